@@ -1,1 +1,32 @@
-//! The module.
+//! rlock: distributed locks inside Redis, as a loadable module.
+//!
+//! How a request travels: `commands` parses and replies, [`execute`] runs it through the engine of `rlock-core` and does
+//! what that decided, `ffi` is the only place that talks to the server's C API. The server's callbacks (timer,
+//! disconnects, notifications) take the same way through [`execute`].
+
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::undocumented_unsafe_blocks
+)]
+
+mod arguments;
+mod clock;
+mod commands;
+mod configuration;
+mod events;
+mod execute;
+mod ffi;
+mod info;
+mod load;
+mod reply;
+mod state;
+mod timer;
+mod value;
+mod waiting;
+
+/// Everything that the module allocates comes from the server, so that it shows in `used_memory` and obeys `maxmemory`.
+#[global_allocator]
+static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;

@@ -1,0 +1,402 @@
+//! The value as bytes, for RDB files and DUMP payloads.
+//!
+//! One string: a kind, a capacity and the holds, with deadlines as unix milliseconds. Numbers are LEB128. The decoder
+//! trusts nothing: a payload that it accepts is a valid lock, anything else is a [`DecodeError`]; it allocates no more
+//! than the payload's own size warrants.
+
+use alloc::vec::Vec;
+
+use crate::bytes::Owner;
+use crate::event::{Event, Terms};
+use crate::lock::{Hold, Kind, Lock, Mode};
+use crate::request::{RequestMark, Verb};
+use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
+
+/// Why a payload is no lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeError(pub &'static str);
+
+const HAS_REQUEST: u64 = 1;
+const REQUEST_IS_RELEASE: u64 = 2;
+const HAS_SESSION: u64 = 4;
+
+/// Appends `lock` to `bytes`.
+pub fn encode(lock: &Lock, now: Now, bytes: &mut Vec<u8>) {
+    push(bytes, kind_number(lock.kind()));
+    push(bytes, u64::from(lock.permits()));
+    push(bytes, lock.holds().len() as u64);
+    for hold in lock.holds() {
+        encode_hold(hold, now, bytes);
+    }
+}
+
+fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
+    let owner = hold.owner().as_slice();
+    push(bytes, owner.len() as u64);
+    bytes.extend_from_slice(owner);
+    let terms = hold.terms();
+    let mut flags = 0;
+    if let Some(request) = terms.request {
+        flags |= HAS_REQUEST;
+        if request.verb == Verb::Release {
+            flags |= REQUEST_IS_RELEASE;
+        }
+    }
+    if terms.session_ms.is_some() {
+        flags |= HAS_SESSION;
+    }
+    push(bytes, mode_number(hold.mode()));
+    push(bytes, hold.token());
+    push(bytes, u64::from(terms.count));
+    push(bytes, now.to_unix_ms(terms.deadline_us));
+    push(bytes, terms.lease_ms);
+    push(bytes, flags);
+    if let Some(request) = terms.request {
+        push(bytes, request.id);
+    }
+    if let Some(session_ms) = terms.session_ms {
+        push(bytes, session_ms);
+    }
+}
+
+/// Reads a lock back.
+///
+/// # Errors
+///
+/// [`DecodeError`] says what is wrong.
+pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
+    let mut reader = Reader(bytes);
+    let kind = kind_of(reader.number()?)?;
+    let permits = u32::try_from(reader.number()?).map_err(|_| DecodeError("permits"))?;
+    if permits == 0 || (kind != Kind::Semaphore && permits != 1) {
+        return Err(DecodeError("permits"));
+    }
+    let holds = reader.number()?;
+    let is_exclusive = matches!(kind, Kind::Mutex | Kind::Fair);
+    if is_exclusive && holds > 1 {
+        return Err(DecodeError("more than one holder"));
+    }
+    let mut lock = Lock::new(kind, permits);
+    for _ in 0..holds {
+        decode_hold(&mut reader, now, &mut lock)?;
+    }
+    if reader.0.is_empty() {
+        Ok(lock)
+    } else {
+        Err(DecodeError("bytes after the end"))
+    }
+}
+
+fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(), DecodeError> {
+    let owner = Owner::from(reader.bytes(1..=MAX_OWNER_BYTES, "owner")?);
+    let mode = mode_of(reader.number()?)?;
+    if !lock.kind().has_mode(mode) {
+        return Err(DecodeError("mode"));
+    }
+    let token = reader.number_in(1..=MAX_TOKEN, "token")?;
+    let known = |hold: &Hold| {
+        hold.token() == token || (hold.mode() == mode && *hold.owner() == owner)
+    };
+    if lock.holds().iter().any(known) {
+        return Err(DecodeError("a hold twice"));
+    }
+    let count = reader.number_in(1..=u64::from(u32::MAX), "count")?;
+    let deadline_unix_ms = reader.number()?;
+    let lease_ms = reader.number_in(1..=MAX_LEASE_MS, "lease")?;
+    let flags = reader.number_in(0..=(HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION), "flags")?;
+    let request = if flags & HAS_REQUEST == 0 {
+        None
+    } else {
+        Some(RequestMark {
+            id: reader.number_in(1..=i64::MAX.unsigned_abs(), "request id")?,
+            verb: if flags & REQUEST_IS_RELEASE == 0 {
+                Verb::Acquire
+            } else {
+                Verb::Release
+            },
+        })
+    };
+    let session_ms = if flags & HAS_SESSION == 0 {
+        None
+    } else {
+        Some(reader.number_in(0..=MAX_LEASE_MS, "session")?)
+    };
+    lock.apply(&Event::Granted {
+        kind: lock.kind(),
+        owner,
+        mode,
+        token,
+        terms: Terms {
+            count: u32::try_from(count).map_err(|_| DecodeError("count"))?,
+            deadline_us: now.from_unix_ms(deadline_unix_ms),
+            lease_ms,
+            request,
+            session_ms,
+        },
+    });
+    Ok(())
+}
+
+fn kind_number(kind: Kind) -> u64 {
+    match kind {
+        Kind::Mutex => 0,
+        Kind::Fair => 1,
+        Kind::RwLock => 2,
+        Kind::Semaphore => 3,
+    }
+}
+
+fn kind_of(number: u64) -> Result<Kind, DecodeError> {
+    [Kind::Mutex, Kind::Fair, Kind::RwLock, Kind::Semaphore]
+        .into_iter()
+        .find(|kind| kind_number(*kind) == number)
+        .ok_or(DecodeError("kind"))
+}
+
+fn mode_number(mode: Mode) -> u64 {
+    match mode {
+        Mode::Exclusive => 0,
+        Mode::Read => 1,
+        Mode::Write => 2,
+        Mode::Permits => 3,
+    }
+}
+
+fn mode_of(number: u64) -> Result<Mode, DecodeError> {
+    [Mode::Exclusive, Mode::Read, Mode::Write, Mode::Permits]
+        .into_iter()
+        .find(|mode| mode_number(*mode) == number)
+        .ok_or(DecodeError("mode"))
+}
+
+fn push(bytes: &mut Vec<u8>, mut number: u64) {
+    loop {
+        let low = number.to_le_bytes()[0] & 0x7f;
+        number >>= 7;
+        if number == 0 {
+            bytes.push(low);
+            return;
+        }
+        bytes.push(low | 0x80);
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn number(&mut self) -> Result<u64, DecodeError> {
+        let mut number = 0u64;
+        for shift in (0..64u32).step_by(7) {
+            let (byte, rest) = self.0.split_first().ok_or(DecodeError("it is cut short"))?;
+            self.0 = rest;
+            let part = u64::from(byte & 0x7f);
+            let placed = part << shift;
+            if placed >> shift != part {
+                return Err(DecodeError("a number is too large"));
+            }
+            number |= placed;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(DecodeError("a number is too long"))
+    }
+
+    fn number_in(
+        &mut self,
+        range: core::ops::RangeInclusive<u64>,
+        what: &'static str,
+    ) -> Result<u64, DecodeError> {
+        let number = self.number()?;
+        range
+            .contains(&number)
+            .then_some(number)
+            .ok_or(DecodeError(what))
+    }
+
+    fn bytes(
+        &mut self,
+        range: core::ops::RangeInclusive<usize>,
+        what: &'static str,
+    ) -> Result<&'a [u8], DecodeError> {
+        let len = usize::try_from(self.number()?).map_err(|_| DecodeError(what))?;
+        if !range.contains(&len) {
+            return Err(DecodeError(what));
+        }
+        let (bytes, rest) = self
+            .0
+            .split_at_checked(len)
+            .ok_or(DecodeError("it is cut short"))?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+}
+
+/// Events and locks at random, for the round trips here and in `effect`.
+#[cfg(test)]
+pub(crate) mod strategies {
+    use super::*;
+    use crate::event::{ChangeCause, EndCause};
+    use crate::time::US_PER_MS;
+    use proptest::prelude::*;
+
+    fn owner() -> impl Strategy<Value = Owner> {
+        prop::collection::vec(any::<u8>(), 1..=MAX_OWNER_BYTES)
+            .prop_map(|bytes| bytes.as_slice().into())
+    }
+
+    /// A kind, and a mode that it has.
+    fn kind_and_mode() -> impl Strategy<Value = (Kind, Mode)> {
+        prop::sample::select(&[
+            (Kind::Mutex, Mode::Exclusive),
+            (Kind::Fair, Mode::Exclusive),
+            (Kind::RwLock, Mode::Read),
+            (Kind::RwLock, Mode::Write),
+            (Kind::Semaphore, Mode::Permits),
+        ])
+    }
+
+    /// Terms with a deadline in whole milliseconds of unix time, as they are after a way through text or bytes.
+    fn terms(now: Now) -> impl Strategy<Value = Terms> {
+        let request = (1..=i64::MAX.unsigned_abs(), any::<bool>()).prop_map(|(id, acquire)| {
+            RequestMark {
+                id,
+                verb: if acquire { Verb::Acquire } else { Verb::Release },
+            }
+        });
+        (
+            1..=u32::MAX,
+            0..=MAX_LEASE_MS,
+            1..=MAX_LEASE_MS,
+            proptest::option::of(request),
+            proptest::option::of(0..=MAX_LEASE_MS),
+        )
+            .prop_map(
+                move |(count, ahead_ms, lease_ms, request, session_ms)| Terms {
+                    count,
+                    deadline_us: now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms),
+                    lease_ms,
+                    request,
+                    session_ms,
+                },
+            )
+    }
+
+    pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
+        let change = prop::sample::select(&[
+            ChangeCause::Reentered,
+            ChangeCause::Renewed,
+            ChangeCause::Released,
+            ChangeCause::SessionEnded,
+        ]);
+        let end = prop::sample::select(&[
+            EndCause::Released,
+            EndCause::Expired,
+            EndCause::Forced,
+            EndCause::Undone,
+        ]);
+        let token = || 1..=MAX_TOKEN;
+        prop_oneof![
+            (kind_and_mode(), owner(), token(), terms(now)).prop_map(
+                |((kind, mode), owner, token, terms)| Event::Granted { kind, owner, mode, token, terms }
+            ),
+            (token(), change, terms(now))
+                .prop_map(|(token, cause, terms)| Event::Changed { token, cause, terms }),
+            (token(), end).prop_map(|(token, cause)| Event::Ended { token, cause }),
+        ]
+    }
+
+    pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
+        (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5)).prop_map(
+            move |((kind, mode), holds)| {
+                let is_exclusive = mode == Mode::Exclusive;
+                let mut lock = Lock::new(kind, if kind == Kind::Semaphore { 9 } else { 1 });
+                for (token, (owner, terms)) in (1..).zip(holds) {
+                    if is_exclusive && !lock.holds().is_empty() {
+                        break;
+                    }
+                    lock.apply(&Event::Granted { kind, owner, mode, token, terms });
+                }
+                lock
+            },
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    const NOW: Now = Now {
+        mono_us: 5_000_000,
+        wall_us: 1_700_000_000_000_000,
+    };
+
+    proptest! {
+        #[test]
+        fn a_lock_comes_back(lock in strategies::lock(NOW)) {
+            let mut bytes = Vec::new();
+            encode(&lock, NOW, &mut bytes);
+            prop_assert_eq!(decode(&bytes, NOW), Ok(lock));
+        }
+
+        #[test]
+        fn a_payload_cut_short_is_refused(lock in strategies::lock(NOW), cut in any::<prop::sample::Index>()) {
+            let mut bytes = Vec::new();
+            encode(&lock, NOW, &mut bytes);
+            bytes.truncate(cut.index(bytes.len()));
+            prop_assert!(decode(&bytes, NOW).is_err());
+        }
+
+        /// What a mutated payload decodes to is a lock that can be written and read again.
+        #[test]
+        fn a_mutated_payload_is_refused_or_a_valid_lock(
+            lock in strategies::lock(NOW),
+            flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        ) {
+            let mut bytes = Vec::new();
+            encode(&lock, NOW, &mut bytes);
+            for (index, value) in flips {
+                let index = index.index(bytes.len());
+                bytes[index] = value;
+            }
+            if let Ok(lock) = decode(&bytes, NOW) {
+                let mut again = Vec::new();
+                encode(&lock, NOW, &mut again);
+                prop_assert!(decode(&again, NOW).is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn each_part_is_checked() {
+        // kind, permits, holds, then owner, mode, token, count, deadline, lease, flags.
+        let good = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 0];
+        assert!(decode(&good, NOW).is_ok());
+        let cases: [(usize, u8, &str); 9] = [
+            (0, 4, "kind"),
+            (1, 0, "permits"),
+            (1, 2, "permits"),
+            (2, 2, "more than one holder"),
+            (3, 0, "owner"),
+            (5, 1, "mode"),
+            (6, 0, "token"),
+            (7, 0, "count"),
+            (10, 8, "flags"),
+        ];
+        for (index, value, wrong) in cases {
+            let mut bytes = good.clone();
+            bytes[index] = value;
+            assert_eq!(decode(&bytes, NOW), Err(DecodeError(wrong)), "byte {index}");
+        }
+        let mut long = good.clone();
+        long.push(0);
+        assert_eq!(decode(&long, NOW), Err(DecodeError("bytes after the end")));
+        assert_eq!(
+            decode(&[0xff; 11], NOW),
+            Err(DecodeError("a number is too large"))
+        );
+    }
+}

@@ -1,0 +1,322 @@
+//! Events as they travel to replicas and into the append-only file: `RLOCK.APPLY key facts [owner]`.
+//!
+//! The facts are one short line of words and numbers, so that a person who reads the file can follow it, and so that
+//! the hot path builds one argument and not ten:
+//!
+//! ```text
+//! granted <kind> <mode> <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>     (and the owner)
+//! reentered|renewed|partly-released|session-ended <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>
+//! released|expired|forced|undone <token>
+//! ```
+//!
+//! A request is its id followed by `a` (ACQUIRE) or `r` (RELEASE); what is absent is `-`.
+
+use core::str;
+
+use smallvec::SmallVec;
+
+use crate::bytes::Owner;
+use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::lock::{Kind, Mode};
+use crate::request::{RequestMark, Verb};
+use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
+
+/// What is wrong with an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EffectError(pub &'static str);
+
+/// The text of an effect; the longest, with every number at its widest, has about 120 bytes.
+pub type Facts = SmallVec<[u8; 128]>;
+
+const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fair, Kind::RwLock, Kind::Semaphore];
+const MODES: [Mode; 4] = [Mode::Exclusive, Mode::Read, Mode::Write, Mode::Permits];
+const CHANGES: [(ChangeCause, &str); 4] = [
+    (ChangeCause::Reentered, "reentered"),
+    (ChangeCause::Renewed, "renewed"),
+    (ChangeCause::Released, "partly-released"),
+    (ChangeCause::SessionEnded, "session-ended"),
+];
+const ENDS: [(EndCause, &str); 4] = [
+    (EndCause::Released, "released"),
+    (EndCause::Expired, "expired"),
+    (EndCause::Forced, "forced"),
+    (EndCause::Undone, "undone"),
+];
+
+/// Writes the facts of `event` into `facts` (emptied first) and returns the owner if it is part of them.
+pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e Owner> {
+    facts.clear();
+    match event {
+        Event::Granted {
+            kind,
+            owner,
+            mode,
+            token,
+            terms,
+        } => {
+            facts.extend_from_slice(b"granted");
+            push_word(facts, kind.name());
+            push_word(facts, mode.name());
+            push_number(facts, *token);
+            push_terms(facts, terms, now);
+            Some(owner)
+        }
+        Event::Changed {
+            token,
+            cause,
+            terms,
+        } => {
+            facts.extend_from_slice(name_of(&CHANGES, *cause).as_bytes());
+            push_number(facts, *token);
+            push_terms(facts, terms, now);
+            None
+        }
+        Event::Ended { token, cause } => {
+            facts.extend_from_slice(name_of(&ENDS, *cause).as_bytes());
+            push_number(facts, *token);
+            None
+        }
+    }
+}
+
+fn name_of<C: PartialEq>(names: &[(C, &'static str)], cause: C) -> &'static str {
+    names
+        .iter()
+        .find(|(named, _)| *named == cause)
+        .map_or("", |(_, name)| *name)
+}
+
+fn push_word(facts: &mut Facts, word: &str) {
+    facts.push(b' ');
+    facts.extend_from_slice(word.as_bytes());
+}
+
+fn push_number(facts: &mut Facts, number: u64) {
+    let mut digits = [0u8; 20];
+    let mut left = number;
+    let mut first = digits.len();
+    for (index, digit) in digits.iter_mut().enumerate().rev() {
+        #[expect(clippy::cast_possible_truncation, reason = "a digit is below 10")]
+        let ones = (left % 10) as u8;
+        *digit = b'0'.saturating_add(ones);
+        left /= 10;
+        first = index;
+        if left == 0 {
+            break;
+        }
+    }
+    facts.push(b' ');
+    facts.extend_from_slice(digits.get(first..).unwrap_or_default());
+}
+
+fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {
+    push_number(facts, u64::from(terms.count));
+    push_number(facts, now.to_unix_ms(terms.deadline_us));
+    push_number(facts, terms.lease_ms);
+    match terms.request {
+        Some(RequestMark { id, verb }) => {
+            push_number(facts, id);
+            facts.push(match verb {
+                Verb::Acquire => b'a',
+                Verb::Release => b'r',
+            });
+        }
+        None => push_word(facts, "-"),
+    }
+    match terms.session_ms {
+        Some(session_ms) => push_number(facts, session_ms),
+        None => push_word(facts, "-"),
+    }
+}
+
+/// Reads an event back. Everything is checked: what this accepts can be applied.
+///
+/// # Errors
+///
+/// [`EffectError`] names what is wrong.
+pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
+    let facts = str::from_utf8(facts).map_err(|_| EffectError("facts are not text"))?;
+    let mut words = facts.split(' ');
+    let verb = words.next().unwrap_or_default();
+    let event = if verb == "granted" {
+        let kind = one_of(&mut words, KINDS, Kind::name, "kind")?;
+        let mode = one_of(&mut words, MODES, Mode::name, "mode")?;
+        if !kind.has_mode(mode) {
+            return Err(EffectError("mode does not fit the kind"));
+        }
+        let owner = owner.filter(|owner| (1..=MAX_OWNER_BYTES).contains(&owner.len()));
+        Event::Granted {
+            kind,
+            owner: owner.ok_or(EffectError("owner"))?.into(),
+            mode,
+            token: token(&mut words)?,
+            terms: terms(&mut words, now)?,
+        }
+    } else if let Some((cause, _)) = CHANGES.iter().find(|(_, name)| *name == verb) {
+        Event::Changed {
+            token: token(&mut words)?,
+            cause: *cause,
+            terms: terms(&mut words, now)?,
+        }
+    } else if let Some((cause, _)) = ENDS.iter().find(|(_, name)| *name == verb) {
+        Event::Ended {
+            token: token(&mut words)?,
+            cause: *cause,
+        }
+    } else {
+        return Err(EffectError("unknown event"));
+    };
+    match words.next() {
+        None => Ok(event),
+        Some(_) => Err(EffectError("too many facts")),
+    }
+}
+
+type Words<'a> = str::Split<'a, char>;
+
+fn one_of<T: Copy>(
+    words: &mut Words<'_>,
+    all: [T; 4],
+    name: impl Fn(T) -> &'static str,
+    what: &'static str,
+) -> Result<T, EffectError> {
+    let word = words.next().unwrap_or_default();
+    all.into_iter()
+        .find(|candidate| name(*candidate) == word)
+        .ok_or(EffectError(what))
+}
+
+fn number(
+    words: &mut Words<'_>,
+    range: core::ops::RangeInclusive<u64>,
+    what: &'static str,
+) -> Result<u64, EffectError> {
+    parse_number(words.next().unwrap_or_default(), range, what)
+}
+
+fn parse_number(
+    word: &str,
+    range: core::ops::RangeInclusive<u64>,
+    what: &'static str,
+) -> Result<u64, EffectError> {
+    word.parse()
+        .ok()
+        .filter(|number| range.contains(number))
+        .ok_or(EffectError(what))
+}
+
+fn token(words: &mut Words<'_>) -> Result<u64, EffectError> {
+    number(words, 1..=MAX_TOKEN, "token")
+}
+
+fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
+    let count = number(words, 1..=u64::from(u32::MAX), "count")?;
+    Ok(Terms {
+        count: u32::try_from(count).map_err(|_| EffectError("count"))?,
+        deadline_us: now.from_unix_ms(number(words, 0..=u64::MAX, "deadline")?),
+        lease_ms: number(words, 1..=MAX_LEASE_MS, "lease")?,
+        request: request(words.next().unwrap_or_default())?,
+        session_ms: match words.next() {
+            Some("-") => None,
+            word => Some(parse_number(
+                word.unwrap_or_default(),
+                0..=MAX_LEASE_MS,
+                "session",
+            )?),
+        },
+    })
+}
+
+fn request(word: &str) -> Result<Option<RequestMark>, EffectError> {
+    let (id, verb) = match word {
+        "-" => return Ok(None),
+        word => match (word.strip_suffix('a'), word.strip_suffix('r')) {
+            (Some(id), _) => (id, Verb::Acquire),
+            (_, Some(id)) => (id, Verb::Release),
+            _ => return Err(EffectError("request")),
+        },
+    };
+    let id = parse_number(id, 1..=i64::MAX.unsigned_abs(), "request id")?;
+    Ok(Some(RequestMark { id, verb }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::strategies;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    const NOW: Now = Now {
+        mono_us: 5_000_000,
+        wall_us: 1_700_000_000_000_000,
+    };
+
+    #[test]
+    fn the_text_of_a_grant() {
+        let event = Event::Granted {
+            kind: Kind::Mutex,
+            owner: (&b"worker 1"[..]).into(),
+            mode: Mode::Exclusive,
+            token: 1_700_000_000_000_001,
+            terms: Terms {
+                count: 1,
+                deadline_us: NOW.after_ms(30_000),
+                lease_ms: 30_000,
+                request: Some(RequestMark {
+                    id: 7,
+                    verb: Verb::Acquire,
+                }),
+                session_ms: None,
+            },
+        };
+        let mut facts = Facts::new();
+        let owner = write_effect(&event, NOW, &mut facts);
+        assert_eq!(
+            str::from_utf8(&facts),
+            Ok("granted mutex exclusive 1700000000000001 1 1700000030000 30000 7a -")
+        );
+        assert_eq!(owner.map(Owner::as_slice), Some(&b"worker 1"[..]));
+    }
+
+    proptest! {
+        #[test]
+        fn an_event_comes_back_with_its_deadline_in_whole_milliseconds(event in strategies::event(NOW)) {
+            let mut facts = Facts::new();
+            let owner = write_effect(&event, NOW, &mut facts).cloned();
+            let back = parse_effect(&facts, owner.as_ref().map(Owner::as_slice), NOW);
+            prop_assert_eq!(back, Ok(event));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(facts in prop::collection::vec(any::<u8>(), 0..80), owner in any::<Option<Vec<u8>>>()) {
+            let _ = parse_effect(&facts, owner.as_deref(), NOW);
+        }
+    }
+
+    #[test]
+    fn a_wrong_effect_is_refused_with_the_part_that_is_wrong() {
+        let cases: [(&str, &str); 9] = [
+            ("", "unknown event"),
+            ("granted mutex read 5 1 1 1 - -", "mode does not fit the kind"),
+            ("granted mutex exclusive 0 1 1 1 - -", "token"),
+            ("granted mutex exclusive 5 0 1 1 - -", "count"),
+            ("granted mutex exclusive 5 1 1 0 - -", "lease"),
+            ("granted mutex exclusive 5 1 1 1 0a -", "request id"),
+            ("granted mutex exclusive 5 1 1 1 7 -", "request"),
+            ("renewed 5 1 1 1 - x", "session"),
+            ("released 5 6", "too many facts"),
+        ];
+        for (facts, wrong) in cases {
+            assert_eq!(
+                parse_effect(facts.as_bytes(), Some(b"o"), NOW),
+                Err(EffectError(wrong)),
+                "{facts}"
+            );
+        }
+        let granted = b"granted mutex exclusive 5 1 1 1 - -";
+        for owner in [None, Some(&b""[..]), Some(&[b'o'; 513][..])] {
+            assert_eq!(parse_effect(granted, owner, NOW), Err(EffectError("owner")));
+        }
+    }
+}

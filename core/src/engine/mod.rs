@@ -1,0 +1,492 @@
+//! The one write path: every change of every lock goes through here.
+//!
+//! Order of each writing command: settle what is pending on the key, decide, apply, serve those who wait, keep the
+//! key's alarm right. What has to happen outside (propagate, notify, answer a waiter) is left in the [`Outbox`], in the
+//! order in which it must be done, and is done after the engine returned: other modules may react to an event by
+//! calling commands of ours.
+//!
+//! Files: this one has the parts and what they share; `commands` what a client asks; `settle` how a key's queue is
+//! served; `notes` what the server tells.
+//!
+//! Invariants:
+//! 1. Holds are granted in [`Engine::grant`] and nowhere else.
+//! 2. Values change in [`Engine::commit`] and nowhere else, each time with an event in the outbox.
+//! 3. After a command, a key whose value has holds has an alarm in `leases` that is due not later than the earliest of
+//!    their deadlines. It may be due earlier: a renewal does not move it, it finds the new deadline when it goes off.
+
+mod commands;
+mod notes;
+mod settle;
+#[cfg(test)]
+mod tests;
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use ahash::RandomState;
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+use crate::bytes::{Key, KeyRef, Owner};
+use crate::deadlines::{Alarm, Deadlines};
+use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::lock::{Kind, Lock, Mode};
+use crate::queue::Waiters;
+use crate::request::{Acquire, Refusal, RequestMark, Verb};
+use crate::sessions::Sessions;
+use crate::time::{MAX_TOKEN, Now};
+
+/// A value as the keyspace stores it: the lock, and the alarm that the engine set for it.
+#[derive(Debug)]
+pub struct Stored {
+    /// The lock.
+    pub lock: Lock,
+    /// The engine's alarm for the next deadline of the lock. Not part of the value: a copy starts without one.
+    pub alarm: Alarm,
+}
+
+impl Stored {
+    /// A lock that was not seen by the engine yet.
+    #[must_use]
+    pub fn new(lock: Lock) -> Self {
+        Self {
+            lock,
+            alarm: Alarm::NONE,
+        }
+    }
+}
+
+/// The number of an open key in a [`Keyspace`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyId(pub usize);
+
+/// What lies under a key.
+#[derive(Debug)]
+pub enum Slot<'a> {
+    /// Nothing.
+    Vacant,
+    /// A lock.
+    Lock(&'a mut Stored),
+    /// A value of another type.
+    Foreign,
+}
+
+/// The open keys of one request.
+pub trait Keyspace {
+    /// The name of an open key.
+    fn key(&self, id: KeyId) -> KeyRef<'_>;
+    /// What lies under it now.
+    fn slot(&mut self, id: KeyId) -> Slot<'_>;
+    /// Puts a value under a vacant key.
+    fn insert(&mut self, id: KeyId, stored: Stored);
+    /// Removes the lock under a key.
+    fn remove(&mut self, id: KeyId);
+}
+
+/// What a waiter is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It holds now, with this token.
+    Granted(u64),
+    /// Its time is over.
+    TimedOut,
+    /// Another connection took its place.
+    TakenOver,
+    /// What lies under the name now cannot serve it.
+    Refused(Refusal),
+}
+
+/// Something to do outside, after the engine returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Propagate the event and tell the keyspace's listeners.
+    Effect {
+        /// The key that it is about.
+        key: KeyId,
+        /// What happened.
+        event: Event,
+    },
+    /// Answer a waiter.
+    Answer {
+        /// The ticket that [`Acquired::Waiting`] gave.
+        ticket: u64,
+        /// What to tell.
+        answer: Answer,
+    },
+}
+
+/// What a request leaves to be done, in order.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    outputs: SmallVec<[Output; 2]>,
+}
+
+impl Outbox {
+    /// What is to be done, in order; the outbox is empty afterwards.
+    pub fn drain(&mut self) -> impl Iterator<Item = Output> + '_ {
+        self.outputs.drain(..)
+    }
+
+    /// What is to be done, in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Output] {
+        &self.outputs
+    }
+
+    fn effect(&mut self, key: KeyId, event: Event) {
+        self.outputs.push(Output::Effect { key, event });
+    }
+
+    fn answer(&mut self, ticket: u64, answer: Answer) {
+        self.outputs.push(Output::Answer { ticket, answer });
+    }
+}
+
+/// The answer to ACQUIRE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// The owner holds, with this token.
+    Granted(u64),
+    /// Not granted, and the request does not wait.
+    Denied,
+    /// The request waits under this ticket.
+    Waiting(u64),
+}
+
+/// A waiter, as WAITERS shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaiterView<'a> {
+    /// Who waits.
+    pub owner: &'a Owner,
+    /// For which mode.
+    pub mode: Mode,
+    /// How many holds or permits it wants.
+    pub count: u32,
+    /// For how long it has been waiting.
+    pub waited_ms: u64,
+}
+
+/// What happened since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests granted without waiting, re-entries included.
+    pub granted_at_once: u64,
+    /// Requests granted after waiting.
+    pub granted_after_waiting: u64,
+    /// Waiters that were answered nil because their time was over.
+    pub timed_out: u64,
+    /// Holds whose lease ended.
+    pub expired: u64,
+    /// Holds ended by FORCERELEASE.
+    pub forced: u64,
+    /// New holds given to a waiter in the very step that ended another hold.
+    pub handed_over: u64,
+    /// Waiters that left because their connection closed or was unblocked.
+    pub disconnected: u64,
+}
+
+/// What is owed to a key because of something that the server told, to be decided by the next command on it or by the
+/// timer.
+#[derive(Default)]
+struct Owed {
+    /// Grants (token, count) whose waiter was gone before it could hear of them.
+    undo: SmallVec<[(u64, u32); 1]>,
+    /// Holds whose last connection closed.
+    sessions_ended: SmallVec<[u64; 1]>,
+    /// The value came here by RESTORE, RENAME and the like: its holds are bound to no connection.
+    arrived: bool,
+}
+
+/// The keys to settle, each once, in the order in which they were noted.
+struct Pending {
+    owed: HashMap<Key, Owed, RandomState>,
+    order: VecDeque<Key>,
+}
+
+impl Pending {
+    fn entry(&mut self, key: Key) -> &mut Owed {
+        if !self.owed.contains_key(&key) {
+            self.order.push_back(key.clone());
+        }
+        self.owed.entry(key).or_default()
+    }
+
+    fn take(&mut self, key: KeyRef<'_>) -> Option<Owed> {
+        if self.owed.is_empty() {
+            return None;
+        }
+        self.owed.remove(&key)
+    }
+
+    fn next(&mut self) -> Option<Key> {
+        while let Some(key) = self.order.pop_front() {
+            if self.owed.contains_key(&key) {
+                return Some(key);
+            }
+        }
+        None
+    }
+}
+
+/// A grant to a waiter that may not have heard of it yet.
+struct Fresh {
+    ticket: u64,
+    client: Option<u64>,
+    key: Key,
+    token: u64,
+    count: u32,
+}
+
+/// The state of one server's locks beyond their values: who waits, what is due, which connections matter.
+pub struct Engine {
+    leases: Deadlines<Key>,
+    waiters: Waiters,
+    sessions: Sessions,
+    pending: Pending,
+    fresh: Vec<Fresh>,
+    last_token: u64,
+    stats: Stats,
+}
+
+impl Engine {
+    /// An engine with nothing in it. The seeds make the hashing of client-chosen names unpredictable.
+    #[must_use]
+    pub fn new(seeds: [u64; 4]) -> Self {
+        let [a, b, c, d] = seeds;
+        let hasher = RandomState::with_seeds(a, b, c, d);
+        Self {
+            leases: Deadlines::default(),
+            waiters: Waiters::new(hasher.clone()),
+            sessions: Sessions::new(hasher.clone()),
+            pending: Pending {
+                owed: HashMap::with_hasher(hasher),
+                order: VecDeque::new(),
+            },
+            fresh: Vec::new(),
+            last_token: 0,
+            stats: Stats::default(),
+        }
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// How many locks are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// How many connections wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// How many wait under `key`.
+    #[must_use]
+    pub fn waiting_on(&self, key: KeyRef<'_>) -> usize {
+        self.waiters.len_on(key)
+    }
+
+    /// Who waits under `key`, in order.
+    pub fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
+        self.waiters
+            .in_order(key)
+            .filter(move |waiter| !waiter.is_over(now))
+            .map(move |waiter| WaiterView {
+                owner: &waiter.request.owner,
+                mode: waiter.request.mode,
+                count: waiter.request.count,
+                waited_ms: now.mono_us.saturating_sub(waiter.since_us)
+                    / crate::time::US_PER_MS,
+            })
+    }
+
+    /// Whether the hold with `token` is bound to a connection.
+    #[must_use]
+    pub fn is_bound(&self, token: u64) -> bool {
+        self.sessions.is_bound(token)
+    }
+
+    /// Whether the closing of a connection would change anything.
+    #[must_use]
+    pub fn minds_client(&self, client: u64) -> bool {
+        self.sessions.has_client(client)
+            || self.fresh.iter().any(|fresh| fresh.client == Some(client))
+    }
+
+    /// The last token given or seen.
+    #[must_use]
+    pub fn last_token(&self) -> u64 {
+        self.last_token
+    }
+
+    /// Makes sure that every later token is above `token`.
+    pub fn raise_token(&mut self, token: u64) {
+        self.last_token = self.last_token.max(token.min(MAX_TOKEN));
+    }
+
+    fn next_token(&mut self, now: Now) -> u64 {
+        self.last_token = self.last_token.saturating_add(1).max(now.wall_us);
+        self.last_token
+    }
+
+    /// The only place that gives a hold: a new one, or one more count of the one that the owner has. The caller has
+    /// made sure that the lock admits it.
+    fn grant(
+        &mut self,
+        now: Now,
+        keys: &mut impl Keyspace,
+        id: KeyId,
+        request: &Acquire,
+        out: &mut Outbox,
+    ) -> Result<u64, Refusal> {
+        let held = match keys.slot(id) {
+            Slot::Lock(stored) => stored
+                .lock
+                .live_hold(request.owner.as_slice(), request.mode, now)
+                .map(|hold| (hold.token(), hold.terms())),
+            _ => None,
+        };
+        let deadline_us = now.after_ms(request.lease_ms);
+        let event = match held {
+            Some((token, terms)) => Event::Changed {
+                token,
+                cause: ChangeCause::Reentered,
+                terms: Terms {
+                    count: terms
+                        .count
+                        .checked_add(request.count)
+                        .ok_or(Refusal::CountOverflow)?,
+                    deadline_us: terms.deadline_us.max(deadline_us),
+                    lease_ms: request.lease_ms,
+                    request: RequestMark::after(terms.request, request.request_id, Verb::Acquire),
+                    session_ms: request.session_ms.or(terms.session_ms),
+                },
+            },
+            None => Event::Granted {
+                kind: request.kind,
+                owner: request.owner.clone(),
+                mode: request.mode,
+                token: self.next_token(now),
+                terms: Terms {
+                    count: request.count,
+                    deadline_us,
+                    lease_ms: request.lease_ms,
+                    request: RequestMark::after(None, request.request_id, Verb::Acquire),
+                    session_ms: request.session_ms,
+                },
+            },
+        };
+        let token = event.token();
+        if let Event::Changed { terms, .. } | Event::Granted { terms, .. } = &event {
+            self.bind(keys.key(id), request.client, token, terms);
+        }
+        self.commit(keys, id, event, out);
+        Ok(token)
+    }
+
+    fn bind(&mut self, key: KeyRef<'_>, client: Option<u64>, token: u64, terms: &Terms) {
+        if let (Some(client), Some(_)) = (client, terms.session_ms) {
+            self.sessions.bind(client, token, key);
+        }
+    }
+
+    /// Makes an event true here and leaves it in the outbox for everywhere else.
+    fn commit(&mut self, keys: &mut impl Keyspace, id: KeyId, event: Event, out: &mut Outbox) {
+        self.apply(keys, id, &event);
+        if let Event::Ended { cause, .. } = &event {
+            match cause {
+                EndCause::Expired => self.stats.expired = self.stats.expired.saturating_add(1),
+                EndCause::Forced => self.stats.forced = self.stats.forced.saturating_add(1),
+                EndCause::Released | EndCause::Undone => {}
+            }
+        }
+        out.effect(id, event);
+    }
+
+    fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, event: &Event) {
+        if let Event::Granted { kind, .. } = event
+            && matches!(keys.slot(id), Slot::Vacant)
+        {
+            keys.insert(id, Stored::new(Lock::new(*kind, 1)));
+        }
+        if let Slot::Lock(stored) = keys.slot(id) {
+            stored.lock.apply(event);
+        }
+        if let Event::Ended { token, .. } = event {
+            self.sessions.forget_at(keys.key(id), *token);
+        }
+    }
+
+    /// Removes a lock that nobody holds or waits for; keeps the alarm of any other.
+    fn finish(&mut self, keys: &mut impl Keyspace, id: KeyId) {
+        let wanted = self.waiters.len_on(keys.key(id)) > 0;
+        if let Slot::Lock(stored) = keys.slot(id)
+            && stored.lock.is_disposable()
+            && !wanted
+        {
+            let alarm = stored.alarm;
+            if self.is_alarm_of(alarm, keys.key(id)) {
+                self.leases.remove(alarm);
+            }
+            keys.remove(id);
+            return;
+        }
+        self.set_alarm(keys, id);
+    }
+
+    /// Keeps invariant 3.
+    fn set_alarm(&mut self, keys: &mut impl Keyspace, id: KeyId) {
+        let Slot::Lock(stored) = keys.slot(id) else {
+            return;
+        };
+        let (alarm, due_us) = (stored.alarm, stored.lock.next_deadline_us());
+        let key = keys.key(id);
+        let set_to_us = if self.is_alarm_of(alarm, key) {
+            self.leases.get(alarm).map(|(at_us, _)| at_us)
+        } else {
+            None
+        };
+        let alarm = match (set_to_us, due_us) {
+            (Some(set_to_us), Some(due_us)) => {
+                if due_us < set_to_us {
+                    self.leases.set(alarm, due_us);
+                }
+                alarm
+            }
+            (Some(_), None) => {
+                self.leases.remove(alarm);
+                Alarm::NONE
+            }
+            (None, Some(due_us)) => self.leases.insert(due_us, key.to_key()),
+            (None, None) => Alarm::NONE,
+        };
+        if let Slot::Lock(stored) = keys.slot(id) {
+            stored.alarm = alarm;
+        }
+    }
+
+    fn is_alarm_of(&self, alarm: Alarm, key: KeyRef<'_>) -> bool {
+        self.leases
+            .get(alarm)
+            .is_some_and(|(_, owner)| owner.borrow() == key)
+    }
+
+    /// The kind check of every command: the lock under `id` if there is one.
+    fn lock_of_kind<'k>(
+        keys: &'k mut impl Keyspace,
+        id: KeyId,
+        kind: Kind,
+    ) -> Result<Option<&'k Lock>, Refusal> {
+        match keys.slot(id) {
+            Slot::Vacant => Ok(None),
+            Slot::Lock(stored) if stored.lock.kind() == kind => Ok(Some(&stored.lock)),
+            Slot::Lock(_) | Slot::Foreign => Err(Refusal::WrongType),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What the server tells: connections that closed, values that came and went. Nothing is decided here, because most of
+//! it is told at moments when deciding is not allowed; it is remembered as owed to a key, and decided when the key is
+//! settled, by the next command on it or by the timer.
+
+use alloc::vec::Vec;
+
+use crate::bytes::{Key, KeyRef};
+use crate::deadlines::Alarm;
+
+use super::{Engine, KeyId, Keyspace};
+
+impl Engine {
+    /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
+    /// was granted without hearing of it.
+    pub fn waiter_left(&mut self, ticket: u64) {
+        if let Some(waiter) = self.waiters.leave(ticket) {
+            self.stats.disconnected = self.stats.disconnected.saturating_add(1);
+            self.pending.entry(waiter.key);
+        } else {
+            self.take_back(|fresh| fresh.ticket == ticket);
+        }
+    }
+
+    /// A connection closed.
+    pub fn client_closed(&mut self, client: u64) {
+        self.take_back(|fresh| fresh.client == Some(client));
+        for (key, token) in self.sessions.close(client) {
+            self.pending.entry(key).sessions_ended.push(token);
+        }
+    }
+
+    fn take_back(&mut self, gone: impl Fn(&super::Fresh) -> bool) {
+        let (gone, kept): (Vec<_>, Vec<_>) = core::mem::take(&mut self.fresh)
+            .into_iter()
+            .partition(|fresh| gone(fresh));
+        self.fresh = kept;
+        for fresh in gone {
+            self.pending
+                .entry(fresh.key)
+                .undo
+                .push((fresh.token, fresh.count));
+        }
+    }
+
+    /// The answers of the tickets for which `is_answered` holds were sent, and connections that could not take theirs
+    /// were told of before: what was granted to them stays granted.
+    pub fn confirm_grants(&mut self, is_answered: impl Fn(u64) -> bool) {
+        self.fresh.retain(|fresh| !is_answered(fresh.ticket));
+    }
+
+    /// Whether there are grants that were not confirmed.
+    #[must_use]
+    pub fn has_unconfirmed_grants(&self) -> bool {
+        !self.fresh.is_empty()
+    }
+
+    /// What lies under `key` may have changed, or could not be settled when it was due: it is settled when its turn
+    /// comes.
+    pub fn note(&mut self, key: Key) {
+        self.pending.entry(key);
+    }
+
+    /// A value came to `key` by other means than a command of ours (RESTORE, RENAME, COPY, a load …).
+    pub fn note_arrival(&mut self, key: Key) {
+        self.pending.entry(key).arrived = true;
+    }
+
+    /// The value under `key` went away. `alarm` and `bound_tokens` are what it had.
+    pub fn note_unlink(&mut self, key: Key, alarm: Alarm, bound_tokens: &[u64]) {
+        if self.is_alarm_of(alarm, key.borrow()) {
+            self.leases.remove(alarm);
+        }
+        for token in bound_tokens {
+            self.sessions.forget_at(key.borrow(), *token);
+        }
+        if self.is_waited_for(key.borrow()) {
+            self.pending.entry(key);
+        }
+    }
+
+    /// Every value of a database went away, or of all of them.
+    pub fn note_flush(&mut self, db: Option<u32>) {
+        let concerned = |candidate: u32| db.is_none_or(|db| db == candidate);
+        self.leases.retain(|key| !concerned(key.db));
+        self.sessions.forget_dbs(concerned);
+        self.pending.owed.retain(|key, _| !concerned(key.db));
+        for key in self.waiters.keys_in(concerned) {
+            self.pending.entry(key);
+        }
+    }
+
+    /// Two databases changed places. Waiters stay with the name, and so with the number of their database.
+    pub fn note_swap(&mut self, first: u32, second: u32) {
+        let swapped = |db: u32| match db {
+            db if db == first => second,
+            db if db == second => first,
+            db => db,
+        };
+        self.sessions
+            .forget_dbs(|db| db == first || db == second);
+        let mut moved = Vec::new();
+        self.leases.for_each(|key| {
+            if key.db == first || key.db == second {
+                key.db = swapped(key.db);
+                moved.push(key.clone());
+            }
+        });
+        for key in moved {
+            self.note_arrival(key);
+        }
+        for key in self.waiters.keys_in(|db| db == first || db == second) {
+            self.pending.entry(key);
+        }
+    }
+
+    /// This server became a master: connections to the old one count as closed, and everything that became due in the
+    /// meantime is decided here from now on.
+    pub fn note_promotion(&mut self) {
+        let mut keys = Vec::with_capacity(self.leases.len());
+        self.leases.for_each(|key| keys.push(key.clone()));
+        for key in keys {
+            self.note_arrival(key);
+        }
+    }
+
+    /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told.
+    pub fn observe(&mut self, keys: &mut impl Keyspace, id: KeyId) {
+        self.pending.take(keys.key(id));
+        self.set_alarm(keys, id);
+    }
+
+    /// Whether a note about `key` is waiting to be settled.
+    #[must_use]
+    pub fn is_pending(&self, key: KeyRef<'_>) -> bool {
+        self.pending.owed.contains_key(&key)
+    }
+}

@@ -1,0 +1,144 @@
+//! What is asked of a lock, and why it may be refused.
+
+use crate::bytes::Owner;
+use crate::lock::{Kind, Mode};
+
+/// Which command a numbered request was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// ACQUIRE.
+    Acquire,
+    /// RELEASE.
+    Release,
+}
+
+/// The last numbered request of an owner on a hold; it makes retries safe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestMark {
+    /// 1 to 2^63 - 1, rising.
+    pub id: u64,
+    /// The command that carried it.
+    pub verb: Verb,
+}
+
+/// How a request may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// When the waiter gives up, on the clock that never steps; `None` waits for ever.
+    pub until_us: Option<u64>,
+    /// How many waiters the server may have.
+    pub max_waiters: usize,
+}
+
+/// ACQUIRE.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acquire {
+    /// The family of the command; a lock of another kind is `WRONGTYPE`.
+    pub kind: Kind,
+    /// Who asks.
+    pub owner: Owner,
+    /// For which mode.
+    pub mode: Mode,
+    /// How many holds at once: 1, or the permits asked of a semaphore.
+    pub count: u32,
+    /// The lease from the moment of the grant.
+    pub lease_ms: u64,
+    /// `REQ id`.
+    pub request_id: Option<u64>,
+    /// `SESSION ms`.
+    pub session_ms: Option<u64>,
+    /// The connection that asks, if it is one that can close (not a script, not another module).
+    pub client: Option<u64>,
+    /// `BLOCK ms`, where blocking is possible.
+    pub wait: Option<Wait>,
+}
+
+/// RELEASE.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release<'a> {
+    /// The family of the command.
+    pub kind: Kind,
+    /// Who releases.
+    pub owner: &'a [u8],
+    /// Which mode.
+    pub mode: Mode,
+    /// How many holds at once: 1, or the permits given back to a semaphore.
+    pub count: u32,
+    /// `REQ id`.
+    pub request_id: Option<u64>,
+}
+
+/// RENEW.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Renew<'a> {
+    /// The family of the command.
+    pub kind: Kind,
+    /// Who renews.
+    pub owner: &'a [u8],
+    /// Which mode.
+    pub mode: Mode,
+    /// The lease from now; `None` is the lease that the hold was last given.
+    pub lease_ms: Option<u64>,
+    /// The connection that asks, as in [`Acquire::client`].
+    pub client: Option<u64>,
+}
+
+/// Why a request changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The key holds something else, or a lock of another kind.
+    WrongType,
+    /// The owner holds nothing here, or its lease has lapsed.
+    NotOwner,
+    /// The request id is below the last one, or was used for another command.
+    Stale {
+        /// The last id seen.
+        last_id: u64,
+    },
+    /// The owner holds as often as can be counted.
+    CountOverflow,
+    /// More was given back than is held.
+    CountUnderflow {
+        /// What the owner holds.
+        held: u32,
+    },
+    /// The server has as many waiters as it may have.
+    MaxWaiters {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// What a numbered request is to the hold that it meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Numbered {
+    /// Not seen before, or not numbered.
+    New,
+    /// The last one once more.
+    Repeat,
+}
+
+impl RequestMark {
+    /// Compares a request with the last numbered one of its hold.
+    pub(crate) fn classify(
+        last: Option<Self>,
+        id: Option<u64>,
+        verb: Verb,
+    ) -> Result<Numbered, Refusal> {
+        let (Some(last), Some(id)) = (last, id) else {
+            return Ok(Numbered::New);
+        };
+        if id > last.id {
+            Ok(Numbered::New)
+        } else if id == last.id && verb == last.verb {
+            Ok(Numbered::Repeat)
+        } else {
+            Err(Refusal::Stale { last_id: last.id })
+        }
+    }
+
+    /// The mark after a request: a request without a number leaves the last one in place.
+    pub(crate) fn after(last: Option<Self>, id: Option<u64>, verb: Verb) -> Option<Self> {
+        id.map(|id| Self { id, verb }).or(last)
+    }
+}

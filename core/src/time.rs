@@ -1,0 +1,105 @@
+//! Time as a parameter, and the limits that are times.
+//!
+//! In memory every deadline counts in microseconds on a clock that never steps. On disk and to replicas it is an
+//! absolute unix time in milliseconds; the conversion happens at the moment of writing or applying, with one reading
+//! of both clocks ([`Now`]).
+
+/// Microseconds in a millisecond.
+pub const US_PER_MS: u64 = 1000;
+
+/// The longest lease (and life of a queue place): 365 days.
+pub const MAX_LEASE_MS: u64 = 365 * 24 * 60 * 60 * 1000;
+
+/// The longest owner name.
+pub const MAX_OWNER_BYTES: usize = 512;
+
+/// Tokens stay below 2^53, so that clients that keep numbers in a double lose nothing.
+pub const MAX_TOKEN: u64 = (1 << 53) - 1;
+
+/// How far ahead of the wall clock a token in a payload from outside may lie: a day. Anything further would use up
+/// the tokens' head room and make later grants of this server look ancient elsewhere.
+pub const TOKEN_AHEAD_LIMIT_US: u64 = 24 * 60 * 60 * 1_000_000;
+
+/// One reading of both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Microseconds on the clock that never steps; deadlines in memory count on it.
+    pub mono_us: u64,
+    /// Microseconds since the unix epoch; used for tokens and for times that leave the process.
+    pub wall_us: u64,
+}
+
+impl Now {
+    /// The deadline of a lease of `lease_ms` that starts now.
+    #[must_use]
+    pub fn after_ms(self, lease_ms: u64) -> u64 {
+        self.mono_us
+            .saturating_add(lease_ms.saturating_mul(US_PER_MS))
+    }
+
+    /// Milliseconds from now to `deadline_us`, rounded up so that a lease with any life left never shows as 0.
+    #[must_use]
+    pub fn left_ms(self, deadline_us: u64) -> u64 {
+        deadline_us.saturating_sub(self.mono_us).div_ceil(US_PER_MS)
+    }
+
+    /// The unix time in ms of a deadline in memory, rounded up: a replica must never end a lease before its master.
+    #[must_use]
+    pub fn to_unix_ms(self, deadline_us: u64) -> u64 {
+        let wall_us = if deadline_us >= self.mono_us {
+            self.wall_us
+                .saturating_add(deadline_us.saturating_sub(self.mono_us))
+        } else {
+            self.wall_us
+                .saturating_sub(self.mono_us.saturating_sub(deadline_us))
+        };
+        wall_us.div_ceil(US_PER_MS)
+    }
+
+    /// The deadline in memory for a unix time in ms. A time that is over becomes 0 or more, and is over here too.
+    #[must_use]
+    pub fn from_unix_ms(self, unix_ms: u64) -> u64 {
+        let wall_us = unix_ms.saturating_mul(US_PER_MS);
+        if wall_us >= self.wall_us {
+            self.mono_us
+                .saturating_add(wall_us.saturating_sub(self.wall_us))
+        } else {
+            self.mono_us
+                .saturating_sub(self.wall_us.saturating_sub(wall_us))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Now = Now {
+        mono_us: 5_000_000,
+        wall_us: 1_700_000_000_000_123,
+    };
+
+    #[test]
+    fn a_deadline_survives_the_way_to_unix_time_and_back_and_never_comes_nearer() {
+        for ahead_us in [0, 1, 999, 1000, 1001, 30_000_000] {
+            let deadline_us = NOW.mono_us + ahead_us;
+            let back_us = NOW.from_unix_ms(NOW.to_unix_ms(deadline_us));
+            assert!(back_us >= deadline_us && back_us < deadline_us + US_PER_MS);
+        }
+    }
+
+    #[test]
+    fn a_deadline_that_is_over_stays_over() {
+        assert_eq!(NOW.from_unix_ms(1), 0);
+        let over_us = NOW.mono_us - 10_000;
+        assert!(NOW.from_unix_ms(NOW.to_unix_ms(over_us)) < NOW.mono_us);
+    }
+
+    #[test]
+    fn time_left_is_rounded_up() {
+        assert_eq!(NOW.left_ms(NOW.mono_us + 1), 1);
+        assert_eq!(NOW.left_ms(NOW.mono_us), 0);
+        assert_eq!(NOW.left_ms(NOW.mono_us - 1), 0);
+        assert_eq!(NOW.left_ms(NOW.after_ms(30_000)), 30_000);
+    }
+}

@@ -1,0 +1,164 @@
+//! Arguments of commands: owners, numbers and options, checked before anything is touched.
+
+use rlock_core::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN};
+
+use crate::ffi::{Arg, Args};
+use crate::reply;
+
+/// Why arguments are refused: the text of the error.
+pub(crate) struct ArgumentError(String);
+
+impl ArgumentError {
+    fn syntax() -> Self {
+        Self(reply::SYNTAX.into())
+    }
+
+    fn number(name: &str, min: u64, max: u64, unit: &str) -> Self {
+        Self(format!(
+            "ERR {name} must be a whole number from {min} to {max}{unit}"
+        ))
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The options that may follow the key and owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// `PX ms` or `EX s`.
+    pub(crate) lease_ms: Option<u64>,
+    /// `BLOCK ms`; 0 waits for ever.
+    pub(crate) block_ms: Option<u64>,
+    /// `SESSION ms`.
+    pub(crate) session_ms: Option<u64>,
+    /// `REQ id`.
+    pub(crate) request_id: Option<u64>,
+    /// `TOKEN t`.
+    pub(crate) token: Option<u64>,
+    /// `COUNT n`.
+    pub(crate) count: Option<u64>,
+}
+
+/// An option that a command knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opt {
+    Px,
+    Ex,
+    Block,
+    Session,
+    Req,
+    Token,
+    Count,
+}
+
+const MS: &str = " (milliseconds)";
+
+impl Opt {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Px => "PX",
+            Self::Ex => "EX",
+            Self::Block => "BLOCK",
+            Self::Session => "SESSION",
+            Self::Req => "REQ",
+            Self::Token => "TOKEN",
+            Self::Count => "COUNT",
+        }
+    }
+
+    /// The smallest and the largest value, and the unit for the error.
+    fn range(self) -> (u64, u64, &'static str) {
+        const MAX: u64 = i64::MAX.unsigned_abs();
+        match self {
+            Self::Px => (1, MAX_LEASE_MS, " (milliseconds, 365 days at most)"),
+            Self::Ex => (1, MAX_LEASE_MS / 1000, " (seconds, 365 days at most)"),
+            Self::Block => (0, MAX, MS),
+            Self::Session => (0, MAX_LEASE_MS, MS),
+            Self::Req => (1, MAX, ""),
+            Self::Token => (1, MAX_TOKEN, ""),
+            Self::Count => (0, MAX, ""),
+        }
+    }
+
+    /// Where the value goes. PX and EX share a place, so that giving both is giving one twice.
+    fn place(self, options: &mut Options) -> &mut Option<u64> {
+        match self {
+            Self::Px | Self::Ex => &mut options.lease_ms,
+            Self::Block => &mut options.block_ms,
+            Self::Session => &mut options.session_ms,
+            Self::Req => &mut options.request_id,
+            Self::Token => &mut options.token,
+            Self::Count => &mut options.count,
+        }
+    }
+}
+
+/// Reads the options from argument `first` on: in any order, each once, in any letter case.
+pub(crate) fn options(
+    args: Args<'_>,
+    first: usize,
+    known: &[Opt],
+) -> Result<Options, ArgumentError> {
+    let mut options = Options::default();
+    let mut index = first;
+    while let Some(name) = args.get(index) {
+        let name = name.bytes();
+        let option = known
+            .iter()
+            .find(|option| name.eq_ignore_ascii_case(option.name().as_bytes()))
+            .ok_or_else(ArgumentError::syntax)?;
+        let value = args
+            .get(index.saturating_add(1))
+            .ok_or_else(ArgumentError::syntax)?;
+        let place = option.place(&mut options);
+        if place.is_some() {
+            return Err(ArgumentError::syntax());
+        }
+        let (min, max, unit) = option.range();
+        let number = number(value.bytes())
+            .filter(|number| (min..=max).contains(number))
+            .ok_or_else(|| ArgumentError::number(option.name(), min, max, unit))?;
+        *place = Some(if *option == Opt::Ex {
+            number.saturating_mul(1000)
+        } else {
+            number
+        });
+        index = index.saturating_add(2);
+    }
+    Ok(options)
+}
+
+/// The key and the owner that most commands begin with.
+pub(crate) fn key_and_owner(args: Args<'_>) -> Result<(Arg<'_>, &[u8]), ArgumentError> {
+    let owner = args.get(2).ok_or_else(ArgumentError::syntax)?.bytes();
+    if (1..=MAX_OWNER_BYTES).contains(&owner.len()) {
+        Ok((key(args)?, owner))
+    } else {
+        Err(ArgumentError(format!(
+            "ERR owner must have 1 to {MAX_OWNER_BYTES} bytes"
+        )))
+    }
+}
+
+/// The key.
+pub(crate) fn key(args: Args<'_>) -> Result<Arg<'_>, ArgumentError> {
+    args.get(1).ok_or_else(ArgumentError::syntax)
+}
+
+/// A number as Redis reads them: digits only, no sign, no leading zero.
+fn number(bytes: &[u8]) -> Option<u64> {
+    let is_plain = match bytes {
+        [] => false,
+        [b'0'] => true,
+        [first, rest @ ..] => {
+            (b'1'..=b'9').contains(first) && rest.iter().all(u8::is_ascii_digit)
+        }
+    };
+    if is_plain {
+        std::str::from_utf8(bytes).ok()?.parse().ok()
+    } else {
+        None
+    }
+}

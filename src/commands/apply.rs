@@ -1,0 +1,54 @@
+//! `RLOCK.APPLY key facts [owner]`: an effect from a master or from the append-only file.
+
+use rlock_core::parse_effect;
+
+use super::{Failure, reply_failure};
+use crate::arguments;
+use crate::clock;
+use crate::execute;
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, log_warning};
+use crate::reply;
+
+pub(super) struct Apply;
+
+impl Command for Apply {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RLOCK.APPLY",
+        flags: c"write fast",
+        arity: -3,
+        access: Access::Write,
+        summary: c"Internal: applies what a master decided. Refused from clients.",
+        complexity: c"O(1)",
+        arguments: &[],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, apply(ctx, args));
+    }
+}
+
+fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let flags = ctx.flags();
+    if !flags.is_loading() && !flags.is_replicated() {
+        return Err(Failure::Text(reply::EFFECT_FROM_CLIENT));
+    }
+    let key = arguments::key(args)?;
+    let facts = args.get(2).map_or(&[][..], |facts| facts.bytes());
+    let owner = args.get(3).map(|owner| owner.bytes());
+    let event = match parse_effect(facts, owner, clock::now()) {
+        Ok(event) => event,
+        Err(error) => {
+            // Nobody reads the reply to a master. The log is where a stream of a newer version would show.
+            log_warning(&format!("an effect could not be read ({}), so this server may differ from its master", error.0));
+            return Err(Failure::Text(reply::SYNTAX));
+        }
+    };
+    if !execute::apply(ctx, key, &event) {
+        return Err(Failure::Text(reply::EFFECT_MISFIT));
+    }
+    if !flags.is_loading() {
+        execute::announce(ctx, key, &event);
+    }
+    ctx.reply_ok();
+    Ok(())
+}

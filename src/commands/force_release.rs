@@ -1,0 +1,38 @@
+//! `RLOCK.FORCERELEASE key [TOKEN t]`
+
+use rlock_core::Kind;
+
+use super::{ENGINE_IN_USE, Failure, check_master, option, reply_failure};
+use crate::arguments::{self, Opt};
+use crate::execute::{self, KEY};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+
+pub(super) struct ForceRelease;
+
+impl Command for ForceRelease {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RLOCK.FORCERELEASE",
+        flags: c"write fast",
+        arity: -2,
+        access: Access::Write,
+        summary: c"Takes the lock from whoever holds it, or from the hold with the given fencing token.",
+        complexity: c"O(1) without waiters on the key, O(log N) with N of them",
+        arguments: &[option(c"token", c"TOKEN")],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, force_release(ctx, args));
+    }
+}
+
+fn force_release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let key = arguments::key(args)?;
+    let token = arguments::options(args, 2, &[Opt::Token])?.token;
+    check_master(ctx.flags())?;
+    let forced = execute::on_key(ctx, key, |desk| {
+        desk.engine
+            .force_release(desk.now, desk.keys, KEY, Kind::Mutex, token, desk.out)
+    });
+    ctx.reply_integer(forced.ok_or(ENGINE_IN_USE)??.into());
+    Ok(())
+}

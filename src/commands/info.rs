@@ -1,0 +1,77 @@
+//! `RLOCK.INFO key`, for a lock of any kind.
+
+use rlock_core::{Hold, Kind, Lock, Now};
+
+use super::{Failure, read_lock, reply_failure};
+use crate::arguments;
+use crate::clock;
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::state;
+
+pub(super) struct Info;
+
+impl Command for Info {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RLOCK.INFO",
+        flags: c"readonly",
+        arity: 2,
+        access: Access::Read,
+        summary: c"Tells who holds a lock, with which tokens and leases, and how many wait.",
+        complexity: c"O(N) with N holders",
+        arguments: &[],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, info(ctx, args));
+    }
+}
+
+fn info(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let key = arguments::key(args)?;
+    let now = clock::now();
+    let name = rlock_core::KeyRef {
+        name: key.bytes(),
+        db: ctx.db(),
+    };
+    let waiting = state::peek_engine(|engine| engine.waiters(name, now).count()).unwrap_or(0);
+    read_lock(ctx, key, |lock| match lock {
+        Some(lock) if is_there(lock, now) || waiting > 0 => reply(ctx, lock, now, waiting),
+        _ => ctx.reply_nil(),
+    })
+}
+
+/// Whether there is a lock to speak of: a semaphore is there when idle, any other only while it is held.
+fn is_there(lock: &Lock, now: Now) -> bool {
+    lock.kind() == Kind::Semaphore || lock.live_holds(now).next().is_some()
+}
+
+fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, waiting: usize) {
+    ctx.reply_map(3);
+    ctx.reply_bytes(b"kind");
+    ctx.reply_bytes(lock.kind().name().as_bytes());
+    ctx.reply_bytes(b"holders");
+    ctx.reply_array(lock.live_holds(now).count());
+    for hold in lock.live_holds(now) {
+        reply_holder(ctx, hold, now);
+    }
+    ctx.reply_bytes(b"waiters");
+    ctx.reply_integer(waiting as u64);
+}
+
+fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now) {
+    let is_bound =
+        state::peek_engine(|engine| engine.is_bound(hold.token())).unwrap_or(false);
+    ctx.reply_map(6);
+    ctx.reply_bytes(b"owner");
+    ctx.reply_bytes(hold.owner().as_slice());
+    ctx.reply_bytes(b"mode");
+    ctx.reply_bytes(hold.mode().name().as_bytes());
+    ctx.reply_bytes(b"holds");
+    ctx.reply_integer(hold.count().into());
+    ctx.reply_bytes(b"token");
+    ctx.reply_integer(hold.token());
+    ctx.reply_bytes(b"lease-ms");
+    ctx.reply_integer(hold.lease_left_ms(now));
+    ctx.reply_bytes(b"session");
+    ctx.reply_integer(is_bound.into());
+}

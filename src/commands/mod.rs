@@ -1,0 +1,124 @@
+//! The commands: each parses its arguments, asks for one thing, and replies.
+
+mod acquire;
+mod apply;
+mod force_release;
+mod holds;
+mod info;
+mod release;
+mod renew;
+mod ttl;
+mod waiters;
+
+use rlock_core::{Lock, Refusal};
+
+use crate::arguments::ArgumentError;
+use crate::ffi::{ArgumentSpec, Ctx, Flags, LoadError, Registrar, ValueSpec};
+use crate::reply;
+
+/// Registers every command.
+pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
+    registrar.command::<acquire::Acquire>()?;
+    registrar.command::<release::Release>()?;
+    registrar.command::<renew::Renew>()?;
+    registrar.command::<force_release::ForceRelease>()?;
+    registrar.command::<holds::Holds>()?;
+    registrar.command::<ttl::Ttl>()?;
+    registrar.command::<info::Info>()?;
+    registrar.command::<waiters::Waiters>()?;
+    registrar.command::<apply::Apply>()
+}
+
+/// Why a command is answered with an error.
+enum Failure {
+    Arguments(ArgumentError),
+    Refused(Refusal),
+    Text(&'static str),
+}
+
+impl From<ArgumentError> for Failure {
+    fn from(error: ArgumentError) -> Self {
+        Self::Arguments(error)
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// Replies with the error, if it is one.
+fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
+    match result {
+        Ok(()) => {}
+        Err(Failure::Arguments(error)) => ctx.reply_error(error.text()),
+        Err(Failure::Refused(refusal)) => reply::refusal(ctx, refusal),
+        Err(Failure::Text(text)) => ctx.reply_error(text),
+    }
+}
+
+/// Only a master decides. A writable replica is told so too: what it decided would be lost and contradicted.
+fn check_master(flags: Flags) -> Result<(), Failure> {
+    if flags.is_master() {
+        Ok(())
+    } else {
+        Err(Failure::Text(reply::READONLY))
+    }
+}
+
+/// The answer when the engine is in use while a command runs, which would be a bug.
+const ENGINE_IN_USE: Failure = Failure::Text(reply::INTERNAL_ERROR);
+
+/// Where a reading command finds its lock.
+fn read_lock<R>(
+    ctx: Ctx<'_>,
+    key: crate::ffi::Arg<'_>,
+    read: impl FnOnce(Option<&Lock>) -> R,
+) -> Result<R, Failure> {
+    use rlock_core::{Keyspace, Slot};
+    let mut keys = crate::ffi::Keys::open_to_read(ctx, key);
+    match keys.slot(crate::execute::KEY) {
+        Slot::Vacant => Ok(read(None)),
+        Slot::Lock(stored) => Ok(read(Some(&stored.lock))),
+        Slot::Foreign => Err(Refusal::WrongType.into()),
+    }
+}
+
+const OWNER: ArgumentSpec = ArgumentSpec {
+    name: c"owner",
+    token: None,
+    optional: false,
+    value: ValueSpec::Bytes,
+};
+
+const LEASE: ArgumentSpec = ArgumentSpec {
+    name: c"lease",
+    token: None,
+    optional: true,
+    value: ValueSpec::OneOf(&[
+        ArgumentSpec {
+            name: c"milliseconds",
+            token: Some(c"PX"),
+            optional: false,
+            value: ValueSpec::Integer,
+        },
+        ArgumentSpec {
+            name: c"seconds",
+            token: Some(c"EX"),
+            optional: false,
+            value: ValueSpec::Integer,
+        },
+    ]),
+};
+
+const fn option(name: &'static std::ffi::CStr, token: &'static std::ffi::CStr) -> ArgumentSpec {
+    ArgumentSpec {
+        name,
+        token: Some(token),
+        optional: true,
+        value: ValueSpec::Integer,
+    }
+}
+
+const REQ: ArgumentSpec = option(c"id", c"REQ");

@@ -1,0 +1,45 @@
+//! `RLOCK.RELEASE key owner [REQ id]`
+
+use rlock_core::{Kind, Mode};
+
+use super::{ENGINE_IN_USE, Failure, OWNER, REQ, check_master, reply_failure};
+use crate::arguments::{self, Opt};
+use crate::execute::{self, KEY};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+
+pub(super) struct Release;
+
+impl Command for Release {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RLOCK.RELEASE",
+        flags: c"write fast",
+        arity: -3,
+        access: Access::Write,
+        summary: c"Gives one hold back and returns the holds left; at 0 the next waiter gets the lock.",
+        complexity: c"O(1) without waiters on the key, O(log N) with N of them",
+        arguments: &[OWNER, REQ],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, release(ctx, args));
+    }
+}
+
+fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let (key, owner) = arguments::key_and_owner(args)?;
+    let options = arguments::options(args, 3, &[Opt::Req])?;
+    check_master(ctx.flags())?;
+    let request = rlock_core::Release {
+        kind: Kind::Mutex,
+        owner,
+        mode: Mode::Exclusive,
+        count: 1,
+        request_id: options.request_id,
+    };
+    let left = execute::on_key(ctx, key, |desk| {
+        desk.engine
+            .release(desk.now, desk.keys, KEY, &request, desk.out)
+    });
+    ctx.reply_integer(left.ok_or(ENGINE_IN_USE)??.into());
+    Ok(())
+}

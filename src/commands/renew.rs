@@ -1,0 +1,46 @@
+//! `RLOCK.RENEW key owner [PX ms | EX s]`
+
+use rlock_core::{Kind, Mode};
+
+use super::{ENGINE_IN_USE, Failure, LEASE, OWNER, check_master, reply_failure};
+use crate::arguments::{self, Opt};
+use crate::execute::{self, KEY};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+
+pub(super) struct Renew;
+
+impl Command for Renew {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RLOCK.RENEW",
+        flags: c"write fast",
+        arity: -3,
+        access: Access::Write,
+        summary: c"Gives a hold a new lease, which never ends earlier than the old one, and returns what is left of it.",
+        complexity: c"O(1)",
+        arguments: &[OWNER, LEASE],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, renew(ctx, args));
+    }
+}
+
+fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let (key, owner) = arguments::key_and_owner(args)?;
+    let options = arguments::options(args, 3, &[Opt::Px, Opt::Ex])?;
+    let flags = ctx.flags();
+    check_master(flags)?;
+    let request = rlock_core::Renew {
+        kind: Kind::Mutex,
+        owner,
+        mode: Mode::Exclusive,
+        lease_ms: options.lease_ms,
+        client: ctx.connection(flags),
+    };
+    let left_ms = execute::on_key(ctx, key, |desk| {
+        desk.engine
+            .renew(desk.now, desk.keys, KEY, &request, desk.out)
+    });
+    ctx.reply_integer(left_ms.ok_or(ENGINE_IN_USE)??);
+    Ok(())
+}

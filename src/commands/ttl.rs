@@ -1,0 +1,42 @@
+//! `RLOCK.TTL key`, for a lock of any kind.
+
+use super::{Failure, read_lock, reply_failure};
+use crate::arguments;
+use crate::clock;
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+
+/// What TTL answers when nobody holds, as Redis does for a key that is not there.
+const NOT_HELD: i64 = -2;
+
+pub(super) struct Ttl;
+
+impl Command for Ttl {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RLOCK.TTL",
+        flags: c"readonly fast",
+        arity: 2,
+        access: Access::Read,
+        summary: c"Returns the longest lease left in milliseconds, -2 if the lock is not held.",
+        complexity: c"O(N) with N holders",
+        arguments: &[],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, ttl(ctx, args));
+    }
+}
+
+fn ttl(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let now = clock::now();
+    let longest_ms = read_lock(ctx, arguments::key(args)?, |lock| {
+        lock.into_iter()
+            .flat_map(|lock| lock.live_holds(now))
+            .map(|hold| hold.lease_left_ms(now))
+            .max()
+    })?;
+    match longest_ms {
+        Some(left_ms) => ctx.reply_integer(left_ms),
+        None => ctx.reply_signed(NOT_HELD),
+    }
+    Ok(())
+}

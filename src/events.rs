@@ -1,0 +1,68 @@
+//! What the server tells on its own, as notes for the engine. Nothing is decided here.
+
+use rlock_core::{Alarm, Key, KeyRef, Keyspace, Lock, Slot};
+
+use crate::execute::KEY;
+use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
+use crate::state::{self, Note};
+use crate::timer;
+
+pub(crate) fn on_server_event(event: ServerEvent) {
+    let note = match event {
+        ServerEvent::ClientClosed(client) => {
+            // Most connections never had anything to do with a lock.
+            if state::peek_engine(|engine| engine.minds_client(client)) == Some(false) {
+                return;
+            }
+            Note::ClientClosed(client)
+        }
+        ServerEvent::Flushed(db) => Note::Flushed(db),
+        ServerEvent::Swapped(first, second) => Note::Swapped(first, second),
+        ServerEvent::Promoted => Note::Promoted,
+        ServerEvent::LoadEnded => return timer::arm_soon(),
+        ServerEvent::Tick => return timer::on_tick(),
+        ServerEvent::AfterSleep => {
+            if state::peek_engine(rlock_core::Engine::has_unconfirmed_grants) == Some(true) {
+                state::note(Note::AnswersSent);
+            }
+            return;
+        }
+    };
+    state::note(note);
+    timer::arm_soon();
+}
+
+/// A value came under a name by a command of the server's.
+pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
+    if !matches!(event, b"restore" | b"rename_to" | b"copy_to" | b"move_to") {
+        return;
+    }
+    let key = KeyRef {
+        name: name.bytes(),
+        db: ctx.db(),
+    };
+    let is_lock = matches!(
+        Keys::open_to_peek(ctx, name).slot(KEY),
+        Slot::Lock(_)
+    );
+    if is_lock {
+        state::note(Note::Arrived(key.to_key()));
+    } else if state::peek_engine(|engine| engine.waiting_on(key)).unwrap_or(1) > 0 {
+        state::note(Note::Changed(key.to_key()));
+    } else {
+        return;
+    }
+    timer::arm_soon();
+}
+
+/// A lock went away by a command of the server's.
+pub(crate) fn on_unlink(key: Key, alarm: Alarm, lock: &Lock) {
+    let bound = lock
+        .holds()
+        .iter()
+        .filter(|hold| hold.session_ms().is_some())
+        .map(rlock_core::Hold::token)
+        .collect();
+    state::note(Note::Unlinked(key, alarm, bound));
+    timer::arm_soon();
+}

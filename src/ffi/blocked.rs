@@ -1,0 +1,93 @@
+//! Blocking a client and answering it later.
+//!
+//! The client is blocked on its key with no timeout of the server's, and unblocked one at a time: waiters keep their own
+//! order and their own deadlines. The reply callback, which the server calls for every waiter when the key is touched,
+//! always says "not yet"; the answer is written by the timeout callback, whoever causes it to run.
+
+use std::ffi::{c_int, c_void};
+
+use redis_module::raw;
+
+use super::{Arg, Ctx, api, guard};
+use crate::waiting;
+
+/// The server's handle of a blocked client. Valid until its disconnect callback ran or it was unblocked;
+/// `crate::waiting` keeps it no longer.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocked(*mut raw::RedisModuleBlockedClient);
+
+/// Blocks the client of this command. `None` if the server does not want to.
+pub(crate) fn block(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> Option<Blocked> {
+    let mut keys = [key.raw()];
+    // SAFETY: the context and the key are alive; the private data is a number, not a pointer.
+    let handle = unsafe {
+        api!(
+            RedisModule_BlockClientOnKeys,
+            ctx.raw(),
+            Some(on_ready),
+            Some(on_answer),
+            Some(on_free),
+            0,
+            keys.as_mut_ptr(),
+            1,
+            ticket_to_pointer(ticket)
+        )
+    };
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: the handle was just made.
+    unsafe { api!(RedisModule_SetDisconnectCallback, handle, Some(on_gone)) };
+    Some(Blocked(handle))
+}
+
+/// Lets the client go: the server calls for its answer, at once or soon.
+pub(crate) fn unblock(blocked: Blocked) {
+    // SAFETY: the handle is valid, see `Blocked`.
+    unsafe { api!(RedisModule_UnblockClient, blocked.0, std::ptr::null_mut()) };
+}
+
+/// Tickets count from 1, so none becomes a null pointer, which the server would not hand back.
+fn ticket_to_pointer(ticket: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(usize::try_from(ticket).unwrap_or(usize::MAX))
+}
+
+unsafe fn ticket_of(ctx: *mut raw::RedisModuleCtx) -> u64 {
+    // SAFETY: the context is that of a blocked client's callback.
+    let data = unsafe { api!(RedisModule_GetBlockedClientPrivateData, ctx) };
+    data.addr() as u64
+}
+
+unsafe extern "C" fn on_ready(
+    _ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    raw::REDISMODULE_ERR as c_int
+}
+
+unsafe extern "C" fn on_answer(
+    ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    guard((), || {
+        // SAFETY: the server passes the context of the blocked client.
+        let (ctx, ticket) = unsafe { (Ctx::new(ctx), ticket_of(ctx)) };
+        waiting::on_answer(ctx, ticket);
+    });
+    raw::REDISMODULE_OK as c_int
+}
+
+unsafe extern "C" fn on_gone(
+    ctx: *mut raw::RedisModuleCtx,
+    _handle: *mut raw::RedisModuleBlockedClient,
+) {
+    // SAFETY: the server passes the context of the blocked client.
+    guard((), || waiting::on_gone(unsafe { ticket_of(ctx) }));
+}
+
+/// The last that is heard of a blocked client.
+unsafe extern "C" fn on_free(_ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
+    guard((), || waiting::on_gone(data.addr() as u64));
+}

@@ -1,0 +1,167 @@
+//! What the server tells on its own: server events, keyspace notifications, values that go away. Each becomes a note
+//! (`crate::events`); nothing is decided here.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use redis_module::raw;
+use rlock_core::{Alarm, Key, Stored};
+
+use super::main_thread::MainThreadFlag;
+use super::{Arg, Ctx, api, guard};
+use crate::events;
+
+/// Set while the engine itself deletes a key, which it need not be told of.
+pub(super) static OWN_DELETE: MainThreadFlag = MainThreadFlag::new();
+
+/// A server event that matters to locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServerEvent {
+    /// A connection closed.
+    ClientClosed(u64),
+    /// The keys of a database were deleted, or of all of them.
+    Flushed(Option<u32>),
+    /// Two databases changed places.
+    Swapped(u32, u32),
+    /// This server became a master.
+    Promoted,
+    /// A load of the data set ended, well or not.
+    LoadEnded,
+    /// The server's regular tick.
+    Tick,
+    /// The event loop has written what there was to write, and has slept.
+    AfterSleep,
+}
+
+/// Subscribes to everything in this file. `false` if the server refuses.
+pub(crate) fn subscribe(ctx: Ctx<'_>) -> bool {
+    let ids = [
+        raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+        raw::REDISMODULE_EVENT_FLUSHDB,
+        raw::REDISMODULE_EVENT_SWAPDB,
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        raw::REDISMODULE_EVENT_LOADING,
+        raw::REDISMODULE_EVENT_CRON_LOOP,
+        raw::REDISMODULE_EVENT_EVENTLOOP,
+    ];
+    let subscribed = ids.into_iter().all(|id| {
+        let event = raw::RedisModuleEvent { id, dataver: 1 };
+        // SAFETY: the context is alive, the callback has the type that the server asks for.
+        let status = unsafe {
+            api!(
+                RedisModule_SubscribeToServerEvent,
+                ctx.raw(),
+                event,
+                Some(on_server_event)
+            )
+        };
+        status == raw::REDISMODULE_OK as c_int
+    });
+    // SAFETY: as above.
+    let status = unsafe {
+        api!(
+            RedisModule_SubscribeToKeyspaceEvents,
+            ctx.raw(),
+            raw::REDISMODULE_NOTIFY_GENERIC,
+            Some(on_keyspace_event)
+        )
+    };
+    subscribed && status == raw::REDISMODULE_OK as c_int
+}
+
+unsafe extern "C" fn on_server_event(
+    _ctx: *mut raw::RedisModuleCtx,
+    event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    // SAFETY: `data` is what the server documents for this event.
+    let event = unsafe { server_event(event.id, subevent, data) };
+    if let Some(event) = event {
+        guard((), || events::on_server_event(event));
+    }
+}
+
+/// # Safety
+///
+/// `data` is what the server documents for the event.
+unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<ServerEvent> {
+    match (id, subevent) {
+        (
+            raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+            raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED,
+        ) => {
+            // SAFETY: this event comes with the client's information.
+            let client = unsafe { &*data.cast::<raw::RedisModuleClientInfo>() };
+            Some(ServerEvent::ClientClosed(client.id))
+        }
+        (raw::REDISMODULE_EVENT_FLUSHDB, raw::REDISMODULE_SUBEVENT_FLUSHDB_END) => {
+            // SAFETY: this event comes with the number of the database, -1 for all.
+            let flush = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
+            Some(ServerEvent::Flushed(u32::try_from(flush.dbnum).ok()))
+        }
+        (raw::REDISMODULE_EVENT_SWAPDB, _) => {
+            // SAFETY: this event comes with both numbers.
+            let swap = unsafe { &*data.cast::<raw::RedisModuleSwapDbInfo>() };
+            let first = u32::try_from(swap.dbnum_first).ok()?;
+            Some(ServerEvent::Swapped(
+                first,
+                u32::try_from(swap.dbnum_second).ok()?,
+            ))
+        }
+        (
+            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+            raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER,
+        ) => Some(ServerEvent::Promoted),
+        (
+            raw::REDISMODULE_EVENT_LOADING,
+            raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED,
+        ) => Some(ServerEvent::LoadEnded),
+        (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
+        (
+            raw::REDISMODULE_EVENT_EVENTLOOP,
+            raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP,
+        ) => Some(ServerEvent::AfterSleep),
+        _ => None,
+    }
+}
+
+unsafe extern "C" fn on_keyspace_event(
+    ctx: *mut raw::RedisModuleCtx,
+    _class: c_int,
+    event: *const c_char,
+    key: *mut raw::RedisModuleString,
+) -> c_int {
+    guard((), || {
+        // SAFETY: the context, the event's name and the key live as long as the callback.
+        let (ctx, event, key) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event), Arg::new(key)) };
+        events::on_keyspace_event(ctx, event.to_bytes(), key);
+    });
+    raw::REDISMODULE_OK as c_int
+}
+
+/// A value goes away: by DEL, UNLINK, an overwrite, EXPIRE or eviction, and as the first half of RENAME and MOVE.
+pub(super) unsafe extern "C" fn unlink(
+    keys: *mut raw::RedisModuleKeyOptCtx,
+    value: *const c_void,
+) {
+    guard((), || {
+        // SAFETY: the server passes the name and database of the key, alive during the callback. The value is of our
+        // type, and this runs under the server's lock with no other reference to it: the engine's own deletions, during
+        // which the engine may have one, return at once.
+        let (name, db, alarm, lock) = unsafe {
+            if OWN_DELETE.is_set() {
+                return;
+            }
+            let name = Arg::new(api!(RedisModule_GetKeyNameFromOptCtx, keys).cast_mut());
+            let db = api!(RedisModule_GetDbIdFromOptCtx, keys);
+            let stored = value.cast_mut().cast::<Stored>();
+            let alarm = std::mem::replace(&mut (*stored).alarm, Alarm::NONE);
+            (name, db, alarm, &(*stored).lock)
+        };
+        let key = Key {
+            name: name.bytes().into(),
+            db: u32::try_from(db).unwrap_or(0),
+        };
+        events::on_unlink(key, alarm, lock);
+    });
+}

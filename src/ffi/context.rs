@@ -1,0 +1,347 @@
+//! The context of a callback: arguments, replies, flags, replication, events.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong};
+use std::marker::PhantomData;
+use std::ptr;
+
+use redis_module::raw;
+
+use super::api;
+
+/// The context of the callback that is running.
+#[derive(Clone, Copy)]
+pub(crate) struct Ctx<'c> {
+    raw: *mut raw::RedisModuleCtx,
+    lifetime: PhantomData<&'c ()>,
+}
+
+/// A string of the server: an argument, or the name of a key.
+#[derive(Clone, Copy)]
+pub(crate) struct Arg<'c> {
+    raw: *mut raw::RedisModuleString,
+    lifetime: PhantomData<&'c ()>,
+}
+
+/// The arguments of a command, its name included.
+#[derive(Clone, Copy)]
+pub(crate) struct Args<'c> {
+    argv: *mut *mut raw::RedisModuleString,
+    argc: usize,
+    lifetime: PhantomData<&'c ()>,
+}
+
+/// What the server says about itself and the client.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Flags(c_int);
+
+impl Flags {
+    fn has(self, flag: u32) -> bool {
+        self.0 & flag.cast_signed() != 0
+    }
+
+    /// This server is a master.
+    pub(crate) fn is_master(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_MASTER)
+    }
+
+    /// The server reads its data set, or the command comes from the append-only file.
+    pub(crate) fn is_loading(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_LOADING)
+    }
+
+    /// The command comes from the master.
+    pub(crate) fn is_replicated(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_REPLICATED)
+    }
+
+    /// The command runs in a script.
+    pub(crate) fn is_script(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_LUA)
+    }
+
+    /// The client must not be blocked: a transaction, a script, or another module.
+    pub(crate) fn denies_blocking(self) -> bool {
+        self.has(
+            raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING
+                | raw::REDISMODULE_CTX_FLAGS_MULTI
+                | raw::REDISMODULE_CTX_FLAGS_LUA
+                | raw::REDISMODULE_CTX_FLAGS_REPLICATED
+                | raw::REDISMODULE_CTX_FLAGS_LOADING,
+        )
+    }
+}
+
+impl<'c> Ctx<'c> {
+    /// # Safety
+    ///
+    /// `raw` is the context of a callback that runs for all of `'c`.
+    pub(super) unsafe fn new(raw: *mut raw::RedisModuleCtx) -> Self {
+        Self {
+            raw,
+            lifetime: PhantomData,
+        }
+    }
+
+    pub(super) fn raw(self) -> *mut raw::RedisModuleCtx {
+        self.raw
+    }
+
+    pub(crate) fn flags(self) -> Flags {
+        // SAFETY: the context is alive.
+        Flags(unsafe { api!(RedisModule_GetContextFlags, self.raw) })
+    }
+
+    /// The number of the selected database.
+    pub(crate) fn db(self) -> u32 {
+        // SAFETY: the context is alive.
+        let db = unsafe { api!(RedisModule_GetSelectedDb, self.raw) };
+        u32::try_from(db).unwrap_or(0)
+    }
+
+    /// Selects a database; `false` if there is no such one.
+    pub(crate) fn select_db(self, db: u32) -> bool {
+        let Ok(db) = c_int::try_from(db) else {
+            return false;
+        };
+        // SAFETY: the context is alive.
+        let status = unsafe { api!(RedisModule_SelectDb, self.raw, db) };
+        status == raw::REDISMODULE_OK as c_int
+    }
+
+    /// The connection that sent the command. `None` for a script and for another module, whose clients never close.
+    pub(crate) fn connection(self, flags: Flags) -> Option<u64> {
+        if flags.is_script() {
+            return None;
+        }
+        // SAFETY: the context is alive.
+        let id = unsafe { api!(RedisModule_GetClientId, self.raw) };
+        if !flags.denies_blocking() {
+            return Some(id);
+        }
+        // A transaction's client is a connection, a module's is not: only connections are found by their id.
+        // SAFETY: without a place for the information the server only looks whether there is such a client.
+        let status = unsafe { api!(RedisModule_GetClientInfoById, ptr::null_mut(), id) };
+        (status == raw::REDISMODULE_OK as c_int).then_some(id)
+    }
+
+    /// A string of the server with these bytes, freed when dropped.
+    pub(crate) fn string(self, bytes: &[u8]) -> OwnedString<'c> {
+        // SAFETY: the pointer and length are those of a slice; the context is alive.
+        let raw = unsafe {
+            api!(
+                RedisModule_CreateString,
+                self.raw,
+                bytes.as_ptr().cast::<c_char>(),
+                bytes.len()
+            )
+        };
+        OwnedString {
+            ctx: self,
+            arg: Arg {
+                raw,
+                lifetime: PhantomData,
+            },
+        }
+    }
+
+    pub(crate) fn reply_integer(self, number: u64) {
+        let number = c_longlong::try_from(number).unwrap_or(c_longlong::MAX);
+        // SAFETY: the context is alive and belongs to a client that waits for an answer.
+        unsafe { api!(RedisModule_ReplyWithLongLong, self.raw, number) };
+    }
+
+    pub(crate) fn reply_signed(self, number: i64) {
+        // SAFETY: as in `reply_integer`.
+        unsafe { api!(RedisModule_ReplyWithLongLong, self.raw, number) };
+    }
+
+    pub(crate) fn reply_nil(self) {
+        // SAFETY: as in `reply_integer`.
+        unsafe { api!(RedisModule_ReplyWithNull, self.raw) };
+    }
+
+    pub(crate) fn reply_ok(self) {
+        // SAFETY: as in `reply_integer`; the string is static.
+        unsafe { api!(RedisModule_ReplyWithSimpleString, self.raw, c"OK".as_ptr()) };
+    }
+
+    pub(crate) fn reply_bytes(self, bytes: &[u8]) {
+        // SAFETY: as in `reply_integer`; the pointer and length are those of a slice.
+        unsafe {
+            api!(
+                RedisModule_ReplyWithStringBuffer,
+                self.raw,
+                bytes.as_ptr().cast::<c_char>(),
+                bytes.len()
+            )
+        };
+    }
+
+    /// An error; `message` starts with its code.
+    pub(crate) fn reply_error(self, message: &str) {
+        let message = CString::new(message).unwrap_or_default();
+        // SAFETY: as in `reply_integer`; the server copies the string.
+        unsafe { api!(RedisModule_ReplyWithError, self.raw, message.as_ptr()) };
+    }
+
+    /// Starts an array of `len` elements.
+    pub(crate) fn reply_array(self, len: usize) {
+        // SAFETY: as in `reply_integer`.
+        unsafe { api!(RedisModule_ReplyWithArray, self.raw, to_long(len)) };
+    }
+
+    /// Starts a map of `len` pairs (a flat array in RESP2).
+    pub(crate) fn reply_map(self, len: usize) {
+        // SAFETY: as in `reply_integer`.
+        unsafe { api!(RedisModule_ReplyWithMap, self.raw, to_long(len)) };
+    }
+
+    pub(crate) fn reply_wrong_arity(self) {
+        // SAFETY: as in `reply_integer`.
+        unsafe { api!(RedisModule_WrongArity, self.raw) };
+    }
+
+    /// Propagates `RLOCK.APPLY key facts [owner]` to replicas and the append-only file.
+    ///
+    /// The API call is variadic in C; this is its one use, with its types fixed here.
+    pub(crate) fn replicate_effect(self, key: Arg<'_>, facts: &[u8], owner: Option<&[u8]>) {
+        const COMMAND: &CStr = c"RLOCK.APPLY";
+        // SAFETY: the format says one string, then one or two buffers; the arguments are exactly those.
+        unsafe {
+            match owner {
+                Some(owner) => api!(
+                    RedisModule_Replicate,
+                    self.raw,
+                    COMMAND.as_ptr(),
+                    c"sbb".as_ptr(),
+                    key.raw,
+                    facts.as_ptr(),
+                    facts.len(),
+                    owner.as_ptr(),
+                    owner.len()
+                ),
+                None => api!(
+                    RedisModule_Replicate,
+                    self.raw,
+                    COMMAND.as_ptr(),
+                    c"sb".as_ptr(),
+                    key.raw,
+                    facts.as_ptr(),
+                    facts.len()
+                ),
+            }
+        };
+    }
+
+    /// Tells the keyspace's listeners of an event of the module class.
+    pub(crate) fn notify(self, event: &CStr, key: Arg<'_>) {
+        // SAFETY: the context, the event's name and the key are alive.
+        unsafe {
+            api!(
+                RedisModule_NotifyKeyspaceEvent,
+                self.raw,
+                raw::REDISMODULE_NOTIFY_MODULE,
+                event.as_ptr(),
+                key.raw
+            )
+        };
+    }
+
+    /// Invalidates WATCH and client-side caches of the key.
+    pub(crate) fn signal_modified(self, key: Arg<'_>) {
+        // SAFETY: the context and the key are alive.
+        unsafe { api!(RedisModule_SignalModifiedKey, self.raw, key.raw) };
+    }
+
+    /// Whether writing to replicas is forbidden now (CLIENT PAUSE, FAILOVER).
+    pub(crate) fn is_paused(self) -> bool {
+        // SAFETY: no arguments.
+        unsafe { api!(RedisModule_AvoidReplicaTraffic) != 0 }
+    }
+}
+
+impl<'c> Arg<'c> {
+    /// # Safety
+    ///
+    /// `raw` is a string of the server that lives for all of `'c`.
+    pub(super) unsafe fn new(raw: *mut raw::RedisModuleString) -> Self {
+        Self {
+            raw,
+            lifetime: PhantomData,
+        }
+    }
+
+    pub(super) fn raw(self) -> *mut raw::RedisModuleString {
+        self.raw
+    }
+
+    /// Its bytes.
+    pub(crate) fn bytes(self) -> &'c [u8] {
+        let mut len = 0;
+        // SAFETY: the string is alive for 'c and never changes; the pointer has `len` bytes.
+        unsafe {
+            let start = api!(RedisModule_StringPtrLen, self.raw, &raw mut len);
+            std::slice::from_raw_parts(start.cast::<u8>(), len)
+        }
+    }
+}
+
+impl<'c> Args<'c> {
+    /// # Safety
+    ///
+    /// `argv` has `argc` strings, all alive for all of `'c`.
+    pub(super) unsafe fn new(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Self {
+        Self {
+            argv,
+            argc: usize::try_from(argc).unwrap_or(0),
+            lifetime: PhantomData,
+        }
+    }
+
+    pub(crate) fn get(self, index: usize) -> Option<Arg<'c>> {
+        if index >= self.argc {
+            return None;
+        }
+        // SAFETY: the index is below argc, and the strings live for 'c.
+        Some(unsafe { Arg::new(*self.argv.add(index)) })
+    }
+}
+
+/// A string made by the module.
+pub(crate) struct OwnedString<'c> {
+    ctx: Ctx<'c>,
+    arg: Arg<'c>,
+}
+
+impl OwnedString<'_> {
+    pub(crate) fn arg(&self) -> Arg<'_> {
+        self.arg
+    }
+}
+
+impl Drop for OwnedString<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by `Ctx::string` with this context, and freed once.
+        unsafe { api!(RedisModule_FreeString, self.ctx.raw, self.arg.raw) };
+    }
+}
+
+/// Writes a line into the server's log.
+pub(crate) fn log_warning(message: &str) {
+    let message = CString::new(message).unwrap_or_default();
+    // SAFETY: without a context the line is logged under the name "module"; the format has one string.
+    unsafe {
+        if let Some(log) = raw::RedisModule_Log {
+            log(
+                ptr::null_mut(),
+                c"warning".as_ptr(),
+                c"rlock: %s".as_ptr(),
+                message.as_ptr(),
+            );
+        }
+    }
+}
+
+fn to_long(len: usize) -> c_long {
+    c_long::try_from(len).unwrap_or(c_long::MAX)
+}

@@ -1,0 +1,76 @@
+//! The only `unsafe` code: the server's C API behind safe functions.
+//!
+//! What makes them safe, beyond what each SAFETY comment says:
+//!
+//! 1. Callbacks run on the thread that holds the server's global lock, one at a time. The one exception is the `free`
+//!    of a value, which may run on another thread and touches nothing but that value.
+//! 2. A [`Ctx`], an [`Arg`] or a [`Keys`] is alive only while the callback that it was made for runs.
+//! 3. No panic leaves a callback ([`guard`]): it would take the server down, with everybody's data.
+
+mod blocked;
+mod callbacks;
+mod context;
+mod datatype;
+mod keys;
+mod main_thread;
+mod registration;
+mod timers;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub(crate) use blocked::{Blocked, block, unblock};
+pub(crate) use callbacks::{ServerEvent, subscribe};
+pub(crate) use context::{Arg, Args, Ctx, Flags, log_warning};
+pub(crate) use datatype::{Digest, Load, Save, Type};
+pub(crate) use keys::Keys;
+pub(crate) use main_thread::MainThread;
+pub(crate) use registration::{
+    Access, ArgumentSpec, Command, CommandSpec, ConfigSpec, InfoCtx, LoadError, Registrar, ValueSpec,
+};
+pub(crate) use timers::{TimerId, start_timer, stop_timer};
+
+/// Calls a function of the server's API. All that are used are there on every server that is supported: `OnLoad`
+/// refuses to load otherwise (see `registration::missing_function`).
+macro_rules! api {
+    ($name:ident $( , $arg:expr )* $(,)?) => {
+        match redis_module::raw::$name {
+            Some(function) => function($($arg),*),
+            None => $crate::ffi::missing(stringify!($name)),
+        }
+    };
+}
+pub(crate) use api;
+
+/// The server lacks a function that `OnLoad` should have asked for. The panic ends in [`guard`].
+#[cold]
+#[expect(clippy::panic, reason = "caught by guard() at the edge of the callback; unreachable once OnLoad has checked")]
+fn missing(name: &str) -> ! {
+    panic!("this server has no {name}")
+}
+
+/// Runs the body of a callback. A panic is logged, and `otherwise` is answered.
+pub(crate) fn guard<R>(otherwise: R, body: impl FnOnce() -> R) -> R {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => result,
+        Err(payload) => {
+            let message = payload
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| payload.downcast_ref::<&str>().copied())
+                .unwrap_or("no message");
+            log_warning(&format!("a bug in rlock was caught, please report it: {message}"));
+            otherwise
+        }
+    }
+}
+
+/// `clock_gettime`; a clock that cannot be read is at 0.
+pub(crate) fn clock_gettime(clock: libc::clockid_t) -> libc::timespec {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid place for the result.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time
+}

@@ -1,0 +1,454 @@
+//! Loading: the API's functions, commands, configuration, INFO.
+
+use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use redis_module::raw;
+
+use super::{Args, Ctx, api, guard, timers};
+
+/// A command of the module.
+pub(crate) trait Command {
+    /// What the server is told of it.
+    const SPEC: CommandSpec;
+    /// Runs it and replies. The number of arguments fits [`CommandSpec::arity`].
+    fn run(ctx: Ctx<'_>, args: Args<'_>);
+}
+
+/// What the server knows of a command.
+pub(crate) struct CommandSpec {
+    pub(crate) name: &'static CStr,
+    /// As in `RM_CreateCommand`.
+    pub(crate) flags: &'static CStr,
+    /// Number of arguments, the name included; negative: at least so many.
+    pub(crate) arity: c_int,
+    pub(crate) access: Access,
+    pub(crate) summary: &'static CStr,
+    pub(crate) complexity: &'static CStr,
+    /// What follows the key.
+    pub(crate) arguments: &'static [ArgumentSpec],
+}
+
+/// What a command does with its key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// An argument, for COMMAND DOCS.
+pub(crate) struct ArgumentSpec {
+    pub(crate) name: &'static CStr,
+    pub(crate) token: Option<&'static CStr>,
+    pub(crate) optional: bool,
+    pub(crate) value: ValueSpec,
+}
+
+/// What an argument takes.
+pub(crate) enum ValueSpec {
+    Bytes,
+    Integer,
+    OneOf(&'static [ArgumentSpec]),
+}
+
+/// A number in the configuration.
+pub(crate) struct ConfigSpec {
+    /// Without the module's prefix.
+    pub(crate) name: &'static CStr,
+    pub(crate) default: i64,
+    pub(crate) min: i64,
+    pub(crate) max: i64,
+    pub(crate) place: &'static AtomicI64,
+}
+
+/// The server said no; the text says to what.
+pub(crate) struct LoadError(pub(crate) String);
+
+/// The module while it is being loaded.
+pub(crate) struct Registrar<'c> {
+    ctx: Ctx<'c>,
+}
+
+impl<'c> Registrar<'c> {
+    pub(crate) fn ctx(&self) -> Ctx<'c> {
+        self.ctx
+    }
+
+    /// Sets the options that the callbacks rely on.
+    pub(crate) fn set_options(&self) {
+        let options =
+            raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+        // SAFETY: the context is alive.
+        unsafe { api!(RedisModule_SetModuleOptions, self.ctx.raw(), options.cast_signed()) };
+    }
+
+    pub(crate) fn command<C: Command>(&self) -> Result<(), LoadError> {
+        let spec = &C::SPEC;
+        let failed = |what: &str| LoadError(format!("cannot {what} {}", spec.name.to_string_lossy()));
+        // SAFETY: the context is alive and the strings are static; `Some(entry::<C>)` has the type that is asked for.
+        let command = unsafe {
+            let status = api!(
+                RedisModule_CreateCommand,
+                self.ctx.raw(),
+                spec.name.as_ptr(),
+                Some(entry::<C>),
+                spec.flags.as_ptr(),
+                1,
+                1,
+                1
+            );
+            if status != raw::REDISMODULE_OK as c_int {
+                return Err(failed("create the command"));
+            }
+            api!(RedisModule_GetCommand, self.ctx.raw(), spec.name.as_ptr())
+        };
+        if command.is_null() || !set_command_info(command, spec) {
+            return Err(failed("describe the command"));
+        }
+        set_categories(command, spec);
+        Ok(())
+    }
+
+    pub(crate) fn config(&self, spec: &ConfigSpec, default: i64) -> Result<(), LoadError> {
+        spec.place.store(default, Ordering::Relaxed);
+        // SAFETY: the context is alive, the name is static, and so is the place that the callbacks get.
+        let status = unsafe {
+            api!(
+                RedisModule_RegisterNumericConfig,
+                self.ctx.raw(),
+                spec.name.as_ptr(),
+                default,
+                raw::REDISMODULE_CONFIG_DEFAULT,
+                spec.min,
+                spec.max,
+                Some(get_config),
+                Some(set_config),
+                None,
+                ptr::from_ref(spec.place).cast_mut().cast::<c_void>()
+            )
+        };
+        if status == raw::REDISMODULE_OK as c_int {
+            Ok(())
+        } else {
+            Err(LoadError(format!(
+                "cannot register the configuration {}",
+                spec.name.to_string_lossy()
+            )))
+        }
+    }
+
+    /// Takes the values that the configuration file has for the registered names.
+    pub(crate) fn load_configs(&self) -> Result<(), LoadError> {
+        // SAFETY: the context is alive.
+        let status = unsafe { api!(RedisModule_LoadConfigs, self.ctx.raw()) };
+        if status == raw::REDISMODULE_OK as c_int {
+            Ok(())
+        } else {
+            Err(LoadError("a value in the configuration is out of range".into()))
+        }
+    }
+
+    pub(crate) fn info(&self) {
+        // SAFETY: the context is alive.
+        unsafe { api!(RedisModule_RegisterInfoFunc, self.ctx.raw(), Some(on_info)) };
+    }
+
+    /// Random numbers from the server, for seeds.
+    pub(crate) fn random(&self) -> [u64; 4] {
+        let mut numbers = [0u64; 4];
+        // SAFETY: the place has as many bytes as the call is told.
+        unsafe {
+            api!(
+                RedisModule_GetRandomBytes,
+                numbers.as_mut_ptr().cast::<u8>(),
+                size_of_val(&numbers)
+            );
+        }
+        numbers
+    }
+}
+
+/// What the server knows of key specs and arguments is a chain of zero-terminated C arrays. They are built here, and
+/// copied by the server before this returns.
+fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &CommandSpec) -> bool {
+    let version = raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+    };
+    let mut key_specs = [key_spec(spec.access), zeroed_key_spec()];
+    let mut nested = Vec::new();
+    let mut arguments = vec![key_argument()];
+    arguments.extend(spec.arguments.iter().map(|spec| argument(spec, &mut nested)));
+    arguments.push(end_of_arguments());
+    let info = raw::RedisModuleCommandInfo {
+        version: &raw const version,
+        summary: spec.summary.as_ptr(),
+        complexity: spec.complexity.as_ptr(),
+        since: c"0.1.0".as_ptr(),
+        history: ptr::null_mut(),
+        tips: ptr::null(),
+        arity: spec.arity,
+        key_specs: key_specs.as_mut_ptr(),
+        args: arguments.as_mut_ptr(),
+    };
+    // SAFETY: every pointer in `info` is to something that lives until the end of this function, and the arrays end
+    // with a zeroed element.
+    let status = unsafe { api!(RedisModule_SetCommandInfo, command, &raw const info) };
+    status == raw::REDISMODULE_OK as c_int
+}
+
+fn zeroed_key_spec() -> raw::RedisModuleCommandKeySpec {
+    // SAFETY: pointers, numbers and enums for which zero is a value: the API's own end mark.
+    unsafe { std::mem::zeroed() }
+}
+
+fn key_spec(access: Access) -> raw::RedisModuleCommandKeySpec {
+    let mut spec = zeroed_key_spec();
+    spec.flags = match access {
+        Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+        Access::Write => {
+            raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE
+        }
+    }
+    .into();
+    spec.begin_search_type =
+        raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    spec.bs.index.pos = 1;
+    spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    spec.fk.range.keystep = 1;
+    spec
+}
+
+fn end_of_arguments() -> raw::RedisModuleCommandArg {
+    // SAFETY: as in `zeroed_key_spec`.
+    unsafe { std::mem::zeroed() }
+}
+
+fn key_argument() -> raw::RedisModuleCommandArg {
+    let mut key = end_of_arguments();
+    key.name = c"key".as_ptr();
+    key.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY;
+    key
+}
+
+fn argument(
+    spec: &ArgumentSpec,
+    nested: &mut Vec<Vec<raw::RedisModuleCommandArg>>,
+) -> raw::RedisModuleCommandArg {
+    let mut argument = end_of_arguments();
+    argument.name = spec.name.as_ptr();
+    argument.key_spec_index = -1;
+    argument.token = spec.token.map_or(ptr::null(), CStr::as_ptr);
+    if spec.optional {
+        argument.flags = raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed();
+    }
+    argument.type_ = match spec.value {
+        ValueSpec::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+        ValueSpec::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        ValueSpec::OneOf(choices) => {
+            let mut choices: Vec<_> = choices.iter().map(|spec| self::argument(spec, nested)).collect();
+            choices.push(end_of_arguments());
+            argument.subargs = choices.as_mut_ptr();
+            // Moving the vector does not move its elements.
+            nested.push(choices);
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF
+        }
+    };
+    argument
+}
+
+/// ACL categories, on servers that have them for modules (Redis 7.2): without them a user with `+@write` may not run
+/// the commands.
+fn set_categories(command: *mut raw::RedisModuleCommand, spec: &CommandSpec) {
+    // SAFETY: the pointer is read once; a null one says that this server lacks the call.
+    let Some(set_categories) = (unsafe { raw::RedisModule_SetCommandACLCategories }) else {
+        return;
+    };
+    let categories = match spec.access {
+        Access::Read => c"read fast",
+        Access::Write => c"write fast",
+    };
+    // SAFETY: the command was just created; the string is static.
+    unsafe { set_categories(command, categories.as_ptr()) };
+}
+
+unsafe extern "C" fn entry<C: Command>(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the server passes a context and arguments that live as long as the call.
+    let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
+    let arity = C::SPEC.arity;
+    let fits = if arity >= 0 { argc == arity } else { argc >= -arity };
+    if !fits {
+        ctx.reply_wrong_arity();
+        return raw::REDISMODULE_OK as c_int;
+    }
+    let ran = guard(false, || {
+        C::run(ctx, args);
+        true
+    });
+    if !ran {
+        ctx.reply_error(crate::reply::INTERNAL_ERROR);
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+unsafe extern "C" fn get_config(_name: *const c_char, place: *mut c_void) -> c_longlong {
+    // SAFETY: `place` is the static of the `ConfigSpec`.
+    unsafe { &*place.cast::<AtomicI64>() }.load(Ordering::Relaxed)
+}
+
+unsafe extern "C" fn set_config(
+    _name: *const c_char,
+    value: c_longlong,
+    place: *mut c_void,
+    _error: *mut *mut raw::RedisModuleString,
+) -> c_int {
+    // SAFETY: `place` is the static of the `ConfigSpec`. The server has checked the range.
+    unsafe { &*place.cast::<AtomicI64>() }.store(value, Ordering::Relaxed);
+    raw::REDISMODULE_OK as c_int
+}
+
+/// The INFO section that is being written.
+pub(crate) struct InfoCtx(*mut raw::RedisModuleInfoCtx);
+
+impl InfoCtx {
+    pub(crate) fn add(&self, name: &CStr, number: u64) {
+        // SAFETY: the context lives as long as the callback; the server copies the name.
+        unsafe { api!(RedisModule_InfoAddFieldULongLong, self.0, name.as_ptr(), number) };
+    }
+}
+
+unsafe extern "C" fn on_info(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
+    guard((), || {
+        // SAFETY: the context lives as long as the callback; no name stands for the module's own section.
+        let wanted = unsafe { api!(RedisModule_InfoAddSection, ctx, ptr::null()) };
+        if wanted == raw::REDISMODULE_OK as c_int {
+            crate::info::write(&InfoCtx(ctx));
+        }
+    });
+}
+
+/// The entry point of `MODULE LOAD`.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name that the server looks for")]
+unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the context is that of the load, and the name ends with a zero.
+    let status = unsafe {
+        raw::Export_RedisModule_Init(
+            ctx,
+            c"rlock".as_ptr(),
+            crate::load::MODULE_VERSION,
+            raw::REDISMODULE_APIVER_1 as c_int,
+        )
+    };
+    if status != raw::REDISMODULE_OK as c_int {
+        return status;
+    }
+    guard(raw::REDISMODULE_ERR as c_int, || {
+        // SAFETY: the context and arguments live as long as the load.
+        let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
+        let loaded = match missing_function() {
+            Some(name) => Err(LoadError(format!(
+                "this server is too old: it lacks {name}. Redis 7.0 or Valkey 7.2 is needed"
+            ))),
+            None => {
+                timers::init(ctx);
+                crate::load::load(&Registrar { ctx }, args)
+            }
+        };
+        match loaded {
+            Ok(()) => raw::REDISMODULE_OK as c_int,
+            Err(LoadError(message)) => {
+                super::log_warning(&format!("not loaded: {message}"));
+                raw::REDISMODULE_ERR as c_int
+            }
+        }
+    })
+}
+
+/// A function that the module needs and this server lacks.
+fn missing_function() -> Option<&'static str> {
+    macro_rules! first_missing {
+        ($($name:ident),* $(,)?) => {
+            // SAFETY: each pointer is only compared with null.
+            unsafe { $( if matches!(raw::$name, None) { return Some(stringify!($name)); } )* }
+        };
+    }
+    first_missing!(
+        RedisModule_AvoidReplicaTraffic,
+        RedisModule_BlockClientOnKeys,
+        RedisModule_CloseKey,
+        RedisModule_CreateCommand,
+        RedisModule_CreateDataType,
+        RedisModule_CreateString,
+        RedisModule_CreateTimer,
+        RedisModule_DeleteKey,
+        RedisModule_DigestAddStringBuffer,
+        RedisModule_DigestEndSequence,
+        RedisModule_EmitAOF,
+        RedisModule_Free,
+        RedisModule_FreeString,
+        RedisModule_GetBlockedClientPrivateData,
+        RedisModule_GetClientId,
+        RedisModule_GetClientInfoById,
+        RedisModule_GetCommand,
+        RedisModule_GetContextFlags,
+        RedisModule_GetContextFromIO,
+        RedisModule_GetDbIdFromIO,
+        RedisModule_GetDbIdFromOptCtx,
+        RedisModule_GetDetachedThreadSafeContext,
+        RedisModule_GetExpire,
+        RedisModule_GetKeyNameFromIO,
+        RedisModule_GetKeyNameFromOptCtx,
+        RedisModule_GetRandomBytes,
+        RedisModule_GetSelectedDb,
+        RedisModule_InfoAddFieldULongLong,
+        RedisModule_InfoAddSection,
+        RedisModule_IsIOError,
+        RedisModule_KeyType,
+        RedisModule_LoadConfigs,
+        RedisModule_LoadStringBuffer,
+        RedisModule_LoadUnsigned,
+        RedisModule_Log,
+        RedisModule_ModuleTypeGetType,
+        RedisModule_ModuleTypeGetValue,
+        RedisModule_ModuleTypeSetValue,
+        RedisModule_NotifyKeyspaceEvent,
+        RedisModule_OpenKey,
+        RedisModule_RegisterInfoFunc,
+        RedisModule_RegisterNumericConfig,
+        RedisModule_Replicate,
+        RedisModule_ReplyWithArray,
+        RedisModule_ReplyWithError,
+        RedisModule_ReplyWithLongLong,
+        RedisModule_ReplyWithMap,
+        RedisModule_ReplyWithNull,
+        RedisModule_ReplyWithSimpleString,
+        RedisModule_ReplyWithStringBuffer,
+        RedisModule_SaveStringBuffer,
+        RedisModule_SaveUnsigned,
+        RedisModule_SelectDb,
+        RedisModule_SetCommandInfo,
+        RedisModule_SetDisconnectCallback,
+        RedisModule_SetExpire,
+        RedisModule_SetModuleOptions,
+        RedisModule_SignalModifiedKey,
+        RedisModule_StopTimer,
+        RedisModule_StringPtrLen,
+        RedisModule_SubscribeToKeyspaceEvents,
+        RedisModule_SubscribeToServerEvent,
+        RedisModule_UnblockClient,
+        RedisModule_WrongArity,
+    );
+    None
+}

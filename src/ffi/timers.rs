@@ -1,0 +1,55 @@
+//! The server's timers.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use redis_module::raw;
+
+use super::{Ctx, api, guard};
+
+/// A context that lives as long as the module: timers are also started from callbacks that have none.
+static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
+
+/// Makes the context for timers. Called once, from `OnLoad`.
+pub(super) fn init(ctx: Ctx<'_>) {
+    // SAFETY: the context is alive.
+    let detached = unsafe { api!(RedisModule_GetDetachedThreadSafeContext, ctx.raw()) };
+    DETACHED.store(detached, Ordering::Relaxed);
+}
+
+/// The number of a timer that is running.
+#[derive(Clone, Copy)]
+pub(crate) struct TimerId(raw::RedisModuleTimerID);
+
+/// Starts a timer that calls `timer::on_timer` after `delay_ms`.
+pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
+    let ctx = DETACHED.load(Ordering::Relaxed);
+    if ctx.is_null() {
+        return None;
+    }
+    // SAFETY: the detached context lives as long as the module.
+    Some(TimerId(unsafe {
+        api!(
+            RedisModule_CreateTimer,
+            ctx,
+            delay_ms,
+            Some(on_timer),
+            ptr::null_mut()
+        )
+    }))
+}
+
+/// Stops a timer.
+pub(crate) fn stop_timer(timer: TimerId) {
+    let ctx = DETACHED.load(Ordering::Relaxed);
+    // SAFETY: the detached context lives as long as the module; a timer that is over is not found, which is fine.
+    unsafe { api!(RedisModule_StopTimer, ctx, timer.0, ptr::null_mut()) };
+}
+
+unsafe extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
+    guard((), || {
+        // SAFETY: the server gives a context that is alive during the callback.
+        crate::timer::on_timer(unsafe { Ctx::new(ctx) });
+    });
+}

@@ -1,0 +1,19 @@
+//! The section of INFO.
+
+use crate::ffi::InfoCtx;
+use crate::state;
+
+pub(crate) fn write(info: &InfoCtx) {
+    state::peek_engine(|engine| {
+        let stats = engine.stats();
+        info.add(c"held", engine.held() as u64);
+        info.add(c"waiting", engine.waiting() as u64);
+        info.add(c"granted_at_once", stats.granted_at_once);
+        info.add(c"granted_after_waiting", stats.granted_after_waiting);
+        info.add(c"timed_out", stats.timed_out);
+        info.add(c"expired", stats.expired);
+        info.add(c"forced", stats.forced);
+        info.add(c"handed_over", stats.handed_over);
+        info.add(c"disconnected", stats.disconnected);
+    });
+}

@@ -1,0 +1,53 @@
+//! The strings on the wire.
+
+use rlock_core::{Answer, Refusal};
+
+use crate::ffi::Ctx;
+
+pub(crate) const INTERNAL_ERROR: &str =
+    "ERR a bug in rlock was caught, see the server's log; the lock is as it was or as was asked";
+pub(crate) const READONLY: &str = "READONLY You can't write against a read only replica.";
+pub(crate) const SYNTAX: &str = "ERR syntax error";
+pub(crate) const SESSION_WITHOUT_CONNECTION: &str =
+    "ERR SESSION needs a connection of its own: it cannot be used in scripts and by other modules";
+pub(crate) const EFFECT_FROM_CLIENT: &str =
+    "ERR RLOCK.APPLY is internal: it is taken only from a master or from the append-only file";
+pub(crate) const EFFECT_MISFIT: &str =
+    "ERR the key holds something else than this effect is about";
+
+/// Why a request changed nothing, for the person who gets it.
+pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
+    match refusal {
+        Refusal::WrongType => ctx.reply_error(
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+        ),
+        Refusal::NotOwner => ctx.reply_error(
+            "NOTOWNER this owner does not hold the lock: it never did, or its lease has ended",
+        ),
+        Refusal::Stale { last_id } => ctx.reply_error(&format!(
+            "STALE request ids of an owner rise, and the last one here was {last_id}"
+        )),
+        Refusal::CountOverflow => ctx.reply_error(&format!(
+            "ERR the owner holds the lock {} times, and more cannot be counted",
+            u32::MAX
+        )),
+        Refusal::CountUnderflow { held } => {
+            ctx.reply_error(&format!("ERR the owner holds only {held}"));
+        }
+        Refusal::MaxWaiters { limit } => ctx.reply_error(&format!(
+            "MAXWAITERS {limit} clients may wait at once on this server, see rlock.max-waiters"
+        )),
+    }
+}
+
+/// What a waiter is told in the end.
+pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
+    match answer {
+        Answer::Granted(token) => ctx.reply_integer(token),
+        Answer::TimedOut => ctx.reply_nil(),
+        Answer::TakenOver => ctx.reply_error(
+            "UNBLOCKED the owner asked again on another connection, which waits in this one's place",
+        ),
+        Answer::Refused(why) => refusal(ctx, why),
+    }
+}

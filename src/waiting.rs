@@ -1,0 +1,94 @@
+//! Clients that wait: from the block to the answer.
+//!
+//! A ticket is in the table from the moment its client is blocked until the answer is written or the client is gone,
+//! whichever comes first; so a handle in the table is valid.
+
+use std::collections::HashMap;
+
+use ahash::RandomState;
+use rlock_core::Answer;
+
+use crate::ffi::{self, Arg, Blocked, Ctx, MainThread};
+use crate::reply;
+use crate::state::{self, Note};
+use crate::timer;
+
+struct Waiting {
+    handle: Blocked,
+    /// What to answer, once that is known.
+    answer: Option<Answer>,
+}
+
+/// Keyed by our own running numbers, so the hash need not be unpredictable.
+static WAITING: MainThread<HashMap<u64, Waiting, RandomState>> = MainThread::new(HashMap::with_hasher(
+    RandomState::with_seeds(0x2545_f491, 0x4f6c_dd1d, 0x9e37_79b9, 0x7f4a_7c15),
+));
+
+/// Blocks the client of this command under `ticket`. `false` if the server does not want to; the engine has been told.
+pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
+    match ffi::block(ctx, key, ticket) {
+        Some(handle) => {
+            let waiting = Waiting {
+                handle,
+                answer: None,
+            };
+            WAITING.with(|table| table.insert(ticket, waiting));
+            true
+        }
+        None => {
+            leave(ticket);
+            false
+        }
+    }
+}
+
+/// Answers a waiter.
+pub(crate) fn finish(ticket: u64, answer: Answer) {
+    let handle = WAITING.with(|table| {
+        let waiting = table.get_mut(&ticket)?;
+        waiting.answer = Some(answer);
+        Some(waiting.handle)
+    });
+    match handle.flatten() {
+        Some(handle) => ffi::unblock(handle),
+        // It is gone: the engine takes back what it was granted.
+        None => leave(ticket),
+    }
+}
+
+/// The server asks for the answer of a ticket: because of `finish`, or because of CLIENT UNBLOCK … TIMEOUT.
+pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
+    let Some(waiting) = WAITING.with(|table| table.remove(&ticket)).flatten() else {
+        return;
+    };
+    match waiting.answer {
+        Some(answer) => reply::answer(ctx, answer),
+        None => {
+            ctx.reply_nil();
+            leave(ticket);
+        }
+    }
+}
+
+/// The client of a ticket is gone, if it was not answered before.
+pub(crate) fn on_gone(ticket: u64) {
+    if WAITING
+        .with(|table| table.remove(&ticket))
+        .flatten()
+        .is_some()
+    {
+        leave(ticket);
+    }
+}
+
+/// Whether the answer of a ticket was written.
+pub(crate) fn is_answered(ticket: u64) -> bool {
+    WAITING
+        .with(|table| !table.contains_key(&ticket))
+        .unwrap_or(false)
+}
+
+fn leave(ticket: u64) {
+    state::note(Note::WaiterLeft(ticket));
+    timer::arm_soon();
+}
