@@ -34,6 +34,9 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
         Refusal::CountUnderflow { held } => {
             ctx.reply_error(&format!("ERR the owner holds only {held}"));
         }
+        Refusal::NoSemaphore => {
+            ctx.reply_error("NOSEMAPHORE there is no semaphore under this key; make one first");
+        }
         Refusal::MaxWaiters { limit } => ctx.reply_error(&format!(
             "MAXWAITERS {limit} clients may wait at once on this server, see rlock.max-waiters"
         )),

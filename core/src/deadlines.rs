@@ -275,7 +275,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
-    extern crate std;
 
     #[derive(Clone, Debug)]
     enum Step {

@@ -14,7 +14,7 @@
 //!
 //! A kind of lock (mutex, fair, rwlock, semaphore) is an admission rule on one structure: see [`Lock::admits`].
 
-#![no_std]
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 // A test may add two numbers; the product may not overflow, whatever a client sends.

@@ -102,6 +102,8 @@ pub enum Refusal {
         /// What the owner holds.
         held: u32,
     },
+    /// A semaphore has to be made before it is used, and there is none here.
+    NoSemaphore,
     /// The server has as many waiters as it may have.
     MaxWaiters {
         /// The limit.

@@ -156,7 +156,7 @@ impl Engine {
         request: &Release<'_>,
         out: &mut Outbox,
     ) -> Result<u32, Refusal> {
-        self.settle_owed(now, keys, id, out);
+        self.settle_noted(now, keys, id, out);
         let left = self.release_settled(now, keys, id, request, out);
         self.finish(keys, id);
         left
@@ -217,21 +217,31 @@ impl Engine {
         request: &Renew<'_>,
         out: &mut Outbox,
     ) -> Result<u64, Refusal> {
-        self.settle_owed(now, keys, id, out);
+        self.settle_noted(now, keys, id, out);
+        let left_ms = self.renew_settled(now, keys, id, request, out);
+        self.finish(keys, id);
+        left_ms
+    }
+
+    fn renew_settled(
+        &mut self,
+        now: Now,
+        keys: &mut impl Keyspace,
+        id: KeyId,
+        request: &Renew<'_>,
+        out: &mut Outbox,
+    ) -> Result<u64, Refusal> {
         let hold = Self::lock_of_kind(keys, id, request.kind)?
             .and_then(|lock| lock.live_hold(request.owner, request.mode, now))
-            .map(|hold| (hold.token(), hold.terms()));
-        let renewed = hold.map(|(token, terms)| {
-            let renewal = Renewal {
-                lease_ms: request.lease_ms,
-                session_ms: None,
-                client: request.client,
-                always: false,
-            };
-            now.left_ms(self.renew_hold(now, keys, id, token, terms, &renewal, out))
-        });
-        self.finish(keys, id);
-        renewed.ok_or(Refusal::NotOwner)
+            .ok_or(Refusal::NotOwner)?;
+        let (token, terms) = (hold.token(), hold.terms());
+        let renewal = Renewal {
+            lease_ms: request.lease_ms,
+            session_ms: None,
+            client: request.client,
+            always: false,
+        };
+        Ok(now.left_ms(self.renew_hold(now, keys, id, token, terms, &renewal, out)))
     }
 
     /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
@@ -280,7 +290,21 @@ impl Engine {
         token: Option<u64>,
         out: &mut Outbox,
     ) -> Result<bool, Refusal> {
-        self.settle_owed(now, keys, id, out);
+        self.settle_noted(now, keys, id, out);
+        let forced = self.force_settled(now, keys, id, kind, token, out);
+        self.finish(keys, id);
+        forced
+    }
+
+    fn force_settled(
+        &mut self,
+        now: Now,
+        keys: &mut impl Keyspace,
+        id: KeyId,
+        kind: Kind,
+        token: Option<u64>,
+        out: &mut Outbox,
+    ) -> Result<bool, Refusal> {
         let lock = Self::lock_of_kind(keys, id, kind)?;
         let tokens: Vec<u64> = lock
             .into_iter()
@@ -298,7 +322,6 @@ impl Engine {
         if !tokens.is_empty() {
             self.serve_after_end(now, keys, id, out);
         }
-        self.finish(keys, id);
         Ok(!tokens.is_empty())
     }
 

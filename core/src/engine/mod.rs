@@ -218,6 +218,12 @@ impl Pending {
         self.owed.remove(&key)
     }
 
+    fn take_dbs(&mut self, concerned: impl Fn(u32) -> bool) -> Vec<(Key, Owed)> {
+        self.owed
+            .extract_if(|key, _| concerned(key.db))
+            .collect()
+    }
+
     fn next(&mut self) -> Option<Key> {
         while let Some(key) = self.order.pop_front() {
             if self.owed.contains_key(&key) {
@@ -477,13 +483,14 @@ impl Engine {
             .is_some_and(|(_, owner)| owner.borrow() == key)
     }
 
-    /// The kind check of every command: the lock under `id` if there is one.
+    /// The kind check of every command: the lock under `id` if there is one. A semaphore has to be there.
     fn lock_of_kind<'k>(
         keys: &'k mut impl Keyspace,
         id: KeyId,
         kind: Kind,
     ) -> Result<Option<&'k Lock>, Refusal> {
         match keys.slot(id) {
+            Slot::Vacant if kind == Kind::Semaphore => Err(Refusal::NoSemaphore),
             Slot::Vacant => Ok(None),
             Slot::Lock(stored) if stored.lock.kind() == kind => Ok(Some(&stored.lock)),
             Slot::Lock(_) | Slot::Foreign => Err(Refusal::WrongType),

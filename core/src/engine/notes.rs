@@ -105,6 +105,14 @@ impl Engine {
                 moved.push(key.clone());
             }
         });
+        // What is owed to a value goes with it.
+        for (mut key, owed) in self.pending.take_dbs(|db| db == first || db == second) {
+            key.db = swapped(key.db);
+            *self.pending.entry(key) = owed;
+        }
+        for fresh in &mut self.fresh {
+            fresh.key.db = swapped(fresh.key.db);
+        }
         for key in moved {
             self.note_arrival(key);
         }
@@ -132,6 +140,6 @@ impl Engine {
     /// Whether a note about `key` is waiting to be settled.
     #[must_use]
     pub fn is_pending(&self, key: KeyRef<'_>) -> bool {
-        self.pending.owed.contains_key(&key)
+        !self.pending.owed.is_empty() && self.pending.owed.contains_key(&key)
     }
 }

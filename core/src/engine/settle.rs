@@ -37,8 +37,22 @@ impl Engine {
         self.serve(now, keys, id, freed || expired, out);
     }
 
+    /// Settles a key if the server told something about it. What commands do that do not compete for the lock: to them a
+    /// lease that ended is just not there, and the queue can wait for the timer.
+    pub(super) fn settle_noted(
+        &mut self,
+        now: Now,
+        keys: &mut impl Keyspace,
+        id: KeyId,
+        out: &mut Outbox,
+    ) {
+        if self.is_pending(keys.key(id)) {
+            self.settle(now, keys, id, false, out);
+        }
+    }
+
     /// Decides what the server's notes about this key come to.
-    pub(super) fn settle_owed(
+    fn settle_owed(
         &mut self,
         now: Now,
         keys: &mut impl Keyspace,

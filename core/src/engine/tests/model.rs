@@ -1,0 +1,412 @@
+//! Random histories of one mutex against an oracle that is plainly right: a holder, a list of waiters, and a loop that
+//! looks at all of them.
+
+use proptest::prelude::*;
+use std::vec::Vec;
+
+use super::world::{KEY, World, key};
+use crate::engine::{Acquired, Answer, Output};
+use crate::event::{EndCause, Event};
+use crate::lock::{Kind, Mode};
+use crate::request::{Acquire, Refusal, Release, Renew, RequestMark, Verb, Wait};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Acquire { owner: u8, lease_ms: u64, block_ms: Option<u64>, request_id: Option<u64> },
+    Release { owner: u8, request_id: Option<u64> },
+    Renew { owner: u8, lease_ms: Option<u64> },
+    Force,
+    Advance(u64),
+    Leaves(usize),
+    Delete,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let owner = || 0..4u8;
+    // Ids are drawn from few, so that they repeat, fall and rise.
+    let id = || proptest::option::weighted(0.4, 1..6u64);
+    prop_oneof![
+        8 => (owner(), 1..80u64, proptest::option::of(0..60u64), id())
+            .prop_map(|(owner, lease_ms, block_ms, request_id)| {
+                Step::Acquire { owner, lease_ms, block_ms, request_id }
+            }),
+        6 => (owner(), id()).prop_map(|(owner, request_id)| Step::Release { owner, request_id }),
+        2 => (owner(), proptest::option::of(1..80u64))
+            .prop_map(|(owner, lease_ms)| Step::Renew { owner, lease_ms }),
+        1 => Just(Step::Force),
+        5 => (0..60u64).prop_map(Step::Advance),
+        1 => any::<usize>().prop_map(Step::Leaves),
+        1 => Just(Step::Delete),
+    ]
+}
+
+/// What anybody is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Told {
+    Granted,
+    Nil,
+    Waits,
+    TakenOver,
+    Left(u32),
+    RenewedMs(u64),
+    Forced(bool),
+    Stale,
+    NotOwner,
+}
+
+#[derive(Clone, Debug)]
+struct Holder {
+    owner: u8,
+    count: u32,
+    until_ms: u64,
+    lease_ms: u64,
+    mark: Option<(u64, Verb)>,
+}
+
+#[derive(Clone, Debug)]
+struct InLine {
+    ticket: usize,
+    owner: u8,
+    lease_ms: u64,
+    until_ms: Option<u64>,
+    request_id: Option<u64>,
+}
+
+/// The oracle. `told` collects (ticket, answer) for waiters; tickets count from 1.
+#[derive(Default)]
+struct Oracle {
+    now_ms: u64,
+    holder: Option<Holder>,
+    line: Vec<InLine>,
+    tickets: usize,
+    told: Vec<(usize, Told)>,
+    ended: Vec<(u64, EndCause)>,
+}
+
+impl Oracle {
+    fn mark(&self, owner: u8, id: Option<u64>, verb: Verb) -> Result<bool, Told> {
+        let last = self.holder.as_ref().filter(|h| h.owner == owner).and_then(|h| h.mark);
+        match (last, id) {
+            (Some((last, _)), Some(id)) if id < last => Err(Told::Stale),
+            (Some((last, by)), Some(id)) if id == last && by != verb => Err(Told::Stale),
+            (Some((last, _)), Some(id)) => Ok(id == last),
+            _ => Ok(false),
+        }
+    }
+
+    fn holds(&self, owner: u8) -> bool {
+        self.holder.as_ref().is_some_and(|holder| holder.owner == owner)
+    }
+
+    fn grant(&mut self, owner: u8, lease_ms: u64, id: Option<u64>) {
+        let until_ms = self.now_ms + lease_ms;
+        let mark = id.map(|id| (id, Verb::Acquire));
+        match &mut self.holder {
+            Some(holder) => {
+                holder.count += 1;
+                holder.until_ms = holder.until_ms.max(until_ms);
+                holder.lease_ms = lease_ms;
+                holder.mark = mark.or(holder.mark);
+            }
+            None => self.holder = Some(Holder { owner, count: 1, until_ms, lease_ms, mark }),
+        }
+    }
+
+    /// Gives a free lock to the first in line, and to all of its owner's requests.
+    fn hand_over(&mut self) {
+        if self.holder.is_some() || self.line.is_empty() {
+            return;
+        }
+        let owner = self.line[0].owner;
+        let (granted, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.line).into_iter().partition(|w| w.owner == owner);
+        self.line = rest;
+        for waiter in granted {
+            self.grant(owner, waiter.lease_ms, waiter.request_id);
+            self.told.push((waiter.ticket, Told::Granted));
+        }
+    }
+
+    fn end(&mut self, cause: EndCause) {
+        self.holder = None;
+        self.ended.push((self.now_ms, cause));
+        self.hand_over();
+    }
+
+    fn acquire(&mut self, owner: u8, lease_ms: u64, block_ms: Option<u64>, id: Option<u64>) -> Told {
+        match self.mark(owner, id, Verb::Acquire) {
+            Err(stale) => return stale,
+            Ok(true) => {
+                self.renew(owner, Some(lease_ms));
+                return Told::Granted;
+            }
+            Ok(false) => {}
+        }
+        if self.holds(owner) {
+            self.grant(owner, lease_ms, id);
+            return Told::Granted;
+        }
+        let mut place = self.line.len();
+        if let (Some(id), Some(at)) = (
+            id,
+            self.line.iter().position(|w| w.owner == owner && w.request_id.is_some()),
+        ) {
+            let waiting = self.line[at].clone();
+            if Some(id) < waiting.request_id {
+                return Told::Stale;
+            }
+            self.line.remove(at);
+            self.told.push((waiting.ticket, Told::TakenOver));
+            place = if Some(id) == waiting.request_id { at } else { self.line.len() };
+        }
+        if self.holder.is_none() && self.line.is_empty() {
+            self.grant(owner, lease_ms, id);
+            return Told::Granted;
+        }
+        let Some(block_ms) = block_ms else { return Told::Nil };
+        self.tickets += 1;
+        let until_ms = (block_ms != 0).then(|| self.now_ms + block_ms);
+        let waiter = InLine { ticket: self.tickets, owner, lease_ms, until_ms, request_id: id };
+        self.line.insert(place, waiter);
+        Told::Waits
+    }
+
+    fn release(&mut self, owner: u8, id: Option<u64>) -> Told {
+        if !self.holds(owner) {
+            return Told::NotOwner;
+        }
+        let repeated = match self.mark(owner, id, Verb::Release) {
+            Err(stale) => return stale,
+            Ok(repeated) => repeated,
+        };
+        let holder = self.holder.as_mut().unwrap();
+        if repeated {
+            return Told::Left(holder.count);
+        }
+        holder.count -= 1;
+        holder.mark = id.map(|id| (id, Verb::Release)).or(holder.mark);
+        let left = holder.count;
+        if left == 0 {
+            self.end(EndCause::Released);
+        }
+        Told::Left(left)
+    }
+
+    fn renew(&mut self, owner: u8, lease_ms: Option<u64>) -> Told {
+        let now_ms = self.now_ms;
+        match &mut self.holder {
+            Some(holder) if holder.owner == owner => {
+                holder.lease_ms = lease_ms.unwrap_or(holder.lease_ms);
+                holder.until_ms = holder.until_ms.max(now_ms + holder.lease_ms);
+                Told::RenewedMs(holder.until_ms - now_ms)
+            }
+            _ => Told::NotOwner,
+        }
+    }
+
+    fn advance(&mut self, ms: u64) {
+        for _ in 0..=ms {
+            // A waiter whose time is over gets nil, even if the lock comes free at that very moment.
+            let now_ms = self.now_ms;
+            let (over, line): (Vec<_>, Vec<_>) = std::mem::take(&mut self.line)
+                .into_iter()
+                .partition(|w| w.until_ms.is_some_and(|until_ms| until_ms <= now_ms));
+            self.line = line;
+            self.told.extend(over.into_iter().map(|w| (w.ticket, Told::Nil)));
+            if self.holder.as_ref().is_some_and(|holder| holder.until_ms <= now_ms) {
+                self.end(EndCause::Expired);
+            }
+            self.now_ms += 1;
+        }
+        self.now_ms -= 1;
+    }
+}
+
+fn name(owner: u8) -> [u8; 1] {
+    [b'a' + owner]
+}
+
+/// Runs a step in the world and says what it was told.
+fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
+    let lock = key("k");
+    let refused = |refusal| match refusal {
+        Refusal::Stale { .. } => Told::Stale,
+        Refusal::NotOwner => Told::NotOwner,
+        other => panic!("{other:?}"),
+    };
+    match *step {
+        Step::Acquire { owner, lease_ms, block_ms, request_id } => {
+            let request = Acquire {
+                kind: Kind::Mutex,
+                owner: name(owner)[..].into(),
+                mode: Mode::Exclusive,
+                count: 1,
+                lease_ms,
+                request_id,
+                session_ms: None,
+                client: None,
+                wait: block_ms.map(|block_ms| Wait {
+                    until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)),
+                    max_waiters: usize::MAX,
+                }),
+            };
+            let acquired =
+                world.on_key(&lock, |engine, now, keys, out| engine.acquire(now, keys, KEY, request, out));
+            Some(match acquired {
+                Ok(Acquired::Granted(_)) => Told::Granted,
+                Ok(Acquired::Denied) => Told::Nil,
+                Ok(Acquired::Waiting(ticket)) => {
+                    world.expect_answer(ticket);
+                    Told::Waits
+                }
+                Err(refusal) => refused(refusal),
+            })
+        }
+        Step::Release { owner, request_id } => {
+            let owner = name(owner);
+            let request = Release {
+                kind: Kind::Mutex,
+                owner: &owner,
+                mode: Mode::Exclusive,
+                count: 1,
+                request_id,
+            };
+            let left =
+                world.on_key(&lock, |engine, now, keys, out| engine.release(now, keys, KEY, &request, out));
+            Some(left.map_or_else(refused, Told::Left))
+        }
+        Step::Renew { owner, lease_ms } => {
+            let owner = name(owner);
+            let request = Renew {
+                kind: Kind::Mutex,
+                owner: &owner,
+                mode: Mode::Exclusive,
+                lease_ms,
+                client: None,
+            };
+            let left_ms =
+                world.on_key(&lock, |engine, now, keys, out| engine.renew(now, keys, KEY, &request, out));
+            Some(left_ms.map_or_else(refused, Told::RenewedMs))
+        }
+        Step::Force => {
+            let forced = world.on_key(&lock, |engine, now, keys, out| {
+                engine.force_release(now, keys, KEY, Kind::Mutex, None, out)
+            });
+            Some(Told::Forced(forced.unwrap()))
+        }
+        Step::Advance(ms) => {
+            world.advance(ms);
+            None
+        }
+        Step::Leaves(index) => {
+            if let Some(ticket) = waiting.get(index % waiting.len().max(1)) {
+                world.waiter_left(*ticket as u64);
+                world.run_timer();
+            }
+            None
+        }
+        Step::Delete => {
+            world.unlink(&lock);
+            world.run_timer();
+            None
+        }
+    }
+}
+
+/// Runs the same step in the oracle.
+fn run_oracle(oracle: &mut Oracle, step: &Step) -> Option<Told> {
+    match *step {
+        Step::Acquire { owner, lease_ms, block_ms, request_id } => {
+            Some(oracle.acquire(owner, lease_ms, block_ms, request_id))
+        }
+        Step::Release { owner, request_id } => Some(oracle.release(owner, request_id)),
+        Step::Renew { owner, lease_ms } => Some(oracle.renew(owner, lease_ms)),
+        Step::Force => {
+            let forced = oracle.holder.is_some();
+            if forced {
+                oracle.end(EndCause::Forced);
+            }
+            Some(Told::Forced(forced))
+        }
+        Step::Advance(ms) => {
+            oracle.advance(ms);
+            None
+        }
+        Step::Leaves(index) => {
+            if !oracle.line.is_empty() {
+                oracle.line.remove(index % oracle.line.len());
+            }
+            None
+        }
+        Step::Delete => {
+            oracle.holder = None;
+            oracle.hand_over();
+            None
+        }
+    }
+}
+
+/// What left the engine, in the oracle's words.
+fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
+    let (mut told, mut ended) = (Vec::new(), Vec::new());
+    for (_, output) in std::mem::take(&mut world.outputs) {
+        match output {
+            Output::Answer { ticket, answer } => told.push((
+                usize::try_from(ticket).unwrap(),
+                match answer {
+                    Answer::Granted(_) => Told::Granted,
+                    Answer::TimedOut => Told::Nil,
+                    Answer::TakenOver => Told::TakenOver,
+                    Answer::Refused(refusal) => panic!("{refusal:?}"),
+                },
+            )),
+            Output::Effect { event: Event::Ended { cause, .. }, .. } => ended.push(cause),
+            Output::Effect { .. } => {}
+        }
+    }
+    (told, ended)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_mutex_does_what_the_oracle_says(steps in prop::collection::vec(step(), 1..80)) {
+        let mut world = World::new();
+        let mut oracle = Oracle::default();
+        for step in &steps {
+            let waiting: Vec<usize> = oracle.line.iter().map(|w| w.ticket).collect();
+            // The timer of a real server may not have run yet when a command comes at the moment of a deadline: here
+            // both sides are brought to the same point first.
+            world.advance(0);
+            oracle.advance(0);
+            prop_assert_eq!(run(&mut world, step, &waiting), run_oracle(&mut oracle, step), "{:?}", step);
+            let (mut told, ended) = outputs(&mut world);
+            let mut expected = std::mem::take(&mut oracle.told);
+            // Within one step the order among different waiters that time out together is of no consequence.
+            told.sort_by_key(|(ticket, _)| *ticket);
+            expected.sort_by_key(|(ticket, _)| *ticket);
+            prop_assert_eq!(told, expected, "{:?}", step);
+            let expected: Vec<_> = std::mem::take(&mut oracle.ended).into_iter().map(|(_, cause)| cause).collect();
+            prop_assert_eq!(ended, expected, "{:?}", step);
+            let held = world.lock(&key("k")).and_then(|lock| lock.holds().first().cloned());
+            let state = held.map(|hold| (
+                hold.owner().as_slice().to_vec(),
+                hold.count(),
+                hold.deadline_us() / 1000,
+                hold.request(),
+            ));
+            let expected = oracle.holder.as_ref().map(|holder| (
+                name(holder.owner).to_vec(),
+                holder.count,
+                holder.until_ms,
+                holder.mark.map(|(id, verb)| RequestMark { id, verb }),
+            ));
+            prop_assert_eq!(state, expected, "{:?}", step);
+            prop_assert_eq!(world.engine.waiting(), oracle.line.len());
+            for waiter in &oracle.line {
+                prop_assert!(world.is_waiting(waiter.ticket as u64));
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Random histories of all kinds over several keys, with connections that close, values that come and go, pauses and
+//! late timers. There is no oracle for these; what is checked is what must hold in any history: see `World::check`.
+
+use proptest::prelude::*;
+
+use super::world::{KEY, Value, World, key};
+use crate::bytes::Key;
+use crate::engine::{Acquired, Stored};
+use crate::lock::{Kind, Lock, Mode};
+use crate::request::{Acquire, Release, Renew, Wait};
+
+const PERMITS: u32 = 3;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Acquire { key: u8, owner: u8, mode: Mode, count: u32, lease_ms: u64, block_ms: Option<u64>, id: Option<u64>, session_ms: Option<u64>, client: u64 },
+    Release { key: u8, owner: u8, mode: Mode, id: Option<u64> },
+    Renew { key: u8, owner: u8, mode: Mode, client: u64 },
+    Force { key: u8 },
+    Advance(u64),
+    Pause(u64),
+    Timer,
+    Closes(u64),
+    Leaves(u64),
+    Sent,
+    Delete(u8),
+    Foreign(u8),
+    Rename(u8, u8),
+    Copy(u8, u8),
+    Swap,
+    Flush,
+    Promote,
+}
+
+/// Key 0 is a mutex, key 1 a rwlock, key 2 a semaphore, as far as the commands on it go.
+fn mode(key: u8) -> Mode {
+    match key % 3 {
+        0 => Mode::Exclusive,
+        1 => Mode::Write,
+        _ => Mode::Permits,
+    }
+}
+
+fn kind(mode: Mode) -> Kind {
+    match mode {
+        Mode::Exclusive => Kind::Mutex,
+        Mode::Read | Mode::Write => Kind::RwLock,
+        Mode::Permits => Kind::Semaphore,
+    }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let at = || (0..3u8, 0..4u8, any::<bool>()).prop_map(|(key, owner, read)| {
+        let mode = if key == 1 && read { Mode::Read } else { mode(key) };
+        (key, owner, mode)
+    });
+    let id = || proptest::option::weighted(0.3, 1..6u64);
+    let client = || 0..4u64;
+    prop_oneof![
+        10 => (at(), 1..=PERMITS, 1..80u64, proptest::option::of(0..60u64), id(), proptest::option::of(0..40u64), client())
+            .prop_map(|((key, owner, mode), permits, lease_ms, block_ms, id, session_ms, client)| {
+                let count = if mode == Mode::Permits { permits } else { 1 };
+                Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client }
+            }),
+        6 => (at(), id()).prop_map(|((key, owner, mode), id)| Step::Release { key, owner, mode, id }),
+        2 => (at(), client()).prop_map(|((key, owner, mode), client)| Step::Renew { key, owner, mode, client }),
+        1 => (0..3u8).prop_map(|key| Step::Force { key }),
+        5 => (0..60u64).prop_map(Step::Advance),
+        2 => (0..60u64).prop_map(Step::Pause),
+        2 => Just(Step::Timer),
+        2 => client().prop_map(Step::Closes),
+        2 => (1..40u64).prop_map(Step::Leaves),
+        2 => Just(Step::Sent),
+        1 => (0..3u8).prop_map(Step::Delete),
+        1 => (0..3u8).prop_map(Step::Foreign),
+        1 => (0..3u8, 0..3u8).prop_map(|(from, to)| Step::Rename(from, to)),
+        1 => (0..3u8, 0..3u8).prop_map(|(from, to)| Step::Copy(from, to)),
+        1 => Just(Step::Swap),
+        1 => Just(Step::Flush),
+        1 => Just(Step::Promote),
+    ]
+}
+
+fn name(number: u8) -> Key {
+    key(match number {
+        0 => "mutex",
+        1 => "rwlock",
+        _ => "semaphore",
+    })
+}
+
+fn run(world: &mut World, step: Step) {
+    match step {
+        Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client } => {
+            let request = Acquire {
+                kind: kind(mode),
+                owner: [owner][..].into(),
+                mode,
+                count,
+                lease_ms,
+                request_id: id,
+                session_ms,
+                client: Some(client),
+                wait: block_ms.map(|block_ms| Wait {
+                    until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)),
+                    max_waiters: 10,
+                }),
+            };
+            let acquired =
+                world.on_key(&name(key), |engine, now, keys, out| engine.acquire(now, keys, KEY, request, out));
+            if let Ok(Acquired::Waiting(ticket)) = acquired {
+                world.expect_answer(ticket);
+            }
+        }
+        Step::Release { key, owner, mode, id } => {
+            let owner = [owner];
+            let request = Release { kind: kind(mode), owner: &owner, mode, count: 1, request_id: id };
+            let _ = world.on_key(&name(key), |engine, now, keys, out| engine.release(now, keys, KEY, &request, out));
+        }
+        Step::Renew { key, owner, mode, client } => {
+            let owner = [owner];
+            let request = Renew { kind: kind(mode), owner: &owner, mode, lease_ms: None, client: Some(client) };
+            let _ = world.on_key(&name(key), |engine, now, keys, out| engine.renew(now, keys, KEY, &request, out));
+        }
+        Step::Force { key } => {
+            let kind = kind(mode(key));
+            let _ = world.on_key(&name(key), |engine, now, keys, out| {
+                engine.force_release(now, keys, KEY, kind, None, out)
+            });
+        }
+        Step::Advance(ms) => world.advance(ms),
+        Step::Pause(ms) => world.pause(ms),
+        Step::Timer => world.run_timer(),
+        Step::Closes(client) => world.engine.client_closed(client),
+        Step::Leaves(ticket) if world.is_waiting(ticket) => world.waiter_left(ticket),
+        Step::Leaves(_) => {}
+        Step::Sent => world.engine.confirm_grants(|_| true),
+        Step::Delete(key) => {
+            world.unlink(&name(key));
+            world.engine.note(name(key));
+        }
+        Step::Foreign(key) => world.arrive(&name(key), Value::Foreign),
+        Step::Rename(from, to) => {
+            if from != to && let Some(value) = world.unlink(&name(from)) {
+                world.arrive(&name(to), value);
+            }
+        }
+        Step::Copy(from, to) => {
+            if let Some(lock) = world.lock(&name(from)).cloned() {
+                world.arrive(&name(to), Value::Lock(Stored::new(lock)));
+            }
+        }
+        Step::Swap => {
+            for ((db, name), value) in std::mem::take(&mut world.values) {
+                world.values.insert((1 - db, name), value);
+            }
+            world.engine.note_swap(0, 1);
+        }
+        Step::Flush => {
+            world.values.clear();
+            world.engine.note_flush(None);
+        }
+        Step::Promote => world.engine.note_promotion(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_history_is_safe_and_leaves_nothing_behind(steps in prop::collection::vec(step(), 1..120)) {
+        let mut world = World::new();
+        world.arrive(&name(2), Value::Lock(Stored::new(Lock::new(Kind::Semaphore, PERMITS))));
+        for step in steps {
+            run(&mut world, step);
+            world.check();
+        }
+        // Everything has a deadline: when all of them are over, only waiters without one may be left.
+        for _ in 0..50 {
+            world.advance(200);
+        }
+        world.engine.confirm_grants(|_| true);
+        let idle = world.values.values().all(|value| match value {
+            Value::Lock(stored) => stored.lock.holds().is_empty(),
+            Value::Foreign => true,
+        });
+        prop_assert!(idle, "a hold outlived its lease");
+        prop_assert_eq!(world.engine.held(), 0);
+        prop_assert_eq!(world.engine.waiting(), 0, "a free lock leaves nobody waiting");
+        prop_assert!(!world.engine.minds_client(0) && !world.engine.minds_client(1));
+    }
+}

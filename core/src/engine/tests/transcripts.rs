@@ -1,0 +1,254 @@
+//! Stories: `testdata/*.txt`, each step a command, each answer what came of it. `REWRITE=1 cargo test -p rlock-core`
+//! writes the answers anew.
+
+use std::collections::BTreeMap;
+use std::format;
+use std::string::{String, ToString};
+use std::vec::Vec;
+
+use super::world::{KEY, Value, World, key};
+use crate::engine::{Acquired, Answer, Output, Stored};
+use crate::event::{ChangeCause, Event, Terms};
+use crate::lock::{Kind, Lock, Mode};
+use crate::request::{Acquire, Refusal, Release, Renew, Wait};
+use crate::time::US_PER_MS;
+
+#[test]
+fn stories() {
+    datadriven::walk("testdata", |file| {
+        let mut world = World::new();
+        file.run(|case| {
+            if case.directive == "new" {
+                world = World::new();
+                return String::new();
+            }
+            let mut told = String::new();
+            for line in case.input.lines() {
+                for answer in step(&mut world, line) {
+                    told.push_str(&answer);
+                    told.push('\n');
+                }
+            }
+            told
+        });
+    });
+}
+
+/// A command's words: positional ones, then `name=value`.
+struct Words<'a> {
+    positional: Vec<&'a str>,
+    named: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> Words<'a> {
+    fn of(line: &'a str) -> Self {
+        let (named, positional): (Vec<_>, Vec<_>) =
+            line.split_whitespace().partition(|word| word.contains('='));
+        Self {
+            positional,
+            named: named.into_iter().filter_map(|word| word.split_once('=')).collect(),
+        }
+    }
+
+    fn at(&self, index: usize) -> &'a str {
+        self.positional[index]
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.named.get(name).map(|value| value.parse().unwrap())
+    }
+
+    fn kind(&self) -> (Kind, Mode) {
+        match self.named.get("as").copied().unwrap_or("mutex") {
+            "mutex" => (Kind::Mutex, Mode::Exclusive),
+            "read" => (Kind::RwLock, Mode::Read),
+            "write" => (Kind::RwLock, Mode::Write),
+            "permits" => (Kind::Semaphore, Mode::Permits),
+            other => panic!("no kind {other}"),
+        }
+    }
+
+    fn count(&self) -> u32 {
+        self.number("n").map_or(1, |n| u32::try_from(n).unwrap())
+    }
+}
+
+fn step(world: &mut World, line: &str) -> Vec<String> {
+    let words = Words::of(line);
+    let mut told = Vec::new();
+    match words.at(0) {
+        "acquire" => told.push(acquire(world, &words)),
+        "release" => told.push(release(world, &words)),
+        "renew" => told.push(renew(world, &words)),
+        "force" => {
+            let token = words.number("token");
+            let forced = world.on_key(&key(words.at(1)), |engine, now, keys, out| {
+                engine.force_release(now, keys, KEY, words.kind().0, token, out)
+            });
+            told.push(format!("{forced:?}"));
+        }
+        "advance" => world.advance(words.at(1).parse().unwrap()),
+        "pause" => world.pause(words.at(1).parse().unwrap()),
+        "timer" => world.run_timer(),
+        "closes" => world.engine.client_closed(words.at(1).parse().unwrap()),
+        "leaves" => world.waiter_left(words.at(1).parse().unwrap()),
+        "sent" => world.engine.confirm_grants(|_| true),
+        "del" => {
+            world.unlink(&key(words.at(1)));
+        }
+        "set" => world.arrive(&key(words.at(1)), Value::Foreign),
+        "rename" => {
+            let value = world.unlink(&key(words.at(1))).unwrap();
+            world.arrive(&key(words.at(2)), value);
+        }
+        "copy" => {
+            let lock = world.lock(&key(words.at(1))).unwrap().clone();
+            world.arrive(&key(words.at(2)), Value::Lock(Stored::new(lock)));
+        }
+        "init" => {
+            let lock = Lock::new(Kind::Semaphore, words.count());
+            world.arrive(&key(words.at(1)), Value::Lock(Stored::new(lock)));
+        }
+        "preset" => preset_count(world, &words),
+        "flush" => {
+            world.values.clear();
+            world.engine.note_flush(None);
+        }
+        "show" => told.extend(show(world, words.at(1))),
+        other => panic!("no command {other}"),
+    }
+    for (key, output) in std::mem::take(&mut world.outputs) {
+        told.push(describe(world, &String::from_utf8_lossy(key.name.as_slice()), &output));
+    }
+    told
+}
+
+fn acquire(world: &mut World, words: &Words<'_>) -> String {
+    let now = world.now;
+    let (kind, mode) = words.kind();
+    let request = Acquire {
+        kind,
+        owner: words.at(2).as_bytes().into(),
+        mode,
+        count: words.count(),
+        lease_ms: words.number("px").unwrap_or(1000),
+        request_id: words.number("req"),
+        session_ms: words.number("session"),
+        client: words.number("client"),
+        wait: words.number("block").map(|block_ms| Wait {
+            until_us: (block_ms != 0).then(|| now.after_ms(block_ms)),
+            max_waiters: 3,
+        }),
+    };
+    let acquired = world.on_key(&key(words.at(1)), |engine, now, keys, out| {
+        engine.acquire(now, keys, KEY, request, out)
+    });
+    match acquired {
+        Ok(Acquired::Granted(token)) => format!("granted {token}"),
+        Ok(Acquired::Denied) => "nil".to_string(),
+        Ok(Acquired::Waiting(ticket)) => {
+            world.expect_answer(ticket);
+            format!("waits as {ticket}")
+        }
+        Err(refusal) => refused(refusal),
+    }
+}
+
+fn release(world: &mut World, words: &Words<'_>) -> String {
+    let (kind, mode) = words.kind();
+    let request = Release {
+        kind,
+        owner: words.at(2).as_bytes(),
+        mode,
+        count: words.count(),
+        request_id: words.number("req"),
+    };
+    let left = world.on_key(&key(words.at(1)), |engine, now, keys, out| {
+        engine.release(now, keys, KEY, &request, out)
+    });
+    left.map_or_else(refused, |left| format!("left {left}"))
+}
+
+fn renew(world: &mut World, words: &Words<'_>) -> String {
+    let (kind, mode) = words.kind();
+    let request = Renew {
+        kind,
+        owner: words.at(2).as_bytes(),
+        mode,
+        lease_ms: words.number("px"),
+        client: words.number("client"),
+    };
+    let left_ms = world.on_key(&key(words.at(1)), |engine, now, keys, out| {
+        engine.renew(now, keys, KEY, &request, out)
+    });
+    left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms"))
+}
+
+fn refused(refusal: Refusal) -> String {
+    format!("error {refusal:?}")
+}
+
+/// Sets the count of the hold under a key, for counts that no test can reach one by one.
+fn preset_count(world: &mut World, words: &Words<'_>) {
+    let hold = world.lock(&key(words.at(1))).unwrap().holds()[0].clone();
+    let event = Event::Changed {
+        token: hold.token(),
+        cause: ChangeCause::Reentered,
+        terms: Terms {
+            count: words.count(),
+            ..hold.terms()
+        },
+    };
+    world.on_key(&key(words.at(1)), |engine, _, keys, _| {
+        assert!(engine.apply_effect(keys, KEY, &event));
+    });
+}
+
+fn show(world: &World, name: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    match world.lock(&key(name)) {
+        None => lines.push("no lock".to_string()),
+        Some(lock) => lines.extend(lock.holds().iter().map(|hold| {
+            format!(
+                "{} holds {} x{} token {} for {} ms",
+                String::from_utf8_lossy(hold.owner().as_slice()),
+                hold.mode().name(),
+                hold.count(),
+                hold.token(),
+                hold.lease_left_ms(world.now)
+            )
+        })),
+    }
+    for waiter in world.engine.waiters(key(name).borrow(), world.now) {
+        let owner = String::from_utf8_lossy(waiter.owner.as_slice());
+        lines.push(format!("{owner} has waited {} ms", waiter.waited_ms));
+    }
+    lines
+}
+
+fn describe(world: &World, name: &str, output: &Output) -> String {
+    let at_ms = |deadline_us: u64| deadline_us / US_PER_MS;
+    match output {
+        Output::Answer { ticket, answer } => match answer {
+            Answer::Granted(token) => format!("  {ticket} <- granted {token}"),
+            Answer::TimedOut => format!("  {ticket} <- nil"),
+            Answer::TakenOver => format!("  {ticket} <- taken over"),
+            Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(*refusal)),
+        },
+        Output::Effect { event, .. } => match event {
+            Event::Granted { owner, token, terms, .. } => format!(
+                "  {name}: granted {owner:?} token {token} until {}",
+                at_ms(terms.deadline_us)
+            ),
+            Event::Changed { token, cause, terms } => format!(
+                "  {name}: {cause:?} token {token} x{} until {}",
+                terms.count,
+                at_ms(terms.deadline_us)
+            ),
+            Event::Ended { token, cause } => {
+                let at = at_ms(world.now.mono_us);
+                format!("  {name}: {cause:?} token {token} at {at}")
+            }
+        },
+    }
+}
