@@ -1,14 +1,29 @@
 //! The only place that reads a clock.
+//!
+//! Deadlines count on `CLOCK_BOOTTIME`: it never steps, and it counts through a suspend of the machine, during which
+//! leases go on ending for everybody else. The wall clock is needed for tokens and for times that leave the process; it is
+//! kept as a distance from the other, measured once in each turn of the server's event loop. A command then reads one
+//! clock and not two, and a step of the wall clock is noticed within a turn.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rlock_core::Now;
 
-/// Reads the clock that never steps and the wall clock.
-///
-/// `CLOCK_BOOTTIME` counts through a suspend of the machine, during which leases go on ending for everybody else.
+/// Microseconds from the steady clock to the wall clock.
+static WALL_AHEAD_US: AtomicU64 = AtomicU64::new(0);
+
+/// Measures the distance between the clocks anew.
+pub(crate) fn sync() {
+    let ahead_us = read_us(libc::CLOCK_REALTIME).saturating_sub(mono_us());
+    WALL_AHEAD_US.store(ahead_us, Ordering::Relaxed);
+}
+
+/// The time on both clocks.
 pub(crate) fn now() -> Now {
+    let mono_us = mono_us();
     Now {
-        mono_us: read_us(libc::CLOCK_BOOTTIME),
-        wall_us: read_us(libc::CLOCK_REALTIME),
+        mono_us,
+        wall_us: mono_us.saturating_add(WALL_AHEAD_US.load(Ordering::Relaxed)),
     }
 }
 

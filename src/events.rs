@@ -2,6 +2,7 @@
 
 use rlock_core::{Alarm, Key, KeyRef, Keyspace, Lock, Slot};
 
+use crate::clock;
 use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
 use crate::state::{self, Note};
@@ -22,6 +23,7 @@ pub(crate) fn on_server_event(event: ServerEvent) {
         ServerEvent::LoadEnded => return timer::arm_soon(),
         ServerEvent::Tick => return timer::on_tick(),
         ServerEvent::AfterSleep => {
+            clock::sync();
             if state::peek_engine(rlock_core::Engine::has_unconfirmed_grants) == Some(true) {
                 state::note(Note::AnswersSent);
             }

@@ -1,5 +1,6 @@
 //! What `MODULE LOAD` does.
 
+use crate::clock;
 use crate::commands;
 use crate::configuration;
 use crate::ffi::{self, Args, LoadError, Registrar, Type};
@@ -13,6 +14,7 @@ pub(crate) const MODULE_VERSION: i32 = 100;
 const TYPE_NAME: &std::ffi::CStr = c"RedisLock";
 
 pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
+    clock::sync();
     registrar.set_options();
     configuration::register(registrar, args)?;
     Type::register(registrar.ctx(), TYPE_NAME, value::PAYLOAD_VERSION)

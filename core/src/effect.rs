@@ -92,21 +92,8 @@ fn push_word(facts: &mut Facts, word: &str) {
 }
 
 fn push_number(facts: &mut Facts, number: u64) {
-    let mut digits = [0u8; 20];
-    let mut left = number;
-    let mut first = digits.len();
-    for (index, digit) in digits.iter_mut().enumerate().rev() {
-        #[expect(clippy::cast_possible_truncation, reason = "a digit is below 10")]
-        let ones = (left % 10) as u8;
-        *digit = b'0'.saturating_add(ones);
-        left /= 10;
-        first = index;
-        if left == 0 {
-            break;
-        }
-    }
     facts.push(b' ');
-    facts.extend_from_slice(digits.get(first..).unwrap_or_default());
+    facts.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {

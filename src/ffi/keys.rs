@@ -20,6 +20,8 @@ struct Open<'c> {
     bytes: &'c [u8],
     handle: *mut raw::RedisModuleKey,
     found: Found,
+    /// Whether something lay under the key when it was opened.
+    was_there: bool,
 }
 
 /// The keys that a request has open. They are closed when this is dropped.
@@ -52,11 +54,13 @@ impl<'c> Keys<'c> {
         // SAFETY: the context and the name are alive.
         let handle =
             unsafe { api!(RedisModule_OpenKey, ctx.raw(), name.raw(), mode.cast_signed()) };
+        let found = find(handle);
         let mut open = SmallVec::new();
         open.push(Open {
             bytes: name.bytes(),
             handle,
-            found: find(handle),
+            was_there: !matches!(found, Found::Vacant),
+            found,
         });
         Self {
             db: ctx.db(),
@@ -66,7 +70,7 @@ impl<'c> Keys<'c> {
 
     /// Removes an EXPIRE that a user set on the key: it was meant for the holder before.
     pub(crate) fn clear_expire(&self, id: KeyId) {
-        let Some(open) = self.open.get(id.0) else {
+        let Some(open) = self.open.get(id.0).filter(|open| open.was_there) else {
             return;
         };
         const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
