@@ -14,9 +14,7 @@ impl ArgumentError {
     }
 
     fn number(name: &str, min: u64, max: u64, unit: &str) -> Self {
-        Self(format!(
-            "ERR {name} must be a whole number from {min} to {max}{unit}"
-        ))
+        Self(format!("ERR {name} must be a whole number from {min} to {max}{unit}"))
     }
 
     pub(crate) fn text(&self) -> &str {
@@ -96,11 +94,7 @@ impl Opt {
 }
 
 /// Reads the options from argument `first` on: in any order, each once, in any letter case.
-pub(crate) fn options(
-    args: Args<'_>,
-    first: usize,
-    known: &[Opt],
-) -> Result<Options, ArgumentError> {
+pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Options, ArgumentError> {
     let mut options = Options::default();
     let mut index = first;
     while let Some(name) = args.get(index) {
@@ -109,9 +103,7 @@ pub(crate) fn options(
             .iter()
             .find(|option| name.eq_ignore_ascii_case(option.name().as_bytes()))
             .ok_or_else(ArgumentError::syntax)?;
-        let value = args
-            .get(index.saturating_add(1))
-            .ok_or_else(ArgumentError::syntax)?;
+        let value = args.get(index.saturating_add(1)).ok_or_else(ArgumentError::syntax)?;
         let place = option.place(&mut options);
         if place.is_some() {
             return Err(ArgumentError::syntax());
@@ -120,11 +112,7 @@ pub(crate) fn options(
         let number = number(value.bytes())
             .filter(|number| (min..=max).contains(number))
             .ok_or_else(|| ArgumentError::number(option.name(), min, max, unit))?;
-        *place = Some(if *option == Opt::Ex {
-            number.saturating_mul(1000)
-        } else {
-            number
-        });
+        *place = Some(if *option == Opt::Ex { number.saturating_mul(1000) } else { number });
         index = index.saturating_add(2);
     }
     Ok(options)
@@ -136,9 +124,7 @@ pub(crate) fn key_and_owner(args: Args<'_>) -> Result<(Arg<'_>, &[u8]), Argument
     if (1..=MAX_OWNER_BYTES).contains(&owner.len()) {
         Ok((key(args)?, owner))
     } else {
-        Err(ArgumentError(format!(
-            "ERR owner must have 1 to {MAX_OWNER_BYTES} bytes"
-        )))
+        Err(ArgumentError(format!("ERR owner must have 1 to {MAX_OWNER_BYTES} bytes")))
     }
 }
 
@@ -152,13 +138,7 @@ fn number(bytes: &[u8]) -> Option<u64> {
     let is_plain = match bytes {
         [] => false,
         [b'0'] => true,
-        [first, rest @ ..] => {
-            (b'1'..=b'9').contains(first) && rest.iter().all(u8::is_ascii_digit)
-        }
+        [first, rest @ ..] => (b'1'..=b'9').contains(first) && rest.iter().all(u8::is_ascii_digit),
     };
-    if is_plain {
-        std::str::from_utf8(bytes).ok()?.parse().ok()
-    } else {
-        None
-    }
+    if is_plain { std::str::from_utf8(bytes).ok()?.parse().ok() } else { None }
 }

@@ -21,10 +21,7 @@ pub(crate) fn sync() {
 /// The time on both clocks.
 pub(crate) fn now() -> Now {
     let mono_us = mono_us();
-    Now {
-        mono_us,
-        wall_us: mono_us.saturating_add(WALL_AHEAD_US.load(Ordering::Relaxed)),
-    }
+    Now { mono_us, wall_us: mono_us.saturating_add(WALL_AHEAD_US.load(Ordering::Relaxed)) }
 }
 
 /// Microseconds on the clock that never steps.
@@ -36,7 +33,5 @@ fn read_us(clock: libc::clockid_t) -> u64 {
     let time = crate::ffi::clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or(0);
-    seconds
-        .saturating_mul(1_000_000)
-        .saturating_add(nanoseconds / 1000)
+    seconds.saturating_mul(1_000_000).saturating_add(nanoseconds / 1000)
 }

@@ -16,41 +16,11 @@ const YEAR_MS: i64 = MAX_LEASE_MS.cast_signed();
 
 /// Every number that can be configured. redis.conf.example explains each.
 const SPECS: [ConfigSpec; 5] = [
-    ConfigSpec {
-        name: c"default-lease-ms",
-        default: 30_000,
-        min: 1,
-        max: YEAR_MS,
-        place: &DEFAULT_LEASE_MS,
-    },
-    ConfigSpec {
-        name: c"max-waiters",
-        default: 100_000,
-        min: 0,
-        max: 10_000_000,
-        place: &MAX_WAITERS,
-    },
-    ConfigSpec {
-        name: c"max-places",
-        default: 1_000_000,
-        min: 0,
-        max: 100_000_000,
-        place: &MAX_PLACES,
-    },
-    ConfigSpec {
-        name: c"fair-grace-ms",
-        default: 5000,
-        min: 1,
-        max: YEAR_MS,
-        place: &FAIR_GRACE_MS,
-    },
-    ConfigSpec {
-        name: c"quarantine-ms",
-        default: 0,
-        min: 0,
-        max: YEAR_MS,
-        place: &QUARANTINE_MS,
-    },
+    ConfigSpec { name: c"default-lease-ms", default: 30_000, min: 1, max: YEAR_MS, place: &DEFAULT_LEASE_MS },
+    ConfigSpec { name: c"max-waiters", default: 100_000, min: 0, max: 10_000_000, place: &MAX_WAITERS },
+    ConfigSpec { name: c"max-places", default: 1_000_000, min: 0, max: 100_000_000, place: &MAX_PLACES },
+    ConfigSpec { name: c"fair-grace-ms", default: 5000, min: 1, max: YEAR_MS, place: &FAIR_GRACE_MS },
+    ConfigSpec { name: c"quarantine-ms", default: 0, min: 0, max: YEAR_MS, place: &QUARANTINE_MS },
 ];
 
 /// Registers the configuration. Arguments of `loadmodule` (`name value …`) stand in for the defaults; the configuration
@@ -65,18 +35,14 @@ pub(crate) fn register(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), 
             .zip(&mut defaults)
             .find(|(spec, _)| spec.name.to_bytes() == name.as_bytes())
             .ok_or_else(|| LoadError(format!("there is no argument {name}; known are {}", known_names())))?;
-        let value = args
-            .get(index.saturating_add(1))
-            .ok_or_else(|| LoadError(format!("the argument {name} has no value")))?;
+        let value =
+            args.get(index.saturating_add(1)).ok_or_else(|| LoadError(format!("the argument {name} has no value")))?;
         *default = std::str::from_utf8(value.bytes())
             .ok()
             .and_then(|value| value.parse().ok())
             .filter(|value| (spec.min..=spec.max).contains(value))
             .ok_or_else(|| {
-                LoadError(format!(
-                    "the argument {name} must be a whole number from {} to {}",
-                    spec.min, spec.max
-                ))
+                LoadError(format!("the argument {name} must be a whole number from {} to {}", spec.min, spec.max))
             })?;
         index = index.saturating_add(2);
     }
@@ -87,9 +53,7 @@ pub(crate) fn register(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), 
 }
 
 fn known_names() -> String {
-    SPECS
-        .map(|spec| spec.name.to_string_lossy().into_owned())
-        .join(", ")
+    SPECS.map(|spec| spec.name.to_string_lossy().into_owned()).join(", ")
 }
 
 /// The lease of an ACQUIRE that names none.

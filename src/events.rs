@@ -39,14 +39,8 @@ pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
     if !matches!(event, b"restore" | b"rename_to" | b"copy_to" | b"move_to") {
         return;
     }
-    let key = KeyRef {
-        name: name.bytes(),
-        db: ctx.db(),
-    };
-    let is_lock = matches!(
-        Keys::open_to_peek(ctx, name).slot(KEY),
-        Slot::Lock(_)
-    );
+    let key = KeyRef { name: name.bytes(), db: ctx.db() };
+    let is_lock = matches!(Keys::open_to_peek(ctx, name).slot(KEY), Slot::Lock(_));
     if is_lock {
         state::note(Note::Arrived(key.to_key()));
     } else if state::peek_engine(|engine| engine.waiting_on(key)).unwrap_or(1) > 0 {
@@ -59,12 +53,7 @@ pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
 
 /// A lock went away by a command of the server's.
 pub(crate) fn on_unlink(key: Key, alarm: Alarm, lock: &Lock) {
-    let bound = lock
-        .holds()
-        .iter()
-        .filter(|hold| hold.session_ms().is_some())
-        .map(rlock_core::Hold::token)
-        .collect();
+    let bound = lock.holds().iter().filter(|hold| hold.session_ms().is_some()).map(rlock_core::Hold::token).collect();
     state::note(Note::Unlinked(key, alarm, bound));
     timer::arm_soon();
 }

@@ -3,7 +3,7 @@
 //! What is outside comes after the engine has returned and the key is closed, in the order of the outbox: propagate,
 //! notify, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
-use rlock_core::{Engine, Event, Facts, KeyId, Now, Outbox, Output, write_effect};
+use rlock_core::{Engine, Event, Facts, KeyId, Now, Outbox, Output, Turn, write_effect};
 
 use crate::clock;
 use crate::ffi::{Arg, Ctx, Keys};
@@ -14,43 +14,19 @@ use crate::waiting;
 /// The key of a request that has one.
 pub(crate) const KEY: KeyId = KeyId(0);
 
-/// What a decision is made with.
-pub(crate) struct Desk<'d, 'c> {
-    pub(crate) engine: &'d mut Engine,
-    pub(crate) now: Now,
-    pub(crate) keys: &'d mut Keys<'c>,
-    pub(crate) out: &'d mut Outbox,
-}
-
 /// Decides about one key, and does what was decided. `None` if the engine is in use, which would be a bug.
-pub(crate) fn on_key<R>(
-    ctx: Ctx<'_>,
-    name: Arg<'_>,
-    decide: impl FnOnce(&mut Desk<'_, '_>) -> R,
+pub(crate) fn on_key<'c, R>(
+    ctx: Ctx<'c>,
+    name: Arg<'c>,
+    decide: impl FnOnce(&mut Engine, &mut Turn<'_, Keys<'c>>) -> R,
 ) -> Option<R> {
     let mut keys = Keys::open(ctx, name);
     let mut out = Outbox::default();
     let now = clock::now();
-    let result = state::with_engine(|engine| {
-        decide(&mut Desk {
-            engine,
-            now,
-            keys: &mut keys,
-            out: &mut out,
-        })
-    });
+    let result = state::with_engine(|engine| decide(engine, &mut Turn { now, keys: &mut keys, out: &mut out }));
     finish(ctx, name, keys, now, out);
     timer::arm();
     result
-}
-
-/// Settles a key whose turn has come.
-pub(crate) fn settle(ctx: Ctx<'_>, name: Arg<'_>) {
-    let mut keys = Keys::open(ctx, name);
-    let mut out = Outbox::default();
-    let now = clock::now();
-    state::with_engine(|engine| engine.settle_key(now, &mut keys, KEY, &mut out));
-    finish(ctx, name, keys, now, out);
 }
 
 fn finish(ctx: Ctx<'_>, name: Arg<'_>, keys: Keys<'_>, now: Now, mut out: Outbox) {
@@ -91,8 +67,7 @@ pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
 /// Applies an effect that a master decided. Nothing is propagated from here: the server passes the effect on itself.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> bool {
     let mut keys = Keys::open(ctx, name);
-    let applied =
-        state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(false);
+    let applied = state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(false);
     if matches!(event, Event::Granted { .. }) {
         keys.clear_expire(KEY);
     }

@@ -12,34 +12,29 @@ pub(crate) const SESSION_WITHOUT_CONNECTION: &str =
     "ERR SESSION needs a connection of its own: it cannot be used in scripts and by other modules";
 pub(crate) const EFFECT_FROM_CLIENT: &str =
     "ERR RLOCK.APPLY is internal: it is taken only from a master or from the append-only file";
-pub(crate) const EFFECT_MISFIT: &str =
-    "ERR the key holds something else than this effect is about";
+pub(crate) const EFFECT_MISFIT: &str = "ERR the key holds something else than this effect is about";
 
 /// Why a request changed nothing, for the person who gets it.
 pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
     match refusal {
-        Refusal::WrongType => ctx.reply_error(
-            "WRONGTYPE Operation against a key holding the wrong kind of value",
-        ),
-        Refusal::NotOwner => ctx.reply_error(
-            "NOTOWNER this owner does not hold the lock: it never did, or its lease has ended",
-        ),
-        Refusal::Stale { last_id } => ctx.reply_error(&format!(
-            "STALE request ids of an owner rise, and the last one here was {last_id}"
-        )),
-        Refusal::CountOverflow => ctx.reply_error(&format!(
-            "ERR the owner holds the lock {} times, and more cannot be counted",
-            u32::MAX
-        )),
+        Refusal::WrongType => ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value"),
+        Refusal::NotOwner => {
+            ctx.reply_error("NOTOWNER this owner does not hold the lock: it never did, or its lease has ended")
+        }
+        Refusal::Stale { last_id } => {
+            ctx.reply_error(&format!("STALE request ids of an owner rise, and the last one here was {last_id}"))
+        }
+        Refusal::CountOverflow => {
+            ctx.reply_error(&format!("ERR the owner holds the lock {} times, and more cannot be counted", u32::MAX))
+        }
         Refusal::CountUnderflow { held } => {
             ctx.reply_error(&format!("ERR the owner holds only {held}"));
         }
         Refusal::NoSemaphore => {
             ctx.reply_error("NOSEMAPHORE there is no semaphore under this key; make one first");
         }
-        Refusal::MaxWaiters { limit } => ctx.reply_error(&format!(
-            "MAXWAITERS {limit} clients may wait at once on this server, see rlock.max-waiters"
-        )),
+        Refusal::MaxWaiters { limit } => ctx
+            .reply_error(&format!("MAXWAITERS {limit} clients may wait at once on this server, see rlock.max-waiters")),
     }
 }
 
@@ -48,9 +43,9 @@ pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
     match answer {
         Answer::Granted(token) => ctx.reply_integer(token),
         Answer::TimedOut => ctx.reply_nil(),
-        Answer::TakenOver => ctx.reply_error(
-            "UNBLOCKED the owner asked again on another connection, which waits in this one's place",
-        ),
+        Answer::TakenOver => {
+            ctx.reply_error("UNBLOCKED the owner asked again on another connection, which waits in this one's place")
+        }
         Answer::Refused(why) => refusal(ctx, why),
     }
 }

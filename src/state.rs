@@ -12,10 +12,7 @@ use crate::waiting;
 /// The engine; `None` before the module was loaded.
 static ENGINE: MainThread<Option<Engine>> = MainThread::new(None);
 
-static NOTES: MainThread<Notes> = MainThread::new(Notes {
-    list: Vec::new(),
-    seen_token: 0,
-});
+static NOTES: MainThread<Notes> = MainThread::new(Notes { list: Vec::new(), seen_token: 0 });
 
 /// Something that the server told.
 pub(crate) enum Note {
@@ -77,12 +74,9 @@ pub(crate) fn note_token(token: u64) {
 }
 
 fn hear_notes(engine: &mut Engine) {
-    let Some((list, seen_token)) = NOTES.with(|notes| {
-        (
-            std::mem::take(&mut notes.list),
-            std::mem::take(&mut notes.seen_token),
-        )
-    }) else {
+    let Some((list, seen_token)) =
+        NOTES.with(|notes| (std::mem::take(&mut notes.list), std::mem::take(&mut notes.seen_token)))
+    else {
         return;
     };
     if seen_token != 0 {

@@ -55,11 +55,7 @@ fn arm_at(due_us: u64) {
 
 /// The server's regular tick: a timer that is overdue was delayed by a step of the wall clock.
 pub(crate) fn on_tick() {
-    let overdue = ARMED.with(|armed| {
-        armed
-            .as_ref()
-            .is_some_and(|armed| armed.due_us < clock::mono_us())
-    });
+    let overdue = ARMED.with(|armed| armed.as_ref().is_some_and(|armed| armed.due_us < clock::mono_us()));
     if overdue == Some(true) {
         disarm();
         arm_soon();
@@ -110,7 +106,7 @@ fn settle_next(ctx: Ctx<'_>) -> bool {
     };
     if ctx.select_db(key.db) {
         let name = ctx.string(key.name.as_slice());
-        execute::settle(ctx, name.arg());
+        execute::on_key(ctx, name.arg(), |engine, turn| engine.settle_key(turn, KEY));
     }
     true
 }

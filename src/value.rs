@@ -1,8 +1,6 @@
 //! The value in RDB files, DUMP payloads and rewritten append-only files.
 
-use rlock_core::{
-    Event, Facts, MAX_LEASE_MS, Stored, TOKEN_AHEAD_LIMIT_US, decode, encode, write_effect,
-};
+use rlock_core::{Event, Facts, MAX_LEASE_MS, Stored, TOKEN_AHEAD_LIMIT_US, decode, encode, write_effect};
 
 use crate::clock;
 use crate::ffi::{Arg, Digest, Load, Save, log_warning};
@@ -33,11 +31,7 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
         // A payload that somebody made by hand must not use up the tokens, nor hold a lock for ever.
         let token_limit = now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US);
         let deadline_limit = now.after_ms(MAX_LEASE_MS);
-        if lock
-            .holds()
-            .iter()
-            .any(|hold| hold.token() > token_limit || hold.deadline_us() > deadline_limit)
-        {
+        if lock.holds().iter().any(|hold| hold.token() > token_limit || hold.deadline_us() > deadline_limit) {
             log_warning("the payload of a lock has a token or a lease too far in the future");
             return None;
         }
@@ -47,10 +41,7 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
     }
     // The key need not come to exist, but if it does, the engine has to know of it.
     if let (Some(name), Some(db)) = (load.key(), load.db()) {
-        state::note(Note::Arrived(rlock_core::Key {
-            name: name.bytes().into(),
-            db,
-        }));
+        state::note(Note::Arrived(rlock_core::Key { name: name.bytes().into(), db }));
         timer::arm_soon();
     }
     Some(Stored::new(lock))

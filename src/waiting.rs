@@ -20,18 +20,14 @@ struct Waiting {
 }
 
 /// Keyed by our own running numbers, so the hash need not be unpredictable.
-static WAITING: MainThread<HashMap<u64, Waiting, RandomState>> = MainThread::new(HashMap::with_hasher(
-    RandomState::with_seeds(0x2545_f491, 0x4f6c_dd1d, 0x9e37_79b9, 0x7f4a_7c15),
-));
+static WAITING: MainThread<HashMap<u64, Waiting, RandomState>> =
+    MainThread::new(HashMap::with_hasher(RandomState::with_seeds(0x2545_f491, 0x4f6c_dd1d, 0x9e37_79b9, 0x7f4a_7c15)));
 
 /// Blocks the client of this command under `ticket`. `false` if the server does not want to; the engine has been told.
 pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
     match ffi::block(ctx, key, ticket) {
         Some(handle) => {
-            let waiting = Waiting {
-                handle,
-                answer: None,
-            };
+            let waiting = Waiting { handle, answer: None };
             WAITING.with(|table| table.insert(ticket, waiting));
             true
         }
@@ -72,20 +68,14 @@ pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
 
 /// The client of a ticket is gone, if it was not answered before.
 pub(crate) fn on_gone(ticket: u64) {
-    if WAITING
-        .with(|table| table.remove(&ticket))
-        .flatten()
-        .is_some()
-    {
+    if WAITING.with(|table| table.remove(&ticket)).flatten().is_some() {
         leave(ticket);
     }
 }
 
 /// Whether the answer of a ticket was written.
 pub(crate) fn is_answered(ticket: u64) -> bool {
-    WAITING
-        .with(|table| !table.contains_key(&ticket))
-        .unwrap_or(false)
+    WAITING.with(|table| !table.contains_key(&ticket)).unwrap_or(false)
 }
 
 fn leave(ticket: u64) {

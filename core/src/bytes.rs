@@ -111,10 +111,7 @@ impl Key {
     /// This key, borrowed.
     #[must_use]
     pub fn borrow(&self) -> KeyRef<'_> {
-        KeyRef {
-            name: self.name.as_slice(),
-            db: self.db,
-        }
+        KeyRef { name: self.name.as_slice(), db: self.db }
     }
 }
 
@@ -122,10 +119,7 @@ impl KeyRef<'_> {
     /// This key, owned.
     #[must_use]
     pub fn to_key(self) -> Key {
-        Key {
-            name: self.name.into(),
-            db: self.db,
-        }
+        Key { name: self.name.into(), db: self.db }
     }
 }
 
@@ -172,9 +166,6 @@ mod tests {
 
     #[test]
     fn debug_shows_unprintable_bytes_escaped() {
-        assert_eq!(
-            alloc::format!("{:?}", Owner::from(&b"a\"\x00"[..])),
-            r#""a\"\x00""#
-        );
+        assert_eq!(alloc::format!("{:?}", Owner::from(&b"a\"\x00"[..])), r#""a\"\x00""#);
     }
 }

@@ -80,11 +80,7 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     for _ in 0..holds {
         decode_hold(&mut reader, now, &mut lock)?;
     }
-    if reader.0.is_empty() {
-        Ok(lock)
-    } else {
-        Err(DecodeError("bytes after the end"))
-    }
+    if reader.0.is_empty() { Ok(lock) } else { Err(DecodeError("bytes after the end")) }
 }
 
 fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(), DecodeError> {
@@ -94,9 +90,7 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
         return Err(DecodeError("mode"));
     }
     let token = reader.number_in(1..=MAX_TOKEN, "token")?;
-    let known = |hold: &Hold| {
-        hold.token() == token || (hold.mode() == mode && *hold.owner() == owner)
-    };
+    let known = |hold: &Hold| hold.token() == token || (hold.mode() == mode && *hold.owner() == owner);
     if lock.holds().iter().any(known) {
         return Err(DecodeError("a hold twice"));
     }
@@ -109,18 +103,10 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
     } else {
         Some(RequestMark {
             id: reader.number_in(1..=i64::MAX.unsigned_abs(), "request id")?,
-            verb: if flags & REQUEST_IS_RELEASE == 0 {
-                Verb::Acquire
-            } else {
-                Verb::Release
-            },
+            verb: if flags & REQUEST_IS_RELEASE == 0 { Verb::Acquire } else { Verb::Release },
         })
     };
-    let session_ms = if flags & HAS_SESSION == 0 {
-        None
-    } else {
-        Some(reader.number_in(0..=MAX_LEASE_MS, "session")?)
-    };
+    let session_ms = if flags & HAS_SESSION == 0 { None } else { Some(reader.number_in(0..=MAX_LEASE_MS, "session")?) };
     lock.apply(&Event::Granted {
         kind: lock.kind(),
         owner,
@@ -202,31 +188,17 @@ impl<'a> Reader<'a> {
         Err(DecodeError("a number is too long"))
     }
 
-    fn number_in(
-        &mut self,
-        range: core::ops::RangeInclusive<u64>,
-        what: &'static str,
-    ) -> Result<u64, DecodeError> {
+    fn number_in(&mut self, range: core::ops::RangeInclusive<u64>, what: &'static str) -> Result<u64, DecodeError> {
         let number = self.number()?;
-        range
-            .contains(&number)
-            .then_some(number)
-            .ok_or(DecodeError(what))
+        range.contains(&number).then_some(number).ok_or(DecodeError(what))
     }
 
-    fn bytes(
-        &mut self,
-        range: core::ops::RangeInclusive<usize>,
-        what: &'static str,
-    ) -> Result<&'a [u8], DecodeError> {
+    fn bytes(&mut self, range: core::ops::RangeInclusive<usize>, what: &'static str) -> Result<&'a [u8], DecodeError> {
         let len = usize::try_from(self.number()?).map_err(|_| DecodeError(what))?;
         if !range.contains(&len) {
             return Err(DecodeError(what));
         }
-        let (bytes, rest) = self
-            .0
-            .split_at_checked(len)
-            .ok_or(DecodeError("it is cut short"))?;
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(DecodeError("it is cut short"))?;
         self.0 = rest;
         Ok(bytes)
     }
@@ -241,8 +213,7 @@ pub(crate) mod strategies {
     use proptest::prelude::*;
 
     fn owner() -> impl Strategy<Value = Owner> {
-        prop::collection::vec(any::<u8>(), 1..=MAX_OWNER_BYTES)
-            .prop_map(|bytes| bytes.as_slice().into())
+        prop::collection::vec(any::<u8>(), 1..=MAX_OWNER_BYTES).prop_map(|bytes| bytes.as_slice().into())
     }
 
     /// A kind, and a mode that it has.
@@ -258,12 +229,8 @@ pub(crate) mod strategies {
 
     /// Terms with a deadline in whole milliseconds of unix time, as they are after a way through text or bytes.
     fn terms(now: Now) -> impl Strategy<Value = Terms> {
-        let request = (1..=i64::MAX.unsigned_abs(), any::<bool>()).prop_map(|(id, acquire)| {
-            RequestMark {
-                id,
-                verb: if acquire { Verb::Acquire } else { Verb::Release },
-            }
-        });
+        let request = (1..=i64::MAX.unsigned_abs(), any::<bool>())
+            .prop_map(|(id, acquire)| RequestMark { id, verb: if acquire { Verb::Acquire } else { Verb::Release } });
         (
             1..=u32::MAX,
             0..=MAX_LEASE_MS,
@@ -271,15 +238,13 @@ pub(crate) mod strategies {
             proptest::option::of(request),
             proptest::option::of(0..=MAX_LEASE_MS),
         )
-            .prop_map(
-                move |(count, ahead_ms, lease_ms, request, session_ms)| Terms {
-                    count,
-                    deadline_us: now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms),
-                    lease_ms,
-                    request,
-                    session_ms,
-                },
-            )
+            .prop_map(move |(count, ahead_ms, lease_ms, request, session_ms)| Terms {
+                count,
+                deadline_us: now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms),
+                lease_ms,
+                request,
+                session_ms,
+            })
     }
 
     pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
@@ -289,37 +254,28 @@ pub(crate) mod strategies {
             ChangeCause::Released,
             ChangeCause::SessionEnded,
         ]);
-        let end = prop::sample::select(&[
-            EndCause::Released,
-            EndCause::Expired,
-            EndCause::Forced,
-            EndCause::Undone,
-        ]);
+        let end = prop::sample::select(&[EndCause::Released, EndCause::Expired, EndCause::Forced, EndCause::Undone]);
         let token = || 1..=MAX_TOKEN;
         prop_oneof![
-            (kind_and_mode(), owner(), token(), terms(now)).prop_map(
-                |((kind, mode), owner, token, terms)| Event::Granted { kind, owner, mode, token, terms }
-            ),
-            (token(), change, terms(now))
-                .prop_map(|(token, cause, terms)| Event::Changed { token, cause, terms }),
+            (kind_and_mode(), owner(), token(), terms(now))
+                .prop_map(|((kind, mode), owner, token, terms)| Event::Granted { kind, owner, mode, token, terms }),
+            (token(), change, terms(now)).prop_map(|(token, cause, terms)| Event::Changed { token, cause, terms }),
             (token(), end).prop_map(|(token, cause)| Event::Ended { token, cause }),
         ]
     }
 
     pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
-        (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5)).prop_map(
-            move |((kind, mode), holds)| {
-                let is_exclusive = mode == Mode::Exclusive;
-                let mut lock = Lock::new(kind, if kind == Kind::Semaphore { 9 } else { 1 });
-                for (token, (owner, terms)) in (1..).zip(holds) {
-                    if is_exclusive && !lock.holds().is_empty() {
-                        break;
-                    }
-                    lock.apply(&Event::Granted { kind, owner, mode, token, terms });
+        (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5)).prop_map(move |((kind, mode), holds)| {
+            let is_exclusive = mode == Mode::Exclusive;
+            let mut lock = Lock::new(kind, if kind == Kind::Semaphore { 9 } else { 1 });
+            for (token, (owner, terms)) in (1..).zip(holds) {
+                if is_exclusive && !lock.holds().is_empty() {
+                    break;
                 }
-                lock
-            },
-        )
+                lock.apply(&Event::Granted { kind, owner, mode, token, terms });
+            }
+            lock
+        })
     }
 }
 
@@ -329,10 +285,7 @@ mod tests {
     use alloc::vec;
     use proptest::prelude::*;
 
-    const NOW: Now = Now {
-        mono_us: 5_000_000,
-        wall_us: 1_700_000_000_000_000,
-    };
+    const NOW: Now = Now { mono_us: 5_000_000, wall_us: 1_700_000_000_000_000 };
 
     proptest! {
         #[test]
@@ -394,9 +347,6 @@ mod tests {
         let mut long = good.clone();
         long.push(0);
         assert_eq!(decode(&long, NOW), Err(DecodeError("bytes after the end")));
-        assert_eq!(
-            decode(&[0xff; 11], NOW),
-            Err(DecodeError("a number is too large"))
-        );
+        assert_eq!(decode(&[0xff; 11], NOW), Err(DecodeError("a number is too large")));
     }
 }

@@ -47,11 +47,7 @@ pub struct Deadlines<T> {
 
 impl<T> Default for Deadlines<T> {
     fn default() -> Self {
-        Self {
-            heap: Vec::new(),
-            chunks: Vec::new(),
-            free: NO_SLOT,
-        }
+        Self { heap: Vec::new(), chunks: Vec::new(), free: NO_SLOT }
     }
 }
 
@@ -125,11 +121,7 @@ impl<T> Deadlines<T> {
     /// Removes the earliest deadline if it is due at `now_us`.
     pub fn pop_due(&mut self, now_us: u64) -> Option<T> {
         let (at_us, alarm) = self.peek()?;
-        if at_us <= now_us {
-            self.remove(alarm)
-        } else {
-            None
-        }
+        if at_us <= now_us { self.remove(alarm) } else { None }
     }
 
     /// Visits every value, in no order, to change it in place.
@@ -145,10 +137,7 @@ impl<T> Deadlines<T> {
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         let entries = core::mem::take(&mut self.heap);
         for entry in entries {
-            let wanted = self
-                .slot(entry.slot)
-                .and_then(|slot| slot.value.as_ref())
-                .is_some_and(&mut keep);
+            let wanted = self.slot(entry.slot).and_then(|slot| slot.value.as_ref()).is_some_and(&mut keep);
             if wanted {
                 let position = self.heap.len();
                 self.heap.push(entry);
@@ -233,10 +222,7 @@ impl<T> Deadlines<T> {
         let free = self.free;
         if let Some(slot) = self.slot_mut(free) {
             let next = slot.position;
-            *slot = SlotOf {
-                value: Some(value),
-                position: to_u32(position),
-            };
+            *slot = SlotOf { value: Some(value), position: to_u32(position) };
             self.free = next;
             return free;
         }
@@ -248,10 +234,7 @@ impl<T> Deadlines<T> {
             return NO_SLOT;
         };
         let slot = full.saturating_add(chunk.len());
-        chunk.push(SlotOf {
-            value: Some(value),
-            position: to_u32(position),
-        });
+        chunk.push(SlotOf { value: Some(value), position: to_u32(position) });
         to_u32(slot)
     }
 

@@ -47,13 +47,7 @@ const ENDS: [(EndCause, &str); 4] = [
 pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e Owner> {
     facts.clear();
     match event {
-        Event::Granted {
-            kind,
-            owner,
-            mode,
-            token,
-            terms,
-        } => {
+        Event::Granted { kind, owner, mode, token, terms } => {
             facts.extend_from_slice(b"granted");
             push_word(facts, kind.name());
             push_word(facts, mode.name());
@@ -61,11 +55,7 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             push_terms(facts, terms, now);
             Some(owner)
         }
-        Event::Changed {
-            token,
-            cause,
-            terms,
-        } => {
+        Event::Changed { token, cause, terms } => {
             facts.extend_from_slice(name_of(&CHANGES, *cause).as_bytes());
             push_number(facts, *token);
             push_terms(facts, terms, now);
@@ -80,10 +70,7 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
 }
 
 fn name_of<C: PartialEq>(names: &[(C, &'static str)], cause: C) -> &'static str {
-    names
-        .iter()
-        .find(|(named, _)| *named == cause)
-        .map_or("", |(_, name)| *name)
+    names.iter().find(|(named, _)| *named == cause).map_or("", |(_, name)| *name)
 }
 
 fn push_word(facts: &mut Facts, word: &str) {
@@ -140,16 +127,9 @@ pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Even
             terms: terms(&mut words, now)?,
         }
     } else if let Some((cause, _)) = CHANGES.iter().find(|(_, name)| *name == verb) {
-        Event::Changed {
-            token: token(&mut words)?,
-            cause: *cause,
-            terms: terms(&mut words, now)?,
-        }
+        Event::Changed { token: token(&mut words)?, cause: *cause, terms: terms(&mut words, now)? }
     } else if let Some((cause, _)) = ENDS.iter().find(|(_, name)| *name == verb) {
-        Event::Ended {
-            token: token(&mut words)?,
-            cause: *cause,
-        }
+        Event::Ended { token: token(&mut words)?, cause: *cause }
     } else {
         return Err(EffectError("unknown event"));
     };
@@ -168,9 +148,7 @@ fn one_of<T: Copy>(
     what: &'static str,
 ) -> Result<T, EffectError> {
     let word = words.next().unwrap_or_default();
-    all.into_iter()
-        .find(|candidate| name(*candidate) == word)
-        .ok_or(EffectError(what))
+    all.into_iter().find(|candidate| name(*candidate) == word).ok_or(EffectError(what))
 }
 
 fn number(
@@ -181,15 +159,8 @@ fn number(
     parse_number(words.next().unwrap_or_default(), range, what)
 }
 
-fn parse_number(
-    word: &str,
-    range: core::ops::RangeInclusive<u64>,
-    what: &'static str,
-) -> Result<u64, EffectError> {
-    word.parse()
-        .ok()
-        .filter(|number| range.contains(number))
-        .ok_or(EffectError(what))
+fn parse_number(word: &str, range: core::ops::RangeInclusive<u64>, what: &'static str) -> Result<u64, EffectError> {
+    word.parse().ok().filter(|number| range.contains(number)).ok_or(EffectError(what))
 }
 
 fn token(words: &mut Words<'_>) -> Result<u64, EffectError> {
@@ -205,11 +176,7 @@ fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
         request: request(words.next().unwrap_or_default())?,
         session_ms: match words.next() {
             Some("-") => None,
-            word => Some(parse_number(
-                word.unwrap_or_default(),
-                0..=MAX_LEASE_MS,
-                "session",
-            )?),
+            word => Some(parse_number(word.unwrap_or_default(), 0..=MAX_LEASE_MS, "session")?),
         },
     })
 }
@@ -234,10 +201,7 @@ mod tests {
     use alloc::vec::Vec;
     use proptest::prelude::*;
 
-    const NOW: Now = Now {
-        mono_us: 5_000_000,
-        wall_us: 1_700_000_000_000_000,
-    };
+    const NOW: Now = Now { mono_us: 5_000_000, wall_us: 1_700_000_000_000_000 };
 
     #[test]
     fn the_text_of_a_grant() {
@@ -250,19 +214,13 @@ mod tests {
                 count: 1,
                 deadline_us: NOW.after_ms(30_000),
                 lease_ms: 30_000,
-                request: Some(RequestMark {
-                    id: 7,
-                    verb: Verb::Acquire,
-                }),
+                request: Some(RequestMark { id: 7, verb: Verb::Acquire }),
                 session_ms: None,
             },
         };
         let mut facts = Facts::new();
         let owner = write_effect(&event, NOW, &mut facts);
-        assert_eq!(
-            str::from_utf8(&facts),
-            Ok("granted mutex exclusive 1700000000000001 1 1700000030000 30000 7a -")
-        );
+        assert_eq!(str::from_utf8(&facts), Ok("granted mutex exclusive 1700000000000001 1 1700000030000 30000 7a -"));
         assert_eq!(owner.map(Owner::as_slice), Some(&b"worker 1"[..]));
     }
 
@@ -295,11 +253,7 @@ mod tests {
             ("released 5 6", "too many facts"),
         ];
         for (facts, wrong) in cases {
-            assert_eq!(
-                parse_effect(facts.as_bytes(), Some(b"o"), NOW),
-                Err(EffectError(wrong)),
-                "{facts}"
-            );
+            assert_eq!(parse_effect(facts.as_bytes(), Some(b"o"), NOW), Err(EffectError(wrong)), "{facts}");
         }
         let granted = b"granted mutex exclusive 5 1 1 1 - -";
         for owner in [None, Some(&b""[..]), Some(&[b'o'; 513][..])] {

@@ -87,9 +87,7 @@ impl Event {
     #[must_use]
     pub fn token(&self) -> u64 {
         match self {
-            Self::Granted { token, .. } | Self::Changed { token, .. } | Self::Ended { token, .. } => {
-                *token
-            }
+            Self::Granted { token, .. } | Self::Changed { token, .. } | Self::Ended { token, .. } => *token,
         }
     }
 

@@ -28,7 +28,9 @@ mod deadlines;
 mod effect;
 mod engine;
 mod event;
+mod keyspace;
 mod lock;
+mod outbox;
 mod queue;
 mod request;
 mod sessions;
@@ -38,12 +40,10 @@ pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};
 pub use codec::{DecodeError, decode, encode};
 pub use deadlines::{Alarm, Deadlines};
 pub use effect::{EffectError, Facts, parse_effect, write_effect};
-pub use engine::{
-    Acquired, Answer, Engine, KeyId, Keyspace, Outbox, Output, Slot, Stats, Stored, WaiterView,
-};
+pub use engine::{Acquired, Engine, Stats, Turn, WaiterView};
 pub use event::{ChangeCause, EndCause, Event, Terms};
+pub use keyspace::{KeyId, Keyspace, Slot, Stored};
 pub use lock::{Hold, Kind, Lock, Mode};
+pub use outbox::{Answer, Outbox, Output};
 pub use request::{Acquire, Refusal, Release, Renew, RequestMark, Verb, Wait};
-pub use time::{
-    MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, US_PER_MS,
-};
+pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, US_PER_MS};

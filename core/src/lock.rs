@@ -98,15 +98,7 @@ struct Extras {
 
 impl Hold {
     fn new(owner: Owner, mode: Mode, token: u64, terms: &Terms) -> Self {
-        let mut hold = Self {
-            owner,
-            token,
-            deadline_us: 0,
-            lease_ms: 0,
-            extras: None,
-            count: 0,
-            mode,
-        };
+        let mut hold = Self { owner, token, deadline_us: 0, lease_ms: 0, extras: None, count: 0, mode };
         hold.set_terms(terms);
         hold
     }
@@ -115,12 +107,8 @@ impl Hold {
         self.count = terms.count;
         self.deadline_us = terms.deadline_us;
         self.lease_ms = terms.lease_ms;
-        let extras = Extras {
-            request: terms.request,
-            session_ms: terms.session_ms,
-        };
-        self.extras = (extras.request.is_some() || extras.session_ms.is_some())
-            .then(|| Box::new(extras));
+        let extras = Extras { request: terms.request, session_ms: terms.session_ms };
+        self.extras = (extras.request.is_some() || extras.session_ms.is_some()).then(|| Box::new(extras));
     }
 
     /// Who holds.
@@ -207,11 +195,7 @@ impl Lock {
     /// A lock that nobody holds. Only a semaphore has more than one permit.
     #[must_use]
     pub fn new(kind: Kind, permits: u32) -> Self {
-        Self {
-            holds: SmallVec::new(),
-            permits,
-            kind,
-        }
+        Self { holds: SmallVec::new(), permits, kind }
     }
 
     /// What it is.
@@ -240,8 +224,7 @@ impl Lock {
     /// The live hold of `owner` in `mode`.
     #[must_use]
     pub fn live_hold(&self, owner: &[u8], mode: Mode, now: Now) -> Option<&Hold> {
-        self.live_holds(now)
-            .find(|hold| hold.mode == mode && hold.owner.as_slice() == owner)
+        self.live_holds(now).find(|hold| hold.mode == mode && hold.owner.as_slice() == owner)
     }
 
     /// The hold with `token`, live or not.
@@ -272,9 +255,7 @@ impl Lock {
     /// makes one kind different from another.
     #[must_use]
     pub fn admits(&self, owner: &[u8], mode: Mode, count: u32, now: Now) -> bool {
-        let mut others = self
-            .live_holds(now)
-            .filter(|hold| hold.owner.as_slice() != owner);
+        let mut others = self.live_holds(now).filter(|hold| hold.owner.as_slice() != owner);
         match mode {
             Mode::Exclusive | Mode::Write => others.next().is_none(),
             Mode::Read => others.all(|hold| hold.mode == Mode::Read),
@@ -288,17 +269,9 @@ impl Lock {
     /// Makes `event` true. Total: an event about a hold that is not here changes nothing.
     pub fn apply(&mut self, event: &Event) {
         match event {
-            Event::Granted {
-                owner,
-                mode,
-                token,
-                terms,
-                ..
-            } => {
-                self.holds
-                    .retain(|hold| hold.mode != *mode || hold.owner != *owner);
-                self.holds
-                    .push(Hold::new(owner.clone(), *mode, *token, terms));
+            Event::Granted { owner, mode, token, terms, .. } => {
+                self.holds.retain(|hold| hold.mode != *mode || hold.owner != *owner);
+                self.holds.push(Hold::new(owner.clone(), *mode, *token, terms));
             }
             Event::Changed { token, terms, .. } => {
                 if let Some(hold) = self.holds.iter_mut().find(|hold| hold.token == *token) {
@@ -312,15 +285,8 @@ impl Lock {
     /// Bytes on the heap behind this value, for MEMORY USAGE.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        let spilled = if self.holds.spilled() {
-            self.holds.capacity().saturating_mul(size_of::<Hold>())
-        } else {
-            0
-        };
-        self.holds
-            .iter()
-            .map(Hold::heap_bytes)
-            .fold(spilled, usize::saturating_add)
+        let spilled = if self.holds.spilled() { self.holds.capacity().saturating_mul(size_of::<Hold>()) } else { 0 };
+        self.holds.iter().map(Hold::heap_bytes).fold(spilled, usize::saturating_add)
     }
 }
 
@@ -329,19 +295,10 @@ mod tests {
     use super::*;
     use crate::event::EndCause;
 
-    const NOW: Now = Now {
-        mono_us: 1_000_000,
-        wall_us: 1_700_000_000_000_000,
-    };
+    const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
 
     fn terms(count: u32, deadline_us: u64) -> Terms {
-        Terms {
-            count,
-            deadline_us,
-            lease_ms: 1000,
-            request: None,
-            session_ms: None,
-        }
+        Terms { count, deadline_us, lease_ms: 1000, request: None, session_ms: None }
     }
 
     fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {
@@ -393,10 +350,7 @@ mod tests {
     #[test]
     fn from_its_deadline_on_a_lease_has_no_effect() {
         let lock = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]);
-        let later = Now {
-            mono_us: NOW.mono_us + 1,
-            ..NOW
-        };
+        let later = Now { mono_us: NOW.mono_us + 1, ..NOW };
         assert!(lock.live_hold(b"a", Mode::Exclusive, NOW).is_some());
         assert!(!lock.admits(b"b", Mode::Exclusive, 1, NOW));
         assert!(lock.live_hold(b"a", Mode::Exclusive, later).is_none());
@@ -408,15 +362,8 @@ mod tests {
     fn events_about_a_hold_that_is_not_here_change_nothing() {
         let mut lock = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]);
         let before = lock.clone();
-        lock.apply(&Event::Ended {
-            token: 99,
-            cause: EndCause::Expired,
-        });
-        lock.apply(&Event::Changed {
-            token: 99,
-            cause: crate::event::ChangeCause::Renewed,
-            terms: terms(5, 7),
-        });
+        lock.apply(&Event::Ended { token: 99, cause: EndCause::Expired });
+        lock.apply(&Event::Changed { token: 99, cause: crate::event::ChangeCause::Renewed, terms: terms(5, 7) });
         assert_eq!(lock, before);
     }
 

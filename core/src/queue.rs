@@ -36,10 +36,7 @@ pub(crate) struct Waiter {
 impl Waiter {
     /// Whether its time is over. What was answered nil is never granted, and what is over is answered nil.
     pub(crate) fn is_over(&self, now: Now) -> bool {
-        self.request
-            .wait
-            .and_then(|wait| wait.until_us)
-            .is_some_and(|until_us| until_us <= now.mono_us)
+        self.request.wait.and_then(|wait| wait.until_us).is_some_and(|until_us| until_us <= now.mono_us)
     }
 }
 
@@ -86,13 +83,7 @@ impl Waiters {
     }
 
     /// Puts a request in line: at the end, or at the place of an earlier `arrival`. Returns its ticket.
-    pub(crate) fn join(
-        &mut self,
-        key: KeyRef<'_>,
-        arrival: Option<u64>,
-        request: Acquire,
-        now: Now,
-    ) -> u64 {
+    pub(crate) fn join(&mut self, key: KeyRef<'_>, arrival: Option<u64>, request: Acquire, now: Now) -> u64 {
         self.last_ticket = self.last_ticket.saturating_add(1);
         let ticket = self.last_ticket;
         let arrival = arrival.unwrap_or_else(|| {
@@ -102,23 +93,12 @@ impl Waiters {
         let key = key.to_key();
         let queue = self.queues.entry(key.clone()).or_default();
         queue.line.insert(arrival, ticket);
-        queue
-            .by_owner
-            .insert((request.owner.clone(), request.mode, arrival));
+        queue.by_owner.insert((request.owner.clone(), request.mode, arrival));
         let alarm = match request.wait.and_then(|wait| wait.until_us) {
             Some(until_us) => self.waits.insert(until_us, ticket),
             None => Alarm::NONE,
         };
-        self.by_ticket.insert(
-            ticket,
-            Waiter {
-                key,
-                arrival,
-                request,
-                since_us: now.mono_us,
-                alarm,
-            },
-        );
+        self.by_ticket.insert(ticket, Waiter { key, arrival, request, since_us: now.mono_us, alarm });
         ticket
     }
 
@@ -131,9 +111,7 @@ impl Waiters {
         if let Some(queue) = self.queues.get_mut(&waiter.key) {
             queue.line.remove(&waiter.arrival);
             let request = &waiter.request;
-            queue
-                .by_owner
-                .remove(&(request.owner.clone(), request.mode, waiter.arrival));
+            queue.by_owner.remove(&(request.owner.clone(), request.mode, waiter.arrival));
             if queue.line.is_empty() {
                 self.queues.remove(&waiter.key);
             }
@@ -164,33 +142,19 @@ impl Waiters {
         let Some(queue) = self.queues.get(&key) else {
             return Vec::new();
         };
-        let (from, to) = (
-            (owner.clone(), mode, u64::MIN),
-            (owner.clone(), mode, u64::MAX),
-        );
-        queue
-            .by_owner
-            .range(from..=to)
-            .filter_map(|(_, _, arrival)| queue.line.get(arrival).copied())
-            .collect()
+        let (from, to) = ((owner.clone(), mode, u64::MIN), (owner.clone(), mode, u64::MAX));
+        queue.by_owner.range(from..=to).filter_map(|(_, _, arrival)| queue.line.get(arrival).copied()).collect()
     }
 
     /// The numbered request of `owner` that waits under `key` in `mode`: its ticket and its id.
-    pub(crate) fn numbered(
-        &self,
-        key: KeyRef<'_>,
-        owner: &Owner,
-        mode: Mode,
-    ) -> Option<(u64, u64)> {
+    pub(crate) fn numbered(&self, key: KeyRef<'_>, owner: &Owner, mode: Mode) -> Option<(u64, u64)> {
         if self.is_empty() {
             return None;
         }
-        self.of_owner(key, owner, mode)
-            .into_iter()
-            .find_map(|ticket| {
-                let id = self.by_ticket.get(&ticket)?.request.request_id?;
-                Some((ticket, id))
-            })
+        self.of_owner(key, owner, mode).into_iter().find_map(|ticket| {
+            let id = self.by_ticket.get(&ticket)?.request.request_id?;
+            Some((ticket, id))
+        })
     }
 
     /// A ticket whose time is over.
@@ -209,11 +173,7 @@ impl Waiters {
 
     /// The names with waiters in the databases that `concerned` names.
     pub(crate) fn keys_in(&self, concerned: impl Fn(u32) -> bool) -> Vec<Key> {
-        self.queues
-            .keys()
-            .filter(|key| concerned(key.db))
-            .cloned()
-            .collect()
+        self.queues.keys().filter(|key| concerned(key.db)).cloned().collect()
     }
 
     /// The keys that anybody waits for; for tests that check the invariants.
@@ -221,11 +181,7 @@ impl Waiters {
     pub(crate) fn assert_consistent(&self) {
         let in_line: usize = self.queues.values().map(|queue| queue.line.len()).sum();
         assert_eq!(in_line, self.by_ticket.len());
-        let alarms = self
-            .by_ticket
-            .values()
-            .filter(|waiter| waiter.alarm != Alarm::NONE)
-            .count();
+        let alarms = self.by_ticket.values().filter(|waiter| waiter.alarm != Alarm::NONE).count();
         assert_eq!(alarms, self.waits.len());
         for (key, queue) in &self.queues {
             assert!(!queue.line.is_empty());

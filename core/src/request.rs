@@ -122,11 +122,7 @@ pub(crate) enum Numbered {
 
 impl RequestMark {
     /// Compares a request with the last numbered one of its hold.
-    pub(crate) fn classify(
-        last: Option<Self>,
-        id: Option<u64>,
-        verb: Verb,
-    ) -> Result<Numbered, Refusal> {
+    pub(crate) fn classify(last: Option<Self>, id: Option<u64>, verb: Verb) -> Result<Numbered, Refusal> {
         let (Some(last), Some(id)) = (last, id) else {
             return Ok(Numbered::New);
         };

@@ -27,10 +27,7 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     pub(crate) fn new(hasher: RandomState) -> Self {
-        Self {
-            by_client: BTreeSet::new(),
-            by_token: HashMap::with_hasher(hasher),
-        }
+        Self { by_client: BTreeSet::new(), by_token: HashMap::with_hasher(hasher) }
     }
 
     /// Binds the hold with `token` under `key` to one more connection.
@@ -38,10 +35,7 @@ impl Sessions {
         if self.by_client.insert((client, token)) {
             self.by_token
                 .entry(token)
-                .or_insert_with(|| Binding {
-                    key: key.to_key(),
-                    clients: SmallVec::new(),
-                })
+                .or_insert_with(|| Binding { key: key.to_key(), clients: SmallVec::new() })
                 .clients
                 .push(client);
         }
@@ -54,19 +48,13 @@ impl Sessions {
 
     /// Whether a connection has holds bound to it.
     pub(crate) fn has_client(&self, client: u64) -> bool {
-        self.by_client
-            .range((client, 0)..=(client, u64::MAX))
-            .next()
-            .is_some()
+        self.by_client.range((client, 0)..=(client, u64::MAX)).next().is_some()
     }
 
     /// Forgets a connection. Returns the holds that it was the last one of.
     pub(crate) fn close(&mut self, client: u64) -> Vec<(Key, u64)> {
-        let tokens: Vec<u64> = self
-            .by_client
-            .range((client, 0)..=(client, u64::MAX))
-            .map(|(_, token)| *token)
-            .collect();
+        let tokens: Vec<u64> =
+            self.by_client.range((client, 0)..=(client, u64::MAX)).map(|(_, token)| *token).collect();
         let mut ended = Vec::new();
         for token in tokens {
             self.by_client.remove(&(client, token));
@@ -96,23 +84,15 @@ impl Sessions {
 
     /// Forgets a hold if it is the one bound under `key`: a copy of a value has its tokens, but not its connections.
     pub(crate) fn forget_at(&mut self, key: KeyRef<'_>, token: u64) {
-        if self
-            .by_token
-            .get(&token)
-            .is_some_and(|binding| binding.key.borrow() == key)
-        {
+        if self.by_token.get(&token).is_some_and(|binding| binding.key.borrow() == key) {
             self.forget(token);
         }
     }
 
     /// Forgets every hold under the keys of the databases that `concerned` names.
     pub(crate) fn forget_dbs(&mut self, concerned: impl Fn(u32) -> bool) {
-        let tokens: Vec<u64> = self
-            .by_token
-            .iter()
-            .filter(|(_, binding)| concerned(binding.key.db))
-            .map(|(token, _)| *token)
-            .collect();
+        let tokens: Vec<u64> =
+            self.by_token.iter().filter(|(_, binding)| concerned(binding.key.db)).map(|(token, _)| *token).collect();
         for token in tokens {
             self.forget(token);
         }

@@ -33,8 +33,7 @@ impl Now {
     /// The deadline of a lease of `lease_ms` that starts now.
     #[must_use]
     pub fn after_ms(self, lease_ms: u64) -> u64 {
-        self.mono_us
-            .saturating_add(lease_ms.saturating_mul(US_PER_MS))
+        self.mono_us.saturating_add(lease_ms.saturating_mul(US_PER_MS))
     }
 
     /// Milliseconds from now to `deadline_us`, rounded up so that a lease with any life left never shows as 0.
@@ -47,11 +46,9 @@ impl Now {
     #[must_use]
     pub fn to_unix_ms(self, deadline_us: u64) -> u64 {
         let wall_us = if deadline_us >= self.mono_us {
-            self.wall_us
-                .saturating_add(deadline_us.saturating_sub(self.mono_us))
+            self.wall_us.saturating_add(deadline_us.saturating_sub(self.mono_us))
         } else {
-            self.wall_us
-                .saturating_sub(self.mono_us.saturating_sub(deadline_us))
+            self.wall_us.saturating_sub(self.mono_us.saturating_sub(deadline_us))
         };
         wall_us.div_ceil(US_PER_MS)
     }
@@ -61,11 +58,9 @@ impl Now {
     pub fn from_unix_ms(self, unix_ms: u64) -> u64 {
         let wall_us = unix_ms.saturating_mul(US_PER_MS);
         if wall_us >= self.wall_us {
-            self.mono_us
-                .saturating_add(wall_us.saturating_sub(self.wall_us))
+            self.mono_us.saturating_add(wall_us.saturating_sub(self.wall_us))
         } else {
-            self.mono_us
-                .saturating_sub(self.wall_us.saturating_sub(wall_us))
+            self.mono_us.saturating_sub(self.wall_us.saturating_sub(wall_us))
         }
     }
 }
@@ -74,10 +69,7 @@ impl Now {
 mod tests {
     use super::*;
 
-    const NOW: Now = Now {
-        mono_us: 5_000_000,
-        wall_us: 1_700_000_000_000_123,
-    };
+    const NOW: Now = Now { mono_us: 5_000_000, wall_us: 1_700_000_000_000_123 };
 
     #[test]
     fn a_deadline_survives_the_way_to_unix_time_and_back_and_never_comes_nearer() {

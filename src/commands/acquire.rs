@@ -44,7 +44,7 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     if options.session_ms.is_some() && client.is_none() {
         return Err(Failure::Text(reply::SESSION_WITHOUT_CONNECTION));
     }
-    let acquired = execute::on_key(ctx, key, |desk| {
+    let acquired = execute::on_key(ctx, key, |engine, turn| {
         let request = rlock_core::Acquire {
             kind: Kind::Mutex,
             owner: owner.into(),
@@ -54,10 +54,9 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
             request_id: options.request_id,
             session_ms: options.session_ms,
             client,
-            wait: wait(options, flags, desk.now),
+            wait: wait(options, flags, turn.now),
         };
-        desk.engine
-            .acquire(desk.now, desk.keys, KEY, request, desk.out)
+        engine.acquire(turn, KEY, request)
     });
     match acquired.ok_or(ENGINE_IN_USE)?? {
         Acquired::Granted(token) => ctx.reply_integer(token),
@@ -77,8 +76,5 @@ fn wait(options: Options, flags: Flags, now: rlock_core::Now) -> Option<Wait> {
     if flags.denies_blocking() {
         return None;
     }
-    Some(Wait {
-        until_us: (block_ms != 0).then(|| now.after_ms(block_ms)),
-        max_waiters: configuration::max_waiters(),
-    })
+    Some(Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)), max_waiters: configuration::max_waiters() })
 }

@@ -39,7 +39,10 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         Ok(event) => event,
         Err(error) => {
             // Nobody reads the reply to a master. The log is where a stream of a newer version would show.
-            log_warning(&format!("an effect could not be read ({}), so this server may differ from its master", error.0));
+            log_warning(&format!(
+                "an effect could not be read ({}), so this server may differ from its master",
+                error.0
+            ));
             return Err(Failure::Text(reply::SYNTAX));
         }
     };

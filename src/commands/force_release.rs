@@ -29,10 +29,7 @@ fn force_release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let token = arguments::options(args, 2, &[Opt::Token])?.token;
     check_master(ctx.flags())?;
-    let forced = execute::on_key(ctx, key, |desk| {
-        desk.engine
-            .force_release(desk.now, desk.keys, KEY, Kind::Mutex, token, desk.out)
-    });
+    let forced = execute::on_key(ctx, key, |engine, turn| engine.force_release(turn, KEY, Kind::Mutex, token));
     ctx.reply_integer(forced.ok_or(ENGINE_IN_USE)??.into());
     Ok(())
 }

@@ -30,9 +30,7 @@ fn holds(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     let count = read_lock(ctx, key, |lock| match lock {
         Some(lock) if lock.kind() != Kind::Mutex => Err(Refusal::WrongType),
-        Some(lock) => Ok(lock
-            .live_hold(owner, Mode::Exclusive, now)
-            .map_or(0, rlock_core::Hold::count)),
+        Some(lock) => Ok(lock.live_hold(owner, Mode::Exclusive, now).map_or(0, rlock_core::Hold::count)),
         None => Ok(0),
     })??;
     ctx.reply_integer(count.into());

@@ -29,10 +29,7 @@ impl Command for Info {
 fn info(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let now = clock::now();
-    let name = rlock_core::KeyRef {
-        name: key.bytes(),
-        db: ctx.db(),
-    };
+    let name = rlock_core::KeyRef { name: key.bytes(), db: ctx.db() };
     let waiting = state::peek_engine(|engine| engine.waiters(name, now).count()).unwrap_or(0);
     read_lock(ctx, key, |lock| match lock {
         Some(lock) if is_there(lock, now) || waiting > 0 => reply(ctx, lock, now, waiting),
@@ -59,8 +56,7 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, waiting: usize) {
 }
 
 fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now) {
-    let is_bound =
-        state::peek_engine(|engine| engine.is_bound(hold.token())).unwrap_or(false);
+    let is_bound = state::peek_engine(|engine| engine.is_bound(hold.token())).unwrap_or(false);
     ctx.reply_map(6);
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(hold.owner().as_slice());

@@ -60,22 +60,14 @@ fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
 
 /// Only a master decides. A writable replica is told so too: what it decided would be lost and contradicted.
 fn check_master(flags: Flags) -> Result<(), Failure> {
-    if flags.is_master() {
-        Ok(())
-    } else {
-        Err(Failure::Text(reply::READONLY))
-    }
+    if flags.is_master() { Ok(()) } else { Err(Failure::Text(reply::READONLY)) }
 }
 
 /// The answer when the engine is in use while a command runs, which would be a bug.
 const ENGINE_IN_USE: Failure = Failure::Text(reply::INTERNAL_ERROR);
 
 /// Where a reading command finds its lock.
-fn read_lock<R>(
-    ctx: Ctx<'_>,
-    key: crate::ffi::Arg<'_>,
-    read: impl FnOnce(Option<&Lock>) -> R,
-) -> Result<R, Failure> {
+fn read_lock<R>(ctx: Ctx<'_>, key: crate::ffi::Arg<'_>, read: impl FnOnce(Option<&Lock>) -> R) -> Result<R, Failure> {
     use rlock_core::{Keyspace, Slot};
     let mut keys = crate::ffi::Keys::open_to_read(ctx, key);
     match keys.slot(crate::execute::KEY) {
@@ -85,40 +77,20 @@ fn read_lock<R>(
     }
 }
 
-const OWNER: ArgumentSpec = ArgumentSpec {
-    name: c"owner",
-    token: None,
-    optional: false,
-    value: ValueSpec::Bytes,
-};
+const OWNER: ArgumentSpec = ArgumentSpec { name: c"owner", token: None, optional: false, value: ValueSpec::Bytes };
 
 const LEASE: ArgumentSpec = ArgumentSpec {
     name: c"lease",
     token: None,
     optional: true,
     value: ValueSpec::OneOf(&[
-        ArgumentSpec {
-            name: c"milliseconds",
-            token: Some(c"PX"),
-            optional: false,
-            value: ValueSpec::Integer,
-        },
-        ArgumentSpec {
-            name: c"seconds",
-            token: Some(c"EX"),
-            optional: false,
-            value: ValueSpec::Integer,
-        },
+        ArgumentSpec { name: c"milliseconds", token: Some(c"PX"), optional: false, value: ValueSpec::Integer },
+        ArgumentSpec { name: c"seconds", token: Some(c"EX"), optional: false, value: ValueSpec::Integer },
     ]),
 };
 
 const fn option(name: &'static std::ffi::CStr, token: &'static std::ffi::CStr) -> ArgumentSpec {
-    ArgumentSpec {
-        name,
-        token: Some(token),
-        optional: true,
-        value: ValueSpec::Integer,
-    }
+    ArgumentSpec { name, token: Some(token), optional: true, value: ValueSpec::Integer }
 }
 
 const REQ: ArgumentSpec = option(c"id", c"REQ");

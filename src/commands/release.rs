@@ -36,10 +36,7 @@ fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         count: 1,
         request_id: options.request_id,
     };
-    let left = execute::on_key(ctx, key, |desk| {
-        desk.engine
-            .release(desk.now, desk.keys, KEY, &request, desk.out)
-    });
+    let left = execute::on_key(ctx, key, |engine, turn| engine.release(turn, KEY, &request));
     ctx.reply_integer(left.ok_or(ENGINE_IN_USE)??.into());
     Ok(())
 }

@@ -15,7 +15,8 @@ impl Command for Renew {
         flags: c"write fast",
         arity: -3,
         access: Access::Write,
-        summary: c"Gives a hold a new lease, which never ends earlier than the old one, and returns what is left of it.",
+        summary:
+            c"Gives a hold a new lease, which never ends earlier than the old one, and returns what is left of it.",
         complexity: c"O(1)",
         arguments: &[OWNER, LEASE],
     };
@@ -37,10 +38,7 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         lease_ms: options.lease_ms,
         client: ctx.connection(flags),
     };
-    let left_ms = execute::on_key(ctx, key, |desk| {
-        desk.engine
-            .renew(desk.now, desk.keys, KEY, &request, desk.out)
-    });
+    let left_ms = execute::on_key(ctx, key, |engine, turn| engine.renew(turn, KEY, &request));
     ctx.reply_integer(left_ms.ok_or(ENGINE_IN_USE)??);
     Ok(())
 }

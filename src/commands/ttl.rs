@@ -29,10 +29,7 @@ impl Command for Ttl {
 fn ttl(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     let longest_ms = read_lock(ctx, arguments::key(args)?, |lock| {
-        lock.into_iter()
-            .flat_map(|lock| lock.live_holds(now))
-            .map(|hold| hold.lease_left_ms(now))
-            .max()
+        lock.into_iter().flat_map(|lock| lock.live_holds(now)).map(|hold| hold.lease_left_ms(now)).max()
     })?;
     match longest_ms {
         Some(left_ms) => ctx.reply_integer(left_ms),

@@ -27,14 +27,9 @@ impl Command for Waiters {
 fn waiters(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let count = arguments::options(args, 2, &[Opt::Count])?.count;
-    let limit = count.map_or(usize::MAX, |count| {
-        usize::try_from(count).unwrap_or(usize::MAX)
-    });
+    let limit = count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
     read_lock(ctx, key, |_| ())?;
-    let name = rlock_core::KeyRef {
-        name: key.bytes(),
-        db: ctx.db(),
-    };
+    let name = rlock_core::KeyRef { name: key.bytes(), db: ctx.db() };
     let now = clock::now();
     state::peek_engine(|engine| {
         ctx.reply_array(engine.waiters(name, now).take(limit).count());

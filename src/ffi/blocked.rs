@@ -79,10 +79,7 @@ unsafe extern "C" fn on_answer(
     raw::REDISMODULE_OK as c_int
 }
 
-unsafe extern "C" fn on_gone(
-    ctx: *mut raw::RedisModuleCtx,
-    _handle: *mut raw::RedisModuleBlockedClient,
-) {
+unsafe extern "C" fn on_gone(ctx: *mut raw::RedisModuleCtx, _handle: *mut raw::RedisModuleBlockedClient) {
     // SAFETY: the server passes the context of the blocked client.
     guard((), || waiting::on_gone(unsafe { ticket_of(ctx) }));
 }

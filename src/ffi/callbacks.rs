@@ -46,24 +46,12 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) -> bool {
     let subscribed = ids.into_iter().all(|id| {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
         // SAFETY: the context is alive, the callback has the type that the server asks for.
-        let status = unsafe {
-            api!(
-                RedisModule_SubscribeToServerEvent,
-                ctx.raw(),
-                event,
-                Some(on_server_event)
-            )
-        };
+        let status = unsafe { api!(RedisModule_SubscribeToServerEvent, ctx.raw(), event, Some(on_server_event)) };
         status == raw::REDISMODULE_OK as c_int
     });
     // SAFETY: as above.
     let status = unsafe {
-        api!(
-            RedisModule_SubscribeToKeyspaceEvents,
-            ctx.raw(),
-            raw::REDISMODULE_NOTIFY_GENERIC,
-            Some(on_keyspace_event)
-        )
+        api!(RedisModule_SubscribeToKeyspaceEvents, ctx.raw(), raw::REDISMODULE_NOTIFY_GENERIC, Some(on_keyspace_event))
     };
     subscribed && status == raw::REDISMODULE_OK as c_int
 }
@@ -86,10 +74,7 @@ unsafe extern "C" fn on_server_event(
 /// `data` is what the server documents for the event.
 unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<ServerEvent> {
     match (id, subevent) {
-        (
-            raw::REDISMODULE_EVENT_CLIENT_CHANGE,
-            raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED,
-        ) => {
+        (raw::REDISMODULE_EVENT_CLIENT_CHANGE, raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED) => {
             // SAFETY: this event comes with the client's information.
             let client = unsafe { &*data.cast::<raw::RedisModuleClientInfo>() };
             Some(ServerEvent::ClientClosed(client.id))
@@ -103,24 +88,19 @@ unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Serv
             // SAFETY: this event comes with both numbers.
             let swap = unsafe { &*data.cast::<raw::RedisModuleSwapDbInfo>() };
             let first = u32::try_from(swap.dbnum_first).ok()?;
-            Some(ServerEvent::Swapped(
-                first,
-                u32::try_from(swap.dbnum_second).ok()?,
-            ))
+            Some(ServerEvent::Swapped(first, u32::try_from(swap.dbnum_second).ok()?))
         }
-        (
-            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
-            raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER,
-        ) => Some(ServerEvent::Promoted),
+        (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER) => {
+            Some(ServerEvent::Promoted)
+        }
         (
             raw::REDISMODULE_EVENT_LOADING,
             raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED,
         ) => Some(ServerEvent::LoadEnded),
         (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
-        (
-            raw::REDISMODULE_EVENT_EVENTLOOP,
-            raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP,
-        ) => Some(ServerEvent::AfterSleep),
+        (raw::REDISMODULE_EVENT_EVENTLOOP, raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP) => {
+            Some(ServerEvent::AfterSleep)
+        }
         _ => None,
     }
 }
@@ -140,10 +120,7 @@ unsafe extern "C" fn on_keyspace_event(
 }
 
 /// A value goes away: by DEL, UNLINK, an overwrite, EXPIRE or eviction, and as the first half of RENAME and MOVE.
-pub(super) unsafe extern "C" fn unlink(
-    keys: *mut raw::RedisModuleKeyOptCtx,
-    value: *const c_void,
-) {
+pub(super) unsafe extern "C" fn unlink(keys: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
     guard((), || {
         // SAFETY: the server passes the name and database of the key, alive during the callback. The value is of our
         // type, and this runs under the server's lock with no other reference to it: the engine's own deletions, during
@@ -158,10 +135,7 @@ pub(super) unsafe extern "C" fn unlink(
             let alarm = std::mem::replace(&mut (*stored).alarm, Alarm::NONE);
             (name, db, alarm, &(*stored).lock)
         };
-        let key = Key {
-            name: name.bytes().into(),
-            db: u32::try_from(db).unwrap_or(0),
-        };
+        let key = Key { name: name.bytes().into(), db: u32::try_from(db).unwrap_or(0) };
         events::on_unlink(key, alarm, lock);
     });
 }

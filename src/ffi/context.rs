@@ -76,10 +76,7 @@ impl<'c> Ctx<'c> {
     ///
     /// `raw` is the context of a callback that runs for all of `'c`.
     pub(super) unsafe fn new(raw: *mut raw::RedisModuleCtx) -> Self {
-        Self {
-            raw,
-            lifetime: PhantomData,
-        }
+        Self { raw, lifetime: PhantomData }
     }
 
     pub(super) fn raw(self) -> *mut raw::RedisModuleCtx {
@@ -127,21 +124,8 @@ impl<'c> Ctx<'c> {
     /// A string of the server with these bytes, freed when dropped.
     pub(crate) fn string(self, bytes: &[u8]) -> OwnedString<'c> {
         // SAFETY: the pointer and length are those of a slice; the context is alive.
-        let raw = unsafe {
-            api!(
-                RedisModule_CreateString,
-                self.raw,
-                bytes.as_ptr().cast::<c_char>(),
-                bytes.len()
-            )
-        };
-        OwnedString {
-            ctx: self,
-            arg: Arg {
-                raw,
-                lifetime: PhantomData,
-            },
-        }
+        let raw = unsafe { api!(RedisModule_CreateString, self.raw, bytes.as_ptr().cast::<c_char>(), bytes.len()) };
+        OwnedString { ctx: self, arg: Arg { raw, lifetime: PhantomData } }
     }
 
     pub(crate) fn reply_integer(self, number: u64) {
@@ -167,14 +151,7 @@ impl<'c> Ctx<'c> {
 
     pub(crate) fn reply_bytes(self, bytes: &[u8]) {
         // SAFETY: as in `reply_integer`; the pointer and length are those of a slice.
-        unsafe {
-            api!(
-                RedisModule_ReplyWithStringBuffer,
-                self.raw,
-                bytes.as_ptr().cast::<c_char>(),
-                bytes.len()
-            )
-        };
+        unsafe { api!(RedisModule_ReplyWithStringBuffer, self.raw, bytes.as_ptr().cast::<c_char>(), bytes.len()) };
     }
 
     /// An error; `message` starts with its code.
@@ -237,13 +214,7 @@ impl<'c> Ctx<'c> {
     pub(crate) fn notify(self, event: &CStr, key: Arg<'_>) {
         // SAFETY: the context, the event's name and the key are alive.
         unsafe {
-            api!(
-                RedisModule_NotifyKeyspaceEvent,
-                self.raw,
-                raw::REDISMODULE_NOTIFY_MODULE,
-                event.as_ptr(),
-                key.raw
-            )
+            api!(RedisModule_NotifyKeyspaceEvent, self.raw, raw::REDISMODULE_NOTIFY_MODULE, event.as_ptr(), key.raw)
         };
     }
 
@@ -265,10 +236,7 @@ impl<'c> Arg<'c> {
     ///
     /// `raw` is a string of the server that lives for all of `'c`.
     pub(super) unsafe fn new(raw: *mut raw::RedisModuleString) -> Self {
-        Self {
-            raw,
-            lifetime: PhantomData,
-        }
+        Self { raw, lifetime: PhantomData }
     }
 
     pub(super) fn raw(self) -> *mut raw::RedisModuleString {
@@ -291,11 +259,7 @@ impl<'c> Args<'c> {
     ///
     /// `argv` has `argc` strings, all alive for all of `'c`.
     pub(super) unsafe fn new(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Self {
-        Self {
-            argv,
-            argc: usize::try_from(argc).unwrap_or(0),
-            lifetime: PhantomData,
-        }
+        Self { argv, argc: usize::try_from(argc).unwrap_or(0), lifetime: PhantomData }
     }
 
     pub(crate) fn get(self, index: usize) -> Option<Arg<'c>> {
@@ -326,18 +290,22 @@ impl Drop for OwnedString<'_> {
     }
 }
 
-/// Writes a line into the server's log.
+/// Writes a warning into the server's log.
 pub(crate) fn log_warning(message: &str) {
+    log(c"warning", message);
+}
+
+/// Writes a line into the server's log.
+pub(crate) fn log_notice(message: &str) {
+    log(c"notice", message);
+}
+
+fn log(level: &CStr, message: &str) {
     let message = CString::new(message).unwrap_or_default();
-    // SAFETY: without a context the line is logged under the name "module"; the format has one string.
+    // SAFETY: a line without a context is allowed; the format has one string, and the arguments are exactly that.
     unsafe {
         if let Some(log) = raw::RedisModule_Log {
-            log(
-                ptr::null_mut(),
-                c"warning".as_ptr(),
-                c"rlock: %s".as_ptr(),
-                message.as_ptr(),
-            );
+            log(ptr::null_mut(), level.as_ptr(), c"rlock: %s".as_ptr(), message.as_ptr());
         }
     }
 }

@@ -25,11 +25,7 @@ pub(crate) struct TypeError;
 
 impl Type {
     /// Registers the type. `name` has nine characters; `version` is that of the payload.
-    pub(crate) fn register(
-        ctx: Ctx<'_>,
-        name: &'static std::ffi::CStr,
-        version: i32,
-    ) -> Result<(), TypeError> {
+    pub(crate) fn register(ctx: Ctx<'_>, name: &'static std::ffi::CStr, version: i32) -> Result<(), TypeError> {
         let mut methods = raw::RedisModuleTypeMethods {
             version: u64::from(raw::REDISMODULE_TYPE_METHOD_VERSION),
             rdb_load: Some(rdb_load),
@@ -52,15 +48,7 @@ impl Type {
             aux_save2: Some(aux_save_if_any),
         };
         // SAFETY: the name is static, the methods are copied by the server.
-        let kind = unsafe {
-            api!(
-                RedisModule_CreateDataType,
-                ctx.raw(),
-                name.as_ptr(),
-                version,
-                &raw mut methods
-            )
-        };
+        let kind = unsafe { api!(RedisModule_CreateDataType, ctx.raw(), name.as_ptr(), version, &raw mut methods) };
         TYPE.store(kind, Ordering::Relaxed);
         if kind.is_null() { Err(TypeError) } else { Ok(()) }
     }
@@ -127,14 +115,7 @@ impl Save {
 
     pub(crate) fn bytes(&self, bytes: &[u8]) {
         // SAFETY: the payload is being written; the pointer and length are those of a slice.
-        unsafe {
-            api!(
-                RedisModule_SaveStringBuffer,
-                self.0,
-                bytes.as_ptr().cast::<c_char>(),
-                bytes.len()
-            )
-        };
+        unsafe { api!(RedisModule_SaveStringBuffer, self.0, bytes.as_ptr().cast::<c_char>(), bytes.len()) };
     }
 
     /// Writes `RLOCK.APPLY key facts owner` into an append-only file that is being rewritten. The one use of this
@@ -165,14 +146,7 @@ impl Digest {
     pub(crate) fn add(&self, parts: &[&[u8]]) {
         for part in parts {
             // SAFETY: the digest is being computed; the pointer and length are those of a slice.
-            unsafe {
-                api!(
-                    RedisModule_DigestAddStringBuffer,
-                    self.0,
-                    part.as_ptr().cast::<c_char>(),
-                    part.len()
-                )
-            };
+            unsafe { api!(RedisModule_DigestAddStringBuffer, self.0, part.as_ptr().cast::<c_char>(), part.len()) };
         }
         // SAFETY: the digest is being computed.
         unsafe { api!(RedisModule_DigestEndSequence, self.0) };
@@ -189,9 +163,7 @@ unsafe fn stored<'v>(value: *const c_void) -> &'v Stored {
 
 unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        value::load(&Load(io), version).map_or(ptr::null_mut(), |stored| {
-            Box::into_raw(Box::new(stored)).cast()
-        })
+        value::load(&Load(io), version).map_or(ptr::null_mut(), |stored| Box::into_raw(Box::new(stored)).cast())
     })
 }
 
@@ -200,11 +172,7 @@ unsafe extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     guard((), || value::save(&Save(io), unsafe { stored(value) }));
 }
 
-unsafe extern "C" fn aof_rewrite(
-    io: *mut raw::RedisModuleIO,
-    key: *mut raw::RedisModuleString,
-    value: *mut c_void,
-) {
+unsafe extern "C" fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
     guard((), || {
         // SAFETY: the server passes a live key and a value of our type, and changes nothing meanwhile.
         let (key, stored) = unsafe { (Arg::new(key), stored(value)) };
@@ -228,10 +196,7 @@ unsafe extern "C" fn free(value: *mut c_void) {
     guard((), || drop(unsafe { Box::from_raw(value.cast::<Stored>()) }));
 }
 
-unsafe extern "C" fn copy(
-    _keys: *mut raw::RedisModuleKeyOptCtx,
-    value: *const c_void,
-) -> *mut c_void {
+unsafe extern "C" fn copy(_keys: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) -> *mut c_void {
     guard(ptr::null_mut(), || {
         // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
         let copy = Stored::new(unsafe { stored(value) }.lock.clone());
@@ -247,11 +212,7 @@ unsafe extern "C" fn aux_save_if_any(io: *mut raw::RedisModuleIO, _when: c_int) 
     guard((), || value::save_aux_if_any(&Save(io)));
 }
 
-unsafe extern "C" fn aux_load(
-    io: *mut raw::RedisModuleIO,
-    version: c_int,
-    _when: c_int,
-) -> c_int {
+unsafe extern "C" fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _when: c_int) -> c_int {
     guard(raw::REDISMODULE_ERR as c_int, || {
         let loaded = value::load_aux(&Load(io), version);
         (if loaded { raw::REDISMODULE_OK } else { raw::REDISMODULE_ERR }) as c_int

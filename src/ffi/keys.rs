@@ -43,29 +43,16 @@ impl<'c> Keys<'c> {
 
     /// Opens one key to look at it from a notification, without counting as an access to it.
     pub(crate) fn open_to_peek(ctx: Ctx<'c>, name: Arg<'c>) -> Self {
-        Self::open_with(
-            ctx,
-            name,
-            raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH,
-        )
+        Self::open_with(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH)
     }
 
     fn open_with(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
         // SAFETY: the context and the name are alive.
-        let handle =
-            unsafe { api!(RedisModule_OpenKey, ctx.raw(), name.raw(), mode.cast_signed()) };
+        let handle = unsafe { api!(RedisModule_OpenKey, ctx.raw(), name.raw(), mode.cast_signed()) };
         let found = find(handle);
         let mut open = SmallVec::new();
-        open.push(Open {
-            bytes: name.bytes(),
-            handle,
-            was_there: !matches!(found, Found::Vacant),
-            found,
-        });
-        Self {
-            db: ctx.db(),
-            open,
-        }
+        open.push(Open { bytes: name.bytes(), handle, was_there: !matches!(found, Found::Vacant), found });
+        Self { db: ctx.db(), open }
     }
 
     /// Removes an EXPIRE that a user set on the key: it was meant for the holder before.
@@ -104,10 +91,7 @@ fn find(handle: *mut raw::RedisModuleKey) -> Found {
 
 impl Keyspace for Keys<'_> {
     fn key(&self, id: KeyId) -> KeyRef<'_> {
-        KeyRef {
-            name: self.open.get(id.0).map_or(&[][..], |open| open.bytes),
-            db: self.db,
-        }
+        KeyRef { name: self.open.get(id.0).map_or(&[][..], |open| open.bytes), db: self.db }
     }
 
     fn slot(&mut self, id: KeyId) -> Slot<'_> {
@@ -127,14 +111,8 @@ impl Keyspace for Keys<'_> {
         let value = Box::into_raw(Box::new(stored));
         // SAFETY: the handle is open for writing and vacant; the keyspace takes the value over, and gives it to our
         // `free` in the end.
-        let status = unsafe {
-            api!(
-                RedisModule_ModuleTypeSetValue,
-                open.handle,
-                datatype::raw_type(),
-                value.cast::<c_void>()
-            )
-        };
+        let status =
+            unsafe { api!(RedisModule_ModuleTypeSetValue, open.handle, datatype::raw_type(), value.cast::<c_void>()) };
         if status == raw::REDISMODULE_OK as c_int {
             open.found = Found::Lock(value);
         } else {

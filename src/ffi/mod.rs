@@ -9,6 +9,7 @@
 
 mod blocked;
 mod callbacks;
+mod command_info;
 mod context;
 mod datatype;
 mod keys;
@@ -20,13 +21,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub(crate) use blocked::{Blocked, block, unblock};
 pub(crate) use callbacks::{ServerEvent, subscribe};
-pub(crate) use context::{Arg, Args, Ctx, Flags, log_warning};
+pub(crate) use command_info::{Access, ArgumentSpec, CommandSpec, ValueSpec};
+pub(crate) use context::{Arg, Args, Ctx, Flags, log_notice, log_warning};
 pub(crate) use datatype::{Digest, Load, Save, Type};
 pub(crate) use keys::Keys;
 pub(crate) use main_thread::MainThread;
-pub(crate) use registration::{
-    Access, ArgumentSpec, Command, CommandSpec, ConfigSpec, InfoCtx, LoadError, Registrar, ValueSpec,
-};
+pub(crate) use registration::{Command, ConfigSpec, InfoCtx, LoadError, Registrar};
 pub(crate) use timers::{TimerId, start_timer, stop_timer};
 
 /// Calls a function of the server's API. All that are used are there on every server that is supported: `OnLoad`
@@ -66,10 +66,7 @@ pub(crate) fn guard<R>(otherwise: R, body: impl FnOnce() -> R) -> R {
 
 /// `clock_gettime`; a clock that cannot be read is at 0.
 pub(crate) fn clock_gettime(clock: libc::clockid_t) -> libc::timespec {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the result.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time

@@ -29,15 +29,7 @@ pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
         return None;
     }
     // SAFETY: the detached context lives as long as the module.
-    Some(TimerId(unsafe {
-        api!(
-            RedisModule_CreateTimer,
-            ctx,
-            delay_ms,
-            Some(on_timer),
-            ptr::null_mut()
-        )
-    }))
+    Some(TimerId(unsafe { api!(RedisModule_CreateTimer, ctx, delay_ms, Some(on_timer), ptr::null_mut()) }))
 }
 
 /// Stops a timer.

@@ -5,9 +5,10 @@ use alloc::vec::Vec;
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::lock::{Hold, Kind};
 use crate::request::{Acquire, Numbered, Refusal, Release, Renew, RequestMark, Verb};
-use crate::time::Now;
 
-use super::{Acquired, Answer, Engine, KeyId, Keyspace, Outbox, Slot};
+use super::{Acquired, Engine, Turn};
+use crate::keyspace::{KeyId, Keyspace, Slot};
+use crate::outbox::Answer;
 
 /// The part of ACQUIRE or RENEW that gives a hold a new lease.
 struct Renewal {
@@ -26,33 +27,28 @@ impl Engine {
     /// [`Refusal`] says why; nothing was changed on behalf of this request.
     pub fn acquire(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         request: Acquire,
-        out: &mut Outbox,
     ) -> Result<Acquired, Refusal> {
-        self.settle(now, keys, id, false, out);
-        let acquired = self.acquire_settled(now, keys, id, request, out);
-        self.finish(keys, id);
+        self.settle(turn, id, false);
+        let acquired = self.acquire_settled(turn, id, request);
+        self.finish(turn.keys, id);
         acquired
     }
 
     fn acquire_settled(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         request: Acquire,
-        out: &mut Outbox,
     ) -> Result<Acquired, Refusal> {
-        let lock = Self::lock_of_kind(keys, id, request.kind)?;
+        let lock = Self::lock_of_kind(turn.keys, id, request.kind)?;
         let held = lock
-            .and_then(|lock| lock.live_hold(request.owner.as_slice(), request.mode, now))
+            .and_then(|lock| lock.live_hold(request.owner.as_slice(), request.mode, turn.now))
             .map(|hold| (hold.token(), hold.terms()));
         if let Some((token, terms)) = held {
-            let numbered =
-                RequestMark::classify(terms.request, request.request_id, Verb::Acquire)?;
+            let numbered = RequestMark::classify(terms.request, request.request_id, Verb::Acquire)?;
             if numbered == Numbered::Repeat {
                 let renewal = Renewal {
                     lease_ms: Some(request.lease_ms),
@@ -60,87 +56,67 @@ impl Engine {
                     client: request.client,
                     always: true,
                 };
-                self.renew_hold(now, keys, id, token, terms, &renewal, out);
+                self.renew_hold(turn, id, token, terms, &renewal);
                 return Ok(Acquired::Granted(token));
             }
             if request.kind != Kind::Semaphore {
-                let token = self.grant(now, keys, id, &request, out)?;
+                let token = self.grant(turn, id, &request)?;
                 self.touch(token);
                 self.stats.granted_at_once = self.stats.granted_at_once.saturating_add(1);
                 return Ok(Acquired::Granted(token));
             }
         }
-        let place = self.take_over(now, keys, id, &request, out)?;
-        if place.is_none() && self.is_free_for(now, keys, id, &request)? {
-            let token = self.grant(now, keys, id, &request, out)?;
+        let place = self.take_over(turn, id, &request)?;
+        if place.is_none() && self.is_free_for(turn, id, &request)? {
+            let token = self.grant(turn, id, &request)?;
             self.stats.granted_at_once = self.stats.granted_at_once.saturating_add(1);
             return Ok(Acquired::Granted(token));
         }
         let Some(wait) = request.wait else {
             // A place that was taken over by a request that does not wait is given up.
-            self.settle(now, keys, id, false, out);
+            self.settle(turn, id, false);
             return Ok(Acquired::Denied);
         };
         if self.waiters.len() >= wait.max_waiters {
             let limit = wait.max_waiters;
             return Err(Refusal::MaxWaiters { limit });
         }
-        Ok(Acquired::Waiting(self.waiters.join(
-            keys.key(id),
-            place,
-            request,
-            now,
-        )))
+        Ok(Acquired::Waiting(self.waiters.join(turn.keys.key(id), place, request, turn.now)))
     }
 
     /// A numbered request meets an earlier one of its owner that still waits: the same id takes the place over (its
     /// arrival number is returned), a higher one ends it, a lower one is stale.
     fn take_over(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         request: &Acquire,
-        out: &mut Outbox,
     ) -> Result<Option<u64>, Refusal> {
         let Some(request_id) = request.request_id else {
             return Ok(None);
         };
-        let Some((ticket, waiting_id)) =
-            self.waiters
-                .numbered(keys.key(id), &request.owner, request.mode)
-        else {
+        let Some((ticket, waiting_id)) = self.waiters.numbered(turn.keys.key(id), &request.owner, request.mode) else {
             return Ok(None);
         };
         if request_id < waiting_id {
-            return Err(Refusal::Stale {
-                last_id: waiting_id,
-            });
+            return Err(Refusal::Stale { last_id: waiting_id });
         }
         let earlier = self.waiters.leave(ticket);
-        out.answer(ticket, Answer::TakenOver);
+        turn.out.answer(ticket, Answer::TakenOver);
         if request_id == waiting_id {
             return Ok(earlier.map(|waiter| waiter.arrival));
         }
-        self.settle(now, keys, id, false, out);
+        self.settle(turn, id, false);
         Ok(None)
     }
 
     /// Whether a newcomer can have it: nobody waits, and the lock admits it.
-    fn is_free_for(
-        &self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        request: &Acquire,
-    ) -> Result<bool, Refusal> {
-        if self.is_waited_for(keys.key(id)) {
+    fn is_free_for(&self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, request: &Acquire) -> Result<bool, Refusal> {
+        if self.is_waited_for(turn.keys.key(id)) {
             return Ok(false);
         }
-        let lock = Self::lock_of_kind(keys, id, request.kind)?;
-        Ok(lock.is_none_or(|lock| {
-            lock.admits(request.owner.as_slice(), request.mode, request.count, now)
-        }))
+        let lock = Self::lock_of_kind(turn.keys, id, request.kind)?;
+        Ok(lock.is_none_or(|lock| lock.admits(request.owner.as_slice(), request.mode, request.count, turn.now)))
     }
 
     /// RELEASE. Returns the holds left.
@@ -150,43 +126,33 @@ impl Engine {
     /// [`Refusal`] says why; nothing was changed on behalf of this request.
     pub fn release(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         request: &Release<'_>,
-        out: &mut Outbox,
     ) -> Result<u32, Refusal> {
-        self.settle_noted(now, keys, id, out);
-        let left = self.release_settled(now, keys, id, request, out);
-        self.finish(keys, id);
+        self.settle_noted(turn, id);
+        let left = self.release_settled(turn, id, request);
+        self.finish(turn.keys, id);
         left
     }
 
     fn release_settled(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         request: &Release<'_>,
-        out: &mut Outbox,
     ) -> Result<u32, Refusal> {
-        let hold = Self::lock_of_kind(keys, id, request.kind)?
-            .and_then(|lock| lock.live_hold(request.owner, request.mode, now))
+        let hold = Self::lock_of_kind(turn.keys, id, request.kind)?
+            .and_then(|lock| lock.live_hold(request.owner, request.mode, turn.now))
             .ok_or(Refusal::NotOwner)?;
         let (token, terms) = (hold.token(), hold.terms());
         let numbered = RequestMark::classify(terms.request, request.request_id, Verb::Release)?;
         if numbered == Numbered::Repeat {
             return Ok(terms.count);
         }
-        let left = terms
-            .count
-            .checked_sub(request.count)
-            .ok_or(Refusal::CountUnderflow { held: terms.count })?;
+        let left = terms.count.checked_sub(request.count).ok_or(Refusal::CountUnderflow { held: terms.count })?;
         let event = if left == 0 {
-            Event::Ended {
-                token,
-                cause: EndCause::Released,
-            }
+            Event::Ended { token, cause: EndCause::Released }
         } else {
             Event::Changed {
                 token,
@@ -199,8 +165,8 @@ impl Engine {
             }
         };
         self.touch(token);
-        self.commit(keys, id, event, out);
-        self.serve_after_end(now, keys, id, out);
+        self.commit(turn, id, event);
+        self.serve_after_end(turn, id);
         Ok(left)
     }
 
@@ -211,67 +177,52 @@ impl Engine {
     /// [`Refusal`] says why; nothing was changed on behalf of this request.
     pub fn renew(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         request: &Renew<'_>,
-        out: &mut Outbox,
     ) -> Result<u64, Refusal> {
-        self.settle_noted(now, keys, id, out);
-        let left_ms = self.renew_settled(now, keys, id, request, out);
-        self.finish(keys, id);
+        self.settle_noted(turn, id);
+        let left_ms = self.renew_settled(turn, id, request);
+        self.finish(turn.keys, id);
         left_ms
     }
 
     fn renew_settled(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         request: &Renew<'_>,
-        out: &mut Outbox,
     ) -> Result<u64, Refusal> {
-        let hold = Self::lock_of_kind(keys, id, request.kind)?
-            .and_then(|lock| lock.live_hold(request.owner, request.mode, now))
+        let hold = Self::lock_of_kind(turn.keys, id, request.kind)?
+            .and_then(|lock| lock.live_hold(request.owner, request.mode, turn.now))
             .ok_or(Refusal::NotOwner)?;
         let (token, terms) = (hold.token(), hold.terms());
-        let renewal = Renewal {
-            lease_ms: request.lease_ms,
-            session_ms: None,
-            client: request.client,
-            always: false,
-        };
-        Ok(now.left_ms(self.renew_hold(now, keys, id, token, terms, &renewal, out)))
+        let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client: request.client, always: false };
+        Ok(turn.now.left_ms(self.renew_hold(turn, id, token, terms, &renewal)))
     }
 
     /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
     fn renew_hold(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         token: u64,
         terms: Terms,
         renewal: &Renewal,
-        out: &mut Outbox,
     ) -> u64 {
         let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
         let renewed = Terms {
-            deadline_us: terms.deadline_us.max(now.after_ms(lease_ms)),
+            deadline_us: terms.deadline_us.max(turn.now.after_ms(lease_ms)),
             lease_ms,
             session_ms: renewal.session_ms.or(terms.session_ms),
             ..terms
         };
         let deadline_us = renewed.deadline_us;
         self.touch(token);
-        self.bind(keys.key(id), renewal.client, token, &renewed);
+        self.bind(turn.keys.key(id), renewal.client, token, &renewed);
         if renewal.always || renewed != terms {
-            let event = Event::Changed {
-                token,
-                cause: ChangeCause::Renewed,
-                terms: renewed,
-            };
-            self.commit(keys, id, event, out);
+            let event = Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed };
+            self.commit(turn, id, event);
         }
         deadline_us
     }
@@ -283,58 +234,45 @@ impl Engine {
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn force_release(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         kind: Kind,
         token: Option<u64>,
-        out: &mut Outbox,
     ) -> Result<bool, Refusal> {
-        self.settle_noted(now, keys, id, out);
-        let forced = self.force_settled(now, keys, id, kind, token, out);
-        self.finish(keys, id);
+        self.settle_noted(turn, id);
+        let forced = self.force_settled(turn, id, kind, token);
+        self.finish(turn.keys, id);
         forced
     }
 
     fn force_settled(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         kind: Kind,
         token: Option<u64>,
-        out: &mut Outbox,
     ) -> Result<bool, Refusal> {
-        let lock = Self::lock_of_kind(keys, id, kind)?;
+        let lock = Self::lock_of_kind(turn.keys, id, kind)?;
         let tokens: Vec<u64> = lock
             .into_iter()
-            .flat_map(|lock| lock.live_holds(now))
+            .flat_map(|lock| lock.live_holds(turn.now))
             .map(Hold::token)
             .filter(|held| token.is_none_or(|token| token == *held))
             .collect();
         for token in &tokens {
-            let event = Event::Ended {
-                token: *token,
-                cause: EndCause::Forced,
-            };
-            self.commit(keys, id, event, out);
+            let event = Event::Ended { token: *token, cause: EndCause::Forced };
+            self.commit(turn, id, event);
         }
         if !tokens.is_empty() {
-            self.serve_after_end(now, keys, id, out);
+            self.serve_after_end(turn, id);
         }
         Ok(!tokens.is_empty())
     }
 
     /// After a hold ended or gave permits back: whoever can be served is.
-    fn serve_after_end(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        out: &mut Outbox,
-    ) {
-        if self.is_waited_for(keys.key(id)) {
-            self.settle(now, keys, id, true, out);
+    fn serve_after_end(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+        if self.is_waited_for(turn.keys.key(id)) {
+            self.settle(turn, id, true);
         }
     }
 

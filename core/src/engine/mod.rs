@@ -16,6 +16,7 @@
 
 mod commands;
 mod notes;
+mod pending;
 mod settle;
 #[cfg(test)]
 mod tests;
@@ -25,122 +26,18 @@ use alloc::vec::Vec;
 
 use ahash::RandomState;
 use hashbrown::HashMap;
-use smallvec::SmallVec;
 
+use self::pending::{Fresh, Pending};
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::deadlines::{Alarm, Deadlines};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
 use crate::lock::{Kind, Lock, Mode};
+use crate::outbox::Outbox;
 use crate::queue::Waiters;
 use crate::request::{Acquire, Refusal, RequestMark, Verb};
 use crate::sessions::Sessions;
 use crate::time::{MAX_TOKEN, Now};
-
-/// A value as the keyspace stores it: the lock, and the alarm that the engine set for it.
-#[derive(Debug)]
-pub struct Stored {
-    /// The lock.
-    pub lock: Lock,
-    /// The engine's alarm for the next deadline of the lock. Not part of the value: a copy starts without one.
-    pub alarm: Alarm,
-}
-
-impl Stored {
-    /// A lock that was not seen by the engine yet.
-    #[must_use]
-    pub fn new(lock: Lock) -> Self {
-        Self {
-            lock,
-            alarm: Alarm::NONE,
-        }
-    }
-}
-
-/// The number of an open key in a [`Keyspace`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyId(pub usize);
-
-/// What lies under a key.
-#[derive(Debug)]
-pub enum Slot<'a> {
-    /// Nothing.
-    Vacant,
-    /// A lock.
-    Lock(&'a mut Stored),
-    /// A value of another type.
-    Foreign,
-}
-
-/// The open keys of one request.
-pub trait Keyspace {
-    /// The name of an open key.
-    fn key(&self, id: KeyId) -> KeyRef<'_>;
-    /// What lies under it now.
-    fn slot(&mut self, id: KeyId) -> Slot<'_>;
-    /// Puts a value under a vacant key.
-    fn insert(&mut self, id: KeyId, stored: Stored);
-    /// Removes the lock under a key.
-    fn remove(&mut self, id: KeyId);
-}
-
-/// What a waiter is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It holds now, with this token.
-    Granted(u64),
-    /// Its time is over.
-    TimedOut,
-    /// Another connection took its place.
-    TakenOver,
-    /// What lies under the name now cannot serve it.
-    Refused(Refusal),
-}
-
-/// Something to do outside, after the engine returned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// Propagate the event and tell the keyspace's listeners.
-    Effect {
-        /// The key that it is about.
-        key: KeyId,
-        /// What happened.
-        event: Event,
-    },
-    /// Answer a waiter.
-    Answer {
-        /// The ticket that [`Acquired::Waiting`] gave.
-        ticket: u64,
-        /// What to tell.
-        answer: Answer,
-    },
-}
-
-/// What a request leaves to be done, in order.
-#[derive(Debug, Default)]
-pub struct Outbox {
-    outputs: SmallVec<[Output; 2]>,
-}
-
-impl Outbox {
-    /// What is to be done, in order; the outbox is empty afterwards.
-    pub fn drain(&mut self) -> impl Iterator<Item = Output> + '_ {
-        self.outputs.drain(..)
-    }
-
-    /// What is to be done, in order.
-    #[must_use]
-    pub fn as_slice(&self) -> &[Output] {
-        &self.outputs
-    }
-
-    fn effect(&mut self, key: KeyId, event: Event) {
-        self.outputs.push(Output::Effect { key, event });
-    }
-
-    fn answer(&mut self, ticket: u64, answer: Answer) {
-        self.outputs.push(Output::Answer { ticket, answer });
-    }
-}
 
 /// The answer to ACQUIRE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,62 +82,14 @@ pub struct Stats {
     pub disconnected: u64,
 }
 
-/// What is owed to a key because of something that the server told, to be decided by the next command on it or by the
-/// timer.
-#[derive(Default)]
-struct Owed {
-    /// Grants (token, count) whose waiter was gone before it could hear of them.
-    undo: SmallVec<[(u64, u32); 1]>,
-    /// Holds whose last connection closed.
-    sessions_ended: SmallVec<[u64; 1]>,
-    /// The value came here by RESTORE, RENAME and the like: its holds are bound to no connection.
-    arrived: bool,
-}
-
-/// The keys to settle, each once, in the order in which they were noted.
-struct Pending {
-    owed: HashMap<Key, Owed, RandomState>,
-    order: VecDeque<Key>,
-}
-
-impl Pending {
-    fn entry(&mut self, key: Key) -> &mut Owed {
-        if !self.owed.contains_key(&key) {
-            self.order.push_back(key.clone());
-        }
-        self.owed.entry(key).or_default()
-    }
-
-    fn take(&mut self, key: KeyRef<'_>) -> Option<Owed> {
-        if self.owed.is_empty() {
-            return None;
-        }
-        self.owed.remove(&key)
-    }
-
-    fn take_dbs(&mut self, concerned: impl Fn(u32) -> bool) -> Vec<(Key, Owed)> {
-        self.owed
-            .extract_if(|key, _| concerned(key.db))
-            .collect()
-    }
-
-    fn next(&mut self) -> Option<Key> {
-        while let Some(key) = self.order.pop_front() {
-            if self.owed.contains_key(&key) {
-                return Some(key);
-            }
-        }
-        None
-    }
-}
-
-/// A grant to a waiter that may not have heard of it yet.
-struct Fresh {
-    ticket: u64,
-    client: Option<u64>,
-    key: Key,
-    token: u64,
-    count: u32,
+/// What one request is decided with: the time, the open keys, and a place for what it leaves to be done.
+pub struct Turn<'t, K> {
+    /// The time, read once.
+    pub now: Now,
+    /// The open keys.
+    pub keys: &'t mut K,
+    /// What is left to be done.
+    pub out: &'t mut Outbox,
 }
 
 /// The state of one server's locks beyond their values: who waits, what is due, which connections matter.
@@ -264,10 +113,7 @@ impl Engine {
             leases: Deadlines::default(),
             waiters: Waiters::new(hasher.clone()),
             sessions: Sessions::new(hasher.clone()),
-            pending: Pending {
-                owed: HashMap::with_hasher(hasher),
-                order: VecDeque::new(),
-            },
+            pending: Pending { owed: HashMap::with_hasher(hasher), order: VecDeque::new() },
             fresh: Vec::new(),
             last_token: 0,
             stats: Stats::default(),
@@ -300,16 +146,12 @@ impl Engine {
 
     /// Who waits under `key`, in order.
     pub fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
-        self.waiters
-            .in_order(key)
-            .filter(move |waiter| !waiter.is_over(now))
-            .map(move |waiter| WaiterView {
-                owner: &waiter.request.owner,
-                mode: waiter.request.mode,
-                count: waiter.request.count,
-                waited_ms: now.mono_us.saturating_sub(waiter.since_us)
-                    / crate::time::US_PER_MS,
-            })
+        self.waiters.in_order(key).filter(move |waiter| !waiter.is_over(now)).map(move |waiter| WaiterView {
+            owner: &waiter.request.owner,
+            mode: waiter.request.mode,
+            count: waiter.request.count,
+            waited_ms: now.mono_us.saturating_sub(waiter.since_us) / crate::time::US_PER_MS,
+        })
     }
 
     /// Whether the hold with `token` is bound to a connection.
@@ -321,8 +163,7 @@ impl Engine {
     /// Whether the closing of a connection would change anything.
     #[must_use]
     pub fn minds_client(&self, client: u64) -> bool {
-        self.sessions.has_client(client)
-            || self.fresh.iter().any(|fresh| fresh.client == Some(client))
+        self.sessions.has_client(client) || self.fresh.iter().any(|fresh| fresh.client == Some(client))
     }
 
     /// The last token given or seen.
@@ -343,31 +184,21 @@ impl Engine {
 
     /// The only place that gives a hold: a new one, or one more count of the one that the owner has. The caller has
     /// made sure that the lock admits it.
-    fn grant(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        request: &Acquire,
-        out: &mut Outbox,
-    ) -> Result<u64, Refusal> {
-        let held = match keys.slot(id) {
+    fn grant(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, request: &Acquire) -> Result<u64, Refusal> {
+        let held = match turn.keys.slot(id) {
             Slot::Lock(stored) => stored
                 .lock
-                .live_hold(request.owner.as_slice(), request.mode, now)
+                .live_hold(request.owner.as_slice(), request.mode, turn.now)
                 .map(|hold| (hold.token(), hold.terms())),
             _ => None,
         };
-        let deadline_us = now.after_ms(request.lease_ms);
+        let deadline_us = turn.now.after_ms(request.lease_ms);
         let event = match held {
             Some((token, terms)) => Event::Changed {
                 token,
                 cause: ChangeCause::Reentered,
                 terms: Terms {
-                    count: terms
-                        .count
-                        .checked_add(request.count)
-                        .ok_or(Refusal::CountOverflow)?,
+                    count: terms.count.checked_add(request.count).ok_or(Refusal::CountOverflow)?,
                     deadline_us: terms.deadline_us.max(deadline_us),
                     lease_ms: request.lease_ms,
                     request: RequestMark::after(terms.request, request.request_id, Verb::Acquire),
@@ -378,7 +209,7 @@ impl Engine {
                 kind: request.kind,
                 owner: request.owner.clone(),
                 mode: request.mode,
-                token: self.next_token(now),
+                token: self.next_token(turn.now),
                 terms: Terms {
                     count: request.count,
                     deadline_us,
@@ -390,9 +221,9 @@ impl Engine {
         };
         let token = event.token();
         if let Event::Changed { terms, .. } | Event::Granted { terms, .. } = &event {
-            self.bind(keys.key(id), request.client, token, terms);
+            self.bind(turn.keys.key(id), request.client, token, terms);
         }
-        self.commit(keys, id, event, out);
+        self.commit(turn, id, event);
         Ok(token)
     }
 
@@ -403,8 +234,8 @@ impl Engine {
     }
 
     /// Makes an event true here and leaves it in the outbox for everywhere else.
-    fn commit(&mut self, keys: &mut impl Keyspace, id: KeyId, event: Event, out: &mut Outbox) {
-        self.apply(keys, id, &event);
+    fn commit(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, event: Event) {
+        self.apply(turn.keys, id, &event);
         if let Event::Ended { cause, .. } = &event {
             match cause {
                 EndCause::Expired => self.stats.expired = self.stats.expired.saturating_add(1),
@@ -412,7 +243,7 @@ impl Engine {
                 EndCause::Released | EndCause::Undone => {}
             }
         }
-        out.effect(id, event);
+        turn.out.effect(id, event);
     }
 
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, event: &Event) {
@@ -453,11 +284,8 @@ impl Engine {
         };
         let (alarm, due_us) = (stored.alarm, stored.lock.next_deadline_us());
         let key = keys.key(id);
-        let set_to_us = if self.is_alarm_of(alarm, key) {
-            self.leases.get(alarm).map(|(at_us, _)| at_us)
-        } else {
-            None
-        };
+        let set_to_us =
+            if self.is_alarm_of(alarm, key) { self.leases.get(alarm).map(|(at_us, _)| at_us) } else { None };
         let alarm = match (set_to_us, due_us) {
             (Some(set_to_us), Some(due_us)) => {
                 if due_us < set_to_us {
@@ -478,17 +306,11 @@ impl Engine {
     }
 
     fn is_alarm_of(&self, alarm: Alarm, key: KeyRef<'_>) -> bool {
-        self.leases
-            .get(alarm)
-            .is_some_and(|(_, owner)| owner.borrow() == key)
+        self.leases.get(alarm).is_some_and(|(_, owner)| owner.borrow() == key)
     }
 
     /// The kind check of every command: the lock under `id` if there is one. A semaphore has to be there.
-    fn lock_of_kind<'k>(
-        keys: &'k mut impl Keyspace,
-        id: KeyId,
-        kind: Kind,
-    ) -> Result<Option<&'k Lock>, Refusal> {
+    fn lock_of_kind(keys: &mut impl Keyspace, id: KeyId, kind: Kind) -> Result<Option<&Lock>, Refusal> {
         match keys.slot(id) {
             Slot::Vacant if kind == Kind::Semaphore => Err(Refusal::NoSemaphore),
             Slot::Vacant => Ok(None),

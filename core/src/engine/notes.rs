@@ -30,15 +30,11 @@ impl Engine {
     }
 
     fn take_back(&mut self, gone: impl Fn(&super::Fresh) -> bool) {
-        let (gone, kept): (Vec<_>, Vec<_>) = core::mem::take(&mut self.fresh)
-            .into_iter()
-            .partition(|fresh| gone(fresh));
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            core::mem::take(&mut self.fresh).into_iter().partition(|fresh| gone(fresh));
         self.fresh = kept;
         for fresh in gone {
-            self.pending
-                .entry(fresh.key)
-                .undo
-                .push((fresh.token, fresh.count));
+            self.pending.entry(fresh.key).undo.push((fresh.token, fresh.count));
         }
     }
 
@@ -96,8 +92,7 @@ impl Engine {
             db if db == second => first,
             db => db,
         };
-        self.sessions
-            .forget_dbs(|db| db == first || db == second);
+        self.sessions.forget_dbs(|db| db == first || db == second);
         let mut moved = Vec::new();
         self.leases.for_each(|key| {
             if key.db == first || key.db == second {

@@ -7,270 +7,186 @@ use crate::queue::Waiter;
 use crate::request::Refusal;
 use crate::time::Now;
 
-use super::{Answer, Engine, Fresh, KeyId, Keyspace, Outbox, Owed, Slot};
+use super::pending::{Fresh, Owed};
+use super::{Engine, Turn};
+use crate::keyspace::{KeyId, Keyspace, Slot};
+use crate::outbox::{Answer, Outbox};
 
 impl Engine {
     /// Settles a key whose turn has come, by the timer.
-    pub fn settle_key(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        out: &mut Outbox,
-    ) {
-        self.settle(now, keys, id, false, out);
-        self.finish(keys, id);
+    pub fn settle_key(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+        self.settle(turn, id, false);
+        self.finish(turn.keys, id);
     }
 
     /// Does what is pending on a key, so that what is decided next meets its true state. `freed` tells that the caller
     /// has just ended a hold.
-    pub(super) fn settle(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        freed: bool,
-        out: &mut Outbox,
-    ) {
-        self.settle_owed(now, keys, id, out);
-        let expired = self.expire(now, keys, id, out);
-        self.serve(now, keys, id, freed || expired, out);
+    pub(super) fn settle(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: bool) {
+        self.settle_owed(turn, id);
+        let expired = self.expire(turn, id);
+        self.serve(turn, id, freed || expired);
     }
 
     /// Settles a key if the server told something about it. What commands do that do not compete for the lock: to them a
     /// lease that ended is just not there, and the queue can wait for the timer.
-    pub(super) fn settle_noted(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        out: &mut Outbox,
-    ) {
-        if self.is_pending(keys.key(id)) {
-            self.settle(now, keys, id, false, out);
+    pub(super) fn settle_noted(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+        if self.is_pending(turn.keys.key(id)) {
+            self.settle(turn, id, false);
         }
     }
 
     /// Decides what the server's notes about this key come to.
-    fn settle_owed(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        out: &mut Outbox,
-    ) {
-        let Some(owed) = self.pending.take(keys.key(id)) else {
+    fn settle_owed(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+        let Some(owed) = self.pending.take(turn.keys.key(id)) else {
             return;
         };
         if owed.arrived {
-            self.settle_arrival(now, keys, id, out);
+            self.settle_arrival(turn, id);
         }
         for token in &owed.sessions_ended {
             // A later command may have bound it to another connection.
             if !self.sessions.is_bound(*token) {
-                self.end_session(now, keys, id, *token, out);
+                self.end_session(turn, id, *token);
             }
         }
-        self.undo(keys, id, &owed, out);
+        self.undo(turn, id, &owed);
     }
 
     /// A value that came by other means than a grant: none of its holds is bound to a connection, and an owner that
     /// waits for what it turns out to hold need not wait.
-    fn settle_arrival(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        out: &mut Outbox,
-    ) {
-        let Slot::Lock(stored) = keys.slot(id) else {
+    fn settle_arrival(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+        let Slot::Lock(stored) = turn.keys.slot(id) else {
             return;
         };
         let kind = stored.lock.kind();
         let holds = collect(stored.lock.holds().iter().cloned());
         for hold in &holds {
-            self.sessions.forget_at(keys.key(id), hold.token());
+            self.sessions.forget_at(turn.keys.key(id), hold.token());
             if hold.session_ms().is_some() {
-                self.end_session(now, keys, id, hold.token(), out);
+                self.end_session(turn, id, hold.token());
             }
         }
         for hold in &holds {
-            if kind != Kind::Semaphore && hold.is_live(now) {
-                self.serve_siblings(now, keys, id, hold, out);
+            if kind != Kind::Semaphore && hold.is_live(turn.now) {
+                self.serve_siblings(turn, id, hold);
             }
         }
     }
 
     /// Brings the deadline of a hold that lost its last connection nearer.
-    fn end_session(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        token: u64,
-        out: &mut Outbox,
-    ) {
-        let Some(terms) = terms_of(keys, id, token) else {
+    fn end_session(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, token: u64) {
+        let Some(terms) = terms_of(turn.keys, id, token) else {
             return;
         };
         let Some(session_ms) = terms.session_ms else {
             return;
         };
-        let deadline_us = terms.deadline_us.min(now.after_ms(session_ms));
+        let deadline_us = terms.deadline_us.min(turn.now.after_ms(session_ms));
         if deadline_us < terms.deadline_us {
-            let event = Event::Changed {
-                token,
-                cause: ChangeCause::SessionEnded,
-                terms: Terms {
-                    deadline_us,
-                    ..terms
-                },
-            };
-            self.commit(keys, id, event, out);
+            let event =
+                Event::Changed { token, cause: ChangeCause::SessionEnded, terms: Terms { deadline_us, ..terms } };
+            self.commit(turn, id, event);
         }
     }
 
     /// Takes back grants that nobody heard of.
-    fn undo(&mut self, keys: &mut impl Keyspace, id: KeyId, owed: &Owed, out: &mut Outbox) {
+    fn undo(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owed: &Owed) {
         for (token, count) in &owed.undo {
-            let Some(terms) = terms_of(keys, id, *token) else {
+            let Some(terms) = terms_of(turn.keys, id, *token) else {
                 continue;
             };
             let left = terms.count.saturating_sub(*count);
             let event = if left == 0 {
-                Event::Ended {
-                    token: *token,
-                    cause: EndCause::Undone,
-                }
+                Event::Ended { token: *token, cause: EndCause::Undone }
             } else {
-                Event::Changed {
-                    token: *token,
-                    cause: ChangeCause::Released,
-                    terms: Terms {
-                        count: left,
-                        ..terms
-                    },
-                }
+                Event::Changed { token: *token, cause: ChangeCause::Released, terms: Terms { count: left, ..terms } }
             };
-            self.commit(keys, id, event, out);
+            self.commit(turn, id, event);
         }
     }
 
     /// Ends every hold whose lease is over. Returns whether there was one.
-    fn expire(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        out: &mut Outbox,
-    ) -> bool {
+    fn expire(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> bool {
         let mut expired = false;
-        while let Slot::Lock(stored) = keys.slot(id)
-            && let Some(token) = stored.lock.lapsed_hold(now).map(Hold::token)
+        while let Slot::Lock(stored) = turn.keys.slot(id)
+            && let Some(token) = stored.lock.lapsed_hold(turn.now).map(Hold::token)
         {
             let cause = EndCause::Expired;
-            self.commit(keys, id, Event::Ended { token, cause }, out);
+            self.commit(turn, id, Event::Ended { token, cause });
             expired = true;
         }
         expired
     }
 
     /// Serves the queue from its head, as far as the lock admits: the hand-over.
-    fn serve(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        freed: bool,
-        out: &mut Outbox,
-    ) {
-        while let Some((ticket, waiter)) = self.waiters.first(keys.key(id)) {
+    fn serve(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: bool) {
+        while let Some((ticket, waiter)) = self.waiters.first(turn.keys.key(id)) {
             let request = &waiter.request;
-            let answer = if waiter.is_over(now) {
+            let answer = if waiter.is_over(turn.now) {
                 self.stats.timed_out = self.stats.timed_out.saturating_add(1);
                 Answer::TimedOut
             } else {
-                match Self::lock_of_kind(keys, id, request.kind) {
+                match Self::lock_of_kind(turn.keys, id, request.kind) {
                     Err(refusal) => Answer::Refused(refusal),
-                    Ok(Some(lock)) if !admits(lock, waiter, now) => return,
+                    Ok(Some(lock)) if !admits(lock, waiter, turn.now) => return,
                     Ok(_) => {
-                        self.serve_waiter(now, keys, id, ticket, freed, out);
+                        self.serve_waiter(turn, id, ticket, freed);
                         continue;
                     }
                 }
             };
             self.waiters.leave(ticket);
-            out.answer(ticket, answer);
+            turn.out.answer(ticket, answer);
         }
     }
 
     /// Grants the lock to a waiter, and to the other requests of its owner as re-entries.
-    fn serve_waiter(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        ticket: u64,
-        freed: bool,
-        out: &mut Outbox,
-    ) {
+    fn serve_waiter(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, ticket: u64, freed: bool) {
         let Some(waiter) = self.waiters.leave(ticket) else {
             return;
         };
-        let Some(token) = self.grant_to_waiter(now, keys, id, ticket, &waiter, out) else {
+        let Some(token) = self.grant_to_waiter(turn, id, ticket, &waiter) else {
             return;
         };
         if freed {
             self.stats.handed_over = self.stats.handed_over.saturating_add(1);
         }
-        if waiter.request.kind == Kind::Semaphore || self.waiters.len_on(keys.key(id)) == 0 {
+        if waiter.request.kind == Kind::Semaphore || self.waiters.len_on(turn.keys.key(id)) == 0 {
             return;
         }
-        if let Slot::Lock(stored) = keys.slot(id)
+        if let Slot::Lock(stored) = turn.keys.slot(id)
             && let Some(hold) = stored.lock.hold_with_token(token).cloned()
         {
-            self.serve_siblings(now, keys, id, &hold, out);
+            self.serve_siblings(turn, id, &hold);
         }
     }
 
     /// Grants the requests with which the owner of `hold` waits for what it has: they are re-entries.
-    fn serve_siblings(
-        &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        hold: &Hold,
-        out: &mut Outbox,
-    ) {
-        let tickets = self
-            .waiters
-            .of_owner(keys.key(id), hold.owner(), hold.mode());
+    fn serve_siblings(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, hold: &Hold) {
+        let tickets = self.waiters.of_owner(turn.keys.key(id), hold.owner(), hold.mode());
         for ticket in tickets {
             let Some(waiter) = self.waiters.leave(ticket) else {
                 continue;
             };
-            if waiter.is_over(now) {
+            if waiter.is_over(turn.now) {
                 self.stats.timed_out = self.stats.timed_out.saturating_add(1);
-                out.answer(ticket, Answer::TimedOut);
+                turn.out.answer(ticket, Answer::TimedOut);
             } else {
-                self.grant_to_waiter(now, keys, id, ticket, &waiter, out);
+                self.grant_to_waiter(turn, id, ticket, &waiter);
             }
         }
     }
 
     fn grant_to_waiter(
         &mut self,
-        now: Now,
-        keys: &mut impl Keyspace,
+        turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
         ticket: u64,
         waiter: &Waiter,
-        out: &mut Outbox,
     ) -> Option<u64> {
-        match self.grant(now, keys, id, &waiter.request, out) {
+        match self.grant(turn, id, &waiter.request) {
             Ok(token) => {
-                self.stats.granted_after_waiting =
-                    self.stats.granted_after_waiting.saturating_add(1);
+                self.stats.granted_after_waiting = self.stats.granted_after_waiting.saturating_add(1);
                 self.fresh.push(Fresh {
                     ticket,
                     client: waiter.request.client,
@@ -278,11 +194,11 @@ impl Engine {
                     token,
                     count: waiter.request.count,
                 });
-                out.answer(ticket, Answer::Granted(token));
+                turn.out.answer(ticket, Answer::Granted(token));
                 Some(token)
             }
             Err(refusal) => {
-                out.answer(ticket, Answer::Refused(refusal));
+                turn.out.answer(ticket, Answer::Refused(refusal));
                 None
             }
         }

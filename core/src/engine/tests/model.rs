@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use std::vec::Vec;
 
 use super::world::{KEY, World, key};
-use crate::engine::{Acquired, Answer, Output};
+use crate::engine::Acquired;
+use crate::outbox::{Answer, Output};
+
 use crate::event::{EndCause, Event};
 use crate::lock::{Kind, Mode};
 use crate::request::{Acquire, Refusal, Release, Renew, RequestMark, Verb, Wait};
@@ -147,10 +149,7 @@ impl Oracle {
             return Told::Granted;
         }
         let mut place = self.line.len();
-        if let (Some(id), Some(at)) = (
-            id,
-            self.line.iter().position(|w| w.owner == owner && w.request_id.is_some()),
-        ) {
+        if let (Some(id), Some(at)) = (id, self.line.iter().position(|w| w.owner == owner && w.request_id.is_some())) {
             let waiting = self.line[at].clone();
             if Some(id) < waiting.request_id {
                 return Told::Stale;
@@ -250,8 +249,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                     max_waiters: usize::MAX,
                 }),
             };
-            let acquired =
-                world.on_key(&lock, |engine, now, keys, out| engine.acquire(now, keys, KEY, request, out));
+            let acquired = world.on_key(&lock, |engine, turn| engine.acquire(turn, KEY, request));
             Some(match acquired {
                 Ok(Acquired::Granted(_)) => Told::Granted,
                 Ok(Acquired::Denied) => Told::Nil,
@@ -264,34 +262,18 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
         }
         Step::Release { owner, request_id } => {
             let owner = name(owner);
-            let request = Release {
-                kind: Kind::Mutex,
-                owner: &owner,
-                mode: Mode::Exclusive,
-                count: 1,
-                request_id,
-            };
-            let left =
-                world.on_key(&lock, |engine, now, keys, out| engine.release(now, keys, KEY, &request, out));
+            let request = Release { kind: Kind::Mutex, owner: &owner, mode: Mode::Exclusive, count: 1, request_id };
+            let left = world.on_key(&lock, |engine, turn| engine.release(turn, KEY, &request));
             Some(left.map_or_else(refused, Told::Left))
         }
         Step::Renew { owner, lease_ms } => {
             let owner = name(owner);
-            let request = Renew {
-                kind: Kind::Mutex,
-                owner: &owner,
-                mode: Mode::Exclusive,
-                lease_ms,
-                client: None,
-            };
-            let left_ms =
-                world.on_key(&lock, |engine, now, keys, out| engine.renew(now, keys, KEY, &request, out));
+            let request = Renew { kind: Kind::Mutex, owner: &owner, mode: Mode::Exclusive, lease_ms, client: None };
+            let left_ms = world.on_key(&lock, |engine, turn| engine.renew(turn, KEY, &request));
             Some(left_ms.map_or_else(refused, Told::RenewedMs))
         }
         Step::Force => {
-            let forced = world.on_key(&lock, |engine, now, keys, out| {
-                engine.force_release(now, keys, KEY, Kind::Mutex, None, out)
-            });
+            let forced = world.on_key(&lock, |engine, turn| engine.force_release(turn, KEY, Kind::Mutex, None));
             Some(Told::Forced(forced.unwrap()))
         }
         Step::Advance(ms) => {

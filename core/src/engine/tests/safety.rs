@@ -5,7 +5,9 @@ use proptest::prelude::*;
 
 use super::world::{KEY, Value, World, key};
 use crate::bytes::Key;
-use crate::engine::{Acquired, Stored};
+use crate::engine::Acquired;
+use crate::keyspace::Stored;
+
 use crate::lock::{Kind, Lock, Mode};
 use crate::request::{Acquire, Release, Renew, Wait};
 
@@ -13,10 +15,32 @@ const PERMITS: u32 = 3;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire { key: u8, owner: u8, mode: Mode, count: u32, lease_ms: u64, block_ms: Option<u64>, id: Option<u64>, session_ms: Option<u64>, client: u64 },
-    Release { key: u8, owner: u8, mode: Mode, id: Option<u64> },
-    Renew { key: u8, owner: u8, mode: Mode, client: u64 },
-    Force { key: u8 },
+    Acquire {
+        key: u8,
+        owner: u8,
+        mode: Mode,
+        count: u32,
+        lease_ms: u64,
+        block_ms: Option<u64>,
+        id: Option<u64>,
+        session_ms: Option<u64>,
+        client: u64,
+    },
+    Release {
+        key: u8,
+        owner: u8,
+        mode: Mode,
+        id: Option<u64>,
+    },
+    Renew {
+        key: u8,
+        owner: u8,
+        mode: Mode,
+        client: u64,
+    },
+    Force {
+        key: u8,
+    },
     Advance(u64),
     Pause(u64),
     Timer,
@@ -50,10 +74,12 @@ fn kind(mode: Mode) -> Kind {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let at = || (0..3u8, 0..4u8, any::<bool>()).prop_map(|(key, owner, read)| {
-        let mode = if key == 1 && read { Mode::Read } else { mode(key) };
-        (key, owner, mode)
-    });
+    let at = || {
+        (0..3u8, 0..4u8, any::<bool>()).prop_map(|(key, owner, read)| {
+            let mode = if key == 1 && read { Mode::Read } else { mode(key) };
+            (key, owner, mode)
+        })
+    };
     let id = || proptest::option::weighted(0.3, 1..6u64);
     let client = || 0..4u64;
     prop_oneof![
@@ -106,8 +132,7 @@ fn run(world: &mut World, step: Step) {
                     max_waiters: 10,
                 }),
             };
-            let acquired =
-                world.on_key(&name(key), |engine, now, keys, out| engine.acquire(now, keys, KEY, request, out));
+            let acquired = world.on_key(&name(key), |engine, turn| engine.acquire(turn, KEY, request));
             if let Ok(Acquired::Waiting(ticket)) = acquired {
                 world.expect_answer(ticket);
             }
@@ -115,18 +140,16 @@ fn run(world: &mut World, step: Step) {
         Step::Release { key, owner, mode, id } => {
             let owner = [owner];
             let request = Release { kind: kind(mode), owner: &owner, mode, count: 1, request_id: id };
-            let _ = world.on_key(&name(key), |engine, now, keys, out| engine.release(now, keys, KEY, &request, out));
+            let _ = world.on_key(&name(key), |engine, turn| engine.release(turn, KEY, &request));
         }
         Step::Renew { key, owner, mode, client } => {
             let owner = [owner];
             let request = Renew { kind: kind(mode), owner: &owner, mode, lease_ms: None, client: Some(client) };
-            let _ = world.on_key(&name(key), |engine, now, keys, out| engine.renew(now, keys, KEY, &request, out));
+            let _ = world.on_key(&name(key), |engine, turn| engine.renew(turn, KEY, &request));
         }
         Step::Force { key } => {
             let kind = kind(mode(key));
-            let _ = world.on_key(&name(key), |engine, now, keys, out| {
-                engine.force_release(now, keys, KEY, kind, None, out)
-            });
+            let _ = world.on_key(&name(key), |engine, turn| engine.force_release(turn, KEY, kind, None));
         }
         Step::Advance(ms) => world.advance(ms),
         Step::Pause(ms) => world.pause(ms),
@@ -141,7 +164,9 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Foreign(key) => world.arrive(&name(key), Value::Foreign),
         Step::Rename(from, to) => {
-            if from != to && let Some(value) = world.unlink(&name(from)) {
+            if from != to
+                && let Some(value) = world.unlink(&name(from))
+            {
                 world.arrive(&name(to), value);
             }
         }

@@ -7,7 +7,10 @@ use std::string::{String, ToString};
 use std::vec::Vec;
 
 use super::world::{KEY, Value, World, key};
-use crate::engine::{Acquired, Answer, Output, Stored};
+use crate::engine::Acquired;
+use crate::keyspace::Stored;
+use crate::outbox::{Answer, Output};
+
 use crate::event::{ChangeCause, Event, Terms};
 use crate::lock::{Kind, Lock, Mode};
 use crate::request::{Acquire, Refusal, Release, Renew, Wait};
@@ -42,12 +45,8 @@ struct Words<'a> {
 
 impl<'a> Words<'a> {
     fn of(line: &'a str) -> Self {
-        let (named, positional): (Vec<_>, Vec<_>) =
-            line.split_whitespace().partition(|word| word.contains('='));
-        Self {
-            positional,
-            named: named.into_iter().filter_map(|word| word.split_once('=')).collect(),
-        }
+        let (named, positional): (Vec<_>, Vec<_>) = line.split_whitespace().partition(|word| word.contains('='));
+        Self { positional, named: named.into_iter().filter_map(|word| word.split_once('=')).collect() }
     }
 
     fn at(&self, index: usize) -> &'a str {
@@ -82,9 +81,8 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "renew" => told.push(renew(world, &words)),
         "force" => {
             let token = words.number("token");
-            let forced = world.on_key(&key(words.at(1)), |engine, now, keys, out| {
-                engine.force_release(now, keys, KEY, words.kind().0, token, out)
-            });
+            let forced =
+                world.on_key(&key(words.at(1)), |engine, turn| engine.force_release(turn, KEY, words.kind().0, token));
             told.push(format!("{forced:?}"));
         }
         "advance" => world.advance(words.at(1).parse().unwrap()),
@@ -135,14 +133,11 @@ fn acquire(world: &mut World, words: &Words<'_>) -> String {
         request_id: words.number("req"),
         session_ms: words.number("session"),
         client: words.number("client"),
-        wait: words.number("block").map(|block_ms| Wait {
-            until_us: (block_ms != 0).then(|| now.after_ms(block_ms)),
-            max_waiters: 3,
-        }),
+        wait: words
+            .number("block")
+            .map(|block_ms| Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)), max_waiters: 3 }),
     };
-    let acquired = world.on_key(&key(words.at(1)), |engine, now, keys, out| {
-        engine.acquire(now, keys, KEY, request, out)
-    });
+    let acquired = world.on_key(&key(words.at(1)), |engine, turn| engine.acquire(turn, KEY, request));
     match acquired {
         Ok(Acquired::Granted(token)) => format!("granted {token}"),
         Ok(Acquired::Denied) => "nil".to_string(),
@@ -156,16 +151,9 @@ fn acquire(world: &mut World, words: &Words<'_>) -> String {
 
 fn release(world: &mut World, words: &Words<'_>) -> String {
     let (kind, mode) = words.kind();
-    let request = Release {
-        kind,
-        owner: words.at(2).as_bytes(),
-        mode,
-        count: words.count(),
-        request_id: words.number("req"),
-    };
-    let left = world.on_key(&key(words.at(1)), |engine, now, keys, out| {
-        engine.release(now, keys, KEY, &request, out)
-    });
+    let request =
+        Release { kind, owner: words.at(2).as_bytes(), mode, count: words.count(), request_id: words.number("req") };
+    let left = world.on_key(&key(words.at(1)), |engine, turn| engine.release(turn, KEY, &request));
     left.map_or_else(refused, |left| format!("left {left}"))
 }
 
@@ -178,9 +166,7 @@ fn renew(world: &mut World, words: &Words<'_>) -> String {
         lease_ms: words.number("px"),
         client: words.number("client"),
     };
-    let left_ms = world.on_key(&key(words.at(1)), |engine, now, keys, out| {
-        engine.renew(now, keys, KEY, &request, out)
-    });
+    let left_ms = world.on_key(&key(words.at(1)), |engine, turn| engine.renew(turn, KEY, &request));
     left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms"))
 }
 
@@ -194,13 +180,10 @@ fn preset_count(world: &mut World, words: &Words<'_>) {
     let event = Event::Changed {
         token: hold.token(),
         cause: ChangeCause::Reentered,
-        terms: Terms {
-            count: words.count(),
-            ..hold.terms()
-        },
+        terms: Terms { count: words.count(), ..hold.terms() },
     };
-    world.on_key(&key(words.at(1)), |engine, _, keys, _| {
-        assert!(engine.apply_effect(keys, KEY, &event));
+    world.on_key(&key(words.at(1)), |engine, turn| {
+        assert!(engine.apply_effect(turn.keys, KEY, &event));
     });
 }
 
@@ -236,15 +219,12 @@ fn describe(world: &World, name: &str, output: &Output) -> String {
             Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(*refusal)),
         },
         Output::Effect { event, .. } => match event {
-            Event::Granted { owner, token, terms, .. } => format!(
-                "  {name}: granted {owner:?} token {token} until {}",
-                at_ms(terms.deadline_us)
-            ),
-            Event::Changed { token, cause, terms } => format!(
-                "  {name}: {cause:?} token {token} x{} until {}",
-                terms.count,
-                at_ms(terms.deadline_us)
-            ),
+            Event::Granted { owner, token, terms, .. } => {
+                format!("  {name}: granted {owner:?} token {token} until {}", at_ms(terms.deadline_us))
+            }
+            Event::Changed { token, cause, terms } => {
+                format!("  {name}: {cause:?} token {token} x{} until {}", terms.count, at_ms(terms.deadline_us))
+            }
             Event::Ended { token, cause } => {
                 let at = at_ms(world.now.mono_us);
                 format!("  {name}: {cause:?} token {token} at {at}")

@@ -6,9 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
 
 use crate::bytes::{Key, KeyRef};
-use crate::engine::{Answer, Engine, KeyId, Keyspace, Outbox, Output, Slot, Stored};
+use crate::engine::{Engine, Turn};
 use crate::event::Event;
+use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
 use crate::lock::{Kind, Lock, Mode};
+use crate::outbox::{Answer, Outbox, Output};
 use crate::time::{Now, US_PER_MS};
 
 pub(super) const KEY: KeyId = KeyId(0);
@@ -67,10 +69,7 @@ pub(super) struct World {
 }
 
 pub(super) fn key(name: &str) -> Key {
-    Key {
-        name: name.as_bytes().into(),
-        db: 0,
-    }
+    Key { name: name.as_bytes().into(), db: 0 }
 }
 
 impl World {
@@ -78,10 +77,7 @@ impl World {
         Self {
             engine: Engine::new([1, 2, 3, 4]),
             values: BTreeMap::new(),
-            now: Now {
-                mono_us: 0,
-                wall_us: 1_000_000,
-            },
+            now: Now { mono_us: 0, wall_us: 1_000_000 },
             outputs: Vec::new(),
             tokens: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -99,14 +95,12 @@ impl World {
     pub(super) fn on_key<R>(
         &mut self,
         key: &Key,
-        request: impl FnOnce(&mut Engine, Now, &mut Open<'_>, &mut Outbox) -> R,
+        request: impl FnOnce(&mut Engine, &mut Turn<'_, Open<'_>>) -> R,
     ) -> R {
         let mut out = Outbox::default();
-        let mut open = Open {
-            key: key.clone(),
-            values: &mut self.values,
-        };
-        let result = request(&mut self.engine, self.now, &mut open, &mut out);
+        let mut open = Open { key: key.clone(), values: &mut self.values };
+        let mut turn = Turn { now: self.now, keys: &mut open, out: &mut out };
+        let result = request(&mut self.engine, &mut turn);
         self.take(key, &mut out);
         self.check();
         result
@@ -130,10 +124,7 @@ impl World {
     fn take(&mut self, key: &Key, out: &mut Outbox) {
         for output in out.drain() {
             match &output {
-                Output::Effect {
-                    event: Event::Granted { token, .. },
-                    ..
-                } => {
+                Output::Effect { event: Event::Granted { token, .. }, .. } => {
                     let last = self.tokens.last().copied().unwrap_or(0);
                     assert!(*token > last, "tokens rise");
                     self.tokens.insert(*token);
@@ -179,27 +170,18 @@ impl World {
             let next = self.engine.next_due(self.now, &mut out);
             self.take(&key("(none)"), &mut out);
             let Some(key) = next else { break };
-            self.on_key(&key, |engine, now, keys, out| {
-                engine.settle_key(now, keys, KEY, out);
-            });
+            self.on_key(&key, |engine, turn| engine.settle_key(turn, KEY));
         }
         self.check_settled();
     }
 
     /// A value goes away by a command of the server's, as DEL does it.
     pub(super) fn unlink(&mut self, key: &Key) -> Option<Value> {
-        let mut value = self
-            .values
-            .remove(&(key.db, key.name.as_slice().to_vec()))?;
+        let mut value = self.values.remove(&(key.db, key.name.as_slice().to_vec()))?;
         if let Value::Lock(stored) = &mut value {
             let alarm = core::mem::replace(&mut stored.alarm, crate::Alarm::NONE);
-            let bound: Vec<u64> = stored
-                .lock
-                .holds()
-                .iter()
-                .filter(|hold| hold.session_ms().is_some())
-                .map(crate::Hold::token)
-                .collect();
+            let bound: Vec<u64> =
+                stored.lock.holds().iter().filter(|hold| hold.session_ms().is_some()).map(crate::Hold::token).collect();
             self.engine.note_unlink(key.clone(), alarm, &bound);
         }
         Some(value)
@@ -209,8 +191,7 @@ impl World {
     pub(super) fn arrive(&mut self, key: &Key, value: Value) {
         self.unlink(key);
         let is_lock = matches!(value, Value::Lock(_));
-        self.values
-            .insert((key.db, key.name.as_slice().to_vec()), value);
+        self.values.insert((key.db, key.name.as_slice().to_vec()), value);
         if is_lock {
             self.engine.note_arrival(key.clone());
         } else {

@@ -1,0 +1,60 @@
+# Every action a person takes. `make` alone lists them.
+
+SHELL      := /bin/bash
+PORT       ?= 6379
+SERVER     ?= redis-server
+MODULE     := target/release/librlock.so
+NOOP       := target/release/librlock_noop.so
+NEED        = ./tools/need
+DATA       ?= .run
+
+.DEFAULT_GOAL := help
+.PHONY: help build run test lint bench demo clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PORT=6400 make run       another port than 6379"
+	@echo "  SERVER=valkey-server …   another server"
+
+build: ## Build the module: target/release/librlock.so
+	@$(NEED) build
+	cargo build --release --package rlock
+
+run: build ## Build, start a server with the module on redis.conf.example, and show what to type
+	@$(NEED) server
+	@mkdir -p $(DATA)
+	@echo
+	@echo "Redis with rlock listens on 127.0.0.1:$(PORT), its data is in $(DATA)/. Ctrl-C ends it. In another terminal:"
+	@echo
+	@echo "  redis-cli -p $(PORT) RLOCK.ACQUIRE orders:42 alice PX 60000"
+	@echo "  redis-cli -p $(PORT) RLOCK.ACQUIRE orders:42 bob BLOCK 0      # waits"
+	@echo "  redis-cli -p $(PORT) RLOCK.INFO orders:42"
+	@echo "  redis-cli -p $(PORT) RLOCK.RELEASE orders:42 alice            # bob gets it"
+	@echo
+	@sed 's|^loadmodule .*|loadmodule $(CURDIR)/$(MODULE)|' redis.conf.example > $(DATA)/redis.conf
+	@exec $(SERVER) $(DATA)/redis.conf --port $(PORT) --dir $(DATA)
+
+test: build ## Run every test: the core's, and the module's on a real server
+	@$(NEED) server
+	cargo test --package rlock-core
+	cargo test --package rlock --test integration -- --test-threads=4
+
+lint: ## Check format and lints
+	@$(NEED) build
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+bench: ## Measure the module against its peers (20 minutes); SECTION=memory for one part
+	@$(NEED) server
+	cargo build --release --package rlock --package rlock-bench --package rlock-bench-noop
+	target/release/rlock-bench --module $(MODULE) --noop $(NOOP) --server $(SERVER) $(SECTION)
+
+demo: ## 1000 clients count to 1000 under one lock
+	@$(NEED) server
+	cargo build --release --package rlock --package rlock-bench
+	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
+
+clean: ## Remove what was built and what `make run` left
+	cargo clean
+	rm -rf $(DATA)

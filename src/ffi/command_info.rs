@@ -1,0 +1,131 @@
+//! What the server is told of a command: for COMMAND DOCS, for ACL rules on keys, for cluster clients.
+
+use std::ffi::{CStr, c_int};
+use std::ptr;
+
+use redis_module::raw;
+
+use super::api;
+
+/// What the server knows of a command.
+pub(crate) struct CommandSpec {
+    pub(crate) name: &'static CStr,
+    /// As in `RM_CreateCommand`.
+    pub(crate) flags: &'static CStr,
+    /// Number of arguments, the name included; negative: at least so many.
+    pub(crate) arity: c_int,
+    pub(crate) access: Access,
+    pub(crate) summary: &'static CStr,
+    pub(crate) complexity: &'static CStr,
+    /// What follows the key.
+    pub(crate) arguments: &'static [ArgumentSpec],
+}
+
+/// What a command does with its key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// An argument, for COMMAND DOCS.
+pub(crate) struct ArgumentSpec {
+    pub(crate) name: &'static CStr,
+    pub(crate) token: Option<&'static CStr>,
+    pub(crate) optional: bool,
+    pub(crate) value: ValueSpec,
+}
+
+/// What an argument takes.
+pub(crate) enum ValueSpec {
+    Bytes,
+    Integer,
+    OneOf(&'static [ArgumentSpec]),
+}
+
+/// What the server knows of key specs and arguments is a chain of zero-terminated C arrays. They are built here, and
+/// copied by the server before this returns.
+pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &CommandSpec) -> bool {
+    let version = raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+    };
+    let mut key_specs = [key_spec(spec.access), zeroed_key_spec()];
+    let mut nested = Vec::new();
+    let mut arguments = vec![key_argument()];
+    arguments.extend(spec.arguments.iter().map(|spec| argument(spec, &mut nested)));
+    arguments.push(end_of_arguments());
+    let info = raw::RedisModuleCommandInfo {
+        version: &raw const version,
+        summary: spec.summary.as_ptr(),
+        complexity: spec.complexity.as_ptr(),
+        since: c"0.1.0".as_ptr(),
+        history: ptr::null_mut(),
+        tips: ptr::null(),
+        arity: spec.arity,
+        key_specs: key_specs.as_mut_ptr(),
+        args: arguments.as_mut_ptr(),
+    };
+    // SAFETY: every pointer in `info` is to something that lives until the end of this function, and the arrays end
+    // with a zeroed element.
+    let status = unsafe { api!(RedisModule_SetCommandInfo, command, &raw const info) };
+    status == raw::REDISMODULE_OK as c_int
+}
+
+fn zeroed_key_spec() -> raw::RedisModuleCommandKeySpec {
+    // SAFETY: pointers, numbers and enums for which zero is a value: the API's own end mark.
+    unsafe { std::mem::zeroed() }
+}
+
+fn key_spec(access: Access) -> raw::RedisModuleCommandKeySpec {
+    let mut spec = zeroed_key_spec();
+    spec.flags = match access {
+        Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+        Access::Write => {
+            raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE
+        }
+    }
+    .into();
+    spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    spec.bs.index.pos = 1;
+    spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    spec.fk.range.keystep = 1;
+    spec
+}
+
+fn end_of_arguments() -> raw::RedisModuleCommandArg {
+    // SAFETY: as in `zeroed_key_spec`.
+    unsafe { std::mem::zeroed() }
+}
+
+fn key_argument() -> raw::RedisModuleCommandArg {
+    let mut key = end_of_arguments();
+    key.name = c"key".as_ptr();
+    key.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY;
+    key
+}
+
+fn argument(spec: &ArgumentSpec, nested: &mut Vec<Vec<raw::RedisModuleCommandArg>>) -> raw::RedisModuleCommandArg {
+    let mut argument = end_of_arguments();
+    argument.name = spec.name.as_ptr();
+    argument.key_spec_index = -1;
+    argument.token = spec.token.map_or(ptr::null(), CStr::as_ptr);
+    if spec.optional {
+        argument.flags = raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed();
+    }
+    argument.type_ = match spec.value {
+        ValueSpec::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+        ValueSpec::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        ValueSpec::OneOf(choices) => {
+            let mut choices: Vec<_> = choices.iter().map(|spec| self::argument(spec, nested)).collect();
+            choices.push(end_of_arguments());
+            argument.subargs = choices.as_mut_ptr();
+            // Moving the vector does not move its elements.
+            nested.push(choices);
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF
+        }
+    };
+    argument
+}
