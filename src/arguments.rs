@@ -29,6 +29,8 @@ pub(crate) struct Options {
     pub(crate) lease_ms: Option<u64>,
     /// `BLOCK ms`; 0 waits for ever.
     pub(crate) block_ms: Option<u64>,
+    /// `QUEUE ms`.
+    pub(crate) queue_ms: Option<u64>,
     /// `SESSION ms`.
     pub(crate) session_ms: Option<u64>,
     /// `REQ id`.
@@ -45,6 +47,7 @@ pub(crate) enum Opt {
     Px,
     Ex,
     Block,
+    Queue,
     Session,
     Req,
     Token,
@@ -59,6 +62,7 @@ impl Opt {
             Self::Px => "PX",
             Self::Ex => "EX",
             Self::Block => "BLOCK",
+            Self::Queue => "QUEUE",
             Self::Session => "SESSION",
             Self::Req => "REQ",
             Self::Token => "TOKEN",
@@ -70,7 +74,7 @@ impl Opt {
     fn range(self) -> (u64, u64, &'static str) {
         const MAX: u64 = i64::MAX.unsigned_abs();
         match self {
-            Self::Px => (1, MAX_LEASE_MS, " (milliseconds, 365 days at most)"),
+            Self::Px | Self::Queue => (1, MAX_LEASE_MS, " (milliseconds, 365 days at most)"),
             Self::Ex => (1, MAX_LEASE_MS / 1000, " (seconds, 365 days at most)"),
             Self::Block => (0, MAX, MS),
             Self::Session => (0, MAX_LEASE_MS, MS),
@@ -85,6 +89,7 @@ impl Opt {
         match self {
             Self::Px | Self::Ex => &mut options.lease_ms,
             Self::Block => &mut options.block_ms,
+            Self::Queue => &mut options.queue_ms,
             Self::Session => &mut options.session_ms,
             Self::Req => &mut options.request_id,
             Self::Token => &mut options.token,
@@ -114,6 +119,9 @@ pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Opt
             .ok_or_else(|| ArgumentError::number(option.name(), min, max, unit))?;
         *place = Some(if *option == Opt::Ex { number.saturating_mul(1000) } else { number });
         index = index.saturating_add(2);
+    }
+    if options.block_ms.is_some() && options.queue_ms.is_some() {
+        return Err(ArgumentError::syntax());
     }
     Ok(options)
 }

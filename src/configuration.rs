@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rlock_core::MAX_LEASE_MS;
+use rlock_core::{Limits, MAX_LEASE_MS};
 
 use crate::ffi::{Args, ConfigSpec, LoadError, Registrar};
 
@@ -61,7 +61,11 @@ pub(crate) fn default_lease_ms() -> u64 {
     DEFAULT_LEASE_MS.load(Ordering::Relaxed).unsigned_abs()
 }
 
-/// How many clients may wait at once on the server.
-pub(crate) fn max_waiters() -> usize {
-    usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(0)
+/// What the server allows.
+pub(crate) fn limits() -> Limits {
+    Limits {
+        max_waiters: usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(0),
+        max_places: usize::try_from(MAX_PLACES.load(Ordering::Relaxed)).unwrap_or(0),
+        fair_grace_ms: FAIR_GRACE_MS.load(Ordering::Relaxed).unsigned_abs(),
+    }
 }

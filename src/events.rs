@@ -19,8 +19,8 @@ pub(crate) fn on_server_event(event: ServerEvent) {
         }
         ServerEvent::Flushed(db) => Note::Flushed(db),
         ServerEvent::Swapped(first, second) => Note::Swapped(first, second),
-        ServerEvent::Promoted => Note::Promoted,
-        ServerEvent::LoadEnded => return timer::arm_soon(),
+        // What was loaded from the append-only file came by our own commands, and was not noted as an arrival.
+        ServerEvent::Promoted | ServerEvent::LoadEnded => Note::Promoted,
         ServerEvent::Tick => return timer::on_tick(),
         ServerEvent::AfterSleep => {
             clock::sync();

@@ -6,6 +6,7 @@
 use rlock_core::{Engine, Event, Facts, KeyId, Now, Outbox, Output, Turn, write_effect};
 
 use crate::clock;
+use crate::configuration;
 use crate::ffi::{Arg, Ctx, Keys};
 use crate::state;
 use crate::timer;
@@ -23,7 +24,8 @@ pub(crate) fn on_key<'c, R>(
     let mut keys = Keys::open(ctx, name);
     let mut out = Outbox::default();
     let now = clock::now();
-    let result = state::with_engine(|engine| decide(engine, &mut Turn { now, keys: &mut keys, out: &mut out }));
+    let limits = configuration::limits();
+    let result = state::with_engine(|engine| decide(engine, &mut Turn { now, limits, keys: &mut keys, out: &mut out }));
     finish(ctx, name, keys, now, out);
     timer::arm();
     result

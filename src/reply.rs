@@ -33,6 +33,9 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
         Refusal::NoSemaphore => {
             ctx.reply_error("NOSEMAPHORE there is no semaphore under this key; make one first");
         }
+        Refusal::MaxPlaces { limit } => ctx.reply_error(&format!(
+            "MAXWAITERS {limit} places are all that the queue of this lock may have, see rlock.max-places"
+        )),
         Refusal::MaxWaiters { limit } => ctx
             .reply_error(&format!("MAXWAITERS {limit} clients may wait at once on this server, see rlock.max-waiters")),
     }
@@ -46,6 +49,7 @@ pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
         Answer::TakenOver => {
             ctx.reply_error("UNBLOCKED the owner asked again on another connection, which waits in this one's place")
         }
+        Answer::Cancelled => ctx.reply_error("UNBLOCKED the owner's place was cancelled"),
         Answer::Refused(why) => refusal(ctx, why),
     }
 }

@@ -16,8 +16,10 @@ static NOTES: MainThread<Notes> = MainThread::new(Notes { list: Vec::new(), seen
 
 /// Something that the server told.
 pub(crate) enum Note {
-    /// The client of a ticket closed, or was unblocked by somebody else.
-    WaiterLeft(u64),
+    /// The client of a ticket closed, or was unblocked by somebody else with an error.
+    WaiterGone(u64),
+    /// The client of a ticket was unblocked by somebody else, and got nil.
+    WaiterGaveUp(u64),
     /// A connection closed.
     ClientClosed(u64),
     /// The answers that were given to waiters have been sent.
@@ -32,7 +34,7 @@ pub(crate) enum Note {
     Flushed(Option<u32>),
     /// Two databases changed places.
     Swapped(u32, u32),
-    /// This server became a master.
+    /// This server became a master, or is one and has loaded its data.
     Promoted,
 }
 
@@ -84,7 +86,8 @@ fn hear_notes(engine: &mut Engine) {
     }
     for note in list {
         match note {
-            Note::WaiterLeft(ticket) => engine.waiter_left(ticket),
+            Note::WaiterGone(ticket) => engine.waiter_left(ticket, false),
+            Note::WaiterGaveUp(ticket) => engine.waiter_left(ticket, true),
             Note::ClientClosed(client) => engine.client_closed(client),
             Note::AnswersSent => engine.confirm_grants(waiting::is_answered),
             Note::Arrived(key) => engine.note_arrival(key),

@@ -1,6 +1,8 @@
 //! The value in RDB files, DUMP payloads and rewritten append-only files.
 
-use rlock_core::{Event, Facts, MAX_LEASE_MS, Stored, TOKEN_AHEAD_LIMIT_US, decode, encode, write_effect};
+use rlock_core::{
+    Event, Facts, Hold, MAX_LEASE_MS, Place, Places, Stored, TOKEN_AHEAD_LIMIT_US, decode, encode, write_effect,
+};
 
 use crate::clock;
 use crate::ffi::{Arg, Digest, Load, Save, log_warning};
@@ -31,13 +33,20 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
         // A payload that somebody made by hand must not use up the tokens, nor hold a lock for ever.
         let token_limit = now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US);
         let deadline_limit = now.after_ms(MAX_LEASE_MS);
-        if lock.holds().iter().any(|hold| hold.token() > token_limit || hold.deadline_us() > deadline_limit) {
+        let far_hold = |hold: &Hold| hold.token() > token_limit || hold.deadline_us() > deadline_limit;
+        let far_place = |place: Place<'_>| {
+            place.arrival > token_limit || place.stay.until_us().is_some_and(|until_us| until_us > deadline_limit)
+        };
+        if lock.holds().iter().any(far_hold) || lock.places().into_iter().flat_map(Places::iter).any(far_place) {
             log_warning("the payload of a lock has a token or a lease too far in the future");
             return None;
         }
     }
     for hold in lock.holds() {
         state::note_token(hold.token());
+    }
+    for place in lock.places().into_iter().flat_map(Places::iter) {
+        state::note_token(place.arrival);
     }
     // The key need not come to exist, but if it does, the engine has to know of it.
     if let (Some(name), Some(db)) = (load.key(), load.db()) {
@@ -69,6 +78,19 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, stored: &Stored) {
             save.emit_effect(key, &facts, owner.as_slice());
         }
     }
+    let Some(places) = stored.lock.places() else {
+        return;
+    };
+    for place in places.iter() {
+        let owner = place.owner.into();
+        let queued = Event::Queued { owner, stay: place.stay, arrival: place.arrival, at_head: false };
+        write_effect(&queued, now, &mut facts);
+        save.emit_effect(key, &facts, place.owner);
+    }
+    if let (Some(until_us), Some(head)) = (places.turn_until_us(), places.first()) {
+        write_effect(&Event::Turn { owner: head.owner.into(), until_us }, now, &mut facts);
+        save.emit_effect(key, &facts, head.owner);
+    }
 }
 
 pub(crate) fn memory_usage(stored: &Stored) -> usize {
@@ -90,6 +112,9 @@ pub(crate) fn digest(digest: &Digest, stored: &Stored) {
             &terms.lease_ms.to_le_bytes(),
             request.as_bytes(),
         ]);
+    }
+    for place in lock.places().into_iter().flat_map(Places::iter) {
+        digest.add(&[place.owner, &place.arrival.to_le_bytes()]);
     }
 }
 

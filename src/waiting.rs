@@ -32,7 +32,7 @@ pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
             true
         }
         None => {
-            leave(ticket);
+            leave(Note::WaiterGaveUp(ticket));
             false
         }
     }
@@ -48,7 +48,7 @@ pub(crate) fn finish(ticket: u64, answer: Answer) {
     match handle.flatten() {
         Some(handle) => ffi::unblock(handle),
         // It is gone: the engine takes back what it was granted.
-        None => leave(ticket),
+        None => leave(Note::WaiterGone(ticket)),
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
         Some(answer) => reply::answer(ctx, answer),
         None => {
             ctx.reply_nil();
-            leave(ticket);
+            leave(Note::WaiterGaveUp(ticket));
         }
     }
 }
@@ -69,7 +69,7 @@ pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
 /// The client of a ticket is gone, if it was not answered before.
 pub(crate) fn on_gone(ticket: u64) {
     if WAITING.with(|table| table.remove(&ticket)).flatten().is_some() {
-        leave(ticket);
+        leave(Note::WaiterGone(ticket));
     }
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn is_answered(ticket: u64) -> bool {
     WAITING.with(|table| !table.contains_key(&ticket)).unwrap_or(false)
 }
 
-fn leave(ticket: u64) {
-    state::note(Note::WaiterLeft(ticket));
+fn leave(note: Note) {
+    state::note(note);
     timer::arm_soon();
 }

@@ -1,6 +1,6 @@
 //! The value as bytes, for RDB files and DUMP payloads.
 //!
-//! One string: a kind, a capacity and the holds, with deadlines as unix milliseconds. Numbers are LEB128. The decoder
+//! One string: a kind, a capacity, the holds and the places, with times as unix milliseconds. Numbers are LEB128. The decoder
 //! trusts nothing: a payload that it accepts is a valid lock, anything else is a [`DecodeError`]; it allocates no more
 //! than the payload's own size warrants.
 
@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use crate::bytes::Owner;
 use crate::event::{Event, Terms};
 use crate::lock::{Hold, Kind, Lock, Mode};
+use crate::places::{Place, Places, Stay};
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 
@@ -20,6 +21,10 @@ const HAS_REQUEST: u64 = 1;
 const REQUEST_IS_RELEASE: u64 = 2;
 const HAS_SESSION: u64 = 4;
 
+const CONNECTED: u64 = 0;
+const POLLED: u64 = 1;
+const GRACE: u64 = 2;
+
 /// Appends `lock` to `bytes`.
 pub fn encode(lock: &Lock, now: Now, bytes: &mut Vec<u8>) {
     push(bytes, kind_number(lock.kind()));
@@ -28,6 +33,26 @@ pub fn encode(lock: &Lock, now: Now, bytes: &mut Vec<u8>) {
     for hold in lock.holds() {
         encode_hold(hold, now, bytes);
     }
+    push(bytes, lock.places().map_or(0, Places::len) as u64);
+    if let Some(places) = lock.places() {
+        for place in places.iter() {
+            encode_place(place, now, bytes);
+        }
+        push(bytes, places.turn_until_us().map_or(0, |until_us| now.to_unix_ms(until_us)));
+    }
+}
+
+fn encode_place(place: Place<'_>, now: Now, bytes: &mut Vec<u8>) {
+    push(bytes, place.owner.len() as u64);
+    bytes.extend_from_slice(place.owner);
+    push(bytes, place.arrival);
+    let (stay, until_us) = match place.stay {
+        Stay::Connected => return push(bytes, CONNECTED),
+        Stay::Polled { until_us } => (POLLED, until_us),
+        Stay::Grace { until_us } => (GRACE, until_us),
+    };
+    push(bytes, stay);
+    push(bytes, now.to_unix_ms(until_us));
 }
 
 fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
@@ -80,7 +105,38 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     for _ in 0..holds {
         decode_hold(&mut reader, now, &mut lock)?;
     }
+    decode_places(&mut reader, now, &mut lock)?;
     if reader.0.is_empty() { Ok(lock) } else { Err(DecodeError("bytes after the end")) }
+}
+
+fn decode_places(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(), DecodeError> {
+    let places = reader.number()?;
+    if places == 0 {
+        return Ok(());
+    }
+    if lock.kind() != Kind::Fair {
+        return Err(DecodeError("places"));
+    }
+    for _ in 0..places {
+        let owner = Owner::from(reader.bytes(1..=MAX_OWNER_BYTES, "owner of a place")?);
+        if lock.places().is_some_and(|places| places.get(owner.as_slice()).is_some()) {
+            return Err(DecodeError("a place twice"));
+        }
+        let arrival = reader.number_in(1..=MAX_TOKEN, "arrival")?;
+        let stay = match reader.number()? {
+            CONNECTED => Stay::Connected,
+            POLLED => Stay::Polled { until_us: now.from_unix_ms(reader.number()?) },
+            GRACE => Stay::Grace { until_us: now.from_unix_ms(reader.number()?) },
+            _ => return Err(DecodeError("stay")),
+        };
+        lock.apply(&Event::Queued { owner, stay, arrival, at_head: false });
+    }
+    let turn_until_unix_ms = reader.number()?;
+    let head = lock.places().and_then(Places::first).map(|head| Owner::from(head.owner));
+    if let Some(owner) = head.filter(|_| turn_until_unix_ms != 0) {
+        lock.apply(&Event::Turn { owner, until_us: now.from_unix_ms(turn_until_unix_ms) });
+    }
+    Ok(())
 }
 
 fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(), DecodeError> {
@@ -208,7 +264,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 pub(crate) mod strategies {
     use super::*;
-    use crate::event::{ChangeCause, EndCause};
+    use crate::event::{ChangeCause, EndCause, LeaveCause};
     use crate::time::US_PER_MS;
     use proptest::prelude::*;
 
@@ -247,6 +303,19 @@ pub(crate) mod strategies {
             })
     }
 
+    /// A moment of the next year, in whole milliseconds of unix time.
+    fn moment(now: Now) -> impl Strategy<Value = u64> {
+        (0..=MAX_LEASE_MS).prop_map(move |ahead_ms| now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms))
+    }
+
+    fn stay(now: Now) -> impl Strategy<Value = Stay> {
+        prop_oneof![
+            Just(Stay::Connected),
+            moment(now).prop_map(|until_us| Stay::Polled { until_us }),
+            moment(now).prop_map(|until_us| Stay::Grace { until_us }),
+        ]
+    }
+
     pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
         let change = prop::sample::select(&[
             ChangeCause::Reentered,
@@ -255,27 +324,45 @@ pub(crate) mod strategies {
             ChangeCause::SessionEnded,
         ]);
         let end = prop::sample::select(&[EndCause::Released, EndCause::Expired, EndCause::Forced, EndCause::Undone]);
+        let leave = prop::sample::select(&[
+            LeaveCause::Cancelled,
+            LeaveCause::TimedOut,
+            LeaveCause::Lapsed,
+            LeaveCause::Missed,
+        ]);
         let token = || 1..=MAX_TOKEN;
         prop_oneof![
             (kind_and_mode(), owner(), token(), terms(now))
                 .prop_map(|((kind, mode), owner, token, terms)| Event::Granted { kind, owner, mode, token, terms }),
             (token(), change, terms(now)).prop_map(|(token, cause, terms)| Event::Changed { token, cause, terms }),
             (token(), end).prop_map(|(token, cause)| Event::Ended { token, cause }),
+            (owner(), stay(now), 1..=MAX_TOKEN, any::<bool>())
+                .prop_map(|(owner, stay, arrival, at_head)| Event::Queued { owner, stay, arrival, at_head }),
+            (owner(), stay(now)).prop_map(|(owner, stay)| Event::Kept { owner, stay }),
+            (owner(), leave).prop_map(|(owner, cause)| Event::Left { owner, cause }),
+            (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Turn { owner, until_us }),
+            moment(now).prop_map(|until_us| Event::Detached { until_us }),
         ]
     }
 
     pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
-        (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5)).prop_map(move |((kind, mode), holds)| {
-            let is_exclusive = mode == Mode::Exclusive;
-            let mut lock = Lock::new(kind, if kind == Kind::Semaphore { 9 } else { 1 });
-            for (token, (owner, terms)) in (1..).zip(holds) {
-                if is_exclusive && !lock.holds().is_empty() {
-                    break;
+        let place = (owner(), stay(now), 1..=MAX_TOKEN);
+        (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5), prop::collection::vec(place, 0..5))
+            .prop_map(move |((kind, mode), holds, places)| {
+                let is_exclusive = mode == Mode::Exclusive;
+                let mut lock = Lock::new(kind, if kind == Kind::Semaphore { 9 } else { 1 });
+                for (token, (owner, terms)) in (1..).zip(holds) {
+                    if is_exclusive && !lock.holds().is_empty() {
+                        break;
+                    }
+                    lock.apply(&Event::Granted { kind, owner, mode, token, terms });
                 }
-                lock.apply(&Event::Granted { kind, owner, mode, token, terms });
-            }
-            lock
-        })
+                for (owner, stay, arrival) in places {
+                    lock.apply(&Event::Queued { owner: owner.clone(), stay, arrival, at_head: false });
+                    lock.apply(&Event::Turn { owner, until_us: now.after_ms(arrival % 1000) });
+                }
+                lock
+            })
     }
 }
 
@@ -325,10 +412,10 @@ mod tests {
 
     #[test]
     fn each_part_is_checked() {
-        // kind, permits, holds, then owner, mode, token, count, deadline, lease, flags.
-        let good = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 0];
+        // kind, permits, holds, then owner, mode, token, count, deadline, lease, flags; places.
+        let good = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 0, 0];
         assert!(decode(&good, NOW).is_ok());
-        let cases: [(usize, u8, &str); 9] = [
+        let cases: [(usize, u8, &str); 10] = [
             (0, 4, "kind"),
             (1, 0, "permits"),
             (1, 2, "permits"),
@@ -338,8 +425,17 @@ mod tests {
             (6, 0, "token"),
             (7, 0, "count"),
             (10, 8, "flags"),
+            (11, 1, "places"),
         ];
         for (index, value, wrong) in cases {
+            let mut bytes = good.clone();
+            bytes[index] = value;
+            assert_eq!(decode(&bytes, NOW), Err(DecodeError(wrong)), "byte {index}");
+        }
+        // A fair lock with two places: owner, arrival, stay; then the turn.
+        let good = vec![1, 1, 0, 2, 1, b'o', 1, 0, 1, b'p', 1, 1, 9, 0];
+        assert!(decode(&good, NOW).is_ok());
+        for (index, value, wrong) in [(4, 0, "owner of a place"), (7, 3, "stay"), (9, b'o', "a place twice")] {
             let mut bytes = good.clone();
             bytes[index] = value;
             assert_eq!(decode(&bytes, NOW), Err(DecodeError(wrong)), "byte {index}");

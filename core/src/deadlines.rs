@@ -32,6 +32,7 @@ struct Entry {
     slot: u32,
 }
 
+#[derive(Clone)]
 struct SlotOf<T> {
     value: Option<T>,
     /// Index into the heap, or the next free slot.
@@ -39,6 +40,7 @@ struct SlotOf<T> {
 }
 
 /// A set of `T`, each with a deadline in microseconds.
+#[derive(Clone)]
 pub struct Deadlines<T> {
     heap: Vec<Entry>,
     chunks: Vec<Vec<SlotOf<T>>>,
@@ -80,6 +82,11 @@ impl<T> Deadlines<T> {
         let value = slot.value.as_ref()?;
         let entry = self.heap.get(slot.position as usize)?;
         Some((entry.at_us, value))
+    }
+
+    /// What `alarm` is for, to change it in place.
+    pub fn get_mut(&mut self, alarm: Alarm) -> Option<&mut T> {
+        self.slot_mut(alarm.0)?.value.as_mut()
     }
 
     /// Moves the deadline of `alarm`.
@@ -150,6 +157,15 @@ impl<T> Deadlines<T> {
         if self.heap.is_empty() {
             *self = Self::default();
         }
+    }
+
+    /// Bytes on the heap, those behind the values apart.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        let slots = self.chunks.iter().map(Vec::capacity).sum::<usize>();
+        slots
+            .saturating_mul(size_of::<SlotOf<T>>())
+            .saturating_add(self.heap.capacity().saturating_mul(size_of::<Entry>()))
     }
 
     fn sift_up(&mut self, mut position: usize) {
@@ -227,7 +243,8 @@ impl<T> Deadlines<T> {
             return free;
         }
         if self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
-            self.chunks.push(Vec::with_capacity(CHUNK));
+            // The first grows as it needs: a queue of one place must not cost a whole chunk.
+            self.chunks.push(if self.chunks.is_empty() { Vec::new() } else { Vec::with_capacity(CHUNK) });
         }
         let full = self.chunks.len().saturating_sub(1).saturating_mul(CHUNK);
         let Some(chunk) = self.chunks.last_mut() else {

@@ -7,7 +7,14 @@
 //! granted <kind> <mode> <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>     (and the owner)
 //! reentered|renewed|partly-released|session-ended <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>
 //! released|expired|forced|undone <token>
+//! queued <stay> <arrival> tail|head                                                                 (and the owner)
+//! kept <stay>                                                                                       (and the owner)
+//! left cancelled|timed-out|lapsed|missed                                                            (and the owner)
+//! turn <until-unix-ms>                                                                              (and the owner)
+//! detached <until-unix-ms>
 //! ```
+//!
+//! A stay is `connected`, `polled:<until-unix-ms>` or `grace:<until-unix-ms>`.
 //!
 //! A request is its id followed by `a` (ACQUIRE) or `r` (RELEASE); what is absent is `-`.
 
@@ -16,8 +23,9 @@ use core::str;
 use smallvec::SmallVec;
 
 use crate::bytes::Owner;
-use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
 use crate::lock::{Kind, Mode};
+use crate::places::Stay;
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 
@@ -43,6 +51,13 @@ const ENDS: [(EndCause, &str); 4] = [
     (EndCause::Undone, "undone"),
 ];
 
+const LEAVES: [(LeaveCause, &str); 4] = [
+    (LeaveCause::Cancelled, "cancelled"),
+    (LeaveCause::TimedOut, "timed-out"),
+    (LeaveCause::Lapsed, "lapsed"),
+    (LeaveCause::Missed, "missed"),
+];
+
 /// Writes the facts of `event` into `facts` (emptied first) and returns the owner if it is part of them.
 pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e Owner> {
     facts.clear();
@@ -66,7 +81,44 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             push_number(facts, *token);
             None
         }
+        Event::Queued { owner, stay, arrival, at_head } => {
+            facts.extend_from_slice(b"queued");
+            push_stay(facts, *stay, now);
+            push_number(facts, *arrival);
+            push_word(facts, if *at_head { "head" } else { "tail" });
+            Some(owner)
+        }
+        Event::Kept { owner, stay } => {
+            facts.extend_from_slice(b"kept");
+            push_stay(facts, *stay, now);
+            Some(owner)
+        }
+        Event::Left { owner, cause } => {
+            facts.extend_from_slice(b"left");
+            push_word(facts, name_of(&LEAVES, *cause));
+            Some(owner)
+        }
+        Event::Turn { owner, until_us } => {
+            facts.extend_from_slice(b"turn");
+            push_number(facts, now.to_unix_ms(*until_us));
+            Some(owner)
+        }
+        Event::Detached { until_us } => {
+            facts.extend_from_slice(b"detached");
+            push_number(facts, now.to_unix_ms(*until_us));
+            None
+        }
     }
+}
+
+fn push_stay(facts: &mut Facts, stay: Stay, now: Now) {
+    let (word, until_us) = match stay {
+        Stay::Connected => return push_word(facts, "connected"),
+        Stay::Polled { until_us } => ("polled:", until_us),
+        Stay::Grace { until_us } => ("grace:", until_us),
+    };
+    push_word(facts, word);
+    facts.extend_from_slice(itoa::Buffer::new().format(now.to_unix_ms(until_us)).as_bytes());
 }
 
 fn name_of<C: PartialEq>(names: &[(C, &'static str)], cause: C) -> &'static str {
@@ -112,30 +164,77 @@ pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Even
     let facts = str::from_utf8(facts).map_err(|_| EffectError("facts are not text"))?;
     let mut words = facts.split(' ');
     let verb = words.next().unwrap_or_default();
-    let event = if verb == "granted" {
-        let kind = one_of(&mut words, KINDS, Kind::name, "kind")?;
-        let mode = one_of(&mut words, MODES, Mode::name, "mode")?;
-        if !kind.has_mode(mode) {
-            return Err(EffectError("mode does not fit the kind"));
-        }
-        let owner = owner.filter(|owner| (1..=MAX_OWNER_BYTES).contains(&owner.len()));
-        Event::Granted {
-            kind,
-            owner: owner.ok_or(EffectError("owner"))?.into(),
-            mode,
-            token: token(&mut words)?,
-            terms: terms(&mut words, now)?,
-        }
-    } else if let Some((cause, _)) = CHANGES.iter().find(|(_, name)| *name == verb) {
-        Event::Changed { token: token(&mut words)?, cause: *cause, terms: terms(&mut words, now)? }
-    } else if let Some((cause, _)) = ENDS.iter().find(|(_, name)| *name == verb) {
-        Event::Ended { token: token(&mut words)?, cause: *cause }
-    } else {
-        return Err(EffectError("unknown event"));
+    let event = match verb {
+        "granted" => granted(&mut words, owner, now)?,
+        "queued" | "kept" | "left" | "turn" | "detached" => place_event(verb, &mut words, owner, now)?,
+        _ => hold_event(verb, &mut words, now)?,
     };
     match words.next() {
         None => Ok(event),
         Some(_) => Err(EffectError("too many facts")),
+    }
+}
+
+fn granted(words: &mut Words<'_>, owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
+    let kind = one_of(words, KINDS, Kind::name, "kind")?;
+    let mode = one_of(words, MODES, Mode::name, "mode")?;
+    if !kind.has_mode(mode) {
+        return Err(EffectError("mode does not fit the kind"));
+    }
+    let (owner, token) = (valid_owner(owner)?, token(words)?);
+    Ok(Event::Granted { kind, owner, mode, token, terms: terms(words, now)? })
+}
+
+fn hold_event(verb: &str, words: &mut Words<'_>, now: Now) -> Result<Event, EffectError> {
+    if let Some((cause, _)) = CHANGES.iter().find(|(_, name)| *name == verb) {
+        Ok(Event::Changed { token: token(words)?, cause: *cause, terms: terms(words, now)? })
+    } else if let Some((cause, _)) = ENDS.iter().find(|(_, name)| *name == verb) {
+        Ok(Event::Ended { token: token(words)?, cause: *cause })
+    } else {
+        Err(EffectError("unknown event"))
+    }
+}
+
+fn place_event(verb: &str, words: &mut Words<'_>, owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
+    Ok(match verb {
+        "detached" => Event::Detached { until_us: moment(words, now, "until")? },
+        "turn" => Event::Turn { owner: valid_owner(owner)?, until_us: moment(words, now, "until")? },
+        "kept" => Event::Kept { owner: valid_owner(owner)?, stay: stay(words, now)? },
+        "left" => {
+            let word = words.next().unwrap_or_default();
+            let cause = LEAVES.iter().find(|(_, name)| *name == word).ok_or(EffectError("cause"))?;
+            Event::Left { owner: valid_owner(owner)?, cause: cause.0 }
+        }
+        _ => Event::Queued {
+            owner: valid_owner(owner)?,
+            stay: stay(words, now)?,
+            arrival: number(words, 1..=MAX_TOKEN, "arrival")?,
+            at_head: match words.next() {
+                Some("head") => true,
+                Some("tail") => false,
+                _ => return Err(EffectError("end of the queue")),
+            },
+        },
+    })
+}
+
+fn valid_owner(owner: Option<&[u8]>) -> Result<Owner, EffectError> {
+    let owner = owner.filter(|owner| (1..=MAX_OWNER_BYTES).contains(&owner.len()));
+    Ok(owner.ok_or(EffectError("owner"))?.into())
+}
+
+fn moment(words: &mut Words<'_>, now: Now, what: &'static str) -> Result<u64, EffectError> {
+    Ok(now.from_unix_ms(number(words, 0..=u64::MAX, what)?))
+}
+
+fn stay(words: &mut Words<'_>, now: Now) -> Result<Stay, EffectError> {
+    let word = words.next().unwrap_or_default();
+    let until_us = |unix_ms| Ok(now.from_unix_ms(parse_number(unix_ms, 0..=u64::MAX, "stay")?));
+    match word.split_once(':') {
+        None if word == "connected" => Ok(Stay::Connected),
+        Some(("polled", unix_ms)) => Ok(Stay::Polled { until_us: until_us(unix_ms)? }),
+        Some(("grace", unix_ms)) => Ok(Stay::Grace { until_us: until_us(unix_ms)? }),
+        _ => Err(EffectError("stay")),
     }
 }
 
@@ -241,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_wrong_effect_is_refused_with_the_part_that_is_wrong() {
-        let cases: [(&str, &str); 9] = [
+        let cases: [(&str, &str); 14] = [
             ("", "unknown event"),
             ("granted mutex read 5 1 1 1 - -", "mode does not fit the kind"),
             ("granted mutex exclusive 0 1 1 1 - -", "token"),
@@ -251,6 +350,11 @@ mod tests {
             ("granted mutex exclusive 5 1 1 1 7 -", "request"),
             ("renewed 5 1 1 1 - x", "session"),
             ("released 5 6", "too many facts"),
+            ("queued never 1 tail", "stay"),
+            ("queued polled:x 1 tail", "stay"),
+            ("queued connected 1 middle", "end of the queue"),
+            ("left home", "cause"),
+            ("turn soon", "until"),
         ];
         for (facts, wrong) in cases {
             assert_eq!(parse_effect(facts.as_bytes(), Some(b"o"), NOW), Err(EffectError(wrong)), "{facts}");

@@ -5,6 +5,7 @@
 
 use crate::bytes::Owner;
 use crate::lock::{Kind, Mode};
+use crate::places::Stay;
 use crate::request::RequestMark;
 
 /// The part of a hold that may change during its life.
@@ -48,6 +49,19 @@ pub enum EndCause {
     Undone,
 }
 
+/// Why an owner lost its place in the queue of a fair lock without being granted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaveCause {
+    /// CANCEL.
+    Cancelled,
+    /// Its BLOCK ended in nil.
+    TimedOut,
+    /// The life of the place was over.
+    Lapsed,
+    /// It was its turn, and it did not come in time.
+    Missed,
+}
+
 /// A fact about one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -80,14 +94,52 @@ pub enum Event {
         /// Why.
         cause: EndCause,
     },
+    /// An owner took a place in the queue of a fair lock, which this creates if need be.
+    Queued {
+        /// Who.
+        owner: Owner,
+        /// How it waits.
+        stay: Stay,
+        /// Its arrival number.
+        arrival: u64,
+        /// Whether the place is at the head of the queue: one that was given back.
+        at_head: bool,
+    },
+    /// A place is kept in another way.
+    Kept {
+        /// Whose it is.
+        owner: Owner,
+        /// How it waits from now on.
+        stay: Stay,
+    },
+    /// A place was given up.
+    Left {
+        /// Whose it was.
+        owner: Owner,
+        /// Why.
+        cause: LeaveCause,
+    },
+    /// The lock is free, and reserved for the head of the queue until then.
+    Turn {
+        /// Whose turn it is.
+        owner: Owner,
+        /// Until when.
+        until_us: u64,
+    },
+    /// Every place was cut off from its connection: a restart, a promotion, a rename.
+    Detached {
+        /// The least that each has from now on.
+        until_us: u64,
+    },
 }
 
 impl Event {
-    /// The fencing token of the hold that this is about.
+    /// The fencing token of the hold that this is about; events about places have none.
     #[must_use]
-    pub fn token(&self) -> u64 {
+    pub fn token(&self) -> Option<u64> {
         match self {
-            Self::Granted { token, .. } | Self::Changed { token, .. } | Self::Ended { token, .. } => *token,
+            Self::Granted { token, .. } | Self::Changed { token, .. } | Self::Ended { token, .. } => Some(*token),
+            _ => None,
         }
     }
 
@@ -96,7 +148,12 @@ impl Event {
     pub fn keyspace_event(&self) -> Option<&'static core::ffi::CStr> {
         match self {
             Self::Granted { .. } => Some(c"rlock.acquire"),
-            Self::Changed { .. } => None,
+            Self::Turn { .. } => Some(c"rlock.turn"),
+            Self::Changed { .. }
+            | Self::Queued { .. }
+            | Self::Kept { .. }
+            | Self::Left { .. }
+            | Self::Detached { .. } => None,
             Self::Ended { cause, .. } => Some(match cause {
                 EndCause::Released | EndCause::Undone => c"rlock.release",
                 EndCause::Expired => c"rlock.expire",

@@ -1,4 +1,4 @@
-//! The value of a key: a kind, a capacity and the holds.
+//! The value of a key: a kind, a capacity, the holds, and the queue of a fair lock.
 //!
 //! Invariants, kept by [`Lock::apply`] and checked by the decoder:
 //! 1. No two holds have the same owner and mode, nor the same token.
@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::bytes::Owner;
 use crate::event::{Event, Terms};
+use crate::places::Places;
 use crate::request::RequestMark;
 use crate::time::Now;
 
@@ -187,6 +188,8 @@ impl Hold {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lock {
     holds: SmallVec<[Hold; 1]>,
+    /// Only a fair lock that is waited for has one.
+    places: Option<Box<Places>>,
     permits: u32,
     kind: Kind,
 }
@@ -195,7 +198,7 @@ impl Lock {
     /// A lock that nobody holds. Only a semaphore has more than one permit.
     #[must_use]
     pub fn new(kind: Kind, permits: u32) -> Self {
-        Self { holds: SmallVec::new(), permits, kind }
+        Self { holds: SmallVec::new(), places: None, permits, kind }
     }
 
     /// What it is.
@@ -239,16 +242,24 @@ impl Lock {
         self.holds.iter().find(|hold| !hold.is_live(now))
     }
 
-    /// When the next lease ends.
+    /// The queue of a fair lock that is waited for.
     #[must_use]
-    pub fn next_deadline_us(&self) -> Option<u64> {
-        self.holds.iter().map(Hold::deadline_us).min()
+    pub fn places(&self) -> Option<&Places> {
+        self.places.as_deref()
     }
 
-    /// Whether the key can go: nobody holds. A semaphore stays, it is configuration.
+    /// When the next lease, the life of a place, or a turn ends.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        let lease_us = self.holds.iter().map(Hold::deadline_us).min();
+        let place_us = self.places().and_then(Places::next_deadline_us);
+        [lease_us, place_us].into_iter().flatten().min()
+    }
+
+    /// Whether the key can go: nobody holds, and nobody has a place. A semaphore stays, it is configuration.
     #[must_use]
     pub fn is_disposable(&self) -> bool {
-        self.holds.is_empty() && self.kind != Kind::Semaphore
+        self.holds.is_empty() && self.places.is_none() && self.kind != Kind::Semaphore
     }
 
     /// Whether `owner` may hold in `mode` next to those who hold already, whoever waits. The admission rule: all that
@@ -272,6 +283,7 @@ impl Lock {
             Event::Granted { owner, mode, token, terms, .. } => {
                 self.holds.retain(|hold| hold.mode != *mode || hold.owner != *owner);
                 self.holds.push(Hold::new(owner.clone(), *mode, *token, terms));
+                self.leave(owner);
             }
             Event::Changed { token, terms, .. } => {
                 if let Some(hold) = self.holds.iter_mut().find(|hold| hold.token == *token) {
@@ -279,6 +291,31 @@ impl Lock {
                 }
             }
             Event::Ended { token, .. } => self.holds.retain(|hold| hold.token != *token),
+            Event::Queued { owner, stay, arrival, at_head } => {
+                if self.kind == Kind::Fair {
+                    let places = self.places.get_or_insert_with(Box::default);
+                    places.push(owner.as_slice(), *stay, *arrival, *at_head);
+                }
+            }
+            Event::Kept { owner, stay } => self.queue(|places| places.set_stay(owner.as_slice(), *stay)),
+            Event::Left { owner, .. } => self.leave(owner),
+            Event::Turn { until_us, .. } => self.queue(|places| places.set_turn(*until_us)),
+            Event::Detached { until_us } => self.queue(|places| places.detach_all(*until_us)),
+        }
+    }
+
+    fn queue(&mut self, change: impl FnOnce(&mut Places)) {
+        if let Some(places) = &mut self.places {
+            change(places);
+        }
+    }
+
+    fn leave(&mut self, owner: &Owner) {
+        if let Some(places) = &mut self.places {
+            places.remove(owner.as_slice());
+            if places.is_empty() {
+                self.places = None;
+            }
         }
     }
 
@@ -286,7 +323,8 @@ impl Lock {
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let spilled = if self.holds.spilled() { self.holds.capacity().saturating_mul(size_of::<Hold>()) } else { 0 };
-        self.holds.iter().map(Hold::heap_bytes).fold(spilled, usize::saturating_add)
+        let places = self.places().map_or(0, |places| size_of::<Places>().saturating_add(places.heap_bytes()));
+        self.holds.iter().map(Hold::heap_bytes).fold(spilled, usize::saturating_add).saturating_add(places)
     }
 }
 
@@ -370,6 +408,6 @@ mod tests {
     #[test]
     fn the_value_has_the_size_that_the_memory_figures_rest_on() {
         assert_eq!(size_of::<Hold>(), 80);
-        assert_eq!(size_of::<Lock>(), 96);
+        assert_eq!(size_of::<Lock>(), 104);
     }
 }

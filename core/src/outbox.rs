@@ -13,8 +13,10 @@ pub enum Answer {
     Granted(u64),
     /// Its time is over.
     TimedOut,
-    /// Another connection took its place.
+    /// The same owner asked again, and that request stands in its place.
     TakenOver,
+    /// Its place was given up by CANCEL.
+    Cancelled,
     /// What lies under the name now cannot serve it.
     Refused(Refusal),
 }

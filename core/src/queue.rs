@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::deadlines::{Alarm, Deadlines};
 use crate::lock::Mode;
-use crate::request::Acquire;
+use crate::request::{Acquire, Ask};
 use crate::time::Now;
 
 /// A request that waits.
@@ -34,9 +34,20 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
+    fn until_us(&self) -> Option<u64> {
+        until_us(&self.request)
+    }
+
     /// Whether its time is over. What was answered nil is never granted, and what is over is answered nil.
     pub(crate) fn is_over(&self, now: Now) -> bool {
-        self.request.wait.and_then(|wait| wait.until_us).is_some_and(|until_us| until_us <= now.mono_us)
+        self.until_us().is_some_and(|until_us| until_us <= now.mono_us)
+    }
+}
+
+fn until_us(request: &Acquire) -> Option<u64> {
+    match request.ask {
+        Ask::Wait { until_us } => until_us,
+        Ask::Try | Ask::Queue { .. } => None,
     }
 }
 
@@ -51,7 +62,6 @@ pub(crate) struct Waiters {
     queues: HashMap<Key, Queue, RandomState>,
     waits: Deadlines<u64>,
     last_ticket: u64,
-    last_arrival: u64,
 }
 
 impl Waiters {
@@ -61,7 +71,6 @@ impl Waiters {
             queues: HashMap::with_hasher(hasher),
             waits: Deadlines::default(),
             last_ticket: 0,
-            last_arrival: 0,
         }
     }
 
@@ -82,19 +91,15 @@ impl Waiters {
         self.queues.get(&key).map_or(0, |queue| queue.line.len())
     }
 
-    /// Puts a request in line: at the end, or at the place of an earlier `arrival`. Returns its ticket.
-    pub(crate) fn join(&mut self, key: KeyRef<'_>, arrival: Option<u64>, request: Acquire, now: Now) -> u64 {
+    /// Puts a request in line, by its arrival number. Returns its ticket.
+    pub(crate) fn join(&mut self, key: KeyRef<'_>, arrival: u64, request: Acquire, now: Now) -> u64 {
         self.last_ticket = self.last_ticket.saturating_add(1);
         let ticket = self.last_ticket;
-        let arrival = arrival.unwrap_or_else(|| {
-            self.last_arrival = self.last_arrival.saturating_add(1);
-            self.last_arrival
-        });
         let key = key.to_key();
         let queue = self.queues.entry(key.clone()).or_default();
         queue.line.insert(arrival, ticket);
         queue.by_owner.insert((request.owner.clone(), request.mode, arrival));
-        let alarm = match request.wait.and_then(|wait| wait.until_us) {
+        let alarm = match until_us(&request) {
             Some(until_us) => self.waits.insert(until_us, ticket),
             None => Alarm::NONE,
         };
@@ -126,6 +131,16 @@ impl Waiters {
         }
         let (_, ticket) = self.queues.get(&key)?.line.first_key_value()?;
         Some((*ticket, self.by_ticket.get(ticket)?))
+    }
+
+    /// The tickets under `key`, in order.
+    pub(crate) fn tickets(&self, key: KeyRef<'_>) -> Vec<u64> {
+        self.queues.get(&key).map_or_else(Vec::new, |queue| queue.line.values().copied().collect())
+    }
+
+    /// The waiter with a ticket.
+    pub(crate) fn get(&self, ticket: u64) -> Option<&Waiter> {
+        self.by_ticket.get(&ticket)
     }
 
     /// The waiters under `key`, in order.

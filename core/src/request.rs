@@ -21,13 +21,32 @@ pub struct RequestMark {
     pub verb: Verb,
 }
 
-/// How a request may wait.
+/// What to do if the lock cannot be granted at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
-    /// When the waiter gives up, on the clock that never steps; `None` waits for ever.
-    pub until_us: Option<u64>,
-    /// How many waiters the server may have.
+pub enum Ask {
+    /// Nothing: one attempt.
+    Try,
+    /// `BLOCK`: wait.
+    Wait {
+        /// When the waiter gives up, on the clock that never steps; `None` waits for ever.
+        until_us: Option<u64>,
+    },
+    /// `QUEUE`, on a fair lock: keep a place.
+    Queue {
+        /// The life of the place from now.
+        life_ms: u64,
+    },
+}
+
+/// What the server allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How many connections may wait at once.
     pub max_waiters: usize,
+    /// How many places one fair lock may have.
+    pub max_places: usize,
+    /// How long a fair lock keeps the place of a waiter that lost its connection, and reserves itself for its head.
+    pub fair_grace_ms: u64,
 }
 
 /// ACQUIRE.
@@ -49,8 +68,8 @@ pub struct Acquire {
     pub session_ms: Option<u64>,
     /// The connection that asks, if it is one that can close (not a script, not another module).
     pub client: Option<u64>,
-    /// `BLOCK ms`, where blocking is possible.
-    pub wait: Option<Wait>,
+    /// `BLOCK ms` where blocking is possible, or `QUEUE ms`.
+    pub ask: Ask,
 }
 
 /// RELEASE.
@@ -106,6 +125,11 @@ pub enum Refusal {
     NoSemaphore,
     /// The server has as many waiters as it may have.
     MaxWaiters {
+        /// The limit.
+        limit: usize,
+    },
+    /// The lock has as many places as it may have.
+    MaxPlaces {
         /// The limit.
         limit: usize,
     },

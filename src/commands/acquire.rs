@@ -1,43 +1,39 @@
-//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [SESSION ms] [REQ id]`
+//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [SESSION ms] [REQ id]`, and on a fair lock `[QUEUE ms]`
 
-use rlock_core::{Acquired, Kind, Mode, Wait};
+use std::marker::PhantomData;
 
-use super::{ENGINE_IN_USE, Failure, LEASE, OWNER, REQ, check_master, option, reply_failure};
-use crate::arguments::{self, Opt, Options};
+use rlock_core::{Acquired, Ask, Now};
+
+use super::family::Family;
+use super::{ENGINE_IN_USE, Failure, check_master, reply_failure};
+use crate::arguments::{self, Options};
 use crate::configuration;
 use crate::execute::{self, KEY};
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, Flags};
 use crate::reply;
 use crate::waiting;
 
-pub(super) struct Acquire;
+pub(super) struct Acquire<F>(PhantomData<F>);
 
-impl Command for Acquire {
+impl<F: Family> Command for Acquire<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RLOCK.ACQUIRE",
+        name: F::NAMES.acquire,
         flags: c"write deny-oom",
         arity: -3,
         access: Access::Write,
         summary: c"Acquires a lock for an owner, at once or after waiting, and returns its fencing token.",
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
-        arguments: &[
-            OWNER,
-            LEASE,
-            option(c"wait-milliseconds", c"BLOCK"),
-            option(c"grace-milliseconds", c"SESSION"),
-            REQ,
-        ],
+        arguments: F::ACQUIRE_ARGUMENTS,
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, acquire(ctx, args));
+        reply_failure(ctx, acquire::<F>(ctx, args));
     }
 }
 
-fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    const KNOWN: [Opt; 5] = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
+fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
-    let options = arguments::options(args, 3, &KNOWN)?;
+    let options = arguments::options(args, 3, F::ACQUIRE_OPTIONS)?;
     let flags = ctx.flags();
     check_master(flags)?;
     let client = ctx.connection(flags);
@@ -46,15 +42,15 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     }
     let acquired = execute::on_key(ctx, key, |engine, turn| {
         let request = rlock_core::Acquire {
-            kind: Kind::Mutex,
+            kind: F::KIND,
             owner: owner.into(),
-            mode: Mode::Exclusive,
+            mode: F::MODE,
             count: 1,
             lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
             request_id: options.request_id,
             session_ms: options.session_ms,
             client,
-            wait: wait(options, flags, turn.now),
+            ask: ask(options, flags, turn.now),
         };
         engine.acquire(turn, KEY, request)
     });
@@ -70,11 +66,12 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How the request may wait: not at all where the client must not be blocked.
-fn wait(options: Options, flags: Flags, now: rlock_core::Now) -> Option<Wait> {
-    let block_ms = options.block_ms?;
-    if flags.denies_blocking() {
-        return None;
+/// What the request does if it is not granted at once. Where the client must not be blocked, BLOCK is one attempt.
+fn ask(options: Options, flags: Flags, now: Now) -> Ask {
+    match (options.block_ms, options.queue_ms) {
+        (Some(_), _) if flags.denies_blocking() => Ask::Try,
+        (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
+        (None, Some(life_ms)) => Ask::Queue { life_ms },
+        (None, None) => Ask::Try,
     }
-    Some(Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)), max_waiters: configuration::max_waiters() })
 }

@@ -1,17 +1,18 @@
 //! `RLOCK.FORCERELEASE key [TOKEN t]`
 
-use rlock_core::Kind;
+use std::marker::PhantomData;
 
+use super::family::Family;
 use super::{ENGINE_IN_USE, Failure, check_master, option, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute::{self, KEY};
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
 
-pub(super) struct ForceRelease;
+pub(super) struct ForceRelease<F>(PhantomData<F>);
 
-impl Command for ForceRelease {
+impl<F: Family> Command for ForceRelease<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RLOCK.FORCERELEASE",
+        name: F::NAMES.force_release,
         flags: c"write fast",
         arity: -2,
         access: Access::Write,
@@ -21,15 +22,15 @@ impl Command for ForceRelease {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, force_release(ctx, args));
+        reply_failure(ctx, force_release::<F>(ctx, args));
     }
 }
 
-fn force_release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn force_release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let token = arguments::options(args, 2, &[Opt::Token])?.token;
     check_master(ctx.flags())?;
-    let forced = execute::on_key(ctx, key, |engine, turn| engine.force_release(turn, KEY, Kind::Mutex, token));
+    let forced = execute::on_key(ctx, key, |engine, turn| engine.force_release(turn, KEY, F::KIND, token));
     ctx.reply_integer(forced.ok_or(ENGINE_IN_USE)??.into());
     Ok(())
 }

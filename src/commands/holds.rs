@@ -1,17 +1,20 @@
 //! `RLOCK.HOLDS key owner`
 
-use rlock_core::{Kind, Mode, Refusal};
+use std::marker::PhantomData;
 
+use rlock_core::Hold;
+
+use super::family::Family;
 use super::{Failure, OWNER, read_lock, reply_failure};
 use crate::arguments;
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
 
-pub(super) struct Holds;
+pub(super) struct Holds<F>(PhantomData<F>);
 
-impl Command for Holds {
+impl<F: Family> Command for Holds<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RLOCK.HOLDS",
+        name: F::NAMES.holds,
         flags: c"readonly fast",
         arity: 3,
         access: Access::Read,
@@ -21,18 +24,16 @@ impl Command for Holds {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, holds(ctx, args));
+        reply_failure(ctx, holds::<F>(ctx, args));
     }
 }
 
-fn holds(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn holds<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
     let now = clock::now();
-    let count = read_lock(ctx, key, |lock| match lock {
-        Some(lock) if lock.kind() != Kind::Mutex => Err(Refusal::WrongType),
-        Some(lock) => Ok(lock.live_hold(owner, Mode::Exclusive, now).map_or(0, rlock_core::Hold::count)),
-        None => Ok(0),
-    })??;
+    let count = read_lock::<F, _>(ctx, key, false, |lock| {
+        lock.and_then(|lock| lock.live_hold(owner, F::MODE, now)).map_or(0, Hold::count)
+    })?;
     ctx.reply_integer(count.into());
     Ok(())
 }

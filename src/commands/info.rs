@@ -1,18 +1,22 @@
 //! `RLOCK.INFO key`, for a lock of any kind.
 
+use std::marker::PhantomData;
+
 use rlock_core::{Hold, Kind, Lock, Now};
 
+use super::family::Family;
+use super::waiters::live_places;
 use super::{Failure, read_lock, reply_failure};
 use crate::arguments;
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
 use crate::state;
 
-pub(super) struct Info;
+pub(super) struct Info<F>(PhantomData<F>);
 
-impl Command for Info {
+impl<F: Family> Command for Info<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RLOCK.INFO",
+        name: F::NAMES.info,
         flags: c"readonly",
         arity: 2,
         access: Access::Read,
@@ -22,18 +26,25 @@ impl Command for Info {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, info(ctx, args));
+        reply_failure(ctx, info::<F>(ctx, args));
     }
 }
 
-fn info(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let now = clock::now();
     let name = rlock_core::KeyRef { name: key.bytes(), db: ctx.db() };
-    let waiting = state::peek_engine(|engine| engine.waiters(name, now).count()).unwrap_or(0);
-    read_lock(ctx, key, |lock| match lock {
-        Some(lock) if is_there(lock, now) || waiting > 0 => reply(ctx, lock, now, waiting),
-        _ => ctx.reply_nil(),
+    let connected = state::peek_engine(|engine| engine.waiters(name, now).count()).unwrap_or(0);
+    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, |lock| match lock {
+        Some(lock) => {
+            let waiting = if lock.kind() == Kind::Fair { live_places(lock, now).count() } else { connected };
+            if is_there(lock, now) || waiting > 0 {
+                reply(ctx, lock, now, waiting);
+            } else {
+                ctx.reply_nil();
+            }
+        }
+        None => ctx.reply_nil(),
     })
 }
 

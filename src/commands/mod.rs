@@ -2,6 +2,8 @@
 
 mod acquire;
 mod apply;
+mod cancel;
+mod family;
 mod force_release;
 mod holds;
 mod info;
@@ -10,23 +12,31 @@ mod renew;
 mod ttl;
 mod waiters;
 
-use rlock_core::{Lock, Refusal};
+use rlock_core::{Keyspace, Lock, Refusal, Slot};
 
+use self::family::{Fair, Family, Mutex};
 use crate::arguments::ArgumentError;
-use crate::ffi::{ArgumentSpec, Ctx, Flags, LoadError, Registrar, ValueSpec};
+use crate::execute::KEY;
+use crate::ffi::{Arg, ArgumentSpec, Ctx, Flags, Keys, LoadError, Registrar, ValueSpec};
 use crate::reply;
 
 /// Registers every command.
 pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
-    registrar.command::<acquire::Acquire>()?;
-    registrar.command::<release::Release>()?;
-    registrar.command::<renew::Renew>()?;
-    registrar.command::<force_release::ForceRelease>()?;
-    registrar.command::<holds::Holds>()?;
-    registrar.command::<ttl::Ttl>()?;
-    registrar.command::<info::Info>()?;
-    registrar.command::<waiters::Waiters>()?;
+    register_family::<Mutex>(registrar)?;
+    register_family::<Fair>(registrar)?;
+    registrar.command::<cancel::Cancel>()?;
     registrar.command::<apply::Apply>()
+}
+
+fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError> {
+    registrar.command::<acquire::Acquire<F>>()?;
+    registrar.command::<release::Release<F>>()?;
+    registrar.command::<renew::Renew<F>>()?;
+    registrar.command::<force_release::ForceRelease<F>>()?;
+    registrar.command::<holds::Holds<F>>()?;
+    registrar.command::<ttl::Ttl<F>>()?;
+    registrar.command::<info::Info<F>>()?;
+    registrar.command::<waiters::Waiters<F>>()
 }
 
 /// Why a command is answered with an error.
@@ -66,14 +76,17 @@ fn check_master(flags: Flags) -> Result<(), Failure> {
 /// The answer when the engine is in use while a command runs, which would be a bug.
 const ENGINE_IN_USE: Failure = Failure::Text(reply::INTERNAL_ERROR);
 
-/// Where a reading command finds its lock.
-fn read_lock<R>(ctx: Ctx<'_>, key: crate::ffi::Arg<'_>, read: impl FnOnce(Option<&Lock>) -> R) -> Result<R, Failure> {
-    use rlock_core::{Keyspace, Slot};
-    let mut keys = crate::ffi::Keys::open_to_read(ctx, key);
-    match keys.slot(crate::execute::KEY) {
+/// Where a reading command of a family finds its lock. `any_kind` takes one of another kind too.
+fn read_lock<F: Family, R>(
+    ctx: Ctx<'_>,
+    key: Arg<'_>,
+    any_kind: bool,
+    read: impl FnOnce(Option<&Lock>) -> R,
+) -> Result<R, Failure> {
+    match Keys::open_to_read(ctx, key).slot(KEY) {
         Slot::Vacant => Ok(read(None)),
-        Slot::Lock(stored) => Ok(read(Some(&stored.lock))),
-        Slot::Foreign => Err(Refusal::WrongType.into()),
+        Slot::Lock(stored) if any_kind || stored.lock.kind() == F::KIND => Ok(read(Some(&stored.lock))),
+        Slot::Lock(_) | Slot::Foreign => Err(Refusal::WrongType.into()),
     }
 }
 
@@ -94,3 +107,6 @@ const fn option(name: &'static std::ffi::CStr, token: &'static std::ffi::CStr) -
 }
 
 const REQ: ArgumentSpec = option(c"id", c"REQ");
+const BLOCK: ArgumentSpec = option(c"wait-milliseconds", c"BLOCK");
+const QUEUE: ArgumentSpec = option(c"life-milliseconds", c"QUEUE");
+const SESSION: ArgumentSpec = option(c"grace-milliseconds", c"SESSION");

@@ -1,17 +1,18 @@
 //! `RLOCK.RELEASE key owner [REQ id]`
 
-use rlock_core::{Kind, Mode};
+use std::marker::PhantomData;
 
+use super::family::Family;
 use super::{ENGINE_IN_USE, Failure, OWNER, REQ, check_master, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute::{self, KEY};
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
 
-pub(super) struct Release;
+pub(super) struct Release<F>(PhantomData<F>);
 
-impl Command for Release {
+impl<F: Family> Command for Release<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RLOCK.RELEASE",
+        name: F::NAMES.release,
         flags: c"write fast",
         arity: -3,
         access: Access::Write,
@@ -21,21 +22,15 @@ impl Command for Release {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, release(ctx, args));
+        reply_failure(ctx, release::<F>(ctx, args));
     }
 }
 
-fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
     let options = arguments::options(args, 3, &[Opt::Req])?;
     check_master(ctx.flags())?;
-    let request = rlock_core::Release {
-        kind: Kind::Mutex,
-        owner,
-        mode: Mode::Exclusive,
-        count: 1,
-        request_id: options.request_id,
-    };
+    let request = rlock_core::Release { kind: F::KIND, owner, mode: F::MODE, count: 1, request_id: options.request_id };
     let left = execute::on_key(ctx, key, |engine, turn| engine.release(turn, KEY, &request));
     ctx.reply_integer(left.ok_or(ENGINE_IN_USE)??.into());
     Ok(())

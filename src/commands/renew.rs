@@ -1,17 +1,18 @@
 //! `RLOCK.RENEW key owner [PX ms | EX s]`
 
-use rlock_core::{Kind, Mode};
+use std::marker::PhantomData;
 
+use super::family::Family;
 use super::{ENGINE_IN_USE, Failure, LEASE, OWNER, check_master, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute::{self, KEY};
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
 
-pub(super) struct Renew;
+pub(super) struct Renew<F>(PhantomData<F>);
 
-impl Command for Renew {
+impl<F: Family> Command for Renew<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RLOCK.RENEW",
+        name: F::NAMES.renew,
         flags: c"write fast",
         arity: -3,
         access: Access::Write,
@@ -22,19 +23,19 @@ impl Command for Renew {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, renew(ctx, args));
+        reply_failure(ctx, renew::<F>(ctx, args));
     }
 }
 
-fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
     let options = arguments::options(args, 3, &[Opt::Px, Opt::Ex])?;
     let flags = ctx.flags();
     check_master(flags)?;
     let request = rlock_core::Renew {
-        kind: Kind::Mutex,
+        kind: F::KIND,
         owner,
-        mode: Mode::Exclusive,
+        mode: F::MODE,
         lease_ms: options.lease_ms,
         client: ctx.connection(flags),
     };

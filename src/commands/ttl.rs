@@ -1,5 +1,8 @@
 //! `RLOCK.TTL key`, for a lock of any kind.
 
+use std::marker::PhantomData;
+
+use super::family::Family;
 use super::{Failure, read_lock, reply_failure};
 use crate::arguments;
 use crate::clock;
@@ -8,11 +11,11 @@ use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
 /// What TTL answers when nobody holds, as Redis does for a key that is not there.
 const NOT_HELD: i64 = -2;
 
-pub(super) struct Ttl;
+pub(super) struct Ttl<F>(PhantomData<F>);
 
-impl Command for Ttl {
+impl<F: Family> Command for Ttl<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RLOCK.TTL",
+        name: F::NAMES.ttl,
         flags: c"readonly fast",
         arity: 2,
         access: Access::Read,
@@ -22,13 +25,13 @@ impl Command for Ttl {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, ttl(ctx, args));
+        reply_failure(ctx, ttl::<F>(ctx, args));
     }
 }
 
-fn ttl(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn ttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
-    let longest_ms = read_lock(ctx, arguments::key(args)?, |lock| {
+    let longest_ms = read_lock::<F, _>(ctx, arguments::key(args)?, F::READS_ANY_KIND, |lock| {
         lock.into_iter().flat_map(|lock| lock.live_holds(now)).map(|hold| hold.lease_left_ms(now)).max()
     })?;
     match longest_ms {

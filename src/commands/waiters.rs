@@ -1,16 +1,21 @@
 //! `RLOCK.WAITERS key [COUNT n]`, for a lock of any kind.
 
-use super::{Failure, option, read_lock, reply_failure};
+use std::marker::PhantomData;
+
+use rlock_core::{KeyRef, Kind, Lock, Mode, Now, Place, Places, US_PER_MS};
+
+use super::family::Family;
+use super::{ENGINE_IN_USE, Failure, option, read_lock, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
 use crate::state;
 
-pub(super) struct Waiters;
+pub(super) struct Waiters<F>(PhantomData<F>);
 
-impl Command for Waiters {
+impl<F: Family> Command for Waiters<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RLOCK.WAITERS",
+        name: F::NAMES.waiters,
         flags: c"readonly",
         arity: -2,
         access: Access::Read,
@@ -20,30 +25,58 @@ impl Command for Waiters {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, waiters(ctx, args));
+        reply_failure(ctx, waiters::<F>(ctx, args));
     }
 }
 
-fn waiters(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let count = arguments::options(args, 2, &[Opt::Count])?.count;
     let limit = count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
-    read_lock(ctx, key, |_| ())?;
-    let name = rlock_core::KeyRef { name: key.bytes(), db: ctx.db() };
+    let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let now = clock::now();
+    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, |lock| match lock {
+        Some(lock) if lock.kind() == Kind::Fair => {
+            reply_places(ctx, lock, now, limit);
+            Ok(())
+        }
+        _ => reply_connected(ctx, name, now, limit).ok_or(ENGINE_IN_USE),
+    })?
+}
+
+/// The places of a fair lock whose life is not over, in order.
+pub(super) fn live_places(lock: &Lock, now: Now) -> impl Iterator<Item = Place<'_>> {
+    let is_live = move |place: &Place<'_>| place.stay.until_us().is_none_or(|until_us| until_us > now.mono_us);
+    lock.places().into_iter().flat_map(Places::iter).filter(is_live)
+}
+
+fn reply_places(ctx: Ctx<'_>, lock: &Lock, now: Now, limit: usize) {
+    ctx.reply_array(live_places(lock, now).take(limit).count());
+    for place in live_places(lock, now).take(limit) {
+        // An arrival number is the wall clock's microseconds at the arrival.
+        let waited_ms = now.wall_us.saturating_sub(place.arrival) / US_PER_MS;
+        reply_waiter(ctx, place.owner, Mode::Exclusive, waited_ms, place.stay.until_us().is_none());
+    }
+}
+
+/// The connections that wait. What waits for a lock that is not fair is always a connection.
+fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Option<()> {
     state::peek_engine(|engine| {
         ctx.reply_array(engine.waiters(name, now).take(limit).count());
         for waiter in engine.waiters(name, now).take(limit) {
-            ctx.reply_map(4);
-            ctx.reply_bytes(b"owner");
-            ctx.reply_bytes(waiter.owner.as_slice());
-            ctx.reply_bytes(b"mode");
-            ctx.reply_bytes(waiter.mode.name().as_bytes());
-            ctx.reply_bytes(b"waited-ms");
-            ctx.reply_integer(waiter.waited_ms);
-            ctx.reply_bytes(b"connected");
-            ctx.reply_integer(1);
+            reply_waiter(ctx, waiter.owner.as_slice(), waiter.mode, waiter.waited_ms, true);
         }
     })
-    .ok_or(super::ENGINE_IN_USE)
+}
+
+fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], mode: Mode, waited_ms: u64, is_connected: bool) {
+    ctx.reply_map(4);
+    ctx.reply_bytes(b"owner");
+    ctx.reply_bytes(owner);
+    ctx.reply_bytes(b"mode");
+    ctx.reply_bytes(mode.name().as_bytes());
+    ctx.reply_bytes(b"waited-ms");
+    ctx.reply_integer(waited_ms);
+    ctx.reply_bytes(b"connected");
+    ctx.reply_integer(is_connected.into());
 }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::lock::{Hold, Kind};
-use crate::request::{Acquire, Numbered, Refusal, Release, Renew, RequestMark, Verb};
+use crate::request::{Acquire, Ask, Numbered, Refusal, Release, Renew, RequestMark, Verb};
 
 use super::{Acquired, Engine, Turn};
 use crate::keyspace::{KeyId, Keyspace, Slot};
@@ -66,22 +66,29 @@ impl Engine {
                 return Ok(Acquired::Granted(token));
             }
         }
+        if request.kind == Kind::Fair {
+            return self.acquire_place(turn, id, request);
+        }
         let place = self.take_over(turn, id, &request)?;
         if place.is_none() && self.is_free_for(turn, id, &request)? {
             let token = self.grant(turn, id, &request)?;
             self.stats.granted_at_once = self.stats.granted_at_once.saturating_add(1);
             return Ok(Acquired::Granted(token));
         }
-        let Some(wait) = request.wait else {
+        if !matches!(request.ask, Ask::Wait { .. }) {
             // A place that was taken over by a request that does not wait is given up.
             self.settle(turn, id, false);
             return Ok(Acquired::Denied);
-        };
-        if self.waiters.len() >= wait.max_waiters {
-            let limit = wait.max_waiters;
-            return Err(Refusal::MaxWaiters { limit });
         }
-        Ok(Acquired::Waiting(self.waiters.join(turn.keys.key(id), place, request, turn.now)))
+        self.check_waiters(turn)?;
+        let arrival = place.unwrap_or_else(|| self.next_number(turn.now));
+        Ok(Acquired::Waiting(self.waiters.join(turn.keys.key(id), arrival, request, turn.now)))
+    }
+
+    /// Whether one more connection may wait.
+    pub(super) fn check_waiters(&self, turn: &Turn<'_, impl Keyspace>) -> Result<(), Refusal> {
+        let limit = turn.limits.max_waiters;
+        if self.waiters.len() >= limit { Err(Refusal::MaxWaiters { limit }) } else { Ok(()) }
     }
 
     /// A numbered request meets an earlier one of its owner that still waits: the same id takes the place over (its
@@ -271,7 +278,7 @@ impl Engine {
 
     /// After a hold ended or gave permits back: whoever can be served is.
     fn serve_after_end(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
-        if self.is_waited_for(turn.keys.key(id)) {
+        if self.is_waited_for(turn.keys.key(id)) || Self::has_places(turn.keys, id) {
             self.settle(turn, id, true);
         }
     }
@@ -279,11 +286,17 @@ impl Engine {
     /// Applies an effect that a master decided, or that the append-only file has. Decides nothing. A value that is no
     /// lock, or a lock of another kind, is left alone; `false` says so.
     pub fn apply_effect(&mut self, keys: &mut impl Keyspace, id: KeyId, event: &Event) -> bool {
-        self.raise_token(event.token());
+        if let Some(token) = event.token() {
+            self.raise_token(token);
+        }
+        if let Event::Queued { arrival, .. } = event {
+            self.raise_token(*arrival);
+        }
         let fits = match (keys.slot(id), event) {
             (Slot::Foreign, _) => false,
             (Slot::Lock(stored), Event::Granted { kind, .. }) => stored.lock.kind() == *kind,
-            (Slot::Vacant, Event::Granted { .. }) | (Slot::Lock(_), _) => true,
+            (Slot::Lock(stored), Event::Queued { .. }) => stored.lock.kind() == Kind::Fair,
+            (Slot::Vacant, Event::Granted { .. } | Event::Queued { .. }) | (Slot::Lock(_), _) => true,
             (Slot::Vacant, _) => false,
         };
         if fits {

@@ -15,6 +15,7 @@
 //!    their deadlines. It may be due earlier: a renewal does not move it, it finds the new deadline when it goes off.
 
 mod commands;
+mod fair;
 mod notes;
 mod pending;
 mod settle;
@@ -35,7 +36,7 @@ use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
 use crate::lock::{Kind, Lock, Mode};
 use crate::outbox::Outbox;
 use crate::queue::Waiters;
-use crate::request::{Acquire, Refusal, RequestMark, Verb};
+use crate::request::{Acquire, Limits, Refusal, RequestMark, Verb};
 use crate::sessions::Sessions;
 use crate::time::{MAX_TOKEN, Now};
 
@@ -86,6 +87,8 @@ pub struct Stats {
 pub struct Turn<'t, K> {
     /// The time, read once.
     pub now: Now,
+    /// What the server allows.
+    pub limits: Limits,
     /// The open keys.
     pub keys: &'t mut K,
     /// What is left to be done.
@@ -177,7 +180,9 @@ impl Engine {
         self.last_token = self.last_token.max(token.min(MAX_TOKEN));
     }
 
-    fn next_token(&mut self, now: Now) -> u64 {
+    /// The next fencing token, or arrival number: both come from one sequence, so that both keep rising over a restart
+    /// and a failover.
+    fn next_number(&mut self, now: Now) -> u64 {
         self.last_token = self.last_token.saturating_add(1).max(now.wall_us);
         self.last_token
     }
@@ -209,7 +214,7 @@ impl Engine {
                 kind: request.kind,
                 owner: request.owner.clone(),
                 mode: request.mode,
-                token: self.next_token(turn.now),
+                token: self.next_number(turn.now),
                 terms: Terms {
                     count: request.count,
                     deadline_us,
@@ -219,10 +224,11 @@ impl Engine {
                 },
             },
         };
-        let token = event.token();
-        if let Event::Changed { terms, .. } | Event::Granted { terms, .. } = &event {
-            self.bind(turn.keys.key(id), request.client, token, terms);
-        }
+        let (Event::Changed { token, terms, .. } | Event::Granted { token, terms, .. }) = &event else {
+            return Err(Refusal::NotOwner);
+        };
+        let token = *token;
+        self.bind(turn.keys.key(id), request.client, token, terms);
         self.commit(turn, id, event);
         Ok(token)
     }
@@ -247,10 +253,15 @@ impl Engine {
     }
 
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, event: &Event) {
-        if let Event::Granted { kind, .. } = event
+        let creates = match event {
+            Event::Granted { kind, .. } => Some(*kind),
+            Event::Queued { .. } => Some(Kind::Fair),
+            _ => None,
+        };
+        if let Some(kind) = creates
             && matches!(keys.slot(id), Slot::Vacant)
         {
-            keys.insert(id, Stored::new(Lock::new(*kind, 1)));
+            keys.insert(id, Stored::new(Lock::new(kind, 1)));
         }
         if let Slot::Lock(stored) = keys.slot(id) {
             stored.lock.apply(event);

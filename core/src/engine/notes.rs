@@ -6,16 +6,21 @@ use alloc::vec::Vec;
 
 use crate::bytes::{Key, KeyRef};
 use crate::deadlines::Alarm;
+use crate::lock::Kind;
 
 use super::{Engine, KeyId, Keyspace};
 
 impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
-    /// was granted without hearing of it.
-    pub fn waiter_left(&mut self, ticket: u64) {
+    /// was granted without hearing of it. `gave_up` tells that it was answered nil.
+    pub fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
         if let Some(waiter) = self.waiters.leave(ticket) {
             self.stats.disconnected = self.stats.disconnected.saturating_add(1);
-            self.pending.entry(waiter.key);
+            let owed = self.pending.entry(waiter.key);
+            if waiter.request.kind == Kind::Fair {
+                let gone = if gave_up { &mut owed.gave_up } else { &mut owed.disconnected };
+                gone.push(waiter.request.owner);
+            }
         } else {
             self.take_back(|fresh| fresh.ticket == ticket);
         }
@@ -34,7 +39,7 @@ impl Engine {
             core::mem::take(&mut self.fresh).into_iter().partition(|fresh| gone(fresh));
         self.fresh = kept;
         for fresh in gone {
-            self.pending.entry(fresh.key).undo.push((fresh.token, fresh.count));
+            self.pending.entry(fresh.key.clone()).undo.push(fresh);
         }
     }
 
@@ -53,7 +58,7 @@ impl Engine {
     /// What lies under `key` may have changed, or could not be settled when it was due: it is settled when its turn
     /// comes.
     pub fn note(&mut self, key: Key) {
-        self.pending.entry(key);
+        self.pending.entry(key).replaced = true;
     }
 
     /// A value came to `key` by other means than a command of ours (RESTORE, RENAME, COPY, a load …).
@@ -70,7 +75,7 @@ impl Engine {
             self.sessions.forget_at(key.borrow(), *token);
         }
         if self.is_waited_for(key.borrow()) {
-            self.pending.entry(key);
+            self.pending.entry(key).replaced = true;
         }
     }
 
@@ -81,7 +86,7 @@ impl Engine {
         self.sessions.forget_dbs(concerned);
         self.pending.owed.retain(|key, _| !concerned(key.db));
         for key in self.waiters.keys_in(concerned) {
-            self.pending.entry(key);
+            self.pending.entry(key).replaced = true;
         }
     }
 
@@ -112,12 +117,12 @@ impl Engine {
             self.note_arrival(key);
         }
         for key in self.waiters.keys_in(|db| db == first || db == second) {
-            self.pending.entry(key);
+            self.pending.entry(key).replaced = true;
         }
     }
 
-    /// This server became a master: connections to the old one count as closed, and everything that became due in the
-    /// meantime is decided here from now on.
+    /// This server became a master, or is one that has loaded its data: connections of before count as closed, and
+    /// everything that became due in the meantime is decided here from now on.
     pub fn note_promotion(&mut self) {
         let mut keys = Vec::with_capacity(self.leases.len());
         self.leases.for_each(|key| keys.push(key.clone()));

@@ -7,16 +7,22 @@ use ahash::RandomState;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::bytes::{Key, KeyRef};
+use crate::bytes::{Key, KeyRef, Owner};
 
 /// What is owed to a key because of something that the server told, to be decided by the next command on it or by the
 /// timer.
 #[derive(Default)]
 pub(super) struct Owed {
-    /// Grants (token, count) whose waiter was gone before it could hear of them.
-    pub(super) undo: SmallVec<[(u64, u32); 1]>,
+    /// Grants whose waiter was gone before it could hear of them.
+    pub(super) undo: Vec<Fresh>,
     /// Holds whose last connection closed.
     pub(super) sessions_ended: SmallVec<[u64; 1]>,
+    /// Owners whose connected waiter gave up: they got nil.
+    pub(super) gave_up: SmallVec<[Owner; 1]>,
+    /// Owners whose connected waiter is gone.
+    pub(super) disconnected: SmallVec<[Owner; 1]>,
+    /// Another value may lie under the name, or none.
+    pub(super) replaced: bool,
     /// The value came here by RESTORE, RENAME and the like: its holds are bound to no connection.
     pub(super) arrived: bool,
 }
@@ -63,4 +69,6 @@ pub(super) struct Fresh {
     pub(super) key: Key,
     pub(super) token: u64,
     pub(super) count: u32,
+    /// The waiter's arrival number.
+    pub(super) arrival: u64,
 }

@@ -24,7 +24,11 @@ impl Engine {
     pub(super) fn settle(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: bool) {
         self.settle_owed(turn, id);
         let expired = self.expire(turn, id);
-        self.serve(turn, id, freed || expired);
+        if Self::has_places(turn.keys, id) {
+            self.serve_places(turn, id, freed || expired);
+        } else {
+            self.serve(turn, id, freed || expired);
+        }
     }
 
     /// Settles a key if the server told something about it. What commands do that do not compete for the lock: to them a
@@ -40,6 +44,9 @@ impl Engine {
         let Some(owed) = self.pending.take(turn.keys.key(id)) else {
             return;
         };
+        if owed.arrived || owed.replaced {
+            self.refuse_misfits(turn, id);
+        }
         if owed.arrived {
             self.settle_arrival(turn, id);
         }
@@ -50,6 +57,20 @@ impl Engine {
             }
         }
         self.undo(turn, id, &owed);
+        self.settle_places(turn, id, &owed);
+    }
+
+    /// Answers the waiters that what lies under their name now cannot serve.
+    fn refuse_misfits(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+        for ticket in self.waiters.tickets(turn.keys.key(id)) {
+            let Some(kind) = self.waiters.get(ticket).map(|waiter| waiter.request.kind) else {
+                continue;
+            };
+            if let Err(refusal) = Self::lock_of_kind(turn.keys, id, kind).map(|_| ()) {
+                self.waiters.leave(ticket);
+                turn.out.answer(ticket, Answer::Refused(refusal));
+            }
+        }
     }
 
     /// A value that came by other means than a grant: none of its holds is bound to a connection, and an owner that
@@ -91,17 +112,19 @@ impl Engine {
 
     /// Takes back grants that nobody heard of.
     fn undo(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owed: &Owed) {
-        for (token, count) in &owed.undo {
-            let Some(terms) = terms_of(turn.keys, id, *token) else {
+        for fresh in &owed.undo {
+            let token = fresh.token;
+            let Some(terms) = terms_of(turn.keys, id, token) else {
                 continue;
             };
-            let left = terms.count.saturating_sub(*count);
-            let event = if left == 0 {
-                Event::Ended { token: *token, cause: EndCause::Undone }
+            let left = terms.count.saturating_sub(fresh.count);
+            if left == 0 {
+                self.undo_place(turn, id, fresh);
+                self.commit(turn, id, Event::Ended { token, cause: EndCause::Undone });
             } else {
-                Event::Changed { token: *token, cause: ChangeCause::Released, terms: Terms { count: left, ..terms } }
-            };
-            self.commit(turn, id, event);
+                let terms = Terms { count: left, ..terms };
+                self.commit(turn, id, Event::Changed { token, cause: ChangeCause::Released, terms });
+            }
         }
     }
 
@@ -177,7 +200,7 @@ impl Engine {
         }
     }
 
-    fn grant_to_waiter(
+    pub(super) fn grant_to_waiter(
         &mut self,
         turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
@@ -193,6 +216,7 @@ impl Engine {
                     key: waiter.key.clone(),
                     token,
                     count: waiter.request.count,
+                    arrival: waiter.arrival,
                 });
                 turn.out.answer(ticket, Answer::Granted(token));
                 Some(token)
@@ -217,6 +241,9 @@ impl Engine {
         let waiter = self.waiters.leave(ticket)?;
         self.stats.timed_out = self.stats.timed_out.saturating_add(1);
         out.answer(ticket, Answer::TimedOut);
+        if waiter.request.kind == Kind::Fair {
+            self.pending.entry(waiter.key.clone()).gave_up.push(waiter.request.owner);
+        }
         Some(waiter.key)
     }
 

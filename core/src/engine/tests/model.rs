@@ -4,13 +4,13 @@
 use proptest::prelude::*;
 use std::vec::Vec;
 
-use super::world::{KEY, World, key};
+use super::world::{KEY, LIMITS, World, key};
 use crate::engine::Acquired;
 use crate::outbox::{Answer, Output};
 
 use crate::event::{EndCause, Event};
 use crate::lock::{Kind, Mode};
-use crate::request::{Acquire, Refusal, Release, Renew, RequestMark, Verb, Wait};
+use crate::request::{Acquire, Ask, Refusal, Release, Renew, RequestMark, Verb};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -54,6 +54,7 @@ enum Told {
     Forced(bool),
     Stale,
     NotOwner,
+    MaxWaiters,
 }
 
 #[derive(Clone, Debug)]
@@ -163,6 +164,9 @@ impl Oracle {
             return Told::Granted;
         }
         let Some(block_ms) = block_ms else { return Told::Nil };
+        if self.line.len() >= LIMITS.max_waiters {
+            return Told::MaxWaiters;
+        }
         self.tickets += 1;
         let until_ms = (block_ms != 0).then(|| self.now_ms + block_ms);
         let waiter = InLine { ticket: self.tickets, owner, lease_ms, until_ms, request_id: id };
@@ -231,6 +235,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
     let refused = |refusal| match refusal {
         Refusal::Stale { .. } => Told::Stale,
         Refusal::NotOwner => Told::NotOwner,
+        Refusal::MaxWaiters { .. } => Told::MaxWaiters,
         other => panic!("{other:?}"),
     };
     match *step {
@@ -244,10 +249,10 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 request_id,
                 session_ms: None,
                 client: None,
-                wait: block_ms.map(|block_ms| Wait {
-                    until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)),
-                    max_waiters: usize::MAX,
-                }),
+                ask: match block_ms {
+                    Some(block_ms) => Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) },
+                    None => Ask::Try,
+                },
             };
             let acquired = world.on_key(&lock, |engine, turn| engine.acquire(turn, KEY, request));
             Some(match acquired {
@@ -282,7 +287,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
         }
         Step::Leaves(index) => {
             if let Some(ticket) = waiting.get(index % waiting.len().max(1)) {
-                world.waiter_left(*ticket as u64);
+                world.waiter_left(*ticket as u64, false);
                 world.run_timer();
             }
             None
@@ -331,7 +336,7 @@ fn run_oracle(oracle: &mut Oracle, step: &Step) -> Option<Told> {
 /// What left the engine, in the oracle's words.
 fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
     let (mut told, mut ended) = (Vec::new(), Vec::new());
-    for (_, output) in std::mem::take(&mut world.outputs) {
+    for (_, _, output) in std::mem::take(&mut world.outputs) {
         match output {
             Output::Answer { ticket, answer } => told.push((
                 usize::try_from(ticket).unwrap(),
@@ -339,7 +344,7 @@ fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
                     Answer::Granted(_) => Told::Granted,
                     Answer::TimedOut => Told::Nil,
                     Answer::TakenOver => Told::TakenOver,
-                    Answer::Refused(refusal) => panic!("{refusal:?}"),
+                    other => panic!("{other:?}"),
                 },
             )),
             Output::Effect { event: Event::Ended { cause, .. }, .. } => ended.push(cause),

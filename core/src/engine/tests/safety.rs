@@ -9,7 +9,7 @@ use crate::engine::Acquired;
 use crate::keyspace::Stored;
 
 use crate::lock::{Kind, Lock, Mode};
-use crate::request::{Acquire, Release, Renew, Wait};
+use crate::request::{Acquire, Ask, Release, Renew};
 
 const PERMITS: u32 = 3;
 
@@ -45,7 +45,8 @@ enum Step {
     Pause(u64),
     Timer,
     Closes(u64),
-    Leaves(u64),
+    Leaves(u64, bool),
+    Cancel(u8),
     Sent,
     Delete(u8),
     Foreign(u8),
@@ -56,17 +57,18 @@ enum Step {
     Promote,
 }
 
-/// Key 0 is a mutex, key 1 a rwlock, key 2 a semaphore, as far as the commands on it go.
+/// Key 0 is a mutex, key 1 a rwlock, key 2 a semaphore, key 3 a fair lock, as far as the commands on it go.
 fn mode(key: u8) -> Mode {
-    match key % 3 {
-        0 => Mode::Exclusive,
+    match key {
+        0 | 3 => Mode::Exclusive,
         1 => Mode::Write,
         _ => Mode::Permits,
     }
 }
 
-fn kind(mode: Mode) -> Kind {
+fn kind(key: u8, mode: Mode) -> Kind {
     match mode {
+        Mode::Exclusive if key == 3 => Kind::Fair,
         Mode::Exclusive => Kind::Mutex,
         Mode::Read | Mode::Write => Kind::RwLock,
         Mode::Permits => Kind::Semaphore,
@@ -75,7 +77,7 @@ fn kind(mode: Mode) -> Kind {
 
 fn step() -> impl Strategy<Value = Step> {
     let at = || {
-        (0..3u8, 0..4u8, any::<bool>()).prop_map(|(key, owner, read)| {
+        (0..4u8, 0..4u8, any::<bool>()).prop_map(|(key, owner, read)| {
             let mode = if key == 1 && read { Mode::Read } else { mode(key) };
             (key, owner, mode)
         })
@@ -90,17 +92,18 @@ fn step() -> impl Strategy<Value = Step> {
             }),
         6 => (at(), id()).prop_map(|((key, owner, mode), id)| Step::Release { key, owner, mode, id }),
         2 => (at(), client()).prop_map(|((key, owner, mode), client)| Step::Renew { key, owner, mode, client }),
-        1 => (0..3u8).prop_map(|key| Step::Force { key }),
+        1 => (0..4u8).prop_map(|key| Step::Force { key }),
         5 => (0..60u64).prop_map(Step::Advance),
         2 => (0..60u64).prop_map(Step::Pause),
         2 => Just(Step::Timer),
         2 => client().prop_map(Step::Closes),
-        2 => (1..40u64).prop_map(Step::Leaves),
+        2 => (1..40u64, any::<bool>()).prop_map(|(ticket, gave_up)| Step::Leaves(ticket, gave_up)),
+        1 => (0..4u8).prop_map(Step::Cancel),
         2 => Just(Step::Sent),
-        1 => (0..3u8).prop_map(Step::Delete),
-        1 => (0..3u8).prop_map(Step::Foreign),
-        1 => (0..3u8, 0..3u8).prop_map(|(from, to)| Step::Rename(from, to)),
-        1 => (0..3u8, 0..3u8).prop_map(|(from, to)| Step::Copy(from, to)),
+        1 => (0..4u8).prop_map(Step::Delete),
+        1 => (0..4u8).prop_map(Step::Foreign),
+        1 => (0..4u8, 0..4u8).prop_map(|(from, to)| Step::Rename(from, to)),
+        1 => (0..4u8, 0..4u8).prop_map(|(from, to)| Step::Copy(from, to)),
         1 => Just(Step::Swap),
         1 => Just(Step::Flush),
         1 => Just(Step::Promote),
@@ -111,7 +114,8 @@ fn name(number: u8) -> Key {
     key(match number {
         0 => "mutex",
         1 => "rwlock",
-        _ => "semaphore",
+        2 => "semaphore",
+        _ => "fair",
     })
 }
 
@@ -119,7 +123,7 @@ fn run(world: &mut World, step: Step) {
     match step {
         Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client } => {
             let request = Acquire {
-                kind: kind(mode),
+                kind: kind(key, mode),
                 owner: [owner][..].into(),
                 mode,
                 count,
@@ -127,10 +131,12 @@ fn run(world: &mut World, step: Step) {
                 request_id: id,
                 session_ms,
                 client: Some(client),
-                wait: block_ms.map(|block_ms| Wait {
-                    until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)),
-                    max_waiters: 10,
-                }),
+                ask: match block_ms {
+                    Some(block_ms) => Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) },
+                    // Only a fair lock knows QUEUE.
+                    None if key == 3 && lease_ms % 2 == 0 => Ask::Queue { life_ms: lease_ms },
+                    None => Ask::Try,
+                },
             };
             let acquired = world.on_key(&name(key), |engine, turn| engine.acquire(turn, KEY, request));
             if let Ok(Acquired::Waiting(ticket)) = acquired {
@@ -139,24 +145,27 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Release { key, owner, mode, id } => {
             let owner = [owner];
-            let request = Release { kind: kind(mode), owner: &owner, mode, count: 1, request_id: id };
+            let request = Release { kind: kind(key, mode), owner: &owner, mode, count: 1, request_id: id };
             let _ = world.on_key(&name(key), |engine, turn| engine.release(turn, KEY, &request));
         }
         Step::Renew { key, owner, mode, client } => {
             let owner = [owner];
-            let request = Renew { kind: kind(mode), owner: &owner, mode, lease_ms: None, client: Some(client) };
+            let request = Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None, client: Some(client) };
             let _ = world.on_key(&name(key), |engine, turn| engine.renew(turn, KEY, &request));
         }
         Step::Force { key } => {
-            let kind = kind(mode(key));
+            let kind = kind(key, mode(key));
             let _ = world.on_key(&name(key), |engine, turn| engine.force_release(turn, KEY, kind, None));
         }
         Step::Advance(ms) => world.advance(ms),
         Step::Pause(ms) => world.pause(ms),
         Step::Timer => world.run_timer(),
         Step::Closes(client) => world.engine.client_closed(client),
-        Step::Leaves(ticket) if world.is_waiting(ticket) => world.waiter_left(ticket),
-        Step::Leaves(_) => {}
+        Step::Leaves(ticket, gave_up) if world.is_waiting(ticket) => world.waiter_left(ticket, gave_up),
+        Step::Leaves(..) => {}
+        Step::Cancel(owner) => {
+            let _ = world.on_key(&name(3), |engine, turn| engine.cancel(turn, KEY, &[owner]));
+        }
         Step::Sent => world.engine.confirm_grants(|_| true),
         Step::Delete(key) => {
             world.unlink(&name(key));

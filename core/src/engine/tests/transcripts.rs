@@ -13,7 +13,8 @@ use crate::outbox::{Answer, Output};
 
 use crate::event::{ChangeCause, Event, Terms};
 use crate::lock::{Kind, Lock, Mode};
-use crate::request::{Acquire, Refusal, Release, Renew, Wait};
+use crate::places::{Places, Stay};
+use crate::request::{Acquire, Ask, Refusal, Release, Renew};
 use crate::time::US_PER_MS;
 
 #[test]
@@ -60,6 +61,7 @@ impl<'a> Words<'a> {
     fn kind(&self) -> (Kind, Mode) {
         match self.named.get("as").copied().unwrap_or("mutex") {
             "mutex" => (Kind::Mutex, Mode::Exclusive),
+            "fair" => (Kind::Fair, Mode::Exclusive),
             "read" => (Kind::RwLock, Mode::Read),
             "write" => (Kind::RwLock, Mode::Write),
             "permits" => (Kind::Semaphore, Mode::Permits),
@@ -89,7 +91,14 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "pause" => world.pause(words.at(1).parse().unwrap()),
         "timer" => world.run_timer(),
         "closes" => world.engine.client_closed(words.at(1).parse().unwrap()),
-        "leaves" => world.waiter_left(words.at(1).parse().unwrap()),
+        "leaves" => world.waiter_left(words.at(1).parse().unwrap(), false),
+        "unblocked" => world.waiter_left(words.at(1).parse().unwrap(), true),
+        "cancel" => {
+            let owner = words.at(2).as_bytes();
+            let cancelled = world.on_key(&key(words.at(1)), |engine, turn| engine.cancel(turn, KEY, owner));
+            told.push(cancelled.map_or_else(refused, |cancelled| format!("{cancelled}")));
+        }
+        "promote" => world.engine.note_promotion(),
         "sent" => world.engine.confirm_grants(|_| true),
         "del" => {
             world.unlink(&key(words.at(1)));
@@ -115,8 +124,8 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "show" => told.extend(show(world, words.at(1))),
         other => panic!("no command {other}"),
     }
-    for (key, output) in std::mem::take(&mut world.outputs) {
-        told.push(describe(world, &String::from_utf8_lossy(key.name.as_slice()), &output));
+    for (at_us, key, output) in std::mem::take(&mut world.outputs) {
+        told.push(describe(at_us, &String::from_utf8_lossy(key.name.as_slice()), &output));
     }
     told
 }
@@ -133,9 +142,11 @@ fn acquire(world: &mut World, words: &Words<'_>) -> String {
         request_id: words.number("req"),
         session_ms: words.number("session"),
         client: words.number("client"),
-        wait: words
-            .number("block")
-            .map(|block_ms| Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)), max_waiters: 3 }),
+        ask: match (words.number("block"), words.number("queue")) {
+            (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
+            (None, Some(life_ms)) => Ask::Queue { life_ms },
+            (None, None) => Ask::Try,
+        },
     };
     let acquired = world.on_key(&key(words.at(1)), |engine, turn| engine.acquire(turn, KEY, request));
     match acquired {
@@ -202,6 +213,9 @@ fn show(world: &World, name: &str) -> Vec<String> {
             )
         })),
     }
+    for place in world.lock(&key(name)).and_then(Lock::places).into_iter().flat_map(Places::iter) {
+        lines.push(format!("{} has a place, {}", String::from_utf8_lossy(place.owner), stays(place.stay)));
+    }
     for waiter in world.engine.waiters(key(name).borrow(), world.now) {
         let owner = String::from_utf8_lossy(waiter.owner.as_slice());
         lines.push(format!("{owner} has waited {} ms", waiter.waited_ms));
@@ -209,12 +223,13 @@ fn show(world: &World, name: &str) -> Vec<String> {
     lines
 }
 
-fn describe(world: &World, name: &str, output: &Output) -> String {
+fn describe(now_us: u64, name: &str, output: &Output) -> String {
     let at_ms = |deadline_us: u64| deadline_us / US_PER_MS;
     match output {
         Output::Answer { ticket, answer } => match answer {
             Answer::Granted(token) => format!("  {ticket} <- granted {token}"),
             Answer::TimedOut => format!("  {ticket} <- nil"),
+            Answer::Cancelled => format!("  {ticket} <- cancelled"),
             Answer::TakenOver => format!("  {ticket} <- taken over"),
             Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(*refusal)),
         },
@@ -226,9 +241,26 @@ fn describe(world: &World, name: &str, output: &Output) -> String {
                 format!("  {name}: {cause:?} token {token} x{} until {}", terms.count, at_ms(terms.deadline_us))
             }
             Event::Ended { token, cause } => {
-                let at = at_ms(world.now.mono_us);
+                let at = at_ms(now_us);
                 format!("  {name}: {cause:?} token {token} at {at}")
             }
+            Event::Queued { owner, stay, at_head, .. } => {
+                format!("  {name}: queued {owner:?} {}{}", stays(*stay), if *at_head { ", at the head" } else { "" })
+            }
+            Event::Kept { owner, stay } => format!("  {name}: kept {owner:?} {}", stays(*stay)),
+            Event::Left { owner, cause } => {
+                format!("  {name}: left {owner:?} {cause:?} at {}", at_ms(now_us))
+            }
+            Event::Turn { owner, until_us } => format!("  {name}: turn of {owner:?} until {}", at_ms(*until_us)),
+            Event::Detached { until_us } => format!("  {name}: all detached until {}", at_ms(*until_us)),
         },
+    }
+}
+
+fn stays(stay: Stay) -> String {
+    match stay {
+        Stay::Connected => "connected".to_string(),
+        Stay::Polled { until_us } => format!("polled until {}", until_us / US_PER_MS),
+        Stay::Grace { until_us } => format!("kept until {}", until_us / US_PER_MS),
     }
 }

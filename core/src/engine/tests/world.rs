@@ -11,9 +11,13 @@ use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
 use crate::lock::{Kind, Lock, Mode};
 use crate::outbox::{Answer, Outbox, Output};
+use crate::places::{Places, Stay};
+use crate::request::Limits;
 use crate::time::{Now, US_PER_MS};
 
 pub(super) const KEY: KeyId = KeyId(0);
+
+pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20 };
 
 /// What lies under a key.
 pub(super) enum Value {
@@ -62,8 +66,8 @@ pub(super) struct World {
     pub(super) engine: Engine,
     pub(super) values: BTreeMap<(u32, Vec<u8>), Value>,
     pub(super) now: Now,
-    /// Everything that left the engine and was not looked at yet.
-    pub(super) outputs: Vec<(Key, Output)>,
+    /// Everything that left the engine and was not looked at yet, with the moment.
+    pub(super) outputs: Vec<(u64, Key, Output)>,
     tokens: BTreeSet<u64>,
     waiting: BTreeSet<u64>,
 }
@@ -99,7 +103,7 @@ impl World {
     ) -> R {
         let mut out = Outbox::default();
         let mut open = Open { key: key.clone(), values: &mut self.values };
-        let mut turn = Turn { now: self.now, keys: &mut open, out: &mut out };
+        let mut turn = Turn { now: self.now, limits: LIMITS, keys: &mut open, out: &mut out };
         let result = request(&mut self.engine, &mut turn);
         self.take(key, &mut out);
         self.check();
@@ -112,9 +116,9 @@ impl World {
     }
 
     /// A waiter that went away is told nothing.
-    pub(super) fn waiter_left(&mut self, ticket: u64) {
+    pub(super) fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
         self.waiting.remove(&ticket);
-        self.engine.waiter_left(ticket);
+        self.engine.waiter_left(ticket, gave_up);
     }
 
     pub(super) fn is_waiting(&self, ticket: u64) -> bool {
@@ -137,7 +141,7 @@ impl World {
                     }
                 }
             }
-            self.outputs.push((key.clone(), output));
+            self.outputs.push((self.now.mono_us, key.clone(), output));
         }
     }
 
@@ -226,7 +230,9 @@ impl World {
                 assert!(at_us <= due_us, "an alarm is not later than what it is for");
                 alarms += 1;
             }
-            if let Some((_, head)) = self.engine.waiters.first(key) {
+            if stored.lock.kind() == Kind::Fair {
+                self.check_queue_settled(key, &stored.lock);
+            } else if let Some((_, head)) = self.engine.waiters.first(key) {
                 let request = &head.request;
                 let owner = request.owner.as_slice();
                 assert!(
@@ -236,6 +242,34 @@ impl World {
             }
         }
         assert_eq!(self.engine.leases.len(), alarms, "no alarm is left behind");
+    }
+
+    /// A fair lock that is free is reserved for its head, which is not there; and connected places are those of the
+    /// connections that wait, in the same order.
+    fn check_queue_settled(&self, key: KeyRef<'_>, lock: &Lock) {
+        let places = lock.places();
+        if lock.live_holds(self.now).next().is_none() {
+            let places = places.expect("a fair lock that is neither held nor waited for is gone");
+            let head = places.first().unwrap();
+            assert_ne!(head.stay, Stay::Connected, "a free lock is not kept from a head that is there");
+            assert!(
+                places.turn_until_us().is_some_and(|until_us| until_us > self.now.mono_us),
+                "it is the head's turn"
+            );
+        }
+        let places: Vec<_> = places.into_iter().flat_map(Places::iter).collect();
+        assert!(
+            places.iter().all(|place| place.stay.until_us().is_none_or(|until_us| until_us > self.now.mono_us)),
+            "a place whose life is over is gone"
+        );
+        let connected: Vec<_> =
+            places.iter().filter(|place| place.stay == Stay::Connected).map(|place| place.owner.to_vec()).collect();
+        let mut waiting: Vec<_> =
+            self.engine.waiters.in_order(key).map(|waiter| waiter.request.owner.as_slice().to_vec()).collect();
+        let mut sorted = connected.clone();
+        sorted.sort();
+        waiting.sort();
+        assert_eq!(sorted, waiting, "connected places are those of connections that wait");
     }
 }
 

@@ -1,0 +1,386 @@
+//! The queue of a fair lock, as data: places in order, found by owner, some with an end of their life.
+//!
+//! A place belongs to an owner, and an owner has one at most. A waiter whose connection is blocked has a place that lives
+//! as long as it waits; a waiter that only polls has one that lives until it asks again, or not.
+//!
+//! Taking a place, leaving from anywhere, and finding one are O(1); setting the end of a life is O(log n).
+//!
+//! Invariants:
+//! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
+//! 2. `by_owner` has each of them exactly once.
+//! 3. A turn is set only while there is a first place, and goes with it.
+
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use ahash::RandomState;
+use hashbrown::HashTable;
+
+use crate::deadlines::{Alarm, Deadlines};
+
+/// How a place waits, and how long it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stay {
+    /// Its owner's connection is blocked; it lives as long as that.
+    Connected,
+    /// Its owner polls; it lives until then unless the owner asks again.
+    Polled {
+        /// The end of its life.
+        until_us: u64,
+    },
+    /// Its owner lost the connection; it is kept for a grace.
+    Grace {
+        /// The end of its life.
+        until_us: u64,
+    },
+}
+
+impl Stay {
+    /// The end of the place's life, if it has one by itself.
+    #[must_use]
+    pub fn until_us(self) -> Option<u64> {
+        match self {
+            Self::Connected => None,
+            Self::Polled { until_us } | Self::Grace { until_us } => Some(until_us),
+        }
+    }
+}
+
+/// A place, as it is seen from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// Whose it is.
+    pub owner: &'a [u8],
+    /// How it waits.
+    pub stay: Stay,
+    /// Its arrival number: microseconds of the wall clock when it was taken, made unique on the server.
+    pub arrival: u64,
+}
+
+#[derive(Clone)]
+struct Node {
+    owner: Box<[u8]>,
+    arrival: u64,
+    previous: Alarm,
+    next: Alarm,
+    is_polled: bool,
+}
+
+/// The end of a life that has none.
+const NEVER_US: u64 = u64::MAX;
+
+/// Seeds of the hash over owners; see [`seed_hashing`].
+static SEEDS: [AtomicU64; 4] = [AtomicU64::new(1), AtomicU64::new(2), AtomicU64::new(3), AtomicU64::new(4)];
+
+/// Makes the hashing of owners in queues unpredictable. Called once, before the first queue is made: values are made in
+/// many places, and all of them want it.
+pub fn seed_hashing(seeds: [u64; 4]) {
+    for (place, seed) in SEEDS.iter().zip(seeds) {
+        place.store(seed, Ordering::Relaxed);
+    }
+}
+
+/// The places of one lock, in order.
+#[derive(Clone)]
+pub struct Places {
+    slots: Deadlines<Node>,
+    by_owner: HashTable<Alarm>,
+    hasher: RandomState,
+    first: Alarm,
+    last: Alarm,
+    turn_until_us: Option<u64>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        let [a, b, c, d] = SEEDS.each_ref().map(|seed| seed.load(Ordering::Relaxed));
+        Self {
+            slots: Deadlines::default(),
+            by_owner: HashTable::new(),
+            hasher: RandomState::with_seeds(a, b, c, d),
+            first: Alarm::NONE,
+            last: Alarm::NONE,
+            turn_until_us: None,
+        }
+    }
+}
+
+impl Places {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The head of the queue.
+    #[must_use]
+    pub fn first(&self) -> Option<Place<'_>> {
+        self.place(self.first)
+    }
+
+    /// The place of `owner`.
+    #[must_use]
+    pub fn get(&self, owner: &[u8]) -> Option<Place<'_>> {
+        self.place(self.find(owner)?)
+    }
+
+    /// The places in order.
+    pub fn iter(&self) -> impl Iterator<Item = Place<'_>> {
+        let mut at = self.first;
+        core::iter::from_fn(move || {
+            let place = self.place(at)?;
+            at = self.slots.get(at)?.1.next;
+            Some(place)
+        })
+    }
+
+    /// Until when the lock is reserved for the head.
+    #[must_use]
+    pub fn turn_until_us(&self) -> Option<u64> {
+        self.turn_until_us
+    }
+
+    /// When the next life ends, or the turn.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        let life_us = self.slots.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != NEVER_US);
+        [life_us, self.turn_until_us].into_iter().flatten().min()
+    }
+
+    /// A place whose life is over.
+    #[must_use]
+    pub fn over(&self, now_us: u64) -> Option<Place<'_>> {
+        let (at_us, at) = self.slots.peek()?;
+        if at_us <= now_us { self.place(at) } else { None }
+    }
+
+    /// Takes a place at the end of the queue, or at its head. An owner that has one keeps that, and only stays
+    /// differently.
+    pub(crate) fn push(&mut self, owner: &[u8], stay: Stay, arrival: u64, at_head: bool) {
+        if self.find(owner).is_some() {
+            self.set_stay(owner, stay);
+            return;
+        }
+        let (previous, next) = if at_head { (Alarm::NONE, self.first) } else { (self.last, Alarm::NONE) };
+        let node =
+            Node { owner: owner.into(), arrival, previous, next, is_polled: matches!(stay, Stay::Polled { .. }) };
+        let at = self.slots.insert(stay.until_us().unwrap_or(NEVER_US), node);
+        if let Some(node) = self.slots.get_mut(previous) {
+            node.next = at;
+        }
+        if let Some(node) = self.slots.get_mut(next) {
+            node.previous = at;
+        }
+        if self.first == next {
+            self.first = at;
+            self.turn_until_us = None;
+        }
+        if self.last == previous {
+            self.last = at;
+        }
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        self.by_owner.insert_unique(hasher.hash_one(owner), at, |at| hash_of(slots, hasher, *at));
+    }
+
+    /// Changes how a place waits.
+    pub(crate) fn set_stay(&mut self, owner: &[u8], stay: Stay) {
+        let Some(at) = self.find(owner) else {
+            return;
+        };
+        if let Some(node) = self.slots.get_mut(at) {
+            node.is_polled = matches!(stay, Stay::Polled { .. });
+        }
+        self.slots.set(at, stay.until_us().unwrap_or(NEVER_US));
+    }
+
+    /// Gives a place up.
+    pub(crate) fn remove(&mut self, owner: &[u8]) {
+        let hash = self.hasher.hash_one(owner);
+        let slots = &self.slots;
+        let Ok(entry) = self.by_owner.find_entry(hash, |at| is_of(slots, *at, owner)) else {
+            return;
+        };
+        let (at, _) = entry.remove();
+        let Some(node) = self.slots.remove(at) else {
+            return;
+        };
+        match self.slots.get_mut(node.previous) {
+            Some(previous) => previous.next = node.next,
+            None => {
+                self.first = node.next;
+                self.turn_until_us = None;
+            }
+        }
+        match self.slots.get_mut(node.next) {
+            Some(next) => next.previous = node.previous,
+            None => self.last = node.previous,
+        }
+    }
+
+    /// Reserves the lock for the head.
+    pub(crate) fn set_turn(&mut self, until_us: u64) {
+        if !self.is_empty() {
+            self.turn_until_us = Some(until_us);
+        }
+    }
+
+    /// Cuts every place off from its connection: those of pollers keep what they had left and at least until
+    /// `until_us`, the others live until then. Nobody's turn is running.
+    pub(crate) fn detach_all(&mut self, until_us: u64) {
+        self.turn_until_us = None;
+        let mut at = self.first;
+        while let Some((life_us, node)) = self.slots.get(at) {
+            let (is_polled, next) = (node.is_polled, node.next);
+            self.slots.set(at, if is_polled { life_us.max(until_us) } else { until_us });
+            at = next;
+        }
+    }
+
+    /// Bytes on the heap, for MEMORY USAGE.
+    #[must_use]
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let owners: usize = self.iter().map(|place| place.owner.len()).sum();
+        self.slots
+            .heap_bytes()
+            .saturating_add(owners)
+            .saturating_add(self.by_owner.capacity().saturating_mul(size_of::<Alarm>()))
+    }
+
+    fn place(&self, at: Alarm) -> Option<Place<'_>> {
+        let (until_us, node) = self.slots.get(at)?;
+        let stay = match (until_us, node.is_polled) {
+            (NEVER_US, _) => Stay::Connected,
+            (until_us, true) => Stay::Polled { until_us },
+            (until_us, false) => Stay::Grace { until_us },
+        };
+        Some(Place { owner: &node.owner, stay, arrival: node.arrival })
+    }
+
+    fn find(&self, owner: &[u8]) -> Option<Alarm> {
+        let hash = self.hasher.hash_one(owner);
+        self.by_owner.find(hash, |at| is_of(&self.slots, *at, owner)).copied()
+    }
+}
+
+fn hash_of(slots: &Deadlines<Node>, hasher: &RandomState, at: Alarm) -> u64 {
+    slots.get(at).map_or(0, |(_, node)| hasher.hash_one(&*node.owner))
+}
+
+fn is_of(slots: &Deadlines<Node>, at: Alarm, owner: &[u8]) -> bool {
+    slots.get(at).is_some_and(|(_, node)| *node.owner == *owner)
+}
+
+/// Two queues are equal if the same owners stay in the same way in the same order.
+impl PartialEq for Places {
+    fn eq(&self, other: &Self) -> bool {
+        self.turn_until_us == other.turn_until_us && self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Places {}
+
+impl core::fmt::Debug for Places {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "turn {:?} ", self.turn_until_us)?;
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(u8, Stay, bool),
+        Stay(u8, Stay),
+        Remove(u8),
+        Turn(u64),
+        DetachAll(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let stay = || {
+            prop_oneof![
+                Just(Stay::Connected),
+                (1..50u64).prop_map(|until_us| Stay::Polled { until_us }),
+                (1..50u64).prop_map(|until_us| Stay::Grace { until_us }),
+            ]
+        };
+        prop_oneof![
+            4 => (0..12u8, stay(), any::<bool>()).prop_map(|(owner, stay, at_head)| Step::Push(owner, stay, at_head)),
+            2 => (0..12u8, stay()).prop_map(|(owner, stay)| Step::Stay(owner, stay)),
+            3 => (0..12u8).prop_map(Step::Remove),
+            1 => (1..50u64).prop_map(Step::Turn),
+            1 => (1..50u64).prop_map(Step::DetachAll),
+        ]
+    }
+
+    proptest! {
+        /// The oracle is a list that is searched from its head.
+        #[test]
+        fn agrees_with_a_plain_list(steps in prop::collection::vec(step(), 1..100)) {
+            let mut places = Places::default();
+            let mut list: Vec<(u8, Stay)> = Vec::new();
+            let mut turn = None;
+            for step in steps {
+                let head = list.first().map(|place| place.0);
+                match step {
+                    Step::Push(owner, stay, at_head) => {
+                        places.push(&[owner], stay, 0, at_head);
+                        match list.iter_mut().find(|place| place.0 == owner) {
+                            Some(place) => place.1 = stay,
+                            None if at_head => list.insert(0, (owner, stay)),
+                            None => list.push((owner, stay)),
+                        }
+                    }
+                    Step::Stay(owner, stay) => {
+                        places.set_stay(&[owner], stay);
+                        for place in list.iter_mut().filter(|place| place.0 == owner) {
+                            place.1 = stay;
+                        }
+                    }
+                    Step::Remove(owner) => {
+                        places.remove(&[owner]);
+                        list.retain(|place| place.0 != owner);
+                    }
+                    Step::Turn(until_us) => {
+                        places.set_turn(until_us);
+                        turn = (!list.is_empty()).then_some(until_us);
+                    }
+                    Step::DetachAll(grace_us) => {
+                        places.detach_all(grace_us);
+                        turn = None;
+                        for (_, stay) in &mut list {
+                            *stay = match *stay {
+                                Stay::Polled { until_us } => Stay::Polled { until_us: until_us.max(grace_us) },
+                                _ => Stay::Grace { until_us: grace_us },
+                            };
+                        }
+                    }
+                }
+                if list.first().map(|place| place.0) != head {
+                    turn = None;
+                }
+                let seen: Vec<_> = places.iter().map(|place| (place.owner[0], place.stay)).collect();
+                prop_assert_eq!(&seen, &list);
+                prop_assert_eq!(places.len(), list.len());
+                prop_assert_eq!(places.turn_until_us(), turn);
+                let lives = list.iter().filter_map(|place| place.1.until_us());
+                prop_assert_eq!(places.next_deadline_us(), lives.chain(turn).min());
+                for owner in 0..12u8 {
+                    let expected = list.iter().find(|place| place.0 == owner).map(|place| place.1);
+                    prop_assert_eq!(places.get(&[owner]).map(|place| place.stay), expected);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! `RFAIRLOCK.CANCEL key owner`
+
+use super::{ENGINE_IN_USE, Failure, OWNER, check_master, reply_failure};
+use crate::arguments;
+use crate::execute::{self, KEY};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+
+pub(super) struct Cancel;
+
+impl Command for Cancel {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RFAIRLOCK.CANCEL",
+        flags: c"write fast",
+        arity: 3,
+        access: Access::Write,
+        summary: c"Gives up an owner's place in the queue of a fair lock.",
+        complexity: c"O(1)",
+        arguments: &[OWNER],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, cancel(ctx, args));
+    }
+}
+
+fn cancel(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let (key, owner) = arguments::key_and_owner(args)?;
+    check_master(ctx.flags())?;
+    let cancelled = execute::on_key(ctx, key, |engine, turn| engine.cancel(turn, KEY, owner));
+    ctx.reply_integer(cancelled.ok_or(ENGINE_IN_USE)??.into());
+    Ok(())
+}
