@@ -4,7 +4,7 @@ use crate::ffi::InfoCtx;
 use crate::state;
 
 pub(crate) fn write(info: &InfoCtx) {
-    state::peek_engine(|engine| {
+    state::with_engine(|engine| {
         let stats = engine.stats();
         info.add(c"held", engine.held() as u64);
         info.add(c"waiting", engine.waiting() as u64);

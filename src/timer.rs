@@ -4,11 +4,11 @@
 //! the clock that never steps; and the server's regular tick arms the timer anew when something is overdue, so that a
 //! backward step of the wall clock delays nothing for longer than a tick.
 
-use rlock_core::{Outbox, Output, US_PER_MS};
+use rlock_core::{Engine, Key, Keyspace, Outbox, Output, Slot, US_PER_MS};
 
 use crate::clock;
 use crate::execute::{self, KEY};
-use crate::ffi::{self, Ctx, Keys, MainThread, TimerId};
+use crate::ffi::{self, Arg, Ctx, Flags, Keys, MainThread, TimerId};
 use crate::state;
 use crate::waiting;
 
@@ -23,11 +23,14 @@ struct Armed {
     due_us: u64,
 }
 
+/// Keys that were due and could not be settled, because this node of the cluster does not serve them now.
+static POSTPONED: MainThread<Vec<Key>> = MainThread::new(Vec::new());
+
 static ARMED: MainThread<Option<Armed>> = MainThread::new(None);
 
 /// Arms the timer for the next deadline, if it is not armed for an earlier moment.
 pub(crate) fn arm() {
-    if let Some(due_us) = state::peek_engine(rlock_core::Engine::next_deadline_us).flatten() {
+    if let Some(due_us) = state::peek_engine(Engine::next_deadline_us).flatten() {
         arm_at(due_us);
     }
 }
@@ -79,20 +82,37 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
         arm_at(start_us.saturating_add(RETRY_MS.saturating_mul(US_PER_MS)));
         return;
     }
-    let step = if flags.is_master() { settle_next } else { observe_next };
-    while step(ctx) {
-        if clock::mono_us().saturating_sub(start_us) >= BUDGET_US {
-            arm_soon();
-            return;
-        }
+    if !flags.is_master() {
+        run(start_us, || observe_next(ctx));
+        return;
     }
-    if flags.is_master() {
+    for key in POSTPONED.with(std::mem::take).unwrap_or_default() {
+        state::with_engine(|engine| engine.note(key));
+    }
+    if run(start_us, || settle_next(ctx, flags)) {
         arm();
+    }
+    let postponed = POSTPONED.with(|postponed| postponed.len() as u64).unwrap_or(0);
+    if postponed > 0 {
+        // A cluster that is down postpones everything; then there is no hurry.
+        let delay_ms = RETRY_MS.saturating_add(postponed / 100);
+        arm_at(start_us.saturating_add(delay_ms.saturating_mul(US_PER_MS)));
     }
 }
 
+/// Takes steps until there is nothing left to do (`true`), or the time is used up.
+fn run(start_us: u64, mut step: impl FnMut() -> bool) -> bool {
+    while step() {
+        if clock::mono_us().saturating_sub(start_us) >= BUDGET_US {
+            arm_soon();
+            return false;
+        }
+    }
+    true
+}
+
 /// Settles the next key that is due. `false` if there is none.
-fn settle_next(ctx: Ctx<'_>) -> bool {
+fn settle_next(ctx: Ctx<'_>, flags: Flags) -> bool {
     let now = clock::now();
     let mut out = Outbox::default();
     let next = state::with_engine(|engine| engine.next_due(now, &mut out));
@@ -104,17 +124,35 @@ fn settle_next(ctx: Ctx<'_>) -> bool {
     let Some(key) = next.flatten() else {
         return false;
     };
-    if ctx.select_db(key.db) {
-        let name = ctx.string(key.name.as_slice());
+    if !ctx.select_db(key.db) {
+        return true;
+    }
+    let name = ctx.string(key.name.as_slice());
+    if flags.is_cluster() && !ctx.serves(name.arg()) {
+        postpone(ctx, key, name.arg());
+    } else {
         execute::on_key(ctx, name.arg(), |engine, turn| engine.settle_key(turn, KEY));
     }
     true
 }
 
+/// Leaves a key alone that another node of the cluster serves, or none at the moment. Its waiters are the server's, which
+/// sends them MOVED; when there is nothing left of it here, it is forgotten.
+fn postpone(ctx: Ctx<'_>, key: Key, name: Arg<'_>) {
+    let mut keys = Keys::open_to_peek(ctx, name);
+    let is_here = matches!(keys.slot(KEY), Slot::Lock(_));
+    let is_waited_for = state::peek_engine(|engine| engine.waiting_on(key.borrow())) != Some(0);
+    if is_here || is_waited_for {
+        POSTPONED.with(|postponed| postponed.push(key));
+    } else {
+        state::with_engine(|engine| engine.observe(&mut keys, KEY));
+    }
+}
+
 /// What a replica does with the keys that it was told of: it keeps their alarms for the day when it is promoted, and
 /// decides nothing.
 fn observe_next(ctx: Ctx<'_>) -> bool {
-    let Some(key) = state::with_engine(rlock_core::Engine::next_pending).flatten() else {
+    let Some(key) = state::with_engine(Engine::next_pending).flatten() else {
         return false;
     };
     if ctx.select_db(key.db) {

@@ -34,7 +34,7 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let now = clock::now();
     let name = rlock_core::KeyRef { name: key.bytes(), db: ctx.db() };
-    let connected = state::peek_engine(|engine| engine.waiters(name, now).count()).unwrap_or(0);
+    let connected = state::with_engine(|engine| engine.waiters(name, now).count()).unwrap_or(0);
     read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, |lock| match lock {
         Some(lock) => {
             let waiting = if lock.kind() == Kind::Fair { live_places(lock, now).count() } else { connected };

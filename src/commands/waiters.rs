@@ -61,7 +61,7 @@ fn reply_places(ctx: Ctx<'_>, lock: &Lock, now: Now, limit: usize) {
 
 /// The connections that wait. What waits for a lock that is not fair is always a connection.
 fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Option<()> {
-    state::peek_engine(|engine| {
+    state::with_engine(|engine| {
         ctx.reply_array(engine.waiters(name, now).take(limit).count());
         for waiter in engine.waiters(name, now).take(limit) {
             reply_waiter(ctx, waiter.owner.as_slice(), waiter.mode, waiter.waited_ms, true);

@@ -54,6 +54,11 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_REPLICATED)
     }
 
+    /// This server is a node of a cluster.
+    pub(crate) fn is_cluster(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
+    }
+
     /// The command runs in a script.
     pub(crate) fn is_script(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_LUA)
@@ -222,6 +227,20 @@ impl<'c> Ctx<'c> {
     pub(crate) fn signal_modified(self, key: Arg<'_>) {
         // SAFETY: the context and the key are alive.
         unsafe { api!(RedisModule_SignalModifiedKey, self.raw, key.raw) };
+    }
+
+    /// Whether this node of a cluster serves the key now: not when the slot belongs to another node or is on its way to
+    /// one, nor when the cluster is down. A call that looks for the key is refused then, on every version.
+    pub(crate) fn serves(self, key: Arg<'_>) -> bool {
+        // SAFETY: the format says one string, and the argument is exactly that; a reply is freed once.
+        unsafe {
+            let reply = api!(RedisModule_Call, self.raw, c"EXISTS".as_ptr(), c"s".as_ptr(), key.raw);
+            if reply.is_null() {
+                return false;
+            }
+            api!(RedisModule_FreeCallReply, reply);
+        }
+        true
     }
 
     /// Whether writing to replicas is forbidden now (CLIENT PAUSE, FAILOVER).

@@ -258,6 +258,7 @@ fn missing_function() -> Option<&'static str> {
     first_missing!(
         RedisModule_AvoidReplicaTraffic,
         RedisModule_BlockClientOnKeys,
+        RedisModule_Call,
         RedisModule_CloseKey,
         RedisModule_CreateCommand,
         RedisModule_CreateDataType,
@@ -268,6 +269,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_DigestEndSequence,
         RedisModule_EmitAOF,
         RedisModule_Free,
+        RedisModule_FreeCallReply,
         RedisModule_FreeString,
         RedisModule_GetBlockedClientPrivateData,
         RedisModule_GetClientId,
