@@ -1,1 +1,20 @@
+//! The module in real servers, one file per concern. Each test owns its servers, so all may run at once.
+
+mod bad_input;
+mod clock;
+mod cluster;
+mod configuration;
+mod contexts;
+mod counter;
+mod events;
+mod holding;
+mod leases;
+mod leaving;
+mod payloads;
+mod persistence;
+mod requests;
+mod sessions;
+mod storm;
 mod support;
+mod waiting;
+mod wake;

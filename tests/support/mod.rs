@@ -1,0 +1,38 @@
+//! What every test stands on: servers that belong to one test, connections that show the wire, and waiting for a condition
+//! instead of for a time.
+
+mod client;
+mod events;
+mod process;
+mod propagation;
+mod reply;
+mod server;
+mod wall_clock;
+
+use std::time::{Duration, Instant};
+
+pub use client::{Client, Command, in_script};
+pub use events::Events;
+pub use propagation::propagated;
+pub use reply::Reply;
+pub use server::{Server, free_port};
+pub use wall_clock::WallClock;
+
+/// Waits until the condition holds, and fails if it does not before the deadline.
+#[track_caller]
+pub fn eventually(deadline: Duration, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < deadline, "it has not come true within {deadline:?}");
+        // Only a pause between two looks: its length decides nothing.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The seed of a random test. Shown when the test fails; RLOCK_SEED runs that test again.
+pub fn seed() -> u64 {
+    let given = std::env::var("RLOCK_SEED").ok().map(|seed| seed.parse().expect("a number"));
+    let seed = given.unwrap_or_else(rand::random);
+    eprintln!("RLOCK_SEED={seed}");
+    seed
+}

@@ -1,0 +1,126 @@
+//! A step of the wall clock moves no deadline.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Reply, Server, WallClock, eventually};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The server's own wall clock, in seconds.
+#[track_caller]
+fn server_seconds(client: &mut Client) -> i64 {
+    client.call("TIME").array()[0].text().parse().expect("a number")
+}
+
+/// Steps the clock in the middle of leases and waits, which have to end as if nothing had been.
+#[track_caller]
+fn assert_a_step_moves_no_deadline(step: impl FnOnce(&WallClock), expected_seconds: i64) {
+    let clock = WallClock::new();
+    let server = Server::with_wall_clock(&clock, &[]);
+    let mut client = server.client();
+    let before = server_seconds(&mut client);
+    let start = Instant::now();
+    client.acquire("long a PX 60000");
+    client.acquire("short a PX 700");
+    let mut next = server.waiter("RLOCK.ACQUIRE short b PX 60000 BLOCK 0");
+    let mut impatient = server.waiter("RLOCK.ACQUIRE long b BLOCK 500");
+    step(&clock);
+    let stepped = server_seconds(&mut client) - before;
+    assert!((stepped - expected_seconds).abs() < 5, "the clock has moved by {stepped} s");
+
+    let left = client.call("RLOCK.TTL long").int();
+    assert!((50_000..=60_000).contains(&left), "{left}");
+    assert_eq!(impatient.reply(), Reply::Nil);
+    let waited = start.elapsed();
+    assert!((499..700).contains(&waited.as_millis()), "BLOCK 500 took {waited:?}");
+    next.reply().int();
+    let held = start.elapsed();
+    assert!((699..900).contains(&held.as_millis()), "a lease of 700 ms took {held:?}");
+    assert_eq!(client.call("RLOCK.HOLDS long a"), 1);
+
+    // Leases given after the step are as long as those before.
+    let start = Instant::now();
+    client.acquire("after a PX 300");
+    client.acquire("after b BLOCK 0");
+    let held = start.elapsed();
+    assert!((299..500).contains(&held.as_millis()), "a lease of 300 ms took {held:?}");
+}
+
+#[test]
+fn a_clock_that_jumps_an_hour_ahead_ends_no_lease_early() {
+    assert_a_step_moves_no_deadline(|clock| clock.step_forward(HOUR), 3600);
+}
+
+#[test]
+fn a_clock_that_jumps_an_hour_back_ends_no_lease_late() {
+    assert_a_step_moves_no_deadline(|clock| clock.step_back(HOUR), -3600);
+}
+
+#[test]
+fn tokens_rise_although_the_clock_goes_back() {
+    let clock = WallClock::new();
+    let server = Server::with_wall_clock(&clock, &[]);
+    let mut client = server.client();
+    let mut last = client.acquire("job a");
+    clock.step_back(HOUR);
+    for _ in 0..10 {
+        client.call("RLOCK.RELEASE job a");
+        let token = client.acquire("job a");
+        assert!(token > last, "{token} after {last}");
+        last = token;
+    }
+    clock.step_forward(HOUR);
+    client.call("RLOCK.RELEASE job a");
+    let token = client.acquire("job a");
+    assert!(token > last + 3_000_000_000, "ahead with the clock again: {token} after {last}");
+}
+
+/// A server gives a token while its clock is ahead, is killed, and starts again with the right time.
+#[track_caller]
+fn assert_the_last_token_is_saved(lines: &[&str], save: fn(&mut Client)) {
+    let clock = WallClock::new();
+    let mut server = Server::with_wall_clock(&clock, lines);
+    let mut client = server.client();
+    clock.step_forward(HOUR);
+    let last = client.acquire("job a");
+    // No key has the token any more.
+    assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+    save(&mut client);
+    server.kill();
+    clock.step_forward(Duration::ZERO);
+    server.restart();
+    let token = server.client().acquire("job a");
+    assert!(token > last, "{token} after {last}");
+}
+
+#[test]
+fn tokens_rise_although_the_clock_goes_back_over_a_restart() {
+    let aof = ["appendonly yes", "appendfsync always"];
+    assert_the_last_token_is_saved(&aof, |_| {});
+    assert_the_last_token_is_saved(&[], |client| assert_eq!(client.call("SAVE"), "OK"));
+    assert_the_last_token_is_saved(&aof, |client| {
+        client.call("BGREWRITEAOF");
+        eventually(Duration::from_secs(5), || client.info("aof_rewrites") == "1");
+    });
+}
+
+#[test]
+fn tokens_rise_although_the_clock_of_a_promoted_replica_is_behind() {
+    let clock = WallClock::new();
+    clock.step_forward(HOUR);
+    let primary = Server::with_wall_clock(&clock, &[]);
+    let mut on_primary = primary.client();
+    let mut last = on_primary.acquire("early a EX 36000");
+    for sees_it_in_the_stream in [false, true] {
+        let replica = Server::replica_of(&primary, &[]);
+        if sees_it_in_the_stream {
+            last = on_primary.acquire("late a EX 36000");
+            on_primary.call("RLOCK.RELEASE late a");
+            replica.catch_up_with(&primary);
+        }
+        let mut promoted = replica.client();
+        promoted.call("REPLICAOF NO ONE");
+        let token = promoted.acquire("new a");
+        assert!(token > last, "{token} after {last}");
+    }
+}

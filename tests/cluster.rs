@@ -1,0 +1,83 @@
+//! A slot moves to another node while locks in it are held and waited for.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use crate::support::{Client, Server, eventually, free_port};
+
+const SOON: Duration = Duration::from_secs(20);
+
+#[track_caller]
+fn start_node() -> Server {
+    // By default it would be 10000 above the server's port, which may be no port at all.
+    let bus = format!("cluster-port {}", free_port());
+    Server::with(&["cluster-enabled yes", &bus])
+}
+
+/// Two nodes that know each other. All slots are on the first.
+#[track_caller]
+fn start_cluster() -> [Server; 2] {
+    let nodes = [start_node(), start_node()];
+    let mut clients = nodes.each_ref().map(Server::client);
+    assert_eq!(clients[0].call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    let bus = clients[1].call("CONFIG GET cluster-port").field("cluster-port").text();
+    let meet = format!("CLUSTER MEET 127.0.0.1 {} {bus}", nodes[1].port());
+    assert_eq!(clients[0].call(meet), "OK");
+    for client in &mut clients {
+        eventually(SOON, || {
+            let info = client.call("CLUSTER INFO").text();
+            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2")
+        });
+    }
+    nodes
+}
+
+#[track_caller]
+fn assert_still_waiting(waiter: &mut Client) {
+    // Time itself: so long the module had to do the wrong thing.
+    let answer = waiter.reply_within(Duration::from_millis(50));
+    assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
+    let [source, target] = start_cluster();
+    let (mut on_source, mut on_target) = (source.client(), target.client());
+    let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
+    let slot = on_source.call("CLUSTER KEYSLOT job").int();
+    let token = on_source.acquire("job a PX 60000");
+    on_source.acquire("job a PX 60000");
+    let mut waiter = source.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+
+    on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0]));
+    on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
+    let migrate = format!("MIGRATE 127.0.0.1 {} job 0 5000", target.port());
+    assert_eq!(on_source.call(migrate), "OK");
+    // The name looks free here now. Whoever were granted it would hold it beside the owner on the other node.
+    assert_still_waiting(&mut waiter);
+    on_source.call("RLOCK.ACQUIRE job c").expect_error("ASK");
+
+    for client in [&mut on_target, &mut on_source] {
+        assert_eq!(client.call(format!("CLUSTER SETSLOT {slot} NODE {}", ids[1])), "OK");
+    }
+    waiter.reply().expect_error("MOVED");
+    assert_eq!(on_source.info_number("rlock_waiting"), 0);
+    assert_eq!(on_source.info_number("rlock_held"), 0);
+
+    let holder = on_target.holder("job").expect("it is held");
+    assert_eq!(holder.identity(), ("a", 2, token));
+    assert!(holder.lease_ms > 50_000, "{holder:?}");
+    let mut waiter = target.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    assert_eq!(on_target.call("RLOCK.FORCERELEASE job"), 1);
+    assert!(waiter.reply().int() > token);
+}
+
+#[test]
+fn a_node_without_the_slot_answers_moved() {
+    let [source, target] = start_cluster();
+    let mut client = target.client();
+    for command in ["RLOCK.ACQUIRE job a BLOCK 0", "RLOCK.RELEASE job a", "RLOCK.HOLDS job a"] {
+        client.call(command).expect_error("MOVED");
+    }
+    assert_eq!(source.client().call("RLOCK.HOLDS job a"), 0);
+}

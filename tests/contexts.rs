@@ -1,0 +1,312 @@
+//! Where a command is run: in transactions and scripts, on replicas, under ACLs, without memory, during a pause.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Command, Events, Reply, Server, eventually, propagated};
+
+const SOON: Duration = Duration::from_secs(5);
+
+const WRITING_COMMANDS: [&str; 6] = [
+    "RLOCK.ACQUIRE job a",
+    "RLOCK.ACQUIRE free c",
+    "RLOCK.ACQUIRE job c BLOCK 0",
+    "RLOCK.RELEASE job a",
+    "RLOCK.RENEW job a",
+    "RLOCK.FORCERELEASE job",
+];
+
+const READING_COMMANDS: [&str; 4] = ["RLOCK.HOLDS job a", "RLOCK.TTL job", "RLOCK.INFO job", "RLOCK.WAITERS job"];
+
+#[test]
+fn block_in_transactions_and_scripts_is_one_try() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let command = "RLOCK.ACQUIRE job b BLOCK 0";
+    assert_eq!(client.transaction(command), Reply::Nil);
+    assert_eq!(client.eval(command), Reply::Nil);
+    assert_eq!(client.waiting_owners("job"), [""; 0]);
+    client.call("RLOCK.RELEASE job a");
+    assert_eq!(client.call("EXISTS job"), 0);
+
+    assert!(client.transaction(command).int() > 0);
+    client.call("RLOCK.RELEASE job b");
+    assert!(client.eval(command).int() > 0);
+    assert_eq!(client.call("RLOCK.HOLDS job b"), 1);
+}
+
+#[test]
+fn every_command_answers_the_same_in_transactions_and_scripts() {
+    let server = Server::start();
+    let mut client = server.client();
+    let ways: [fn(&mut Client, &str) -> Reply; 3] =
+        [|c, command| c.call(command), |c, command| c.transaction(command), |c, command| c.eval(command)];
+    for run in ways {
+        let token = run(&mut client, "RLOCK.ACQUIRE job a PX 20000").int();
+        assert_eq!(run(&mut client, "RLOCK.ACQUIRE job a PX 20000"), token);
+        assert_eq!(run(&mut client, "RLOCK.HOLDS job a"), 2);
+        assert!(run(&mut client, "RLOCK.RENEW job a PX 60000").int() > 50_000);
+        assert!(run(&mut client, "RLOCK.TTL job").int() > 50_000);
+        assert_eq!(run(&mut client, "RLOCK.INFO job").field("waiters"), 0);
+        assert_eq!(run(&mut client, "RLOCK.WAITERS job"), Reply::Array(vec![]));
+        assert_eq!(run(&mut client, "RLOCK.RELEASE job a"), 1);
+        run(&mut client, "RLOCK.RELEASE job b").expect_error("NOTOWNER");
+        assert_eq!(run(&mut client, "RLOCK.FORCERELEASE job"), 1);
+        assert_eq!(client.call("EXISTS job"), 0);
+    }
+}
+
+#[test]
+fn a_wait_that_ends_during_a_pause_gets_nil_afterwards() {
+    let server = Server::with_aof(&[]);
+    let mut client = server.client();
+    // Once the lock stays held, and once it gets free during the pause and would be there for the taking.
+    for lease_ms in [60_000, 100] {
+        client.acquire(&format!("job a PX {lease_ms}"));
+        let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 150");
+        let start = Instant::now();
+        client.call("CLIENT PAUSE 400 WRITE");
+        assert_eq!(waiter.reply(), Reply::Nil, "lease {lease_ms}");
+        let waited = start.elapsed();
+        assert!(waited >= Duration::from_millis(400), "timed out during the pause, after {waited:?}");
+        client.call("RLOCK.FORCERELEASE job");
+        eventually(SOON, || client.call("EXISTS job") == 0);
+    }
+}
+
+#[test]
+fn a_replica_refuses_to_decide_also_when_it_is_writable() {
+    let primary = Server::start();
+    let replica = Server::replica_of(&primary, &[]);
+    let token = primary.client().acquire("job a PX 60000");
+    replica.catch_up_with(&primary);
+    let mut client = replica.client();
+    for read_only in ["yes", "no"] {
+        client.call(format!("CONFIG SET replica-read-only {read_only}"));
+        for command in WRITING_COMMANDS {
+            client.call(command).expect_error("READONLY");
+            client.eval(command).expect_error("READONLY");
+        }
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.call("DBSIZE"), 1);
+    }
+}
+
+#[test]
+fn a_replica_shows_what_the_primary_shows() {
+    let primary = Server::start();
+    let mut on_primary = primary.client();
+    // One lock comes with the first synchronisation, the other in the stream.
+    on_primary.acquire("early a PX 60000");
+    let replica = Server::replica_of(&primary, &[]);
+    on_primary.acquire("job a PX 60000");
+    on_primary.acquire("job a PX 60000");
+    let _waiter = primary.waiter("RLOCK.ACQUIRE job b BLOCK 0");
+    replica.catch_up_with(&primary);
+    let mut on_replica = replica.client();
+    for key in ["early", "job"] {
+        let original = on_primary.holder(key).expect("it is held");
+        let copy = on_replica.holder(key).expect("it is held there too");
+        assert_eq!(copy.identity(), original.identity());
+        assert!((copy.lease_ms - original.lease_ms).abs() < 1000, "{copy:?} and {original:?}");
+        assert_eq!(on_replica.call(format!("RLOCK.HOLDS {key} a")), original.holds);
+        assert!((50_001..=60_000).contains(&on_replica.call(format!("RLOCK.TTL {key}")).int()));
+    }
+    // Waiting is with the primary alone.
+    assert_eq!(on_replica.call("RLOCK.WAITERS job"), Reply::Array(vec![]));
+}
+
+#[test]
+fn a_lapsed_lease_shows_nowhere_on_a_replica_which_waits_for_the_primary_to_end_it() {
+    let primary = Server::start();
+    let replica = Server::replica_of(&primary, &[]);
+    let (mut on_primary, mut on_replica) = (primary.client(), replica.client());
+    on_primary.acquire("job a PX 1000");
+    on_primary.call("CLIENT PAUSE 60000 WRITE");
+    replica.catch_up_with(&primary);
+    assert_eq!(on_replica.call("RLOCK.HOLDS job a"), 1);
+    eventually(SOON, || on_replica.call("RLOCK.TTL job") == -2);
+    assert_eq!(on_replica.call("RLOCK.HOLDS job a"), 0);
+    assert_eq!(on_replica.call("RLOCK.INFO job"), Reply::Nil);
+    assert_eq!(on_replica.call("EXISTS job"), 1, "a replica has expired a lock by itself");
+    on_primary.call("CLIENT UNPAUSE");
+    eventually(SOON, || on_replica.call("EXISTS job") == 0);
+}
+
+#[test]
+fn a_promoted_replica_takes_over_the_leases() {
+    let primary = Server::start();
+    let replica = Server::replica_of(&primary, &[]);
+    let mut on_primary = primary.client();
+    let last = on_primary.acquire("long a PX 60000 REQ 4");
+    on_primary.acquire("short a PX 2500");
+    replica.catch_up_with(&primary);
+    drop(primary);
+
+    let mut events = Events::subscribe(&replica);
+    let mut promoted = replica.client();
+    promoted.call("REPLICAOF NO ONE");
+    let mut waiter = replica.waiter("RLOCK.ACQUIRE short b PX 60000 BLOCK 0");
+    let token = waiter.reply().int();
+    assert!(token > last);
+    let mut turn = events.so_far();
+    turn.sort();
+    assert_eq!(turn, ["rlock.acquire short", "rlock.expire short"]);
+    assert_eq!(promoted.acquire("long a REQ 4"), last, "the hold and its id are the same");
+    assert_eq!(promoted.call("RLOCK.HOLDS long a"), 1);
+}
+
+#[test]
+fn a_demotion_sends_the_waiters_away() {
+    let (server, other) = (Server::start(), Server::start());
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
+    client.call(format!("REPLICAOF 127.0.0.1 {}", other.port()));
+    waiter.reply().expect_error("UNBLOCKED");
+    server.catch_up_with(&other);
+    client.call("REPLICAOF NO ONE");
+    client.acquire("job c PX 60000");
+    assert_eq!(client.waiting_owners("job"), [""; 0]);
+    assert_eq!(client.info_number("rlock_waiting"), 0);
+}
+
+/// Watches `job`, does something over another connection, and says whether the transaction still runs.
+#[track_caller]
+fn watch_survives(server: &Server, happening: impl FnOnce(&mut Client)) -> bool {
+    let (mut watcher, mut other) = (server.client(), server.client());
+    assert_eq!(watcher.call("WATCH job"), "OK");
+    happening(&mut other);
+    watcher.call("MULTI");
+    watcher.call("PING");
+    watcher.call("EXEC") != Reply::Nil
+}
+
+#[test]
+fn watch_is_broken_by_a_change_and_not_by_a_denied_try() {
+    let server = Server::start();
+    let mut client = server.client();
+    assert!(!watch_survives(&server, |other| {
+        other.acquire("job a PX 20000");
+    }));
+    for harmless in [
+        "RLOCK.ACQUIRE job b",
+        "RLOCK.ACQUIRE job b BLOCK 10",
+        "RLOCK.RELEASE job b",
+        "RLOCK.RENEW job b",
+        "RLOCK.FORCERELEASE job TOKEN 1",
+    ] {
+        assert!(watch_survives(&server, |other| drop(other.call(harmless))), "{harmless}");
+    }
+    for harmless in READING_COMMANDS {
+        assert!(watch_survives(&server, |other| drop(other.call(harmless))), "{harmless}");
+    }
+    for change in ["RLOCK.ACQUIRE job a", "RLOCK.RENEW job a PX 60000", "RLOCK.RELEASE job a", "RLOCK.FORCERELEASE job"]
+    {
+        assert!(!watch_survives(&server, |other| drop(other.call(change))), "{change}");
+    }
+    client.acquire("job a PX 100");
+    let lapse = |other: &mut Client| eventually(SOON, || other.call("EXISTS job") == 0);
+    assert!(!watch_survives(&server, lapse), "the end of a lease");
+
+    client.acquire("job a PX 100");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    assert!(!watch_survives(&server, |_| drop(waiter.reply())), "a hand-over at the end of a lease");
+}
+
+#[test]
+fn key_permissions_of_a_user_count() {
+    let server = Server::start();
+    let mut admin = server.client();
+    admin.call("ACL SETUSER worker on >secret ~a:* +@all");
+    admin.acquire("job a PX 60000");
+    let mut worker = server.client();
+    assert_eq!(worker.call("AUTH worker secret"), "OK");
+    for command in WRITING_COMMANDS.iter().chain(&READING_COMMANDS) {
+        worker.call(*command).expect_error("NOPERM");
+    }
+    assert_eq!(admin.call("RLOCK.HOLDS job a"), 1);
+    worker.acquire("a:job a");
+    assert_eq!(worker.call("RLOCK.RELEASE a:job a"), 0);
+}
+
+#[test]
+fn a_user_who_may_only_read_keys_can_look_and_not_lock() {
+    let server = Server::start();
+    let mut admin = server.client();
+    admin.call("ACL SETUSER viewer on >secret %R~* +@all");
+    admin.acquire("job a PX 60000");
+    let mut viewer = server.client();
+    assert_eq!(viewer.call("AUTH viewer secret"), "OK");
+    for command in WRITING_COMMANDS {
+        viewer.call(command).expect_error("NOPERM");
+    }
+    for command in READING_COMMANDS {
+        assert!(!matches!(viewer.call(command), Reply::Error(_)), "{command}");
+    }
+}
+
+#[test]
+fn without_memory_nothing_is_acquired_and_what_is_held_can_end() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 20000");
+    client.acquire("other a PX 20000");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job c PX 20000 BLOCK 0");
+    client.call("CONFIG SET maxmemory-policy noeviction");
+    client.call("CONFIG SET maxmemory 1");
+    for command in ["RLOCK.ACQUIRE free b", "RLOCK.ACQUIRE job a", "RLOCK.ACQUIRE job b BLOCK 0"] {
+        client.call(command).expect_error("OOM");
+    }
+    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
+    assert!(client.call("RLOCK.RENEW job a PX 60000").int() > 50_000);
+    assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+    assert!(waiter.reply().int() > 0, "who waits already is served");
+    assert_eq!(client.call("RLOCK.RELEASE job c"), 0);
+    assert_eq!(client.call("RLOCK.FORCERELEASE other"), 1);
+    assert_eq!(client.call("DBSIZE"), 0);
+}
+
+#[test]
+fn only_effects_are_propagated_with_their_token_and_never_a_request() {
+    let server = Server::with_aof(&[]);
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let before = propagated(&server).len();
+    for nothing_happens in ["RLOCK.ACQUIRE job b", "RLOCK.RELEASE job b", "RLOCK.INFO job"] {
+        client.call(nothing_happens);
+        client.eval(nothing_happens);
+    }
+    assert_eq!(propagated(&server).len(), before);
+
+    client.acquire("job a");
+    client.call("RLOCK.RENEW job a PX 90000");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 100 BLOCK 0");
+    client.call("RLOCK.FORCERELEASE job");
+    waiter.reply().int();
+    eventually(SOON, || client.call("EXISTS job") == 0);
+    let commands = propagated(&server);
+    assert!(commands.len() > before + 3, "{commands:?}");
+    for words in &commands {
+        let name = String::from_utf8_lossy(&words[0]);
+        assert!(["RLOCK.APPLY", "MULTI", "EXEC", "DEL"].contains(&name.as_ref()), "{name}");
+    }
+}
+
+#[test]
+fn no_client_can_send_an_effect() {
+    let server = Server::with_aof(&[]);
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let effects = propagated(&server);
+    assert!(!effects.is_empty());
+    client.call("RLOCK.RELEASE job a");
+    for words in effects {
+        let effect = Command(words);
+        assert!(matches!(client.call(effect.clone()), Reply::Error(_)));
+        assert!(matches!(client.transaction(effect.clone()), Reply::Error(_)));
+        assert!(matches!(client.eval(effect), Reply::Error(_)));
+    }
+    client.call("RLOCK.APPLY").expect_error("ERR");
+    assert_eq!(client.call("EXISTS job"), 0);
+}

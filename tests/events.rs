@@ -1,0 +1,158 @@
+//! Keyspace events: one for each change of holder, wherever it is applied, and none for anything else.
+
+use std::time::Duration;
+
+use crate::support::{Client, Events, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// A lock goes through three holders by each way a hold can end.
+#[track_caller]
+fn play_story(server: &Server, client: &mut Client) {
+    client.acquire("job a PX 60000 REQ 1");
+    // None of these changes the holder.
+    client.acquire("job a PX 60000 REQ 1");
+    client.acquire("job a PX 60000 REQ 2");
+    client.call("RLOCK.RENEW job a PX 90000");
+    assert_eq!(client.call("RLOCK.RELEASE job a REQ 3"), 1);
+    assert_eq!(client.call("RLOCK.ACQUIRE job b"), Reply::Nil);
+    client.call("RLOCK.RELEASE job b").expect_error("NOTOWNER");
+    assert_eq!(client.call("RLOCK.ACQUIRE job b BLOCK 5"), Reply::Nil);
+
+    let mut b = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    assert_eq!(client.call("RLOCK.RELEASE job a REQ 4"), 0);
+    b.reply().int();
+    let mut c = server.waiter("RLOCK.ACQUIRE job c PX 50 BLOCK 0");
+    assert_eq!(client.call("RLOCK.FORCERELEASE job"), 1);
+    assert_eq!(client.call("RLOCK.FORCERELEASE job TOKEN 1"), 0);
+    c.reply().int();
+    eventually(SOON, || client.call("EXISTS job") == 0);
+}
+
+const STORY: [&str; 6] = [
+    "rlock.acquire job",
+    "rlock.release job",
+    "rlock.acquire job",
+    "rlock.force job",
+    "rlock.acquire job",
+    "rlock.expire job",
+];
+
+#[test]
+fn there_is_one_event_per_change_of_holder_and_none_per_reentry() {
+    let server = Server::start();
+    let mut events = Events::subscribe(&server);
+    play_story(&server, &mut server.client());
+    assert_eq!(events.so_far(), STORY);
+}
+
+#[test]
+fn a_replica_emits_the_same_events() {
+    let primary = Server::start();
+    let replica = Server::replica_of(&primary, &[]);
+    let mut events = Events::subscribe(&replica);
+    play_story(&primary, &mut primary.client());
+    replica.catch_up_with(&primary);
+    assert_eq!(events.so_far(), STORY);
+}
+
+#[test]
+fn events_name_the_key_and_the_database() {
+    let server = Server::start();
+    let mut subscriber = server.client();
+    let mut client = server.client();
+    client.call("CONFIG SET notify-keyspace-events KEd");
+    subscriber.call("PSUBSCRIBE __key*__:*");
+    client.call("SELECT 3");
+    client.acquire("job:{1} a");
+    let [by_key, by_event] = [subscriber.reply(), subscriber.reply()];
+    assert_eq!(by_key.array()[2], "__keyspace@3__:job:{1}");
+    assert_eq!(by_key.array()[3], "rlock.acquire");
+    assert_eq!(by_event.array()[2], "__keyevent@3__:rlock.acquire");
+    assert_eq!(by_event.array()[3], "job:{1}");
+}
+
+#[test]
+fn events_are_of_the_module_class() {
+    let server = Server::start();
+    let mut events = Events::subscribe(&server);
+    let mut client = server.client();
+    // Every other class, and not this one.
+    client.call("CONFIG SET notify-keyspace-events Kg$lshzxetmn");
+    client.acquire("job a PX 60000");
+    client.call("RLOCK.FORCERELEASE job");
+    let ours = events.so_far().into_iter().filter(|event| event.starts_with("rlock")).count();
+    assert_eq!(ours, 0);
+}
+
+#[test]
+fn the_end_of_a_session_is_an_expiry() {
+    let server = Server::start();
+    let mut events = Events::subscribe(&server);
+    server.client().acquire("job a PX 60000 SESSION 0");
+    assert_eq!(events.next(), "rlock.acquire job");
+    assert_eq!(events.next(), "rlock.expire job");
+}
+
+#[test]
+fn a_granted_lock_that_nobody_was_told_about_is_taken_back_with_an_event() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let leaver = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let mut next = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
+    let mut events = Events::subscribe(&server);
+    let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+    client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill]);
+    next.reply().int();
+    let seen = events.so_far();
+    // Whoever follows the events is never left with two holders.
+    let (mut acquired, mut ended) = (0, 0);
+    for event in &seen {
+        match event.as_str() {
+            "rlock.acquire job" => acquired += 1,
+            _ => ended += 1,
+        }
+        assert!(acquired <= ended, "{seen:?}");
+    }
+    assert_eq!(acquired, ended, "{seen:?}");
+}
+
+#[test]
+fn loading_emits_no_events() {
+    let server = Server::with_aof(&[]);
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    client.acquire("ended a PX 60000");
+    client.call("RLOCK.RELEASE ended a");
+    let mut events = Events::subscribe(&server);
+    // Both load while the subscriber stays connected: one from a snapshot, one by applying every effect again.
+    for load in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
+        assert_eq!(client.call(load), "OK");
+        assert_eq!(client.call("RLOCK.HOLDS job a"), 1, "{load}");
+        assert_eq!(events.so_far(), [""; 0], "{load}");
+    }
+}
+
+#[test]
+fn a_full_synchronisation_emits_no_events() {
+    let primary = Server::start();
+    primary.client().acquire("job a PX 60000");
+    let replica = Server::start();
+    let mut events = Events::subscribe(&replica);
+    let mut client = replica.client();
+    client.call(format!("REPLICAOF 127.0.0.1 {}", primary.port()));
+    replica.catch_up_with(&primary);
+    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
+    assert_eq!(events.so_far(), [""; 0]);
+}
+
+#[test]
+fn lock_traffic_publishes_nothing_unless_asked_to() {
+    let server = Server::start();
+    let (mut subscriber, mut client) = (server.client(), server.client());
+    subscriber.call("PSUBSCRIBE *");
+    play_story(&server, &mut client);
+    client.call("PUBLISH end -");
+    assert_eq!(subscriber.reply().array()[2], "end");
+}

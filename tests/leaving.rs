@@ -1,0 +1,188 @@
+//! Waiters that vanish or give up: nothing is left to them, and who comes next is served.
+
+use std::time::Duration;
+
+use crate::support::{Client, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// How often the races are run. Each run is a millisecond or two.
+const RACES: usize = 200;
+
+#[test]
+fn client_unblock_ends_a_wait_with_nil_or_an_error() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let mut one = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
+    let mut two = server.waiter("RLOCK.ACQUIRE job c BLOCK 0");
+    assert_eq!(client.call(format!("CLIENT UNBLOCK {}", one.id())), 1);
+    assert_eq!(one.reply(), Reply::Nil);
+    assert_eq!(client.call(format!("CLIENT UNBLOCK {} ERROR", two.id())), 1);
+    two.reply().expect_error("UNBLOCKED");
+    assert_eq!(client.waiting_owners("job"), [""; 0]);
+    client.call("RLOCK.RELEASE job a");
+    assert_eq!(client.call("EXISTS job"), 0);
+    // Both connections go on as if nothing had been.
+    assert_eq!([one.call("PING"), two.call("PING")], ["PONG", "PONG"]);
+}
+
+#[test]
+fn a_waiter_that_left_is_passed_over() {
+    let server = Server::start();
+    let mut client = server.client();
+    for way in ["a closed socket", "CLIENT KILL ID id", "CLIENT UNBLOCK id TIMEOUT", "CLIENT UNBLOCK id ERROR"] {
+        client.acquire("job a PX 60000");
+        let head = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let mut next = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
+        if way.starts_with("CLIENT") {
+            assert_eq!(client.call(way.replace("id", &head.id().to_string())), 1);
+        } else {
+            drop(head);
+        }
+        eventually(SOON, || client.waiting_owners("job") == ["c"]);
+        client.call("RLOCK.RELEASE job a");
+        let token = next.reply().int();
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("c", 1, token), "{way}");
+        client.call("RLOCK.RELEASE job c");
+        assert_eq!(client.call("EXISTS job"), 0, "{way}");
+    }
+}
+
+/// Races `leave` against the hand-over to the leaver, with and without another waiter behind it.
+///
+/// `leave` is given the leaver and sends the release; whether the leaver was still served or not is up to the server. It must
+/// not stay the holder.
+#[track_caller]
+fn assert_nothing_is_left_to_a_leaver(leave: impl Fn(&Server, &mut Client, Client)) {
+    let server = Server::start();
+    let mut client = server.client();
+    for round in 0..RACES {
+        client.acquire("job a PX 60000");
+        let leaver = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let next = (round % 2 == 1).then(|| server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0"));
+        leave(&server, &mut client, leaver);
+        if let Some(mut next) = next {
+            let token = next.reply().int();
+            let holder = client.holder("job").expect("it is held");
+            assert_eq!(holder.identity(), ("c", 1, token), "round {round}");
+            assert_eq!(client.call("RLOCK.RELEASE job c"), 0);
+        }
+        eventually(SOON, || client.call("EXISTS job") == 0);
+    }
+    assert_eq!(client.info_number("rlock_held"), 0);
+    assert_eq!(client.info_number("rlock_waiting"), 0);
+}
+
+#[test]
+fn a_waiter_killed_in_the_tick_of_its_grant_keeps_nothing() {
+    assert_nothing_is_left_to_a_leaver(|_, client, leaver| {
+        let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+        let answers = client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill]);
+        assert_eq!(answers, [Reply::Int(0), Reply::Int(1)]);
+    });
+}
+
+#[test]
+fn a_waiter_killed_just_before_its_grant_keeps_nothing() {
+    assert_nothing_is_left_to_a_leaver(|_, client, leaver| {
+        let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+        let answers = client.call_in_one_step(&[kill, "RLOCK.RELEASE job a".into()]);
+        assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
+    });
+}
+
+#[test]
+fn a_waiter_unblocked_just_before_its_grant_keeps_nothing() {
+    assert_nothing_is_left_to_a_leaver(|_, client, mut leaver| {
+        let unblock = format!("CLIENT UNBLOCK {}", leaver.id()).into();
+        let answers = client.call_in_one_step(&[unblock, "RLOCK.RELEASE job a".into()]);
+        assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
+        assert_eq!(leaver.reply(), Reply::Nil);
+    });
+}
+
+#[test]
+fn a_waiter_whose_socket_closed_before_the_release_keeps_nothing() {
+    assert_nothing_is_left_to_a_leaver(|_, client, leaver| {
+        drop(leaver);
+        assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+    });
+}
+
+#[test]
+fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
+    assert_nothing_is_left_to_a_leaver(|server, client, leaver| {
+        server.while_stopped(|| {
+            drop(leaver);
+            client.send("RLOCK.RELEASE job a");
+        });
+        assert_eq!(client.reply(), 0);
+    });
+    assert_nothing_is_left_to_a_leaver(|server, client, leaver| {
+        server.while_stopped(|| {
+            client.send("RLOCK.RELEASE job a");
+            drop(leaver);
+        });
+        assert_eq!(client.reply(), 0);
+    });
+}
+
+#[test]
+fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
+    let server = Server::start();
+    let mut client = server.client();
+    for _ in 0..RACES {
+        client.acquire("job a PX 60000");
+        let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        // Not with ERROR: Redis 7.0 then writes its error behind the answer, for any module.
+        let unblock = format!("CLIENT UNBLOCK {} TIMEOUT", waiter.id()).into();
+        client.call_in_one_step(&["RLOCK.RELEASE job a".into(), unblock]);
+        match waiter.reply() {
+            Reply::Nil => eventually(SOON, || client.call("EXISTS job") == 0),
+            token => {
+                let holder = client.holder("job").expect("it is held");
+                assert_eq!(holder.identity(), ("b", 1, token.int()));
+                assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
+            }
+        }
+        assert_eq!(waiter.call("PING"), "PONG", "a second answer came");
+    }
+}
+
+#[test]
+fn a_grant_that_its_owner_has_touched_survives_the_connection() {
+    let server = Server::start();
+    let mut client = server.client();
+    // The owner has gone on over another connection, in the very tick in which the first one dies.
+    for touch in ["RLOCK.RENEW job b", "RLOCK.ACQUIRE job b REQ 1", "RLOCK.ACQUIRE job b REQ 2"] {
+        client.acquire("job a PX 60000");
+        let leaver = server.waiter("RLOCK.ACQUIRE job b PX 60000 REQ 1 BLOCK 0");
+        let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+        let step = ["RLOCK.RELEASE job a".into(), touch.into(), kill];
+        assert!(client.call_in_one_step(&step)[1].int() > 0, "{touch}");
+        // The lapse of a later lease shows that the timer has had its turn.
+        client.acquire("marker c PX 20");
+        eventually(SOON, || client.call("EXISTS marker") == 0);
+        assert!(client.call("RLOCK.HOLDS job b").int() > 0, "{touch}");
+        assert_eq!(client.call("RLOCK.FORCERELEASE job"), 1);
+    }
+}
+
+#[test]
+fn a_request_repeated_after_its_connection_died_in_the_tick_of_the_grant_holds_once() {
+    let server = Server::start();
+    let mut client = server.client();
+    for _ in 0..RACES {
+        client.acquire("job a PX 60000");
+        let leaver = server.waiter("RLOCK.ACQUIRE job b PX 60000 REQ 1 BLOCK 0");
+        let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+        let repeat = "RLOCK.ACQUIRE job b PX 60000 REQ 1 BLOCK 0".into();
+        let token = client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill, repeat])[2].int();
+        client.acquire("marker c PX 5");
+        eventually(SOON, || client.call("EXISTS marker") == 0);
+        let holder = client.holder("job").expect("it is held");
+        assert_eq!(holder.identity(), ("b", 1, token));
+        assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
+    }
+}

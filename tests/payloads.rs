@@ -1,0 +1,228 @@
+//! DUMP and RESTORE: payloads travel between servers, and come from anyone.
+
+use std::time::{Duration, SystemTime};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::support::{Client, Command, Reply, Server, eventually, seed};
+
+const SOON: Duration = Duration::from_secs(5);
+const MUTATIONS: usize = 600;
+const DAY_US: u64 = 24 * 3600 * 1_000_000;
+const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
+
+/// Before a module's data stand the type byte and nine bytes that name the module's type.
+const HEAD: usize = 10;
+/// Behind it the version of the format and a checksum.
+const FOOT: usize = 10;
+
+fn restore(key: &str, payload: &[u8]) -> Command {
+    [b"RESTORE".as_slice(), key.as_bytes(), b"0", payload].into()
+}
+
+/// Payloads as they are, so that they can be tampered with.
+fn start_without_compression() -> Server {
+    Server::with_aof(&["appendfsync no", "rdbcompression no"])
+}
+
+/// A lock with some history, as a payload. Checksums are not looked at from now on.
+#[track_caller]
+fn dump_a_lock(client: &mut Client) -> Vec<u8> {
+    assert_eq!(client.call("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
+    client.acquire("job some-owner PX 600000 REQ 1");
+    client.acquire("job some-owner PX 600000 REQ 2");
+    client.call("DUMP job").bytes().to_vec()
+}
+
+#[test]
+fn a_restored_lock_is_the_same_lock() {
+    let (server, elsewhere) = (Server::start(), Server::start());
+    let mut client = server.client();
+    let payload = dump_a_lock(&mut client);
+    let original = client.holder("job").expect("it is held");
+    for mut target in [client, elsewhere.client()] {
+        assert_eq!(target.call(restore("copy", &payload)), "OK");
+        let copy = target.holder("copy").expect("it is held");
+        assert_eq!(copy.identity(), original.identity());
+        // Payloads count in whole milliseconds of the wall clock, which may add a fraction of one.
+        assert!((590_000..=600_001).contains(&copy.lease_ms), "{copy:?}");
+        assert_eq!(target.acquire("copy some-owner REQ 2"), original.token);
+        assert_eq!(target.call("RLOCK.HOLDS copy some-owner"), 2);
+        assert_eq!(target.call("RLOCK.ACQUIRE copy b"), Reply::Nil);
+        assert!(target.acquire("new b") > original.token, "a token seen raises the last token");
+        assert_eq!(target.call("RLOCK.RELEASE copy some-owner"), 1);
+        assert_eq!(target.call("RLOCK.RELEASE copy some-owner"), 0);
+    }
+}
+
+#[test]
+fn a_restored_lease_ends_when_the_original_would_have() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 700");
+    let payload = client.call("DUMP job").bytes().to_vec();
+    assert_eq!(client.call(restore("copy", &payload)), "OK");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE copy b PX 60000 BLOCK 0");
+    assert!(waiter.reply().int() > 0);
+    eventually(SOON, || client.call("EXISTS job") == 0);
+
+    // Too late: it lapsed long before this RESTORE.
+    assert_eq!(client.call(restore("late", &payload)), "OK");
+    assert_eq!(client.call("RLOCK.TTL late"), -2);
+    assert_eq!(client.call("RLOCK.HOLDS late a"), 0);
+    eventually(SOON, || client.call("EXISTS late") == 0);
+}
+
+#[test]
+fn a_restore_counts_as_the_end_of_the_session() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000 SESSION 400");
+    let payload = client.call("DUMP job").bytes().to_vec();
+    client.call(restore("copy", &payload));
+    let left = client.call("RLOCK.TTL copy").int();
+    assert!(left <= 400, "{left}");
+    eventually(SOON, || client.call("EXISTS copy") == 0);
+    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
+}
+
+/// What a payload has to satisfy if the server takes it.
+#[track_caller]
+fn assert_sane_or_absent(client: &mut Client, key: &str) {
+    let info = client.call(format!("RLOCK.INFO {key}"));
+    // One that has lapsed is as good as none.
+    if info == Reply::Nil {
+        return;
+    }
+    for holder in info.field("holders").array() {
+        assert!((1..=512).contains(&holder.field("owner").bytes().len()), "{info:?}");
+        assert!((1..1 << 32).contains(&holder.field("holds").int()), "{info:?}");
+        assert!((1..1 << 53).contains(&holder.field("token").int()), "{info:?}");
+        assert!((1..=YEAR_MS as i64 + 1).contains(&holder.field("lease-ms").int()), "{info:?}");
+    }
+    // It may have become a lock of another kind.
+    if info.field("kind") == "mutex" {
+        let token = info.field("holders").array()[0].field("token").int();
+        assert_eq!(client.call(format!("RLOCK.FORCERELEASE {key} TOKEN {token}")), 1);
+        assert_eq!(client.call(format!("EXISTS {key}")), 0);
+    }
+}
+
+#[test]
+fn a_corrupt_payload_is_refused_or_valid_and_the_server_lives() {
+    let mut random = StdRng::seed_from_u64(seed());
+    let mut server = start_without_compression();
+    let mut client = server.client();
+    let payload = dump_a_lock(&mut client);
+    let (data, foot) = (&payload[HEAD..payload.len() - FOOT], &payload[payload.len() - FOOT..]);
+    let mut refused = 0;
+    for round in 0..MUTATIONS {
+        let mut data = data.to_vec();
+        let at = random.random_range(0..data.len());
+        match round % 4 {
+            0 => data[at] = random.random(),
+            1 => data[at] ^= 1 << random.random_range(0..8),
+            2 => data.truncate(at),
+            _ => {
+                let end = (at + random.random_range(1..9)).min(data.len());
+                data[at..end].fill(if random.random() { 0xff } else { 0 });
+            }
+        }
+        let mutated = [&payload[..HEAD], &data, foot].concat();
+        match client.call(restore("copy", &mutated)) {
+            Reply::Error(_) => {
+                refused += 1;
+                assert_eq!(client.call("EXISTS copy"), 0);
+            }
+            _ => assert_sane_or_absent(&mut client, "copy"),
+        }
+        client.call("DEL copy");
+    }
+    assert!(refused > MUTATIONS / 4, "each truncation at least is refused: {refused}");
+    server.assert_alive();
+    server.kill_and_restart();
+    let mut client = server.client();
+    assert_eq!(client.call("RLOCK.HOLDS job some-owner"), 2, "the original is as it was");
+    assert!(client.acquire("new a") > 0);
+}
+
+/// Puts another number in the place of one, wherever the payload has it.
+///
+/// All that is taken for granted of the layout is that numbers are LEB128; the new one must take as many bytes.
+#[track_caller]
+fn replace_number(payload: &[u8], found: impl Fn(u64) -> bool, change: impl Fn(u64) -> u64) -> Vec<u8> {
+    let mut changed = payload.to_vec();
+    let mut times = 0;
+    for at in HEAD..payload.len() - FOOT {
+        let (number, length) = read_leb128(&payload[at..]);
+        // Further in, the end of a number looks like a smaller number.
+        if found(number) {
+            let replacement = write_leb128(change(number));
+            assert_eq!(replacement.len(), length);
+            changed[at..at + length].copy_from_slice(&replacement);
+            times += 1;
+        }
+    }
+    assert_eq!(times, 1, "places where the payload has the number");
+    changed
+}
+
+/// The number that starts here, and its length. Of bytes that are none, some number.
+fn read_leb128(bytes: &[u8]) -> (u64, usize) {
+    let mut number = 0;
+    for (position, byte) in bytes.iter().take(9).enumerate() {
+        number |= u64::from(byte & 0x7f) << (7 * position);
+        if byte & 0x80 == 0 {
+            return (number, position + 1);
+        }
+    }
+    (number, bytes.len().min(9))
+}
+
+fn write_leb128(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number > 0x7f {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+#[test]
+fn a_payload_with_a_token_more_than_a_day_ahead_is_refused() {
+    let server = start_without_compression();
+    let mut client = server.client();
+    let payload = dump_a_lock(&mut client);
+    let token = client.holder("job").expect("it is held").token as u64;
+    let ahead_by = |us| replace_number(&payload, |number| number == token, |number| number + us);
+
+    let too_far = client.call(restore("copy", &ahead_by(DAY_US + DAY_US / 10)));
+    assert!(matches!(too_far, Reply::Error(_)), "{too_far:?}");
+    assert_eq!(client.call("EXISTS copy"), 0);
+
+    let hour = DAY_US / 24;
+    assert_eq!(client.call(restore("copy", &ahead_by(hour))), "OK");
+    assert_eq!(client.holder("copy").expect("it is held").token as u64, token + hour);
+    assert!(client.acquire("new a") as u64 > token + hour, "it raises the last token");
+}
+
+#[test]
+fn a_payload_with_a_lease_of_more_than_a_year_is_refused() {
+    let server = start_without_compression();
+    let mut client = server.client();
+    let payload = dump_a_lock(&mut client);
+    let left = client.call("RLOCK.TTL job").int() as u64;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    let deadline = now.as_millis() as u64 + left;
+    let near = |number: u64| number.abs_diff(deadline) < 2000;
+    let later_by = |ms| replace_number(&payload, near, |number| number + ms);
+
+    let too_long = client.call(restore("copy", &later_by(YEAR_MS)));
+    assert!(matches!(too_long, Reply::Error(_)), "{too_long:?}");
+    assert_eq!(client.call("EXISTS copy"), 0);
+
+    assert_eq!(client.call(restore("copy", &later_by(YEAR_MS / 2))), "OK");
+    assert!(client.call("RLOCK.TTL copy").int() as u64 > YEAR_MS / 2);
+}

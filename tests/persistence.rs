@@ -1,0 +1,215 @@
+//! Locks outlive the process: whatever a server reads back, it holds what it had acknowledged.
+
+use std::io::ErrorKind;
+use std::thread;
+use std::time::Duration;
+
+use crate::support::{Client, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// Files count in whole milliseconds of the wall clock, which may add a fraction of one each time.
+const ROUNDING_MS: i64 = 5;
+
+/// Locks of several shapes, and what must be found of them again: owner, count and token by key.
+struct Estate(Vec<(String, (String, i64, i64))>);
+
+impl Estate {
+    #[track_caller]
+    fn create(client: &mut Client) -> Estate {
+        client.acquire("once a PX 50000");
+        client.acquire("thrice a PX 40000");
+        client.acquire("thrice a PX 50000 REQ 8");
+        client.acquire("thrice a PX 50000 REQ 9");
+        client.acquire("less b PX 50000 REQ 1");
+        client.acquire("less b PX 50000 REQ 2");
+        assert_eq!(client.call("RLOCK.RELEASE less b REQ 3"), 1);
+        client.acquire("handed-over a PX 50000");
+        client.acquire("gone a PX 50000");
+        client.call("RLOCK.RELEASE gone a");
+        let keys = ["once", "thrice", "less", "handed-over"];
+        Estate(keys.map(|key| (key.to_owned(), identity(client, key))).to_vec())
+    }
+
+    /// Everything is as it was, also what shows only in the answers to repeated requests.
+    #[track_caller]
+    fn assert_intact(&self, client: &mut Client) {
+        assert_eq!(client.call("DBSIZE"), self.0.len() as i64);
+        for (key, before) in &self.0 {
+            assert_eq!(identity(client, key), *before, "{key}");
+            let left = client.call(format!("RLOCK.TTL {key}")).int();
+            assert!((40_000..=50_000 + ROUNDING_MS).contains(&left), "{key}: {left} ms left of 50000");
+        }
+        let newest = self.0.iter().map(|(_, (_, _, token))| *token).max().expect("some locks");
+        assert!(client.acquire("new a PX 50000") > newest, "tokens keep rising");
+        client.call("RLOCK.RELEASE new a");
+
+        let (_, (_, _, token)) = &self.0[1];
+        assert_eq!(client.acquire("thrice a REQ 9"), *token);
+        client.call("RLOCK.ACQUIRE thrice a REQ 8").expect_error("STALE");
+        assert_eq!(client.call("RLOCK.HOLDS thrice a"), 3, "the repeat is known as one");
+        assert_eq!(client.call("RLOCK.RELEASE less b REQ 3"), 1);
+        client.call("RLOCK.ACQUIRE less b REQ 3").expect_error("STALE");
+        assert_eq!(client.call("RLOCK.HOLDS less b"), 1);
+        // The lease last given is part of a hold. A repeat without one gives the default, and never brings a deadline nearer.
+        assert!(client.call("RLOCK.RENEW once a").int() > 45_000);
+    }
+}
+
+#[track_caller]
+fn identity(client: &mut Client, key: &str) -> (String, i64, i64) {
+    let holder = client.holder(key).unwrap_or_else(|| panic!("{key} is not held"));
+    (holder.owner, holder.holds, holder.token)
+}
+
+#[test]
+fn an_append_only_file_brings_everything_back_after_a_kill() {
+    for preamble in ["yes", "no"] {
+        let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
+        let estate = Estate::create(&mut server.client());
+        for _ in 0..2 {
+            server.kill_and_restart();
+            estate.assert_intact(&mut server.client());
+        }
+    }
+}
+
+#[test]
+fn a_rewritten_append_only_file_brings_everything_back() {
+    for preamble in ["yes", "no"] {
+        let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
+        let mut client = server.client();
+        let estate = Estate::create(&mut client);
+        client.call("BGREWRITEAOF");
+        eventually(SOON, || client.info("aof_rewrite_in_progress") == "0" && client.info("aof_rewrites") == "1");
+        assert_eq!(client.info("aof_last_bgrewrite_status"), "ok");
+        server.kill_and_restart();
+        estate.assert_intact(&mut server.client());
+    }
+}
+
+#[test]
+fn a_snapshot_brings_everything_back() {
+    let mut server = Server::start();
+    let mut client = server.client();
+    let estate = Estate::create(&mut client);
+    assert_eq!(client.call("SAVE"), "OK");
+    server.kill_and_restart();
+    estate.assert_intact(&mut server.client());
+}
+
+#[test]
+fn a_reload_in_place_brings_everything_back_and_waiters_wait_on() {
+    let server = Server::with_aof(&[]);
+    let mut client = server.client();
+    let estate = Estate::create(&mut client);
+    let mut waiter = server.waiter("RLOCK.ACQUIRE once b PX 50000 BLOCK 0");
+    for load in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
+        assert_eq!(client.call(load), "OK");
+        estate.assert_intact(&mut client);
+        assert_eq!(client.waiting_owners("once"), ["b"], "{load}");
+    }
+    client.call("RLOCK.RELEASE once a");
+    waiter.reply().int();
+}
+
+#[test]
+fn a_lease_goes_on_running_while_the_server_is_down() {
+    for save in [false, true] {
+        let mut server = if save { Server::start() } else { Server::with_aof(&[]) };
+        let mut client = server.client();
+        client.acquire("short a PX 300");
+        client.acquire("long a PX 20000");
+        if save {
+            client.call("SAVE");
+        }
+        server.kill();
+        // Time itself: the short lease ends now, with nobody there to see it.
+        thread::sleep(Duration::from_millis(400));
+        server.restart();
+        let mut client = server.client();
+        assert_eq!(client.call("RLOCK.HOLDS short a"), 0);
+        assert_eq!(client.call("RLOCK.TTL short"), -2);
+        eventually(SOON, || client.call("EXISTS short") == 0);
+        let left = client.call("RLOCK.TTL long").int();
+        assert!((10_000..=19_600).contains(&left), "{left}");
+        client.acquire("short b PX 60000");
+    }
+}
+
+#[test]
+fn a_lease_that_is_left_after_a_restart_ends_on_time() {
+    let mut server = Server::with_aof(&[]);
+    server.client().acquire("job a PX 1500");
+    server.kill_and_restart();
+    let mut client = server.client();
+    let left = client.call("RLOCK.TTL job").int();
+    let start = std::time::Instant::now();
+    client.acquire("job b BLOCK 0");
+    let waited = start.elapsed().as_millis() as i64;
+    assert!((left - 2..left + 100).contains(&waited), "{waited} ms of {left} ms");
+}
+
+#[test]
+fn no_acknowledged_grant_is_lost_by_a_kill() {
+    let mut server = Server::with_aof(&[]);
+    let workers: Vec<_> = (0..8)
+        .map(|worker| {
+            let mut client = server.client();
+            thread::spawn(move || {
+                let mut grants = Vec::new();
+                for number in 0.. {
+                    let key = format!("job-{worker}-{number}");
+                    let acquire = format!("RLOCK.ACQUIRE {key} a PX 600000").into();
+                    if client.try_send(&[acquire]).is_err() {
+                        break;
+                    }
+                    match client.reply_within(Duration::from_secs(10)) {
+                        Ok(reply) => grants.push((key, reply.int())),
+                        Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                grants
+            })
+        })
+        .collect();
+    let mut observer = server.client();
+    eventually(Duration::from_secs(20), || observer.call("DBSIZE").int() > 500);
+    server.kill();
+    let grants: Vec<_> = workers.into_iter().flat_map(|worker| worker.join().expect("no panic")).collect();
+    assert!(grants.len() > 490, "{}", grants.len());
+
+    server.restart();
+    let mut client = server.client();
+    for (key, token) in &grants {
+        assert_eq!(identity(&mut client, key), ("a".to_owned(), 1, *token));
+    }
+    let newest = grants.iter().map(|(_, token)| *token).max().expect("some grants");
+    assert!(client.acquire("new a") > newest);
+}
+
+#[test]
+fn no_acknowledged_release_is_undone_by_a_kill() {
+    let mut server = Server::with_aof(&[]);
+    let mut client = server.client();
+    for number in 0..50 {
+        client.acquire(&format!("job-{number} a PX 600000"));
+        assert_eq!(client.call(format!("RLOCK.RELEASE job-{number} a")), 0);
+    }
+    server.kill_and_restart();
+    assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
+#[test]
+fn waiters_do_not_outlive_the_process_and_get_nothing_behind_their_back() {
+    let mut server = Server::with_aof(&[]);
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let _waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    server.kill_and_restart();
+    let mut client = server.client();
+    assert_eq!(client.call("RLOCK.WAITERS job"), Reply::Array(vec![]));
+    client.call("RLOCK.RELEASE job a");
+    assert_eq!(client.call("EXISTS job"), 0);
+}

@@ -1,0 +1,136 @@
+//! Everything at once: many clients do whatever commands there are to a few locks. Nobody can say who should hold what, but all
+//! copies of the keyspace agree at every pause, and nothing is left behind at the end.
+
+use std::io::ErrorKind;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::support::{Client, Command, Reply, Server, eventually, in_script, seed};
+
+const CLIENTS: u64 = 16;
+const ROUNDS: u64 = 6;
+const ROUND: Duration = Duration::from_millis(400);
+
+/// Errors that are no wonder in this weather. Everything else is a bug.
+const EXPECTED_ERRORS: [&str; 6] = ["NOTOWNER", "STALE", "WRONGTYPE", "UNBLOCKED", "ERR no such key", "ERR source and"];
+
+fn random_command(random: &mut StdRng) -> String {
+    let key = format!("lock-{}", random.random_range(0..3));
+    let other_key = format!("lock-{}", random.random_range(0..3));
+    let owner = format!("owner-{}", random.random_range(0..4));
+    // Every lease is short, so that nothing outlasts the storm.
+    let short = |random: &mut StdRng| random.random_range(1..30);
+    match random.random_range(0..100) {
+        0..40 => {
+            let mut command = format!("RLOCK.ACQUIRE {key} {owner} PX {}", short(random));
+            for (option, range) in [("BLOCK", 1..10), ("SESSION", 0..10), ("REQ", 1..1000)] {
+                if random.random() {
+                    command += &format!(" {option} {}", random.random_range(range));
+                }
+            }
+            command
+        }
+        40..60 => format!("RLOCK.RELEASE {key} {owner}"),
+        60..65 => format!("RLOCK.RELEASE {key} {owner} REQ {}", random.random_range(1..1000)),
+        65..70 => format!("RLOCK.RENEW {key} {owner} PX {}", short(random)),
+        70..75 => format!("RLOCK.FORCERELEASE {key}"),
+        75..80 => {
+            let readings = ["RLOCK.INFO", "RLOCK.TTL", "RLOCK.WAITERS"];
+            format!("{} {key}", readings.choose(random).expect("not empty"))
+        }
+        80..83 => format!("DEL {key}"),
+        83..85 => format!("UNLINK {key}"),
+        85..87 => format!("PEXPIRE {key} {}", short(random)),
+        87..89 => format!("SET {key} text PX {}", short(random)),
+        89..91 => format!("RENAME {key} {other_key}"),
+        91..93 => format!("COPY {key} {other_key} REPLACE"),
+        93..95 => format!("MOVE {key} 1"),
+        95..97 => "SWAPDB 0 1".to_owned(),
+        97 => "FLUSHDB".to_owned(),
+        98 => "FLUSHALL ASYNC".to_owned(),
+        _ if random.random_ratio(1, 5) => "CLIENT PAUSE 3 WRITE".to_owned(),
+        _ => "DBSIZE".to_owned(),
+    }
+}
+
+/// What one client does until the round is over. Says how many of its commands took a lock.
+fn blow(server: &Server, mut random: StdRng) -> usize {
+    let mut client = server.client();
+    let mut granted = 0;
+    let end = Instant::now() + ROUND;
+    while Instant::now() < end {
+        if random.random_ratio(1, 30) {
+            // Sometimes in the middle of a wait.
+            client.send(random_command(&mut random));
+            client = server.client();
+        }
+        let line = match random.random_ratio(1, 50) {
+            true => format!("CLIENT KILL ID {}", client.id() - random.random_range(1..10)),
+            false => random_command(&mut random),
+        };
+        let mut command = Command::from(line.as_str());
+        if !line.contains("SESSION") && !line.starts_with("CLIENT") && random.random_ratio(1, 10) {
+            command = in_script(command);
+        }
+        let sent = client.try_send(&[command]);
+        match sent.and_then(|()| client.reply_within(Duration::from_secs(10))) {
+            Ok(Reply::Error(error)) => {
+                let expected = EXPECTED_ERRORS.iter().any(|start| error.starts_with(start));
+                assert!(expected || error.starts_with("ERR No such client"), "{line}: {error}");
+            }
+            Ok(Reply::Int(_)) if line.starts_with("RLOCK.ACQUIRE") => granted += 1,
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::TimedOut => panic!("{line} is not answered"),
+            // Another client has killed this one.
+            Err(_) => client = server.client(),
+        }
+    }
+    granted
+}
+
+#[track_caller]
+fn digest(client: &mut Client) -> String {
+    client.call("DEBUG DIGEST").text()
+}
+
+#[test]
+fn a_storm_leaves_all_copies_alike_and_nothing_behind() {
+    let seed = seed();
+    let primary = Server::with_aof(&["appendfsync no"]);
+    let replica = Server::replica_of(&primary, &[]);
+    let mut granted = 0;
+    for round in 0..ROUNDS {
+        thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|client| {
+                    let random = StdRng::seed_from_u64(seed ^ (round * CLIENTS + client));
+                    let primary = &primary;
+                    scope.spawn(move || blow(primary, random))
+                })
+                .collect();
+            granted += clients.into_iter().map(|client| client.join().expect("no panic")).sum::<usize>();
+        });
+        let (mut on_primary, mut on_replica) = (primary.client(), replica.client());
+        // Nothing changes during the pause, neither by itself.
+        on_primary.call("CLIENT PAUSE 60000 WRITE");
+        replica.catch_up_with(&primary);
+        let original = digest(&mut on_primary);
+        assert_eq!(digest(&mut on_replica), original, "the replica in round {round}");
+        assert_eq!(on_primary.call("DEBUG LOADAOF"), "OK");
+        assert_eq!(digest(&mut on_primary), original, "the append-only file in round {round}");
+        on_primary.call("CLIENT UNPAUSE");
+    }
+    assert!(granted > 1000, "{granted} grants are no storm");
+
+    for (name, server) in [("primary", &primary), ("replica", &replica)] {
+        eprintln!("{name}");
+        let mut client = server.client();
+        eventually(Duration::from_secs(5), || client.call("DBSIZE") == 0);
+        eventually(Duration::from_secs(5), || client.info_number("rlock_held") == 0);
+        eventually(Duration::from_secs(5), || client.info_number("rlock_waiting") == 0);
+    }
+}

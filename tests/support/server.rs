@@ -1,0 +1,292 @@
+//! A server of one test: its own process, port and folder. It is gone when the value is dropped, also when the test fails.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use tempfile::TempDir;
+
+use super::client::{Client, Command};
+use super::eventually;
+use super::process::{OwnedProcess, raise_file_limit};
+use super::wall_clock::WallClock;
+
+/// A loaded machine starts a server in tens of milliseconds.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What a server or a caught Rust panic writes to the log when it goes wrong.
+const CRASH_MARKS: [&str; 4] = ["BUG REPORT", "crashed by signal", "ASSERTION FAILED", "panic"];
+
+pub struct Server {
+    process: OwnedProcess,
+    port: u16,
+    folder: TempDir,
+    environment: Environment,
+}
+
+/// What is added to the environment of the process.
+type Environment = Vec<(&'static str, PathBuf)>;
+
+impl Server {
+    /// A server with the module, without persistence.
+    pub fn start() -> Server {
+        Server::with(&[])
+    }
+
+    /// The same with further lines for its configuration file.
+    pub fn with(lines: &[&str]) -> Server {
+        Server::with_module_arguments("", lines)
+    }
+
+    /// The same with arguments behind the path in the loadmodule line.
+    pub fn with_module_arguments(arguments: &str, lines: &[&str]) -> Server {
+        Server::try_start(arguments, lines).unwrap_or_else(|log| panic!("no start:\n{log}"))
+    }
+
+    /// A server that lives by a clock of its own.
+    pub fn with_wall_clock(clock: &WallClock, lines: &[&str]) -> Server {
+        let started = Server::try_start_in(clock.environment().to_vec(), "", lines);
+        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+    }
+
+    /// A server with an append-only file that is on disk before a client has its answer.
+    pub fn with_aof(lines: &[&str]) -> Server {
+        Server::with(&[&["appendonly yes", "appendfsync always"], lines].concat())
+    }
+
+    /// A replica to which every write streams without delay.
+    pub fn replica_of(primary: &Server, lines: &[&str]) -> Server {
+        let upstream = format!("replicaof 127.0.0.1 {}", primary.port);
+        let replica = Server::with(&[&[upstream.as_str()], lines].concat());
+        replica.catch_up_with(primary);
+        // The primary starts streaming up to a second after the synchronisation. A lease should not run meanwhile.
+        primary.client().call("PUBLISH stream -");
+        replica.catch_up_with(primary);
+        replica
+    }
+
+    /// Starts a server, or hands out the log of one that gave up.
+    pub fn try_start(module_arguments: &str, lines: &[&str]) -> Result<Server, String> {
+        Server::try_start_in(Environment::new(), module_arguments, lines)
+    }
+
+    fn try_start_in(environment: Environment, module_arguments: &str, lines: &[&str]) -> Result<Server, String> {
+        raise_file_limit();
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let module = module_path().display();
+        let path = folder.path().display();
+        // Without the delay of 0 a replica's first synchronisation takes five seconds. After a crash the machine's memory is
+        // not what is in doubt.
+        let configuration = format!(
+            "bind 127.0.0.1\nsave \"\"\nenable-debug-command local\nrepl-diskless-sync-delay 0\n\
+             crash-memcheck-enabled no\ndir {path}\nlogfile {path}/log\nloadmodule {module} {module_arguments}\n{}\n",
+            lines.join("\n")
+        );
+        fs::write(folder.path().join("redis.conf"), configuration).expect("a configuration file");
+        let (process, port) = launch(folder.path(), &environment)?;
+        Ok(Server { process, port, folder, environment })
+    }
+
+    /// Ends the process as a power cut does, and starts another on the same files.
+    pub fn kill_and_restart(&mut self) {
+        self.kill();
+        self.restart();
+    }
+
+    /// SIGKILL. Clients see their connections close.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts a killed server again on the files that it has left, and on another port.
+    pub fn restart(&mut self) {
+        (self.process, self.port) =
+            launch(self.folder.path(), &self.environment).unwrap_or_else(|log| panic!("no restart:\n{log}"));
+    }
+
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        Client::connect(self.port).expect("the server takes connections")
+    }
+
+    /// A client whose command has reached the server and waits there.
+    #[track_caller]
+    pub fn waiter(&self, command: impl Into<Command>) -> Client {
+        let mut client = self.client();
+        let command = command.into();
+        client.send(command.clone());
+        let mut observer = self.client();
+        eventually(Duration::from_secs(10), || {
+            let line = observer.call(format!("CLIENT LIST ID {}", client.id())).text();
+            let flags = line.split(' ').find_map(|word| word.strip_prefix("flags="));
+            assert!(flags.is_some(), "the client of {command:?} has gone");
+            flags.is_some_and(|flags| flags.contains('b'))
+        });
+        client
+    }
+
+    /// Waits until the server has seen that a client is gone.
+    #[track_caller]
+    pub fn wait_for_departure_of(&self, client_id: i64) {
+        let mut observer = self.client();
+        eventually(Duration::from_secs(10), || observer.call(format!("CLIENT LIST ID {client_id}")).text().is_empty());
+    }
+
+    /// Waits until this replica has applied all that the primary has done so far.
+    #[track_caller]
+    pub fn catch_up_with(&self, primary: &Server) {
+        let mut replica = self.client();
+        eventually(START_DEADLINE, || replica.info("master_link_status") == "up");
+        let target = primary.client().info_number("master_repl_offset");
+        eventually(START_DEADLINE, || replica.info_number("slave_repl_offset") >= target);
+    }
+
+    /// Stops the process for a while. What is sent to it meanwhile, or closed, it finds all at once afterwards: in one turn of
+    /// its event loop.
+    #[track_caller]
+    pub fn while_stopped(&self, happenings: impl FnOnce()) {
+        self.process.stop();
+        happenings();
+        self.process.go_on();
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Fails if the server has died, does not answer, or has logged that something broke. Dropping a server asserts the same,
+    /// so each test ends with it.
+    #[track_caller]
+    pub fn assert_alive(&mut self) {
+        if let Err(trouble) = self.check_health() {
+            panic!("{trouble}");
+        }
+    }
+
+    fn check_health(&mut self) -> Result<(), String> {
+        if self.process.has_ended() {
+            return Err("the server has ended".to_owned());
+        }
+        let answer = Client::connect(self.port).map(|mut client| client.call("PING"));
+        if !answer.as_ref().is_ok_and(|reply| reply == "PONG") {
+            return Err(format!("the server does not answer: {answer:?}"));
+        }
+        let log = read_log(self.folder.path());
+        match CRASH_MARKS.iter().find(|mark| log.contains(*mark)) {
+            Some(mark) => Err(format!("the server's log has {mark:?}")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let failing = std::thread::panicking();
+        let health = if failing { Ok(()) } else { self.check_health() };
+        if failing || health.is_err() {
+            eprintln!("-- from the log of port {} --", self.port);
+            eprintln!("{}", excerpt(&read_log(self.folder.path())));
+        }
+        if let Err(trouble) = health {
+            panic!("{trouble}");
+        }
+    }
+}
+
+/// Starts a process and waits until it answers, or hands out the log if it ends first.
+fn launch(folder: &Path, environment: &Environment) -> Result<(OwnedProcess, u16), String> {
+    loop {
+        let port = free_port();
+        let _ = fs::remove_file(folder.join("log"));
+        let binary = std::env::var_os("RLOCK_SERVER").unwrap_or_else(|| "redis-server".into());
+        // Complaints about the configuration come before the log file is open.
+        let output = |name| File::create(folder.join(name)).expect("a file for the output");
+        let child = Process::new(&binary)
+            .arg(folder.join("redis.conf"))
+            .args(["--port", &port.to_string()])
+            .envs(environment.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(output("stdout"))
+            .stderr(output("stderr"))
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot run {}: {error}", binary.display()));
+
+        // Another test's server may have taken the port: only our own counts.
+        let own_id = format!("process_id:{}\r\n", child.id());
+        let mut process = OwnedProcess::new(child);
+        eventually(START_DEADLINE, || process.has_ended() || is_ready(port, &own_id).unwrap_or(false));
+        if !process.has_ended() {
+            return Ok((process, port));
+        }
+        let log = read_log(folder);
+        if !log.contains("Address already in use") {
+            return Err(log);
+        }
+    }
+}
+
+fn is_ready(port: u16, own_id: &str) -> io::Result<bool> {
+    let info = Client::connect(port)?.call("INFO everything").text();
+    Ok(info.contains(own_id) && info.contains("\r\nloading:0\r\n"))
+}
+
+/// A port that nobody listens to at the moment.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.local_addr().expect("a bound socket has an address").port()
+}
+
+fn read_log(folder: &Path) -> String {
+    let read = |name| fs::read(folder.join(name)).unwrap_or_default();
+    String::from_utf8_lossy(&[read("stdout"), read("stderr"), read("log")].concat()).into_owned()
+}
+
+/// The lines that tell most: the end, or in front of a crash report's long tables.
+fn excerpt(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    let crash = lines.iter().position(|line| line.contains("BUG REPORT START"));
+    let start = crash.unwrap_or(lines.len()).saturating_sub(40);
+    let end = crash.map_or(lines.len(), |at| at + 60).min(lines.len());
+    lines[start..end].join("\n")
+}
+
+/// The module under test. `cargo test` does not build it, so an old one would be tested without a word.
+fn module_path() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        // Whoever names a file means that file, whatever its age.
+        if let Some(named) = std::env::var_os("RLOCK_MODULE") {
+            return fs::canonicalize(named).expect("RLOCK_MODULE names a file");
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = root.join("target/release/librlock.so");
+        let Some(built) = modified(&path) else {
+            panic!("{} is missing: run `make build`", path.display());
+        };
+        for source in ["src", "core/src", "Cargo.toml"] {
+            let changed = newest_below(&root.join(source));
+            assert!(changed <= Some(built), "{} is older than {source}: run `make build`", path.display());
+        }
+        path
+    })
+}
+
+fn newest_below(path: &Path) -> Option<SystemTime> {
+    if !path.is_dir() {
+        return modified(path);
+    }
+    let entries = fs::read_dir(path).expect("a readable source folder");
+    entries.map(|entry| newest_below(&entry.expect("a readable entry").path())).max().flatten()
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|data| data.modified()).ok()
+}

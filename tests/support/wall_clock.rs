@@ -1,0 +1,66 @@
+//! A wall clock of a server's own, which a test can step.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+/// The step of one server's wall clock, shared with the server through a file.
+pub struct WallClock {
+    folder: TempDir,
+}
+
+impl WallClock {
+    pub fn new() -> WallClock {
+        let clock = WallClock { folder: tempfile::tempdir().expect("a temporary folder") };
+        clock.write(0);
+        clock
+    }
+
+    /// From now on the server's wall clock is that far ahead of the true one.
+    pub fn step_forward(&self, by: Duration) {
+        self.write(by.as_micros() as i64);
+    }
+
+    /// From now on the server's wall clock is that far behind the true one.
+    pub fn step_back(&self, by: Duration) {
+        self.write(-(by.as_micros() as i64));
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("step")
+    }
+
+    /// In place and in one write, since the server has the file mapped.
+    fn write(&self, step_us: i64) {
+        let file = File::options().create(true).truncate(false).write(true).open(self.file());
+        file.and_then(|mut file| file.write_all(&step_us.to_ne_bytes())).expect("a writable file");
+    }
+
+    /// What a server needs in its environment to live by this clock.
+    pub(super) fn environment(&self) -> [(&'static str, PathBuf); 2] {
+        [("LD_PRELOAD", shim().to_owned()), ("RLOCK_TEST_CLOCK", self.file())]
+    }
+}
+
+/// The shared object that bends the clock. Rust needs a C compiler to link, so there is one wherever this test was built.
+fn shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        fs::create_dir_all(folder).expect("a folder for temporary files");
+        let object = folder.join("clock_shim.so");
+        let status = Process::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(&object)
+            .arg(root.join("tests/support/clock_shim.c"))
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "cc cannot build the clock's shim");
+        object
+    })
+}
