@@ -1,1 +1,140 @@
-fn main() {}
+//! `rlock-bench`: what the rlock module costs, always against what one would use without it.
+//!
+//! Each section starts a server of its own and measures the two sides of a comparison in turns on it
+//! (A B A B …), so that whatever else the machine does meets both; a result is the median of the
+//! quotients of the rounds. Costs are the CPU time of the server's main thread wherever a client's own
+//! speed would blur the answer.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use rlock_bench::clock;
+use rlock_bench::server::{Server, ServerConfig};
+
+mod names;
+mod report;
+mod sections;
+
+use report::{Header, Line, Report, SectionReport};
+
+/// Measures the rlock module against its peers, each on a redis-server of its own.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The module to measure, librlock.so
+    #[arg(long, value_name = "PATH")]
+    module: PathBuf,
+
+    /// The module that does nothing, librlock_noop.so: the floor for `uncontended`
+    #[arg(long, value_name = "PATH")]
+    noop: Option<PathBuf>,
+
+    /// The server's program
+    #[arg(long, value_name = "PATH", default_value = "redis-server")]
+    server: PathBuf,
+
+    /// How often each side of a comparison is measured
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
+    rounds: usize,
+
+    /// How many locks `memory` and `mass-expiry` hold
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
+    locks: usize,
+
+    /// Also write everything, round by round, to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// What to measure; everything if none is named
+    #[arg(value_name = "SECTION")]
+    sections: Vec<Section>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Section {
+    /// Acquire and release a free lock, against SET NX PX
+    Uncontended,
+    /// Pass one lock around 64 connections, against BLPOP
+    Handover,
+    /// The same with 10 and with 5000 waiters
+    QueueLength,
+    /// Memory of a held lock, against SET NX PX
+    Memory,
+    /// A million leases that end in one second
+    MassExpiry,
+    /// From the end of a lease to the next owner
+    Punctuality,
+}
+
+impl Section {
+    fn measure(self, arguments: &Arguments) -> Result<Vec<Line>> {
+        let mut modules = vec![arguments.module.clone()];
+        if self == Self::Uncontended {
+            modules.extend(arguments.noop.clone());
+        }
+        let mut server = Server::start(&ServerConfig { program: arguments.server.clone(), modules })?;
+        let rounds = arguments.rounds;
+        match self {
+            Self::Uncontended => sections::uncontended::measure(&mut server, rounds, arguments.noop.is_some()),
+            Self::Handover => sections::handover::measure(&mut server, rounds),
+            Self::QueueLength => sections::queue_length::measure(&mut server, rounds),
+            Self::Memory => sections::memory::measure(&mut server, rounds, arguments.locks),
+            Self::MassExpiry => sections::mass_expiry::measure(&mut server, rounds, arguments.locks),
+            Self::Punctuality => sections::punctuality::measure(&mut server),
+        }
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .expect("no section is hidden from the command line")
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+fn header(arguments: &Arguments) -> Result<Header> {
+    let mut server = Server::start(&ServerConfig { program: arguments.server.clone(), modules: Vec::new() })?;
+    Ok(Header {
+        server_version: server.info_field("redis_version")?,
+        cpu_count: std::thread::available_parallelism()?.get(),
+        date: clock::utc_date(),
+        rounds: arguments.rounds,
+    })
+}
+
+fn main() -> Result<()> {
+    let mut arguments = Arguments::parse();
+    if arguments.sections.is_empty() {
+        arguments.sections = Section::value_variants().to_vec();
+    }
+    let mut report = Report { header: header(&arguments)?, sections: Vec::new() };
+    let outcome = measure_all(&arguments, &mut report.sections);
+    // What was measured before a failure is not lost.
+    if !report.sections.is_empty() {
+        println!("{report}");
+    }
+    if let Some(path) = &arguments.json {
+        let json = serde_json::to_string_pretty(&report)?;
+        fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    outcome
+}
+
+fn measure_all(arguments: &Arguments, sections: &mut Vec<SectionReport>) -> Result<()> {
+    for &section in &arguments.sections {
+        let name = section.name();
+        eprintln!("measuring {name} …");
+        let lines = section.measure(arguments).with_context(|| format!("section {name}"))?;
+        sections.push(SectionReport { name, lines });
+    }
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! RESP2 as far as a strict client needs it: commands are written, replies are delimited and compared.
+//!
+//! A reply stays the bytes that arrived. What is known beforehand is compared byte for byte; only
+//! integers and bulk strings are ever taken apart.
+
+use std::io::{self, Read, Write};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Below this much free space an inbox makes room before it reads.
+const MIN_READ_BYTES: usize = 1024;
+
+/// Appends one command to `out`.
+pub fn push_command(out: &mut Vec<u8>, arguments: &[&[u8]]) {
+    // Writing to a vector cannot fail.
+    let _ = write!(out, "*{}\r\n", arguments.len());
+    for argument in arguments {
+        let _ = write!(out, "${}\r\n", argument.len());
+        out.extend_from_slice(argument);
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// One command as bytes of its own.
+#[must_use]
+pub fn command(arguments: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::new();
+    push_command(&mut out, arguments);
+    out
+}
+
+/// One whole reply, as it came.
+#[derive(Clone, Copy)]
+pub struct Frame<'a>(&'a [u8]);
+
+impl<'a> Frame<'a> {
+    /// Demands exactly these bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the reply is any other.
+    pub fn expect(self, expected: &[u8]) -> Result<()> {
+        ensure!(self.0 == expected, "expected the reply {}, got {self}", expected.escape_ascii());
+        Ok(())
+    }
+
+    /// Demands an integer.
+    ///
+    /// # Errors
+    ///
+    /// If the reply is anything else.
+    pub fn integer(self) -> Result<i64> {
+        self.0
+            .strip_prefix(b":")
+            .and_then(|rest| rest.strip_suffix(b"\r\n"))
+            .and_then(parse_number)
+            .with_context(|| format!("expected an integer reply, got {self}"))
+    }
+
+    /// Demands a bulk string.
+    ///
+    /// # Errors
+    ///
+    /// If the reply is anything else, also if it is nil.
+    pub fn bulk(self) -> Result<&'a [u8]> {
+        let body = self.0.strip_prefix(b"$").and_then(|rest| {
+            let line_end = find_line_end(rest)?;
+            rest.get(line_end..)?.strip_suffix(b"\r\n")
+        });
+        body.with_context(|| format!("expected a bulk string, got {self}"))
+    }
+}
+
+impl std::fmt::Display for Frame<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown = self.0.get(..200).unwrap_or(self.0);
+        write!(formatter, "{}", shown.escape_ascii())
+    }
+}
+
+/// What has arrived on a connection and is not consumed yet.
+pub struct Inbox {
+    bytes: Vec<u8>,
+    consumed: usize,
+    filled: usize,
+}
+
+impl Inbox {
+    /// An inbox that reads up to `read_bytes` at once. It grows for a reply that is longer.
+    #[must_use]
+    pub fn new(read_bytes: usize) -> Self {
+        Self { bytes: vec![0; read_bytes], consumed: 0, filled: 0 }
+    }
+
+    /// Reads once from `source` and returns the number of bytes, 0 at the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// Those of the read.
+    pub fn fill_from(&mut self, source: &mut impl Read) -> io::Result<usize> {
+        if self.bytes.len() - self.filled < MIN_READ_BYTES {
+            self.bytes.copy_within(self.consumed..self.filled, 0);
+            self.filled -= self.consumed;
+            self.consumed = 0;
+            if self.bytes.len() - self.filled < MIN_READ_BYTES {
+                self.bytes.resize(2 * self.bytes.len() + MIN_READ_BYTES, 0);
+            }
+        }
+        let count = source.read(&mut self.bytes[self.filled..])?;
+        self.filled += count;
+        Ok(count)
+    }
+
+    /// The length of the next reply, if the whole of it is there.
+    ///
+    /// # Errors
+    ///
+    /// If what is there is no RESP2.
+    pub fn next_len(&self) -> Result<Option<usize>> {
+        frame_len(&self.bytes[self.consumed..self.filled])
+    }
+
+    /// Consumes the reply whose length [`Inbox::next_len`] has told.
+    pub fn take(&mut self, len: usize) -> Frame<'_> {
+        let start = self.consumed;
+        self.consumed += len;
+        let frame = start..self.consumed;
+        if self.consumed == self.filled {
+            (self.consumed, self.filled) = (0, 0);
+        }
+        Frame(&self.bytes[frame])
+    }
+}
+
+/// The length of the reply at the beginning of `bytes`, or `None` if its end is not there yet.
+fn frame_len(bytes: &[u8]) -> Result<Option<usize>> {
+    let Some(line_end) = find_line_end(bytes) else {
+        return Ok(None);
+    };
+    let header = &bytes[1..line_end - 2];
+    match bytes[0] {
+        b'+' | b'-' | b':' => Ok(Some(line_end)),
+        b'$' => {
+            let len = element_count(header)?.map_or(0, |body| body + 2);
+            Ok((bytes.len() >= line_end + len).then_some(line_end + len))
+        }
+        b'*' => {
+            let mut end = line_end;
+            for _ in 0..element_count(header)?.unwrap_or(0) {
+                match frame_len(&bytes[end..])? {
+                    Some(len) => end += len,
+                    None => return Ok(None),
+                }
+            }
+            Ok(Some(end))
+        }
+        other => bail!("no RESP2 reply begins with {}", other.escape_ascii()),
+    }
+}
+
+/// The number in the header of a bulk string or an array; `None` for nil.
+fn element_count(header: &[u8]) -> Result<Option<usize>> {
+    match parse_number(header) {
+        Some(-1) => Ok(None),
+        Some(count) if count >= 0 => Ok(Some(usize::try_from(count)?)),
+        _ => bail!("not a length: {}", header.escape_ascii()),
+    }
+}
+
+fn parse_number(digits: &[u8]) -> Option<i64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Where the first line ends, behind its line feed. A line has at least its type and CR LF.
+fn find_line_end(bytes: &[u8]) -> Option<usize> {
+    let line_feed = bytes.iter().position(|&byte| byte == b'\n')?;
+    (line_feed >= 2 && bytes[line_feed - 1] == b'\r').then_some(line_feed + 1)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    fn whole(bytes: &[u8]) -> bool {
+        frame_len(bytes).unwrap() == Some(bytes.len())
+    }
+
+    #[test]
+    fn a_reply_is_delimited_only_when_the_whole_of_it_is_there() {
+        for reply in [
+            &b"+OK\r\n"[..],
+            b":-12\r\n",
+            b"-ERR no\r\n",
+            b"$-1\r\n",
+            b"*-1\r\n",
+            b"$5\r\na\r\nbc\r\n",
+            b"$0\r\n\r\n",
+            b"*0\r\n",
+            b"*3\r\n:1\r\n$2\r\nab\r\n*1\r\n+x\r\n",
+        ] {
+            assert!(whole(reply), "{}", reply.escape_ascii());
+            for cut in 0..reply.len() {
+                assert_eq!(frame_len(&reply[..cut]).unwrap(), None);
+            }
+            let followed = [reply, b"+next\r\n"].concat();
+            assert_eq!(frame_len(&followed).unwrap(), Some(reply.len()));
+        }
+    }
+
+    #[test]
+    fn what_is_no_resp_is_refused() {
+        assert!(frame_len(b"hello\r\n").is_err());
+        assert!(frame_len(b"$x\r\n").is_err());
+        assert!(frame_len(b"*-2\r\n").is_err());
+    }
+
+    #[test]
+    fn replies_are_taken_apart_strictly() {
+        assert_eq!(Frame(b":42\r\n").integer().unwrap(), 42);
+        assert!(Frame(b"$2\r\n42\r\n").integer().is_err());
+        assert_eq!(Frame(b"$2\r\n42\r\n").bulk().unwrap(), b"42");
+        assert_eq!(Frame(b"$4\r\na\r\nb\r\n").bulk().unwrap(), b"a\r\nb");
+        assert!(Frame(b"$-1\r\n").bulk().is_err());
+        assert!(Frame(b"+OK\r\n").expect(b"+OK\r\n").is_ok());
+        assert!(Frame(b"+OK\r\n").expect(b":1\r\n").is_err());
+    }
+
+    #[test]
+    fn an_inbox_hands_out_replies_across_reads() {
+        let mut inbox = Inbox::new(16);
+        assert_eq!(inbox.fill_from(&mut &b":1\r\n$3\r\nab"[..]).unwrap(), 10);
+        let len = inbox.next_len().unwrap().unwrap();
+        assert_eq!(inbox.take(len).integer().unwrap(), 1);
+        assert_eq!(inbox.next_len().unwrap(), None);
+        assert_eq!(inbox.fill_from(&mut &b"c\r\n"[..]).unwrap(), 3);
+        let len = inbox.next_len().unwrap().unwrap();
+        assert_eq!(inbox.take(len).bulk().unwrap(), b"abc");
+    }
+}

@@ -1,0 +1,106 @@
+//! How fast a lock goes round among connections that all want it.
+//!
+//! The peer is the fastest thing that Redis itself offers to pass a turn to a blocked client: one token
+//! in a list, taken by BLPOP and given back by RPUSH. Both run over the same sockets of one thread.
+//!
+//! Each hand-over waits for the client to answer, so the client's time is part of it. It is measured
+//! twice: with a client that sleeps until something arrives, as clients do, where the time that the
+//! machine takes to wake it is a large part on both sides; and with one that spins, where nearly
+//! nothing is left but the server. The second needs an idle machine with two CPUs.
+
+use anyhow::Result;
+use rlock_bench::server::Server;
+use rlock_bench::swarm::{Idling, Swarm};
+
+use super::relay::{Cost, Prize, Round};
+use crate::report::{Aim, Figure, Line, Series, Unit};
+
+const CONNECTIONS: usize = 64;
+const HANDOVERS: u64 = 20_000;
+const WARM_UP_HANDOVERS: u64 = 2_000;
+const LEASE_MS: u64 = 30_000;
+const AIM: Aim = Aim::AtLeast(0.9);
+
+#[derive(Default)]
+struct Rounds {
+    per_second: Series,
+    server_cpu_us: Series,
+    client_busy_percent: Series,
+}
+
+impl Rounds {
+    fn push(&mut self, cost: Cost) {
+        self.per_second.push(1e6 / cost.wall_us);
+        self.server_cpu_us.push(cost.server_cpu_us);
+        self.client_busy_percent.push(100.0 * cost.client_cpu_us / cost.wall_us);
+    }
+}
+
+/// Both sides with one kind of client.
+#[derive(Default)]
+struct Comparison {
+    lock: Rounds,
+    list: Rounds,
+}
+
+impl Comparison {
+    fn push_round(&mut self, server: &mut Server, swarm: &mut Swarm) -> Result<()> {
+        let mut run = |prize| {
+            Round {
+                prize,
+                waiting: CONNECTIONS - 1,
+                lease_ms: LEASE_MS,
+                warm_up_handovers: WARM_UP_HANDOVERS,
+                handovers: HANDOVERS,
+            }
+            .run(server, swarm)
+        };
+        self.lock.push(run(Prize::Lock)?);
+        self.list.push(run(Prize::ListToken)?);
+        Ok(())
+    }
+
+    fn rate(&self, client: &str) -> Line {
+        Line::ratio(
+            format!("hand-overs per second among {CONNECTIONS}, {client}"),
+            Figure::new("RLOCK", Unit::PerSecond, &self.lock.per_second),
+            Figure::new("BLPOP/RPUSH", Unit::PerSecond, &self.list.per_second),
+        )
+        .aim(AIM)
+    }
+
+    fn server_cpu(&self, client: &str) -> Line {
+        Line::ratio(
+            format!("server CPU per hand-over, {client}"),
+            Figure::new("RLOCK", Unit::Us, &self.lock.server_cpu_us),
+            Figure::new("BLPOP/RPUSH", Unit::Us, &self.list.server_cpu_us),
+        )
+    }
+
+    fn client_busy(rounds: &Rounds, side: &str) -> Figure {
+        let name = format!("client thread busy, {side}");
+        Figure::new(name, Unit::Percent, &rounds.client_busy_percent)
+    }
+}
+
+/// Measures hand-overs per second and the server's CPU time for each.
+pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
+    let mut swarm = Swarm::connect(server.address(), CONNECTIONS)?;
+    let (mut sleeping, mut spinning) = (Comparison::default(), Comparison::default());
+    for _ in 0..rounds {
+        swarm.set_idling(Idling::Sleep);
+        sleeping.push_round(server, &mut swarm)?;
+        swarm.set_idling(Idling::Spin);
+        spinning.push_round(server, &mut swarm)?;
+    }
+    let (sleeps, spins) = ("client sleeps", "client spins");
+    Ok(vec![
+        sleeping
+            .rate(sleeps)
+            .figure(Comparison::client_busy(&sleeping.lock, "RLOCK"))
+            .figure(Comparison::client_busy(&sleeping.list, "BLPOP")),
+        sleeping.server_cpu(sleeps),
+        spinning.rate(spins),
+        spinning.server_cpu(spins),
+    ])
+}

@@ -1,0 +1,174 @@
+//! What happens to everyone else while very many leases end within one second.
+//!
+//! The deadlines are spread evenly over one second that begins well after the last lock is taken. A
+//! connection that does nothing but PING, one after the other, feels each stall of the event loop as the
+//! time of one PING. How much of a stall is the machine's own is shown by the same loop right before, on
+//! the server that holds all these locks and does nothing, and by how long the server and the PING thread
+//! waited for a CPU that others had.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use rlock_bench::clock::{self, ThreadTimes};
+use rlock_bench::connection::Connection;
+use rlock_bench::resp;
+use rlock_bench::server::Server;
+
+use super::fill::{self, Taking};
+use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
+
+/// All leases end within this time.
+const SPREAD_MS: u64 = 1000;
+/// How long the idle server is watched before the first deadline.
+const IDLE_WATCH: Duration = Duration::from_millis(1200);
+/// The pause between that watch and the first deadline.
+const GAP: Duration = Duration::from_millis(200);
+/// How long taking the locks may last: so much, and more for each lock.
+const FILL_BASE: Duration = Duration::from_secs(2);
+const FILL_PER_LOCK: Duration = Duration::from_micros(10);
+const GONE_TIMEOUT: Duration = Duration::from_secs(120);
+const GONE_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+struct RoundResult {
+    idle: Pings,
+    expiry: Pings,
+    /// How long the server's main thread waited for a CPU while the leases ended.
+    server_waited_ms: f64,
+    /// From the last deadline until no key was left.
+    gone_after_ms: f64,
+}
+
+/// Measures the stalls and the time until the last lock is gone.
+pub fn measure(server: &mut Server, rounds: usize, locks: usize) -> Result<Vec<Line>> {
+    let [mut stall, mut p99, mut idle_stall, mut idle_p99] = std::array::from_fn(|_| Series::default());
+    let [mut server_waited, mut client_waited, mut gone_after] = std::array::from_fn(|_| Series::default());
+    for _ in 0..rounds {
+        let round = measure_round(server, locks)?;
+        stall.push(round.expiry.times_ms.max());
+        p99.push(round.expiry.times_ms.quantile(0.99));
+        idle_stall.push(round.idle.times_ms.max());
+        idle_p99.push(round.idle.times_ms.quantile(0.99));
+        server_waited.push(round.server_waited_ms);
+        client_waited.push(round.expiry.thread_waited_ms);
+        gone_after.push(round.gone_after_ms);
+    }
+    let expired = server.info_number("rlock_expired")?;
+    ensure!(
+        expired == (rounds * locks) as u64,
+        "the module counted {expired} leases that ended, expected {}",
+        rounds * locks
+    );
+    Ok(vec![
+        Line::value(
+            format!("longest PING of a round while {locks} leases end in {SPREAD_MS} ms"),
+            Statistic::Max,
+            Unit::Ms,
+            stall.clone(),
+        )
+        .aim(Aim::AtMost(20.0))
+        .figure(Figure::new("median round", Unit::Ms, &stall))
+        .figure(Figure::new("PING p99", Unit::Ms, &p99))
+        .figure(Figure::of(Statistic::Max, "idle right before: longest", Unit::Ms, &idle_stall))
+        .figure(Figure::new("idle p99", Unit::Ms, &idle_p99))
+        .figure(Figure::of(Statistic::Max, "server waited for a CPU, in all: up to", Unit::Ms, &server_waited))
+        .figure(Figure::of(
+            Statistic::Max,
+            "PING thread waited for a CPU, in all: up to",
+            Unit::Ms,
+            &client_waited,
+        )),
+        Line::value("from the last deadline until no lock is left", Statistic::Median, Unit::Ms, gone_after),
+    ])
+}
+
+fn measure_round(server: &mut Server, locks: usize) -> Result<RoundResult> {
+    let fill_time = FILL_BASE + FILL_PER_LOCK * u32::try_from(locks)?;
+    let first_deadline = clock::now() + fill_time + IDLE_WATCH + GAP;
+    let last_deadline = first_deadline + Duration::from_millis(SPREAD_MS);
+    fill::fill(server, Taking::Acquire, locks, |index| {
+        let until_first = first_deadline.saturating_duration_since(clock::now());
+        until_first.as_millis() as u64 + index as u64 % SPREAD_MS
+    })?;
+    let idle_from = first_deadline - GAP - IDLE_WATCH;
+    ensure!(clock::now() < idle_from, "taking {locks} locks lasted longer than {fill_time:?}");
+
+    clock::sleep_until(idle_from);
+    let watch = Pinging::start(server.connect()?)?;
+    clock::sleep_until(first_deadline - GAP);
+    let idle = watch.stop()?;
+    ensure!(server.key_count()? == locks as u64, "locks were gone before their time");
+
+    let server_before = server.main_thread_times();
+    let watch = Pinging::start(server.connect()?)?;
+    let gone = wait_until_no_keys(server, last_deadline)?;
+    let expiry = watch.stop()?;
+    let server_waited_ms = waited_ms(server_before, server.main_thread_times());
+    ensure!(server.info_number("rlock_held")? == 0, "no key is left, but the module still counts holds");
+    Ok(RoundResult {
+        idle,
+        expiry,
+        server_waited_ms,
+        gone_after_ms: clock::as_ms(gone.saturating_duration_since(last_deadline)),
+    })
+}
+
+fn wait_until_no_keys(server: &mut Server, last_deadline: Instant) -> Result<Instant> {
+    loop {
+        let keys = server.key_count()?;
+        let now = clock::now();
+        if keys == 0 {
+            return Ok(now);
+        }
+        ensure!(now < last_deadline + GONE_TIMEOUT, "{keys} locks are left {GONE_TIMEOUT:?} after their end");
+        thread::sleep(GONE_POLL_INTERVAL);
+    }
+}
+
+/// How long a thread waited for a CPU between two looks; NaN where the kernel does not tell.
+fn waited_ms(before: Option<ThreadTimes>, after: Option<ThreadTimes>) -> f64 {
+    match (before, after) {
+        (Some(before), Some(after)) => (after.waited_ns - before.waited_ns) as f64 / 1e6,
+        _ => f64::NAN,
+    }
+}
+
+/// What one PING after the other has shown.
+struct Pings {
+    times_ms: Series,
+    /// How long the thread that sent them waited for a CPU.
+    thread_waited_ms: f64,
+}
+
+/// A thread that sends one PING after the other until it is stopped.
+struct Pinging {
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Result<Pings>>,
+}
+
+impl Pinging {
+    fn start(mut connection: Connection) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new().name("pinging".to_owned()).spawn(move || {
+            let ping = resp::command(&[b"PING"]);
+            let mut times_ms = Series::default();
+            let before = ThreadTimes::own();
+            while !stopped.load(Ordering::Relaxed) {
+                let sent = clock::now();
+                connection.send(&ping)?;
+                connection.reply()?.expect(b"+PONG\r\n")?;
+                times_ms.push(clock::as_ms(sent.elapsed()));
+            }
+            Ok(Pings { times_ms, thread_waited_ms: waited_ms(before, ThreadTimes::own()) })
+        })?;
+        Ok(Self { stop, thread })
+    }
+
+    fn stop(self) -> Result<Pings> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the pinging thread has panicked"))?
+    }
+}

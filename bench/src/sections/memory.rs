@@ -1,0 +1,60 @@
+//! What a held lock costs in memory, against the same strings under SET NX PX.
+
+use anyhow::Result;
+use rlock_bench::server::Server;
+
+use super::fill::{self, Taking};
+use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
+
+/// No lease ends during a round, however slow the machine.
+const LEASE_MS: u64 = 24 * 3_600_000;
+
+/// Bytes per lock.
+#[derive(Default)]
+struct Rounds {
+    used: Series,
+    resident: Series,
+    left: Series,
+}
+
+impl Rounds {
+    /// Fills an empty server, empties it again, and notes what each lock took and left behind.
+    fn push_round(&mut self, server: &mut Server, taking: Taking, locks: usize) -> Result<()> {
+        let per_lock = |bytes: u64, before: u64| (bytes as f64 - before as f64) / locks as f64;
+        let used_before = fill::settled_memory_bytes(server)?;
+        let resident_before = server.info_number("used_memory_rss")?;
+        fill::fill(server, taking, locks, |_| LEASE_MS)?;
+        let used = fill::settled_memory_bytes(server)?;
+        let resident = server.info_number("used_memory_rss")?;
+        fill::flush(server)?;
+        let used_after = fill::settled_memory_bytes(server)?;
+        self.used.push(per_lock(used, used_before));
+        self.left.push(per_lock(used_after, used_before));
+        // The allocator keeps the pages of the first fill for those that follow.
+        if self.resident.len() == 0 {
+            self.resident.push(per_lock(resident, resident_before));
+        }
+        Ok(())
+    }
+}
+
+/// Measures used_memory per lock. The first fill also tells the resident memory, which no allocation
+/// beside the server's own allocator escapes.
+pub fn measure(server: &mut Server, rounds: usize, locks: usize) -> Result<Vec<Line>> {
+    let (mut acquire, mut set) = (Rounds::default(), Rounds::default());
+    for _ in 0..rounds {
+        acquire.push_round(server, Taking::Acquire, locks)?;
+        set.push_round(server, Taking::SetNxPx, locks)?;
+    }
+    Ok(vec![
+        Line::ratio(
+            format!("used_memory per lock, {locks} held"),
+            Figure::new("ACQUIRE", Unit::Bytes, &acquire.used),
+            Figure::new("SET NX PX", Unit::Bytes, &set.used),
+        )
+        .aim(Aim::AtMost(1.0))
+        .figure(Figure::new("resident after the first fill, ACQUIRE", Unit::Bytes, &acquire.resident)),
+        Line::value("used_memory left per lock after FLUSHALL SYNC", Statistic::Max, Unit::Bytes, acquire.left)
+            .figure(Figure::of(Statistic::Max, "SET NX PX", Unit::Bytes, &set.left)),
+    ])
+}

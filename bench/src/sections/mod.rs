@@ -1,0 +1,10 @@
+//! One file per question that the benchmark answers, and what some of them share.
+
+pub mod fill;
+pub mod handover;
+pub mod mass_expiry;
+pub mod memory;
+pub mod punctuality;
+pub mod queue_length;
+pub mod relay;
+pub mod uncontended;
