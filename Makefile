@@ -5,7 +5,7 @@ PORT       ?= 6379
 SERVER     ?= redis-server
 MODULE     := target/release/librlock.so
 NOOP       := target/release/librlock_noop.so
-NEED        = ./tools/need
+NEED        = SERVER=$(SERVER) ./tools/need
 DATA       ?= .run
 
 .DEFAULT_GOAL := help
@@ -14,8 +14,8 @@ DATA       ?= .run
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  PORT=6400 make run       another port than 6379"
-	@echo "  SERVER=valkey-server …   another server"
+	@echo "  PORT=6400 make run              another port than 6379"
+	@echo "  SERVER=valkey-server make run   another server than redis-server"
 
 build: ## Build the module: target/release/librlock.so
 	@$(NEED) build
@@ -38,7 +38,7 @@ run: build ## Build, start a server with the module on redis.conf.example, and s
 test: build ## Run every test: the core's, and the module's on a real server
 	@$(NEED) server
 	cargo test --package rlock-core
-	cargo test --package rlock --test integration -- --test-threads=4
+	RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=4
 
 lint: ## Check format and lints
 	@$(NEED) build

@@ -12,6 +12,7 @@ mod leases;
 mod leaving;
 mod payloads;
 mod persistence;
+mod readme;
 mod requests;
 mod sessions;
 mod storm;
