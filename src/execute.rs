@@ -1,13 +1,14 @@
 //! The way of every write: open the key, let the engine decide and apply, then do what it left in the outbox.
 //!
 //! What is outside comes after the engine has returned and the key is closed, in the order of the outbox: propagate,
-//! notify, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
+//! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
-use rlock_core::{Engine, Event, Facts, KeyId, Now, Outbox, Output, Turn, write_effect};
+use rlock_core::{Engine, Event, Facts, KeyId, Now, Outbox, Output, Owner, Refusal, Turn, write_effect};
 
 use crate::clock;
 use crate::configuration;
 use crate::ffi::{Arg, Ctx, Keys};
+use crate::reply;
 use crate::state;
 use crate::timer;
 use crate::waiting;
@@ -15,23 +16,47 @@ use crate::waiting;
 /// The key of a request that has one.
 pub(crate) const KEY: KeyId = KeyId(0);
 
-/// Decides about one key, and does what was decided. `None` if the engine is in use, which would be a bug.
+/// Decides about one key, does what was decided, and replies.
 pub(crate) fn on_key<'c, R>(
     ctx: Ctx<'c>,
     name: Arg<'c>,
-    decide: impl FnOnce(&mut Engine, &mut Turn<'_, Keys<'c>>) -> R,
-) -> Option<R> {
+    decide: impl FnOnce(&mut Engine, &mut Turn<'_, Keys<'c>>) -> Result<R, Refusal>,
+    reply: impl FnOnce(R),
+) {
     let mut keys = Keys::open(ctx, name);
     let mut out = Outbox::default();
     let now = clock::now();
     let limits = configuration::limits();
     let result = state::with_engine(|engine| decide(engine, &mut Turn { now, limits, keys: &mut keys, out: &mut out }));
-    finish(ctx, name, keys, now, out);
+    close(ctx, name, keys, &out);
+    tell(ctx, name, now, &out);
+    // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
+    // before this client hears that it gave it up.
+    match result {
+        Some(Ok(result)) => reply(result),
+        Some(Err(refusal)) => reply::refusal(ctx, refusal),
+        None => ctx.reply_error(reply::INTERNAL_ERROR),
+    }
+    wake(&mut out);
     timer::arm();
-    result
 }
 
-fn finish(ctx: Ctx<'_>, name: Arg<'_>, keys: Keys<'_>, now: Now, mut out: Outbox) {
+/// Settles a key whose turn has come.
+pub(crate) fn settle(ctx: Ctx<'_>, name: Arg<'_>) {
+    let mut keys = Keys::open(ctx, name);
+    let mut out = Outbox::default();
+    let now = clock::now();
+    let limits = configuration::limits();
+    state::with_engine(|engine| {
+        engine.settle_key(&mut Turn { now, limits, keys: &mut keys, out: &mut out }, KEY);
+    });
+    close(ctx, name, keys, &out);
+    tell(ctx, name, now, &out);
+    wake(&mut out);
+}
+
+/// Closes the key, with what the server has to know of its change.
+fn close(ctx: Ctx<'_>, name: Arg<'_>, keys: Keys<'_>, out: &Outbox) {
     let (mut changed, mut granted) = (false, false);
     for output in out.as_slice() {
         if let Output::Effect { event, .. } = output {
@@ -46,15 +71,25 @@ fn finish(ctx: Ctx<'_>, name: Arg<'_>, keys: Keys<'_>, now: Now, mut out: Outbox
     if changed {
         ctx.signal_modified(name);
     }
+}
+
+/// Propagates the events, and tells the keyspace's listeners.
+fn tell(ctx: Ctx<'_>, name: Arg<'_>, now: Now, out: &Outbox) {
     let mut facts = Facts::new();
+    for output in out.as_slice() {
+        if let Output::Effect { event, .. } = output {
+            let owner = write_effect(event, now, &mut facts);
+            ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
+            announce(ctx, name, event);
+        }
+    }
+}
+
+/// Answers the waiters that have an answer.
+pub(crate) fn wake(out: &mut Outbox) {
     for output in out.drain() {
-        match output {
-            Output::Effect { event, .. } => {
-                let owner = write_effect(&event, now, &mut facts);
-                ctx.replicate_effect(name, &facts, owner.map(|owner| owner.as_slice()));
-                announce(ctx, name, &event);
-            }
-            Output::Answer { ticket, answer } => waiting::finish(ticket, answer),
+        if let Output::Answer { ticket, answer } = output {
+            waiting::finish(ticket, answer);
         }
     }
 }

@@ -4,13 +4,12 @@
 //! the clock that never steps; and the server's regular tick arms the timer anew when something is overdue, so that a
 //! backward step of the wall clock delays nothing for longer than a tick.
 
-use rlock_core::{Engine, Key, Keyspace, Outbox, Output, Slot, US_PER_MS};
+use rlock_core::{Engine, Key, Keyspace, Outbox, Slot, US_PER_MS};
 
 use crate::clock;
 use crate::execute::{self, KEY};
 use crate::ffi::{self, Arg, Ctx, Flags, Keys, MainThread, TimerId};
 use crate::state;
-use crate::waiting;
 
 /// How long one run may take before other clients get their turn.
 const BUDGET_US: u64 = 2_000;
@@ -116,11 +115,7 @@ fn settle_next(ctx: Ctx<'_>, flags: Flags) -> bool {
     let now = clock::now();
     let mut out = Outbox::default();
     let next = state::with_engine(|engine| engine.next_due(now, &mut out));
-    for output in out.drain() {
-        if let Output::Answer { ticket, answer } = output {
-            waiting::finish(ticket, answer);
-        }
-    }
+    execute::wake(&mut out);
     let Some(key) = next.flatten() else {
         return false;
     };
@@ -131,7 +126,7 @@ fn settle_next(ctx: Ctx<'_>, flags: Flags) -> bool {
     if flags.is_cluster() && !ctx.serves(name.arg()) {
         postpone(ctx, key, name.arg());
     } else {
-        execute::on_key(ctx, name.arg(), |engine, turn| engine.settle_key(turn, KEY));
+        execute::settle(ctx, name.arg());
     }
     true
 }

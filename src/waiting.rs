@@ -23,8 +23,12 @@ struct Waiting {
 static WAITING: MainThread<HashMap<u64, Waiting, RandomState>> =
     MainThread::new(HashMap::with_hasher(RandomState::with_seeds(0x2545_f491, 0x4f6c_dd1d, 0x9e37_79b9, 0x7f4a_7c15)));
 
-/// Blocks the client of this command under `ticket`. `false` if the server does not want to; the engine has been told.
+/// Blocks the client of this command under `ticket`. `false` if the server does not want to, or if a listener of the
+/// events of this very command has changed the lock so that the ticket was served already; the engine has been told.
 pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
+    if state::peek_engine(|engine| engine.is_waiting(ticket)) != Some(true) {
+        return false;
+    }
     match ffi::block(ctx, key, ticket) {
         Some(handle) => {
             let waiting = Waiting { handle, answer: None };

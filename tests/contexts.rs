@@ -61,7 +61,7 @@ fn a_wait_that_ends_during_a_pause_gets_nil_afterwards() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
     // Once the lock stays held, and once it gets free during the pause and would be there for the taking.
-    for lease_ms in [60_000, 100] {
+    for (timed_out, lease_ms) in [(1, 60_000), (2, 100)] {
         client.acquire(&format!("job a PX {lease_ms}"));
         let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 150");
         let start = Instant::now();
@@ -69,6 +69,7 @@ fn a_wait_that_ends_during_a_pause_gets_nil_afterwards() {
         assert_eq!(waiter.reply(), Reply::Nil, "lease {lease_ms}");
         let waited = start.elapsed();
         assert!(waited >= Duration::from_millis(400), "timed out during the pause, after {waited:?}");
+        assert_eq!(client.info_number("rlock_timed_out"), timed_out);
         client.call("RLOCK.FORCERELEASE job");
         eventually(SOON, || client.call("EXISTS job") == 0);
     }

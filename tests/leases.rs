@@ -28,19 +28,27 @@ fn hand_over_delays(client: &mut Client) -> Vec<Duration> {
     delays
 }
 
-/// An idle server is within 5 ms in 99 of 100 cases. The other tests run beside this one, on few cores, so the bounds leave room
-/// for the machine; a module that relied on the server's own 100 ms cycle would still miss both by far.
+/// An idle server is within 5 ms in 99 of 100 cases. The other tests run beside this one, on few cores, so the bounds
+/// leave room for the machine, and one good round of three is enough: noise makes a module late, but never on time. A
+/// module that relied on the server's own cycle of 100 ms would miss both bounds in every round.
 #[track_caller]
-fn assert_punctual(delays: &[Duration]) {
-    let (median, p99) = (delays[SAMPLES / 2], delays[SAMPLES * 99 / 100]);
-    assert!(median < Duration::from_millis(5), "median {median:?}");
-    assert!(p99 < Duration::from_millis(20), "p99 {p99:?}");
+fn assert_punctual(client: &mut Client) {
+    let mut rounds = Vec::new();
+    for _ in 0..3 {
+        let delays = hand_over_delays(client);
+        let (median, p99) = (delays[SAMPLES / 2], delays[SAMPLES * 99 / 100]);
+        if median < Duration::from_millis(5) && p99 < Duration::from_millis(20) {
+            return;
+        }
+        rounds.push((median, p99));
+    }
+    panic!("median and p99 of three rounds: {rounds:?}");
 }
 
 #[test]
 fn the_next_waiter_is_granted_when_the_lease_ends() {
     let server = Server::start();
-    assert_punctual(&hand_over_delays(&mut server.client()));
+    assert_punctual(&mut server.client());
 }
 
 #[test]
@@ -53,7 +61,7 @@ fn the_end_of_a_lease_is_as_punctual_with_100_000_other_locks_held() {
         assert!(client.call_in_one_step(&batch).iter().all(|reply| reply.int() > 0));
     }
     assert_eq!(client.info_number("rlock_held"), OTHER_LOCKS as i64);
-    assert_punctual(&hand_over_delays(&mut client));
+    assert_punctual(&mut client);
 }
 
 #[test]

@@ -137,10 +137,15 @@ fn a_repeated_acquire_renews_the_lease_and_never_shortens_it() {
 fn a_repeated_acquire_is_always_propagated() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
-    client.acquire("job a PX 60000 REQ 1");
+    client.acquire("job a PX 90000 REQ 1");
+    client.call("RLOCK.RENEW job a PX 60000");
     let before = propagated(&server).len();
-    // It cannot move the deadline, so it changes nothing; a WAIT behind it has to prove something all the same.
-    client.acquire("job a PX 1 REQ 1");
+    // It gives the lease last given, which cannot move the deadline: nothing changes. A WAIT behind it has to prove
+    // something all the same.
+    client.acquire("job a PX 60000 REQ 1");
+    assert_eq!(propagated(&server).len(), before + 1);
+    // Whereas a renewal that changes nothing is nothing.
+    client.call("RLOCK.RENEW job a PX 60000");
     assert_eq!(propagated(&server).len(), before + 1);
 }
 

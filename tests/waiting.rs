@@ -180,6 +180,20 @@ fn an_owner_that_waits_twice_gets_both_as_reentries() {
 }
 
 #[test]
+fn an_owner_that_waits_for_what_it_turns_out_to_hold_need_not_wait() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let token = client.acquire("other b PX 60000");
+    let _first = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    client.call("RENAME other job");
+    assert_eq!(waiter.reply(), token);
+    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 2, token));
+    assert_eq!(client.waiting_owners("job"), ["c"]);
+}
+
+#[test]
 fn waiters_of_one_name_in_two_databases_are_apart() {
     let server = Server::start();
     let (mut zero, mut one) = (server.client(), server.client());

@@ -171,8 +171,10 @@ fn state_of_job(server: &Server) -> (String, Option<(String, i64, i64)>) {
     (kind, holder.map(|holder| (holder.owner, holder.holds, holder.token)))
 }
 
-/// The ways to run a command.
-const CONTEXTS: [(&str, fn(&mut Client, Command) -> Reply); 3] =
+/// A way to run a command.
+type Run = fn(&mut Client, Command) -> Reply;
+
+const CONTEXTS: [(&str, Run); 3] =
     [("by itself", Client::call), ("in a transaction", Client::transaction), ("in a script", Client::eval)];
 
 /// Plays every way in every context, and does something after each.

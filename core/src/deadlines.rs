@@ -2,7 +2,8 @@
 //!
 //! Insert, remove and move are O(log n), and O(1) for a deadline that is the latest or was inserted last, which is
 //! the common case (an equal lease for every lock, acquired and released at once). No step is ever O(n), because this
-//! runs on the server's only thread: the table of slots grows by chunks instead of being copied.
+//! runs on the server's only thread: heap and slots grow by chunks instead of being copied. (`for_each` and `retain` are O(n);
+//! they serve FLUSHALL, SWAPDB and a promotion.)
 //!
 //! Invariants:
 //! 1. `heap[i].at_us <= heap[j].at_us` for each child j of i (four children each: fewer cache lines per level).
@@ -11,10 +12,9 @@
 //! An [`Alarm`] is the number of a slot. Whoever keeps one checks with [`Deadlines::get`] that the slot is still its
 //! own, so a stale number does no harm.
 
-use alloc::vec::Vec;
+use crate::chunked::Chunked;
 
 const ARITY: usize = 4;
-const CHUNK: usize = 1024;
 const NO_SLOT: u32 = u32::MAX;
 
 /// The number of a deadline's slot.
@@ -42,14 +42,14 @@ struct SlotOf<T> {
 /// A set of `T`, each with a deadline in microseconds.
 #[derive(Clone)]
 pub struct Deadlines<T> {
-    heap: Vec<Entry>,
-    chunks: Vec<Vec<SlotOf<T>>>,
+    heap: Chunked<Entry>,
+    slots: Chunked<SlotOf<T>>,
     free: u32,
 }
 
 impl<T> Default for Deadlines<T> {
     fn default() -> Self {
-        Self { heap: Vec::new(), chunks: Vec::new(), free: NO_SLOT }
+        Self { heap: Chunked::default(), slots: Chunked::default(), free: NO_SLOT }
     }
 }
 
@@ -63,7 +63,7 @@ impl<T> Deadlines<T> {
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.heap.is_empty()
+        self.heap.len() == 0
     }
 
     /// Adds a deadline.
@@ -109,9 +109,12 @@ impl<T> Deadlines<T> {
     /// Removes the deadline of `alarm` and returns what it was for.
     pub fn remove(&mut self, alarm: Alarm) -> Option<T> {
         let position = self.position(alarm)?;
-        self.heap.swap_remove(position);
-        if position < self.heap.len() {
-            self.place(position);
+        let last = self.heap.len().saturating_sub(1);
+        if position < last {
+            self.swap(position, last);
+        }
+        self.heap.pop();
+        if position < last {
             self.sift_up(position);
             self.sift_down(position);
         }
@@ -121,7 +124,7 @@ impl<T> Deadlines<T> {
     /// The earliest deadline.
     #[must_use]
     pub fn peek(&self) -> Option<(u64, Alarm)> {
-        let entry = self.heap.first()?;
+        let entry = self.heap.get(0)?;
         Some((entry.at_us, Alarm(entry.slot)))
     }
 
@@ -133,7 +136,7 @@ impl<T> Deadlines<T> {
 
     /// Visits every value, in no order, to change it in place.
     pub fn for_each(&mut self, mut visit: impl FnMut(&mut T)) {
-        for slot in self.chunks.iter_mut().flatten() {
+        for slot in self.slots.iter_mut() {
             if let Some(value) = &mut slot.value {
                 visit(value);
             }
@@ -143,7 +146,7 @@ impl<T> Deadlines<T> {
     /// Removes every deadline whose value `keep` does not want. O(n).
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         let entries = core::mem::take(&mut self.heap);
-        for entry in entries {
+        for entry in entries.into_iter() {
             let wanted = self.slot(entry.slot).and_then(|slot| slot.value.as_ref()).is_some_and(&mut keep);
             if wanted {
                 let position = self.heap.len();
@@ -154,7 +157,7 @@ impl<T> Deadlines<T> {
                 self.give_slot(entry.slot);
             }
         }
-        if self.heap.is_empty() {
+        if self.is_empty() {
             *self = Self::default();
         }
     }
@@ -162,10 +165,7 @@ impl<T> Deadlines<T> {
     /// Bytes on the heap, those behind the values apart.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        let slots = self.chunks.iter().map(Vec::capacity).sum::<usize>();
-        slots
-            .saturating_mul(size_of::<SlotOf<T>>())
-            .saturating_add(self.heap.capacity().saturating_mul(size_of::<Entry>()))
+        self.heap.heap_bytes().saturating_add(self.slots.heap_bytes())
     }
 
     fn sift_up(&mut self, mut position: usize) {
@@ -204,9 +204,20 @@ impl<T> Deadlines<T> {
     }
 
     fn swap(&mut self, a: usize, b: usize) {
-        self.heap.swap(a, b);
-        self.place(a);
-        self.place(b);
+        let (Some(entry_a), Some(entry_b)) = (self.heap.get(a).copied(), self.heap.get(b).copied()) else {
+            return;
+        };
+        self.put(a, entry_b);
+        self.put(b, entry_a);
+    }
+
+    fn put(&mut self, position: usize, entry: Entry) {
+        if let Some(place) = self.heap.get_mut(position) {
+            *place = entry;
+        }
+        if let Some(slot) = self.slot_mut(entry.slot) {
+            slot.position = to_u32(position);
+        }
     }
 
     /// Writes the position of a heap entry into its slot.
@@ -225,34 +236,25 @@ impl<T> Deadlines<T> {
     }
 
     fn slot(&self, slot: u32) -> Option<&SlotOf<T>> {
-        let slot = slot as usize;
-        self.chunks.get(slot / CHUNK)?.get(slot % CHUNK)
+        self.slots.get(slot as usize)
     }
 
     fn slot_mut(&mut self, slot: u32) -> Option<&mut SlotOf<T>> {
-        let slot = slot as usize;
-        self.chunks.get_mut(slot / CHUNK)?.get_mut(slot % CHUNK)
+        self.slots.get_mut(slot as usize)
     }
 
     fn take_slot(&mut self, value: T, position: usize) -> u32 {
+        let (value, position) = (Some(value), to_u32(position));
         let free = self.free;
         if let Some(slot) = self.slot_mut(free) {
             let next = slot.position;
-            *slot = SlotOf { value: Some(value), position: to_u32(position) };
+            *slot = SlotOf { value, position };
             self.free = next;
             return free;
         }
-        if self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
-            // The first grows as it needs: a queue of one place must not cost a whole chunk.
-            self.chunks.push(if self.chunks.is_empty() { Vec::new() } else { Vec::with_capacity(CHUNK) });
-        }
-        let full = self.chunks.len().saturating_sub(1).saturating_mul(CHUNK);
-        let Some(chunk) = self.chunks.last_mut() else {
-            return NO_SLOT;
-        };
-        let slot = full.saturating_add(chunk.len());
-        chunk.push(SlotOf { value: Some(value), position: to_u32(position) });
-        to_u32(slot)
+        let number = to_u32(self.slots.len());
+        self.slots.push(SlotOf { value, position });
+        number
     }
 
     fn give_slot(&mut self, number: u32) -> Option<T> {
@@ -349,7 +351,6 @@ mod tests {
             let alarm = deadlines.insert(round, ());
             deadlines.remove(alarm);
         }
-        assert_eq!(deadlines.chunks.len(), 1);
-        assert_eq!(deadlines.chunks[0].len(), 1);
+        assert_eq!(deadlines.slots.len(), 1);
     }
 }

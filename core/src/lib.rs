@@ -23,6 +23,7 @@
 extern crate alloc;
 
 mod bytes;
+mod chunked;
 mod codec;
 mod deadlines;
 mod effect;

@@ -80,11 +80,25 @@ pub fn seed_hashing(seeds: [u64; 4]) {
     }
 }
 
+/// An entry of the table by owner. It keeps the hash, so that growing the table does not have to visit every place.
+#[derive(Clone, Copy)]
+struct Entry {
+    hash: u32,
+    at: Alarm,
+}
+
+impl Entry {
+    /// The table looks at the high bits as well as at the low ones: spread 32 bits over 64.
+    fn spread(hash: u32) -> u64 {
+        u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
 /// The places of one lock, in order.
 #[derive(Clone)]
 pub struct Places {
     slots: Deadlines<Node>,
-    by_owner: HashTable<Alarm>,
+    by_owner: HashTable<Entry>,
     hasher: RandomState,
     first: Alarm,
     last: Alarm,
@@ -184,8 +198,8 @@ impl Places {
         if self.last == previous {
             self.last = at;
         }
-        let (slots, hasher) = (&self.slots, &self.hasher);
-        self.by_owner.insert_unique(hasher.hash_one(owner), at, |at| hash_of(slots, hasher, *at));
+        let hash = self.hash(owner);
+        self.by_owner.insert_unique(Entry::spread(hash), Entry { hash, at }, |entry| Entry::spread(entry.hash));
     }
 
     /// Changes how a place waits.
@@ -201,12 +215,12 @@ impl Places {
 
     /// Gives a place up.
     pub(crate) fn remove(&mut self, owner: &[u8]) {
-        let hash = self.hasher.hash_one(owner);
+        let hash = self.hash(owner);
         let slots = &self.slots;
-        let Ok(entry) = self.by_owner.find_entry(hash, |at| is_of(slots, *at, owner)) else {
+        let Ok(entry) = self.by_owner.find_entry(Entry::spread(hash), |entry| is_of(slots, *entry, hash, owner)) else {
             return;
         };
-        let (at, _) = entry.remove();
+        let (Entry { at, .. }, _) = entry.remove();
         let Some(node) = self.slots.remove(at) else {
             return;
         };
@@ -249,7 +263,7 @@ impl Places {
         self.slots
             .heap_bytes()
             .saturating_add(owners)
-            .saturating_add(self.by_owner.capacity().saturating_mul(size_of::<Alarm>()))
+            .saturating_add(self.by_owner.capacity().saturating_mul(size_of::<Entry>()))
     }
 
     fn place(&self, at: Alarm) -> Option<Place<'_>> {
@@ -263,17 +277,20 @@ impl Places {
     }
 
     fn find(&self, owner: &[u8]) -> Option<Alarm> {
-        let hash = self.hasher.hash_one(owner);
-        self.by_owner.find(hash, |at| is_of(&self.slots, *at, owner)).copied()
+        let hash = self.hash(owner);
+        let entry = self.by_owner.find(Entry::spread(hash), |entry| is_of(&self.slots, *entry, hash, owner))?;
+        Some(entry.at)
+    }
+
+    fn hash(&self, owner: &[u8]) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "half of a hash is a hash")]
+        let half = self.hasher.hash_one(owner) as u32;
+        half
     }
 }
 
-fn hash_of(slots: &Deadlines<Node>, hasher: &RandomState, at: Alarm) -> u64 {
-    slots.get(at).map_or(0, |(_, node)| hasher.hash_one(&*node.owner))
-}
-
-fn is_of(slots: &Deadlines<Node>, at: Alarm, owner: &[u8]) -> bool {
-    slots.get(at).is_some_and(|(_, node)| *node.owner == *owner)
+fn is_of(slots: &Deadlines<Node>, entry: Entry, hash: u32, owner: &[u8]) -> bool {
+    entry.hash == hash && slots.get(entry.at).is_some_and(|(_, node)| *node.owner == *owner)
 }
 
 /// Two queues are equal if the same owners stay in the same way in the same order.

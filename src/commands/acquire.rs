@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{Acquired, Ask, Now};
+use rlock_core::{Acquired, Ask, Engine, Now, Turn};
 
 use super::family::Family;
-use super::{ENGINE_IN_USE, Failure, check_master, reply_failure};
+use super::{Failure, check_master, reply_failure};
 use crate::arguments::{self, Options};
 use crate::configuration;
 use crate::execute::{self, KEY};
@@ -40,7 +40,7 @@ fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     if options.session_ms.is_some() && client.is_none() {
         return Err(Failure::Text(reply::SESSION_WITHOUT_CONNECTION));
     }
-    let acquired = execute::on_key(ctx, key, |engine, turn| {
+    let decide = |engine: &mut Engine, turn: &mut Turn<'_, _>| {
         let request = rlock_core::Acquire {
             kind: F::KIND,
             owner: owner.into(),
@@ -53,8 +53,8 @@ fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
             ask: ask(options, flags, turn.now),
         };
         engine.acquire(turn, KEY, request)
-    });
-    match acquired.ok_or(ENGINE_IN_USE)?? {
+    };
+    execute::on_key(ctx, key, decide, |acquired| match acquired {
         Acquired::Granted(token) => ctx.reply_integer(token),
         Acquired::Denied => ctx.reply_nil(),
         Acquired::Waiting(ticket) => {
@@ -62,7 +62,7 @@ fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
                 ctx.reply_nil();
             }
         }
-    }
+    });
     Ok(())
 }
 

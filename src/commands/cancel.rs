@@ -1,6 +1,6 @@
 //! `RFAIRLOCK.CANCEL key owner`
 
-use super::{ENGINE_IN_USE, Failure, OWNER, check_master, reply_failure};
+use super::{Failure, OWNER, check_master, reply_failure};
 use crate::arguments;
 use crate::execute::{self, KEY};
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
@@ -26,7 +26,11 @@ impl Command for Cancel {
 fn cancel(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
     check_master(ctx.flags())?;
-    let cancelled = execute::on_key(ctx, key, |engine, turn| engine.cancel(turn, KEY, owner));
-    ctx.reply_integer(cancelled.ok_or(ENGINE_IN_USE)??.into());
+    execute::on_key(
+        ctx,
+        key,
+        |engine, turn| engine.cancel(turn, KEY, owner),
+        |cancelled| ctx.reply_integer(cancelled.into()),
+    );
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::family::Family;
-use super::{ENGINE_IN_USE, Failure, check_master, option, reply_failure};
+use super::{Failure, check_master, option, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute::{self, KEY};
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
@@ -30,7 +30,11 @@ fn force_release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure>
     let key = arguments::key(args)?;
     let token = arguments::options(args, 2, &[Opt::Token])?.token;
     check_master(ctx.flags())?;
-    let forced = execute::on_key(ctx, key, |engine, turn| engine.force_release(turn, KEY, F::KIND, token));
-    ctx.reply_integer(forced.ok_or(ENGINE_IN_USE)??.into());
+    execute::on_key(
+        ctx,
+        key,
+        |engine, turn| engine.force_release(turn, KEY, F::KIND, token),
+        |forced| ctx.reply_integer(forced.into()),
+    );
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::family::Family;
-use super::{ENGINE_IN_USE, Failure, OWNER, REQ, check_master, reply_failure};
+use super::{Failure, OWNER, REQ, check_master, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute::{self, KEY};
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
@@ -31,7 +31,11 @@ fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let options = arguments::options(args, 3, &[Opt::Req])?;
     check_master(ctx.flags())?;
     let request = rlock_core::Release { kind: F::KIND, owner, mode: F::MODE, count: 1, request_id: options.request_id };
-    let left = execute::on_key(ctx, key, |engine, turn| engine.release(turn, KEY, &request));
-    ctx.reply_integer(left.ok_or(ENGINE_IN_USE)??.into());
+    execute::on_key(
+        ctx,
+        key,
+        |engine, turn| engine.release(turn, KEY, &request),
+        |left| ctx.reply_integer(left.into()),
+    );
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::family::Family;
-use super::{ENGINE_IN_USE, Failure, LEASE, OWNER, check_master, reply_failure};
+use super::{Failure, LEASE, OWNER, check_master, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute::{self, KEY};
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
@@ -39,7 +39,6 @@ fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         lease_ms: options.lease_ms,
         client: ctx.connection(flags),
     };
-    let left_ms = execute::on_key(ctx, key, |engine, turn| engine.renew(turn, KEY, &request));
-    ctx.reply_integer(left_ms.ok_or(ENGINE_IN_USE)??);
+    execute::on_key(ctx, key, |engine, turn| engine.renew(turn, KEY, &request), |left_ms| ctx.reply_integer(left_ms));
     Ok(())
 }

@@ -147,6 +147,12 @@ impl Engine {
         self.waiters.len_on(key)
     }
 
+    /// Whether a ticket waits.
+    #[must_use]
+    pub fn is_waiting(&self, ticket: u64) -> bool {
+        self.waiters.get(ticket).is_some()
+    }
+
     /// Who waits under `key`, in order.
     pub fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
         self.waiters.in_order(key).filter(move |waiter| !waiter.is_over(now)).map(move |waiter| WaiterView {
