@@ -66,6 +66,8 @@ enum Section {
     MassExpiry,
     /// From the end of a lease to the next owner
     Punctuality,
+    /// A fair lock's queue with 10, 1000 and 100,000 places
+    Fair,
 }
 
 impl Section {
@@ -83,6 +85,7 @@ impl Section {
             Self::Memory => sections::memory::measure(&mut server, rounds, arguments.locks),
             Self::MassExpiry => sections::mass_expiry::measure(&mut server, rounds, arguments.locks),
             Self::Punctuality => sections::punctuality::measure(&mut server),
+            Self::Fair => sections::fair::measure(&mut server, rounds),
         }
     }
 
