@@ -296,7 +296,7 @@ fn request(word: &str) -> Result<Option<RequestMark>, EffectError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::strategies;
+    use crate::strategies;
     use alloc::vec::Vec;
     use proptest::prelude::*;
 

@@ -36,6 +36,8 @@ mod places;
 mod queue;
 mod request;
 mod sessions;
+#[cfg(test)]
+mod strategies;
 mod time;
 
 pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};

@@ -137,10 +137,7 @@ impl Engine {
         id: KeyId,
         request: &Release<'_>,
     ) -> Result<u32, Refusal> {
-        self.settle_noted(turn, id);
-        let left = self.release_settled(turn, id, request);
-        self.finish(turn.keys, id);
-        left
+        self.settled(turn, id, |engine, turn| engine.release_settled(turn, id, request))
     }
 
     fn release_settled(
@@ -177,6 +174,19 @@ impl Engine {
         Ok(left)
     }
 
+    /// Runs a command that does not compete for the lock on the settled state of its key.
+    pub(super) fn settled<K: Keyspace, R>(
+        &mut self,
+        turn: &mut Turn<'_, K>,
+        id: KeyId,
+        decide: impl FnOnce(&mut Self, &mut Turn<'_, K>) -> R,
+    ) -> R {
+        self.settle_noted(turn, id);
+        let decided = decide(self, turn);
+        self.finish(turn.keys, id);
+        decided
+    }
+
     /// RENEW. Returns the milliseconds of lease left.
     ///
     /// # Errors
@@ -188,10 +198,7 @@ impl Engine {
         id: KeyId,
         request: &Renew<'_>,
     ) -> Result<u64, Refusal> {
-        self.settle_noted(turn, id);
-        let left_ms = self.renew_settled(turn, id, request);
-        self.finish(turn.keys, id);
-        left_ms
+        self.settled(turn, id, |engine, turn| engine.renew_settled(turn, id, request))
     }
 
     fn renew_settled(
@@ -246,10 +253,7 @@ impl Engine {
         kind: Kind,
         token: Option<u64>,
     ) -> Result<bool, Refusal> {
-        self.settle_noted(turn, id);
-        let forced = self.force_settled(turn, id, kind, token);
-        self.finish(turn.keys, id);
-        forced
+        self.settled(turn, id, |engine, turn| engine.force_settled(turn, id, kind, token))
     }
 
     fn force_settled(

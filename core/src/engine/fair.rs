@@ -104,10 +104,7 @@ impl Engine {
     ///
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn cancel(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owner: &[u8]) -> Result<bool, Refusal> {
-        self.settle_noted(turn, id);
-        let cancelled = self.cancel_settled(turn, id, owner);
-        self.finish(turn.keys, id);
-        cancelled
+        self.settled(turn, id, |engine, turn| engine.cancel_settled(turn, id, owner))
     }
 
     fn cancel_settled(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owner: &[u8]) -> Result<bool, Refusal> {

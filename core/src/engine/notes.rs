@@ -138,8 +138,7 @@ impl Engine {
     }
 
     /// Whether a note about `key` is waiting to be settled.
-    #[must_use]
-    pub fn is_pending(&self, key: KeyRef<'_>) -> bool {
+    pub(super) fn is_pending(&self, key: KeyRef<'_>) -> bool {
         !self.pending.owed.is_empty() && self.pending.owed.contains_key(&key)
     }
 }

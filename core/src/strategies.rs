@@ -1,0 +1,110 @@
+//! Events and locks at random, for the round trips of `codec` and `effect`.
+
+use alloc::vec::Vec;
+
+use proptest::prelude::*;
+
+use crate::bytes::Owner;
+use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
+use crate::lock::{Kind, Lock, Mode};
+use crate::places::Stay;
+use crate::request::{RequestMark, Verb};
+use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, US_PER_MS};
+
+fn owner() -> impl Strategy<Value = Owner> {
+    prop::collection::vec(any::<u8>(), 1..=MAX_OWNER_BYTES).prop_map(|bytes| bytes.as_slice().into())
+}
+
+/// A kind, and a mode that it has.
+fn kind_and_mode() -> impl Strategy<Value = (Kind, Mode)> {
+    prop::sample::select(&[
+        (Kind::Mutex, Mode::Exclusive),
+        (Kind::Fair, Mode::Exclusive),
+        (Kind::RwLock, Mode::Read),
+        (Kind::RwLock, Mode::Write),
+        (Kind::Semaphore, Mode::Permits),
+    ])
+}
+
+/// Terms with a deadline in whole milliseconds of unix time, as they are after a way through text or bytes.
+fn terms(now: Now) -> impl Strategy<Value = Terms> {
+    let request = (1..=i64::MAX.unsigned_abs(), any::<bool>())
+        .prop_map(|(id, acquire)| RequestMark { id, verb: if acquire { Verb::Acquire } else { Verb::Release } });
+    (
+        1..=u32::MAX,
+        0..=MAX_LEASE_MS,
+        1..=MAX_LEASE_MS,
+        proptest::option::of(request),
+        proptest::option::of(0..=MAX_LEASE_MS),
+    )
+        .prop_map(move |(count, ahead_ms, lease_ms, request, session_ms)| Terms {
+            count,
+            deadline_us: now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms),
+            lease_ms,
+            request,
+            session_ms,
+        })
+}
+
+/// A moment of the next year, in whole milliseconds of unix time.
+fn moment(now: Now) -> impl Strategy<Value = u64> {
+    (0..=MAX_LEASE_MS).prop_map(move |ahead_ms| now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms))
+}
+
+fn stay(now: Now) -> impl Strategy<Value = Stay> {
+    prop_oneof![
+        Just(Stay::Connected),
+        moment(now).prop_map(|until_us| Stay::Polled { until_us }),
+        moment(now).prop_map(|until_us| Stay::Grace { until_us }),
+    ]
+}
+
+pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
+    let change = prop::sample::select(&[
+        ChangeCause::Reentered,
+        ChangeCause::Renewed,
+        ChangeCause::Released,
+        ChangeCause::SessionEnded,
+    ]);
+    let end = prop::sample::select(&[EndCause::Released, EndCause::Expired, EndCause::Forced, EndCause::Undone]);
+    let leave =
+        prop::sample::select(&[LeaveCause::Cancelled, LeaveCause::TimedOut, LeaveCause::Lapsed, LeaveCause::Missed]);
+    let token = || 1..=MAX_TOKEN;
+    prop_oneof![
+        (kind_and_mode(), owner(), token(), terms(now))
+            .prop_map(|((kind, mode), owner, token, terms)| Event::Granted { kind, owner, mode, token, terms }),
+        (token(), change, terms(now)).prop_map(|(token, cause, terms)| Event::Changed { token, cause, terms }),
+        (token(), end).prop_map(|(token, cause)| Event::Ended { token, cause }),
+        (owner(), stay(now), 1..=MAX_TOKEN, any::<bool>()).prop_map(|(owner, stay, arrival, at_head)| Event::Queued {
+            owner,
+            stay,
+            arrival,
+            at_head
+        }),
+        (owner(), stay(now)).prop_map(|(owner, stay)| Event::Kept { owner, stay }),
+        (owner(), leave).prop_map(|(owner, cause)| Event::Left { owner, cause }),
+        (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Turn { owner, until_us }),
+        moment(now).prop_map(|until_us| Event::Detached { until_us }),
+    ]
+}
+
+pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
+    let place = (owner(), stay(now), 1..=MAX_TOKEN);
+    (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5), prop::collection::vec(place, 0..5)).prop_map(
+        move |((kind, mode), holds, places)| {
+            let is_exclusive = mode == Mode::Exclusive;
+            let mut lock = Lock::new(kind, if kind == Kind::Semaphore { 9 } else { 1 });
+            for (token, (owner, terms)) in (1..).zip(holds) {
+                if is_exclusive && !lock.holds().is_empty() {
+                    break;
+                }
+                lock.apply(&Event::Granted { kind, owner, mode, token, terms });
+            }
+            for (owner, stay, arrival) in places {
+                lock.apply(&Event::Queued { owner: owner.clone(), stay, arrival, at_head: false });
+                lock.apply(&Event::Turn { owner, until_us: now.after_ms(arrival % 1000) });
+            }
+            lock
+        },
+    )
+}
