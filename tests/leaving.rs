@@ -186,3 +186,29 @@ fn a_request_repeated_after_its_connection_died_in_the_tick_of_the_grant_holds_o
         assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
     }
 }
+
+#[test]
+fn a_killed_waiter_does_not_take_the_server_along() {
+    let mut server = Server::with_aof(&["appendfsync no"]);
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let mut next = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let killed = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
+    // The grant makes the key anew while another waits for it. When Redis 7.0 tells a blocked client outside of any
+    // command that its key is there, and the client does not want it, the client stays the server's "current client":
+    // also after it was freed by somebody's command.
+    client.call("DEL job");
+    next.reply().int();
+    assert_eq!(client.call(format!("CLIENT KILL ID {}", killed.id())), 1);
+    // Something else comes to lie where it was.
+    for size in (300..1400).step_by(20) {
+        for number in 0..40 {
+            client.call(format!("SET filler:{size}:{number} {}", "x".repeat(size)));
+        }
+    }
+    // And the timer propagates two effects at once, for which the server looks at its current client.
+    client.call("RLOCK.FORCERELEASE job");
+    client.acquire("job a PX 50");
+    client.acquire("job b PX 60000 BLOCK 0");
+    server.assert_alive();
+}

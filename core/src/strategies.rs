@@ -1,7 +1,5 @@
 //! Events and locks at random, for the round trips of `codec` and `effect`.
 
-use alloc::vec::Vec;
-
 use proptest::prelude::*;
 
 use crate::bytes::Owner;

@@ -44,7 +44,7 @@ impl<const N: usize> From<[&[u8]; N]> for Command {
     }
 }
 
-/// What RLOCK.INFO says of the one holder of a mutex.
+/// What RLOCK.INFO says of the one holder of a mutex or a fair lock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holder {
     pub owner: String,
@@ -180,6 +180,20 @@ impl Client {
     #[track_caller]
     pub fn acquire(&mut self, key_owner_and_options: &str) -> i64 {
         self.call(format!("RLOCK.ACQUIRE {key_owner_and_options}")).int()
+    }
+
+    /// Takes a fair lock and hands out its token. Fails if the lock is not granted.
+    #[track_caller]
+    pub fn acquire_fair(&mut self, key_owner_and_options: &str) -> i64 {
+        self.call(format!("RFAIRLOCK.ACQUIRE {key_owner_and_options}")).int()
+    }
+
+    /// The places of a fair lock in order, as "owner connected" or "owner detached".
+    #[track_caller]
+    pub fn places(&mut self, key: &str) -> Vec<String> {
+        let waiters = self.call(format!("RFAIRLOCK.WAITERS {key}"));
+        let stay = |waiter: &Reply| if waiter.field("connected") == 1 { "connected" } else { "detached" };
+        waiters.array().iter().map(|waiter| format!("{} {}", waiter.field("owner").text(), stay(waiter))).collect()
     }
 
     /// Who holds a lock.
