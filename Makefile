@@ -20,6 +20,8 @@ help: ## List the targets
 build: ## Build the module: target/release/librlock.so
 	@$(NEED) build
 	cargo build --release --package rlock
+	@# The tests refuse a module that is older than the sources; cargo leaves it alone if only tests have changed.
+	@touch $(MODULE)
 
 run: build ## Build, start a server with the module on redis.conf.example, and show what to type
 	@$(NEED) server

@@ -1,0 +1,391 @@
+//! Fair locks: who has a place, for how long, and what an owner may ask for.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Events, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
+
+/// A place for an owner that only asks now and then.
+#[track_caller]
+fn queue(client: &mut Client, owner: &str) {
+    assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 QUEUE 60000")), Reply::Nil);
+}
+
+#[track_caller]
+fn waiter(server: &Server, owner: &str) -> Client {
+    server.waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 BLOCK 0"))
+}
+
+#[test]
+fn a_free_lock_without_a_queue_is_granted_however_it_is_asked_for() {
+    let server = Server::start();
+    let mut client = server.client();
+    let mut last = 0;
+    for how in ["", "BLOCK 0", "QUEUE 60000"] {
+        let token = client.acquire_fair(&format!("job a PX 60000 {how}"));
+        assert!(token > last);
+        last = token;
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.places("job"), [""; 0], "a holder has no place");
+        assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
+        assert_eq!(client.call("EXISTS job"), 0);
+    }
+}
+
+#[test]
+fn a_plain_try_takes_no_place() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b"), Reply::Nil);
+    assert_eq!(client.places("job"), [""; 0]);
+    client.call("RFAIRLOCK.RELEASE job a");
+    assert_eq!(client.call("EXISTS job"), 0);
+}
+
+#[test]
+fn a_plain_try_passes_nobody_also_when_the_lock_is_free() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    queue(&mut client, "b");
+    assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
+    for _ in 0..3 {
+        assert_eq!(client.call("RFAIRLOCK.TTL job"), -2, "it is free");
+        assert_eq!(client.call("RFAIRLOCK.ACQUIRE job c"), Reply::Nil);
+    }
+    assert_eq!(client.places("job"), ["b detached"]);
+    // Nobody is passed any more.
+    assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
+    client.acquire_fair("job c");
+}
+
+#[test]
+fn a_newcomer_that_queues_or_blocks_on_a_reserved_lock_stands_behind() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    queue(&mut client, "b");
+    client.call("RFAIRLOCK.RELEASE job a");
+    let mut c = waiter(&server, "c");
+    queue(&mut client, "d");
+    assert_eq!(client.places("job"), ["b detached", "c connected", "d detached"]);
+    client.acquire_fair("job b");
+    client.call("RFAIRLOCK.RELEASE job b");
+    c.reply().int();
+    assert_eq!(client.places("job"), ["d detached"]);
+}
+
+#[test]
+fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    queue(&mut client, "b");
+    queue(&mut client, "c");
+
+    let mut one = waiter(&server, "b");
+    assert_eq!(client.places("job"), ["b connected", "c detached"]);
+    let mut two = waiter(&server, "b");
+    one.reply().expect_error("UNBLOCKED");
+    assert_eq!(client.places("job"), ["b connected", "c detached"]);
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b"), Reply::Nil);
+    assert_eq!(client.places("job"), ["b connected", "c detached"], "a plain try leaves the place as it is");
+    queue(&mut client, "b");
+    two.reply().expect_error("UNBLOCKED");
+    assert_eq!(client.places("job"), ["b detached", "c detached"]);
+    assert_eq!(client.call("RFAIRLOCK.INFO job").field("waiters"), 2);
+    assert_eq!(client.info_number("rlock_waiting"), 0);
+
+    let mut three = waiter(&server, "b");
+    client.call("RFAIRLOCK.RELEASE job a");
+    let token = three.reply().int();
+    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+    // The connections of before serve again.
+    assert_eq!([one.call("PING"), two.call("PING")], ["PONG", "PONG"]);
+}
+
+#[test]
+fn whoever_has_the_turn_is_granted_however_it_asks() {
+    let server = Server::start();
+    let mut client = server.client();
+    for how in ["", "BLOCK 0", "QUEUE 1", "BLOCK 1", "REQ 7"] {
+        client.acquire_fair("job a PX 60000");
+        queue(&mut client, "b");
+        client.call("RFAIRLOCK.RELEASE job a");
+        client.acquire_fair(&format!("job b {how}"));
+        assert_eq!(client.places("job"), [""; 0], "{how}");
+        client.call("RFAIRLOCK.RELEASE job b");
+    }
+}
+
+#[test]
+fn a_place_lives_as_long_as_queue_last_said() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    let start = Instant::now();
+    for (owner, life_ms) in [("longer", 200), ("shorter", 60_000), ("plain", 400)] {
+        client.call(format!("RFAIRLOCK.ACQUIRE job {owner} QUEUE {life_ms}"));
+    }
+    client.call("RFAIRLOCK.ACQUIRE job longer QUEUE 60000");
+    client.call("RFAIRLOCK.ACQUIRE job shorter QUEUE 300");
+    assert_eq!(client.places("job"), ["longer detached", "shorter detached", "plain detached"]);
+    let mut keep_asking = |until: &[&str]| {
+        eventually(SOON, || {
+            assert_eq!(client.call("RFAIRLOCK.ACQUIRE job plain"), Reply::Nil);
+            client.places("job") == until
+        });
+        start.elapsed().as_millis()
+    };
+    let shorter_ms = keep_asking(&["longer detached", "plain detached"]);
+    assert!((300..1000).contains(&shorter_ms), "{shorter_ms} ms");
+    let plain_ms = keep_asking(&["longer detached"]);
+    assert!((400..1100).contains(&plain_ms), "{plain_ms} ms: a plain try prolongs nothing");
+}
+
+#[test]
+fn a_block_that_ends_in_nil_gives_the_place_up_also_one_made_by_queue() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    queue(&mut client, "b");
+    for _ in 0..2 {
+        let start = Instant::now();
+        assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b BLOCK 100"), Reply::Nil);
+        let waited_ms = start.elapsed().as_millis();
+        assert!((100..400).contains(&waited_ms), "{waited_ms} ms");
+        assert_eq!(client.places("job"), [""; 0]);
+    }
+    client.call("RFAIRLOCK.RELEASE job a");
+    assert_eq!(client.call("EXISTS job"), 0);
+}
+
+#[test]
+fn reentry_passes_the_queue_however_it_is_asked_for() {
+    let server = Server::start();
+    let mut client = server.client();
+    let token = client.acquire_fair("job a PX 60000");
+    let mut b = waiter(&server, "b");
+    queue(&mut client, "c");
+    for how in ["", "BLOCK 0", "QUEUE 60000"] {
+        assert_eq!(client.acquire_fair(&format!("job a {how}")), token);
+    }
+    assert_eq!(client.places("job"), ["b connected", "c detached"]);
+    for left in [3, 2, 1] {
+        assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), left);
+    }
+    assert_eq!(client.call("RFAIRLOCK.HOLDS job b"), 0);
+    assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
+    b.reply().int();
+}
+
+#[test]
+fn the_end_of_a_lease_serves_the_queue() {
+    let server = Server::start();
+    let mut client = server.client();
+    let mut events = Events::subscribe(&server);
+    client.acquire_fair("job a PX 100");
+    let mut b = server.waiter("RFAIRLOCK.ACQUIRE job b PX 100 BLOCK 0");
+    queue(&mut client, "c");
+    b.reply().int();
+    let seen: Vec<_> = (0..5).map(|_| events.next()).collect();
+    let (acquire, expire) = ("rlock.acquire job", "rlock.expire job");
+    assert_eq!(seen, [acquire, expire, acquire, expire, "rlock.turn job"]);
+    client.acquire_fair("job c");
+}
+
+#[test]
+fn force_release_serves_the_queue() {
+    let server = Server::start();
+    let mut client = server.client();
+    let token = client.acquire_fair("job a PX 60000");
+    let mut b = waiter(&server, "b");
+    queue(&mut client, "c");
+    assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job TOKEN 1"), 0);
+    assert_eq!(client.call(format!("RFAIRLOCK.FORCERELEASE job TOKEN {token}")), 1);
+    b.reply().int();
+    assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 1);
+    assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 0, "a place is no hold");
+    client.acquire_fair("job c");
+}
+
+#[test]
+fn cancel_gives_a_place_up() {
+    let server = Server::start();
+    let mut client = server.client();
+    assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 0);
+    assert_eq!(client.call("EXISTS job"), 0);
+    client.acquire_fair("job a PX 60000");
+    queue(&mut client, "b");
+    let mut c = waiter(&server, "c");
+    let mut d = waiter(&server, "d");
+    assert_eq!(client.call("RFAIRLOCK.CANCEL job a"), 0, "a hold is no place");
+    for (owner, left) in [("b", &["c connected", "d connected"][..]), ("c", &["d connected"])] {
+        assert_eq!(client.call(format!("RFAIRLOCK.CANCEL job {owner}")), 1);
+        assert_eq!(client.call(format!("RFAIRLOCK.CANCEL job {owner}")), 0);
+        assert_eq!(client.places("job"), left);
+    }
+    c.reply().expect_error("UNBLOCKED");
+
+    client.call("RFAIRLOCK.RELEASE job a");
+    d.reply().int();
+    queue(&mut client, "b");
+    let mut c = waiter(&server, "c");
+    client.call("RFAIRLOCK.RELEASE job d");
+    assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
+    assert_eq!(client.call("RFAIRLOCK.HOLDS job c"), 1, "the head of the queue was in the way");
+    c.reply().int();
+}
+
+#[test]
+fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_lower() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    let mut one = server.waiter("RFAIRLOCK.ACQUIRE job b PX 5000 REQ 5 BLOCK 0");
+    let mut c = waiter(&server, "c");
+    for how in ["BLOCK 0", "QUEUE 60000", ""] {
+        client.call(format!("RFAIRLOCK.ACQUIRE job b REQ 4 {how}")).expect_error("STALE");
+    }
+    let mut two = server.waiter("RFAIRLOCK.ACQUIRE job b PX 40000 REQ 5 SESSION 700 BLOCK 0");
+    one.reply().expect_error("UNBLOCKED");
+    let mut three = server.waiter("RFAIRLOCK.ACQUIRE job b PX 60000 REQ 6 SESSION 700 BLOCK 0");
+    two.reply().expect_error("UNBLOCKED");
+    assert_eq!(client.places("job"), ["b connected", "c connected"]);
+
+    client.call("RFAIRLOCK.RELEASE job a");
+    let token = three.reply().int();
+    let holder = client.holder("job").expect("it is held");
+    assert_eq!((holder.identity(), holder.session), (("b", 1, token), 1));
+    assert!(holder.lease_ms > 50_000, "the newest lease counts: {holder:?}");
+    assert_eq!(client.acquire_fair("job b REQ 6 BLOCK 0"), token, "a repeat");
+    client.call("RFAIRLOCK.ACQUIRE job b REQ 5").expect_error("STALE");
+    assert_eq!(client.call("RFAIRLOCK.HOLDS job b"), 1);
+    assert_eq!(client.call("RFAIRLOCK.RELEASE job b REQ 7"), 0);
+    c.reply().int();
+}
+
+#[test]
+fn a_numbered_poller_may_ask_for_its_grant_again() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b REQ 3 QUEUE 60000"), Reply::Nil);
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b REQ 3 QUEUE 60000"), Reply::Nil);
+    assert_eq!(client.places("job"), ["b detached"]);
+    client.call("RFAIRLOCK.RELEASE job a");
+    let token = client.acquire_fair("job b REQ 3 QUEUE 60000");
+    assert_eq!(client.acquire_fair("job b REQ 3 QUEUE 60000"), token);
+    assert_eq!(client.call("RFAIRLOCK.HOLDS job b"), 1);
+}
+
+#[test]
+fn wrong_arguments_are_refused_and_change_nothing() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    let too_long = (YEAR_MS + 1).to_string();
+    for wrong in ["0", "-1", "x", "1.5", "01", too_long.as_str(), "99999999999999999999"] {
+        let error = client.call(format!("RFAIRLOCK.ACQUIRE job b QUEUE {wrong}"));
+        assert!(error.expect_error("ERR").contains("QUEUE"), "{wrong}: {error:?}");
+    }
+    for wrong in [
+        "ACQUIRE job b QUEUE",
+        "ACQUIRE job b QUEUE 1000 BLOCK 1000",
+        "ACQUIRE job b BLOCK 0 QUEUE 1000",
+        "ACQUIRE job b QUEUE 1000 QUEUE 1000",
+        "CANCEL job",
+        "CANCEL job b c",
+    ] {
+        client.call(format!("RFAIRLOCK.{wrong}")).expect_error("ERR");
+    }
+    client.call("RLOCK.ACQUIRE mutex b QUEUE 1000").expect_error("ERR");
+    assert_eq!(client.places("job"), [""; 0]);
+    assert_eq!(client.call("DBSIZE"), 1);
+    for right in ["1".to_owned(), YEAR_MS.to_string()] {
+        assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job b queue {right}")), Reply::Nil);
+    }
+    assert_eq!(client.places("job"), ["b detached"]);
+}
+
+#[test]
+fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
+    const COMMON: [&str; 6] =
+        ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "FORCERELEASE key", "HOLDS key a"];
+    const READING: [&str; 3] = ["INFO key", "TTL key", "WAITERS key"];
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("mutex a PX 60000");
+    client.acquire_fair("fair a PX 60000");
+    client.call("RFAIRLOCK.ACQUIRE fair b QUEUE 60000");
+    client.call("SET text text");
+    let mut call =
+        |family: &str, command: &str, key: &str| client.call(format!("{family}.{}", command.replace("key", key)));
+    for command in COMMON {
+        call("RLOCK", command, "fair").expect_error("WRONGTYPE");
+    }
+    for key in ["mutex", "text"] {
+        for command in COMMON.iter().chain(&READING).chain(&["CANCEL key a", "ACQUIRE key b QUEUE 1000"]) {
+            call("RFAIRLOCK", command, key).expect_error("WRONGTYPE");
+        }
+    }
+    // These answer for a lock of any kind.
+    assert_eq!(call("RLOCK", "INFO key", "fair").field("kind"), "fair");
+    assert!(call("RLOCK", "TTL key", "fair").int() > 50_000);
+    assert_eq!(call("RLOCK", "WAITERS key", "fair").array().len(), 1);
+    assert_eq!(client.call("RLOCK.HOLDS mutex a"), 1);
+    assert_eq!(client.call("RFAIRLOCK.HOLDS fair a"), 1);
+}
+
+#[test]
+fn a_queue_has_no_more_than_max_places() {
+    let server = Server::with(&["rlock.max-places 2"]);
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    queue(&mut client, "b");
+    let _c = waiter(&server, "c");
+    for how in ["QUEUE 1000", "BLOCK 0"] {
+        client.call(format!("RFAIRLOCK.ACQUIRE job d {how}")).expect_error("MAXWAITERS");
+    }
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job d"), Reply::Nil, "a try takes no place");
+    // Whoever has one may change how it waits.
+    queue(&mut client, "c");
+    let _b = waiter(&server, "b");
+    assert_eq!(client.places("job"), ["b connected", "c detached"]);
+    assert_eq!(client.call("RFAIRLOCK.CANCEL job c"), 1);
+    queue(&mut client, "d");
+    // It counts for each lock by itself, and places are no waiting clients.
+    assert_eq!(client.call("CONFIG SET rlock.max-waiters 1"), "OK");
+    client.acquire_fair("other a");
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE other b QUEUE 1000"), Reply::Nil);
+    client.call("RFAIRLOCK.ACQUIRE other c BLOCK 0").expect_error("MAXWAITERS");
+}
+
+#[test]
+fn in_transactions_and_scripts_block_is_one_try_and_queue_takes_a_place() {
+    let server = Server::start();
+    let mut client = server.client();
+    let ways: [fn(&mut Client, &str) -> Reply; 2] = [|c, command| c.transaction(command), |c, command| c.eval(command)];
+    for run in ways {
+        client.acquire_fair("job a PX 60000");
+        assert_eq!(run(&mut client, "RFAIRLOCK.ACQUIRE job b BLOCK 0"), Reply::Nil);
+        assert_eq!(client.places("job"), [""; 0]);
+        assert_eq!(run(&mut client, "RFAIRLOCK.ACQUIRE job b PX 60000 QUEUE 60000"), Reply::Nil);
+        assert_eq!(client.places("job"), ["b detached"]);
+        assert_eq!(run(&mut client, "RFAIRLOCK.ACQUIRE job b BLOCK 0"), Reply::Nil);
+        assert_eq!(client.places("job"), ["b detached"], "one try leaves the place as it is");
+        let mut c = waiter(&server, "c");
+        assert_eq!(run(&mut client, "RFAIRLOCK.RELEASE job a"), 0);
+        let token = run(&mut client, "RFAIRLOCK.ACQUIRE job b BLOCK 0").int();
+        assert!(token > 0);
+        assert_eq!(run(&mut client, "RFAIRLOCK.RELEASE job b"), 0);
+        assert!(c.reply().int() > token);
+        queue(&mut client, "d");
+        assert_eq!(run(&mut client, "RFAIRLOCK.CANCEL job d"), 1);
+        assert_eq!(run(&mut client, "RFAIRLOCK.FORCERELEASE job"), 1);
+        assert_eq!(client.call("EXISTS job"), 0);
+    }
+}

@@ -1,0 +1,310 @@
+//! Fair locks: connections that are cut, unblocked or demoted, and values that go from under their waiters.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Command, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// How often the races are run. Each run is a millisecond or two.
+const RACES: usize = 100;
+
+#[track_caller]
+fn queue(client: &mut Client, owner: &str) {
+    assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 QUEUE 60000")), Reply::Nil);
+}
+
+#[track_caller]
+fn waiter(server: &Server, owner: &str) -> Client {
+    server.waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 BLOCK 0"))
+}
+
+fn start_with_grace_ms(grace_ms: u64) -> Server {
+    Server::with(&[&format!("rlock.fair-grace-ms {grace_ms}")])
+}
+
+/// Ways to cut a waiter off that leave its place to it.
+const CUTS: [&str; 3] = ["a closed socket", "CLIENT KILL ID id", "CLIENT UNBLOCK id ERROR"];
+
+#[track_caller]
+fn cut(client: &mut Client, way: &str, mut waiter: Client) {
+    if way.starts_with("CLIENT") {
+        assert_eq!(client.call(way.replace("id", &waiter.id().to_string())), 1);
+    }
+    if way.ends_with("ERROR") {
+        waiter.reply().expect_error("UNBLOCKED");
+        assert_eq!(waiter.call("PING"), "PONG");
+    }
+}
+
+#[test]
+fn whoever_asks_again_within_the_grace_is_at_its_place() {
+    let server = start_with_grace_ms(60_000);
+    let mut client = server.client();
+    for way in CUTS {
+        for again in ["BLOCK 0", "QUEUE 60000", ""] {
+            client.acquire_fair("job a PX 60000");
+            let b = waiter(&server, "b");
+            let mut c = waiter(&server, "c");
+            cut(&mut client, way, b);
+            eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
+            if again == "BLOCK 0" {
+                let mut b = waiter(&server, "b");
+                assert_eq!(client.places("job"), ["b connected", "c connected"], "{way}");
+                client.call("RFAIRLOCK.RELEASE job a");
+                b.reply().int();
+            } else {
+                let ask = format!("RFAIRLOCK.ACQUIRE job b PX 60000 {again}");
+                assert_eq!(client.call(ask.as_str()), Reply::Nil);
+                assert_eq!(client.places("job"), ["b detached", "c connected"], "{way}");
+                client.call("RFAIRLOCK.RELEASE job a");
+                assert!(client.call(ask).int() > 0, "{way} {again}");
+            }
+            assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0);
+            c.reply().int();
+            assert_eq!(client.call("RFAIRLOCK.RELEASE job c"), 0);
+        }
+    }
+}
+
+#[test]
+fn whoever_asks_again_after_the_grace_is_at_the_tail() {
+    let server = start_with_grace_ms(200);
+    let mut client = server.client();
+    for way in CUTS {
+        client.acquire_fair("job a PX 60000");
+        let b = waiter(&server, "b");
+        let mut c = waiter(&server, "c");
+        let start = Instant::now();
+        cut(&mut client, way, b);
+        eventually(SOON, || client.places("job") == ["c connected"]);
+        let kept_ms = start.elapsed().as_millis();
+        assert!((200..700).contains(&kept_ms), "{way}: {kept_ms} ms");
+        let mut b = waiter(&server, "b");
+        assert_eq!(client.places("job"), ["c connected", "b connected"]);
+        for (holder, next) in [("a", &mut c), ("c", &mut b)] {
+            assert_eq!(client.call(format!("RFAIRLOCK.RELEASE job {holder}")), 0);
+            next.reply().int();
+        }
+        assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0);
+    }
+}
+
+#[test]
+fn a_place_that_was_found_again_outlives_the_grace() {
+    let server = start_with_grace_ms(300);
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    let (b, c) = (waiter(&server, "b"), waiter(&server, "c"));
+    let _d = waiter(&server, "d");
+    drop((b, c));
+    eventually(SOON, || client.places("job") == ["b detached", "c detached", "d connected"]);
+    let _b = waiter(&server, "b");
+    queue(&mut client, "c");
+    // Time itself: what was begun must not go on.
+    thread::sleep(Duration::from_millis(600));
+    assert_eq!(client.places("job"), ["b connected", "c detached", "d connected"]);
+}
+
+#[test]
+fn a_place_made_by_queue_that_lost_its_connection_is_kept_for_the_grace() {
+    let server = start_with_grace_ms(300);
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    queue(&mut client, "b");
+    let b = waiter(&server, "b");
+    let start = Instant::now();
+    drop(b);
+    eventually(SOON, || client.places("job").is_empty());
+    let kept_ms = start.elapsed().as_millis();
+    assert!((300..800).contains(&kept_ms), "the last request decides, not QUEUE: {kept_ms} ms");
+}
+
+#[test]
+fn a_head_that_was_cut_off_has_the_turn_and_comes_or_not() {
+    let server = start_with_grace_ms(500);
+    let mut client = server.client();
+    for comes in [true, false] {
+        client.acquire_fair("job a PX 60000");
+        let b = waiter(&server, "b");
+        let mut c = waiter(&server, "c");
+        let start = Instant::now();
+        drop(b);
+        eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
+        client.call("RFAIRLOCK.RELEASE job a");
+        assert_eq!(client.call("RFAIRLOCK.HOLDS job c"), 0);
+        if comes {
+            client.acquire_fair("job b PX 60000 BLOCK 0");
+            client.call("RFAIRLOCK.RELEASE job b");
+            c.reply().int();
+        } else {
+            c.reply().int();
+            let waited_ms = start.elapsed().as_millis();
+            assert!((500..1200).contains(&waited_ms), "{waited_ms} ms");
+        }
+        client.call("RFAIRLOCK.RELEASE job c");
+    }
+}
+
+#[test]
+fn client_unblock_timeout_gives_the_place_up() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    queue(&mut client, "b");
+    let mut b = waiter(&server, "b");
+    let mut c = waiter(&server, "c");
+    assert_eq!(client.call(format!("CLIENT UNBLOCK {} TIMEOUT", b.id())), 1);
+    assert_eq!(b.reply(), Reply::Nil);
+    eventually(SOON, || client.places("job") == ["c connected"]);
+    client.call("RFAIRLOCK.RELEASE job a");
+    c.reply().int();
+}
+
+#[test]
+fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
+    let server = start_with_grace_ms(60_000);
+    let mut client = server.client();
+    for round in 0..RACES {
+        client.acquire_fair("job a PX 60000");
+        let b = waiter(&server, "b");
+        let mut c = waiter(&server, "c");
+        let release = Command::from("RFAIRLOCK.RELEASE job a");
+        let kill = Command::from(format!("CLIENT KILL ID {}", b.id()));
+        let step = if round % 2 == 0 { [release, kill] } else { [kill, release] };
+        client.call_in_one_step(&step);
+        eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
+        assert_eq!(client.call("RFAIRLOCK.TTL job"), -2, "nobody holds it");
+        client.acquire_fair("job b PX 60000");
+        assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0, "it holds once");
+        c.reply().int();
+        assert_eq!(client.call("RFAIRLOCK.RELEASE job c"), 0);
+    }
+    assert_eq!(client.call("EXISTS job"), 0);
+}
+
+#[test]
+fn the_end_of_a_session_serves_the_queue() {
+    let server = Server::start();
+    let (mut holder, mut client) = (server.client(), server.client());
+    holder.acquire_fair("job a PX 60000 SESSION 0");
+    let mut b = server.waiter("RFAIRLOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0");
+    queue(&mut client, "c");
+    drop(holder);
+    let token = b.reply().int();
+    let hold = client.holder("job").expect("it is held");
+    assert_eq!((hold.identity(), hold.session), (("b", 1, token), 1));
+
+    // The connection is the waiter's own, and its end is felt as well.
+    drop(b);
+    eventually(SOON, || client.call("RFAIRLOCK.TTL job") == -2);
+    // A poller binds the connection over which it is granted.
+    let mut c = server.client();
+    c.acquire_fair("job c PX 60000 SESSION 300");
+    assert_eq!(client.holder("job").expect("it is held").session, 1);
+    let start = Instant::now();
+    drop(c);
+    eventually(SOON, || client.call("EXISTS job") == 0);
+    let held_ms = start.elapsed().as_millis();
+    assert!((299..800).contains(&held_ms), "{held_ms} ms");
+}
+
+#[test]
+fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_gone() {
+    let server = start_with_grace_ms(60_000);
+    let mut client = server.client();
+    for removal in
+        ["DEL job", "UNLINK job", "FLUSHALL", "PEXPIREAT job 1", "RENAME job away", "MOVE job 1", "SWAPDB 0 1"]
+    {
+        client.acquire_fair("job a PX 60000");
+        queue(&mut client, "p");
+        let mut b = waiter(&server, "b");
+        queue(&mut client, "q");
+        let c = waiter(&server, "c");
+        let mut d = waiter(&server, "d");
+        // One that has been away is where it was at first, not where it came back.
+        drop(c);
+        eventually(SOON, || client.places("job")[3] == "c detached");
+        let mut c = waiter(&server, "c");
+        let gone = waiter(&server, "e");
+        drop(gone);
+        eventually(SOON, || client.places("job")[5] == "e detached");
+
+        // Nothing runs between the removal and the newcomer.
+        let step = [removal, "RFAIRLOCK.ACQUIRE job newcomer"].map(Command::from);
+        let answers = client.call_in_one_step(&step);
+        assert!(!matches!(answers[0], Reply::Error(_)), "{removal}: {answers:?}");
+        assert_eq!(answers[1], Reply::Nil, "{removal}");
+        let mut last = b.reply().int();
+        assert_eq!(client.places("job"), ["c connected", "d connected"], "{removal}");
+        for (holder, next) in [("b", &mut c), ("c", &mut d)] {
+            assert_eq!(client.call(format!("RFAIRLOCK.RELEASE job {holder}")), 0);
+            let token = next.reply().int();
+            assert!(token > last);
+            last = token;
+        }
+        client.call("FLUSHALL");
+        assert_eq!(client.call("EXISTS job"), 0);
+    }
+}
+
+#[test]
+fn another_type_under_the_name_refuses_the_waiters_and_another_fair_lock_takes_them_in() {
+    let server = Server::start();
+    let mut client = server.client();
+    for other in ["SET job text", "RENAME mutex job"] {
+        client.acquire("mutex x PX 60000");
+        client.acquire_fair("job a PX 60000");
+        let waiters = ["b", "c"].map(|owner| waiter(&server, owner));
+        assert_eq!(client.call(other), "OK");
+        for mut waiter in waiters {
+            waiter.reply().expect_error("WRONGTYPE");
+        }
+        client.call("FLUSHALL");
+    }
+
+    client.acquire_fair("other x PX 60000");
+    for owner in ["p", "b"] {
+        assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE other {owner} QUEUE 60000")), Reply::Nil);
+    }
+    client.acquire_fair("job a PX 60000");
+    let mut c = waiter(&server, "c");
+    let mut b = waiter(&server, "b");
+    assert_eq!(client.call("RENAME other job"), "OK");
+    eventually(SOON, || client.places("job") == ["p detached", "b connected", "c connected"]);
+    assert_eq!(client.call("RFAIRLOCK.RELEASE job x"), 0);
+    client.acquire_fair("job p PX 60000");
+    client.call("RFAIRLOCK.RELEASE job p");
+    b.reply().int();
+    client.call("RFAIRLOCK.RELEASE job b");
+    c.reply().int();
+}
+
+#[test]
+fn a_demotion_detaches_the_places_and_a_promotion_finds_them() {
+    let server = start_with_grace_ms(60_000);
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    let mut b = waiter(&server, "b");
+    queue(&mut client, "p");
+    let mut c = waiter(&server, "c");
+    // Nobody listens there, so it keeps its data.
+    client.call("REPLICAOF 127.0.0.1 1");
+    for waiter in [&mut b, &mut c] {
+        waiter.reply().expect_error("UNBLOCKED");
+    }
+    client.call("REPLICAOF NO ONE");
+    eventually(SOON, || client.places("job") == ["b detached", "p detached", "c detached"]);
+    let mut newcomer = waiter(&server, "n");
+    let mut c = waiter(&server, "c");
+    assert_eq!(client.places("job"), ["b detached", "p detached", "c connected", "n connected"]);
+    client.call("RFAIRLOCK.RELEASE job a");
+    for owner in ["b", "p"] {
+        client.acquire_fair(&format!("job {owner} PX 60000"));
+        client.call(format!("RFAIRLOCK.RELEASE job {owner}"));
+    }
+    c.reply().int();
+    client.call("RFAIRLOCK.RELEASE job c");
+    newcomer.reply().int();
+}
