@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use ahash::RandomState;
-use rlock_core::Answer;
+use rlock_core::{Answer, twin, twin_in_slot};
 
 use crate::ffi::{self, Arg, Blocked, Ctx, MainThread};
 use crate::reply;
@@ -29,7 +29,8 @@ pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
     if state::peek_engine(|engine| engine.is_waiting(ticket)) != Some(true) {
         return false;
     }
-    match ffi::block(ctx, key, ticket) {
+    let name = ctx.string(&twin_of(ctx, key.bytes()));
+    match ffi::block(ctx, name.arg(), ticket) {
         Some(handle) => {
             let waiting = Waiting { handle, answer: None };
             WAITING.with(|table| table.insert(ticket, waiting));
@@ -40,6 +41,12 @@ pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
             false
         }
     }
+}
+
+/// The name to block on: not the lock's own, see `rlock_core::twin_in_slot`. In a cluster a few names have no twin in their
+/// slot, and then it is the lock's own after all.
+fn twin_of(ctx: Ctx<'_>, name: &[u8]) -> Vec<u8> {
+    if ctx.flags().is_cluster() { twin_in_slot(name).unwrap_or_else(|| name.into()) } else { twin(name) }
 }
 
 /// Answers a waiter.

@@ -1,7 +1,7 @@
 //! Blocking a client and answering it later.
 //!
-//! The client is blocked on its key with no timeout of the server's, and unblocked one at a time: waiters keep their own
-//! order and their own deadlines. The reply callback, which the server calls for every waiter when the key is touched,
+//! The client is blocked on a name with no timeout of the server's, and unblocked one at a time: waiters keep their own
+//! order and their own deadlines. The reply callback, which the server would call if somebody made a key of that name,
 //! always says "not yet"; the answer is written by the timeout callback, whoever causes it to run.
 
 use std::ffi::{c_int, c_void};
@@ -16,10 +16,10 @@ use crate::waiting;
 #[derive(Clone, Copy)]
 pub(crate) struct Blocked(*mut raw::RedisModuleBlockedClient);
 
-/// Blocks the client of this command. `None` if the server does not want to.
-pub(crate) fn block(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> Option<Blocked> {
-    let mut keys = [key.raw()];
-    // SAFETY: the context and the key are alive; the private data is a number, not a pointer.
+/// Blocks the client of this command on a name. `None` if the server does not want to.
+pub(crate) fn block(ctx: Ctx<'_>, name: Arg<'_>, ticket: u64) -> Option<Blocked> {
+    let mut keys = [name.raw()];
+    // SAFETY: the context and the name are alive, the server keeps its own reference; the private data is a number, not a pointer.
     let handle = unsafe {
         api!(
             RedisModule_BlockClientOnKeys,
