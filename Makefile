@@ -39,7 +39,7 @@ run: build ## Build, start a server with the module on redis.conf.example, and s
 
 test: build ## Run every test: the core's, and the module's on a real server
 	@$(NEED) server
-	cargo test --package rlock-core
+	cargo test --package rlock-core --package rlock-bench
 	RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=4
 
 lint: ## Check format and lints
