@@ -7,6 +7,7 @@ use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
 use crate::state::{self, Note};
 use crate::timer;
+use crate::waiting;
 
 pub(crate) fn on_server_event(event: ServerEvent) {
     let note = match event {
@@ -25,7 +26,8 @@ pub(crate) fn on_server_event(event: ServerEvent) {
         ServerEvent::AfterSleep => {
             clock::sync();
             if state::peek_engine(rlock_core::Engine::has_unconfirmed_grants) == Some(true) {
-                state::note(Note::AnswersSent);
+                // Hears the notes first: who is known to be gone keeps nothing.
+                state::with_engine(|engine| engine.confirm_grants(waiting::is_answered));
             }
             return;
         }

@@ -73,15 +73,22 @@ fn close(ctx: Ctx<'_>, name: Arg<'_>, keys: Keys<'_>, out: &Outbox) {
     }
 }
 
-/// Propagates the events, and tells the keyspace's listeners.
+/// Propagates the events, and then tells the keyspace's listeners: what a listener does comes after all of this in the
+/// stream, as it does here.
 fn tell(ctx: Ctx<'_>, name: Arg<'_>, now: Now, out: &Outbox) {
+    let events = || {
+        out.as_slice().iter().filter_map(|output| match output {
+            Output::Effect { event, .. } => Some(event),
+            Output::Answer { .. } => None,
+        })
+    };
     let mut facts = Facts::new();
-    for output in out.as_slice() {
-        if let Output::Effect { event, .. } = output {
-            let owner = write_effect(event, now, &mut facts);
-            ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
-            announce(ctx, name, event);
-        }
+    for event in events() {
+        let owner = write_effect(event, now, &mut facts);
+        ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
+    }
+    for event in events() {
+        announce(ctx, name, event);
     }
 }
 

@@ -7,7 +7,6 @@
 use rlock_core::{Alarm, Engine, Key};
 
 use crate::ffi::MainThread;
-use crate::waiting;
 
 /// The engine; `None` before the module was loaded.
 static ENGINE: MainThread<Option<Engine>> = MainThread::new(None);
@@ -22,8 +21,6 @@ pub(crate) enum Note {
     WaiterGaveUp(u64),
     /// A connection closed.
     ClientClosed(u64),
-    /// The answers that were given to waiters have been sent.
-    AnswersSent,
     /// A value came by other means than our commands.
     Arrived(Key),
     /// Something else came under a name that is waited for.
@@ -89,7 +86,6 @@ fn hear_notes(engine: &mut Engine) {
             Note::WaiterGone(ticket) => engine.waiter_left(ticket, false),
             Note::WaiterGaveUp(ticket) => engine.waiter_left(ticket, true),
             Note::ClientClosed(client) => engine.client_closed(client),
-            Note::AnswersSent => engine.confirm_grants(waiting::is_answered),
             Note::Arrived(key) => engine.note_arrival(key),
             Note::Changed(key) => engine.note(key),
             Note::Unlinked(key, alarm, bound) => engine.note_unlink(key, alarm, &bound),

@@ -4,7 +4,7 @@
 //! the clock that never steps; and the server's regular tick arms the timer anew when something is overdue, so that a
 //! backward step of the wall clock delays nothing for longer than a tick.
 
-use rlock_core::{Engine, Key, Keyspace, Outbox, Slot, US_PER_MS};
+use rlock_core::{Engine, Key, Keyspace, MAX_LEASE_MS, Outbox, Slot, US_PER_MS};
 
 use crate::clock;
 use crate::execute::{self, KEY};
@@ -50,7 +50,8 @@ fn arm_at(due_us: u64) {
             ffi::stop_timer(armed.timer);
         }
         let delay_ms = due_us.saturating_sub(clock::mono_us()).div_ceil(US_PER_MS);
-        let delay_ms = i64::try_from(delay_ms).unwrap_or(i64::MAX);
+        // The server counts in microseconds: a far deadline is looked at again in a year.
+        let delay_ms = i64::try_from(delay_ms.min(MAX_LEASE_MS)).unwrap_or(0);
         *armed = ffi::start_timer(delay_ms).map(|timer| Armed { timer, due_us });
     });
 }

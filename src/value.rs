@@ -29,6 +29,10 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
         }
     };
     let flags = load.ctx().flags();
+    if !flags.is_loading() && lock.is_disposable() {
+        log_warning("the payload of a lock has neither a holder nor a place");
+        return None;
+    }
     if flags.is_master() && !flags.is_loading() {
         // A payload that somebody made by hand must not use up the tokens, nor hold a lock for ever.
         let token_limit = now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US);
@@ -48,8 +52,10 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
     for place in lock.places().into_iter().flat_map(Places::iter) {
         state::note_token(place.arrival);
     }
-    // The key need not come to exist, but if it does, the engine has to know of it.
-    if let (Some(name), Some(db)) = (load.key(), load.db()) {
+    // What comes by RESTORE has an event of its own once it is there; a load has none.
+    if flags.is_loading()
+        && let (Some(name), Some(db)) = (load.key(), load.db())
+    {
         state::note(Note::Arrived(rlock_core::Key { name: name.bytes().into(), db }));
         timer::arm_soon();
     }

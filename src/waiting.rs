@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use ahash::RandomState;
-use rlock_core::{Answer, twin, twin_in_slot};
+use rlock_core::{Answer, Twins};
 
 use crate::ffi::{self, Arg, Blocked, Ctx, MainThread};
 use crate::reply;
@@ -22,6 +22,8 @@ struct Waiting {
 /// Keyed by our own running numbers, so the hash need not be unpredictable.
 static WAITING: MainThread<HashMap<u64, Waiting, RandomState>> =
     MainThread::new(HashMap::with_hasher(RandomState::with_seeds(0x2545_f491, 0x4f6c_dd1d, 0x9e37_79b9, 0x7f4a_7c15)));
+
+static TWIN_SECRET: MainThread<[u8; 16]> = MainThread::new([0; 16]);
 
 /// Blocks the client of this command under `ticket`. `false` if the server does not want to, or if a listener of the
 /// events of this very command has changed the lock so that the ticket was served already; the engine has been told.
@@ -43,10 +45,15 @@ pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
     }
 }
 
-/// The name to block on: not the lock's own, see `rlock_core::twin_in_slot`. In a cluster a few names have no twin in their
-/// slot, and then it is the lock's own after all.
+/// The name to block on, which is not the lock's own: see [`Twins`].
 fn twin_of(ctx: Ctx<'_>, name: &[u8]) -> Vec<u8> {
-    if ctx.flags().is_cluster() { twin_in_slot(name).unwrap_or_else(|| name.into()) } else { twin(name) }
+    let twins = Twins::new(TWIN_SECRET.with(|secret| *secret).unwrap_or_default());
+    if ctx.flags().is_cluster() { twins.in_slot(name) } else { twins.anywhere(name) }
+}
+
+/// Sets the random part of the names to block on. Called once, when the module is loaded.
+pub(crate) fn init(secret: [u8; 16]) {
+    TWIN_SECRET.with(|place| *place = secret);
 }
 
 /// Answers a waiter.
@@ -80,6 +87,14 @@ pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
 /// The client of a ticket is gone, if it was not answered before.
 pub(crate) fn on_gone(ticket: u64) {
     if WAITING.with(|table| table.remove(&ticket)).flatten().is_some() {
+        leave(Note::WaiterGone(ticket));
+    }
+}
+
+/// The server has forgotten a ticket. `unheard` tells that its client did not hear its answer, even if one was written.
+pub(crate) fn on_freed(ticket: u64, unheard: bool) {
+    on_gone(ticket);
+    if unheard {
         leave(Note::WaiterGone(ticket));
     }
 }

@@ -212,3 +212,19 @@ fn a_killed_waiter_does_not_take_the_server_along() {
     client.acquire("job b PX 60000 BLOCK 0");
     server.assert_alive();
 }
+
+#[test]
+fn a_grant_that_is_not_looked_at_again_costs_no_memory() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 3600000 BLOCK 0");
+    client.call("RLOCK.RELEASE job a");
+    waiter.reply().int();
+    let before = client.info_number("used_memory");
+    for _ in 0..20_000 {
+        client.call("PING");
+    }
+    let grown = client.info_number("used_memory") - before;
+    assert!(grown < 200_000, "{grown} bytes more after 20000 turns of the event loop");
+}

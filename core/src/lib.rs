@@ -53,4 +53,4 @@ pub use outbox::{Answer, Outbox, Output};
 pub use places::{Place, Places, Stay, seed_hashing};
 pub use request::{Acquire, Ask, Limits, Refusal, Release, Renew, RequestMark, Verb};
 pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, US_PER_MS};
-pub use twin::{twin, twin_in_slot};
+pub use twin::Twins;

@@ -7,11 +7,11 @@
 //! Joining, leaving from anywhere and looking at the head are O(log n) in the length of the queue.
 //!
 //! Invariants:
-//! 1. A ticket is in `by_ticket` exactly if its arrival number is in the line of its key's queue.
+//! 1. A ticket is in `by_ticket` exactly if it is in the line of its key's queue.
 //! 2. A queue that is empty is not in `queues`.
 //! 3. A waiter has an alarm in `waits` exactly if it does not wait for ever.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use ahash::RandomState;
@@ -53,8 +53,9 @@ fn until_us(request: &Acquire) -> Option<u64> {
 
 #[derive(Default)]
 struct Queue {
-    line: BTreeMap<u64, u64>,
-    by_owner: BTreeSet<(Owner, Mode, u64)>,
+    /// (arrival number, ticket): numbers are unique on a server, but a queue may come from another.
+    line: BTreeSet<(u64, u64)>,
+    by_owner: BTreeSet<(Owner, Mode, u64, u64)>,
 }
 
 pub(crate) struct Waiters {
@@ -97,8 +98,8 @@ impl Waiters {
         let ticket = self.last_ticket;
         let key = key.to_key();
         let queue = self.queues.entry(key.clone()).or_default();
-        queue.line.insert(arrival, ticket);
-        queue.by_owner.insert((request.owner.clone(), request.mode, arrival));
+        queue.line.insert((arrival, ticket));
+        queue.by_owner.insert((request.owner.clone(), request.mode, arrival, ticket));
         let alarm = match until_us(&request) {
             Some(until_us) => self.waits.insert(until_us, ticket),
             None => Alarm::NONE,
@@ -114,9 +115,9 @@ impl Waiters {
             self.waits.remove(waiter.alarm);
         }
         if let Some(queue) = self.queues.get_mut(&waiter.key) {
-            queue.line.remove(&waiter.arrival);
+            queue.line.remove(&(waiter.arrival, ticket));
             let request = &waiter.request;
-            queue.by_owner.remove(&(request.owner.clone(), request.mode, waiter.arrival));
+            queue.by_owner.remove(&(request.owner.clone(), request.mode, waiter.arrival, ticket));
             if queue.line.is_empty() {
                 self.queues.remove(&waiter.key);
             }
@@ -129,13 +130,13 @@ impl Waiters {
         if self.is_empty() {
             return None;
         }
-        let (_, ticket) = self.queues.get(&key)?.line.first_key_value()?;
+        let (_, ticket) = self.queues.get(&key)?.line.first()?;
         Some((*ticket, self.by_ticket.get(ticket)?))
     }
 
     /// The tickets under `key`, in order.
     pub(crate) fn tickets(&self, key: KeyRef<'_>) -> Vec<u64> {
-        self.queues.get(&key).map_or_else(Vec::new, |queue| queue.line.values().copied().collect())
+        self.queues.get(&key).map_or_else(Vec::new, |queue| queue.line.iter().map(|(_, ticket)| *ticket).collect())
     }
 
     /// The waiter with a ticket.
@@ -148,8 +149,8 @@ impl Waiters {
         self.queues
             .get(&key)
             .into_iter()
-            .flat_map(|queue| queue.line.values())
-            .filter_map(|ticket| self.by_ticket.get(ticket))
+            .flat_map(|queue| queue.line.iter())
+            .filter_map(|(_, ticket)| self.by_ticket.get(ticket))
     }
 
     /// The tickets with which `owner` waits under `key` in `mode`, in order.
@@ -157,8 +158,9 @@ impl Waiters {
         let Some(queue) = self.queues.get(&key) else {
             return Vec::new();
         };
-        let (from, to) = ((owner.clone(), mode, u64::MIN), (owner.clone(), mode, u64::MAX));
-        queue.by_owner.range(from..=to).filter_map(|(_, _, arrival)| queue.line.get(arrival).copied()).collect()
+        let from = (owner.clone(), mode, u64::MIN, u64::MIN);
+        let to = (owner.clone(), mode, u64::MAX, u64::MAX);
+        queue.by_owner.range(from..=to).map(|(_, _, _, ticket)| *ticket).collect()
     }
 
     /// The numbered request of `owner` that waits under `key` in `mode`: its ticket and its id.
@@ -191,7 +193,7 @@ impl Waiters {
         self.queues.keys().filter(|key| concerned(key.db)).cloned().collect()
     }
 
-    /// The keys that anybody waits for; for tests that check the invariants.
+    /// Checks the invariants.
     #[cfg(test)]
     pub(crate) fn assert_consistent(&self) {
         let in_line: usize = self.queues.values().map(|queue| queue.line.len()).sum();

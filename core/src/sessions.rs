@@ -3,7 +3,9 @@
 //! A hold given with SESSION lives as long as its lease, but its deadline comes nearer when the last connection that
 //! it is bound to has closed. Connections are facts of this process: they are never saved nor replicated.
 //!
-//! Invariant: `(client, token)` is in `by_client` exactly if `by_token[token].clients` has the client.
+//! A token alone does not name a hold: a copy of a value has its tokens too, and its own connections.
+//!
+//! Invariant: `(client, token)` is in `by_client` exactly if one of `by_token[token]` has the client.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -22,7 +24,7 @@ struct Binding {
 pub(crate) struct Sessions {
     /// Ordered pairs, so that one connection may have a great many holds and each is still removed in O(log n).
     by_client: BTreeSet<(u64, u64)>,
-    by_token: HashMap<u64, Binding, RandomState>,
+    by_token: HashMap<u64, SmallVec<[Binding; 1]>, RandomState>,
 }
 
 impl Sessions {
@@ -32,18 +34,19 @@ impl Sessions {
 
     /// Binds the hold with `token` under `key` to one more connection.
     pub(crate) fn bind(&mut self, client: u64, token: u64, key: KeyRef<'_>) {
-        if self.by_client.insert((client, token)) {
-            self.by_token
-                .entry(token)
-                .or_insert_with(|| Binding { key: key.to_key(), clients: SmallVec::new() })
-                .clients
-                .push(client);
+        self.by_client.insert((client, token));
+        let bindings = self.by_token.entry(token).or_default();
+        match bindings.iter_mut().find(|binding| binding.key.borrow() == key) {
+            Some(binding) if binding.clients.contains(&client) => {}
+            Some(binding) => binding.clients.push(client),
+            None => bindings.push(Binding { key: key.to_key(), clients: [client].into_iter().collect() }),
         }
     }
 
-    /// Whether the hold with `token` is bound to a connection.
-    pub(crate) fn is_bound(&self, token: u64) -> bool {
-        self.by_token.contains_key(&token)
+    /// Whether the hold with `token` under `key` is bound to a connection.
+    pub(crate) fn is_bound(&self, token: u64, key: KeyRef<'_>) -> bool {
+        let bindings = self.by_token.get(&token);
+        bindings.is_some_and(|bindings| bindings.iter().any(|binding| binding.key.borrow() == key))
     }
 
     /// Whether a connection has holds bound to it.
@@ -58,43 +61,56 @@ impl Sessions {
         let mut ended = Vec::new();
         for token in tokens {
             self.by_client.remove(&(client, token));
-            if let Some(binding) = self.by_token.get_mut(&token) {
+            let Some(bindings) = self.by_token.get_mut(&token) else {
+                continue;
+            };
+            bindings.retain(|binding| {
                 binding.clients.retain(|bound| *bound != client);
-                if binding.clients.is_empty()
-                    && let Some(binding) = self.by_token.remove(&token)
-                {
-                    ended.push((binding.key, token));
+                if binding.clients.is_empty() {
+                    ended.push((binding.key.clone(), token));
                 }
+                !binding.clients.is_empty()
+            });
+            if bindings.is_empty() {
+                self.by_token.remove(&token);
             }
         }
         ended
     }
 
-    /// Forgets a hold.
-    pub(crate) fn forget(&mut self, token: u64) {
-        if self.by_token.is_empty() {
-            return;
-        }
-        if let Some(binding) = self.by_token.remove(&token) {
-            for client in binding.clients {
-                self.by_client.remove(&(client, token));
-            }
+    /// Forgets the hold with `token` under `key`.
+    pub(crate) fn forget_at(&mut self, key: KeyRef<'_>, token: u64) {
+        if !self.by_token.is_empty() {
+            self.forget(token, |binding| binding.key.borrow() == key);
         }
     }
 
-    /// Forgets a hold if it is the one bound under `key`: a copy of a value has its tokens, but not its connections.
-    pub(crate) fn forget_at(&mut self, key: KeyRef<'_>, token: u64) {
-        if self.by_token.get(&token).is_some_and(|binding| binding.key.borrow() == key) {
-            self.forget(token);
+    fn forget(&mut self, token: u64, concerned: impl Fn(&Binding) -> bool) {
+        let Some(bindings) = self.by_token.get_mut(&token) else {
+            return;
+        };
+        let mut clients: SmallVec<[u64; 2]> = SmallVec::new();
+        bindings.retain(|binding| {
+            if concerned(binding) {
+                clients.extend_from_slice(&binding.clients);
+            }
+            !concerned(binding)
+        });
+        // A connection may be bound to a copy as well.
+        clients.retain(|client| !bindings.iter().any(|binding| binding.clients.contains(client)));
+        if bindings.is_empty() {
+            self.by_token.remove(&token);
+        }
+        for client in clients {
+            self.by_client.remove(&(client, token));
         }
     }
 
     /// Forgets every hold under the keys of the databases that `concerned` names.
     pub(crate) fn forget_dbs(&mut self, concerned: impl Fn(u32) -> bool) {
-        let tokens: Vec<u64> =
-            self.by_token.iter().filter(|(_, binding)| concerned(binding.key.db)).map(|(token, _)| *token).collect();
+        let tokens: Vec<u64> = self.by_token.keys().copied().collect();
         for token in tokens {
-            self.forget(token);
+            self.forget(token, |binding| concerned(binding.key.db));
         }
     }
 }
@@ -108,6 +124,7 @@ mod tests {
     }
 
     const KEY: KeyRef<'static> = KeyRef { name: b"k", db: 0 };
+    const COPY: KeyRef<'static> = KeyRef { name: b"copy", db: 0 };
 
     #[test]
     fn a_session_ends_with_the_last_of_its_connections() {
@@ -116,9 +133,9 @@ mod tests {
         sessions.bind(2, 100, KEY);
         sessions.bind(2, 100, KEY);
         assert!(sessions.close(2).is_empty());
-        assert!(sessions.is_bound(100));
+        assert!(sessions.is_bound(100, KEY));
         assert_eq!(sessions.close(1), [(KEY.to_key(), 100)]);
-        assert!(!sessions.is_bound(100) && !sessions.has_client(1));
+        assert!(!sessions.is_bound(100, KEY) && !sessions.has_client(1));
     }
 
     #[test]
@@ -126,20 +143,33 @@ mod tests {
         let mut sessions = sessions();
         sessions.bind(1, 100, KEY);
         sessions.bind(1, 101, KEY);
-        sessions.forget(100);
+        sessions.forget_at(KEY, 100);
         assert!(sessions.has_client(1));
-        sessions.forget_at(KeyRef { name: b"copy", db: 0 }, 101);
-        assert!(sessions.is_bound(101));
+        sessions.forget_at(COPY, 101);
+        assert!(sessions.is_bound(101, KEY));
         sessions.forget_at(KEY, 101);
         assert!(sessions.by_client.is_empty() && sessions.by_token.is_empty());
     }
 
     #[test]
-    fn a_flushed_database_forgets_its_holds_only() {
+    fn a_copy_has_its_own_connections() {
         let mut sessions = sessions();
         sessions.bind(1, 100, KEY);
-        sessions.bind(1, 101, KeyRef { name: b"k", db: 1 });
+        sessions.bind(2, 100, COPY);
+        assert_eq!(sessions.close(1), [(KEY.to_key(), 100)]);
+        assert!(sessions.is_bound(100, COPY));
+        sessions.bind(2, 100, KEY);
+        sessions.forget_at(KEY, 100);
+        assert_eq!(sessions.close(2), [(COPY.to_key(), 100)]);
+    }
+
+    #[test]
+    fn a_flushed_database_forgets_its_holds_only() {
+        const OTHER: KeyRef<'static> = KeyRef { name: b"k", db: 1 };
+        let mut sessions = sessions();
+        sessions.bind(1, 100, KEY);
+        sessions.bind(1, 101, OTHER);
         sessions.forget_dbs(|db| db == 1);
-        assert!(sessions.is_bound(100) && !sessions.is_bound(101));
+        assert!(sessions.is_bound(100, KEY) && !sessions.is_bound(101, OTHER));
     }
 }

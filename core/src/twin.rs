@@ -3,13 +3,49 @@
 //! A client that waits is blocked on a name, so that the server sends it MOVED when the slot goes elsewhere. If that name
 //! is the lock's own, the server also looks at every waiter whenever the key is made anew; and Redis 7.0 does so in a way
 //! that leaves a dangling pointer behind (fixed in 7.2: `serveClientsBlockedOnKeyByModule` did not restore
-//! `server.current_client`), which crashes it if such a waiter is killed later. A twin is never made, so nothing is ever
-//! looked at.
+//! `server.current_client`), which crashes it if such a waiter is killed later. So nothing may ever lie under the name that
+//! clients are blocked on: a twin has a part that is random in each process, and nobody can guess it.
 
+use alloc::format;
 use alloc::vec::Vec;
 
-/// What makes a twin different from its key.
-const SUFFIX: &[u8] = b"\0rlock";
+/// How many slots a cluster has.
+const SLOTS: u16 = 16384;
+
+/// Makes twins.
+#[derive(Clone, Copy, Debug)]
+pub struct Twins {
+    secret: [u8; 16],
+}
+
+impl Twins {
+    /// Twins of this process. The secret is random.
+    #[must_use]
+    pub fn new(secret: [u8; 16]) -> Self {
+        Self { secret }
+    }
+
+    /// A name for the waiters of `name`, where there are no slots.
+    #[must_use]
+    pub fn anywhere(&self, name: &[u8]) -> Vec<u8> {
+        [name, &self.secret].concat()
+    }
+
+    /// A name for the waiters of `name`, in its slot.
+    #[must_use]
+    pub fn in_slot(&self, name: &[u8]) -> Vec<u8> {
+        let hashed = hashed_part(name);
+        let braced = [b"{", hashed, b"}", name, &self.secret].concat();
+        if hashed_part(&braced) == hashed {
+            return braced;
+        }
+        // What is hashed has a brace of its own, or is empty: another tag of the same slot does as well. There are as many
+        // slots as numbers tried in a row on average, and every slot has a number far below the end of the range.
+        let slot = slot_of(hashed);
+        let tag = (0..u32::MAX).map(|number| format!("{number}")).find(|tag| slot_of(tag.as_bytes()) == slot);
+        [b"{", tag.unwrap_or_default().as_bytes(), b"}", name, &self.secret].concat()
+    }
+}
 
 /// The part of a name that decides its slot: what stands between the first `{` and the next `}`, if that is anything, or
 /// else the whole name.
@@ -22,28 +58,24 @@ fn hashed_part(name: &[u8]) -> &[u8] {
     tag.unwrap_or(name)
 }
 
-/// A name next to `name` that is in the same slot. `None` if there is no such one: a name without a hash tag that has a
-/// `}` cannot be put between braces.
-#[must_use]
-pub fn twin_in_slot(name: &[u8]) -> Option<Vec<u8>> {
-    let appended = twin(name);
-    if hashed_part(&appended).len() < appended.len() {
-        return Some(appended);
+/// The slot of what is hashed: CRC16 (XMODEM), as the cluster specification has it.
+fn slot_of(hashed: &[u8]) -> u16 {
+    let mut crc: u16 = 0;
+    for byte in hashed {
+        crc ^= u16::from(*byte) << 8;
+        for _ in 0..8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+        }
     }
-    let braced = [b"{", name, b"}", SUFFIX].concat();
-    (hashed_part(&braced) == name).then_some(braced)
-}
-
-/// A name next to `name`, where there are no slots.
-#[must_use]
-pub fn twin(name: &[u8]) -> Vec<u8> {
-    [name, SUFFIX].concat()
+    crc % SLOTS
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const TWINS: Twins = Twins { secret: *b"0123456789abcdef" };
 
     #[test]
     fn the_slot_of_a_name_as_the_cluster_specification_has_it() {
@@ -58,24 +90,18 @@ mod tests {
         ] {
             assert_eq!(hashed_part(name.as_bytes()), part.as_bytes(), "{name}");
         }
-    }
-
-    #[test]
-    fn names_without_a_twin_in_their_slot() {
-        for name in ["", "a}b", "{}x"] {
-            assert_eq!(twin_in_slot(name.as_bytes()), None, "{name}");
-        }
-        assert_eq!(twin_in_slot(b"job").as_deref(), Some(&b"{job}\0rlock"[..]));
-        assert_eq!(twin_in_slot(b"{a}b").as_deref(), Some(&b"{a}b\0rlock"[..]));
+        // The example of the specification, and what CLUSTER KEYSLOT says.
+        assert_eq!(slot_of(b"123456789"), 0x31c3 % SLOTS);
+        assert_eq!(slot_of(b"foo"), 12182);
     }
 
     proptest! {
         #[test]
-        fn a_twin_is_in_the_slot_of_its_key(name in "[ab{}]{0,8}") {
-            if let Some(twin) = twin_in_slot(name.as_bytes()) {
-                prop_assert_eq!(hashed_part(&twin), hashed_part(name.as_bytes()));
-                prop_assert_ne!(&twin[..], name.as_bytes());
-            }
+        fn a_twin_is_in_the_slot_of_its_key_and_not_the_key(name in "[ab{}]{0,8}") {
+            let name = name.as_bytes();
+            let twin = TWINS.in_slot(name);
+            prop_assert_eq!(slot_of(hashed_part(&twin)), slot_of(hashed_part(name)));
+            prop_assert!(twin.ends_with(&TWINS.secret) && TWINS.anywhere(name).ends_with(&TWINS.secret));
         }
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct Acquire<F>(PhantomData<F>);
 impl<F: Family> Command for Acquire<F> {
     const SPEC: CommandSpec = CommandSpec {
         name: F::NAMES.acquire,
-        flags: c"write deny-oom",
+        flags: c"write deny-oom blocking",
         arity: -3,
         access: Access::Write,
         summary: c"Acquires a lock for an owner, at once or after waiting, and returns its fencing token.",

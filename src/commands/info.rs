@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{Hold, Kind, Lock, Now};
+use rlock_core::{Hold, KeyRef, Kind, Lock, Now};
 
 use super::family::Family;
 use super::waiters::live_places;
@@ -33,13 +33,13 @@ impl<F: Family> Command for Info<F> {
 fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let now = clock::now();
-    let name = rlock_core::KeyRef { name: key.bytes(), db: ctx.db() };
+    let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let connected = state::with_engine(|engine| engine.waiters(name, now).count()).unwrap_or(0);
     read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, |lock| match lock {
         Some(lock) => {
             let waiting = if lock.kind() == Kind::Fair { live_places(lock, now).count() } else { connected };
             if is_there(lock, now) || waiting > 0 {
-                reply(ctx, lock, now, waiting);
+                reply(ctx, lock, now, name, waiting);
             } else {
                 ctx.reply_nil();
             }
@@ -53,21 +53,21 @@ fn is_there(lock: &Lock, now: Now) -> bool {
     lock.kind() == Kind::Semaphore || lock.live_holds(now).next().is_some()
 }
 
-fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, waiting: usize) {
+fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, name: KeyRef<'_>, waiting: usize) {
     ctx.reply_map(3);
     ctx.reply_bytes(b"kind");
     ctx.reply_bytes(lock.kind().name().as_bytes());
     ctx.reply_bytes(b"holders");
     ctx.reply_array(lock.live_holds(now).count());
     for hold in lock.live_holds(now) {
-        reply_holder(ctx, hold, now);
+        reply_holder(ctx, hold, now, name);
     }
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(waiting as u64);
 }
 
-fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now) {
-    let is_bound = state::peek_engine(|engine| engine.is_bound(hold.token())).unwrap_or(false);
+fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, name: KeyRef<'_>) {
+    let is_bound = state::peek_engine(|engine| engine.is_bound(hold.token(), name)).unwrap_or(false);
     ctx.reply_map(6);
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(hold.owner().as_slice());

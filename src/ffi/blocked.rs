@@ -5,6 +5,7 @@
 //! always says "not yet"; the answer is written by the timeout callback, whoever causes it to run.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
 
@@ -15,6 +16,22 @@ use crate::waiting;
 /// `crate::waiting` keeps it no longer.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocked(*mut raw::RedisModuleBlockedClient);
+
+/// Whether this server keeps the answers of unblocked clients back, as Valkey does.
+static KEEPS_ANSWERS_BACK: AtomicBool = AtomicBool::new(false);
+
+/// Finds out what server this is. Called once, from `OnLoad`.
+pub(super) fn init(ctx: Ctx<'_>) {
+    // SAFETY: the context is alive; the information is freed once, after its field was looked for.
+    let is_valkey = unsafe {
+        let info = api!(RedisModule_GetServerInfo, ctx.raw(), c"server".as_ptr());
+        // Redis has no such field; Valkey says "valkey".
+        let name = api!(RedisModule_ServerInfoGetFieldC, info, c"server_name".as_ptr());
+        api!(RedisModule_FreeServerInfo, ctx.raw(), info);
+        !name.is_null()
+    };
+    KEEPS_ANSWERS_BACK.store(is_valkey, Ordering::Relaxed);
+}
 
 /// Blocks the client of this command on a name. `None` if the server does not want to.
 pub(crate) fn block(ctx: Ctx<'_>, name: Arg<'_>, ticket: u64) -> Option<Blocked> {
@@ -85,6 +102,13 @@ unsafe extern "C" fn on_gone(ctx: *mut raw::RedisModuleCtx, _handle: *mut raw::R
 }
 
 /// The last that is heard of a blocked client.
-unsafe extern "C" fn on_free(_ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
-    guard((), || waiting::on_gone(data.addr() as u64));
+///
+/// Valkey 8 keeps the answer of a client back until now, and throws it away if the client was unblocked by somebody else in
+/// the meantime; Redis has sent it by then, or tells by `on_gone` that it will not.
+unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
+    guard((), || {
+        // SAFETY: the server passes a context that lives as long as the callback.
+        let is_gone = unsafe { api!(RedisModule_BlockedClientDisconnected, ctx) } != 0;
+        waiting::on_freed(data.addr() as u64, is_gone && KEEPS_ANSWERS_BACK.load(Ordering::Relaxed));
+    });
 }

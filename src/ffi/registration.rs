@@ -116,8 +116,8 @@ impl<'c> Registrar<'c> {
     }
 
     /// Random numbers from the server, for seeds.
-    pub(crate) fn random(&self) -> [u64; 4] {
-        let mut numbers = [0u64; 4];
+    pub(crate) fn random<const N: usize>(&self) -> [u64; N] {
+        let mut numbers = [0u64; N];
         // SAFETY: the place has as many bytes as the call is told.
         unsafe {
             api!(RedisModule_GetRandomBytes, numbers.as_mut_ptr().cast::<u8>(), size_of_val(&numbers));
@@ -133,9 +133,14 @@ fn set_categories(command: *mut raw::RedisModuleCommand, spec: &CommandSpec) {
     let Some(set_categories) = (unsafe { raw::RedisModule_SetCommandACLCategories }) else {
         return;
     };
+    let is_fast = spec.flags.to_bytes().ends_with(b"fast");
+    let is_blocking = spec.flags.to_bytes().ends_with(b"blocking");
     let categories = match spec.access {
-        Access::Read => c"read fast",
-        Access::Write => c"write fast",
+        Access::Read if is_fast => c"read fast",
+        Access::Read => c"read slow",
+        Access::Write if is_fast => c"write fast",
+        Access::Write if is_blocking => c"write slow blocking",
+        Access::Write => c"write slow",
     };
     // SAFETY: the command was just created; the string is static.
     unsafe { set_categories(command, categories.as_ptr()) };
@@ -229,6 +234,7 @@ unsafe extern "C" fn RedisModule_OnLoad(
             }
             None => {
                 timers::init(ctx);
+                super::blocked::init(ctx);
                 crate::load::load(&Registrar { ctx }, args)
             }
         };
@@ -258,6 +264,7 @@ fn missing_function() -> Option<&'static str> {
     first_missing!(
         RedisModule_AvoidReplicaTraffic,
         RedisModule_BlockClientOnKeys,
+        RedisModule_BlockedClientDisconnected,
         RedisModule_Call,
         RedisModule_CloseKey,
         RedisModule_CreateCommand,
@@ -270,6 +277,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_EmitAOF,
         RedisModule_Free,
         RedisModule_FreeCallReply,
+        RedisModule_FreeServerInfo,
         RedisModule_FreeString,
         RedisModule_GetBlockedClientPrivateData,
         RedisModule_GetClientId,
@@ -285,6 +293,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_GetKeyNameFromOptCtx,
         RedisModule_GetRandomBytes,
         RedisModule_GetSelectedDb,
+        RedisModule_GetServerInfo,
         RedisModule_InfoAddFieldULongLong,
         RedisModule_InfoAddSection,
         RedisModule_IsIOError,
@@ -311,6 +320,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_SaveStringBuffer,
         RedisModule_SaveUnsigned,
         RedisModule_SelectDb,
+        RedisModule_ServerInfoGetFieldC,
         RedisModule_SetCommandInfo,
         RedisModule_SetDisconnectCallback,
         RedisModule_SetExpire,

@@ -80,7 +80,9 @@ impl Engine {
             self.settle(turn, id, false);
             return Ok(Acquired::Denied);
         }
-        self.check_waiters(turn)?;
+        if place.is_none() {
+            self.check_waiters(turn)?;
+        }
         let arrival = place.unwrap_or_else(|| self.next_number(turn.now));
         Ok(Acquired::Waiting(self.waiters.join(turn.keys.key(id), arrival, request, turn.now)))
     }
@@ -107,6 +109,11 @@ impl Engine {
         };
         if request_id < waiting_id {
             return Err(Refusal::Stale { last_id: waiting_id });
+        }
+        // A higher id waits anew: it needs room beside all the others, also if the limit was lowered meanwhile.
+        let limit = turn.limits.max_waiters;
+        if request_id > waiting_id && matches!(request.ask, Ask::Wait { .. }) && self.waiters.len() > limit {
+            return Err(Refusal::MaxWaiters { limit });
         }
         let earlier = self.waiters.leave(ticket);
         turn.out.answer(ticket, Answer::TakenOver);

@@ -22,7 +22,7 @@ use crate::outbox::Answer;
 use crate::places::{Places, Stay};
 use crate::request::{Acquire, Ask, Refusal};
 
-use super::pending::{Fresh, Owed};
+use super::pending::{Details, Fresh, Owed};
 use super::{Acquired, Engine, Turn};
 
 /// How many places whose life is over are removed in one go; the alarm goes off again for the rest.
@@ -129,7 +129,8 @@ impl Engine {
     /// Serves the queue of a fair lock from its head; see the table above.
     pub(super) fn serve_places(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: bool) {
         self.drop_over(turn, id);
-        loop {
+        // A place at the head whose life is over has an alarm that is due: what is left of them here is dropped next time.
+        for _ in 0..OVER_AT_ONCE {
             match self.head(turn, id) {
                 Head::Nothing => return,
                 Head::BeginTurn { owner, until_us } => {
@@ -205,7 +206,13 @@ impl Engine {
     }
 
     /// What the server's notes come to for the places of a fair lock.
-    pub(super) fn settle_places(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owed: &Owed) {
+    pub(super) fn settle_places(
+        &mut self,
+        turn: &mut Turn<'_, impl Keyspace>,
+        id: KeyId,
+        owed: &Owed,
+        details: &Details,
+    ) {
         if owed.arrived && Self::has_places(turn.keys, id) {
             let until_us = turn.now.after_ms(turn.limits.fair_grace_ms);
             self.commit(turn, id, Event::Detached { until_us });
@@ -213,12 +220,12 @@ impl Engine {
         if owed.arrived || owed.replaced {
             self.rejoin(turn, id);
         }
-        for owner in &owed.gave_up {
+        for owner in &details.gave_up {
             if self.is_abandoned(turn, id, owner) {
                 self.commit(turn, id, Event::Left { owner: owner.clone(), cause: LeaveCause::TimedOut });
             }
         }
-        for owner in &owed.disconnected {
+        for owner in &details.disconnected {
             if self.is_abandoned(turn, id, owner) {
                 let until_us = turn.now.after_ms(turn.limits.fair_grace_ms);
                 let stay = Stay::Grace { until_us };

@@ -163,10 +163,10 @@ impl Engine {
         })
     }
 
-    /// Whether the hold with `token` is bound to a connection.
+    /// Whether the hold with `token` under `key` is bound to a connection.
     #[must_use]
-    pub fn is_bound(&self, token: u64) -> bool {
-        self.sessions.is_bound(token)
+    pub fn is_bound(&self, token: u64, key: KeyRef<'_>) -> bool {
+        self.sessions.is_bound(token, key)
     }
 
     /// Whether the closing of a connection would change anything.

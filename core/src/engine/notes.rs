@@ -18,7 +18,8 @@ impl Engine {
             self.stats.disconnected = self.stats.disconnected.saturating_add(1);
             let owed = self.pending.entry(waiter.key);
             if waiter.request.kind == Kind::Fair {
-                let gone = if gave_up { &mut owed.gave_up } else { &mut owed.disconnected };
+                let details = owed.details();
+                let gone = if gave_up { &mut details.gave_up } else { &mut details.disconnected };
                 gone.push(waiter.request.owner);
             }
         } else {
@@ -30,7 +31,7 @@ impl Engine {
     pub fn client_closed(&mut self, client: u64) {
         self.take_back(|fresh| fresh.client == Some(client));
         for (key, token) in self.sessions.close(client) {
-            self.pending.entry(key).sessions_ended.push(token);
+            self.pending.entry(key).details().sessions_ended.push(token);
         }
     }
 
@@ -39,7 +40,7 @@ impl Engine {
             core::mem::take(&mut self.fresh).into_iter().partition(|fresh| gone(fresh));
         self.fresh = kept;
         for fresh in gone {
-            self.pending.entry(fresh.key.clone()).undo.push(fresh);
+            self.pending.entry(fresh.key.clone()).details().undo.push(fresh);
         }
     }
 

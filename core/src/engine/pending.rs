@@ -1,31 +1,50 @@
 //! What is owed to keys, and grants that nobody may have heard of.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use crate::bytes::{Key, KeyRef, Owner};
 use ahash::RandomState;
 use hashbrown::HashMap;
-use smallvec::SmallVec;
-
-use crate::bytes::{Key, KeyRef, Owner};
 
 /// What is owed to a key because of something that the server told, to be decided by the next command on it or by the
 /// timer.
 #[derive(Default)]
 pub(super) struct Owed {
+    /// The value came here by RESTORE, RENAME and the like: its holds are bound to no connection.
+    pub(super) arrived: bool,
+    /// Another value may lie under the name, or none.
+    pub(super) replaced: bool,
+    /// What is rarely owed lives apart: a promotion makes an entry for every lock.
+    details: Option<Box<Details>>,
+}
+
+/// The part of [`Owed`] that few keys have.
+#[derive(Default)]
+pub(super) struct Details {
     /// Grants whose waiter was gone before it could hear of them.
     pub(super) undo: Vec<Fresh>,
     /// Holds whose last connection closed.
-    pub(super) sessions_ended: SmallVec<[u64; 1]>,
+    pub(super) sessions_ended: Vec<u64>,
     /// Owners whose connected waiter gave up: they got nil.
-    pub(super) gave_up: SmallVec<[Owner; 1]>,
+    pub(super) gave_up: Vec<Owner>,
     /// Owners whose connected waiter is gone.
-    pub(super) disconnected: SmallVec<[Owner; 1]>,
-    /// Another value may lie under the name, or none.
-    pub(super) replaced: bool,
-    /// The value came here by RESTORE, RENAME and the like: its holds are bound to no connection.
-    pub(super) arrived: bool,
+    pub(super) disconnected: Vec<Owner>,
 }
+
+impl Owed {
+    pub(super) fn details(&mut self) -> &mut Details {
+        self.details.get_or_insert_default()
+    }
+
+    pub(super) fn take_details(&mut self) -> Details {
+        self.details.take().map(|details| *details).unwrap_or_default()
+    }
+}
+
+/// For how many entries room is kept.
+const KEPT_ENTRIES: usize = 1024;
 
 /// The keys to settle, each once, in the order in which they were noted.
 pub(super) struct Pending {
@@ -58,6 +77,9 @@ impl Pending {
                 return Some(key);
             }
         }
+        // After a promotion there was an entry for every lock: that memory goes back.
+        self.order.shrink_to(KEPT_ENTRIES);
+        self.owed.shrink_to(KEPT_ENTRIES);
         None
     }
 }

@@ -4,10 +4,9 @@ use crate::bytes::KeyRef;
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::lock::{Hold, Kind, Lock};
 use crate::queue::Waiter;
-use crate::request::Refusal;
-use crate::time::Now;
+use crate::time::{MAX_LEASE_MS, Now};
 
-use super::pending::{Fresh, Owed};
+use super::pending::{Details, Fresh};
 use super::{Engine, Turn};
 use crate::keyspace::{KeyId, Keyspace, Slot};
 use crate::outbox::{Answer, Outbox};
@@ -41,23 +40,24 @@ impl Engine {
 
     /// Decides what the server's notes about this key come to.
     fn settle_owed(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
-        let Some(owed) = self.pending.take(turn.keys.key(id)) else {
+        let Some(mut owed) = self.pending.take(turn.keys.key(id)) else {
             return;
         };
+        let details = owed.take_details();
         if owed.arrived || owed.replaced {
             self.refuse_misfits(turn, id);
         }
         if owed.arrived {
             self.settle_arrival(turn, id);
         }
-        for token in &owed.sessions_ended {
+        for token in &details.sessions_ended {
             // A later command may have bound it to another connection.
-            if !self.sessions.is_bound(*token) {
+            if !self.sessions.is_bound(*token, turn.keys.key(id)) {
                 self.end_session(turn, id, *token);
             }
         }
-        self.undo(turn, id, &owed);
-        self.settle_places(turn, id, &owed);
+        self.undo(turn, id, &details);
+        self.settle_places(turn, id, &owed, &details);
     }
 
     /// Answers the waiters that what lies under their name now cannot serve.
@@ -81,7 +81,13 @@ impl Engine {
         };
         let kind = stored.lock.kind();
         let holds = collect(stored.lock.holds().iter().cloned());
+        let latest_us = turn.now.after_ms(MAX_LEASE_MS);
         for hold in &holds {
+            if hold.deadline_us() > latest_us {
+                // A file that somebody made by hand: no lock is immortal.
+                let terms = Terms { deadline_us: latest_us, ..hold.terms() };
+                self.commit(turn, id, Event::Changed { token: hold.token(), cause: ChangeCause::Renewed, terms });
+            }
             self.sessions.forget_at(turn.keys.key(id), hold.token());
             if hold.session_ms().is_some() {
                 self.end_session(turn, id, hold.token());
@@ -111,8 +117,8 @@ impl Engine {
     }
 
     /// Takes back grants that nobody heard of.
-    fn undo(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owed: &Owed) {
-        for fresh in &owed.undo {
+    fn undo(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, details: &Details) {
+        for fresh in &details.undo {
             let token = fresh.token;
             let Some(terms) = terms_of(turn.keys, id, token) else {
                 continue;
@@ -242,7 +248,7 @@ impl Engine {
         self.stats.timed_out = self.stats.timed_out.saturating_add(1);
         out.answer(ticket, Answer::TimedOut);
         if waiter.request.kind == Kind::Fair {
-            self.pending.entry(waiter.key.clone()).gave_up.push(waiter.request.owner);
+            self.pending.entry(waiter.key.clone()).details().gave_up.push(waiter.request.owner);
         }
         Some(waiter.key)
     }
@@ -286,10 +292,4 @@ fn terms_of(keys: &mut impl Keyspace, id: KeyId, token: u64) -> Option<Terms> {
 
 fn collect(holds: impl Iterator<Item = Hold>) -> smallvec::SmallVec<[Hold; 1]> {
     holds.collect()
-}
-
-impl From<Refusal> for Answer {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
-    }
 }
