@@ -57,16 +57,22 @@ fn random_command(random: &mut StdRng) -> String {
     }
 }
 
+/// A connection. Others kill at random, also one that is just being made.
+fn connect(server: &Server) -> Client {
+    let attempts = (0..100).find_map(|_| server.try_client().ok());
+    attempts.expect("the server takes connections")
+}
+
 /// What one client does until the round is over. Says how many of its commands took a lock.
 fn blow(server: &Server, mut random: StdRng) -> usize {
-    let mut client = server.client();
+    let mut client = connect(server);
     let mut granted = 0;
     let end = Instant::now() + ROUND;
     while Instant::now() < end {
         if random.random_ratio(1, 30) {
             // Sometimes in the middle of a wait.
-            client.send(random_command(&mut random));
-            client = server.client();
+            let _ = client.try_send(&[random_command(&mut random).into()]);
+            client = connect(server);
         }
         let line = match random.random_ratio(1, 50) {
             true => format!("CLIENT KILL ID {}", client.id() - random.random_range(1..10)),
@@ -86,7 +92,7 @@ fn blow(server: &Server, mut random: StdRng) -> usize {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::TimedOut => panic!("{line} is not answered"),
             // Another client has killed this one.
-            Err(_) => client = server.client(),
+            Err(_) => client = connect(server),
         }
     }
     granted

@@ -113,6 +113,11 @@ impl Server {
         Client::connect(self.port).expect("the server takes connections")
     }
 
+    /// The same where others may close the connection at any moment.
+    pub fn try_client(&self) -> io::Result<Client> {
+        Client::connect(self.port)
+    }
+
     /// A client whose command has reached the server and waits there.
     #[track_caller]
     pub fn waiter(&self, command: impl Into<Command>) -> Client {
