@@ -89,7 +89,8 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, stored: &Stored) {
     };
     for place in places.iter() {
         let owner = place.owner.into();
-        let queued = Event::Queued { owner, stay: place.stay, arrival: place.arrival, at_head: false };
+        let Place { stay, arrival, request_id, .. } = place;
+        let queued = Event::Queued { owner, stay, arrival, request_id, at_head: false };
         write_effect(&queued, now, &mut facts);
         save.emit_effect(key, &facts, place.owner);
     }
@@ -120,7 +121,8 @@ pub(crate) fn digest(digest: &Digest, stored: &Stored) {
         ]);
     }
     for place in lock.places().into_iter().flat_map(Places::iter) {
-        digest.add(&[place.owner, &place.arrival.to_le_bytes()]);
+        let request_id = place.request_id.unwrap_or(0);
+        digest.add(&[place.owner, &place.arrival.to_le_bytes(), &request_id.to_le_bytes()]);
     }
 }
 

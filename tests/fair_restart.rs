@@ -317,9 +317,9 @@ fn what_becomes_of_places_is_propagated_and_a_denied_try_is_not() {
     expect("a grant", &["granted fair exclusive # 1 # 60000 - - a"]);
     call("ACQUIRE job b QUEUE 60000");
     call("ACQUIRE job b QUEUE 50000");
-    expect("a poller", &["queued polled:# # tail b", "kept polled:# b"]);
+    expect("a poller", &["queued polled:# # - tail b", "kept polled:# - b"]);
     let c = server.waiter("RFAIRLOCK.ACQUIRE job c PX 20000 REQ 3 BLOCK 0");
-    expect("a connection", &["queued connected # tail c"]);
+    expect("a connection", &["queued connected # 3 tail c"]);
     for denied in ["ACQUIRE job d", "ACQUIRE job b", "CANCEL job d", "RELEASE job b", "WAITERS job", "INFO job"] {
         call(denied);
     }
@@ -330,14 +330,14 @@ fn what_becomes_of_places_is_propagated_and_a_denied_try_is_not() {
     call("ACQUIRE job e QUEUE 1");
     expect(
         "what is over",
-        &["queued connected # tail d", "left timed-out d", "queued polled:# # tail e", "left lapsed e"],
+        &["queued connected # - tail d", "left timed-out d", "queued polled:# # - tail e", "left lapsed e"],
     );
     drop(c);
-    expect("a cut", &["kept grace:# c", "left lapsed c"]);
+    expect("a cut", &["kept grace:# 3 c", "left lapsed c"]);
     let mut c = server.waiter("RFAIRLOCK.ACQUIRE job c PX 20000 REQ 3 BLOCK 0");
     call("ACQUIRE job d QUEUE 60000");
     call("CANCEL job d");
-    expect("a cancelled place", &["queued connected # tail c", "queued polled:# # tail d", "left cancelled d"]);
+    expect("a cancelled place", &["queued connected # 3 tail c", "queued polled:# # - tail d", "left cancelled d"]);
     call("RELEASE job a");
     c.reply().int();
     expect("a turn", &["released #", "turn # b", "left missed b", "granted fair exclusive # 1 # 20000 3a - c"]);

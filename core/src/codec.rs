@@ -46,6 +46,7 @@ fn encode_place(place: Place<'_>, now: Now, bytes: &mut Vec<u8>) {
     push(bytes, place.owner.len() as u64);
     bytes.extend_from_slice(place.owner);
     push(bytes, place.arrival);
+    push(bytes, place.request_id.unwrap_or(0));
     let (stay, until_us) = match place.stay {
         Stay::Connected => return push(bytes, CONNECTED),
         Stay::Polled { until_us } => (POLLED, until_us),
@@ -123,13 +124,14 @@ fn decode_places(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(
             return Err(DecodeError("a place twice"));
         }
         let arrival = reader.number_in(1..=MAX_TOKEN, "arrival")?;
+        let request_id = Some(reader.number_in(0..=i64::MAX.unsigned_abs(), "request id")?).filter(|id| *id != 0);
         let stay = match reader.number()? {
             CONNECTED => Stay::Connected,
             POLLED => Stay::Polled { until_us: now.from_unix_ms(reader.number()?) },
             GRACE => Stay::Grace { until_us: now.from_unix_ms(reader.number()?) },
             _ => return Err(DecodeError("stay")),
         };
-        lock.apply(&Event::Queued { owner, stay, arrival, at_head: false });
+        lock.apply(&Event::Queued { owner, stay, arrival, request_id, at_head: false });
     }
     let turn_until_unix_ms = reader.number()?;
     let head = lock.places().and_then(Places::first).map(|head| Owner::from(head.owner));
@@ -327,10 +329,10 @@ mod tests {
             bytes[index] = value;
             assert_eq!(decode(&bytes, NOW), Err(DecodeError(wrong)), "byte {index}");
         }
-        // A fair lock with two places: owner, arrival, stay; then the turn.
-        let good = vec![1, 1, 0, 2, 1, b'o', 1, 0, 1, b'p', 1, 1, 9, 0];
+        // A fair lock with two places: owner, arrival, request id, stay; then the turn.
+        let good = vec![1, 1, 0, 2, 1, b'o', 1, 0, 0, 1, b'p', 1, 7, 1, 9, 0];
         assert!(decode(&good, NOW).is_ok());
-        for (index, value, wrong) in [(4, 0, "owner of a place"), (7, 3, "stay"), (9, b'o', "a place twice")] {
+        for (index, value, wrong) in [(4, 0, "owner of a place"), (8, 3, "stay"), (10, b'o', "a place twice")] {
             let mut bytes = good.clone();
             bytes[index] = value;
             assert_eq!(decode(&bytes, NOW), Err(DecodeError(wrong)), "byte {index}");

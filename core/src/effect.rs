@@ -7,8 +7,8 @@
 //! granted <kind> <mode> <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>     (and the owner)
 //! reentered|renewed|partly-released|session-ended <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>
 //! released|expired|forced|undone <token>
-//! queued <stay> <arrival> tail|head                                                                 (and the owner)
-//! kept <stay>                                                                                       (and the owner)
+//! queued <stay> <arrival> <request-id> tail|head                                                    (and the owner)
+//! kept <stay> <request-id>                                                                          (and the owner)
 //! left cancelled|timed-out|lapsed|missed                                                            (and the owner)
 //! turn <until-unix-ms>                                                                              (and the owner)
 //! detached <until-unix-ms>
@@ -81,16 +81,18 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             push_number(facts, *token);
             None
         }
-        Event::Queued { owner, stay, arrival, at_head } => {
+        Event::Queued { owner, stay, arrival, request_id, at_head } => {
             facts.extend_from_slice(b"queued");
             push_stay(facts, *stay, now);
             push_number(facts, *arrival);
+            push_optional(facts, *request_id);
             push_word(facts, if *at_head { "head" } else { "tail" });
             Some(owner)
         }
-        Event::Kept { owner, stay } => {
+        Event::Kept { owner, stay, request_id } => {
             facts.extend_from_slice(b"kept");
             push_stay(facts, *stay, now);
+            push_optional(facts, *request_id);
             Some(owner)
         }
         Event::Left { owner, cause } => {
@@ -149,8 +151,12 @@ fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {
         }
         None => push_word(facts, "-"),
     }
-    match terms.session_ms {
-        Some(session_ms) => push_number(facts, session_ms),
+    push_optional(facts, terms.session_ms);
+}
+
+fn push_optional(facts: &mut Facts, number: Option<u64>) {
+    match number {
+        Some(number) => push_number(facts, number),
         None => push_word(facts, "-"),
     }
 }
@@ -199,7 +205,7 @@ fn place_event(verb: &str, words: &mut Words<'_>, owner: Option<&[u8]>, now: Now
     Ok(match verb {
         "detached" => Event::Detached { until_us: moment(words, now, "until")? },
         "turn" => Event::Turn { owner: valid_owner(owner)?, until_us: moment(words, now, "until")? },
-        "kept" => Event::Kept { owner: valid_owner(owner)?, stay: stay(words, now)? },
+        "kept" => Event::Kept { owner: valid_owner(owner)?, stay: stay(words, now)?, request_id: request_id(words)? },
         "left" => {
             let word = words.next().unwrap_or_default();
             let cause = LEAVES.iter().find(|(_, name)| *name == word).ok_or(EffectError("cause"))?;
@@ -209,6 +215,7 @@ fn place_event(verb: &str, words: &mut Words<'_>, owner: Option<&[u8]>, now: Now
             owner: valid_owner(owner)?,
             stay: stay(words, now)?,
             arrival: number(words, 1..=MAX_TOKEN, "arrival")?,
+            request_id: request_id(words)?,
             at_head: match words.next() {
                 Some("head") => true,
                 Some("tail") => false,
@@ -262,6 +269,21 @@ fn parse_number(word: &str, range: core::ops::RangeInclusive<u64>, what: &'stati
     word.parse().ok().filter(|number| range.contains(number)).ok_or(EffectError(what))
 }
 
+fn optional(
+    words: &mut Words<'_>,
+    range: core::ops::RangeInclusive<u64>,
+    what: &'static str,
+) -> Result<Option<u64>, EffectError> {
+    match words.next() {
+        Some("-") => Ok(None),
+        word => parse_number(word.unwrap_or_default(), range, what).map(Some),
+    }
+}
+
+fn request_id(words: &mut Words<'_>) -> Result<Option<u64>, EffectError> {
+    optional(words, 1..=i64::MAX.unsigned_abs(), "request id")
+}
+
 fn token(words: &mut Words<'_>) -> Result<u64, EffectError> {
     number(words, 1..=MAX_TOKEN, "token")
 }
@@ -273,10 +295,7 @@ fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
         deadline_us: now.from_unix_ms(number(words, 0..=u64::MAX, "deadline")?),
         lease_ms: number(words, 1..=MAX_LEASE_MS, "lease")?,
         request: request(words.next().unwrap_or_default())?,
-        session_ms: match words.next() {
-            Some("-") => None,
-            word => Some(parse_number(word.unwrap_or_default(), 0..=MAX_LEASE_MS, "session")?),
-        },
+        session_ms: optional(words, 0..=MAX_LEASE_MS, "session")?,
     })
 }
 
@@ -340,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_wrong_effect_is_refused_with_the_part_that_is_wrong() {
-        let cases: [(&str, &str); 14] = [
+        let cases: [(&str, &str); 15] = [
             ("", "unknown event"),
             ("granted mutex read 5 1 1 1 - -", "mode does not fit the kind"),
             ("granted mutex exclusive 0 1 1 1 - -", "token"),
@@ -350,9 +369,10 @@ mod tests {
             ("granted mutex exclusive 5 1 1 1 7 -", "request"),
             ("renewed 5 1 1 1 - x", "session"),
             ("released 5 6", "too many facts"),
-            ("queued never 1 tail", "stay"),
-            ("queued polled:x 1 tail", "stay"),
-            ("queued connected 1 middle", "end of the queue"),
+            ("queued never 1 - tail", "stay"),
+            ("queued polled:x 1 - tail", "stay"),
+            ("queued connected 1 - middle", "end of the queue"),
+            ("kept connected 0", "request id"),
             ("left home", "cause"),
             ("turn soon", "until"),
         ];

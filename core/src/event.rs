@@ -102,6 +102,8 @@ pub enum Event {
         stay: Stay,
         /// Its arrival number.
         arrival: u64,
+        /// The id of the numbered request that it stands for.
+        request_id: Option<u64>,
         /// Whether the place is at the head of the queue: one that was given back.
         at_head: bool,
     },
@@ -111,6 +113,8 @@ pub enum Event {
         owner: Owner,
         /// How it waits from now on.
         stay: Stay,
+        /// The id of the numbered request that it stands for from now on.
+        request_id: Option<u64>,
     },
     /// A place was given up.
     Left {

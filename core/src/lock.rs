@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::bytes::Owner;
 use crate::event::{Event, Terms};
-use crate::places::Places;
+use crate::places::{Place, Places};
 use crate::request::RequestMark;
 use crate::time::Now;
 
@@ -291,13 +291,17 @@ impl Lock {
                 }
             }
             Event::Ended { token, .. } => self.holds.retain(|hold| hold.token != *token),
-            Event::Queued { owner, stay, arrival, at_head } => {
+            Event::Queued { owner, stay, arrival, request_id, at_head } => {
                 if self.kind == Kind::Fair {
                     let places = self.places.get_or_insert_with(Box::default);
-                    places.push(owner.as_slice(), *stay, *arrival, *at_head);
+                    let place =
+                        Place { owner: owner.as_slice(), stay: *stay, arrival: *arrival, request_id: *request_id };
+                    places.push(place, *at_head);
                 }
             }
-            Event::Kept { owner, stay } => self.queue(|places| places.set_stay(owner.as_slice(), *stay)),
+            Event::Kept { owner, stay, request_id } => {
+                self.queue(|places| places.set_stay(owner.as_slice(), *stay, *request_id));
+            }
             Event::Left { owner, .. } => self.leave(owner),
             Event::Turn { until_us, .. } => self.queue(|places| places.set_turn(*until_us)),
             Event::Detached { until_us } => self.queue(|places| places.detach_all(*until_us)),

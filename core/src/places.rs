@@ -55,12 +55,16 @@ pub struct Place<'a> {
     pub stay: Stay,
     /// Its arrival number: microseconds of the wall clock when it was taken, made unique on the server.
     pub arrival: u64,
+    /// The id of the numbered request that it stands for.
+    pub request_id: Option<u64>,
 }
 
 #[derive(Clone)]
 struct Node {
     owner: Box<[u8]>,
     arrival: u64,
+    /// 0 is none: ids count from 1.
+    request_id: u64,
     previous: Alarm,
     next: Alarm,
     is_polled: bool,
@@ -176,14 +180,16 @@ impl Places {
 
     /// Takes a place at the end of the queue, or at its head. An owner that has one keeps that, and only stays
     /// differently.
-    pub(crate) fn push(&mut self, owner: &[u8], stay: Stay, arrival: u64, at_head: bool) {
+    pub(crate) fn push(&mut self, place: Place<'_>, at_head: bool) {
+        let Place { owner, stay, arrival, request_id } = place;
         if self.find(owner).is_some() {
-            self.set_stay(owner, stay);
+            self.set_stay(owner, stay, request_id);
             return;
         }
         let (previous, next) = if at_head { (Alarm::NONE, self.first) } else { (self.last, Alarm::NONE) };
-        let node =
-            Node { owner: owner.into(), arrival, previous, next, is_polled: matches!(stay, Stay::Polled { .. }) };
+        let is_polled = matches!(stay, Stay::Polled { .. });
+        let request_id = request_id.unwrap_or(0);
+        let node = Node { owner: owner.into(), arrival, request_id, previous, next, is_polled };
         let at = self.slots.insert(stay.until_us().unwrap_or(NEVER_US), node);
         if let Some(node) = self.slots.get_mut(previous) {
             node.next = at;
@@ -202,13 +208,14 @@ impl Places {
         self.by_owner.insert_unique(Entry::spread(hash), Entry { hash, at }, |entry| Entry::spread(entry.hash));
     }
 
-    /// Changes how a place waits.
-    pub(crate) fn set_stay(&mut self, owner: &[u8], stay: Stay) {
+    /// Changes how a place waits, and which request it stands for.
+    pub(crate) fn set_stay(&mut self, owner: &[u8], stay: Stay, request_id: Option<u64>) {
         let Some(at) = self.find(owner) else {
             return;
         };
         if let Some(node) = self.slots.get_mut(at) {
             node.is_polled = matches!(stay, Stay::Polled { .. });
+            node.request_id = request_id.unwrap_or(0);
         }
         self.slots.set(at, stay.until_us().unwrap_or(NEVER_US));
     }
@@ -273,7 +280,12 @@ impl Places {
             (until_us, true) => Stay::Polled { until_us },
             (until_us, false) => Stay::Grace { until_us },
         };
-        Some(Place { owner: &node.owner, stay, arrival: node.arrival })
+        Some(Place {
+            owner: &node.owner,
+            stay,
+            arrival: node.arrival,
+            request_id: Some(node.request_id).filter(|id| *id != 0),
+        })
     }
 
     fn find(&self, owner: &[u8]) -> Option<Alarm> {
@@ -352,7 +364,7 @@ mod tests {
                 let head = list.first().map(|place| place.0);
                 match step {
                     Step::Push(owner, stay, at_head) => {
-                        places.push(&[owner], stay, 0, at_head);
+                        places.push(Place { owner: &[owner], stay, arrival: 0, request_id: None }, at_head);
                         match list.iter_mut().find(|place| place.0 == owner) {
                             Some(place) => place.1 = stay,
                             None if at_head => list.insert(0, (owner, stay)),
@@ -360,7 +372,7 @@ mod tests {
                         }
                     }
                     Step::Stay(owner, stay) => {
-                        places.set_stay(&[owner], stay);
+                        places.set_stay(&[owner], stay, None);
                         for place in list.iter_mut().filter(|place| place.0 == owner) {
                             place.1 = stay;
                         }

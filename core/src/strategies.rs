@@ -49,6 +49,10 @@ fn moment(now: Now) -> impl Strategy<Value = u64> {
     (0..=MAX_LEASE_MS).prop_map(move |ahead_ms| now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms))
 }
 
+fn request_id() -> impl Strategy<Value = Option<u64>> {
+    proptest::option::of(1..=i64::MAX.unsigned_abs())
+}
+
 fn stay(now: Now) -> impl Strategy<Value = Stay> {
     prop_oneof![
         Just(Stay::Connected),
@@ -73,13 +77,16 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
             .prop_map(|((kind, mode), owner, token, terms)| Event::Granted { kind, owner, mode, token, terms }),
         (token(), change, terms(now)).prop_map(|(token, cause, terms)| Event::Changed { token, cause, terms }),
         (token(), end).prop_map(|(token, cause)| Event::Ended { token, cause }),
-        (owner(), stay(now), 1..=MAX_TOKEN, any::<bool>()).prop_map(|(owner, stay, arrival, at_head)| Event::Queued {
+        (owner(), stay(now), 1..=MAX_TOKEN, request_id(), any::<bool>()).prop_map(
+            |(owner, stay, arrival, request_id, at_head)| {
+                Event::Queued { owner, stay, arrival, request_id, at_head }
+            }
+        ),
+        (owner(), stay(now), request_id()).prop_map(|(owner, stay, request_id)| Event::Kept {
             owner,
             stay,
-            arrival,
-            at_head
+            request_id
         }),
-        (owner(), stay(now)).prop_map(|(owner, stay)| Event::Kept { owner, stay }),
         (owner(), leave).prop_map(|(owner, cause)| Event::Left { owner, cause }),
         (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Turn { owner, until_us }),
         moment(now).prop_map(|until_us| Event::Detached { until_us }),
@@ -87,7 +94,7 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
 }
 
 pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
-    let place = (owner(), stay(now), 1..=MAX_TOKEN);
+    let place = (owner(), stay(now), 1..=MAX_TOKEN, request_id());
     (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5), prop::collection::vec(place, 0..5)).prop_map(
         move |((kind, mode), holds, places)| {
             let is_exclusive = mode == Mode::Exclusive;
@@ -98,8 +105,8 @@ pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
                 }
                 lock.apply(&Event::Granted { kind, owner, mode, token, terms });
             }
-            for (owner, stay, arrival) in places {
-                lock.apply(&Event::Queued { owner: owner.clone(), stay, arrival, at_head: false });
+            for (owner, stay, arrival, request_id) in places {
+                lock.apply(&Event::Queued { owner: owner.clone(), stay, arrival, request_id, at_head: false });
                 lock.apply(&Event::Turn { owner, until_us: now.after_ms(arrival % 1000) });
             }
             lock

@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace, Slot};
-use crate::lock::{Hold, Kind, Lock, Mode};
+use crate::lock::{Kind, Lock, Mode};
 use crate::outbox::Answer;
 use crate::places::{Places, Stay};
 use crate::request::{Acquire, Ask, Refusal};
@@ -45,18 +45,19 @@ impl Engine {
         id: KeyId,
         request: Acquire,
     ) -> Result<Acquired, Refusal> {
-        if let (Some(request_id), Some((_, waiting_id))) =
-            (request.request_id, self.waiters.numbered(turn.keys.key(id), &request.owner, request.mode))
-            && request_id < waiting_id
-        {
-            return Err(Refusal::Stale { last_id: waiting_id });
-        }
         let lock = Self::lock_of_kind(turn.keys, id, Kind::Fair)?;
         let is_held = lock.is_some_and(|lock| lock.live_holds(turn.now).next().is_some());
         let places = lock.and_then(Lock::places);
         let count = places.map_or(0, Places::len);
-        let mine =
-            places.and_then(|places| places.get(request.owner.as_slice())).map(|place| (place.stay, place.arrival));
+        let mine = places
+            .and_then(|places| places.get(request.owner.as_slice()))
+            .map(|place| (place.stay, place.arrival, place.request_id));
+        let waiting_id = mine.and_then(|(_, _, request_id)| request_id);
+        if let (Some(request_id), Some(last_id)) = (request.request_id, waiting_id)
+            && request_id < last_id
+        {
+            return Err(Refusal::Stale { last_id });
+        }
         let is_first = places.and_then(Places::first).is_none_or(|first| first.owner == request.owner.as_slice());
         if !is_held && is_first {
             let token = self.grant(turn, id, &request)?;
@@ -85,10 +86,13 @@ impl Engine {
             turn.out.answer(ticket, Answer::TakenOver);
         }
         let owner = request.owner.clone();
-        let arrival = mine.map_or_else(|| self.next_number(turn.now), |(_, arrival)| arrival);
+        let arrival = mine.map_or_else(|| self.next_number(turn.now), |(_, arrival, _)| arrival);
+        let request_id = request.request_id.or(waiting_id);
         match mine {
-            None => self.commit(turn, id, Event::Queued { owner, stay, arrival, at_head: false }),
-            Some((mine, _)) if mine != stay => self.commit(turn, id, Event::Kept { owner, stay }),
+            None => self.commit(turn, id, Event::Queued { owner, stay, arrival, request_id, at_head: false }),
+            Some((mine, _, _)) if mine != stay || request_id != waiting_id => {
+                self.commit(turn, id, Event::Kept { owner, stay, request_id });
+            }
             Some(_) => {}
         }
         if stay == Stay::Connected {
@@ -221,30 +225,29 @@ impl Engine {
             self.rejoin(turn, id);
         }
         for owner in &details.gave_up {
-            if self.is_abandoned(turn, id, owner) {
+            if self.abandoned(turn, id, owner).is_some() {
                 self.commit(turn, id, Event::Left { owner: owner.clone(), cause: LeaveCause::TimedOut });
             }
         }
         for owner in &details.disconnected {
-            if self.is_abandoned(turn, id, owner) {
+            if let Some(request_id) = self.abandoned(turn, id, owner) {
                 let until_us = turn.now.after_ms(turn.limits.fair_grace_ms);
                 let stay = Stay::Grace { until_us };
-                self.commit(turn, id, Event::Kept { owner: owner.clone(), stay });
+                self.commit(turn, id, Event::Kept { owner: owner.clone(), stay, request_id });
             }
         }
     }
 
-    /// Whether the place of `owner` says that it is connected, and no connection of it waits any more.
-    fn is_abandoned(&self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owner: &Owner) -> bool {
-        let is_connected = match turn.keys.slot(id) {
-            Slot::Lock(stored) => stored
-                .lock
-                .places()
-                .and_then(|places| places.get(owner.as_slice()))
-                .is_some_and(|place| place.stay == Stay::Connected),
-            _ => false,
+    /// Whether the place of `owner` says that it is connected, and no connection of it waits any more; and the id of the
+    /// request that it stands for.
+    fn abandoned(&self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owner: &Owner) -> Option<Option<u64>> {
+        let Slot::Lock(stored) = turn.keys.slot(id) else {
+            return None;
         };
-        is_connected && self.waiters.of_owner(turn.keys.key(id), owner, Mode::Exclusive).is_empty()
+        let place = stored.lock.places()?.get(owner.as_slice())?;
+        let (stay, request_id) = (place.stay, place.request_id);
+        let waits = !self.waiters.of_owner(turn.keys.key(id), owner, Mode::Exclusive).is_empty();
+        (stay == Stay::Connected && !waits).then_some(request_id)
     }
 
     /// Connected waiters stay with the name. When another value lies under it, or none, they take their places there, in
@@ -253,13 +256,13 @@ impl Engine {
         if self.waiters.len_on(turn.keys.key(id)) == 0 {
             return;
         }
-        let waiting: Vec<(Owner, u64)> = self
+        let waiting: Vec<(Owner, u64, Option<u64>)> = self
             .waiters
             .in_order(turn.keys.key(id))
             .filter(|waiter| waiter.request.kind == Kind::Fair)
-            .map(|waiter| (waiter.request.owner.clone(), waiter.arrival))
+            .map(|waiter| (waiter.request.owner.clone(), waiter.arrival, waiter.request.request_id))
             .collect();
-        for (owner, arrival) in waiting {
+        for (owner, arrival, request_id) in waiting {
             let stay = match Self::lock_of_kind(turn.keys, id, Kind::Fair) {
                 Err(_) => return,
                 Ok(lock) => {
@@ -268,10 +271,10 @@ impl Engine {
             };
             match stay {
                 Some(Stay::Connected) => {}
-                Some(_) => self.commit(turn, id, Event::Kept { owner, stay: Stay::Connected }),
+                Some(_) => self.commit(turn, id, Event::Kept { owner, stay: Stay::Connected, request_id }),
                 None => {
                     let stay = Stay::Connected;
-                    self.commit(turn, id, Event::Queued { owner, stay, arrival, at_head: false });
+                    self.commit(turn, id, Event::Queued { owner, stay, arrival, request_id, at_head: false });
                 }
             }
         }
@@ -285,9 +288,10 @@ impl Engine {
         if stored.lock.kind() != Kind::Fair {
             return;
         }
-        if let Some(owner) = stored.lock.hold_with_token(fresh.token).map(Hold::owner).cloned() {
+        if let Some(hold) = stored.lock.hold_with_token(fresh.token) {
+            let (owner, request_id) = (hold.owner().clone(), hold.request().map(|request| request.id));
             let stay = Stay::Grace { until_us: turn.now.after_ms(turn.limits.fair_grace_ms) };
-            self.commit(turn, id, Event::Queued { owner, stay, arrival: fresh.arrival, at_head: true });
+            self.commit(turn, id, Event::Queued { owner, stay, arrival: fresh.arrival, request_id, at_head: true });
         }
     }
 

@@ -247,7 +247,7 @@ fn describe(now_us: u64, name: &str, output: &Output) -> String {
             Event::Queued { owner, stay, at_head, .. } => {
                 format!("  {name}: queued {owner:?} {}{}", stays(*stay), if *at_head { ", at the head" } else { "" })
             }
-            Event::Kept { owner, stay } => format!("  {name}: kept {owner:?} {}", stays(*stay)),
+            Event::Kept { owner, stay, .. } => format!("  {name}: kept {owner:?} {}", stays(*stay)),
             Event::Left { owner, cause } => {
                 format!("  {name}: left {owner:?} {cause:?} at {}", at_ms(now_us))
             }
