@@ -2,10 +2,9 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{Hold, KeyRef, Kind, Lock, Now};
+use rlock_core::{Hold, KeyRef, Kind, Lock, Now, Places};
 
 use super::family::Family;
-use super::waiters::live_places;
 use super::{Failure, read_lock, reply_failure};
 use crate::arguments;
 use crate::clock;
@@ -34,10 +33,10 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let now = clock::now();
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
-    let connected = state::with_engine(|engine| engine.waiters(name, now).count()).unwrap_or(0);
+    let connected = state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
     read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, |lock| match lock {
         Some(lock) => {
-            let waiting = if lock.kind() == Kind::Fair { live_places(lock, now).count() } else { connected };
+            let waiting = if lock.kind() == Kind::Fair { lock.places().map_or(0, Places::len) } else { connected };
             if is_there(lock, now) || waiting > 0 {
                 reply(ctx, lock, now, name, waiting);
             } else {

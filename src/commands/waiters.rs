@@ -45,7 +45,7 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
 }
 
 /// The places of a fair lock whose life is not over, in order.
-pub(super) fn live_places(lock: &Lock, now: Now) -> impl Iterator<Item = Place<'_>> {
+fn live_places(lock: &Lock, now: Now) -> impl Iterator<Item = Place<'_>> {
     let is_live = move |place: &Place<'_>| place.stay.until_us().is_none_or(|until_us| until_us > now.mono_us);
     lock.places().into_iter().flat_map(Places::iter).filter(is_live)
 }
