@@ -6,7 +6,7 @@
 //! calling commands of ours.
 //!
 //! Files: this one has the parts and what they share; `commands` what a client asks; `settle` how a key's queue is
-//! served; `notes` what the server tells.
+//! served; `fair` the same for a queue that is data; `notes` what the server tells; `pending` what that owes to keys.
 //!
 //! Invariants:
 //! 1. Holds are granted in [`Engine::grant`] and nowhere else.
