@@ -90,7 +90,7 @@ impl<const N: usize> fmt::Debug for Bytes<N> {
 }
 
 /// A key of the keyspace, owned.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// The key's name.
     pub name: KeyName,

@@ -20,6 +20,8 @@ pub struct DecodeError(pub &'static str);
 const HAS_REQUEST: u64 = 1;
 const REQUEST_IS_RELEASE: u64 = 2;
 const HAS_SESSION: u64 = 4;
+const REQUEST_IS_MANY: u64 = 8;
+const FLAGS: u64 = HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION | REQUEST_IS_MANY;
 
 const CONNECTED: u64 = 0;
 const POLLED: u64 = 1;
@@ -64,8 +66,11 @@ fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
     let mut flags = 0;
     if let Some(request) = terms.request {
         flags |= HAS_REQUEST;
-        if request.verb == Verb::Release {
+        if matches!(request.verb, Verb::Release | Verb::ReleaseMany) {
             flags |= REQUEST_IS_RELEASE;
+        }
+        if matches!(request.verb, Verb::AcquireMany | Verb::ReleaseMany) {
+            flags |= REQUEST_IS_MANY;
         }
     }
     if terms.session_ms.is_some() {
@@ -105,6 +110,10 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     let mut lock = Lock::new(kind, permits);
     for _ in 0..holds {
         decode_hold(&mut reader, now, &mut lock)?;
+    }
+    let writer = lock.holds().iter().find(|hold| hold.mode() == Mode::Write);
+    if writer.is_some_and(|writer| lock.holds().iter().any(|hold| hold.owner() != writer.owner())) {
+        return Err(DecodeError("a writer that is not alone"));
     }
     decode_places(&mut reader, now, &mut lock)?;
     if reader.0.is_empty() { Ok(lock) } else { Err(DecodeError("bytes after the end")) }
@@ -155,13 +164,18 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
     let count = reader.number_in(1..=u64::from(u32::MAX), "count")?;
     let deadline_unix_ms = reader.number()?;
     let lease_ms = reader.number_in(1..=MAX_LEASE_MS, "lease")?;
-    let flags = reader.number_in(0..=(HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION), "flags")?;
+    let flags = reader.number_in(0..=FLAGS, "flags")?;
     let request = if flags & HAS_REQUEST == 0 {
         None
     } else {
         Some(RequestMark {
             id: reader.number_in(1..=i64::MAX.unsigned_abs(), "request id")?,
-            verb: if flags & REQUEST_IS_RELEASE == 0 { Verb::Acquire } else { Verb::Release },
+            verb: match (flags & REQUEST_IS_RELEASE != 0, flags & REQUEST_IS_MANY != 0) {
+                (false, false) => Verb::Acquire,
+                (true, false) => Verb::Release,
+                (false, true) => Verb::AcquireMany,
+                (true, true) => Verb::ReleaseMany,
+            },
         })
     };
     let session_ms = if flags & HAS_SESSION == 0 { None } else { Some(reader.number_in(0..=MAX_LEASE_MS, "session")?) };
@@ -321,7 +335,7 @@ mod tests {
             (5, 1, "mode"),
             (6, 0, "token"),
             (7, 0, "count"),
-            (10, 8, "flags"),
+            (10, 16, "flags"),
             (11, 1, "places"),
         ];
         for (index, value, wrong) in cases {

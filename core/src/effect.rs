@@ -7,6 +7,7 @@
 //! granted <kind> <mode> <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>     (and the owner)
 //! reentered|renewed|partly-released|session-ended <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>
 //! released|expired|forced|undone <token>
+//! sized <permits>
 //! queued <stay> <arrival> <request-id> tail|head                                                    (and the owner)
 //! kept <stay> <request-id>                                                                          (and the owner)
 //! left cancelled|timed-out|lapsed|missed                                                            (and the owner)
@@ -16,7 +17,7 @@
 //!
 //! A stay is `connected`, `polled:<until-unix-ms>` or `grace:<until-unix-ms>`.
 //!
-//! A request is its id followed by `a` (ACQUIRE) or `r` (RELEASE); what is absent is `-`.
+//! A request is its id followed by `a` (ACQUIRE), `r` (RELEASE), `A` (MACQUIRE) or `R` (MRELEASE); what is absent is `-`.
 
 use core::str;
 
@@ -79,6 +80,11 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
         Event::Ended { token, cause } => {
             facts.extend_from_slice(name_of(&ENDS, *cause).as_bytes());
             push_number(facts, *token);
+            None
+        }
+        Event::Sized { permits } => {
+            facts.extend_from_slice(b"sized");
+            push_number(facts, u64::from(*permits));
             None
         }
         Event::Queued { owner, stay, arrival, request_id, at_head } => {
@@ -147,6 +153,8 @@ fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {
             facts.push(match verb {
                 Verb::Acquire => b'a',
                 Verb::Release => b'r',
+                Verb::AcquireMany => b'A',
+                Verb::ReleaseMany => b'R',
             });
         }
         None => push_word(facts, "-"),
@@ -172,6 +180,7 @@ pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Even
     let verb = words.next().unwrap_or_default();
     let event = match verb {
         "granted" => granted(&mut words, owner, now)?,
+        "sized" => Event::Sized { permits: small_number(&mut words, "permits")? },
         "queued" | "kept" | "left" | "turn" | "detached" => place_event(verb, &mut words, owner, now)?,
         _ => hold_event(verb, &mut words, now)?,
     };
@@ -284,14 +293,17 @@ fn request_id(words: &mut Words<'_>) -> Result<Option<u64>, EffectError> {
     optional(words, 1..=i64::MAX.unsigned_abs(), "request id")
 }
 
+fn small_number(words: &mut Words<'_>, what: &'static str) -> Result<u32, EffectError> {
+    u32::try_from(number(words, 1..=u64::from(u32::MAX), what)?).map_err(|_| EffectError(what))
+}
+
 fn token(words: &mut Words<'_>) -> Result<u64, EffectError> {
     number(words, 1..=MAX_TOKEN, "token")
 }
 
 fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
-    let count = number(words, 1..=u64::from(u32::MAX), "count")?;
     Ok(Terms {
-        count: u32::try_from(count).map_err(|_| EffectError("count"))?,
+        count: small_number(words, "count")?,
         deadline_us: now.from_unix_ms(number(words, 0..=u64::MAX, "deadline")?),
         lease_ms: number(words, 1..=MAX_LEASE_MS, "lease")?,
         request: request(words.next().unwrap_or_default())?,
@@ -300,13 +312,16 @@ fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
 }
 
 fn request(word: &str) -> Result<Option<RequestMark>, EffectError> {
-    let (id, verb) = match word {
-        "-" => return Ok(None),
-        word => match (word.strip_suffix('a'), word.strip_suffix('r')) {
-            (Some(id), _) => (id, Verb::Acquire),
-            (_, Some(id)) => (id, Verb::Release),
-            _ => return Err(EffectError("request")),
-        },
+    if word == "-" {
+        return Ok(None);
+    }
+    let (id, letter) = word.split_at_checked(word.len().saturating_sub(1)).ok_or(EffectError("request"))?;
+    let verb = match letter {
+        "a" => Verb::Acquire,
+        "r" => Verb::Release,
+        "A" => Verb::AcquireMany,
+        "R" => Verb::ReleaseMany,
+        _ => return Err(EffectError("request")),
     };
     let id = parse_number(id, 1..=i64::MAX.unsigned_abs(), "request id")?;
     Ok(Some(RequestMark { id, verb }))

@@ -94,6 +94,11 @@ pub enum Event {
         /// Why.
         cause: EndCause,
     },
+    /// A semaphore has so many permits, which this creates if need be.
+    Sized {
+        /// The permits, at least 1.
+        permits: u32,
+    },
     /// An owner took a place in the queue of a fair lock, which this creates if need be.
     Queued {
         /// Who.
@@ -154,6 +159,7 @@ impl Event {
             Self::Granted { .. } => Some(c"rlock.acquire"),
             Self::Turn { .. } => Some(c"rlock.turn"),
             Self::Changed { .. }
+            | Self::Sized { .. }
             | Self::Queued { .. }
             | Self::Kept { .. }
             | Self::Left { .. }

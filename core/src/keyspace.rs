@@ -38,6 +38,11 @@ pub enum Slot<'a> {
 
 /// The open keys of one request.
 pub trait Keyspace {
+    /// How many keys are open: their numbers are 0 to this, exclusive.
+    fn len(&self) -> usize;
+    /// Opens one more key of the same database, or finds it among those that are open. `None` if this server must not
+    /// decide about it now: another node of the cluster serves it.
+    fn open(&mut self, key: KeyRef<'_>) -> Option<KeyId>;
     /// The name of an open key.
     fn key(&self, id: KeyId) -> KeyRef<'_>;
     /// What lies under it now.

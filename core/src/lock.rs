@@ -270,11 +270,23 @@ impl Lock {
         match mode {
             Mode::Exclusive | Mode::Write => others.next().is_none(),
             Mode::Read => others.all(|hold| hold.mode == Mode::Read),
-            Mode::Permits => {
-                let used: u64 = self.live_holds(now).map(|hold| u64::from(hold.count)).sum();
-                used.saturating_add(u64::from(count)) <= u64::from(self.permits)
-            }
+            Mode::Permits => i64::from(count) <= self.available(now),
         }
+    }
+
+    /// How many permits of a semaphore are free; negative if it was made smaller than what is in use.
+    #[must_use]
+    pub fn available(&self, now: Now) -> i64 {
+        let used: i64 = self.live_holds(now).map(|hold| i64::from(hold.count)).fold(0, i64::saturating_add);
+        i64::from(self.permits).saturating_sub(used)
+    }
+
+    /// Whether there is anything to it at this moment: a lock whose leases and places are all over is as good as gone.
+    #[must_use]
+    pub fn is_live(&self, now: Now) -> bool {
+        self.kind == Kind::Semaphore
+            || self.live_holds(now).next().is_some()
+            || self.places().is_some_and(|places| places.iter().any(|place| place.is_live(now)))
     }
 
     /// Makes `event` true. Total: an event about a hold that is not here changes nothing.
@@ -291,6 +303,11 @@ impl Lock {
                 }
             }
             Event::Ended { token, .. } => self.holds.retain(|hold| hold.token != *token),
+            Event::Sized { permits } => {
+                if self.kind == Kind::Semaphore {
+                    self.permits = *permits;
+                }
+            }
             Event::Queued { owner, stay, arrival, request_id, at_head } => {
                 if self.kind == Kind::Fair {
                     let places = self.places.get_or_insert_with(Box::default);

@@ -1,5 +1,7 @@
 //! What a request leaves to be done outside.
 
+use alloc::boxed::Box;
+
 use smallvec::SmallVec;
 
 use crate::event::Event;
@@ -7,10 +9,12 @@ use crate::keyspace::KeyId;
 use crate::request::Refusal;
 
 /// What a waiter is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It holds now, with this token.
     Granted(u64),
+    /// It holds every key that it asked for, with these tokens, in the order of its keys.
+    GrantedMany(Box<[u64]>),
     /// Its time is over.
     TimedOut,
     /// The same owner asked again, and that request stands in its place.

@@ -17,6 +17,7 @@ use ahash::RandomState;
 use hashbrown::HashTable;
 
 use crate::deadlines::{Alarm, Deadlines};
+use crate::time::Now;
 
 /// How a place waits, and how long it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +58,14 @@ pub struct Place<'a> {
     pub arrival: u64,
     /// The id of the numbered request that it stands for.
     pub request_id: Option<u64>,
+}
+
+impl Place<'_> {
+    /// Whether its life is not over.
+    #[must_use]
+    pub fn is_live(&self, now: Now) -> bool {
+        self.stay.until_us().is_none_or(|until_us| until_us > now.mono_us)
+    }
 }
 
 #[derive(Clone)]

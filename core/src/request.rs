@@ -10,6 +10,10 @@ pub enum Verb {
     Acquire,
     /// RELEASE.
     Release,
+    /// MACQUIRE.
+    AcquireMany,
+    /// MRELEASE.
+    ReleaseMany,
 }
 
 /// The last numbered request of an owner on a hold; it makes retries safe.
@@ -52,6 +56,8 @@ pub struct Limits {
 /// ACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acquire {
+    /// ACQUIRE or MACQUIRE.
+    pub verb: Verb,
     /// The family of the command; a lock of another kind is `WRONGTYPE`.
     pub kind: Kind,
     /// Who asks.
@@ -75,6 +81,8 @@ pub struct Acquire {
 /// RELEASE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release<'a> {
+    /// RELEASE or MRELEASE.
+    pub verb: Verb,
     /// The family of the command.
     pub kind: Kind,
     /// Who releases.
@@ -109,6 +117,11 @@ pub enum Refusal {
     WrongType,
     /// The owner holds nothing here, or its lease has lapsed.
     NotOwner,
+    /// The same of one of several keys.
+    NotOwnerOf {
+        /// Which of the keys of the request, counted from 0.
+        position: usize,
+    },
     /// The request id is below the last one, or was used for another command.
     Stale {
         /// The last id seen.
@@ -120,6 +133,11 @@ pub enum Refusal {
     CountUnderflow {
         /// What the owner holds.
         held: u32,
+    },
+    /// More permits were asked for than the semaphore has.
+    TooManyPermits {
+        /// What it has.
+        permits: u32,
     },
     /// A semaphore has to be made before it is used, and there is none here.
     NoSemaphore,

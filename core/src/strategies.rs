@@ -26,8 +26,8 @@ fn kind_and_mode() -> impl Strategy<Value = (Kind, Mode)> {
 
 /// Terms with a deadline in whole milliseconds of unix time, as they are after a way through text or bytes.
 fn terms(now: Now) -> impl Strategy<Value = Terms> {
-    let request = (1..=i64::MAX.unsigned_abs(), any::<bool>())
-        .prop_map(|(id, acquire)| RequestMark { id, verb: if acquire { Verb::Acquire } else { Verb::Release } });
+    let verb = prop::sample::select(&[Verb::Acquire, Verb::Release, Verb::AcquireMany, Verb::ReleaseMany]);
+    let request = (1..=i64::MAX.unsigned_abs(), verb).prop_map(|(id, verb)| RequestMark { id, verb });
     (
         1..=u32::MAX,
         0..=MAX_LEASE_MS,
@@ -76,6 +76,7 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
         (kind_and_mode(), owner(), token(), terms(now))
             .prop_map(|((kind, mode), owner, token, terms)| Event::Granted { kind, owner, mode, token, terms }),
         (token(), change, terms(now)).prop_map(|(token, cause, terms)| Event::Changed { token, cause, terms }),
+        (1..=u32::MAX).prop_map(|permits| Event::Sized { permits }),
         (token(), end).prop_map(|(token, cause)| Event::Ended { token, cause }),
         (owner(), stay(now), 1..=MAX_TOKEN, request_id(), any::<bool>()).prop_map(
             |(owner, stay, arrival, request_id, at_head)| {
@@ -100,7 +101,7 @@ pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
             let is_exclusive = mode == Mode::Exclusive;
             let mut lock = Lock::new(kind, if kind == Kind::Semaphore { 9 } else { 1 });
             for (token, (owner, terms)) in (1..).zip(holds) {
-                if is_exclusive && !lock.holds().is_empty() {
+                if (is_exclusive || mode == Mode::Write) && !lock.holds().is_empty() {
                     break;
                 }
                 lock.apply(&Event::Granted { kind, owner, mode, token, terms });

@@ -3,20 +3,39 @@
 use alloc::vec::Vec;
 
 use crate::event::{ChangeCause, EndCause, Event, Terms};
-use crate::lock::{Hold, Kind};
-use crate::request::{Acquire, Ask, Numbered, Refusal, Release, Renew, RequestMark, Verb};
+use crate::lock::{Hold, Kind, Lock, Mode};
+use crate::queue::{Rank, RequestKeys, Standing};
+use crate::request::{Acquire, Ask, Numbered, Refusal, Release, Renew, RequestMark};
 
 use super::{Acquired, Engine, Turn};
 use crate::keyspace::{KeyId, Keyspace, Slot};
 use crate::outbox::Answer;
 
 /// The part of ACQUIRE or RENEW that gives a hold a new lease.
-struct Renewal {
-    lease_ms: Option<u64>,
-    session_ms: Option<u64>,
-    client: Option<u64>,
+pub(super) struct Renewal {
+    pub(super) lease_ms: Option<u64>,
+    pub(super) session_ms: Option<u64>,
+    pub(super) client: Option<u64>,
     /// Propagate it even if nothing changed, so that a WAIT after it proves something.
-    always: bool,
+    pub(super) always: bool,
+}
+
+impl Renewal {
+    /// A repeated ACQUIRE gives what it gave before.
+    pub(super) fn of_repeat(request: &Acquire) -> Self {
+        Self { lease_ms: Some(request.lease_ms), session_ms: request.session_ms, client: request.client, always: true }
+    }
+}
+
+/// What a request is to what its owner holds already in another mode.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// Nothing: it stands in line like everybody.
+    New,
+    /// A reader asks for WRITE: it goes ahead of the queue, which waits for it.
+    Upgrade,
+    /// The writer asks for READ: nobody can mind.
+    Downgrade,
 }
 
 impl Engine {
@@ -31,10 +50,17 @@ impl Engine {
         id: KeyId,
         request: Acquire,
     ) -> Result<Acquired, Refusal> {
-        self.settle(turn, id, false);
+        self.settle_to_acquire(turn, id);
         let acquired = self.acquire_settled(turn, id, request);
-        self.finish(turn.keys, id);
+        self.finish_all(turn.keys);
         acquired
+    }
+
+    /// Settles a key for a command that competes for the lock. What is left of a lock that is over goes, so that one of
+    /// another kind can come.
+    pub(super) fn settle_to_acquire(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+        self.settle(turn, id, false);
+        self.finish(turn.keys, id);
     }
 
     fn acquire_settled(
@@ -43,20 +69,18 @@ impl Engine {
         id: KeyId,
         request: Acquire,
     ) -> Result<Acquired, Refusal> {
-        let lock = Self::lock_of_kind(turn.keys, id, request.kind)?;
+        let now = turn.now;
+        let lock = Self::lock_of_kind(turn, id, request.kind)?;
+        if let Some(permits) = lock.map(Lock::permits).filter(|permits| request.count > *permits) {
+            return Err(Refusal::TooManyPermits { permits });
+        }
         let held = lock
-            .and_then(|lock| lock.live_hold(request.owner.as_slice(), request.mode, turn.now))
+            .and_then(|lock| lock.live_hold(request.owner.as_slice(), request.mode, now))
             .map(|hold| (hold.token(), hold.terms()));
         if let Some((token, terms)) = held {
-            let numbered = RequestMark::classify(terms.request, request.request_id, Verb::Acquire)?;
+            let numbered = RequestMark::classify(terms.request, request.request_id, request.verb)?;
             if numbered == Numbered::Repeat {
-                let renewal = Renewal {
-                    lease_ms: Some(request.lease_ms),
-                    session_ms: request.session_ms,
-                    client: request.client,
-                    always: true,
-                };
-                self.renew_hold(turn, id, token, terms, &renewal);
+                self.renew_hold(turn, id, token, terms, &Renewal::of_repeat(&request));
                 return Ok(Acquired::Granted(token));
             }
             if request.kind != Kind::Semaphore {
@@ -69,8 +93,9 @@ impl Engine {
         if request.kind == Kind::Fair {
             return self.acquire_place(turn, id, request);
         }
-        let place = self.take_over(turn, id, &request)?;
-        if place.is_none() && self.is_free_for(turn, id, &request)? {
+        let claim = Self::claim(turn, id, &request)?;
+        let standing = self.take_over(turn, &[id], &request)?;
+        if standing.is_none() && self.is_free_for(turn, id, &request, claim)? {
             let token = self.grant(turn, id, &request)?;
             self.stats.granted_at_once = self.stats.granted_at_once.saturating_add(1);
             return Ok(Acquired::Granted(token));
@@ -80,11 +105,38 @@ impl Engine {
             self.settle(turn, id, false);
             return Ok(Acquired::Denied);
         }
-        if place.is_none() {
+        if standing.is_none() {
             self.check_waiters(turn)?;
         }
-        let arrival = place.unwrap_or_else(|| self.next_number(turn.now));
-        Ok(Acquired::Waiting(self.waiters.join(turn.keys.key(id), arrival, request, turn.now)))
+        let standing = standing.unwrap_or_else(|| {
+            let rank = if claim == Claim::Upgrade { Rank::Upgrade } else { Rank::Newcomer };
+            Standing { rank, arrival: self.next_number(turn.now) }
+        });
+        Ok(Acquired::Waiting(self.wait(turn, &[id], standing, request)))
+    }
+
+    /// Lets a request wait in the queue of each of its keys.
+    pub(super) fn wait(
+        &mut self,
+        turn: &mut Turn<'_, impl Keyspace>,
+        ids: &[KeyId],
+        standing: Standing,
+        request: Acquire,
+    ) -> u64 {
+        let keys: RequestKeys = ids.iter().map(|id| turn.keys.key(*id).to_key()).collect();
+        self.waiters.join(keys, standing, request, turn.now)
+    }
+
+    /// What the request is to what its owner holds already.
+    fn claim(turn: &mut Turn<'_, impl Keyspace>, id: KeyId, request: &Acquire) -> Result<Claim, Refusal> {
+        let now = turn.now;
+        let lock = Self::lock_of_kind(turn, id, request.kind)?;
+        let holds = |mode| lock.is_some_and(|lock| lock.live_hold(request.owner.as_slice(), mode, now).is_some());
+        Ok(match request.mode {
+            Mode::Read if holds(Mode::Write) => Claim::Downgrade,
+            Mode::Write if holds(Mode::Read) => Claim::Upgrade,
+            _ => Claim::New,
+        })
     }
 
     /// Whether one more connection may wait.
@@ -93,44 +145,89 @@ impl Engine {
         if self.waiters.len() >= limit { Err(Refusal::MaxWaiters { limit }) } else { Ok(()) }
     }
 
-    /// A numbered request meets an earlier one of its owner that still waits: the same id takes the place over (its
-    /// arrival number is returned), a higher one ends it, a lower one is stale.
-    fn take_over(
+    /// A numbered request meets earlier ones of its owner that still wait: the same one takes the place over (its
+    /// standing is returned), a higher id ends them, a lower one is stale. An id that waits for other keys is used up.
+    pub(super) fn take_over(
         &mut self,
         turn: &mut Turn<'_, impl Keyspace>,
-        id: KeyId,
+        ids: &[KeyId],
         request: &Acquire,
-    ) -> Result<Option<u64>, Refusal> {
+    ) -> Result<Option<Standing>, Refusal> {
         let Some(request_id) = request.request_id else {
             return Ok(None);
         };
-        let Some((ticket, waiting_id)) = self.waiters.numbered(turn.keys.key(id), &request.owner, request.mode) else {
+        let earlier = self.numbered_earlier(turn, ids, request, request_id)?;
+        if earlier.is_empty() {
             return Ok(None);
-        };
-        if request_id < waiting_id {
-            return Err(Refusal::Stale { last_id: waiting_id });
         }
+        let is_repeat = earlier.iter().any(|(_, waiting_id)| *waiting_id == request_id);
         // A higher id waits anew: it needs room beside all the others, also if the limit was lowered meanwhile.
         let limit = turn.limits.max_waiters;
-        if request_id > waiting_id && matches!(request.ask, Ask::Wait { .. }) && self.waiters.len() > limit {
+        let waits = matches!(request.ask, Ask::Wait { .. });
+        if !is_repeat && waits && self.waiters.len().saturating_sub(earlier.len()) >= limit {
             return Err(Refusal::MaxWaiters { limit });
         }
-        let earlier = self.waiters.leave(ticket);
-        turn.out.answer(ticket, Answer::TakenOver);
-        if request_id == waiting_id {
-            return Ok(earlier.map(|waiter| waiter.arrival));
+        let mut standing = None;
+        for (ticket, _) in earlier {
+            standing = self.retire(ticket).map(|waiter| waiter.standing);
+            turn.out.answer(ticket, Answer::TakenOver);
         }
-        self.settle(turn, id, false);
+        if is_repeat {
+            return Ok(standing);
+        }
+        for id in ids {
+            self.settle(turn, *id, false);
+        }
         Ok(None)
     }
 
-    /// Whether a newcomer can have it: nobody waits, and the lock admits it.
-    fn is_free_for(&self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, request: &Acquire) -> Result<bool, Refusal> {
-        if self.is_waited_for(turn.keys.key(id)) {
-            return Ok(false);
+    /// The numbered requests of the same owner and mode that wait for any of the keys, each once, with their ids.
+    fn numbered_earlier(
+        &self,
+        turn: &mut Turn<'_, impl Keyspace>,
+        ids: &[KeyId],
+        request: &Acquire,
+        request_id: u64,
+    ) -> Result<Vec<(u64, u64)>, Refusal> {
+        let mut earlier: Vec<(u64, u64)> = Vec::new();
+        for id in ids {
+            let numbered = self.waiters.numbered(turn.keys.key(*id), &request.owner, request.mode);
+            let Some((ticket, waiting_id)) = numbered.filter(|numbered| !earlier.contains(numbered)) else {
+                continue;
+            };
+            let is_same_request = || {
+                let waiter = self.waiters.get(ticket);
+                waiter.is_some_and(|waiter| {
+                    waiter.request.verb == request.verb
+                        && waiter.keys.len() == ids.len()
+                        && ids.iter().all(|id| waiter.keys.iter().any(|key| key.borrow() == turn.keys.key(*id)))
+                })
+            };
+            if request_id < waiting_id || (request_id == waiting_id && !is_same_request()) {
+                return Err(Refusal::Stale { last_id: waiting_id });
+            }
+            earlier.push((ticket, waiting_id));
         }
-        let lock = Self::lock_of_kind(turn.keys, id, request.kind)?;
-        Ok(lock.is_none_or(|lock| lock.admits(request.owner.as_slice(), request.mode, request.count, turn.now)))
+        Ok(earlier)
+    }
+
+    /// Whether the request can have it now: nobody is to be served before it, and the lock admits it.
+    fn is_free_for(
+        &self,
+        turn: &mut Turn<'_, impl Keyspace>,
+        id: KeyId,
+        request: &Acquire,
+        claim: Claim,
+    ) -> Result<bool, Refusal> {
+        let first = self.waiters.first(turn.keys.key(id));
+        let is_next = match claim {
+            Claim::New => first.is_none(),
+            Claim::Upgrade => first.is_none_or(|(_, waiter)| waiter.standing.rank != Rank::Upgrade),
+            Claim::Downgrade => true,
+        };
+        let now = turn.now;
+        let lock = Self::lock_of_kind(turn, id, request.kind)?;
+        Ok(is_next && lock.is_none_or(|lock| lock.admits(request.owner.as_slice(), request.mode, request.count, now)))
     }
 
     /// RELEASE. Returns the holds left.
@@ -153,15 +250,41 @@ impl Engine {
         id: KeyId,
         request: &Release<'_>,
     ) -> Result<u32, Refusal> {
-        let hold = Self::lock_of_kind(turn.keys, id, request.kind)?
-            .and_then(|lock| lock.live_hold(request.owner, request.mode, turn.now))
-            .ok_or(Refusal::NotOwner)?;
-        let (token, terms) = (hold.token(), hold.terms());
-        let numbered = RequestMark::classify(terms.request, request.request_id, Verb::Release)?;
+        let (token, terms) =
+            Self::live_terms(turn, id, request.kind, request.owner, request.mode)?.ok_or(Refusal::NotOwner)?;
+        let numbered = RequestMark::classify(terms.request, request.request_id, request.verb)?;
         if numbered == Numbered::Repeat {
             return Ok(terms.count);
         }
         let left = terms.count.checked_sub(request.count).ok_or(Refusal::CountUnderflow { held: terms.count })?;
+        self.give_back(turn, id, request, token, terms, left);
+        self.serve_after_end(turn, id);
+        Ok(left)
+    }
+
+    /// The token and the terms of the live hold of `owner`.
+    pub(super) fn live_terms(
+        turn: &mut Turn<'_, impl Keyspace>,
+        id: KeyId,
+        kind: Kind,
+        owner: &[u8],
+        mode: Mode,
+    ) -> Result<Option<(u64, Terms)>, Refusal> {
+        let now = turn.now;
+        let lock = Self::lock_of_kind(turn, id, kind)?;
+        Ok(lock.and_then(|lock| lock.live_hold(owner, mode, now)).map(|hold| (hold.token(), hold.terms())))
+    }
+
+    /// Leaves a hold with `left` of its count, or ends it.
+    pub(super) fn give_back(
+        &mut self,
+        turn: &mut Turn<'_, impl Keyspace>,
+        id: KeyId,
+        request: &Release<'_>,
+        token: u64,
+        terms: Terms,
+        left: u32,
+    ) {
         let event = if left == 0 {
             Event::Ended { token, cause: EndCause::Released }
         } else {
@@ -170,15 +293,13 @@ impl Engine {
                 cause: ChangeCause::Released,
                 terms: Terms {
                     count: left,
-                    request: RequestMark::after(terms.request, request.request_id, Verb::Release),
+                    request: RequestMark::after(terms.request, request.request_id, request.verb),
                     ..terms
                 },
             }
         };
         self.touch(token);
         self.commit(turn, id, event);
-        self.serve_after_end(turn, id);
-        Ok(left)
     }
 
     /// Runs a command that does not compete for the lock on the settled state of its key.
@@ -190,7 +311,7 @@ impl Engine {
     ) -> R {
         self.settle_noted(turn, id);
         let decided = decide(self, turn);
-        self.finish(turn.keys, id);
+        self.finish_all(turn.keys);
         decided
     }
 
@@ -214,16 +335,14 @@ impl Engine {
         id: KeyId,
         request: &Renew<'_>,
     ) -> Result<u64, Refusal> {
-        let hold = Self::lock_of_kind(turn.keys, id, request.kind)?
-            .and_then(|lock| lock.live_hold(request.owner, request.mode, turn.now))
-            .ok_or(Refusal::NotOwner)?;
-        let (token, terms) = (hold.token(), hold.terms());
+        let (token, terms) =
+            Self::live_terms(turn, id, request.kind, request.owner, request.mode)?.ok_or(Refusal::NotOwner)?;
         let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client: request.client, always: false };
         Ok(turn.now.left_ms(self.renew_hold(turn, id, token, terms, &renewal)))
     }
 
     /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
-    fn renew_hold(
+    pub(super) fn renew_hold(
         &mut self,
         turn: &mut Turn<'_, impl Keyspace>,
         id: KeyId,
@@ -270,10 +389,10 @@ impl Engine {
         kind: Kind,
         token: Option<u64>,
     ) -> Result<bool, Refusal> {
-        let lock = Self::lock_of_kind(turn.keys, id, kind)?;
-        let tokens: Vec<u64> = lock
+        let now = turn.now;
+        let tokens: Vec<u64> = Self::lock_of_kind(turn, id, kind)?
             .into_iter()
-            .flat_map(|lock| lock.live_holds(turn.now))
+            .flat_map(|lock| lock.live_holds(now))
             .map(Hold::token)
             .filter(|held| token.is_none_or(|token| token == *held))
             .collect();
@@ -288,7 +407,7 @@ impl Engine {
     }
 
     /// After a hold ended or gave permits back: whoever can be served is.
-    fn serve_after_end(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+    pub(super) fn serve_after_end(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
         if self.is_waited_for(turn.keys.key(id)) || Self::has_places(turn.keys, id) {
             self.settle(turn, id, true);
         }
@@ -307,7 +426,10 @@ impl Engine {
             (Slot::Foreign, _) => false,
             (Slot::Lock(stored), Event::Granted { kind, .. }) => stored.lock.kind() == *kind,
             (Slot::Lock(stored), Event::Queued { .. }) => stored.lock.kind() == Kind::Fair,
-            (Slot::Vacant, Event::Granted { .. } | Event::Queued { .. }) | (Slot::Lock(_), _) => true,
+            (Slot::Lock(stored), Event::Sized { .. }) => stored.lock.kind() == Kind::Semaphore,
+            (Slot::Vacant, Event::Granted { .. } | Event::Queued { .. } | Event::Sized { .. }) | (Slot::Lock(_), _) => {
+                true
+            }
             (Slot::Vacant, _) => false,
         };
         if fits {
@@ -318,9 +440,12 @@ impl Engine {
     }
 
     /// A command of the owner has used the hold: whatever became of the connection that it was granted to, somebody
-    /// knows of it.
-    fn touch(&mut self, token: u64) {
-        self.fresh.retain(|fresh| fresh.token != token);
+    /// knows of it, and of the other holds that were granted together with this one.
+    pub(super) fn touch(&mut self, token: u64) {
+        let ticket = self.fresh.iter().find(|fresh| fresh.token == token).map(|fresh| fresh.ticket);
+        if let Some(ticket) = ticket {
+            self.fresh.retain(|fresh| fresh.ticket != ticket);
+        }
     }
 }
 

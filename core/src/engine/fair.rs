@@ -20,6 +20,7 @@ use crate::keyspace::{KeyId, Keyspace, Slot};
 use crate::lock::{Kind, Lock, Mode};
 use crate::outbox::Answer;
 use crate::places::{Places, Stay};
+use crate::queue::{Rank, Standing};
 use crate::request::{Acquire, Ask, Refusal};
 
 use super::pending::{Details, Fresh, Owed};
@@ -45,8 +46,9 @@ impl Engine {
         id: KeyId,
         request: Acquire,
     ) -> Result<Acquired, Refusal> {
-        let lock = Self::lock_of_kind(turn.keys, id, Kind::Fair)?;
-        let is_held = lock.is_some_and(|lock| lock.live_holds(turn.now).next().is_some());
+        let now = turn.now;
+        let lock = Self::lock_of_kind(turn, id, Kind::Fair)?;
+        let is_held = lock.is_some_and(|lock| lock.live_holds(now).next().is_some());
         let places = lock.and_then(Lock::places);
         let count = places.map_or(0, Places::len);
         let mine = places
@@ -96,7 +98,8 @@ impl Engine {
             Some(_) => {}
         }
         if stay == Stay::Connected {
-            Ok(Acquired::Waiting(self.waiters.join(turn.keys.key(id), arrival, request, turn.now)))
+            let standing = Standing { rank: Rank::Newcomer, arrival };
+            Ok(Acquired::Waiting(self.wait(turn, &[id], standing, request)))
         } else {
             Ok(Acquired::Denied)
         }
@@ -112,11 +115,11 @@ impl Engine {
     }
 
     fn cancel_settled(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, owner: &[u8]) -> Result<bool, Refusal> {
-        let now_us = turn.now.mono_us;
-        let place = Self::lock_of_kind(turn.keys, id, Kind::Fair)?
+        let now = turn.now;
+        let place = Self::lock_of_kind(turn, id, Kind::Fair)?
             .and_then(Lock::places)
             .and_then(|places| places.get(owner))
-            .filter(|place| place.stay.until_us().is_none_or(|until_us| until_us > now_us));
+            .filter(|place| place.is_live(now));
         if place.is_none() {
             return Ok(false);
         }
@@ -260,10 +263,10 @@ impl Engine {
             .waiters
             .in_order(turn.keys.key(id))
             .filter(|waiter| waiter.request.kind == Kind::Fair)
-            .map(|waiter| (waiter.request.owner.clone(), waiter.arrival, waiter.request.request_id))
+            .map(|waiter| (waiter.request.owner.clone(), waiter.standing.arrival, waiter.request.request_id))
             .collect();
         for (owner, arrival, request_id) in waiting {
-            let stay = match Self::lock_of_kind(turn.keys, id, Kind::Fair) {
+            let stay = match Self::lock_of_kind(turn, id, Kind::Fair) {
                 Err(_) => return,
                 Ok(lock) => {
                     lock.and_then(Lock::places).and_then(|places| places.get(owner.as_slice())).map(|place| place.stay)

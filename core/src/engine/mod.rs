@@ -6,7 +6,7 @@
 //! calling commands of ours.
 //!
 //! Files: this one has the parts and what they share; `commands` what a client asks; `settle` how a key's queue is
-//! served; `fair` the same for a queue that is data; `notes` what the server tells; `pending` what that owes to keys.
+//! served; `fair` the same for a queue that is data; `semaphore` and `many` what only those are asked; `notes` what the server tells; `pending` what that owes to keys.
 //!
 //! Invariants:
 //! 1. Holds are granted in [`Engine::grant`] and nowhere else.
@@ -16,8 +16,10 @@
 
 mod commands;
 mod fair;
+mod many;
 mod notes;
 mod pending;
+mod semaphore;
 mod settle;
 #[cfg(test)]
 mod tests;
@@ -36,15 +38,15 @@ use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
 use crate::lock::{Kind, Lock, Mode};
 use crate::outbox::Outbox;
 use crate::queue::Waiters;
-use crate::request::{Acquire, Limits, Refusal, RequestMark, Verb};
+use crate::request::{Acquire, Limits, Refusal, RequestMark};
 use crate::sessions::Sessions;
 use crate::time::{MAX_TOKEN, Now};
 
-/// The answer to ACQUIRE.
+/// The answer to ACQUIRE; to MACQUIRE with the tokens of its keys, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acquired {
+pub enum Acquired<T = u64> {
     /// The owner holds, with this token.
-    Granted(u64),
+    Granted(T),
     /// Not granted, and the request does not wait.
     Denied,
     /// The request waits under this ticket.
@@ -212,7 +214,7 @@ impl Engine {
                     count: terms.count.checked_add(request.count).ok_or(Refusal::CountOverflow)?,
                     deadline_us: terms.deadline_us.max(deadline_us),
                     lease_ms: request.lease_ms,
-                    request: RequestMark::after(terms.request, request.request_id, Verb::Acquire),
+                    request: RequestMark::after(terms.request, request.request_id, request.verb),
                     session_ms: request.session_ms.or(terms.session_ms),
                 },
             },
@@ -225,7 +227,7 @@ impl Engine {
                     count: request.count,
                     deadline_us,
                     lease_ms: request.lease_ms,
-                    request: RequestMark::after(None, request.request_id, Verb::Acquire),
+                    request: RequestMark::after(None, request.request_id, request.verb),
                     session_ms: request.session_ms,
                 },
             },
@@ -262,6 +264,7 @@ impl Engine {
         let creates = match event {
             Event::Granted { kind, .. } => Some(*kind),
             Event::Queued { .. } => Some(Kind::Fair),
+            Event::Sized { .. } => Some(Kind::Semaphore),
             _ => None,
         };
         if let Some(kind) = creates
@@ -277,12 +280,17 @@ impl Engine {
         }
     }
 
-    /// Removes a lock that nobody holds or waits for; keeps the alarm of any other.
+    /// Leaves every key of a request as it has to be between requests.
+    fn finish_all(&mut self, keys: &mut impl Keyspace) {
+        for index in 0..keys.len() {
+            self.finish(keys, KeyId(index));
+        }
+    }
+
+    /// Removes a lock that nobody holds and nobody has a place in; keeps the alarm of any other.
     fn finish(&mut self, keys: &mut impl Keyspace, id: KeyId) {
-        let wanted = self.waiters.len_on(keys.key(id)) > 0;
         if let Slot::Lock(stored) = keys.slot(id)
             && stored.lock.is_disposable()
-            && !wanted
         {
             let alarm = stored.alarm;
             if self.is_alarm_of(alarm, keys.key(id)) {
@@ -326,13 +334,19 @@ impl Engine {
         self.leases.get(alarm).is_some_and(|(_, owner)| owner.borrow() == key)
     }
 
-    /// The kind check of every command: the lock under `id` if there is one. A semaphore has to be there.
-    fn lock_of_kind(keys: &mut impl Keyspace, id: KeyId, kind: Kind) -> Result<Option<&Lock>, Refusal> {
-        match keys.slot(id) {
-            Slot::Vacant if kind == Kind::Semaphore => Err(Refusal::NoSemaphore),
-            Slot::Vacant => Ok(None),
+    /// The kind check of every command: the lock under `id` if there is one. A semaphore has to be there; a lock of
+    /// another kind whose leases are all over is not there any more.
+    fn lock_of_kind<'k>(
+        turn: &'k mut Turn<'_, impl Keyspace>,
+        id: KeyId,
+        kind: Kind,
+    ) -> Result<Option<&'k Lock>, Refusal> {
+        match turn.keys.slot(id) {
+            Slot::Foreign => Err(Refusal::WrongType),
             Slot::Lock(stored) if stored.lock.kind() == kind => Ok(Some(&stored.lock)),
-            Slot::Lock(_) | Slot::Foreign => Err(Refusal::WrongType),
+            Slot::Lock(stored) if stored.lock.is_live(turn.now) => Err(Refusal::WrongType),
+            Slot::Lock(_) | Slot::Vacant if kind == Kind::Semaphore => Err(Refusal::NoSemaphore),
+            Slot::Lock(_) | Slot::Vacant => Ok(None),
         }
     }
 }

@@ -14,9 +14,12 @@ impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
     /// was granted without hearing of it. `gave_up` tells that it was answered nil.
     pub fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
-        if let Some(waiter) = self.waiters.leave(ticket) {
+        if let Some(waiter) = self.retire(ticket) {
             self.stats.disconnected = self.stats.disconnected.saturating_add(1);
-            let owed = self.pending.entry(waiter.key);
+            let Some(key) = waiter.keys.into_iter().next() else {
+                return;
+            };
+            let owed = self.pending.entry(key);
             if waiter.request.kind == Kind::Fair {
                 let details = owed.details();
                 let gone = if gave_up { &mut details.gave_up } else { &mut details.disconnected };

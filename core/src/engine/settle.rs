@@ -1,11 +1,13 @@
 //! Settling a key: what is owed to it, leases that ended, and the queue from its head.
 
-use crate::bytes::KeyRef;
+use crate::bytes::{Key, KeyRef, Owner};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
-use crate::lock::{Hold, Kind, Lock};
+use crate::lock::{Hold, Kind, Lock, Mode};
 use crate::queue::Waiter;
+use crate::request::Refusal;
 use crate::time::{MAX_LEASE_MS, Now};
 
+use super::many::{Ids, Served};
 use super::pending::{Details, Fresh};
 use super::{Engine, Turn};
 use crate::keyspace::{KeyId, Keyspace, Slot};
@@ -15,7 +17,7 @@ impl Engine {
     /// Settles a key whose turn has come, by the timer.
     pub fn settle_key(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
         self.settle(turn, id, false);
-        self.finish(turn.keys, id);
+        self.finish_all(turn.keys);
     }
 
     /// Does what is pending on a key, so that what is decided next meets its true state. `freed` tells that the caller
@@ -61,16 +63,37 @@ impl Engine {
     }
 
     /// Answers the waiters that what lies under their name now cannot serve.
-    fn refuse_misfits(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+    pub(super) fn refuse_misfits(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
         for ticket in self.waiters.tickets(turn.keys.key(id)) {
-            let Some(kind) = self.waiters.get(ticket).map(|waiter| waiter.request.kind) else {
+            let Some((kind, count)) =
+                self.waiters.get(ticket).map(|waiter| (waiter.request.kind, waiter.request.count))
+            else {
                 continue;
             };
-            if let Err(refusal) = Self::lock_of_kind(turn.keys, id, kind).map(|_| ()) {
-                self.waiters.leave(ticket);
+            if let Err(refusal) = Self::fits(turn, id, kind, count) {
+                self.retire(ticket);
                 turn.out.answer(ticket, Answer::Refused(refusal));
             }
         }
+    }
+
+    /// Whether a request for `count` could ever be granted what lies under the key.
+    pub(super) fn fits(turn: &mut Turn<'_, impl Keyspace>, id: KeyId, kind: Kind, count: u32) -> Result<(), Refusal> {
+        match Self::lock_of_kind(turn, id, kind)?.map(Lock::permits) {
+            Some(permits) if count > permits => Err(Refusal::TooManyPermits { permits }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a waiter out of line that was not granted. The other keys of a request for several have a queue to serve.
+    pub(super) fn retire(&mut self, ticket: u64) -> Option<Waiter> {
+        let waiter = self.waiters.leave(ticket)?;
+        if waiter.is_many() {
+            for key in &waiter.keys {
+                self.pending.entry(key.clone());
+            }
+        }
+        Some(waiter)
     }
 
     /// A value that came by other means than a grant: none of its holds is bound to a connection, and an owner that
@@ -79,7 +102,6 @@ impl Engine {
         let Slot::Lock(stored) = turn.keys.slot(id) else {
             return;
         };
-        let kind = stored.lock.kind();
         let holds = collect(stored.lock.holds().iter().cloned());
         let latest_us = turn.now.after_ms(MAX_LEASE_MS);
         for hold in &holds {
@@ -94,8 +116,8 @@ impl Engine {
             }
         }
         for hold in &holds {
-            if kind != Kind::Semaphore && hold.is_live(turn.now) {
-                self.serve_siblings(turn, id, hold);
+            if hold.is_live(turn.now) {
+                self.serve_siblings(turn, [id].into_iter().collect(), hold.owner(), hold.mode());
             }
         }
     }
@@ -134,6 +156,11 @@ impl Engine {
         }
     }
 
+    /// Whether a lease under the key is over and was not settled yet.
+    pub(super) fn has_lapsed_hold(turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> bool {
+        matches!(turn.keys.slot(id), Slot::Lock(stored) if stored.lock.lapsed_hold(turn.now).is_some())
+    }
+
     /// Ends every hold whose lease is over. Returns whether there was one.
     fn expire(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> bool {
         let mut expired = false;
@@ -150,60 +177,91 @@ impl Engine {
     /// Serves the queue from its head, as far as the lock admits: the hand-over.
     fn serve(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: bool) {
         while let Some((ticket, waiter)) = self.waiters.first(turn.keys.key(id)) {
-            let request = &waiter.request;
-            let answer = if waiter.is_over(turn.now) {
-                self.stats.timed_out = self.stats.timed_out.saturating_add(1);
-                Answer::TimedOut
-            } else {
-                match Self::lock_of_kind(turn.keys, id, request.kind) {
-                    Err(refusal) => Answer::Refused(refusal),
-                    Ok(Some(lock)) if !admits(lock, waiter, turn.now) => return,
-                    Ok(_) => {
-                        self.serve_waiter(turn, id, ticket, freed);
-                        continue;
+            let (owner, mode) = (waiter.request.owner.clone(), waiter.request.mode);
+            match self.serve_waiter(turn, id, ticket) {
+                Served::Waits => return,
+                Served::Answered => {}
+                Served::Granted(new) => {
+                    if freed {
+                        self.stats.handed_over = self.stats.handed_over.saturating_add(1);
                     }
+                    self.serve_siblings(turn, new, &owner, mode);
                 }
-            };
-            self.waiters.leave(ticket);
-            turn.out.answer(ticket, answer);
-        }
-    }
-
-    /// Grants the lock to a waiter, and to the other requests of its owner as re-entries.
-    fn serve_waiter(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, ticket: u64, freed: bool) {
-        let Some(waiter) = self.waiters.leave(ticket) else {
-            return;
-        };
-        let Some(token) = self.grant_to_waiter(turn, id, ticket, &waiter) else {
-            return;
-        };
-        if freed {
-            self.stats.handed_over = self.stats.handed_over.saturating_add(1);
-        }
-        if waiter.request.kind == Kind::Semaphore || self.waiters.len_on(turn.keys.key(id)) == 0 {
-            return;
-        }
-        if let Slot::Lock(stored) = turn.keys.slot(id)
-            && let Some(hold) = stored.lock.hold_with_token(token).cloned()
-        {
-            self.serve_siblings(turn, id, &hold);
-        }
-    }
-
-    /// Grants the requests with which the owner of `hold` waits for what it has: they are re-entries.
-    fn serve_siblings(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, hold: &Hold) {
-        let tickets = self.waiters.of_owner(turn.keys.key(id), hold.owner(), hold.mode());
-        for ticket in tickets {
-            let Some(waiter) = self.waiters.leave(ticket) else {
-                continue;
-            };
-            if waiter.is_over(turn.now) {
-                self.stats.timed_out = self.stats.timed_out.saturating_add(1);
-                turn.out.answer(ticket, Answer::TimedOut);
-            } else {
-                self.grant_to_waiter(turn, id, ticket, &waiter);
             }
         }
+    }
+
+    /// Serves the head of a queue.
+    fn serve_waiter(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, ticket: u64) -> Served {
+        let now = turn.now;
+        let Some(waiter) = self.waiters.get(ticket) else {
+            return Served::Answered;
+        };
+        if waiter.is_over(now) {
+            return self.time_out(turn, ticket);
+        }
+        if waiter.is_many() {
+            return self.serve_many(turn, ticket);
+        }
+        let request = &waiter.request;
+        if let Err(refusal) = Self::fits(turn, id, request.kind, request.count) {
+            self.waiters.leave(ticket);
+            turn.out.answer(ticket, Answer::Refused(refusal));
+            return Served::Answered;
+        }
+        if matches!(turn.keys.slot(id), Slot::Lock(stored)
+            if !stored.lock.admits(request.owner.as_slice(), request.mode, request.count, now))
+        {
+            return Served::Waits;
+        }
+        match self.waiters.leave(ticket).and_then(|waiter| self.grant_to_waiter(turn, id, ticket, &waiter)) {
+            Some(_) => Served::Granted([id].into_iter().collect()),
+            None => Served::Answered,
+        }
+    }
+
+    fn time_out(&mut self, turn: &mut Turn<'_, impl Keyspace>, ticket: u64) -> Served {
+        self.retire(ticket);
+        self.stats.timed_out = self.stats.timed_out.saturating_add(1);
+        turn.out.answer(ticket, Answer::TimedOut);
+        Served::Answered
+    }
+
+    /// Grants the requests with which an owner waits for what it holds now, under the keys that are new to it: they are
+    /// re-entries. A writer's READ is granted as well, as if it asked now. Requests for several keys may bring further
+    /// new keys; they are looked at in turn, not by recursion, because an owner may have any number of them.
+    fn serve_siblings(&mut self, turn: &mut Turn<'_, impl Keyspace>, mut new: Ids, owner: &Owner, mode: Mode) {
+        let modes: &[Mode] = match mode {
+            Mode::Permits => return,
+            Mode::Write => &[Mode::Write, Mode::Read],
+            Mode::Read => &[Mode::Read],
+            Mode::Exclusive => &[Mode::Exclusive],
+        };
+        while let Some(id) = new.pop() {
+            for mode in modes {
+                for ticket in self.waiters.of_owner(turn.keys.key(id), owner, *mode) {
+                    if let Served::Granted(more) = self.serve_sibling(turn, id, ticket) {
+                        new.extend(more);
+                    }
+                }
+            }
+        }
+    }
+
+    fn serve_sibling(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, ticket: u64) -> Served {
+        let Some(waiter) = self.waiters.get(ticket) else {
+            return Served::Answered;
+        };
+        if waiter.is_over(turn.now) {
+            return self.time_out(turn, ticket);
+        }
+        if waiter.is_many() {
+            return self.serve_many(turn, ticket);
+        }
+        if let Some(waiter) = self.waiters.leave(ticket) {
+            self.grant_to_waiter(turn, id, ticket, &waiter);
+        }
+        Served::Answered
     }
 
     pub(super) fn grant_to_waiter(
@@ -216,14 +274,7 @@ impl Engine {
         match self.grant(turn, id, &waiter.request) {
             Ok(token) => {
                 self.stats.granted_after_waiting = self.stats.granted_after_waiting.saturating_add(1);
-                self.fresh.push(Fresh {
-                    ticket,
-                    client: waiter.request.client,
-                    key: waiter.key.clone(),
-                    token,
-                    count: waiter.request.count,
-                    arrival: waiter.arrival,
-                });
+                self.remember_fresh(turn.keys.key(id).to_key(), ticket, token, waiter);
                 turn.out.answer(ticket, Answer::Granted(token));
                 Some(token)
             }
@@ -234,9 +285,21 @@ impl Engine {
         }
     }
 
+    /// Remembers a grant until it is known that its waiter has heard of it.
+    pub(super) fn remember_fresh(&mut self, key: Key, ticket: u64, token: u64, waiter: &Waiter) {
+        self.fresh.push(Fresh {
+            ticket,
+            client: waiter.request.client,
+            key,
+            token,
+            count: waiter.request.count,
+            arrival: waiter.standing.arrival,
+        });
+    }
+
     /// The next key with something to settle: noted ones first, then those with a deadline that is due. Waiters whose
     /// time is over are answered on the way.
-    pub fn next_due(&mut self, now: Now, out: &mut Outbox) -> Option<crate::bytes::Key> {
+    pub fn next_due(&mut self, now: Now, out: &mut Outbox) -> Option<Key> {
         if let Some(key) = self.next_pending() {
             return Some(key);
         }
@@ -244,17 +307,18 @@ impl Engine {
             return Some(key);
         }
         let ticket = self.waiters.next_over(now)?;
-        let waiter = self.waiters.leave(ticket)?;
+        let waiter = self.retire(ticket)?;
         self.stats.timed_out = self.stats.timed_out.saturating_add(1);
         out.answer(ticket, Answer::TimedOut);
+        let key = waiter.keys.into_iter().next()?;
         if waiter.request.kind == Kind::Fair {
-            self.pending.entry(waiter.key.clone()).details().gave_up.push(waiter.request.owner);
+            self.pending.entry(key.clone()).details().gave_up.push(waiter.request.owner);
         }
-        Some(waiter.key)
+        Some(key)
     }
 
     /// The next key that the server told something about.
-    pub fn next_pending(&mut self) -> Option<crate::bytes::Key> {
+    pub fn next_pending(&mut self) -> Option<Key> {
         self.pending.next()
     }
 
@@ -276,11 +340,6 @@ impl Engine {
     pub(super) fn is_waited_for(&self, key: KeyRef<'_>) -> bool {
         self.waiters.len_on(key) > 0
     }
-}
-
-fn admits(lock: &Lock, waiter: &Waiter, now: Now) -> bool {
-    let request = &waiter.request;
-    lock.admits(request.owner.as_slice(), request.mode, request.count, now)
 }
 
 fn terms_of(keys: &mut impl Keyspace, id: KeyId, token: u64) -> Option<Terms> {

@@ -241,6 +241,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
     match *step {
         Step::Acquire { owner, lease_ms, block_ms, request_id } => {
             let request = Acquire {
+                verb: Verb::Acquire,
                 kind: Kind::Mutex,
                 owner: name(owner)[..].into(),
                 mode: Mode::Exclusive,
@@ -267,7 +268,14 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
         }
         Step::Release { owner, request_id } => {
             let owner = name(owner);
-            let request = Release { kind: Kind::Mutex, owner: &owner, mode: Mode::Exclusive, count: 1, request_id };
+            let request = Release {
+                verb: Verb::Release,
+                kind: Kind::Mutex,
+                owner: &owner,
+                mode: Mode::Exclusive,
+                count: 1,
+                request_id,
+            };
             let left = world.on_key(&lock, |engine, turn| engine.release(turn, KEY, &request));
             Some(left.map_or_else(refused, Told::Left))
         }

@@ -9,7 +9,7 @@ use crate::engine::Acquired;
 use crate::keyspace::Stored;
 
 use crate::lock::{Kind, Lock, Mode};
-use crate::request::{Acquire, Ask, Release, Renew};
+use crate::request::{Acquire, Ask, Release, Renew, Verb};
 
 const PERMITS: u32 = 3;
 
@@ -41,6 +41,27 @@ enum Step {
     Force {
         key: u8,
     },
+    /// On the keys of a set of mutexes, by the bits of the number: key 0 and two more.
+    AcquireMany {
+        keys: u8,
+        owner: u8,
+        lease_ms: u64,
+        block_ms: Option<u64>,
+        id: Option<u64>,
+        client: u64,
+    },
+    ReleaseMany {
+        keys: u8,
+        owner: u8,
+        id: Option<u64>,
+    },
+    RenewMany {
+        keys: u8,
+        owner: u8,
+    },
+    Init(u32),
+    Resize(u32),
+    Drain(u8),
     Advance(u64),
     Pause(u64),
     Timer,
@@ -93,6 +114,16 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (at(), id()).prop_map(|((key, owner, mode), id)| Step::Release { key, owner, mode, id }),
         2 => (at(), client()).prop_map(|((key, owner, mode), client)| Step::Renew { key, owner, mode, client }),
         1 => (0..4u8).prop_map(|key| Step::Force { key }),
+        6 => (1..8u8, 0..4u8, 1..80u64, proptest::option::of(0..60u64), id(), client()).prop_map(
+            |(keys, owner, lease_ms, block_ms, id, client)| {
+                Step::AcquireMany { keys, owner, lease_ms, block_ms, id, client }
+            }
+        ),
+        3 => (1..8u8, 0..4u8, id()).prop_map(|(keys, owner, id)| Step::ReleaseMany { keys, owner, id }),
+        1 => (1..8u8, 0..4u8).prop_map(|(keys, owner)| Step::RenewMany { keys, owner }),
+        1 => (1..5u32).prop_map(Step::Init),
+        1 => (1..5u32).prop_map(Step::Resize),
+        1 => (0..4u8).prop_map(Step::Drain),
         5 => (0..60u64).prop_map(Step::Advance),
         2 => (0..60u64).prop_map(Step::Pause),
         2 => Just(Step::Timer),
@@ -119,10 +150,25 @@ fn name(number: u8) -> Key {
     })
 }
 
+/// The mutexes of a set.
+fn mutexes(set: u8) -> Vec<Key> {
+    ["mutex", "mutex 2", "mutex 3"]
+        .iter()
+        .zip(0..)
+        .filter(|(_, bit)| set & (1 << bit) != 0)
+        .map(|(name, _)| key(name))
+        .collect()
+}
+
+fn wait_or_try(world: &World, block_ms: Option<u64>) -> Ask {
+    block_ms.map_or(Ask::Try, |block_ms| Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) })
+}
+
 fn run(world: &mut World, step: Step) {
     match step {
         Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client } => {
             let request = Acquire {
+                verb: Verb::Acquire,
                 kind: kind(key, mode),
                 owner: [owner][..].into(),
                 mode,
@@ -132,10 +178,9 @@ fn run(world: &mut World, step: Step) {
                 session_ms,
                 client: Some(client),
                 ask: match block_ms {
-                    Some(block_ms) => Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) },
                     // Only a fair lock knows QUEUE.
                     None if key == 3 && lease_ms % 2 == 0 => Ask::Queue { life_ms: lease_ms },
-                    None => Ask::Try,
+                    _ => wait_or_try(world, block_ms),
                 },
             };
             let acquired = world.on_key(&name(key), |engine, turn| engine.acquire(turn, KEY, request));
@@ -145,7 +190,8 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Release { key, owner, mode, id } => {
             let owner = [owner];
-            let request = Release { kind: kind(key, mode), owner: &owner, mode, count: 1, request_id: id };
+            let request =
+                Release { verb: Verb::Release, kind: kind(key, mode), owner: &owner, mode, count: 1, request_id: id };
             let _ = world.on_key(&name(key), |engine, turn| engine.release(turn, KEY, &request));
         }
         Step::Renew { key, owner, mode, client } => {
@@ -156,6 +202,64 @@ fn run(world: &mut World, step: Step) {
         Step::Force { key } => {
             let kind = kind(key, mode(key));
             let _ = world.on_key(&name(key), |engine, turn| engine.force_release(turn, KEY, kind, None));
+        }
+        Step::AcquireMany { keys, owner, lease_ms, block_ms, id, client } => {
+            let request = Acquire {
+                verb: Verb::AcquireMany,
+                kind: Kind::Mutex,
+                owner: [owner][..].into(),
+                mode: Mode::Exclusive,
+                count: 1,
+                lease_ms,
+                request_id: id,
+                session_ms: Some(5),
+                client: Some(client),
+                ask: wait_or_try(world, block_ms),
+            };
+            let keys = mutexes(keys);
+            let acquired = world.on_keys(&keys, |engine, turn, ids| engine.acquire_many(turn, ids, request));
+            if let Ok(Acquired::Waiting(ticket)) = acquired {
+                world.expect_answer(ticket);
+            }
+            if let Ok(Acquired::Granted(_)) = acquired {
+                let all = keys.iter().all(|key| {
+                    world.lock(key).is_some_and(|lock| lock.live_hold(&[owner], Mode::Exclusive, world.now).is_some())
+                });
+                assert!(all, "all or nothing");
+            }
+        }
+        Step::ReleaseMany { keys, owner, id } => {
+            let owner = [owner];
+            let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
+            let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: id };
+            let _ = world.on_keys(&mutexes(keys), |engine, turn, ids| engine.release_many(turn, ids, &request));
+        }
+        Step::RenewMany { keys, owner } => {
+            let owner = [owner];
+            let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
+            let request = Renew { kind, owner: &owner, mode, lease_ms: None, client: None };
+            let _ = world.on_keys(&mutexes(keys), |engine, turn, ids| engine.renew_many(turn, ids, &request));
+        }
+        Step::Init(permits) => {
+            let _ = world.on_key(&name(2), |engine, turn| engine.init_semaphore(turn, KEY, permits));
+        }
+        Step::Resize(permits) => {
+            let _ = world.on_key(&name(2), |engine, turn| engine.resize_semaphore(turn, KEY, permits));
+        }
+        Step::Drain(owner) => {
+            let request = Acquire {
+                verb: Verb::Acquire,
+                kind: Kind::Semaphore,
+                owner: [owner][..].into(),
+                mode: Mode::Permits,
+                count: 1,
+                lease_ms: 30,
+                request_id: None,
+                session_ms: None,
+                client: None,
+                ask: Ask::Try,
+            };
+            let _ = world.on_key(&name(2), |engine, turn| engine.drain_semaphore(turn, KEY, request));
         }
         Step::Advance(ms) => world.advance(ms),
         Step::Pause(ms) => world.pause(ms),
@@ -185,12 +289,14 @@ fn run(world: &mut World, step: Step) {
             }
         }
         Step::Swap => {
+            world.forget_used();
             for ((db, name), value) in std::mem::take(&mut world.values) {
                 world.values.insert((1 - db, name), value);
             }
             world.engine.note_swap(0, 1);
         }
         Step::Flush => {
+            world.forget_used();
             world.values.clear();
             world.engine.note_flush(None);
         }

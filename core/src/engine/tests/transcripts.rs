@@ -7,6 +7,7 @@ use std::string::{String, ToString};
 use std::vec::Vec;
 
 use super::world::{KEY, Value, World, key};
+use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::keyspace::Stored;
 use crate::outbox::{Answer, Output};
@@ -14,7 +15,7 @@ use crate::outbox::{Answer, Output};
 use crate::event::{ChangeCause, Event, Terms};
 use crate::lock::{Kind, Lock, Mode};
 use crate::places::{Places, Stay};
-use crate::request::{Acquire, Ask, Refusal, Release, Renew};
+use crate::request::{Acquire, Ask, Refusal, Release, Renew, Verb};
 use crate::time::US_PER_MS;
 
 #[test]
@@ -113,8 +114,29 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.arrive(&key(words.at(2)), Value::Lock(Stored::new(lock)));
         }
         "init" => {
-            let lock = Lock::new(Kind::Semaphore, words.count());
-            world.arrive(&key(words.at(1)), Value::Lock(Stored::new(lock)));
+            let made = world.on_key(&key(words.at(1)), |engine, turn| engine.init_semaphore(turn, KEY, words.count()));
+            told.push(made.map_or_else(refused, |made| format!("{made}")));
+        }
+        "resize" => {
+            let free =
+                world.on_key(&key(words.at(1)), |engine, turn| engine.resize_semaphore(turn, KEY, words.count()));
+            told.push(free.map_or_else(refused, |free| format!("{free} free")));
+        }
+        "drain" => {
+            let request = request(world, &Words::of(&format!("{line} as=permits")), Verb::Acquire);
+            let taken = world.on_key(&key(words.at(1)), |engine, turn| engine.drain_semaphore(turn, KEY, request));
+            told.push(taken.map_or_else(refused, |taken| format!("{taken} taken")));
+        }
+        "macquire" => told.push(acquire_many(world, &words)),
+        "mrelease" => {
+            let request = Release { verb: Verb::ReleaseMany, ..release_request(&words) };
+            let left = world.on_keys(&keys(&words), |engine, turn, ids| engine.release_many(turn, ids, &request));
+            told.push(left.map_or_else(refused, |left| format!("left {left:?}")));
+        }
+        "mrenew" => {
+            let request = renew_request(&words);
+            let left_ms = world.on_keys(&keys(&words), |engine, turn, ids| engine.renew_many(turn, ids, &request));
+            told.push(left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms")));
         }
         "preset" => preset_count(world, &words),
         "flush" => {
@@ -130,10 +152,16 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
     told
 }
 
-fn acquire(world: &mut World, words: &Words<'_>) -> String {
+/// The keys of a request for several: `a,b,c`.
+fn keys(words: &Words<'_>) -> Vec<Key> {
+    words.at(1).split(',').map(key).collect()
+}
+
+fn request(world: &World, words: &Words<'_>, verb: Verb) -> Acquire {
     let now = world.now;
     let (kind, mode) = words.kind();
-    let request = Acquire {
+    Acquire {
+        verb,
         kind,
         owner: words.at(2).as_bytes().into(),
         mode,
@@ -147,7 +175,25 @@ fn acquire(world: &mut World, words: &Words<'_>) -> String {
             (None, Some(life_ms)) => Ask::Queue { life_ms },
             (None, None) => Ask::Try,
         },
-    };
+    }
+}
+
+fn acquire_many(world: &mut World, words: &Words<'_>) -> String {
+    let request = request(world, words, Verb::AcquireMany);
+    let acquired = world.on_keys(&keys(words), |engine, turn, ids| engine.acquire_many(turn, ids, request));
+    match acquired {
+        Ok(Acquired::Granted(tokens)) => format!("granted {tokens:?}"),
+        Ok(Acquired::Denied) => "nil".to_string(),
+        Ok(Acquired::Waiting(ticket)) => {
+            world.expect_answer(ticket);
+            format!("waits as {ticket}")
+        }
+        Err(refusal) => refused(refusal),
+    }
+}
+
+fn acquire(world: &mut World, words: &Words<'_>) -> String {
+    let request = request(world, words, Verb::Acquire);
     let acquired = world.on_key(&key(words.at(1)), |engine, turn| engine.acquire(turn, KEY, request));
     match acquired {
         Ok(Acquired::Granted(token)) => format!("granted {token}"),
@@ -160,23 +206,26 @@ fn acquire(world: &mut World, words: &Words<'_>) -> String {
     }
 }
 
-fn release(world: &mut World, words: &Words<'_>) -> String {
+fn release_request<'a>(words: &Words<'a>) -> Release<'a> {
     let (kind, mode) = words.kind();
-    let request =
-        Release { kind, owner: words.at(2).as_bytes(), mode, count: words.count(), request_id: words.number("req") };
+    let (owner, request_id) = (words.at(2).as_bytes(), words.number("req"));
+    Release { verb: Verb::Release, kind, owner, mode, count: words.count(), request_id }
+}
+
+fn release(world: &mut World, words: &Words<'_>) -> String {
+    let request = release_request(words);
     let left = world.on_key(&key(words.at(1)), |engine, turn| engine.release(turn, KEY, &request));
     left.map_or_else(refused, |left| format!("left {left}"))
 }
 
-fn renew(world: &mut World, words: &Words<'_>) -> String {
+fn renew_request<'a>(words: &Words<'a>) -> Renew<'a> {
     let (kind, mode) = words.kind();
-    let request = Renew {
-        kind,
-        owner: words.at(2).as_bytes(),
-        mode,
-        lease_ms: words.number("px"),
-        client: words.number("client"),
-    };
+    let (lease_ms, client) = (words.number("px"), words.number("client"));
+    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms, client }
+}
+
+fn renew(world: &mut World, words: &Words<'_>) -> String {
+    let request = renew_request(words);
     let left_ms = world.on_key(&key(words.at(1)), |engine, turn| engine.renew(turn, KEY, &request));
     left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms"))
 }
@@ -228,6 +277,7 @@ fn describe(now_us: u64, name: &str, output: &Output) -> String {
     match output {
         Output::Answer { ticket, answer } => match answer {
             Answer::Granted(token) => format!("  {ticket} <- granted {token}"),
+            Answer::GrantedMany(tokens) => format!("  {ticket} <- granted {tokens:?}"),
             Answer::TimedOut => format!("  {ticket} <- nil"),
             Answer::Cancelled => format!("  {ticket} <- cancelled"),
             Answer::TakenOver => format!("  {ticket} <- taken over"),
@@ -244,6 +294,7 @@ fn describe(now_us: u64, name: &str, output: &Output) -> String {
                 let at = at_ms(now_us);
                 format!("  {name}: {cause:?} token {token} at {at}")
             }
+            Event::Sized { permits } => format!("  {name}: sized {permits}"),
             Event::Queued { owner, stay, at_head, .. } => {
                 format!("  {name}: queued {owner:?} {}{}", stays(*stay), if *at_head { ", at the head" } else { "" })
             }

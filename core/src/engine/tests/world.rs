@@ -25,39 +25,53 @@ pub(super) enum Value {
     Foreign,
 }
 
-/// The keyspace with one key open.
+/// The keyspace with some keys open.
 pub(super) struct Open<'w> {
-    key: Key,
+    open: Vec<Key>,
     values: &'w mut BTreeMap<(u32, Vec<u8>), Value>,
 }
 
 impl Open<'_> {
-    fn id(&self) -> (u32, Vec<u8>) {
-        (self.key.db, self.key.name.as_slice().to_vec())
+    fn at(&self, id: KeyId) -> (u32, Vec<u8>) {
+        let key = &self.open[id.0];
+        (key.db, key.name.as_slice().to_vec())
     }
 }
 
 impl Keyspace for Open<'_> {
-    fn key(&self, _id: KeyId) -> KeyRef<'_> {
-        self.key.borrow()
+    fn len(&self) -> usize {
+        self.open.len()
     }
 
-    fn slot(&mut self, _id: KeyId) -> Slot<'_> {
-        let id = self.id();
-        match self.values.get_mut(&id) {
+    fn open(&mut self, key: KeyRef<'_>) -> Option<KeyId> {
+        let known = self.open.iter().position(|open| open.borrow() == key);
+        Some(KeyId(known.unwrap_or_else(|| {
+            assert_eq!(key.db, self.open[0].db, "a request is about one database");
+            self.open.push(key.to_key());
+            self.open.len() - 1
+        })))
+    }
+
+    fn key(&self, id: KeyId) -> KeyRef<'_> {
+        self.open[id.0].borrow()
+    }
+
+    fn slot(&mut self, id: KeyId) -> Slot<'_> {
+        let at = self.at(id);
+        match self.values.get_mut(&at) {
             None => Slot::Vacant,
             Some(Value::Foreign) => Slot::Foreign,
             Some(Value::Lock(stored)) => Slot::Lock(stored),
         }
     }
 
-    fn insert(&mut self, _id: KeyId, stored: Stored) {
-        let before = self.values.insert(self.id(), Value::Lock(stored));
+    fn insert(&mut self, id: KeyId, stored: Stored) {
+        let before = self.values.insert(self.at(id), Value::Lock(stored));
         assert!(before.is_none(), "the engine inserts under vacant keys only");
     }
 
-    fn remove(&mut self, _id: KeyId) {
-        let before = self.values.remove(&self.id());
+    fn remove(&mut self, id: KeyId) {
+        let before = self.values.remove(&self.at(id));
         assert!(matches!(before, Some(Value::Lock(_))), "the engine removes locks only");
     }
 }
@@ -70,6 +84,8 @@ pub(super) struct World {
     pub(super) outputs: Vec<(u64, Key, Output)>,
     tokens: BTreeSet<u64>,
     waiting: BTreeSet<u64>,
+    /// How many permits of each semaphore were in use after the last step; forgotten when values move.
+    used: BTreeMap<(u32, Vec<u8>), u64>,
 }
 
 pub(super) fn key(name: &str) -> Key {
@@ -85,6 +101,7 @@ impl World {
             outputs: Vec::new(),
             tokens: BTreeSet::new(),
             waiting: BTreeSet::new(),
+            used: BTreeMap::new(),
         }
     }
 
@@ -101,11 +118,22 @@ impl World {
         key: &Key,
         request: impl FnOnce(&mut Engine, &mut Turn<'_, Open<'_>>) -> R,
     ) -> R {
+        self.on_keys(core::slice::from_ref(key), |engine, turn, _| request(engine, turn))
+    }
+
+    /// Runs one request on several keys.
+    pub(super) fn on_keys<R>(
+        &mut self,
+        keys: &[Key],
+        request: impl FnOnce(&mut Engine, &mut Turn<'_, Open<'_>>, &[KeyId]) -> R,
+    ) -> R {
         let mut out = Outbox::default();
-        let mut open = Open { key: key.clone(), values: &mut self.values };
+        let mut open = Open { open: keys.to_vec(), values: &mut self.values };
+        let ids: Vec<KeyId> = (0..keys.len()).map(KeyId).collect();
         let mut turn = Turn { now: self.now, limits: LIMITS, keys: &mut open, out: &mut out };
-        let result = request(&mut self.engine, &mut turn);
-        self.take(key, &mut out);
+        let result = request(&mut self.engine, &mut turn, &ids);
+        let open = open.open;
+        self.take(&open, &mut out);
         self.check();
         result
     }
@@ -125,8 +153,12 @@ impl World {
         self.waiting.contains(&ticket)
     }
 
-    fn take(&mut self, key: &Key, out: &mut Outbox) {
+    fn take(&mut self, open: &[Key], out: &mut Outbox) {
         for output in out.drain() {
+            let key = match &output {
+                Output::Effect { key, .. } => open[key.0].clone(),
+                Output::Answer { .. } => key("(none)"),
+            };
             match &output {
                 Output::Effect { event: Event::Granted { token, .. }, .. } => {
                     let last = self.tokens.last().copied().unwrap_or(0);
@@ -136,12 +168,16 @@ impl World {
                 Output::Effect { .. } => {}
                 Output::Answer { ticket, answer } => {
                     assert!(self.waiting.remove(ticket), "{ticket} is answered once: {answer:?}");
-                    if let Answer::Granted(token) = answer {
-                        assert!(self.tokens.contains(token), "an answer has a token that was given");
-                    }
+                    let tokens: &[u64] = match answer {
+                        Answer::Granted(token) => &[*token],
+                        Answer::GrantedMany(tokens) => tokens,
+                        _ => &[],
+                    };
+                    let given = tokens.iter().all(|token| self.tokens.contains(token));
+                    assert!(given, "an answer has tokens that were given");
                 }
             }
-            self.outputs.push((self.now.mono_us, key.clone(), output));
+            self.outputs.push((self.now.mono_us, key, output));
         }
     }
 
@@ -172,7 +208,7 @@ impl World {
         loop {
             let mut out = Outbox::default();
             let next = self.engine.next_due(self.now, &mut out);
-            self.take(&key("(none)"), &mut out);
+            self.take(&[], &mut out);
             let Some(key) = next else { break };
             self.on_key(&key, |engine, turn| engine.settle_key(turn, KEY));
         }
@@ -181,6 +217,7 @@ impl World {
 
     /// A value goes away by a command of the server's, as DEL does it.
     pub(super) fn unlink(&mut self, key: &Key) -> Option<Value> {
+        self.forget_used();
         let mut value = self.values.remove(&(key.db, key.name.as_slice().to_vec()))?;
         if let Value::Lock(stored) = &mut value {
             let alarm = core::mem::replace(&mut stored.alarm, crate::Alarm::NONE);
@@ -203,12 +240,22 @@ impl World {
         }
     }
 
+    /// Values came and went without a command of ours.
+    pub(super) fn forget_used(&mut self) {
+        self.used.clear();
+    }
+
     /// What must hold after every step: exclusion, capacity, and the engine's own books.
-    pub(super) fn check(&self) {
+    pub(super) fn check(&mut self) {
         self.engine.waiters.assert_consistent();
-        for value in self.values.values() {
-            if let Value::Lock(stored) = value {
-                check_exclusion(&stored.lock, self.now);
+        for (name, value) in &self.values {
+            let Value::Lock(stored) = value else { continue };
+            check_exclusion(&stored.lock, self.now);
+            if stored.lock.kind() == Kind::Semaphore {
+                let used: u64 = stored.lock.live_holds(self.now).map(|hold| u64::from(hold.count())).sum();
+                let before = self.used.insert(name.clone(), used).unwrap_or(u64::MAX);
+                // Only RESIZE may leave more in use than there are.
+                assert!(used <= u64::from(stored.lock.permits()) || used <= before, "no more than the permits");
             }
         }
     }
@@ -232,16 +279,31 @@ impl World {
             }
             if stored.lock.kind() == Kind::Fair {
                 self.check_queue_settled(key, &stored.lock);
-            } else if let Some((_, head)) = self.engine.waiters.first(key) {
-                let request = &head.request;
-                let owner = request.owner.as_slice();
-                assert!(
-                    !stored.lock.admits(owner, request.mode, request.count, self.now),
-                    "the head of the queue waits although it could hold"
-                );
+            }
+        }
+        for key in self.engine.waiters.keys_in(|_| true) {
+            if self.lock(&key).is_none_or(|lock| lock.kind() != Kind::Fair) {
+                self.check_head_waits(&key);
             }
         }
         assert_eq!(self.engine.leases.len(), alarms, "no alarm is left behind");
+    }
+
+    /// The head of a queue waits for something that is not to be had.
+    fn check_head_waits(&self, key: &Key) {
+        let (ticket, head) = self.engine.waiters.first(key.borrow()).unwrap();
+        let request = &head.request;
+        let can_have = head.keys.iter().all(|key| {
+            let lock = self.lock(key);
+            let is_own = lock.is_some_and(|lock| {
+                lock.kind() == Kind::Mutex && lock.live_holds(self.now).any(|hold| *hold.owner() == request.owner)
+            });
+            let is_first = self.engine.waiters.first(key.borrow()).is_some_and(|(first, _)| first == ticket);
+            let owner = request.owner.as_slice();
+            let is_free = lock.is_none_or(|lock| lock.admits(owner, request.mode, request.count, self.now));
+            is_own || (is_first && is_free)
+        });
+        assert!(!can_have, "the head of the queue waits although it could hold: {head:?}");
     }
 
     /// A fair lock that is free is reserved for its head, which is not there; and connected places are those of the
@@ -258,10 +320,7 @@ impl World {
             );
         }
         let places: Vec<_> = places.into_iter().flat_map(Places::iter).collect();
-        assert!(
-            places.iter().all(|place| place.stay.until_us().is_none_or(|until_us| until_us > self.now.mono_us)),
-            "a place whose life is over is gone"
-        );
+        assert!(places.iter().all(|place| place.is_live(self.now)), "a place whose life is over is gone");
         let connected: Vec<_> =
             places.iter().filter(|place| place.stay == Stay::Connected).map(|place| place.owner.to_vec()).collect();
         let mut waiting: Vec<_> =
@@ -283,9 +342,6 @@ fn check_exclusion(lock: &Lock, now: Now) {
                 assert!(alone, "a writer is alone");
             }
         }
-        Kind::Semaphore => {
-            let used: u64 = live.iter().map(|hold| u64::from(hold.count())).sum();
-            assert!(used <= u64::from(lock.permits()), "no more than the permits");
-        }
+        Kind::Semaphore => {}
     }
 }
