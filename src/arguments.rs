@@ -1,6 +1,6 @@
 //! Arguments of commands: owners, numbers and options, checked before anything is touched.
 
-use rlock_core::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN};
+use rlock_core::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Mode};
 
 use crate::ffi::{Arg, Args};
 use crate::reply;
@@ -39,6 +39,15 @@ pub(crate) struct Options {
     pub(crate) token: Option<u64>,
     /// `COUNT n`.
     pub(crate) count: Option<u64>,
+    /// `PERMITS n`.
+    pub(crate) permits: Option<u64>,
+}
+
+impl Options {
+    /// How many holds the command is about: the permits of a semaphore, 1 of anything else.
+    pub(crate) fn holds(self) -> u32 {
+        self.permits.map_or(1, |permits| u32::try_from(permits).unwrap_or(u32::MAX))
+    }
 }
 
 /// An option that a command knows.
@@ -52,7 +61,14 @@ pub(crate) enum Opt {
     Req,
     Token,
     Count,
+    Permits,
 }
+
+/// How many permits a semaphore may have.
+const MAX_PERMITS: u64 = u32::MAX as u64;
+
+/// How many keys one request may be for. Each time one of them comes free, all of them are looked at.
+const MAX_KEYS: usize = 128;
 
 const MS: &str = " (milliseconds)";
 
@@ -67,6 +83,7 @@ impl Opt {
             Self::Req => "REQ",
             Self::Token => "TOKEN",
             Self::Count => "COUNT",
+            Self::Permits => "PERMITS",
         }
     }
 
@@ -81,6 +98,7 @@ impl Opt {
             Self::Req => (1, MAX, ""),
             Self::Token => (1, MAX_TOKEN, ""),
             Self::Count => (0, MAX, ""),
+            Self::Permits => (1, MAX_PERMITS, ""),
         }
     }
 
@@ -94,6 +112,7 @@ impl Opt {
             Self::Req => &mut options.request_id,
             Self::Token => &mut options.token,
             Self::Count => &mut options.count,
+            Self::Permits => &mut options.permits,
         }
     }
 }
@@ -128,11 +147,63 @@ pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Opt
 
 /// The key and the owner that most commands begin with.
 pub(crate) fn key_and_owner(args: Args<'_>) -> Result<(Arg<'_>, &[u8]), ArgumentError> {
-    let owner = args.get(2).ok_or_else(ArgumentError::syntax)?.bytes();
+    Ok((key(args)?, owner(args, 2)?))
+}
+
+/// The owner in argument `index`.
+fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
+    let owner = args.get(index).ok_or_else(ArgumentError::syntax)?.bytes();
     if (1..=MAX_OWNER_BYTES).contains(&owner.len()) {
-        Ok((key(args)?, owner))
+        Ok(owner)
     } else {
         Err(ArgumentError(format!("ERR owner must have 1 to {MAX_OWNER_BYTES} bytes")))
+    }
+}
+
+/// READ or WRITE in argument `index`.
+pub(crate) fn mode(args: Args<'_>, index: usize) -> Result<Mode, ArgumentError> {
+    let word = args.get(index).ok_or_else(ArgumentError::syntax)?.bytes();
+    [Mode::Read, Mode::Write]
+        .into_iter()
+        .find(|mode| word.eq_ignore_ascii_case(mode.name().as_bytes()))
+        .ok_or_else(ArgumentError::syntax)
+}
+
+/// The number of permits in argument `index`.
+pub(crate) fn permits(args: Args<'_>, index: usize) -> Result<u32, ArgumentError> {
+    let number = args.get(index).and_then(|arg| number(arg.bytes())).filter(|number| *number != 0);
+    number
+        .and_then(|number| u32::try_from(number).ok())
+        .ok_or_else(|| ArgumentError::number("permits", 1, MAX_PERMITS, ""))
+}
+
+/// The keys and the owner that a command for many keys begins with.
+pub(crate) struct KeysAndOwner<'a> {
+    pub(crate) keys: Vec<Arg<'a>>,
+    pub(crate) owner: &'a [u8],
+    /// Where the options begin.
+    pub(crate) options_at: usize,
+}
+
+/// Reads `numkeys key [key …] owner`.
+pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, ArgumentError> {
+    let count = args
+        .get(1)
+        .and_then(|arg| number(arg.bytes()))
+        .and_then(|count| usize::try_from(count).ok())
+        .filter(|count| (1..=MAX_KEYS).contains(count))
+        .ok_or_else(|| ArgumentError::number("numkeys", 1, MAX_KEYS as u64, ""))?;
+    let mut keys = Vec::with_capacity(count);
+    for index in 0..count {
+        keys.push(args.get(index.saturating_add(2)).ok_or_else(ArgumentError::syntax)?);
+    }
+    let mut names: Vec<&[u8]> = keys.iter().map(|key| key.bytes()).collect();
+    names.sort_unstable();
+    if names.is_sorted_by(|name, next| name < next) {
+        let owner_at = count.saturating_add(2);
+        Ok(KeysAndOwner { keys, owner: owner(args, owner_at)?, options_at: owner_at.saturating_add(1) })
+    } else {
+        Err(ArgumentError("ERR a key is given twice".into()))
     }
 }
 

@@ -3,7 +3,8 @@
 //! What is outside comes after the engine has returned and the key is closed, in the order of the outbox: propagate,
 //! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
-use rlock_core::{Engine, Event, Facts, KeyId, Now, Outbox, Output, Owner, Refusal, Turn, write_effect};
+use rlock_core::{Engine, Event, Facts, KeyId, Keyspace, Now, Outbox, Output, Owner, Refusal, Turn, write_effect};
+use smallvec::SmallVec;
 
 use crate::clock;
 use crate::configuration;
@@ -23,18 +24,37 @@ pub(crate) fn on_key<'c, R>(
     decide: impl FnOnce(&mut Engine, &mut Turn<'_, Keys<'c>>) -> Result<R, Refusal>,
     reply: impl FnOnce(R),
 ) {
-    let mut keys = Keys::open(ctx, name);
+    on_keys(
+        ctx,
+        &[name],
+        |engine, turn, _| decide(engine, turn),
+        |result| match result {
+            Ok(result) => reply(result),
+            Err(refusal) => reply::refusal(ctx, refusal),
+        },
+    );
+}
+
+/// The same for several keys; [`KeyId`]s count them in the order of `names`.
+pub(crate) fn on_keys<'c, R>(
+    ctx: Ctx<'c>,
+    names: &[Arg<'c>],
+    decide: impl FnOnce(&mut Engine, &mut Turn<'_, Keys<'c>>, &[KeyId]) -> Result<R, Refusal>,
+    reply: impl FnOnce(Result<R, Refusal>),
+) {
+    let mut keys = Keys::open(ctx, names);
+    let ids: SmallVec<[KeyId; 1]> = (0..names.len()).map(KeyId).collect();
     let mut out = Outbox::default();
     let now = clock::now();
     let limits = configuration::limits();
-    let result = state::with_engine(|engine| decide(engine, &mut Turn { now, limits, keys: &mut keys, out: &mut out }));
-    close(ctx, name, keys, &out);
-    tell(ctx, name, now, &out);
+    let result =
+        state::with_engine(|engine| decide(engine, &mut Turn { now, limits, keys: &mut keys, out: &mut out }, &ids));
+    close(ctx, &mut keys, &out);
+    tell(ctx, &keys, now, &out);
     // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
     // before this client hears that it gave it up.
     match result {
-        Some(Ok(result)) => reply(result),
-        Some(Err(refusal)) => reply::refusal(ctx, refusal),
+        Some(result) => reply(result),
         None => ctx.reply_error(reply::INTERNAL_ERROR),
     }
     wake(&mut out);
@@ -43,52 +63,58 @@ pub(crate) fn on_key<'c, R>(
 
 /// Settles a key whose turn has come.
 pub(crate) fn settle(ctx: Ctx<'_>, name: Arg<'_>) {
-    let mut keys = Keys::open(ctx, name);
+    let mut keys = Keys::open(ctx, &[name]);
     let mut out = Outbox::default();
     let now = clock::now();
     let limits = configuration::limits();
     state::with_engine(|engine| {
         engine.settle_key(&mut Turn { now, limits, keys: &mut keys, out: &mut out }, KEY);
     });
-    close(ctx, name, keys, &out);
-    tell(ctx, name, now, &out);
+    close(ctx, &mut keys, &out);
+    tell(ctx, &keys, now, &out);
     wake(&mut out);
 }
 
-/// Closes the key, with what the server has to know of its change.
-fn close(ctx: Ctx<'_>, name: Arg<'_>, keys: Keys<'_>, out: &Outbox) {
-    let (mut changed, mut granted) = (false, false);
-    for output in out.as_slice() {
-        if let Output::Effect { event, .. } = output {
-            changed = true;
-            granted |= matches!(event, Event::Granted { .. });
+/// The events in the outbox, with their keys.
+fn events(out: &Outbox) -> impl Iterator<Item = (KeyId, &Event)> {
+    out.as_slice().iter().filter_map(|output| match output {
+        Output::Effect { key, event } => Some((*key, event)),
+        Output::Answer { .. } => None,
+    })
+}
+
+/// Closes the keys, with what the server has to know of their change.
+fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, out: &Outbox) {
+    for (id, event) in events(out) {
+        if matches!(event, Event::Granted { .. }) {
+            keys.clear_expire(id);
         }
     }
-    if granted {
-        keys.clear_expire(KEY);
-    }
-    drop(keys);
-    if changed {
-        ctx.signal_modified(name);
+    keys.close();
+    for index in 0..keys.len() {
+        let id = KeyId(index);
+        if events(out).any(|(changed, _)| changed == id)
+            && let Some(name) = keys.name(id)
+        {
+            ctx.signal_modified(name);
+        }
     }
 }
 
 /// Propagates the events, and then tells the keyspace's listeners: what a listener does comes after all of this in the
 /// stream, as it does here.
-fn tell(ctx: Ctx<'_>, name: Arg<'_>, now: Now, out: &Outbox) {
-    let events = || {
-        out.as_slice().iter().filter_map(|output| match output {
-            Output::Effect { event, .. } => Some(event),
-            Output::Answer { .. } => None,
-        })
-    };
+fn tell(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, out: &Outbox) {
     let mut facts = Facts::new();
-    for event in events() {
-        let owner = write_effect(event, now, &mut facts);
-        ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
+    for (id, event) in events(out) {
+        if let Some(name) = keys.name(id) {
+            let owner = write_effect(event, now, &mut facts);
+            ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
+        }
     }
-    for event in events() {
-        announce(ctx, name, event);
+    for (id, event) in events(out) {
+        if let Some(name) = keys.name(id) {
+            announce(ctx, name, event);
+        }
     }
 }
 
@@ -110,7 +136,7 @@ pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
 
 /// Applies an effect that a master decided. Nothing is propagated from here: the server passes the effect on itself.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> bool {
-    let mut keys = Keys::open(ctx, name);
+    let mut keys = Keys::open(ctx, &[name]);
     let applied = state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(false);
     if matches!(event, Event::Granted { .. }) {
         keys.clear_expire(KEY);

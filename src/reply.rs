@@ -14,12 +14,38 @@ pub(crate) const EFFECT_FROM_CLIENT: &str =
     "ERR RLOCK.APPLY is internal: it is taken only from a master or from the append-only file";
 pub(crate) const EFFECT_MISFIT: &str = "ERR the key holds something else than this effect is about";
 
+/// NOTOWNER of one of several keys.
+pub(crate) fn not_owner_of(key: &[u8]) -> String {
+    format!("NOTOWNER this owner does not hold \"{}\": it never did, or its lease has ended", shown(key))
+}
+
+/// A name in an error: escaped as redis-cli shows it, and cut at 64 bytes.
+fn shown(name: &[u8]) -> String {
+    const MAX_SHOWN: usize = 64;
+    let mut text = String::new();
+    for byte in name.iter().take(MAX_SHOWN) {
+        match byte {
+            b'\\' | b'"' => text.extend(['\\', char::from(*byte)]),
+            b'\n' => text.push_str("\\n"),
+            b'\r' => text.push_str("\\r"),
+            b'\t' => text.push_str("\\t"),
+            b' '..=b'~' => text.push(char::from(*byte)),
+            _ => text.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    text
+}
+
 /// Why a request changed nothing, for the person who gets it.
 pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
     match refusal {
         Refusal::WrongType => ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value"),
         Refusal::NotOwner => {
             ctx.reply_error("NOTOWNER this owner does not hold the lock: it never did, or its lease has ended")
+        }
+        // The command knows the name of the key; see `crate::commands::many`.
+        Refusal::NotOwnerOf { position } => {
+            ctx.reply_error(&format!("NOTOWNER this owner does not hold key {}", position.saturating_add(1)))
         }
         Refusal::Stale { last_id } => {
             ctx.reply_error(&format!("STALE request ids of an owner rise, and the last one here was {last_id}"))
@@ -30,8 +56,11 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
         Refusal::CountUnderflow { held } => {
             ctx.reply_error(&format!("ERR the owner holds only {held}"));
         }
+        Refusal::TooManyPermits { permits } => {
+            ctx.reply_error(&format!("ERR the semaphore has {permits} permits, more cannot be asked for at once"));
+        }
         Refusal::NoSemaphore => {
-            ctx.reply_error("NOSEMAPHORE there is no semaphore under this key; make one first");
+            ctx.reply_error("NOSEMAPHORE there is no semaphore under this key; make one with RSEMAPHORE.INIT");
         }
         Refusal::MaxPlaces { limit } => ctx.reply_error(&format!(
             "MAXWAITERS {limit} places are all that the queue of this lock may have, see rlock.max-places"
@@ -45,6 +74,12 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
 pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
     match answer {
         Answer::Granted(token) => ctx.reply_integer(token),
+        Answer::GrantedMany(tokens) => {
+            ctx.reply_array(tokens.len());
+            for token in tokens {
+                ctx.reply_integer(token);
+            }
+        }
         Answer::TimedOut => ctx.reply_nil(),
         Answer::TakenOver => {
             ctx.reply_error("UNBLOCKED the owner asked again on another connection, which waits in this one's place")

@@ -1,7 +1,7 @@
 //! The value in RDB files, DUMP payloads and rewritten append-only files.
 
 use rlock_core::{
-    Event, Facts, Hold, MAX_LEASE_MS, Place, Places, Stored, TOKEN_AHEAD_LIMIT_US, decode, encode, write_effect,
+    Event, Facts, Hold, Kind, MAX_LEASE_MS, Place, Places, Stored, TOKEN_AHEAD_LIMIT_US, decode, encode, write_effect,
 };
 
 use crate::clock;
@@ -72,6 +72,10 @@ pub(crate) fn save(save: &Save, stored: &Stored) {
 pub(crate) fn rewrite(save: &Save, key: Arg<'_>, stored: &Stored) {
     let now = clock::now();
     let mut facts = Facts::new();
+    if stored.lock.kind() == Kind::Semaphore {
+        write_effect(&Event::Sized { permits: stored.lock.permits() }, now, &mut facts);
+        save.emit_effect(key, &facts, None);
+    }
     for hold in stored.lock.holds() {
         let granted = Event::Granted {
             kind: stored.lock.kind(),
@@ -81,7 +85,7 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, stored: &Stored) {
             terms: hold.terms(),
         };
         if let Some(owner) = write_effect(&granted, now, &mut facts) {
-            save.emit_effect(key, &facts, owner.as_slice());
+            save.emit_effect(key, &facts, Some(owner.as_slice()));
         }
     }
     let Some(places) = stored.lock.places() else {
@@ -92,11 +96,11 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, stored: &Stored) {
         let Place { stay, arrival, request_id, .. } = place;
         let queued = Event::Queued { owner, stay, arrival, request_id, at_head: false };
         write_effect(&queued, now, &mut facts);
-        save.emit_effect(key, &facts, place.owner);
+        save.emit_effect(key, &facts, Some(place.owner));
     }
     if let (Some(until_us), Some(head)) = (places.turn_until_us(), places.first()) {
         write_effect(&Event::Turn { owner: head.owner.into(), until_us }, now, &mut facts);
-        save.emit_effect(key, &facts, head.owner);
+        save.emit_effect(key, &facts, Some(head.owner));
     }
 }
 

@@ -6,7 +6,7 @@ use super::{Failure, reply_failure};
 use crate::arguments;
 use crate::clock;
 use crate::execute;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, log_warning};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, log_warning};
 use crate::reply;
 
 pub(super) struct Apply;
@@ -17,6 +17,7 @@ impl Command for Apply {
         flags: c"write fast",
         arity: -3,
         access: Access::Write,
+        keys: KeyArguments::First,
         summary: c"Internal: applies what a master decided. Refused from clients.",
         complexity: c"O(1)",
         arguments: &[],

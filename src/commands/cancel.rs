@@ -3,7 +3,7 @@
 use super::{Failure, OWNER, check_master, reply_failure};
 use crate::arguments;
 use crate::execute::{self, KEY};
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Cancel;
 
@@ -13,6 +13,7 @@ impl Command for Cancel {
         flags: c"write fast",
         arity: 3,
         access: Access::Write,
+        keys: KeyArguments::First,
         summary: c"Gives up an owner's place in the queue of a fair lock.",
         complexity: c"O(1)",
         arguments: &[OWNER],

@@ -1,23 +1,29 @@
 //! Families of commands: the same commands for each kind of lock.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 
 use rlock_core::{Kind, Mode};
 
-use super::{BLOCK, LEASE, OWNER, QUEUE, REQ, SESSION};
-use crate::arguments::Opt;
-use crate::ffi::ArgumentSpec;
+use super::{BLOCK, LEASE, MODE, OWNER, PERMITS, QUEUE, REQ, SESSION};
+use crate::arguments::{self, ArgumentError, Opt};
+use crate::ffi::{Arg, Args, ArgumentSpec};
 
 /// What makes one family different from another.
 pub(super) trait Family {
     const KIND: Kind;
-    const MODE: Mode;
+    /// The mode of every hold; `None` if the command says READ or WRITE behind the owner.
+    const MODE: Option<Mode>;
     /// Whether its INFO, TTL and WAITERS answer for a lock of any kind.
     const READS_ANY_KIND: bool;
     const NAMES: Names;
-    /// The options of its ACQUIRE, and their description.
+    /// The options of ACQUIRE and RELEASE.
     const ACQUIRE_OPTIONS: &'static [Opt];
+    const RELEASE_OPTIONS: &'static [Opt];
+    /// What follows the key, for the server.
     const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec];
+    const HOLDS_ARGUMENTS: &'static [ArgumentSpec];
 }
 
 /// The names of a family's commands.
@@ -32,12 +38,36 @@ pub(super) struct Names {
     pub(super) waiters: &'static CStr,
 }
 
+/// The number of arguments of a command that names a hold and nothing else: the command, key and owner, and the mode if
+/// there is a choice.
+pub(super) const fn words_of_hold<F: Family>() -> c_int {
+    if F::MODE.is_some() { 3 } else { 4 }
+}
+
+/// The hold that a command is about.
+pub(super) struct Target<'a> {
+    pub(super) key: Arg<'a>,
+    pub(super) owner: &'a [u8],
+    pub(super) mode: Mode,
+    /// Where the options begin.
+    pub(super) options_at: usize,
+}
+
+/// Reads the hold that a command is about.
+pub(super) fn target<F: Family>(args: Args<'_>) -> Result<Target<'_>, ArgumentError> {
+    let (key, owner) = arguments::key_and_owner(args)?;
+    Ok(match F::MODE {
+        Some(mode) => Target { key, owner, mode, options_at: 3 },
+        None => Target { key, owner, mode: arguments::mode(args, 3)?, options_at: 4 },
+    })
+}
+
 /// RLOCK: one owner at a time.
 pub(super) struct Mutex;
 
 impl Family for Mutex {
     const KIND: Kind = Kind::Mutex;
-    const MODE: Mode = Mode::Exclusive;
+    const MODE: Option<Mode> = Some(Mode::Exclusive);
     const READS_ANY_KIND: bool = true;
     const NAMES: Names = Names {
         acquire: c"RLOCK.ACQUIRE",
@@ -50,7 +80,11 @@ impl Family for Mutex {
         waiters: c"RLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
     const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, SESSION, REQ];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
 /// RFAIRLOCK: one owner at a time, and a queue that is data.
@@ -58,7 +92,7 @@ pub(super) struct Fair;
 
 impl Family for Fair {
     const KIND: Kind = Kind::Fair;
-    const MODE: Mode = Mode::Exclusive;
+    const MODE: Option<Mode> = Some(Mode::Exclusive);
     const READS_ANY_KIND: bool = false;
     const NAMES: Names = Names {
         acquire: c"RFAIRLOCK.ACQUIRE",
@@ -71,5 +105,59 @@ impl Family for Fair {
         waiters: c"RFAIRLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
     const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, QUEUE, SESSION, REQ];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
+}
+
+/// RRWLOCK: many readers or one writer.
+pub(super) struct RwLock;
+
+impl Family for RwLock {
+    const KIND: Kind = Kind::RwLock;
+    const MODE: Option<Mode> = None;
+    const READS_ANY_KIND: bool = false;
+    const NAMES: Names = Names {
+        acquire: c"RRWLOCK.ACQUIRE",
+        release: c"RRWLOCK.RELEASE",
+        renew: c"RRWLOCK.RENEW",
+        force_release: c"RRWLOCK.FORCERELEASE",
+        holds: c"RRWLOCK.HOLDS",
+        ttl: c"RRWLOCK.TTL",
+        info: c"RRWLOCK.INFO",
+        waiters: c"RRWLOCK.WAITERS",
+    };
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, SESSION, REQ];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE];
+    const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE];
+}
+
+/// RSEMAPHORE: a number of permits.
+pub(super) struct Semaphore;
+
+impl Family for Semaphore {
+    const KIND: Kind = Kind::Semaphore;
+    const MODE: Option<Mode> = Some(Mode::Permits);
+    const READS_ANY_KIND: bool = false;
+    const NAMES: Names = Names {
+        acquire: c"RSEMAPHORE.ACQUIRE",
+        release: c"RSEMAPHORE.RELEASE",
+        renew: c"RSEMAPHORE.RENEW",
+        force_release: c"RSEMAPHORE.FORCERELEASE",
+        holds: c"RSEMAPHORE.HOLDS",
+        ttl: c"RSEMAPHORE.TTL",
+        info: c"RSEMAPHORE.INFO",
+        waiters: c"RSEMAPHORE.WAITERS",
+    };
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, SESSION, REQ];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }

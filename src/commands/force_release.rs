@@ -6,7 +6,7 @@ use super::family::Family;
 use super::{Failure, check_master, option, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute::{self, KEY};
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct ForceRelease<F>(PhantomData<F>);
 
@@ -16,6 +16,7 @@ impl<F: Family> Command for ForceRelease<F> {
         flags: c"write fast",
         arity: -2,
         access: Access::Write,
+        keys: KeyArguments::First,
         summary: c"Takes the lock from whoever holds it, or from the hold with the given fencing token.",
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
         arguments: &[option(c"token", c"TOKEN")],

@@ -4,11 +4,10 @@ use std::marker::PhantomData;
 
 use rlock_core::Hold;
 
-use super::family::Family;
-use super::{Failure, OWNER, read_lock, reply_failure};
-use crate::arguments;
+use super::family::{Family, target, words_of_hold};
+use super::{Failure, read_lock, reply_failure};
 use crate::clock;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Holds<F>(PhantomData<F>);
 
@@ -16,11 +15,12 @@ impl<F: Family> Command for Holds<F> {
     const SPEC: CommandSpec = CommandSpec {
         name: F::NAMES.holds,
         flags: c"readonly fast",
-        arity: 3,
+        arity: words_of_hold::<F>(),
         access: Access::Read,
+        keys: KeyArguments::First,
         summary: c"Returns how often an owner holds a lock, 0 if it does not.",
         complexity: c"O(1)",
-        arguments: &[OWNER],
+        arguments: F::HOLDS_ARGUMENTS,
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -29,10 +29,10 @@ impl<F: Family> Command for Holds<F> {
 }
 
 fn holds<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let (key, owner) = arguments::key_and_owner(args)?;
+    let target = target::<F>(args)?;
     let now = clock::now();
-    let count = read_lock::<F, _>(ctx, key, false, |lock| {
-        lock.and_then(|lock| lock.live_hold(owner, F::MODE, now)).map_or(0, Hold::count)
+    let count = read_lock::<F, _>(ctx, target.key, false, now, |lock| {
+        lock.and_then(|lock| lock.live_hold(target.owner, target.mode, now)).map_or(0, Hold::count)
     })?;
     ctx.reply_integer(count.into());
     Ok(())

@@ -8,7 +8,7 @@ use super::family::Family;
 use super::{Failure, read_lock, reply_failure};
 use crate::arguments;
 use crate::clock;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::state;
 
 pub(super) struct Info<F>(PhantomData<F>);
@@ -19,6 +19,7 @@ impl<F: Family> Command for Info<F> {
         flags: c"readonly",
         arity: 2,
         access: Access::Read,
+        keys: KeyArguments::First,
         summary: c"Tells who holds a lock, with which tokens and leases, and how many wait.",
         complexity: c"O(N) with N holders",
         arguments: &[],
@@ -34,7 +35,7 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let connected = state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
-    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, |lock| match lock {
+    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, now, |lock| match lock {
         Some(lock) => {
             let waiting = if lock.kind() == Kind::Fair { lock.places().map_or(0, Places::len) } else { connected };
             if is_there(lock, now) || waiting > 0 {
@@ -53,7 +54,8 @@ fn is_there(lock: &Lock, now: Now) -> bool {
 }
 
 fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, name: KeyRef<'_>, waiting: usize) {
-    ctx.reply_map(3);
+    let is_semaphore = lock.kind() == Kind::Semaphore;
+    ctx.reply_map(if is_semaphore { 5 } else { 3 });
     ctx.reply_bytes(b"kind");
     ctx.reply_bytes(lock.kind().name().as_bytes());
     ctx.reply_bytes(b"holders");
@@ -63,6 +65,12 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, name: KeyRef<'_>, waiting: usize) 
     }
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(waiting as u64);
+    if is_semaphore {
+        ctx.reply_bytes(b"permits");
+        ctx.reply_integer(lock.permits().into());
+        ctx.reply_bytes(b"available");
+        ctx.reply_signed(lock.available(now));
+    }
 }
 
 fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, name: KeyRef<'_>) {

@@ -3,18 +3,22 @@
 mod acquire;
 mod apply;
 mod cancel;
+mod drain;
 mod family;
 mod force_release;
 mod holds;
 mod info;
+mod init;
+mod many;
 mod release;
 mod renew;
+mod resize;
 mod ttl;
 mod waiters;
 
-use rlock_core::{Keyspace, Lock, Refusal, Slot};
+use rlock_core::{Keyspace, Lock, Now, Refusal, Slot};
 
-use self::family::{Fair, Family, Mutex};
+use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
 use crate::arguments::ArgumentError;
 use crate::execute::KEY;
 use crate::ffi::{Arg, ArgumentSpec, Ctx, Flags, Keys, LoadError, Registrar, ValueSpec};
@@ -24,7 +28,15 @@ use crate::reply;
 pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
     register_family::<Mutex>(registrar)?;
     register_family::<Fair>(registrar)?;
+    register_family::<RwLock>(registrar)?;
+    register_family::<Semaphore>(registrar)?;
     registrar.command::<cancel::Cancel>()?;
+    registrar.command::<init::Init>()?;
+    registrar.command::<resize::Resize>()?;
+    registrar.command::<drain::Drain>()?;
+    registrar.command::<many::Acquire>()?;
+    registrar.command::<many::Release>()?;
+    registrar.command::<many::Renew>()?;
     registrar.command::<apply::Apply>()
 }
 
@@ -81,11 +93,14 @@ fn read_lock<F: Family, R>(
     ctx: Ctx<'_>,
     key: Arg<'_>,
     any_kind: bool,
+    now: Now,
     read: impl FnOnce(Option<&Lock>) -> R,
 ) -> Result<R, Failure> {
     match Keys::open_to_read(ctx, key).slot(KEY) {
         Slot::Vacant => Ok(read(None)),
         Slot::Lock(stored) if any_kind || stored.lock.kind() == F::KIND => Ok(read(Some(&stored.lock))),
+        // From its deadline on a lease has no effect: there is nothing here any more.
+        Slot::Lock(stored) if !stored.lock.is_live(now) => Ok(read(None)),
         Slot::Lock(_) | Slot::Foreign => Err(Refusal::WrongType.into()),
     }
 }
@@ -105,6 +120,20 @@ const LEASE: ArgumentSpec = ArgumentSpec {
 const fn option(name: &'static std::ffi::CStr, token: &'static std::ffi::CStr) -> ArgumentSpec {
     ArgumentSpec { name, token: Some(token), optional: true, value: ValueSpec::Integer }
 }
+
+const MODE: ArgumentSpec = ArgumentSpec {
+    name: c"mode",
+    token: None,
+    optional: false,
+    value: ValueSpec::OneOf(&[
+        ArgumentSpec { name: c"read", token: Some(c"READ"), optional: false, value: ValueSpec::Token },
+        ArgumentSpec { name: c"write", token: Some(c"WRITE"), optional: false, value: ValueSpec::Token },
+    ]),
+};
+
+const PERMITS: ArgumentSpec = option(c"permits", c"PERMITS");
+/// The number of permits of a semaphore, without a word before it.
+const SIZE: ArgumentSpec = ArgumentSpec { name: c"permits", token: None, optional: false, value: ValueSpec::Integer };
 
 const REQ: ArgumentSpec = option(c"id", c"REQ");
 const BLOCK: ArgumentSpec = option(c"wait-milliseconds", c"BLOCK");

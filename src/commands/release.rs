@@ -1,12 +1,14 @@
-//! `RLOCK.RELEASE key owner [REQ id]`
+//! `RLOCK.RELEASE key owner [REQ id]`, on a read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
 
 use std::marker::PhantomData;
 
-use super::family::Family;
-use super::{Failure, OWNER, REQ, check_master, reply_failure};
-use crate::arguments::{self, Opt};
+use rlock_core::Verb;
+
+use super::family::{Family, target, words_of_hold};
+use super::{Failure, check_master, reply_failure};
+use crate::arguments;
 use crate::execute::{self, KEY};
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Release<F>(PhantomData<F>);
 
@@ -14,11 +16,12 @@ impl<F: Family> Command for Release<F> {
     const SPEC: CommandSpec = CommandSpec {
         name: F::NAMES.release,
         flags: c"write fast",
-        arity: -3,
+        arity: -words_of_hold::<F>(),
         access: Access::Write,
+        keys: KeyArguments::First,
         summary: c"Gives one hold back and returns the holds left; at 0 the next waiter gets the lock.",
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
-        arguments: &[OWNER, REQ],
+        arguments: F::RELEASE_ARGUMENTS,
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -27,13 +30,20 @@ impl<F: Family> Command for Release<F> {
 }
 
 fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let (key, owner) = arguments::key_and_owner(args)?;
-    let options = arguments::options(args, 3, &[Opt::Req])?;
+    let target = target::<F>(args)?;
+    let options = arguments::options(args, target.options_at, F::RELEASE_OPTIONS)?;
     check_master(ctx.flags())?;
-    let request = rlock_core::Release { kind: F::KIND, owner, mode: F::MODE, count: 1, request_id: options.request_id };
+    let request = rlock_core::Release {
+        verb: Verb::Release,
+        kind: F::KIND,
+        owner: target.owner,
+        mode: target.mode,
+        count: options.holds(),
+        request_id: options.request_id,
+    };
     execute::on_key(
         ctx,
-        key,
+        target.key,
         |engine, turn| engine.release(turn, KEY, &request),
         |left| ctx.reply_integer(left.into()),
     );

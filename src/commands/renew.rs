@@ -2,11 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::family::Family;
-use super::{Failure, LEASE, OWNER, check_master, reply_failure};
+use super::family::{Family, target, words_of_hold};
+use super::{Failure, check_master, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute::{self, KEY};
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Renew<F>(PhantomData<F>);
 
@@ -14,12 +14,13 @@ impl<F: Family> Command for Renew<F> {
     const SPEC: CommandSpec = CommandSpec {
         name: F::NAMES.renew,
         flags: c"write fast",
-        arity: -3,
+        arity: -words_of_hold::<F>(),
         access: Access::Write,
+        keys: KeyArguments::First,
         summary:
             c"Gives a hold a new lease, which never ends earlier than the old one, and returns what is left of it.",
         complexity: c"O(1)",
-        arguments: &[OWNER, LEASE],
+        arguments: F::RENEW_ARGUMENTS,
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -28,17 +29,22 @@ impl<F: Family> Command for Renew<F> {
 }
 
 fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let (key, owner) = arguments::key_and_owner(args)?;
-    let options = arguments::options(args, 3, &[Opt::Px, Opt::Ex])?;
+    let target = target::<F>(args)?;
+    let options = arguments::options(args, target.options_at, &[Opt::Px, Opt::Ex])?;
     let flags = ctx.flags();
     check_master(flags)?;
     let request = rlock_core::Renew {
         kind: F::KIND,
-        owner,
-        mode: F::MODE,
+        owner: target.owner,
+        mode: target.mode,
         lease_ms: options.lease_ms,
         client: ctx.connection(flags),
     };
-    execute::on_key(ctx, key, |engine, turn| engine.renew(turn, KEY, &request), |left_ms| ctx.reply_integer(left_ms));
+    execute::on_key(
+        ctx,
+        target.key,
+        |engine, turn| engine.renew(turn, KEY, &request),
+        |left_ms| ctx.reply_integer(left_ms),
+    );
     Ok(())
 }

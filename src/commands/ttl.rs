@@ -6,7 +6,7 @@ use super::family::Family;
 use super::{Failure, read_lock, reply_failure};
 use crate::arguments;
 use crate::clock;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 /// What TTL answers when nobody holds, as Redis does for a key that is not there.
 const NOT_HELD: i64 = -2;
@@ -19,6 +19,7 @@ impl<F: Family> Command for Ttl<F> {
         flags: c"readonly fast",
         arity: 2,
         access: Access::Read,
+        keys: KeyArguments::First,
         summary: c"Returns the longest lease left in milliseconds, -2 if the lock is not held.",
         complexity: c"O(N) with N holders",
         arguments: &[],
@@ -31,7 +32,7 @@ impl<F: Family> Command for Ttl<F> {
 
 fn ttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
-    let longest_ms = read_lock::<F, _>(ctx, arguments::key(args)?, F::READS_ANY_KIND, |lock| {
+    let longest_ms = read_lock::<F, _>(ctx, arguments::key(args)?, F::READS_ANY_KIND, now, |lock| {
         lock.into_iter().flat_map(|lock| lock.live_holds(now)).map(|hold| hold.lease_left_ms(now)).max()
     })?;
     match longest_ms {

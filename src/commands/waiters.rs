@@ -8,7 +8,7 @@ use super::family::Family;
 use super::{ENGINE_IN_USE, Failure, option, read_lock, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::clock;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::state;
 
 pub(super) struct Waiters<F>(PhantomData<F>);
@@ -19,6 +19,7 @@ impl<F: Family> Command for Waiters<F> {
         flags: c"readonly",
         arity: -2,
         access: Access::Read,
+        keys: KeyArguments::First,
         summary: c"Lists who waits for a lock, in the order in which they are served.",
         complexity: c"O(N) with N waiters shown",
         arguments: &[option(c"count", c"COUNT")],
@@ -35,7 +36,7 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let limit = count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let now = clock::now();
-    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, |lock| match lock {
+    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, now, |lock| match lock {
         Some(lock) if lock.kind() == Kind::Fair => {
             reply_places(ctx, lock, now, limit);
             Ok(())
@@ -46,8 +47,7 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
 
 /// The places of a fair lock whose life is not over, in order.
 fn live_places(lock: &Lock, now: Now) -> impl Iterator<Item = Place<'_>> {
-    let is_live = move |place: &Place<'_>| place.stay.until_us().is_none_or(|until_us| until_us > now.mono_us);
-    lock.places().into_iter().flat_map(Places::iter).filter(is_live)
+    lock.places().into_iter().flat_map(Places::iter).filter(move |place| place.is_live(now))
 }
 
 fn reply_places(ctx: Ctx<'_>, lock: &Lock, now: Now, limit: usize) {
@@ -55,7 +55,7 @@ fn reply_places(ctx: Ctx<'_>, lock: &Lock, now: Now, limit: usize) {
     for place in live_places(lock, now).take(limit) {
         // An arrival number is the wall clock's microseconds at the arrival.
         let waited_ms = now.wall_us.saturating_sub(place.arrival) / US_PER_MS;
-        reply_waiter(ctx, place.owner, Mode::Exclusive, waited_ms, place.stay.until_us().is_none());
+        reply_waiter(ctx, place.owner, Mode::Exclusive, 1, waited_ms, place.stay.until_us().is_none());
     }
 }
 
@@ -64,17 +64,21 @@ fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Op
     state::with_engine(|engine| {
         ctx.reply_array(engine.waiters(name, now).take(limit).count());
         for waiter in engine.waiters(name, now).take(limit) {
-            reply_waiter(ctx, waiter.owner.as_slice(), waiter.mode, waiter.waited_ms, true);
+            reply_waiter(ctx, waiter.owner.as_slice(), waiter.mode, waiter.count, waiter.waited_ms, true);
         }
     })
 }
 
-fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], mode: Mode, waited_ms: u64, is_connected: bool) {
-    ctx.reply_map(4);
+fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], mode: Mode, count: u32, waited_ms: u64, is_connected: bool) {
+    ctx.reply_map(if mode == Mode::Permits { 5 } else { 4 });
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(owner);
     ctx.reply_bytes(b"mode");
     ctx.reply_bytes(mode.name().as_bytes());
+    if mode == Mode::Permits {
+        ctx.reply_bytes(b"permits");
+        ctx.reply_integer(count.into());
+    }
     ctx.reply_bytes(b"waited-ms");
     ctx.reply_integer(waited_ms);
     ctx.reply_bytes(b"connected");

@@ -15,10 +15,21 @@ pub(crate) struct CommandSpec {
     /// Number of arguments, the name included; negative: at least so many.
     pub(crate) arity: c_int,
     pub(crate) access: Access,
+    /// Where its keys are.
+    pub(crate) keys: KeyArguments,
     pub(crate) summary: &'static CStr,
     pub(crate) complexity: &'static CStr,
-    /// What follows the key.
+    /// What follows the key or keys.
     pub(crate) arguments: &'static [ArgumentSpec],
+}
+
+/// Where a command has its keys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeyArguments {
+    /// One, right behind the name.
+    First,
+    /// A number, and as many keys.
+    Counted,
 }
 
 /// What a command does with its key.
@@ -40,6 +51,8 @@ pub(crate) struct ArgumentSpec {
 pub(crate) enum ValueSpec {
     Bytes,
     Integer,
+    /// Its token alone.
+    Token,
     OneOf(&'static [ArgumentSpec]),
 }
 
@@ -52,9 +65,17 @@ pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &Com
         sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
         sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
     };
-    let mut key_specs = [key_spec(spec.access), zeroed_key_spec()];
+    let mut key_specs = [key_spec(spec.access, spec.keys), zeroed_key_spec()];
     let mut nested = Vec::new();
-    let mut arguments = vec![key_argument()];
+    let mut arguments = match spec.keys {
+        KeyArguments::First => vec![key_argument()],
+        KeyArguments::Counted => {
+            let count = ArgumentSpec { name: c"numkeys", token: None, optional: false, value: ValueSpec::Integer };
+            let mut keys = key_argument();
+            keys.flags = raw::REDISMODULE_CMD_ARG_MULTIPLE.cast_signed();
+            vec![argument(&count, &mut nested), keys]
+        }
+    };
     arguments.extend(spec.arguments.iter().map(|spec| argument(spec, &mut nested)));
     arguments.push(end_of_arguments());
     let info = raw::RedisModuleCommandInfo {
@@ -79,7 +100,7 @@ fn zeroed_key_spec() -> raw::RedisModuleCommandKeySpec {
     unsafe { std::mem::zeroed() }
 }
 
-fn key_spec(access: Access) -> raw::RedisModuleCommandKeySpec {
+fn key_spec(access: Access, keys: KeyArguments) -> raw::RedisModuleCommandKeySpec {
     let mut spec = zeroed_key_spec();
     spec.flags = match access {
         Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
@@ -90,8 +111,18 @@ fn key_spec(access: Access) -> raw::RedisModuleCommandKeySpec {
     .into();
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     spec.bs.index.pos = 1;
-    spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-    spec.fk.range.keystep = 1;
+    match keys {
+        KeyArguments::First => {
+            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+            spec.fk.range.keystep = 1;
+        }
+        KeyArguments::Counted => {
+            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
+            spec.fk.keynum.keynumidx = 0;
+            spec.fk.keynum.firstkey = 1;
+            spec.fk.keynum.keystep = 1;
+        }
+    }
     spec
 }
 
@@ -118,6 +149,7 @@ fn argument(spec: &ArgumentSpec, nested: &mut Vec<Vec<raw::RedisModuleCommandArg
     argument.type_ = match spec.value {
         ValueSpec::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
         ValueSpec::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        ValueSpec::Token => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         ValueSpec::OneOf(choices) => {
             let mut choices: Vec<_> = choices.iter().map(|spec| self::argument(spec, nested)).collect();
             choices.push(end_of_arguments());

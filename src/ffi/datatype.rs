@@ -1,6 +1,6 @@
 //! The data type `RedisLock`: the server's callbacks on values, as calls of `crate::value`.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -118,22 +118,34 @@ impl Save {
         unsafe { api!(RedisModule_SaveStringBuffer, self.0, bytes.as_ptr().cast::<c_char>(), bytes.len()) };
     }
 
-    /// Writes `RLOCK.APPLY key facts owner` into an append-only file that is being rewritten. The one use of this
+    /// Writes `RLOCK.APPLY key facts [owner]` into an append-only file that is being rewritten. The one use of this
     /// variadic call, with its types fixed here.
-    pub(crate) fn emit_effect(&self, key: Arg<'_>, facts: &[u8], owner: &[u8]) {
-        // SAFETY: the format says a string and two buffers; the arguments are exactly those.
+    pub(crate) fn emit_effect(&self, key: Arg<'_>, facts: &[u8], owner: Option<&[u8]>) {
+        const COMMAND: &CStr = c"RLOCK.APPLY";
+        // SAFETY: the format says one string, then one or two buffers; the arguments are exactly those.
         unsafe {
-            api!(
-                RedisModule_EmitAOF,
-                self.0,
-                c"RLOCK.APPLY".as_ptr(),
-                c"sbb".as_ptr(),
-                key.raw(),
-                facts.as_ptr(),
-                facts.len(),
-                owner.as_ptr(),
-                owner.len()
-            );
+            match owner {
+                Some(owner) => api!(
+                    RedisModule_EmitAOF,
+                    self.0,
+                    COMMAND.as_ptr(),
+                    c"sbb".as_ptr(),
+                    key.raw(),
+                    facts.as_ptr(),
+                    facts.len(),
+                    owner.as_ptr(),
+                    owner.len()
+                ),
+                None => api!(
+                    RedisModule_EmitAOF,
+                    self.0,
+                    COMMAND.as_ptr(),
+                    c"sb".as_ptr(),
+                    key.raw(),
+                    facts.as_ptr(),
+                    facts.len()
+                ),
+            }
         };
     }
 }

@@ -1,12 +1,14 @@
 //! The open keys of one request: the keyspace as the engine sees it.
 
 use std::ffi::{c_int, c_void};
+use std::ptr;
 
 use redis_module::raw;
 use rlock_core::{KeyId, KeyRef, Keyspace, Slot, Stored};
 use smallvec::SmallVec;
 
 use super::callbacks::OWN_DELETE;
+use super::context::OwnedString;
 use super::{Arg, Ctx, api, datatype};
 
 enum Found {
@@ -16,24 +18,47 @@ enum Found {
     Foreign,
 }
 
+/// The name of an open key: an argument, or a string that was made for it.
+enum Name<'c> {
+    Argument(Arg<'c>),
+    Made(OwnedString<'c>),
+}
+
+impl Name<'_> {
+    fn arg(&self) -> Arg<'_> {
+        match self {
+            Self::Argument(arg) => *arg,
+            Self::Made(string) => string.arg(),
+        }
+    }
+}
+
 struct Open<'c> {
-    bytes: &'c [u8],
+    name: Name<'c>,
+    /// Null if nothing was to be opened, or if it was closed.
     handle: *mut raw::RedisModuleKey,
     found: Found,
     /// Whether something lay under the key when it was opened.
     was_there: bool,
 }
 
-/// The keys that a request has open. They are closed when this is dropped.
+/// The keys that a request has open, each once. They are closed when this is dropped.
 pub(crate) struct Keys<'c> {
+    ctx: Ctx<'c>,
     db: u32,
     open: SmallVec<[Open<'c>; 1]>,
 }
 
+const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+
 impl<'c> Keys<'c> {
-    /// Opens one key to read and write.
-    pub(crate) fn open(ctx: Ctx<'c>, name: Arg<'c>) -> Self {
-        Self::open_with(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    /// Opens keys to read and write. No name is given twice.
+    pub(crate) fn open(ctx: Ctx<'c>, names: &[Arg<'c>]) -> Self {
+        let mut keys = Self { ctx, db: ctx.db(), open: SmallVec::new() };
+        for name in names {
+            keys.push(Name::Argument(*name), READ_AND_WRITE);
+        }
+        keys
     }
 
     /// Opens one key to read: nothing is changed through it.
@@ -47,12 +72,33 @@ impl<'c> Keys<'c> {
     }
 
     fn open_with(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
+        let mut keys = Self { ctx, db: ctx.db(), open: SmallVec::new() };
+        keys.push(Name::Argument(name), mode);
+        keys
+    }
+
+    fn push(&mut self, name: Name<'c>, mode: u32) {
         // SAFETY: the context and the name are alive.
-        let handle = unsafe { api!(RedisModule_OpenKey, ctx.raw(), name.raw(), mode.cast_signed()) };
+        let handle = unsafe { api!(RedisModule_OpenKey, self.ctx.raw(), name.arg().raw(), mode.cast_signed()) };
         let found = find(handle);
-        let mut open = SmallVec::new();
-        open.push(Open { bytes: name.bytes(), handle, was_there: !matches!(found, Found::Vacant), found });
-        Self { db: ctx.db(), open }
+        self.open.push(Open { name, handle, was_there: !matches!(found, Found::Vacant), found });
+    }
+
+    /// The name of an open key, also after [`Keys::close`].
+    pub(crate) fn name(&self, id: KeyId) -> Option<Arg<'_>> {
+        self.open.get(id.0).map(|open| open.name.arg())
+    }
+
+    /// Closes the keys; their names stay.
+    pub(crate) fn close(&mut self) {
+        for open in &mut self.open {
+            if !open.handle.is_null() {
+                // SAFETY: the handle is open, and closed once.
+                unsafe { api!(RedisModule_CloseKey, open.handle) };
+                open.handle = ptr::null_mut();
+            }
+            open.found = Found::Vacant;
+        }
     }
 
     /// Removes an EXPIRE that a user set on the key: it was meant for the holder before.
@@ -90,8 +136,25 @@ fn find(handle: *mut raw::RedisModuleKey) -> Found {
 }
 
 impl Keyspace for Keys<'_> {
+    fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    fn open(&mut self, key: KeyRef<'_>) -> Option<KeyId> {
+        if let Some(index) = self.open.iter().position(|open| open.name.arg().bytes() == key.name) {
+            return Some(KeyId(index));
+        }
+        let name = self.ctx.string(key.name);
+        // A key of a slot that is on its way to another node may be there already.
+        if key.db != self.db || (self.ctx.flags().is_cluster() && !self.ctx.serves(name.arg())) {
+            return None;
+        }
+        self.push(Name::Made(name), READ_AND_WRITE);
+        Some(KeyId(self.open.len().saturating_sub(1)))
+    }
+
     fn key(&self, id: KeyId) -> KeyRef<'_> {
-        KeyRef { name: self.open.get(id.0).map_or(&[][..], |open| open.bytes), db: self.db }
+        KeyRef { name: self.open.get(id.0).map_or(&[][..], |open| open.name.arg().bytes()), db: self.db }
     }
 
     fn slot(&mut self, id: KeyId) -> Slot<'_> {
@@ -135,11 +198,6 @@ impl Keyspace for Keys<'_> {
 
 impl Drop for Keys<'_> {
     fn drop(&mut self) {
-        for open in &self.open {
-            if !open.handle.is_null() {
-                // SAFETY: the handle is open and closed once.
-                unsafe { api!(RedisModule_CloseKey, open.handle) };
-            }
-        }
+        self.close();
     }
 }

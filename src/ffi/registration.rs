@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use redis_module::raw;
 
-use super::command_info::{Access, CommandSpec, set_command_info};
+use super::command_info::{Access, CommandSpec, KeyArguments, set_command_info};
 use super::{Args, Ctx, api, guard, timers};
 
 /// A command of the module.
@@ -52,15 +52,16 @@ impl<'c> Registrar<'c> {
         let failed = |what: &str| LoadError(format!("cannot {what} {}", spec.name.to_string_lossy()));
         // SAFETY: the context is alive and the strings are static; `Some(entry::<C>)` has the type that is asked for.
         let command = unsafe {
+            let (first, last, step) = if spec.keys == KeyArguments::First { (1, 1, 1) } else { (0, 0, 0) };
             let status = api!(
                 RedisModule_CreateCommand,
                 self.ctx.raw(),
                 spec.name.as_ptr(),
                 Some(entry::<C>),
                 spec.flags.as_ptr(),
-                1,
-                1,
-                1
+                first,
+                last,
+                step
             );
             if status != raw::REDISMODULE_OK as c_int {
                 return Err(failed("create the command"));

@@ -1,0 +1,53 @@
+//! `RSEMAPHORE.DRAIN key owner [PX ms | EX s]`
+
+use rlock_core::{Ask, Engine, Kind, Mode, Turn, Verb};
+
+use super::{Failure, LEASE, OWNER, check_master, reply_failure};
+use crate::arguments::{self, Opt};
+use crate::configuration;
+use crate::execute::{self, KEY};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+
+pub(super) struct Drain;
+
+impl Command for Drain {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RSEMAPHORE.DRAIN",
+        flags: c"write deny-oom fast",
+        arity: -3,
+        access: Access::Write,
+        keys: KeyArguments::First,
+        summary: c"Acquires all permits that are free and returns how many; 0 if there are none, or if somebody waits.",
+        complexity: c"O(1)",
+        arguments: &[OWNER, LEASE],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, drain(ctx, args));
+    }
+}
+
+fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let (key, owner) = arguments::key_and_owner(args)?;
+    let options = arguments::options(args, 3, &[Opt::Px, Opt::Ex])?;
+    let flags = ctx.flags();
+    check_master(flags)?;
+    let client = ctx.connection(flags);
+    let decide = |engine: &mut Engine, turn: &mut Turn<'_, _>| {
+        let request = rlock_core::Acquire {
+            verb: Verb::Acquire,
+            kind: Kind::Semaphore,
+            owner: owner.into(),
+            mode: Mode::Permits,
+            count: 1,
+            lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
+            request_id: None,
+            session_ms: None,
+            client,
+            ask: Ask::Try,
+        };
+        engine.drain_semaphore(turn, KEY, request)
+    };
+    execute::on_key(ctx, key, decide, |taken| ctx.reply_integer(taken.into()));
+    Ok(())
+}

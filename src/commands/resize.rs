@@ -1,0 +1,38 @@
+//! `RSEMAPHORE.RESIZE key permits`
+
+use super::{Failure, SIZE, check_master, reply_failure};
+use crate::arguments;
+use crate::execute::{self, KEY};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+
+pub(super) struct Resize;
+
+impl Command for Resize {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RSEMAPHORE.RESIZE",
+        flags: c"write",
+        arity: 3,
+        access: Access::Write,
+        keys: KeyArguments::First,
+        summary:
+            c"Gives a semaphore another number of permits and returns how many are free, negative if more are in use.",
+        complexity: c"O(N) with N waiters on the key",
+        arguments: &[SIZE],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, resize(ctx, args));
+    }
+}
+
+fn resize(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let (key, permits) = (arguments::key(args)?, arguments::permits(args, 2)?);
+    check_master(ctx.flags())?;
+    execute::on_key(
+        ctx,
+        key,
+        |engine, turn| engine.resize_semaphore(turn, KEY, permits),
+        |available| ctx.reply_signed(available),
+    );
+    Ok(())
+}
