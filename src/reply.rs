@@ -1,6 +1,6 @@
 //! The strings on the wire.
 
-use rlock_core::{Answer, Refusal};
+use rlock_core::{Answer, Refusal, WaitEdge};
 
 use crate::ffi::Ctx;
 
@@ -17,6 +17,19 @@ pub(crate) const EFFECT_MISFIT: &str = "ERR the key holds something else than th
 /// NOTOWNER of one of several keys.
 pub(crate) fn not_owner_of(key: &[u8]) -> String {
     format!("NOTOWNER this owner does not hold \"{}\": it never did, or its lease has ended", shown(key))
+}
+
+/// DEADLOCK with the cycle, or as much of it as was kept. A key that the user may not read is not named.
+fn deadlock(ctx: Ctx<'_>, cycle: &[WaitEdge]) -> String {
+    let edge = |edge: &WaitEdge| {
+        let key = ctx.string(edge.key.name.as_slice());
+        let key = if ctx.user_may_read(key.arg()) { shown(edge.key.name.as_slice()) } else { "*".to_string() };
+        let (waiter, ahead) = (shown(edge.waiter.as_slice()), shown(edge.ahead.as_slice()));
+        let how = if edge.is_held { "held by" } else { "behind" };
+        format!("{waiter} waits for {key} {how} {ahead}")
+    };
+    let edges: Vec<String> = cycle.iter().map(edge).collect();
+    format!("DEADLOCK the owner would wait for itself: {}", edges.join(", "))
 }
 
 /// A name in an error: escaped as redis-cli shows it, and cut at 64 bytes.
@@ -56,6 +69,7 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
         Refusal::CountUnderflow { held } => {
             ctx.reply_error(&format!("ERR the owner holds only {held}"));
         }
+        Refusal::Deadlock(cycle) => ctx.reply_error(&deadlock(ctx, &cycle)),
         Refusal::TooManyPermits { permits } => {
             ctx.reply_error(&format!("ERR the semaphore has {permits} permits, more cannot be asked for at once"));
         }

@@ -25,6 +25,9 @@ pub type Owner = Bytes<38>;
 pub type KeyName = Bytes<30>;
 
 impl<const N: usize> Bytes<N> {
+    /// No bytes.
+    pub const EMPTY: Self = Self(Repr::Inline { len: 0, bytes: [0; N] });
+
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
@@ -108,6 +111,9 @@ pub struct KeyRef<'a> {
 }
 
 impl Key {
+    /// The least of all keys.
+    pub(crate) const FIRST: Self = Self { name: KeyName::EMPTY, db: 0 };
+
     /// This key, borrowed.
     #[must_use]
     pub fn borrow(&self) -> KeyRef<'_> {

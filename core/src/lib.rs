@@ -51,6 +51,6 @@ pub use keyspace::{KeyId, Keyspace, Slot, Stored};
 pub use lock::{Hold, Kind, Lock, Mode};
 pub use outbox::{Answer, Outbox, Output};
 pub use places::{Place, Places, Stay, seed_hashing};
-pub use request::{Acquire, Ask, Limits, Refusal, Release, Renew, RequestMark, Verb};
+pub use request::{Acquire, Ask, Limits, Refusal, Release, Renew, RequestMark, Verb, WaitEdge};
 pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, US_PER_MS};
 pub use twin::Twins;

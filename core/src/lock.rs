@@ -53,7 +53,7 @@ impl Kind {
 }
 
 /// How a hold shares the lock with others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
     /// Alone (mutex, fair).
     Exclusive,

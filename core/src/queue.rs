@@ -7,14 +7,20 @@
 //!
 //! Joining, leaving from anywhere and looking at the head are O(log n) in the number of waiters, for each key.
 //!
+//! Beside each line stand the holders that it waits for: a copy of what the value says, so that the search for
+//! deadlocks (`engine/deadlock.rs`) can walk from owner to owner in both directions without opening keys.
+//!
 //! Invariants:
 //! 1. A ticket is in `by_ticket` exactly if its position is in the line of each of its keys.
 //! 2. A queue that is empty is not in `queues`.
 //! 3. A waiter has an alarm in `waits` exactly if it does not wait for ever.
 //! 4. `by_owner` has each waiter once for each of its keys.
+//! 5. The holders of a queue are those of the value under its key, unless something is owed to the key: then there may
+//!    be none. `held_by` has the same ones by owner.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
+use core::ops::Bound;
 
 use ahash::RandomState;
 use hashbrown::HashMap;
@@ -54,7 +60,8 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    const FIRST: Self = Self { standing: Standing { rank: Rank::Upgrade, arrival: u64::MIN }, ticket: u64::MIN };
+    pub(crate) const FIRST: Self =
+        Self { standing: Standing { rank: Rank::Upgrade, arrival: u64::MIN }, ticket: u64::MIN };
     const LAST: Self = Self { standing: Standing { rank: Rank::Newcomer, arrival: u64::MAX }, ticket: u64::MAX };
 }
 
@@ -94,9 +101,35 @@ fn until_us(request: &Acquire) -> Option<u64> {
 
 type Line = BTreeSet<Position>;
 
+/// Who holds a key that is waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) owner: Owner,
+    pub(crate) mode: Mode,
+    pub(crate) deadline_us: u64,
+}
+
+impl Holder {
+    /// Whether a request in `mode` of another owner has to wait for it.
+    pub(crate) fn is_in_the_way_of(&self, mode: Mode, now: Now) -> bool {
+        let is_shared = mode == Mode::Read && self.mode == Mode::Read;
+        !is_shared && self.deadline_us > now.mono_us
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    line: Line,
+    /// By token.
+    holders: BTreeMap<u64, Holder>,
+    /// Something else may lie under the name, and was not looked at yet.
+    is_unknown: bool,
+}
+
 pub(crate) struct Waiters {
     by_ticket: HashMap<u64, Waiter, RandomState>,
-    queues: HashMap<Key, Line, RandomState>,
+    queues: HashMap<Key, Queue, RandomState>,
+    held_by: BTreeSet<(Owner, Key, u64)>,
     by_owner: BTreeSet<(Owner, Key, Mode, Position)>,
     waits: Deadlines<u64>,
     last_ticket: u64,
@@ -107,6 +140,7 @@ impl Waiters {
         Self {
             by_ticket: HashMap::with_hasher(hasher.clone()),
             queues: HashMap::with_hasher(hasher),
+            held_by: BTreeSet::new(),
             by_owner: BTreeSet::new(),
             waits: Deadlines::default(),
             last_ticket: 0,
@@ -127,7 +161,7 @@ impl Waiters {
         if self.is_empty() {
             return 0;
         }
-        self.queues.get(&key).map_or(0, Line::len)
+        self.queues.get(&key).map_or(0, |queue| queue.line.len())
     }
 
     /// Puts a request in the line of each of its keys. Returns its ticket.
@@ -136,7 +170,7 @@ impl Waiters {
         let ticket = self.last_ticket;
         let position = Position { standing, ticket };
         for key in &keys {
-            self.queues.entry(key.clone()).or_default().insert(position);
+            self.queues.entry(key.clone()).or_default().line.insert(position);
             self.by_owner.insert((request.owner.clone(), key.clone(), request.mode, position));
         }
         let alarm = match until_us(&request) {
@@ -155,9 +189,10 @@ impl Waiters {
         }
         let position = Position { standing: waiter.standing, ticket };
         for key in &waiter.keys {
-            if let Some(line) = self.queues.get_mut(key) {
-                line.remove(&position);
-                if line.is_empty() {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.line.remove(&position);
+                if queue.line.is_empty() {
+                    self.forget_holders(key.borrow());
                     self.queues.remove(key);
                 }
             }
@@ -166,18 +201,26 @@ impl Waiters {
         Some(waiter)
     }
 
+    /// Takes back the last request that joined, of which nobody was told: its ticket is given again.
+    pub(crate) fn withdraw(&mut self, ticket: u64) {
+        self.leave(ticket);
+        if ticket == self.last_ticket {
+            self.last_ticket = ticket.saturating_sub(1);
+        }
+    }
+
     /// The head of the queue under `key`.
     pub(crate) fn first(&self, key: KeyRef<'_>) -> Option<(u64, &Waiter)> {
         if self.is_empty() {
             return None;
         }
-        let ticket = self.queues.get(&key)?.first()?.ticket;
+        let ticket = self.queues.get(&key)?.line.first()?.ticket;
         Some((ticket, self.by_ticket.get(&ticket)?))
     }
 
     /// The tickets under `key`, in order.
     pub(crate) fn tickets(&self, key: KeyRef<'_>) -> Vec<u64> {
-        self.queues.get(&key).map_or_else(Vec::new, |line| line.iter().map(|position| position.ticket).collect())
+        self.queues.get(&key).map_or_else(Vec::new, |queue| queue.line.iter().map(|position| position.ticket).collect())
     }
 
     /// The waiter with a ticket.
@@ -190,7 +233,7 @@ impl Waiters {
         self.queues
             .get(&key)
             .into_iter()
-            .flat_map(Line::iter)
+            .flat_map(|queue| queue.line.iter())
             .filter_map(|position| self.by_ticket.get(&position.ticket))
     }
 
@@ -199,9 +242,14 @@ impl Waiters {
         if self.is_empty() {
             return Vec::new();
         }
+        self.positions_of(owner, key, mode).map(|position| position.ticket).collect()
+    }
+
+    /// Where `owner` stands under `key` in `mode`, in order.
+    pub(crate) fn positions_of(&self, owner: &Owner, key: KeyRef<'_>, mode: Mode) -> impl Iterator<Item = Position> {
         let from = (owner.clone(), key.to_key(), mode, Position::FIRST);
         let to = (owner.clone(), key.to_key(), mode, Position::LAST);
-        self.by_owner.range(from..=to).map(|(_, _, _, position)| position.ticket).collect()
+        self.by_owner.range(from..=to).map(|(_, _, _, position)| *position)
     }
 
     /// The numbered request of `owner` that waits under `key` in `mode`: its ticket and its id.
@@ -231,17 +279,121 @@ impl Waiters {
         self.queues.keys().filter(|key| concerned(key.db)).cloned().collect()
     }
 
+    /// Notes a holder of a key that is waited for.
+    pub(crate) fn set_holder(&mut self, key: KeyRef<'_>, token: u64, holder: Holder) {
+        if let Some(queue) = self.queues.get_mut(&key) {
+            self.held_by.insert((holder.owner.clone(), key.to_key(), token));
+            queue.holders.insert(token, holder);
+        }
+    }
+
+    /// Notes that a holder has another deadline.
+    pub(crate) fn set_holder_deadline(&mut self, key: KeyRef<'_>, token: u64, deadline_us: u64) {
+        if let Some(holder) = self.queues.get_mut(&key).and_then(|queue| queue.holders.get_mut(&token)) {
+            holder.deadline_us = deadline_us;
+        }
+    }
+
+    /// Notes that a holder holds no longer.
+    pub(crate) fn remove_holder(&mut self, key: KeyRef<'_>, token: u64) {
+        if let Some(holder) = self.queues.get_mut(&key).and_then(|queue| queue.holders.remove(&token)) {
+            self.held_by.remove(&(holder.owner, key.to_key(), token));
+        }
+    }
+
+    /// Notes who holds a key.
+    pub(crate) fn set_holders(&mut self, key: KeyRef<'_>, holders: impl IntoIterator<Item = (u64, Holder)>) {
+        self.forget_holders(key);
+        for (token, holder) in holders {
+            self.set_holder(key, token, holder);
+        }
+        if let Some(queue) = self.queues.get_mut(&key) {
+            queue.is_unknown = false;
+        }
+    }
+
+    /// Whether it is known who holds a key that is waited for.
+    pub(crate) fn knows_holders(&self, key: KeyRef<'_>) -> bool {
+        self.queues.get(&key).is_some_and(|queue| !queue.is_unknown)
+    }
+
+    /// Notes that it is not known who holds a key.
+    pub(crate) fn forget_holders(&mut self, key: KeyRef<'_>) {
+        let Some(queue) = self.queues.get_mut(&key) else {
+            return;
+        };
+        queue.is_unknown = true;
+        for (token, holder) in core::mem::take(&mut queue.holders) {
+            self.held_by.remove(&(holder.owner, key.to_key(), token));
+        }
+    }
+
+    /// The next holder of a key after a token.
+    pub(crate) fn next_holder(&self, key: KeyRef<'_>, after: u64) -> Option<(u64, &Holder)> {
+        let holders = &self.queues.get(&key)?.holders;
+        holders.range((Bound::Excluded(after), Bound::Unbounded)).next().map(|(token, holder)| (*token, holder))
+    }
+
+    /// The next hold of an owner on a key that is waited for, after another one in the order of keys and tokens.
+    pub(crate) fn next_held(&self, owner: &Owner, after: Option<(&Key, u64)>) -> Option<(&Key, u64, &Holder)> {
+        let from = match after {
+            Some((key, token)) => Bound::Excluded((owner.clone(), key.clone(), token)),
+            None => Bound::Included((owner.clone(), Key::FIRST, u64::MIN)),
+        };
+        let (holder, key, token) = self.held_by.range((from, Bound::Unbounded)).next()?;
+        let held = self.queues.get(key)?.holders.get(token)?;
+        (holder == owner).then_some((key, *token, held))
+    }
+
+    /// Whether `owner` holds a key that is waited for, with a lease that is not over.
+    pub(crate) fn is_holder(&self, owner: &Owner, key: KeyRef<'_>, now: Now) -> bool {
+        let (from, to) = ((owner.clone(), key.to_key(), u64::MIN), (owner.clone(), key.to_key(), u64::MAX));
+        let holders = self.queues.get(&key).map(|queue| &queue.holders);
+        self.held_by.range(from..=to).any(|(_, _, token)| {
+            holders.and_then(|holders| holders.get(token)).is_some_and(|holder| holder.deadline_us > now.mono_us)
+        })
+    }
+
+    /// The next request of an owner that waits, after another one in the order of keys, modes and positions.
+    pub(crate) fn next_wait(
+        &self,
+        owner: &Owner,
+        after: Option<(&Key, Mode, Position)>,
+    ) -> Option<(&Key, Mode, Position)> {
+        let from = match after {
+            Some((key, mode, position)) => Bound::Excluded((owner.clone(), key.clone(), mode, position)),
+            None => Bound::Included((owner.clone(), Key::FIRST, Mode::Exclusive, Position::FIRST)),
+        };
+        let (waiter, key, mode, position) = self.by_owner.range((from, Bound::Unbounded)).next()?;
+        (waiter == owner).then_some((key, *mode, *position))
+    }
+
+    /// The next request in line after a position.
+    pub(crate) fn next_in_line(&self, key: KeyRef<'_>, after: Bound<Position>) -> Option<(Position, &Waiter)> {
+        let position = self.queues.get(&key)?.line.range((after, Bound::Unbounded)).next()?;
+        Some((*position, self.by_ticket.get(&position.ticket)?))
+    }
+
+    /// The holders of a key that is waited for, by token.
+    #[cfg(test)]
+    pub(crate) fn holders(&self, key: KeyRef<'_>) -> Vec<(u64, Holder)> {
+        let queue = self.queues.get(&key);
+        queue.into_iter().flat_map(|queue| &queue.holders).map(|(token, holder)| (*token, holder.clone())).collect()
+    }
+
     /// Checks the invariants.
     #[cfg(test)]
     pub(crate) fn assert_consistent(&self) {
-        let in_line: usize = self.queues.values().map(BTreeSet::len).sum();
+        let in_line: usize = self.queues.values().map(|queue| queue.line.len()).sum();
+        let holders: usize = self.queues.values().map(|queue| queue.holders.len()).sum();
+        assert_eq!(holders, self.held_by.len());
         let waited_for: usize = self.by_ticket.values().map(|waiter| waiter.keys.len()).sum();
         assert_eq!((in_line, self.by_owner.len()), (waited_for, waited_for));
         let alarms = self.by_ticket.values().filter(|waiter| waiter.alarm != Alarm::NONE).count();
         assert_eq!(alarms, self.waits.len());
-        for (key, line) in &self.queues {
-            assert!(!line.is_empty());
-            for position in line {
+        for (key, queue) in &self.queues {
+            assert!(!queue.line.is_empty());
+            for position in &queue.line {
                 let waiter = &self.by_ticket[&position.ticket];
                 assert!(waiter.keys.contains(key) && waiter.standing == position.standing);
             }

@@ -1,6 +1,8 @@
 //! What is asked of a lock, and why it may be refused.
 
-use crate::bytes::Owner;
+use alloc::boxed::Box;
+
+use crate::bytes::{Key, Owner};
 use crate::lock::{Kind, Mode};
 
 /// Which command a numbered request was.
@@ -110,8 +112,21 @@ pub struct Renew<'a> {
     pub client: Option<u64>,
 }
 
+/// One owner waits for another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitEdge {
+    /// Who waits.
+    pub waiter: Owner,
+    /// For which key.
+    pub key: Key,
+    /// For whom.
+    pub ahead: Owner,
+    /// That one holds it; otherwise it asked earlier.
+    pub is_held: bool,
+}
+
 /// Why a request changed nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key holds something else, or a lock of another kind.
     WrongType,
@@ -141,6 +156,11 @@ pub enum Refusal {
     },
     /// A semaphore has to be made before it is used, and there is none here.
     NoSemaphore,
+    /// The owner would wait for itself.
+    Deadlock(
+        /// The cycle from that owner on, cut after a few edges.
+        Box<[WaitEdge]>,
+    ),
     /// The server has as many waiters as it may have.
     MaxWaiters {
         /// The limit.

@@ -263,6 +263,7 @@ fn missing_function() -> Option<&'static str> {
         };
     }
     first_missing!(
+        RedisModule_ACLCheckKeyPermissions,
         RedisModule_AvoidReplicaTraffic,
         RedisModule_BlockClientOnKeys,
         RedisModule_BlockedClientDisconnected,
@@ -278,11 +279,13 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_EmitAOF,
         RedisModule_Free,
         RedisModule_FreeCallReply,
+        RedisModule_FreeModuleUser,
         RedisModule_FreeServerInfo,
         RedisModule_FreeString,
         RedisModule_GetBlockedClientPrivateData,
         RedisModule_GetClientId,
         RedisModule_GetClientInfoById,
+        RedisModule_GetClientUserNameById,
         RedisModule_GetCommand,
         RedisModule_GetContextFlags,
         RedisModule_GetContextFromIO,
@@ -292,6 +295,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_GetExpire,
         RedisModule_GetKeyNameFromIO,
         RedisModule_GetKeyNameFromOptCtx,
+        RedisModule_GetModuleUserFromUserName,
         RedisModule_GetRandomBytes,
         RedisModule_GetSelectedDb,
         RedisModule_GetServerInfo,

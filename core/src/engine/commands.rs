@@ -2,12 +2,15 @@
 
 use alloc::vec::Vec;
 
+use smallvec::SmallVec;
+
+use crate::bytes::Owner;
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::lock::{Hold, Kind, Lock, Mode};
 use crate::queue::{Rank, RequestKeys, Standing};
 use crate::request::{Acquire, Ask, Numbered, Refusal, Release, Renew, RequestMark};
 
-use super::{Acquired, Engine, Turn};
+use super::{Acquired, Engine, Turn, deadlock};
 use crate::keyspace::{KeyId, Keyspace, Slot};
 use crate::outbox::Answer;
 
@@ -25,6 +28,17 @@ impl Renewal {
     pub(super) fn of_repeat(request: &Acquire) -> Self {
         Self { lease_ms: Some(request.lease_ms), session_ms: request.session_ms, client: request.client, always: true }
     }
+}
+
+/// What became of the requests of the same owner that waited when a numbered one came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Earlier {
+    /// There was none.
+    None,
+    /// The same one: its place is taken over.
+    Repeated(Standing),
+    /// Lower ones, which have ended.
+    Ended,
 }
 
 /// What a request is to what its owner holds already in another mode.
@@ -94,8 +108,9 @@ impl Engine {
             return self.acquire_place(turn, id, request);
         }
         let claim = Self::claim(turn, id, &request)?;
-        let standing = self.take_over(turn, &[id], &request)?;
-        if standing.is_none() && self.is_free_for(turn, id, &request, claim)? {
+        let rank = if claim == Claim::Upgrade { Rank::Upgrade } else { Rank::Newcomer };
+        let earlier = self.take_over(turn, &[id], &request, rank)?;
+        if !matches!(earlier, Earlier::Repeated(_)) && self.is_free_for(turn, id, &request, claim)? {
             let token = self.grant(turn, id, &request)?;
             self.stats.granted_at_once = self.stats.granted_at_once.saturating_add(1);
             return Ok(Acquired::Granted(token));
@@ -105,14 +120,31 @@ impl Engine {
             self.settle(turn, id, false);
             return Ok(Acquired::Denied);
         }
-        if standing.is_none() {
+        Ok(Acquired::Waiting(self.stand_in_line(turn, &[id], request, rank, earlier)?))
+    }
+
+    /// Lets a request wait at the end of its rank, or where an earlier one waited.
+    pub(super) fn stand_in_line(
+        &mut self,
+        turn: &mut Turn<'_, impl Keyspace>,
+        ids: &[KeyId],
+        request: Acquire,
+        rank: Rank,
+        earlier: Earlier,
+    ) -> Result<u64, Refusal> {
+        if earlier == Earlier::None {
             self.check_waiters(turn)?;
         }
-        let standing = standing.unwrap_or_else(|| {
-            let rank = if claim == Claim::Upgrade { Rank::Upgrade } else { Rank::Newcomer };
-            Standing { rank, arrival: self.next_number(turn.now) }
-        });
-        Ok(Acquired::Waiting(self.wait(turn, &[id], standing, request)))
+        let owner = request.owner.clone();
+        let standing = match earlier {
+            Earlier::Repeated(standing) => standing,
+            Earlier::None | Earlier::Ended => Standing { rank, arrival: self.next_number(turn.now) },
+        };
+        let ticket = self.wait(turn, ids, standing, request);
+        if earlier == Earlier::None {
+            self.check_deadlock(turn, &owner, ticket, &[])?;
+        }
+        Ok(ticket)
     }
 
     /// Lets a request wait in the queue of each of its keys.
@@ -124,7 +156,32 @@ impl Engine {
         request: Acquire,
     ) -> u64 {
         let keys: RequestKeys = ids.iter().map(|id| turn.keys.key(*id).to_key()).collect();
-        self.waiters.join(keys, standing, request, turn.now)
+        let is_first: SmallVec<[bool; 1]> = keys.iter().map(|key| !self.is_waited_for(key.borrow())).collect();
+        let ticket = self.waiters.join(keys, standing, request, turn.now);
+        for (id, _) in ids.iter().zip(is_first).filter(|(_, is_first)| *is_first) {
+            self.note_holders(turn.keys, *id);
+        }
+        ticket
+    }
+
+    /// Refuses a request that has just come in line if its owner would wait for itself once its requests in `ends` have
+    /// ended.
+    pub(super) fn check_deadlock(
+        &mut self,
+        turn: &Turn<'_, impl Keyspace>,
+        owner: &Owner,
+        ticket: u64,
+        ends: &[u64],
+    ) -> Result<(), Refusal> {
+        let is_semaphore = self.waiters.get(ticket).is_none_or(|waiter| waiter.request.mode == Mode::Permits);
+        if is_semaphore {
+            return Ok(());
+        }
+        let checked = deadlock::check(&self.waiters, owner, ends, &self.hasher, turn.now);
+        if checked.is_err() {
+            self.waiters.withdraw(ticket);
+        }
+        checked
     }
 
     /// What the request is to what its owner holds already.
@@ -146,19 +203,20 @@ impl Engine {
     }
 
     /// A numbered request meets earlier ones of its owner that still wait: the same one takes the place over (its
-    /// standing is returned), a higher id ends them, a lower one is stale. An id that waits for other keys is used up.
+    /// standing is kept), a higher id ends them, a lower one is stale. An id that waits for other keys is used up.
     pub(super) fn take_over(
         &mut self,
         turn: &mut Turn<'_, impl Keyspace>,
         ids: &[KeyId],
         request: &Acquire,
-    ) -> Result<Option<Standing>, Refusal> {
+        rank: Rank,
+    ) -> Result<Earlier, Refusal> {
         let Some(request_id) = request.request_id else {
-            return Ok(None);
+            return Ok(Earlier::None);
         };
         let earlier = self.numbered_earlier(turn, ids, request, request_id)?;
         if earlier.is_empty() {
-            return Ok(None);
+            return Ok(Earlier::None);
         }
         let is_repeat = earlier.iter().any(|(_, waiting_id)| *waiting_id == request_id);
         // A higher id waits anew: it needs room beside all the others, also if the limit was lowered meanwhile.
@@ -167,18 +225,24 @@ impl Engine {
         if !is_repeat && waits && self.waiters.len().saturating_sub(earlier.len()) >= limit {
             return Err(Refusal::MaxWaiters { limit });
         }
+        if waits && !is_repeat {
+            let ends: Vec<u64> = earlier.iter().map(|(ticket, _)| *ticket).collect();
+            let ticket = self.wait(turn, ids, Standing { rank, arrival: u64::MAX }, request.clone());
+            self.check_deadlock(turn, &request.owner, ticket, &ends)?;
+            self.waiters.withdraw(ticket);
+        }
         let mut standing = None;
         for (ticket, _) in earlier {
             standing = self.retire(ticket).map(|waiter| waiter.standing);
             turn.out.answer(ticket, Answer::TakenOver);
         }
-        if is_repeat {
-            return Ok(standing);
+        if let Some(standing) = standing.filter(|_| is_repeat) {
+            return Ok(Earlier::Repeated(standing));
         }
         for id in ids {
             self.settle(turn, *id, false);
         }
-        Ok(None)
+        Ok(Earlier::Ended)
     }
 
     /// The numbered requests of the same owner and mode that wait for any of the keys, each once, with their ids.

@@ -83,13 +83,21 @@ impl Engine {
         if stay == Stay::Connected && replaced.is_empty() {
             self.check_waiters(turn)?;
         }
+        let owner = request.owner.clone();
+        let arrival = mine.map_or_else(|| self.next_number(turn.now), |(_, arrival, _)| arrival);
+        let request_id = request.request_id.or(waiting_id);
+        let ticket = if stay == Stay::Connected {
+            let standing = Standing { rank: Rank::Newcomer, arrival };
+            let ticket = self.wait(turn, &[id], standing, request);
+            self.check_deadlock(turn, &owner, ticket, &replaced)?;
+            Some(ticket)
+        } else {
+            None
+        };
         for ticket in replaced {
             self.waiters.leave(ticket);
             turn.out.answer(ticket, Answer::TakenOver);
         }
-        let owner = request.owner.clone();
-        let arrival = mine.map_or_else(|| self.next_number(turn.now), |(_, arrival, _)| arrival);
-        let request_id = request.request_id.or(waiting_id);
         match mine {
             None => self.commit(turn, id, Event::Queued { owner, stay, arrival, request_id, at_head: false }),
             Some((mine, _, _)) if mine != stay || request_id != waiting_id => {
@@ -97,12 +105,7 @@ impl Engine {
             }
             Some(_) => {}
         }
-        if stay == Stay::Connected {
-            let standing = Standing { rank: Rank::Newcomer, arrival };
-            Ok(Acquired::Waiting(self.wait(turn, &[id], standing, request)))
-        } else {
-            Ok(Acquired::Denied)
-        }
+        Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting))
     }
 
     /// CANCEL: an owner gives its place up. Returns whether it had one.

@@ -11,14 +11,14 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use crate::bytes::Owner;
+use crate::bytes::{Key, Owner};
 use crate::event::Terms;
 use crate::lock::Kind;
 use crate::outbox::Answer;
-use crate::queue::{Rank, RequestKeys, Standing};
+use crate::queue::{Rank, RequestKeys};
 use crate::request::{Acquire, Ask, Numbered, Refusal, Release, Renew, RequestMark};
 
-use super::commands::Renewal;
+use super::commands::{Earlier, Renewal};
 use super::{Acquired, Engine, Turn};
 use crate::keyspace::{KeyId, Keyspace};
 
@@ -62,8 +62,8 @@ impl Engine {
         request: Acquire,
     ) -> Result<Acquired<Vec<u64>>, Refusal> {
         self.check_many(turn, ids, &request)?;
-        let standing = self.take_over(turn, ids, &request)?;
-        if standing.is_none() && self.is_free_for_many(turn, ids, &request.owner, None)? {
+        let earlier = self.take_over(turn, ids, &request, Rank::Newcomer)?;
+        if !matches!(earlier, Earlier::Repeated(_)) && self.is_free_for_many(turn, ids, &request.owner, None)? {
             let tokens = self.grant_many(turn, ids, &request)?;
             for token in &tokens {
                 self.touch(*token);
@@ -78,12 +78,7 @@ impl Engine {
             }
             return Ok(Acquired::Denied);
         }
-        if standing.is_none() {
-            self.check_waiters(turn)?;
-        }
-        let standing =
-            standing.unwrap_or_else(|| Standing { rank: Rank::Newcomer, arrival: self.next_number(turn.now) });
-        Ok(Acquired::Waiting(self.wait(turn, ids, standing, request)))
+        Ok(Acquired::Waiting(self.stand_in_line(turn, ids, request, Rank::Newcomer, earlier)?))
     }
 
     /// Whether the holds that the owner has already go with the request.
@@ -151,15 +146,25 @@ impl Engine {
         Ok(tokens)
     }
 
-    /// Grants a waiting request for several keys if all of them are available. One that has something to settle is not:
-    /// it is about to be settled, and finds the request then.
+    /// Grants a waiting request for several keys if all of them are available. If one of them has something to settle,
+    /// that comes first, and the request is looked at again then.
     pub(super) fn serve_many(&mut self, turn: &mut Turn<'_, impl Keyspace>, ticket: u64) -> Served {
         let Some(waiter) = self.waiters.get(ticket) else {
             return Served::Waits;
         };
         let (keys, owner, is_over) = (waiter.keys.clone(), waiter.request.owner.clone(), waiter.is_over(turn.now));
-        let Some(ids) = self.open_settled(turn, &keys).filter(|_| !is_over) else {
+        if is_over {
             return Served::Waits;
+        }
+        let ids = match self.open_settled(turn, &keys) {
+            Ok(ids) => ids,
+            Err(unsettled) => {
+                let deferred = &mut self.pending.entry(unsettled).details().deferred;
+                if !deferred.contains(&ticket) {
+                    deferred.push(ticket);
+                }
+                return Served::Waits;
+            }
         };
         match self.is_free_for_many(turn, &ids, &owner, Some(ticket)) {
             Ok(true) => {}
@@ -199,17 +204,17 @@ impl Engine {
         }
     }
 
-    /// Opens the keys if none of them has anything to settle.
-    fn open_settled(&self, turn: &mut Turn<'_, impl Keyspace>, keys: &RequestKeys) -> Option<Ids> {
+    /// Opens the keys if none of them has anything to settle; tells the one that has. So has a key that another node of
+    /// the cluster serves now.
+    fn open_settled(&self, turn: &mut Turn<'_, impl Keyspace>, keys: &RequestKeys) -> Result<Ids, Key> {
         let mut ids = Ids::new();
         for key in keys {
-            let id = turn.keys.open(key.borrow())?;
-            if self.is_pending(key.borrow()) || Self::has_lapsed_hold(turn, id) {
-                return None;
+            match turn.keys.open(key.borrow()) {
+                Some(id) if !self.is_pending(key.borrow()) && !Self::has_lapsed_hold(turn, id) => ids.push(id),
+                _ => return Err(key.clone()),
             }
-            ids.push(id);
         }
-        Some(ids)
+        Ok(ids)
     }
 
     /// MRELEASE. Returns the holds left of each key. Once part of it was done, a repeat counts a key that is held no

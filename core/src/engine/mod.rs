@@ -15,6 +15,7 @@
 //!    their deadlines. It may be due earlier: a renewal does not move it, it finds the new deadline when it goes off.
 
 mod commands;
+mod deadlock;
 mod fair;
 mod many;
 mod notes;
@@ -35,9 +36,9 @@ use crate::bytes::{Key, KeyRef, Owner};
 use crate::deadlines::{Alarm, Deadlines};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
-use crate::lock::{Kind, Lock, Mode};
+use crate::lock::{Hold, Kind, Lock, Mode};
 use crate::outbox::Outbox;
-use crate::queue::Waiters;
+use crate::queue::{Holder, Waiters};
 use crate::request::{Acquire, Limits, Refusal, RequestMark};
 use crate::sessions::Sessions;
 use crate::time::{MAX_TOKEN, Now};
@@ -104,6 +105,7 @@ pub struct Engine {
     sessions: Sessions,
     pending: Pending,
     fresh: Vec<Fresh>,
+    hasher: RandomState,
     last_token: u64,
     stats: Stats,
 }
@@ -118,7 +120,8 @@ impl Engine {
             leases: Deadlines::default(),
             waiters: Waiters::new(hasher.clone()),
             sessions: Sessions::new(hasher.clone()),
-            pending: Pending { owed: HashMap::with_hasher(hasher), order: VecDeque::new() },
+            pending: Pending { owed: HashMap::with_hasher(hasher.clone()), order: VecDeque::new() },
+            hasher,
             fresh: Vec::new(),
             last_token: 0,
             stats: Stats::default(),
@@ -275,9 +278,46 @@ impl Engine {
         if let Slot::Lock(stored) = keys.slot(id) {
             stored.lock.apply(event);
         }
+        self.note_holder(keys.key(id), event);
         if let Event::Ended { token, .. } = event {
             self.sessions.forget_at(keys.key(id), *token);
         }
+    }
+
+    /// Keeps the copy of the holders beside a queue.
+    fn note_holder(&mut self, key: KeyRef<'_>, event: &Event) {
+        if !self.is_waited_for(key) {
+            return;
+        }
+        match event {
+            // Nobody is in anybody's way by name on a semaphore.
+            Event::Granted { kind: Kind::Semaphore, .. } => {}
+            Event::Granted { owner, mode, token, terms, .. } => {
+                let holder = Holder { owner: owner.clone(), mode: *mode, deadline_us: terms.deadline_us };
+                self.waiters.set_holder(key, *token, holder);
+            }
+            Event::Changed { token, terms, .. } => self.waiters.set_holder_deadline(key, *token, terms.deadline_us),
+            Event::Ended { token, .. } => self.waiters.remove_holder(key, *token),
+            _ => {}
+        }
+    }
+
+    /// Takes the copy of the holders beside a queue from the value.
+    fn note_holders(&mut self, keys: &mut impl Keyspace, id: KeyId) {
+        if !self.is_waited_for(keys.key(id)) {
+            return;
+        }
+        let holders: Vec<(u64, Holder)> = match keys.slot(id) {
+            Slot::Lock(stored) if stored.lock.kind() != Kind::Semaphore => {
+                let holder = |hold: &Hold| {
+                    let (owner, mode, deadline_us) = (hold.owner().clone(), hold.mode(), hold.deadline_us());
+                    (hold.token(), Holder { owner, mode, deadline_us })
+                };
+                stored.lock.holds().iter().map(holder).collect()
+            }
+            _ => Vec::new(),
+        };
+        self.waiters.set_holders(keys.key(id), holders);
     }
 
     /// Leaves every key of a request as it has to be between requests.

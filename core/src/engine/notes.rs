@@ -62,11 +62,13 @@ impl Engine {
     /// What lies under `key` may have changed, or could not be settled when it was due: it is settled when its turn
     /// comes.
     pub fn note(&mut self, key: Key) {
+        self.waiters.forget_holders(key.borrow());
         self.pending.entry(key).replaced = true;
     }
 
     /// A value came to `key` by other means than a command of ours (RESTORE, RENAME, COPY, a load …).
     pub fn note_arrival(&mut self, key: Key) {
+        self.waiters.forget_holders(key.borrow());
         self.pending.entry(key).arrived = true;
     }
 
@@ -79,7 +81,7 @@ impl Engine {
             self.sessions.forget_at(key.borrow(), *token);
         }
         if self.is_waited_for(key.borrow()) {
-            self.pending.entry(key).replaced = true;
+            self.note(key);
         }
     }
 
@@ -90,7 +92,7 @@ impl Engine {
         self.sessions.forget_dbs(concerned);
         self.pending.owed.retain(|key, _| !concerned(key.db));
         for key in self.waiters.keys_in(concerned) {
-            self.pending.entry(key).replaced = true;
+            self.note(key);
         }
     }
 
@@ -121,7 +123,7 @@ impl Engine {
             self.note_arrival(key);
         }
         for key in self.waiters.keys_in(|db| db == first || db == second) {
-            self.pending.entry(key).replaced = true;
+            self.note(key);
         }
     }
 

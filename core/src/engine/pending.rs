@@ -16,6 +16,8 @@ pub(super) struct Owed {
     pub(super) arrived: bool,
     /// Another value may lie under the name, or none.
     pub(super) replaced: bool,
+    /// It is in the order of the keys to settle.
+    is_in_order: bool,
     /// What is rarely owed lives apart: a promotion makes an entry for every lock.
     details: Option<Box<Details>>,
 }
@@ -31,6 +33,8 @@ pub(super) struct Details {
     pub(super) gave_up: Vec<Owner>,
     /// Owners whose connected waiter is gone.
     pub(super) disconnected: Vec<Owner>,
+    /// Requests for several keys that found this one not settled.
+    pub(super) deferred: Vec<u64>,
 }
 
 impl Owed {
@@ -54,10 +58,13 @@ pub(super) struct Pending {
 
 impl Pending {
     pub(super) fn entry(&mut self, key: Key) -> &mut Owed {
-        if !self.owed.contains_key(&key) {
-            self.order.push_back(key.clone());
+        let order = &mut self.order;
+        let owed = self.owed.entry(key.clone()).or_default();
+        if !owed.is_in_order {
+            owed.is_in_order = true;
+            order.push_back(key);
         }
-        self.owed.entry(key).or_default()
+        owed
     }
 
     pub(super) fn take(&mut self, key: KeyRef<'_>) -> Option<Owed> {
@@ -73,7 +80,9 @@ impl Pending {
 
     pub(super) fn next(&mut self) -> Option<Key> {
         while let Some(key) = self.order.pop_front() {
-            if self.owed.contains_key(&key) {
+            if let Some(owed) = self.owed.get_mut(&key) {
+                // If it cannot be settled now, somebody notes it again.
+                owed.is_in_order = false;
                 return Some(key);
             }
         }

@@ -1,5 +1,7 @@
 //! Settling a key: what is owed to it, leases that ended, and the queue from its head.
 
+use alloc::vec::Vec;
+
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::lock::{Hold, Kind, Lock, Mode};
@@ -23,12 +25,15 @@ impl Engine {
     /// Does what is pending on a key, so that what is decided next meets its true state. `freed` tells that the caller
     /// has just ended a hold.
     pub(super) fn settle(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: bool) {
-        self.settle_owed(turn, id);
+        let deferred = self.settle_owed(turn, id);
         let expired = self.expire(turn, id);
         if Self::has_places(turn.keys, id) {
             self.serve_places(turn, id, freed || expired);
         } else {
             self.serve(turn, id, freed || expired);
+        }
+        for ticket in deferred {
+            self.serve_deferred(turn, ticket);
         }
     }
 
@@ -40,13 +45,14 @@ impl Engine {
         }
     }
 
-    /// Decides what the server's notes about this key come to.
-    fn settle_owed(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+    /// Decides what the server's notes about this key come to. Returns the requests that found it unsettled.
+    fn settle_owed(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> Vec<u64> {
         let Some(mut owed) = self.pending.take(turn.keys.key(id)) else {
-            return;
+            return Vec::new();
         };
         let details = owed.take_details();
         if owed.arrived || owed.replaced {
+            self.note_holders(turn.keys, id);
             self.refuse_misfits(turn, id);
         }
         if owed.arrived {
@@ -60,6 +66,7 @@ impl Engine {
         }
         self.undo(turn, id, &details);
         self.settle_places(turn, id, &owed, &details);
+        details.deferred
     }
 
     /// Answers the waiters that what lies under their name now cannot serve.
@@ -245,6 +252,15 @@ impl Engine {
                     }
                 }
             }
+        }
+    }
+
+    fn serve_deferred(&mut self, turn: &mut Turn<'_, impl Keyspace>, ticket: u64) {
+        let Some(owner) = self.waiters.get(ticket).map(|waiter| waiter.request.owner.clone()) else {
+            return;
+        };
+        if let Served::Granted(new) = self.serve_many(turn, ticket) {
+            self.serve_siblings(turn, new, &owner, Mode::Exclusive);
         }
     }
 

@@ -231,7 +231,18 @@ fn renew(world: &mut World, words: &Words<'_>) -> String {
 }
 
 fn refused(refusal: Refusal) -> String {
-    format!("error {refusal:?}")
+    let Refusal::Deadlock(cycle) = &refusal else {
+        return format!("error {refusal:?}");
+    };
+    let edges: Vec<String> = cycle
+        .iter()
+        .map(|edge| {
+            let name = String::from_utf8_lossy(edge.key.name.as_slice()).into_owned();
+            let how = if edge.is_held { "held by" } else { "behind" };
+            format!("{:?} waits for {name} {how} {:?}", edge.waiter, edge.ahead)
+        })
+        .collect();
+    format!("deadlock: {}", edges.join(", "))
 }
 
 /// Sets the count of the hold under a key, for counts that no test can reach one by one.
@@ -281,7 +292,7 @@ fn describe(now_us: u64, name: &str, output: &Output) -> String {
             Answer::TimedOut => format!("  {ticket} <- nil"),
             Answer::Cancelled => format!("  {ticket} <- cancelled"),
             Answer::TakenOver => format!("  {ticket} <- taken over"),
-            Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(*refusal)),
+            Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(refusal.clone())),
         },
         Output::Effect { event, .. } => match event {
             Event::Granted { owner, token, terms, .. } => {

@@ -12,6 +12,7 @@ use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
 use crate::lock::{Kind, Lock, Mode};
 use crate::outbox::{Answer, Outbox, Output};
 use crate::places::{Places, Stay};
+use crate::queue::Holder;
 use crate::request::Limits;
 use crate::time::{Now, US_PER_MS};
 
@@ -80,6 +81,7 @@ pub(super) struct World {
     pub(super) engine: Engine,
     pub(super) values: BTreeMap<(u32, Vec<u8>), Value>,
     pub(super) now: Now,
+    pub(super) limits: Limits,
     /// Everything that left the engine and was not looked at yet, with the moment.
     pub(super) outputs: Vec<(u64, Key, Output)>,
     tokens: BTreeSet<u64>,
@@ -98,6 +100,7 @@ impl World {
             engine: Engine::new([1, 2, 3, 4]),
             values: BTreeMap::new(),
             now: Now { mono_us: 0, wall_us: 1_000_000 },
+            limits: LIMITS,
             outputs: Vec::new(),
             tokens: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -130,7 +133,7 @@ impl World {
         let mut out = Outbox::default();
         let mut open = Open { open: keys.to_vec(), values: &mut self.values };
         let ids: Vec<KeyId> = (0..keys.len()).map(KeyId).collect();
-        let mut turn = Turn { now: self.now, limits: LIMITS, keys: &mut open, out: &mut out };
+        let mut turn = Turn { now: self.now, limits: self.limits, keys: &mut open, out: &mut out };
         let result = request(&mut self.engine, &mut turn, &ids);
         let open = open.open;
         self.take(&open, &mut out);
@@ -147,6 +150,10 @@ impl World {
     pub(super) fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
         self.waiting.remove(&ticket);
         self.engine.waiter_left(ticket, gave_up);
+    }
+
+    pub(super) fn waiting_tickets(&self) -> Vec<u64> {
+        self.waiting.iter().copied().collect()
     }
 
     pub(super) fn is_waiting(&self, ticket: u64) -> bool {
@@ -248,6 +255,11 @@ impl World {
     /// What must hold after every step: exclusion, capacity, and the engine's own books.
     pub(super) fn check(&mut self) {
         self.engine.waiters.assert_consistent();
+        for key in self.engine.waiters.keys_in(|_| true) {
+            if !self.engine.is_pending(key.borrow()) {
+                self.check_holders(&key);
+            }
+        }
         for (name, value) in &self.values {
             let Value::Lock(stored) = value else { continue };
             check_exclusion(&stored.lock, self.now);
@@ -287,6 +299,21 @@ impl World {
             }
         }
         assert_eq!(self.engine.leases.len(), alarms, "no alarm is left behind");
+    }
+
+    /// The copy of the holders beside a queue is what the value says.
+    fn check_holders(&self, key: &Key) {
+        let lock = self.lock(key).filter(|lock| lock.kind() != Kind::Semaphore);
+        let mut held: Vec<_> = lock
+            .into_iter()
+            .flat_map(Lock::holds)
+            .map(|hold| {
+                let (owner, mode, deadline_us) = (hold.owner().clone(), hold.mode(), hold.deadline_us());
+                (hold.token(), Holder { owner, mode, deadline_us })
+            })
+            .collect();
+        held.sort_by_key(|(token, _)| *token);
+        assert_eq!(self.engine.waiters.holders(key.borrow()), held, "the holders beside the queue of {key:?}");
     }
 
     /// The head of a queue waits for something that is not to be had.

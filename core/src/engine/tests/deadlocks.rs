@@ -1,0 +1,250 @@
+//! Every request that waits, or is refused because it would close a cycle, against a search that knows nothing of the
+//! engine's: all edges between all owners, written down one by one, and followed.
+//!
+//! `RLOCK_DEADLOCK_REQUESTS` is the number of random requests.
+
+use std::boxed::Box;
+use std::collections::{BTreeMap, BTreeSet};
+use std::vec::Vec;
+
+use super::world::{KEY, World, key};
+use crate::bytes::{Key, Owner};
+use crate::engine::Acquired;
+use crate::lock::{Kind, Lock, Mode};
+use crate::request::{Acquire, Ask, Limits, Refusal, Release, Verb, WaitEdge};
+
+const OWNERS: u32 = 12;
+const MUTEXES: u32 = 6;
+const FAIR: u32 = 2;
+const RWLOCKS: u32 = 3;
+
+/// A request in a line, as the oracle sees it.
+#[derive(Clone, Debug)]
+struct Standing {
+    owner: Owner,
+    mode: Mode,
+}
+
+fn mutex(number: u32) -> Key {
+    key(&std::format!("m{number}"))
+}
+
+fn all_keys() -> Vec<Key> {
+    let rest = (0..FAIR).map(|n| std::format!("f{n}")).chain((0..RWLOCKS).map(|n| std::format!("r{n}")));
+    (0..MUTEXES).map(mutex).chain(rest.map(|name| key(&name))).chain([key("s")]).collect()
+}
+
+/// The lines of all keys, with a request that was refused where it would stand.
+fn lines(world: &World, refused: Option<(&[Key], &Acquire)>) -> BTreeMap<Key, Vec<Standing>> {
+    let mut lines = BTreeMap::new();
+    for key in all_keys() {
+        let waiters: Vec<_> =
+            world.engine.waiters.in_order(key.borrow()).filter(|waiter| !waiter.is_over(world.now)).collect();
+        let mut line: Vec<Standing> = waiters
+            .iter()
+            .map(|waiter| Standing { owner: waiter.request.owner.clone(), mode: waiter.request.mode })
+            .collect();
+        if let Some((keys, request)) = refused
+            && keys.contains(&key)
+        {
+            let lock = world.lock(&key);
+            let reads =
+                lock.is_some_and(|lock| lock.live_hold(request.owner.as_slice(), Mode::Read, world.now).is_some());
+            let place = lock.and_then(Lock::places).and_then(|places| places.get(request.owner.as_slice()));
+            let index = match (request.mode, place) {
+                (Mode::Write, _) if reads => {
+                    waiters.iter().take_while(|waiter| waiter.standing.rank == crate::queue::Rank::Upgrade).count()
+                }
+                (_, Some(place)) => waiters.iter().take_while(|waiter| waiter.standing.arrival < place.arrival).count(),
+                _ => line.len(),
+            };
+            let standing = Standing { owner: request.owner.clone(), mode: request.mode };
+            line.insert(index, standing);
+        }
+        lines.insert(key, line);
+    }
+    lines
+}
+
+/// Whether `owner` waits for itself.
+fn is_in_cycle(world: &World, owner: &Owner, refused: Option<(&[Key], &Acquire)>) -> bool {
+    let mut edges: BTreeSet<(Owner, Owner)> = BTreeSet::new();
+    for (key, line) in lines(world, refused) {
+        let holds: Vec<_> = world.lock(&key).into_iter().flat_map(|lock| lock.live_holds(world.now)).collect();
+        for (index, waiter) in line.iter().enumerate() {
+            let holds_it = holds.iter().any(|hold| *hold.owner() == waiter.owner && hold.mode() == Mode::Exclusive);
+            let has_asked = line[..index].iter().any(|ahead| {
+                let covers = ahead.mode == waiter.mode || (ahead.mode == Mode::Write && waiter.mode == Mode::Read);
+                ahead.owner == waiter.owner && covers
+            });
+            if waiter.mode == Mode::Permits || holds_it || has_asked {
+                continue;
+            }
+            let in_the_way = holds.iter().filter(|hold| !(waiter.mode == Mode::Read && hold.mode() == Mode::Read));
+            let held_by = in_the_way.map(|hold| hold.owner().clone());
+            let behind = line[..index].iter().map(|ahead| ahead.owner.clone());
+            edges.extend(
+                held_by.chain(behind).filter(|other| *other != waiter.owner).map(|other| (waiter.owner.clone(), other)),
+            );
+        }
+    }
+    let mut reached = BTreeSet::new();
+    let mut todo = std::vec![owner.clone()];
+    while let Some(from) = todo.pop() {
+        for (_, to) in edges.iter().filter(|(waiter, _)| *waiter == from) {
+            if reached.insert(to.clone()) {
+                todo.push(to.clone());
+            }
+        }
+    }
+    reached.contains(owner)
+}
+
+/// splitmix64: the same numbers in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 32) as u32 % end
+    }
+}
+
+#[test]
+fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
+    let requests: u32 =
+        std::env::var("RLOCK_DEADLOCK_REQUESTS").ok().and_then(|number| number.parse().ok()).unwrap_or(30_000);
+    let mut random = Random(1);
+    let mut world = World::new();
+    world.limits = Limits { max_waiters: 1000, max_places: 1000, fair_grace_ms: 20 };
+    world.on_key(&key("s"), |engine, turn| engine.init_semaphore(turn, KEY, 2)).unwrap();
+    let (mut waited, mut refused) = (0, 0);
+    for _ in 0..requests {
+        disturb(&mut world, &mut random);
+        let (keys, request) = request(&world, &mut random);
+        let outcome = acquire(&mut world, &keys, request.clone());
+        match outcome {
+            Outcome::Waits => {
+                waited += 1;
+                // What is owed to a key is not known to anybody before it is settled. A request for permits closes
+                // no cycle, but its owner may be in one that a renamed key made.
+                let is_known = world.engine.pending.owed.is_empty() && request.mode != Mode::Permits;
+                let is_missed = is_known && is_in_cycle(&world, &request.owner, None);
+                assert!(!is_missed, "missed: {request:?} for {keys:?}");
+            }
+            Outcome::Deadlock(cycle) => {
+                refused += 1;
+                let is_true = is_in_cycle(&world, &request.owner, Some((&keys, &request)));
+                assert!(is_true, "false alarm: {request:?} for {keys:?}: {cycle:?}, {:?}", lines(&world, None));
+            }
+            Outcome::Other => {}
+        }
+        world.outputs.clear();
+    }
+    // Random steps that never get there would prove nothing.
+    assert!(waited > requests / 10 && refused > requests / 50, "{waited} waited, {refused} were refused");
+}
+
+enum Outcome {
+    Waits,
+    Deadlock(Box<[WaitEdge]>),
+    Other,
+}
+
+fn acquire(world: &mut World, keys: &[Key], request: Acquire) -> Outcome {
+    let acquired = if request.verb == Verb::AcquireMany {
+        world.on_keys(keys, |engine, turn, ids| engine.acquire_many(turn, ids, request)).map(
+            |acquired| match acquired {
+                Acquired::Waiting(ticket) => Some(ticket),
+                _ => None,
+            },
+        )
+    } else {
+        world.on_key(&keys[0], |engine, turn| engine.acquire(turn, KEY, request)).map(|acquired| match acquired {
+            Acquired::Waiting(ticket) => Some(ticket),
+            _ => None,
+        })
+    };
+    match acquired {
+        Ok(Some(ticket)) => {
+            world.expect_answer(ticket);
+            Outcome::Waits
+        }
+        Err(Refusal::Deadlock(cycle)) => {
+            assert!((1..=4).contains(&cycle.len()));
+            Outcome::Deadlock(cycle)
+        }
+        _ => Outcome::Other,
+    }
+}
+
+fn request(world: &World, random: &mut Random) -> (Vec<Key>, Acquire) {
+    let owner = Owner::from(&[b'a' + random.below(OWNERS) as u8][..]);
+    let (verb, kind, mode, keys) = match random.below(10) {
+        0..4 => (Verb::Acquire, Kind::Mutex, Mode::Exclusive, std::vec![mutex(random.below(MUTEXES))]),
+        4..6 => {
+            let first = random.below(MUTEXES);
+            let second = (first + 1 + random.below(MUTEXES - 1)) % MUTEXES;
+            (Verb::AcquireMany, Kind::Mutex, Mode::Exclusive, std::vec![mutex(first), mutex(second)])
+        }
+        6 => (Verb::Acquire, Kind::Fair, Mode::Exclusive, std::vec![key(&std::format!("f{}", random.below(FAIR)))]),
+        7..9 => {
+            let mode = if random.below(2) == 0 { Mode::Read } else { Mode::Write };
+            (Verb::Acquire, Kind::RwLock, mode, std::vec![key(&std::format!("r{}", random.below(RWLOCKS)))])
+        }
+        _ => (Verb::Acquire, Kind::Semaphore, Mode::Permits, std::vec![key("s")]),
+    };
+    let ask = match random.below(8) {
+        0 if kind == Kind::Fair => Ask::Queue { life_ms: 40 },
+        0 => Ask::Try,
+        1 => Ask::Wait { until_us: Some(world.now.after_ms(u64::from(random.below(50)) + 1)) },
+        _ => Ask::Wait { until_us: None },
+    };
+    let lease_ms = u64::from(random.below(200)) + 1;
+    let (request_id, session_ms, client) = (None, None, None);
+    (keys, Acquire { verb, kind, owner, mode, count: 1, lease_ms, request_id, session_ms, client, ask })
+}
+
+/// Something that takes edges away, or moves them.
+fn disturb(world: &mut World, random: &mut Random) {
+    match random.below(12) {
+        0..4 => {
+            let keys = all_keys();
+            let key = keys[random.below(keys.len() as u32) as usize].clone();
+            let hold = world.lock(&key).and_then(|lock| {
+                let hold = lock.holds().first()?;
+                Some((lock.kind(), hold.owner().clone(), hold.mode()))
+            });
+            if let Some((kind, owner, mode)) = hold {
+                let owner = owner.as_slice();
+                let request = Release { verb: Verb::Release, kind, owner, mode, count: 1, request_id: None };
+                let _ = world.on_key(&key, |engine, turn| engine.release(turn, KEY, &request));
+            }
+        }
+        4..6 => world.advance(u64::from(random.below(20))),
+        6 => world.pause(u64::from(random.below(20))),
+        7 => {
+            let waiting = world.waiting_tickets();
+            if !waiting.is_empty() {
+                let ticket = waiting[random.below(waiting.len() as u32) as usize];
+                world.waiter_left(ticket, random.below(2) == 0);
+            }
+        }
+        8 => {
+            let (from, to) = (mutex(random.below(MUTEXES)), mutex(random.below(MUTEXES)));
+            if from != to
+                && let Some(value) = world.unlink(&from)
+            {
+                world.arrive(&to, value);
+            }
+        }
+        _ => {}
+    }
+    // What the server has told is settled by the timer before the next command comes, but for what is on that command's keys.
+    if random.below(2) == 0 {
+        world.run_timer();
+    }
+}
