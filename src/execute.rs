@@ -91,7 +91,7 @@ fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, out: &Outbox) {
         }
     }
     keys.close();
-    for index in 0..keys.len() {
+    for index in 0..keys.open_count() {
         let id = KeyId(index);
         if events(out).any(|(changed, _)| changed == id)
             && let Some(name) = keys.name(id)

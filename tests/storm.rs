@@ -16,7 +16,8 @@ const ROUNDS: u64 = 6;
 const ROUND: Duration = Duration::from_millis(400);
 
 /// Errors that are no wonder in this weather. Everything else is a bug.
-const EXPECTED_ERRORS: [&str; 6] = ["NOTOWNER", "STALE", "WRONGTYPE", "UNBLOCKED", "ERR no such key", "ERR source and"];
+const EXPECTED_ERRORS: [&str; 7] =
+    ["DEADLOCK", "NOTOWNER", "STALE", "WRONGTYPE", "UNBLOCKED", "ERR no such key", "ERR source and"];
 
 fn random_command(random: &mut StdRng) -> String {
     let key = format!("lock-{}", random.random_range(0..3));

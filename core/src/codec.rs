@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 
 use crate::bytes::Owner;
 use crate::event::{Event, Terms};
-use crate::lock::{Hold, Kind, Lock, Mode};
+use crate::hold::Hold;
+use crate::lock::{Kind, Lock, Mode};
 use crate::places::{Place, Places, Stay};
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
@@ -157,8 +158,7 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
         return Err(DecodeError("mode"));
     }
     let token = reader.number_in(1..=MAX_TOKEN, "token")?;
-    let known = |hold: &Hold| hold.token() == token || (hold.mode() == mode && *hold.owner() == owner);
-    if lock.holds().iter().any(known) {
+    if lock.hold_with_token(token).is_some() || lock.has_hold(owner.as_slice(), mode) {
         return Err(DecodeError("a hold twice"));
     }
     let count = reader.number_in(1..=u64::from(u32::MAX), "count")?;

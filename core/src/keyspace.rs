@@ -39,7 +39,7 @@ pub enum Slot<'a> {
 /// The open keys of one request.
 pub trait Keyspace {
     /// How many keys are open: their numbers are 0 to this, exclusive.
-    fn len(&self) -> usize;
+    fn open_count(&self) -> usize;
     /// Opens one more key of the same database, or finds it among those that are open. `None` if this server must not
     /// decide about it now: another node of the cluster serves it.
     fn open(&mut self, key: KeyRef<'_>) -> Option<KeyId>;

@@ -8,12 +8,15 @@
 //! The value is plain data: the server may free it on another thread.
 
 use alloc::boxed::Box;
+use core::fmt;
+
 use smallvec::SmallVec;
 
 use crate::bytes::Owner;
-use crate::event::{Event, Terms};
+use crate::crowd::{Crowd, MAX_FEW, MIN_CROWD};
+use crate::event::Event;
+use crate::hold::Hold;
 use crate::places::{Place, Places};
-use crate::request::RequestMark;
 use crate::time::Now;
 
 /// What a lock is.
@@ -78,127 +81,51 @@ impl Mode {
     }
 }
 
-/// What an owner has in one mode.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hold {
-    owner: Owner,
-    token: u64,
-    deadline_us: u64,
-    lease_ms: u64,
-    /// Most holds are neither numbered nor bound to a connection: those two live apart.
-    extras: Option<Box<Extras>>,
-    count: u32,
-    mode: Mode,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Extras {
-    request: Option<RequestMark>,
-    session_ms: Option<u64>,
-}
-
-impl Hold {
-    fn new(owner: Owner, mode: Mode, token: u64, terms: &Terms) -> Self {
-        let mut hold = Self { owner, token, deadline_us: 0, lease_ms: 0, extras: None, count: 0, mode };
-        hold.set_terms(terms);
-        hold
-    }
-
-    fn set_terms(&mut self, terms: &Terms) {
-        self.count = terms.count;
-        self.deadline_us = terms.deadline_us;
-        self.lease_ms = terms.lease_ms;
-        let extras = Extras { request: terms.request, session_ms: terms.session_ms };
-        self.extras = (extras.request.is_some() || extras.session_ms.is_some()).then(|| Box::new(extras));
-    }
-
-    /// Who holds.
-    #[must_use]
-    pub fn owner(&self) -> &Owner {
-        &self.owner
-    }
-
-    /// In which mode.
-    #[must_use]
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    /// The fencing token.
-    #[must_use]
-    pub fn token(&self) -> u64 {
-        self.token
-    }
-
-    /// Re-entries, or permits.
-    #[must_use]
-    pub fn count(&self) -> u32 {
-        self.count
-    }
-
-    /// When the lease ends.
-    #[must_use]
-    pub fn deadline_us(&self) -> u64 {
-        self.deadline_us
-    }
-
-    /// The last numbered request.
-    #[must_use]
-    pub fn request(&self) -> Option<RequestMark> {
-        self.extras.as_ref()?.request
-    }
-
-    /// The grace after the last connection that the hold is bound to closes.
-    #[must_use]
-    pub fn session_ms(&self) -> Option<u64> {
-        self.extras.as_ref()?.session_ms
-    }
-
-    /// The terms as they are.
-    #[must_use]
-    pub fn terms(&self) -> Terms {
-        Terms {
-            count: self.count,
-            deadline_us: self.deadline_us,
-            lease_ms: self.lease_ms,
-            request: self.request(),
-            session_ms: self.session_ms(),
-        }
-    }
-
-    /// Whether the lease has not ended.
-    #[must_use]
-    pub fn is_live(&self, now: Now) -> bool {
-        self.deadline_us > now.mono_us
-    }
-
-    /// Milliseconds of lease left, rounded up.
-    #[must_use]
-    pub fn lease_left_ms(&self, now: Now) -> u64 {
-        now.left_ms(self.deadline_us)
-    }
-
-    fn heap_bytes(&self) -> usize {
-        let extras = self.extras.as_ref().map_or(0, |_| size_of::<Extras>());
-        self.owner.heap_bytes().saturating_add(extras)
-    }
-}
-
 /// A lock of any kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Lock {
     holds: SmallVec<[Hold; 1]>,
-    /// Only a fair lock that is waited for has one.
-    places: Option<Box<Places>>,
+    /// What few locks have lives apart.
+    extra: Option<Box<Extra>>,
     permits: u32,
     kind: Kind,
+}
+
+/// No lock has both.
+#[derive(Clone)]
+enum Extra {
+    /// The queue of a fair lock that is waited for.
+    Places(Places),
+    /// The index over the holds of a lock that many hold.
+    Crowd(Crowd),
+}
+
+/// The index is part of the list that it is made from.
+impl PartialEq for Lock {
+    fn eq(&self, other: &Self) -> bool {
+        (self.kind, self.permits, &self.holds) == (other.kind, other.permits, &other.holds)
+            && self.places() == other.places()
+    }
+}
+
+impl Eq for Lock {}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("kind", &self.kind)
+            .field("permits", &self.permits)
+            .field("holds", &self.holds)
+            .field("places", &self.places())
+            .finish()
+    }
 }
 
 impl Lock {
     /// A lock that nobody holds. Only a semaphore has more than one permit.
     #[must_use]
     pub fn new(kind: Kind, permits: u32) -> Self {
-        Self { holds: SmallVec::new(), places: None, permits, kind }
+        Self { holds: SmallVec::new(), extra: None, permits, kind }
     }
 
     /// What it is.
@@ -227,31 +154,71 @@ impl Lock {
     /// The live hold of `owner` in `mode`.
     #[must_use]
     pub fn live_hold(&self, owner: &[u8], mode: Mode, now: Now) -> Option<&Hold> {
-        self.live_holds(now).find(|hold| hold.mode == mode && hold.owner.as_slice() == owner)
+        let hold = self.holds.get(self.position(owner, mode)?)?;
+        hold.is_live(now).then_some(hold)
+    }
+
+    fn crowd(&self) -> Option<&Crowd> {
+        match self.extra.as_deref()? {
+            Extra::Crowd(crowd) => Some(crowd),
+            Extra::Places(_) => None,
+        }
+    }
+
+    fn position(&self, owner: &[u8], mode: Mode) -> Option<usize> {
+        match self.crowd() {
+            Some(crowd) => crowd.find(&self.holds, owner, mode),
+            None => self.holds.iter().position(|hold| hold.mode() == mode && hold.owner().as_slice() == owner),
+        }
+    }
+
+    fn position_of_token(&self, token: u64) -> Option<usize> {
+        match self.crowd() {
+            Some(crowd) => crowd.find_token(token),
+            None => self.holds.iter().position(|hold| hold.token() == token),
+        }
+    }
+
+    /// Whether `owner` has a hold in `mode`, live or not.
+    #[must_use]
+    pub fn has_hold(&self, owner: &[u8], mode: Mode) -> bool {
+        self.position(owner, mode).is_some()
     }
 
     /// The hold with `token`, live or not.
     #[must_use]
     pub fn hold_with_token(&self, token: u64) -> Option<&Hold> {
-        self.holds.iter().find(|hold| hold.token == token)
+        self.holds.get(self.position_of_token(token)?)
     }
 
     /// A hold whose lease has ended.
     #[must_use]
     pub fn lapsed_hold(&self, now: Now) -> Option<&Hold> {
-        self.holds.iter().find(|hold| !hold.is_live(now))
+        match self.crowd() {
+            Some(crowd) => {
+                let (_, token) = crowd.first_deadline().filter(|(deadline_us, _)| *deadline_us <= now.mono_us)?;
+                self.hold_with_token(token)
+            }
+            None => self.holds.iter().find(|hold| !hold.is_live(now)),
+        }
     }
 
     /// The queue of a fair lock that is waited for.
     #[must_use]
     pub fn places(&self) -> Option<&Places> {
-        self.places.as_deref()
+        match self.extra.as_deref()? {
+            Extra::Places(places) => Some(places),
+            Extra::Crowd(_) => None,
+        }
     }
 
     /// When the next lease, the life of a place, or a turn ends.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
-        let lease_us = self.holds.iter().map(Hold::deadline_us).min();
+        let lease_us = match self.crowd() {
+            Some(crowd) => crowd.first_deadline().map(|(deadline_us, _)| deadline_us),
+            None => self.holds.iter().map(Hold::deadline_us).min(),
+        };
         let place_us = self.places().and_then(Places::next_deadline_us);
         [lease_us, place_us].into_iter().flatten().min()
     }
@@ -259,17 +226,18 @@ impl Lock {
     /// Whether the key can go: nobody holds, and nobody has a place. A semaphore stays, it is configuration.
     #[must_use]
     pub fn is_disposable(&self) -> bool {
-        self.holds.is_empty() && self.places.is_none() && self.kind != Kind::Semaphore
+        self.holds.is_empty() && self.extra.is_none() && self.kind != Kind::Semaphore
     }
 
     /// Whether `owner` may hold in `mode` next to those who hold already, whoever waits. The admission rule: all that
     /// makes one kind different from another.
     #[must_use]
     pub fn admits(&self, owner: &[u8], mode: Mode, count: u32, now: Now) -> bool {
-        let mut others = self.live_holds(now).filter(|hold| hold.owner.as_slice() != owner);
+        let mut others = self.live_holds(now).filter(|hold| hold.owner().as_slice() != owner);
         match mode {
             Mode::Exclusive | Mode::Write => others.next().is_none(),
-            Mode::Read => others.all(|hold| hold.mode == Mode::Read),
+            Mode::Read if self.crowd().is_some_and(|crowd| !crowd.has_writer()) => true,
+            Mode::Read => others.all(|hold| hold.mode() == Mode::Read),
             Mode::Permits => i64::from(count) <= self.available(now),
         }
     }
@@ -277,8 +245,11 @@ impl Lock {
     /// How many permits of a semaphore are free; negative if it was made smaller than what is in use.
     #[must_use]
     pub fn available(&self, now: Now) -> i64 {
-        let used: i64 = self.live_holds(now).map(|hold| i64::from(hold.count)).fold(0, i64::saturating_add);
-        i64::from(self.permits).saturating_sub(used)
+        let used: u64 = match self.crowd() {
+            Some(crowd) => crowd.live_total(&self.holds, now.mono_us),
+            None => self.live_holds(now).map(|hold| u64::from(hold.count())).sum(),
+        };
+        i64::from(self.permits).saturating_sub(i64::try_from(used).unwrap_or(i64::MAX))
     }
 
     /// Whether there is anything to it at this moment: a lock whose leases and places are all over is as good as gone.
@@ -293,16 +264,32 @@ impl Lock {
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::Granted { owner, mode, token, terms, .. } => {
-                self.holds.retain(|hold| hold.mode != *mode || hold.owner != *owner);
-                self.holds.push(Hold::new(owner.clone(), *mode, *token, terms));
+                if let Some(at) = self.position(owner.as_slice(), *mode) {
+                    self.remove_hold(at);
+                }
+                self.push_hold(Hold::new(owner.clone(), *mode, *token, terms));
                 self.leave(owner);
             }
             Event::Changed { token, terms, .. } => {
-                if let Some(hold) = self.holds.iter_mut().find(|hold| hold.token == *token) {
+                if let Some(hold) = self.position_of_token(*token).and_then(|at| self.holds.get_mut(at)) {
+                    let mut crowd = match self.extra.as_deref_mut() {
+                        Some(Extra::Crowd(crowd)) => Some(crowd),
+                        _ => None,
+                    };
+                    if let Some(crowd) = &mut crowd {
+                        crowd.count_out(hold);
+                    }
                     hold.set_terms(terms);
+                    if let Some(crowd) = &mut crowd {
+                        crowd.count_in(hold);
+                    }
                 }
             }
-            Event::Ended { token, .. } => self.holds.retain(|hold| hold.token != *token),
+            Event::Ended { token, .. } => {
+                if let Some(at) = self.position_of_token(*token) {
+                    self.remove_hold(at);
+                }
+            }
             Event::Sized { permits } => {
                 if self.kind == Kind::Semaphore {
                     self.permits = *permits;
@@ -310,10 +297,12 @@ impl Lock {
             }
             Event::Queued { owner, stay, arrival, request_id, at_head } => {
                 if self.kind == Kind::Fair {
-                    let places = self.places.get_or_insert_with(Box::default);
                     let place =
                         Place { owner: owner.as_slice(), stay: *stay, arrival: *arrival, request_id: *request_id };
-                    places.push(place, *at_head);
+                    let extra = self.extra.get_or_insert_with(|| Box::new(Extra::Places(Places::default())));
+                    if let Extra::Places(places) = extra.as_mut() {
+                        places.push(place, *at_head);
+                    }
                 }
             }
             Event::Kept { owner, stay, request_id } => {
@@ -325,18 +314,42 @@ impl Lock {
         }
     }
 
+    fn push_hold(&mut self, hold: Hold) {
+        self.holds.push(hold);
+        match self.extra.as_deref_mut() {
+            Some(Extra::Crowd(crowd)) => crowd.add(&self.holds, self.holds.len().saturating_sub(1)),
+            Some(Extra::Places(_)) => {}
+            None if self.holds.len() >= MIN_CROWD => {
+                self.extra = Some(Box::new(Extra::Crowd(Crowd::of(&self.holds))));
+            }
+            None => {}
+        }
+    }
+
+    /// The last hold takes the place of the one that goes: the same on every server that applies the same events.
+    fn remove_hold(&mut self, at: usize) {
+        if let Some(Extra::Crowd(crowd)) = self.extra.as_deref_mut() {
+            crowd.remove(&self.holds, at);
+        }
+        self.holds.swap_remove(at);
+        if self.holds.len() <= MAX_FEW && self.crowd().is_some() {
+            self.extra = None;
+            self.holds.shrink_to_fit();
+        }
+    }
+
     fn queue(&mut self, change: impl FnOnce(&mut Places)) {
-        if let Some(places) = &mut self.places {
+        if let Some(Extra::Places(places)) = self.extra.as_deref_mut() {
             change(places);
         }
     }
 
     fn leave(&mut self, owner: &Owner) {
-        if let Some(places) = &mut self.places {
+        self.queue(|places| {
             places.remove(owner.as_slice());
-            if places.is_empty() {
-                self.places = None;
-            }
+        });
+        if self.places().is_some_and(Places::is_empty) {
+            self.extra = None;
         }
     }
 
@@ -344,15 +357,21 @@ impl Lock {
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let spilled = if self.holds.spilled() { self.holds.capacity().saturating_mul(size_of::<Hold>()) } else { 0 };
-        let places = self.places().map_or(0, |places| size_of::<Places>().saturating_add(places.heap_bytes()));
-        self.holds.iter().map(Hold::heap_bytes).fold(spilled, usize::saturating_add).saturating_add(places)
+        let extra = self.extra.as_deref().map_or(0, |extra| {
+            size_of::<Extra>().saturating_add(match extra {
+                Extra::Places(places) => places.heap_bytes(),
+                Extra::Crowd(crowd) => crowd.heap_bytes(),
+            })
+        });
+        self.holds.iter().map(Hold::heap_bytes).fold(spilled, usize::saturating_add).saturating_add(extra)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::EndCause;
+    use crate::event::{EndCause, Terms};
+    use alloc::vec::Vec;
 
     const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
 
@@ -424,6 +443,74 @@ mod tests {
         lock.apply(&Event::Ended { token: 99, cause: EndCause::Expired });
         lock.apply(&Event::Changed { token: 99, cause: crate::event::ChangeCause::Renewed, terms: terms(5, 7) });
         assert_eq!(lock, before);
+    }
+
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A lock that many hold answers as the plain list of its holds does, while it grows and shrinks.
+        #[test]
+        fn a_crowd_is_found_as_in_the_list(
+            is_semaphore: bool,
+            steps in prop::collection::vec((0..40u8, any::<bool>(), 0..5u8, 0..50u64), 1..300),
+        ) {
+            let (kind, mode) = if is_semaphore { (Kind::Semaphore, Mode::Permits) } else { (Kind::RwLock, Mode::Read) };
+            let mut lock = Lock::new(kind, 60);
+            let mut list: Vec<(u8, u64, u32, u64)> = Vec::new();
+            for (token, (owner, grows, what, deadline)) in (1..).zip(steps) {
+                let deadline_us = NOW.mono_us - 20 + deadline;
+                let count = u32::from(what) + 1;
+                let at = list.iter().position(|entry| entry.0 == owner);
+                match (at, grows || what > 2) {
+                    (None, _) => {
+                        let terms = terms(count, deadline_us);
+                        lock.apply(&Event::Granted { kind, owner: (&[owner][..]).into(), mode, token, terms });
+                        list.push((owner, token, count, deadline_us));
+                    }
+                    (Some(at), true) => {
+                        let cause = crate::event::ChangeCause::Renewed;
+                        lock.apply(&Event::Changed { token: list[at].1, cause, terms: terms(count, deadline_us) });
+                        (list[at].2, list[at].3) = (count, deadline_us);
+                    }
+                    (Some(at), false) => {
+                        lock.apply(&Event::Ended { token: list[at].1, cause: EndCause::Released });
+                        list.remove(at);
+                    }
+                }
+                let live = || list.iter().filter(|entry| entry.3 > NOW.mono_us);
+                prop_assert_eq!(lock.holds().len(), list.len());
+                for owner in 0..40 {
+                    let held = live().find(|entry| entry.0 == owner).map(|entry| entry.1);
+                    prop_assert_eq!(lock.live_hold(&[owner], mode, NOW).map(Hold::token), held);
+                }
+                for entry in &list {
+                    let hold = lock.hold_with_token(entry.1).unwrap();
+                    prop_assert_eq!((hold.owner().as_slice(), hold.count()), (&[entry.0][..], entry.2));
+                }
+                prop_assert_eq!(lock.next_deadline_us(), list.iter().map(|entry| entry.3).min());
+                prop_assert_eq!(lock.lapsed_hold(NOW).is_some(), list.iter().any(|entry| entry.3 <= NOW.mono_us));
+                let used: i64 = live().map(|entry| i64::from(entry.2)).sum();
+                prop_assert_eq!(lock.available(NOW), 60 - used);
+                prop_assert!(is_semaphore || lock.admits(b"x", Mode::Read, 1, NOW));
+            }
+        }
+    }
+
+    #[test]
+    fn a_lock_has_an_index_while_many_hold_it() {
+        let mut lock = Lock::new(Kind::Semaphore, 100);
+        let grant = |lock: &mut Lock, number: u8| {
+            let (kind, mode, token) = (Kind::Semaphore, Mode::Permits, u64::from(number) + 1);
+            lock.apply(&Event::Granted { kind, owner: (&[number][..]).into(), mode, token, terms: terms(1, 7) });
+        };
+        for number in 0..100 {
+            grant(&mut lock, number);
+            assert_eq!(lock.crowd().is_some(), lock.holds().len() >= MIN_CROWD);
+        }
+        for token in 1..=100 {
+            lock.apply(&Event::Ended { token, cause: EndCause::Expired });
+            assert_eq!(lock.crowd().is_some(), lock.holds().len() > MAX_FEW);
+        }
     }
 
     #[test]

@@ -93,6 +93,12 @@ pub fn seed_hashing(seeds: [u64; 4]) {
     }
 }
 
+/// A hasher for names that clients choose, in values.
+pub(crate) fn hasher() -> RandomState {
+    let [a, b, c, d] = SEEDS.each_ref().map(|seed| seed.load(Ordering::Relaxed));
+    RandomState::with_seeds(a, b, c, d)
+}
+
 /// An entry of the table by owner. It keeps the hash, so that growing the table does not have to visit every place.
 #[derive(Clone, Copy)]
 struct Entry {
@@ -120,11 +126,10 @@ pub struct Places {
 
 impl Default for Places {
     fn default() -> Self {
-        let [a, b, c, d] = SEEDS.each_ref().map(|seed| seed.load(Ordering::Relaxed));
         Self {
             slots: Deadlines::default(),
             by_owner: HashTable::new(),
-            hasher: RandomState::with_seeds(a, b, c, d),
+            hasher: hasher(),
             first: Alarm::NONE,
             last: Alarm::NONE,
             turn_until_us: None,

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use crate::bytes::Owner;
 use crate::event::{ChangeCause, EndCause, Event, Terms};
-use crate::lock::{Hold, Kind, Lock, Mode};
+use crate::hold::Hold;
+use crate::lock::{Kind, Lock, Mode};
 use crate::queue::{Rank, RequestKeys, Standing};
 use crate::request::{Acquire, Ask, Numbered, Refusal, Release, Renew, RequestMark};
 

@@ -35,8 +35,9 @@ use self::pending::{Fresh, Pending};
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::deadlines::{Alarm, Deadlines};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::hold::Hold;
 use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
-use crate::lock::{Hold, Kind, Lock, Mode};
+use crate::lock::{Kind, Lock, Mode};
 use crate::outbox::Outbox;
 use crate::queue::{Holder, Waiters};
 use crate::request::{Acquire, Limits, Refusal, RequestMark};
@@ -322,7 +323,7 @@ impl Engine {
 
     /// Leaves every key of a request as it has to be between requests.
     fn finish_all(&mut self, keys: &mut impl Keyspace) {
-        for index in 0..keys.len() {
+        for index in 0..keys.open_count() {
             self.finish(keys, KeyId(index));
         }
     }

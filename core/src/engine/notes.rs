@@ -114,7 +114,7 @@ impl Engine {
         // What is owed to a value goes with it.
         for (mut key, owed) in self.pending.take_dbs(|db| db == first || db == second) {
             key.db = swapped(key.db);
-            *self.pending.entry(key) = owed;
+            self.pending.entry(key).take_over(owed);
         }
         for fresh in &mut self.fresh {
             fresh.key.db = swapped(fresh.key.db);

@@ -42,6 +42,14 @@ impl Owed {
         self.details.get_or_insert_default()
     }
 
+    /// The value came here with what is owed to it. Requests stay with the name that they wait for.
+    pub(super) fn take_over(&mut self, mut other: Self) {
+        if let Some(details) = &mut other.details {
+            details.deferred.clear();
+        }
+        *self = Self { is_in_order: self.is_in_order, ..other };
+    }
+
     pub(super) fn take_details(&mut self) -> Details {
         self.details.take().map(|details| *details).unwrap_or_default()
     }

@@ -4,7 +4,8 @@ use alloc::vec::Vec;
 
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
-use crate::lock::{Hold, Kind, Lock, Mode};
+use crate::hold::Hold;
+use crate::lock::{Kind, Lock, Mode};
 use crate::queue::Waiter;
 use crate::request::Refusal;
 use crate::time::{MAX_LEASE_MS, Now};

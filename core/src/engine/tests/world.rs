@@ -40,7 +40,7 @@ impl Open<'_> {
 }
 
 impl Keyspace for Open<'_> {
-    fn len(&self) -> usize {
+    fn open_count(&self) -> usize {
         self.open.len()
     }
 
