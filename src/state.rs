@@ -11,7 +11,7 @@ use crate::ffi::MainThread;
 /// The engine; `None` before the module was loaded.
 static ENGINE: MainThread<Option<Engine>> = MainThread::new(None);
 
-static NOTES: MainThread<Notes> = MainThread::new(Notes { list: Vec::new(), seen_token: 0 });
+static NOTES: MainThread<Notes> = MainThread::new(Notes { list: Vec::new(), seen_token: 0, loaded: Vec::new() });
 
 /// Something that the server told.
 pub(crate) enum Note {
@@ -39,6 +39,8 @@ struct Notes {
     list: Vec<Note>,
     /// The highest token seen in a load.
     seen_token: u64,
+    /// Keys that were loaded and have no alarm yet. There may be as many as there are locks, so they are taken one by one.
+    loaded: Vec<Key>,
 }
 
 /// Starts the engine.
@@ -65,6 +67,25 @@ pub(crate) fn peek_engine<R>(body: impl FnOnce(&Engine) -> R) -> Option<R> {
 /// Leaves a note. Whoever leaves one that is to be acted on arms the timer.
 pub(crate) fn note(note: Note) {
     NOTES.with(|notes| notes.list.push(note));
+}
+
+/// Leaves the note that a lock was loaded under a key. Until it is looked at it is behind its generation, and settled by
+/// the first command that meets it.
+pub(crate) fn note_loaded(key: Key) {
+    NOTES.with(|notes| notes.loaded.push(key));
+}
+
+/// A key that was loaded and not looked at yet.
+pub(crate) fn next_loaded() -> Option<Key> {
+    NOTES
+        .with(|notes| {
+            let key = notes.loaded.pop();
+            if key.is_none() {
+                notes.loaded = Vec::new();
+            }
+            key
+        })
+        .flatten()
 }
 
 /// Leaves the note that a payload had this token.

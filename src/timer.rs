@@ -117,7 +117,7 @@ fn settle_next(ctx: Ctx<'_>, flags: Flags) -> bool {
     let mut out = Outbox::default();
     let next = state::with_engine(|engine| engine.next_due(now, &mut out));
     execute::wake(&mut out);
-    let Some(key) = next.flatten() else {
+    let Some(key) = next.flatten().or_else(state::next_loaded) else {
         return false;
     };
     if !ctx.select_db(key.db) {
@@ -148,7 +148,7 @@ fn postpone(ctx: Ctx<'_>, key: Key, name: Arg<'_>) {
 /// What a replica does with the keys that it was told of: it keeps their alarms for the day when it is promoted, and
 /// decides nothing.
 fn observe_next(ctx: Ctx<'_>) -> bool {
-    let Some(key) = state::with_engine(Engine::next_pending).flatten() else {
+    let Some(key) = state::with_engine(Engine::next_pending).flatten().or_else(state::next_loaded) else {
         return false;
     };
     if ctx.select_db(key.db) {

@@ -6,7 +6,7 @@ use rlock_core::{
 
 use crate::clock;
 use crate::ffi::{Arg, Digest, Load, Save, log_warning};
-use crate::state::{self, Note};
+use crate::state;
 use crate::timer;
 
 /// The version of the payload. A newer one is refused.
@@ -56,7 +56,7 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
     if flags.is_loading()
         && let (Some(name), Some(db)) = (load.key(), load.db())
     {
-        state::note(Note::Arrived(rlock_core::Key { name: name.bytes().into(), db }));
+        state::note_loaded(rlock_core::Key { name: name.bytes().into(), db });
         timer::arm_soon();
     }
     Some(Stored::new(lock))

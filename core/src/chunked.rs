@@ -51,10 +51,6 @@ impl<T> Chunked<T> {
         Some(value)
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.chunks.iter_mut().flatten()
-    }
-
     pub(crate) fn into_iter(self) -> impl Iterator<Item = T> {
         self.chunks.into_iter().flatten()
     }

@@ -2,8 +2,8 @@
 //!
 //! Insert, remove and move are O(log n), and O(1) for a deadline that is the latest or was inserted last, which is
 //! the common case (an equal lease for every lock, acquired and released at once). No step is ever O(n), because this
-//! runs on the server's only thread: heap and slots grow by chunks instead of being copied. (`for_each` and `retain` are O(n);
-//! they serve FLUSHALL, SWAPDB and a promotion.)
+//! runs on the server's only thread: heap and slots grow by chunks instead of being copied. (`retain` is O(n);
+//! it serves FLUSHALL.)
 //!
 //! Invariants:
 //! 1. `heap[i].at_us <= heap[j].at_us` for each child j of i (four children each: fewer cache lines per level).
@@ -134,13 +134,11 @@ impl<T> Deadlines<T> {
         if at_us <= now_us { self.remove(alarm) } else { None }
     }
 
-    /// Visits every value, in no order, to change it in place.
-    pub fn for_each(&mut self, mut visit: impl FnMut(&mut T)) {
-        for slot in self.slots.iter_mut() {
-            if let Some(value) = &mut slot.value {
-                visit(value);
-            }
-        }
+    /// What the slot with this number has, if anything; `None` if there is no such slot. Who looks at all slots in turn sees
+    /// every value that is there from the beginning to the end.
+    #[must_use]
+    pub fn slot_value(&self, slot: u32) -> Option<Option<&T>> {
+        Some(self.slot(slot)?.value.as_ref())
     }
 
     /// Removes every deadline whose value `keep` does not want. O(n).

@@ -11,13 +11,15 @@ pub struct Stored {
     pub lock: Lock,
     /// The engine's alarm for the next deadline of the lock. Not part of the value: a copy starts without one.
     pub alarm: Alarm,
+    /// The generation of its database in which the engine last settled it; 0 if it never did. Not part of the value either.
+    pub(crate) generation: u32,
 }
 
 impl Stored {
     /// A lock that was not seen by the engine yet.
     #[must_use]
     pub fn new(lock: Lock) -> Self {
-        Self { lock, alarm: Alarm::NONE }
+        Self { lock, alarm: Alarm::NONE, generation: 0 }
     }
 }
 

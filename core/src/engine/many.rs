@@ -210,7 +210,7 @@ impl Engine {
         let mut ids = Ids::new();
         for key in keys {
             match turn.keys.open(key.borrow()) {
-                Some(id) if !self.is_pending(key.borrow()) && !Self::has_lapsed_hold(turn, id) => ids.push(id),
+                Some(id) if !self.has_notes(turn, id) && !Self::has_lapsed_hold(turn, id) => ids.push(id),
                 _ => return Err(key.clone()),
             }
         }

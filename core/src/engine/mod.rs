@@ -15,6 +15,7 @@
 //!    their deadlines. It may be due earlier: a renewal does not move it, it finds the new deadline when it goes off.
 
 mod commands;
+mod databases;
 mod deadlock;
 mod fair;
 mod many;
@@ -31,6 +32,7 @@ use alloc::vec::Vec;
 use ahash::RandomState;
 use hashbrown::HashMap;
 
+use self::databases::{Databases, Sweep};
 use self::pending::{Fresh, Pending};
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::deadlines::{Alarm, Deadlines};
@@ -101,7 +103,10 @@ pub struct Turn<'t, K> {
 
 /// The state of one server's locks beyond their values: who waits, what is due, which connections matter.
 pub struct Engine {
+    /// The alarms of values, by keys as [`Databases`] names them.
     leases: Deadlines<Key>,
+    databases: Databases,
+    sweep: Option<Sweep>,
     waiters: Waiters,
     sessions: Sessions,
     pending: Pending,
@@ -119,6 +124,8 @@ impl Engine {
         let hasher = RandomState::with_seeds(a, b, c, d);
         Self {
             leases: Deadlines::default(),
+            databases: Databases::new(hasher.clone()),
+            sweep: None,
             waiters: Waiters::new(hasher.clone()),
             sessions: Sessions::new(hasher.clone()),
             pending: Pending { owed: HashMap::with_hasher(hasher.clone()), order: VecDeque::new() },
@@ -274,7 +281,8 @@ impl Engine {
         if let Some(kind) = creates
             && matches!(keys.slot(id), Slot::Vacant)
         {
-            keys.insert(id, Stored::new(Lock::new(kind, 1)));
+            let generation = self.databases.generation(keys.key(id).db);
+            keys.insert(id, Stored { generation, ..Stored::new(Lock::new(kind, 1)) });
         }
         if let Slot::Lock(stored) = keys.slot(id) {
             stored.lock.apply(event);
@@ -363,7 +371,7 @@ impl Engine {
                 self.leases.remove(alarm);
                 Alarm::NONE
             }
-            (None, Some(due_us)) => self.leases.insert(due_us, key.to_key()),
+            (None, Some(due_us)) => self.leases.insert(due_us, self.databases.to_lasting(key)),
             (None, None) => Alarm::NONE,
         };
         if let Slot::Lock(stored) = keys.slot(id) {
@@ -372,7 +380,9 @@ impl Engine {
     }
 
     fn is_alarm_of(&self, alarm: Alarm, key: KeyRef<'_>) -> bool {
-        self.leases.get(alarm).is_some_and(|(_, owner)| owner.borrow() == key)
+        self.leases
+            .get(alarm)
+            .is_some_and(|(_, of)| of.name.as_slice() == key.name && self.databases.current(of.db) == key.db)
     }
 
     /// The kind check of every command: the lock under `id` if there is one. A semaphore has to be there; a lock of

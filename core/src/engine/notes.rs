@@ -88,7 +88,8 @@ impl Engine {
     /// Every value of a database went away, or of all of them.
     pub fn note_flush(&mut self, db: Option<u32>) {
         let concerned = |candidate: u32| db.is_none_or(|db| db == candidate);
-        self.leases.retain(|key| !concerned(key.db));
+        let databases = &self.databases;
+        self.leases.retain(|key| !concerned(databases.current(key.db)));
         self.sessions.forget_dbs(concerned);
         self.pending.owed.retain(|key, _| !concerned(key.db));
         for key in self.waiters.keys_in(concerned) {
@@ -104,13 +105,7 @@ impl Engine {
             db => db,
         };
         self.sessions.forget_dbs(|db| db == first || db == second);
-        let mut moved = Vec::new();
-        self.leases.for_each(|key| {
-            if key.db == first || key.db == second {
-                key.db = swapped(key.db);
-                moved.push(key.clone());
-            }
-        });
+        self.sweep = Some(self.databases.swap(first, second));
         // What is owed to a value goes with it.
         for (mut key, owed) in self.pending.take_dbs(|db| db == first || db == second) {
             key.db = swapped(key.db);
@@ -118,9 +113,6 @@ impl Engine {
         }
         for fresh in &mut self.fresh {
             fresh.key.db = swapped(fresh.key.db);
-        }
-        for key in moved {
-            self.note_arrival(key);
         }
         for key in self.waiters.keys_in(|db| db == first || db == second) {
             self.note(key);
@@ -130,10 +122,9 @@ impl Engine {
     /// This server became a master, or is one that has loaded its data: connections of before count as closed, and
     /// everything that became due in the meantime is decided here from now on.
     pub fn note_promotion(&mut self) {
-        let mut keys = Vec::with_capacity(self.leases.len());
-        self.leases.for_each(|key| keys.push(key.clone()));
-        for key in keys {
-            self.note_arrival(key);
+        self.sweep = Some(self.databases.renew_all());
+        for key in self.waiters.keys_in(|_| true) {
+            self.note(key);
         }
     }
 

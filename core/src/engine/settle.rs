@@ -16,6 +16,9 @@ use super::{Engine, Turn};
 use crate::keyspace::{KeyId, Keyspace, Slot};
 use crate::outbox::{Answer, Outbox};
 
+/// How many alarms the sweep passes over at once.
+const SLOTS_AT_ONCE: usize = 1000;
+
 impl Engine {
     /// Settles a key whose turn has come, by the timer.
     pub fn settle_key(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
@@ -41,16 +44,34 @@ impl Engine {
     /// Settles a key if the server told something about it. What commands do that do not compete for the lock: to them a
     /// lease that ended is just not there, and the queue can wait for the timer.
     pub(super) fn settle_noted(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
-        if self.is_pending(turn.keys.key(id)) {
+        if self.has_notes(turn, id) {
             self.settle(turn, id, false);
         }
     }
 
+    /// Whether the server told something about a key, or about all keys of its database, that was not settled yet.
+    pub(super) fn has_notes(&self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> bool {
+        self.is_pending(turn.keys.key(id)) || self.is_behind(turn.keys, id)
+    }
+
+    fn is_behind(&self, keys: &mut impl Keyspace, id: KeyId) -> bool {
+        let generation = self.databases.generation(keys.key(id).db);
+        matches!(keys.slot(id), Slot::Lock(stored) if stored.generation < generation)
+    }
+
     /// Decides what the server's notes about this key come to. Returns the requests that found it unsettled.
     fn settle_owed(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> Vec<u64> {
-        let Some(mut owed) = self.pending.take(turn.keys.key(id)) else {
+        let owed = self.pending.take(turn.keys.key(id));
+        let is_behind = self.is_behind(turn.keys, id);
+        if owed.is_none() && !is_behind {
             return Vec::new();
-        };
+        }
+        let generation = self.databases.generation(turn.keys.key(id).db);
+        if let Slot::Lock(stored) = turn.keys.slot(id) {
+            stored.generation = generation;
+        }
+        let mut owed = owed.unwrap_or_default();
+        owed.arrived |= is_behind;
         let details = owed.take_details();
         if owed.arrived || owed.replaced {
             self.note_holders(turn.keys, id);
@@ -321,6 +342,9 @@ impl Engine {
             return Some(key);
         }
         if let Some(key) = self.leases.pop_due(now.mono_us) {
+            return Some(self.databases.to_current(key));
+        }
+        if let Some(key) = self.next_swept() {
             return Some(key);
         }
         let ticket = self.waiters.next_over(now)?;
@@ -334,6 +358,25 @@ impl Engine {
         Some(key)
     }
 
+    /// The next key of the sweep over all values with an alarm. `None` does not mean that it is at its end.
+    fn next_swept(&mut self) -> Option<Key> {
+        let sweep = self.sweep.as_mut()?;
+        for _ in 0..SLOTS_AT_ONCE {
+            let Some(slot) = self.leases.slot_value(sweep.slot) else {
+                self.sweep = None;
+                return None;
+            };
+            sweep.slot = sweep.slot.saturating_add(1);
+            if let Some(key) = slot {
+                let db = self.databases.current(key.db);
+                if self.databases.concerns(*sweep, db) {
+                    return Some(Key { db, name: key.name.clone() });
+                }
+            }
+        }
+        None
+    }
+
     /// The next key that the server told something about.
     pub fn next_pending(&mut self) -> Option<Key> {
         self.pending.next()
@@ -342,7 +385,7 @@ impl Engine {
     /// When there is something to do next; `None` if nothing is ever due.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
-        if !self.pending.order.is_empty() {
+        if !self.pending.order.is_empty() || self.sweep.is_some() {
             return Some(0);
         }
         let lease_us = self.leases.peek().map(|(at_us, _)| at_us);

@@ -285,7 +285,7 @@ impl World {
             assert!(stored.lock.lapsed_hold(self.now).is_none(), "no lapsed hold is left");
             if let Some(due_us) = stored.lock.next_deadline_us() {
                 let (at_us, owner) = self.engine.leases.get(stored.alarm).expect("an alarm");
-                assert_eq!(owner.borrow(), key);
+                assert_eq!(self.engine.databases.to_current(owner.clone()).borrow(), key);
                 assert!(at_us <= due_us, "an alarm is not later than what it is for");
                 alarms += 1;
             }
