@@ -141,12 +141,15 @@ impl Keyspace for Keys<'_> {
     }
 
     fn open(&mut self, key: KeyRef<'_>) -> Option<KeyId> {
+        if key.db != self.db {
+            return None;
+        }
         if let Some(index) = self.open.iter().position(|open| open.name.arg().bytes() == key.name) {
             return Some(KeyId(index));
         }
         let name = self.ctx.string(key.name);
         // A key of a slot that is on its way to another node may be there already.
-        if key.db != self.db || (self.ctx.flags().is_cluster() && !self.ctx.serves(name.arg())) {
+        if self.ctx.flags().is_cluster() && !self.ctx.serves(name.arg()) {
             return None;
         }
         self.push(Name::Made(name), READ_AND_WRITE);
