@@ -61,6 +61,11 @@ pub(crate) fn default_lease_ms() -> u64 {
     DEFAULT_LEASE_MS.load(Ordering::Relaxed).unsigned_abs()
 }
 
+/// How long nothing is granted after the data set was found empty.
+pub(crate) fn quarantine_ms() -> u64 {
+    QUARANTINE_MS.load(Ordering::Relaxed).unsigned_abs()
+}
+
 /// What the server allows.
 pub(crate) fn limits() -> Limits {
     Limits {

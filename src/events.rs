@@ -3,13 +3,15 @@
 use rlock_core::{Alarm, Key, KeyRef, Keyspace, Lock, Slot};
 
 use crate::clock;
+use crate::eviction;
 use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
+use crate::quarantine;
 use crate::state::{self, Note};
 use crate::timer;
 use crate::waiting;
 
-pub(crate) fn on_server_event(event: ServerEvent) {
+pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
     let note = match event {
         ServerEvent::ClientClosed(client) => {
             // Most connections never had anything to do with a lock.
@@ -22,9 +24,12 @@ pub(crate) fn on_server_event(event: ServerEvent) {
         ServerEvent::Swapped(first, second) => Note::Swapped(first, second),
         // What was loaded from the append-only file came by our own commands, and was not noted as an arrival.
         ServerEvent::Promoted | ServerEvent::LoadEnded => Note::Promoted,
+        ServerEvent::LoadFromMaster => return quarantine::on_load_from_master(),
+        ServerEvent::Configured => return eviction::look(ctx),
         ServerEvent::Tick => return timer::on_tick(),
         ServerEvent::AfterSleep => {
             clock::sync();
+            quarantine::look(ctx);
             if state::peek_engine(rlock_core::Engine::has_unconfirmed_grants) == Some(true) {
                 // Hears the notes first: who is known to be gone keeps nothing.
                 state::with_engine(|engine| engine.confirm_grants(waiting::is_answered));

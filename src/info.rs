@@ -1,6 +1,8 @@
 //! The section of INFO.
 
+use crate::eviction;
 use crate::ffi::InfoCtx;
+use crate::quarantine;
 use crate::state;
 
 pub(crate) fn write(info: &InfoCtx) {
@@ -16,4 +18,6 @@ pub(crate) fn write(info: &InfoCtx) {
         info.add(c"handed_over", stats.handed_over);
         info.add(c"disconnected", stats.disconnected);
     });
+    info.add(c"quarantine_left_ms", quarantine::remaining_ms());
+    info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());
 }

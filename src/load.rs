@@ -3,6 +3,7 @@
 use crate::clock;
 use crate::commands;
 use crate::configuration;
+use crate::eviction;
 use crate::ffi::{self, Args, LoadError, Registrar, Type};
 use crate::state;
 use crate::value;
@@ -28,6 +29,7 @@ pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), Load
         return Err(LoadError("the server refuses a subscription to its events".into()));
     }
     registrar.info();
+    eviction::look(registrar.ctx());
     state::init(registrar.random());
     rlock_core::seed_hashing(registrar.random());
     let [first, second] = registrar.random::<2>();

@@ -84,6 +84,13 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
     }
 }
 
+/// Nothing is granted for a while: see `crate::quarantine`.
+pub(crate) fn quarantine(ctx: Ctx<'_>, left_ms: u64) {
+    ctx.reply_error(&format!(
+        "QUARANTINE this server started without data, and locks that it gave before may still be in use; {left_ms} ms left"
+    ));
+}
+
 /// What a waiter is told in the end.
 pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
     match answer {

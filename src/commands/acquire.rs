@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use rlock_core::{Acquired, Ask, Engine, Now, Turn, Verb};
 
 use super::family::{Family, target, words_of_hold};
-use super::{Failure, check_master, reply_failure};
+use super::{Failure, check_may_grant, reply_failure};
 use crate::arguments::{self, Options};
 use crate::configuration;
 use crate::execute::{self, KEY};
@@ -37,7 +37,7 @@ fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
     let options = arguments::options(args, target.options_at, F::ACQUIRE_OPTIONS)?;
     let flags = ctx.flags();
-    check_master(flags)?;
+    check_may_grant(ctx, flags)?;
     let client = connection_for(ctx, flags, options)?;
     let decide = |engine: &mut Engine, turn: &mut Turn<'_, _>| {
         let request = rlock_core::Acquire {

@@ -22,6 +22,7 @@ use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
 use crate::arguments::ArgumentError;
 use crate::execute::KEY;
 use crate::ffi::{Arg, ArgumentSpec, Ctx, Flags, Keys, LoadError, Registrar, ValueSpec};
+use crate::quarantine;
 use crate::reply;
 
 /// Registers every command.
@@ -55,6 +56,10 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
 enum Failure {
     Arguments(ArgumentError),
     Refused(Refusal),
+    /// Nothing is granted for so many milliseconds.
+    Quarantine {
+        left_ms: u64,
+    },
     Text(&'static str),
 }
 
@@ -76,6 +81,7 @@ fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
         Ok(()) => {}
         Err(Failure::Arguments(error)) => ctx.reply_error(error.text()),
         Err(Failure::Refused(refusal)) => reply::refusal(ctx, refusal),
+        Err(Failure::Quarantine { left_ms }) => reply::quarantine(ctx, left_ms),
         Err(Failure::Text(text)) => ctx.reply_error(text),
     }
 }
@@ -83,6 +89,15 @@ fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
 /// Only a master decides. A writable replica is told so too: what it decided would be lost and contradicted.
 fn check_master(flags: Flags) -> Result<(), Failure> {
     if flags.is_master() { Ok(()) } else { Err(Failure::Text(reply::READONLY)) }
+}
+
+/// The one door of every command that acquires: see [`quarantine`].
+fn check_may_grant(ctx: Ctx<'_>, flags: Flags) -> Result<(), Failure> {
+    check_master(flags)?;
+    match quarantine::left_ms(ctx) {
+        0 => Ok(()),
+        left_ms => Err(Failure::Quarantine { left_ms }),
+    }
 }
 
 /// The answer when the engine is in use while a command runs, which would be a bug.

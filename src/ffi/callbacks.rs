@@ -24,6 +24,10 @@ pub(crate) enum ServerEvent {
     Swapped(u32, u32),
     /// This server became a master.
     Promoted,
+    /// A load of a master's data set begins.
+    LoadFromMaster,
+    /// The configuration of the server was changed.
+    Configured,
     /// A load of the data set ended, well or not.
     LoadEnded,
     /// The server's regular tick.
@@ -40,6 +44,7 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) -> bool {
         raw::REDISMODULE_EVENT_SWAPDB,
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
         raw::REDISMODULE_EVENT_LOADING,
+        raw::REDISMODULE_EVENT_CONFIG,
         raw::REDISMODULE_EVENT_CRON_LOOP,
         raw::REDISMODULE_EVENT_EVENTLOOP,
     ];
@@ -57,7 +62,7 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) -> bool {
 }
 
 unsafe extern "C" fn on_server_event(
-    _ctx: *mut raw::RedisModuleCtx,
+    ctx: *mut raw::RedisModuleCtx,
     event: raw::RedisModuleEvent,
     subevent: u64,
     data: *mut c_void,
@@ -65,7 +70,11 @@ unsafe extern "C" fn on_server_event(
     // SAFETY: `data` is what the server documents for this event.
     let event = unsafe { server_event(event.id, subevent, data) };
     if let Some(event) = event {
-        guard((), || events::on_server_event(event));
+        guard((), || {
+            // SAFETY: the context lives as long as the callback.
+            let ctx = unsafe { Ctx::new(ctx) };
+            events::on_server_event(ctx, event);
+        });
     }
 }
 
@@ -93,6 +102,10 @@ unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Serv
         (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER) => {
             Some(ServerEvent::Promoted)
         }
+        (raw::REDISMODULE_EVENT_LOADING, raw::REDISMODULE_SUBEVENT_LOADING_REPL_START) => {
+            Some(ServerEvent::LoadFromMaster)
+        }
+        (raw::REDISMODULE_EVENT_CONFIG, _) => Some(ServerEvent::Configured),
         (
             raw::REDISMODULE_EVENT_LOADING,
             raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED,

@@ -110,6 +110,16 @@ impl<'c> Ctx<'c> {
         status == raw::REDISMODULE_OK as c_int
     }
 
+    /// Whether any database has a key. The selected database stays the same.
+    pub(crate) fn has_keys(self) -> bool {
+        let selected = self.db();
+        // SAFETY: the context is alive.
+        let found =
+            (0..).take_while(|db| self.select_db(*db)).any(|_| unsafe { api!(RedisModule_DbSize, self.raw) } > 0);
+        self.select_db(selected);
+        found
+    }
+
     /// The connection that sent the command. `None` for a script and for another module, whose clients never close.
     pub(crate) fn connection(self, flags: Flags) -> Option<u64> {
         if flags.is_script() {

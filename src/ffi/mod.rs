@@ -14,6 +14,7 @@ mod context;
 mod datatype;
 mod keys;
 mod main_thread;
+mod memory_policy;
 mod registration;
 mod timers;
 

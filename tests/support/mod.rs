@@ -29,6 +29,11 @@ pub fn eventually(deadline: Duration, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// How much of a campaign to run: the short form belongs to `make test`, the long one to `make campaigns`.
+pub fn at_length<T>(short: T, long: T) -> T {
+    if std::env::var_os("RLOCK_LONG").is_some() { long } else { short }
+}
+
 /// The seed of a random test. Shown when the test fails; RLOCK_SEED runs that test again.
 pub fn seed() -> u64 {
     let given = std::env::var("RLOCK_SEED").ok().map(|seed| seed.parse().expect("a number"));

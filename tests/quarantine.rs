@@ -1,0 +1,271 @@
+//! A server that lost its data grants nothing until every lease that it may have given is over.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Reply, Server, WallClock, at_length, eventually, free_port};
+
+const SOON: Duration = Duration::from_secs(5);
+const LONG: &str = "rlock.quarantine-ms 60000";
+
+/// One call of each command that acquires.
+const ACQUIRING: [&str; 4] = [
+    "RLOCK.ACQUIRE job b PX 1000",
+    "RLOCK.ACQUIRE job b PX 1000 BLOCK 0",
+    "RFAIRLOCK.ACQUIRE fair b PX 1000 BLOCK 0",
+    "RFAIRLOCK.ACQUIRE fair b PX 1000 QUEUE 1000",
+];
+
+#[track_caller]
+fn assert_quarantined(client: &mut Client) {
+    for command in ACQUIRING {
+        client.eval(command).expect_error("QUARANTINE");
+        for reply in [client.call(command), client.transaction(command)] {
+            let text = reply.expect_error("QUARANTINE");
+            let words: Vec<_> = text.split(' ').collect();
+            let [.., left_ms, "ms", "left"] = words[..] else {
+                panic!("{text} does not end in the time left");
+            };
+            assert!((1..=60_000).contains(&left_ms.parse().expect("a number")), "{text}");
+        }
+    }
+    assert!((1..=60_000).contains(&client.info_number("rlock_quarantine_left_ms")));
+}
+
+#[track_caller]
+fn assert_grants(client: &mut Client) {
+    assert_eq!(client.info_number("rlock_quarantine_left_ms"), 0);
+    client.acquire("granted a PX 1000");
+    client.acquire_fair("granted-fair a PX 1000");
+}
+
+#[test]
+fn after_an_empty_start_no_command_acquires_and_all_others_work() {
+    let server = Server::with(&[LONG]);
+    let mut client = server.client();
+    assert_quarantined(&mut client);
+    assert_eq!(client.call("DBSIZE"), 0);
+
+    client.call("RLOCK.RELEASE job a").expect_error("NOTOWNER");
+    client.call("RLOCK.RENEW job a").expect_error("NOTOWNER");
+    assert_eq!(client.call("RLOCK.FORCERELEASE job"), 0);
+    assert_eq!(client.call("RLOCK.HOLDS job a"), 0);
+    assert_eq!(client.call("RLOCK.TTL job"), -2);
+    assert_eq!(client.call("RLOCK.INFO job"), Reply::Nil);
+    assert_eq!(client.call("RLOCK.WAITERS job"), Reply::Array(vec![]));
+    assert_eq!(client.call("RFAIRLOCK.CANCEL job a"), 0);
+    client.call("RLOCK.ACQUIRE job b PX").expect_error("ERR");
+
+    // A lock that came from elsewhere can be used up.
+    let elsewhere = Server::start();
+    elsewhere.client().acquire("job a PX 60000");
+    let payload = elsewhere.client().call("DUMP job");
+    let restore = [b"RESTORE".as_slice(), b"job", b"0", payload.bytes()];
+    assert_eq!(client.call(restore), "OK");
+    assert_quarantined(&mut client);
+    assert!(client.call("RLOCK.RENEW job a").int() > 0);
+    assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+}
+
+#[test]
+fn every_command_that_acquires_is_among_those() {
+    let server = Server::start();
+    let all = server.client().call("COMMAND LIST FILTERBY MODULE rlock");
+    let acquiring = all.array().iter().map(|name| name.text().to_uppercase());
+    for name in acquiring.filter(|name| name.ends_with("ACQUIRE") || name.ends_with("DRAIN")) {
+        assert!(ACQUIRING.iter().any(|call| call.starts_with(&name)), "{name} has no call here");
+    }
+}
+
+#[test]
+fn it_ends_when_its_time_is_over() {
+    let server = Server::with(&["rlock.quarantine-ms 1500"]);
+    let mut client = server.client();
+    let start = Instant::now();
+    let left_ms = client.info_number("rlock_quarantine_left_ms");
+    assert!((1..=1500).contains(&left_ms), "{left_ms}");
+    let mut refused = 0;
+    eventually(SOON, || {
+        let answer = client.call("RLOCK.ACQUIRE job a");
+        if !matches!(answer, Reply::Int(_)) {
+            answer.expect_error("QUARANTINE");
+            refused += 1;
+            return false;
+        }
+        true
+    });
+    assert!(refused > 0);
+    let waited_ms = start.elapsed().as_millis() as i64;
+    assert!((left_ms - 1..left_ms + 500).contains(&waited_ms), "{waited_ms} ms of {left_ms} ms");
+}
+
+#[test]
+fn it_can_be_changed_while_it_lasts() {
+    let server = Server::start();
+    let mut client = server.client();
+    assert_grants(&mut client);
+    assert_eq!(client.call(format!("CONFIG SET {LONG}")), "OK");
+    assert_quarantined(&mut client);
+    assert_eq!(client.call("CONFIG SET rlock.quarantine-ms 0"), "OK");
+    assert_grants(&mut client);
+}
+
+#[test]
+fn a_step_of_the_wall_clock_does_not_end_it() {
+    let clock = WallClock::new();
+    let server = Server::with_wall_clock(&clock, &[LONG]);
+    clock.step_forward(Duration::from_secs(3600));
+    let mut client = server.client();
+    assert_quarantined(&mut client);
+}
+
+#[test]
+fn a_start_with_any_key_grants_at_once() {
+    for persistence in [&["appendonly yes", "appendfsync always", LONG][..], &[LONG]] {
+        let mut server = Server::with(persistence);
+        let mut client = server.client();
+        // In another database than the first, and no lock.
+        client.call("SELECT 9");
+        client.call("SET some text");
+        client.call("SAVE");
+        assert_quarantined(&mut client);
+        server.kill_and_restart();
+        assert_grants(&mut server.client());
+    }
+}
+
+#[test]
+fn what_is_emptied_while_it_runs_grants_at_once() {
+    let mut server = Server::with(&[LONG]);
+    let mut client = server.client();
+    client.call("SET some text");
+    client.call("SAVE");
+    server.kill_and_restart();
+    let mut client = server.client();
+    for emptying in ["FLUSHALL", "FLUSHALL ASYNC", "DEL some granted granted-fair", "SWAPDB 0 1", "DEBUG RELOAD"] {
+        client.call(emptying);
+        assert_grants(&mut client);
+    }
+}
+
+#[test]
+fn a_promoted_replica_is_as_trustworthy_as_what_it_was_given() {
+    let promote = |replica: &Server| {
+        let mut client = replica.client();
+        assert_eq!(client.call("REPLICAOF NO ONE"), "OK");
+        client
+    };
+    // It never met its primary.
+    let orphan = Server::with(&[LONG, &format!("replicaof 127.0.0.1 {}", free_port())]);
+    orphan.client().call(ACQUIRING[0]).expect_error("READONLY");
+    assert_quarantined(&mut promote(&orphan));
+
+    // A primary that has restarted without its data passes that on.
+    let primary = Server::start();
+    let replica = Server::replica_of(&primary, &[LONG]);
+    assert_quarantined(&mut promote(&replica));
+
+    primary.client().acquire("job a PX 60000");
+    let replica = Server::replica_of(&primary, &[LONG]);
+    assert_grants(&mut promote(&replica));
+
+    // The primary loses its data, and the replica takes the emptiness over.
+    let emptied = Server::start();
+    let mut client = replica.client();
+    client.call(format!("REPLICAOF 127.0.0.1 {}", emptied.port()));
+    replica.catch_up_with(&emptied);
+    assert_quarantined(&mut promote(&replica));
+}
+
+/// How long a hold lasts by the holder's clock, and how long nothing is granted after a start.
+const LEASE: Duration = Duration::from_millis(150);
+
+/// Who believes to hold the lock, and until when.
+type Belief = Mutex<Option<(usize, Instant)>>;
+
+struct Campaign {
+    port_of: Mutex<Server>,
+    over: AtomicBool,
+    grants: AtomicUsize,
+    double_holds: AtomicUsize,
+    belief: Belief,
+}
+
+impl Campaign {
+    /// Takes the lock again and again, keeps it a while, and goes on believing in it when the server is gone.
+    fn work(&self, worker: usize) {
+        let acquire = format!("RLOCK.ACQUIRE job worker-{worker} PX {}", LEASE.as_millis());
+        let release = format!("RLOCK.RELEASE job worker-{worker}");
+        let mut connection = None;
+        while !self.over.load(Ordering::Relaxed) {
+            let Some(client) = &mut connection else {
+                connection = self.port_of.lock().expect("no panic").try_client().ok();
+                continue;
+            };
+            let asked = Instant::now();
+            match ask(client, &acquire) {
+                Some(Reply::Int(_)) => self.hold(worker, asked + LEASE),
+                Some(_) => {
+                    // Only a pause between two attempts: its length decides nothing.
+                    thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+                None => {
+                    connection = None;
+                    continue;
+                }
+            }
+            // Half of the holds are given back early, the others run into the end of their lease.
+            if self.grants.load(Ordering::Relaxed).is_multiple_of(2) {
+                self.belief.lock().expect("no panic").take_if(|(holder, _)| *holder == worker);
+                connection = ask(client, &release).and(connection);
+            }
+        }
+    }
+
+    /// A grant has come: nobody else may believe to hold.
+    fn hold(&self, worker: usize, until: Instant) {
+        self.grants.fetch_add(1, Ordering::Relaxed);
+        let mut belief = self.belief.lock().expect("no panic");
+        if belief.is_some_and(|(holder, believed)| holder != worker && Instant::now() < believed) {
+            self.double_holds.fetch_add(1, Ordering::Relaxed);
+        }
+        *belief = Some((worker, until));
+        drop(belief);
+        // Time itself: the lock is in use.
+        thread::sleep(LEASE / 10);
+    }
+}
+
+/// The answer, or None if the server is gone.
+fn ask(client: &mut Client, command: &str) -> Option<Reply> {
+    client.try_send(&[command.into()]).ok()?;
+    client.reply_within(Duration::from_secs(10)).ok()
+}
+
+#[test]
+fn a_server_that_is_killed_and_keeps_nothing_gives_no_lock_twice() {
+    let quarantine = format!("rlock.quarantine-ms {}", LEASE.as_millis());
+    let campaign = Campaign {
+        port_of: Mutex::new(Server::with(&[&quarantine])),
+        over: AtomicBool::new(false),
+        grants: AtomicUsize::new(0),
+        double_holds: AtomicUsize::new(0),
+        belief: Mutex::new(None),
+    };
+    thread::scope(|scope| {
+        for worker in 0..4 {
+            let campaign = &campaign;
+            scope.spawn(move || campaign.work(worker));
+        }
+        for _ in 0..at_length(12, 100) {
+            let before = campaign.grants.load(Ordering::Relaxed);
+            eventually(Duration::from_secs(20), || campaign.grants.load(Ordering::Relaxed) > before + 3);
+            campaign.port_of.lock().expect("no panic").kill_and_restart();
+        }
+        campaign.over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(campaign.double_holds.into_inner(), 0, "of {} grants", campaign.grants.into_inner());
+}
