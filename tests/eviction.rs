@@ -60,19 +60,6 @@ fn volatile_policies_never_take_a_held_lock() {
     }
 }
 
-#[test]
-fn who_waits_for_a_lock_that_is_evicted_is_served() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 600000");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 600000 BLOCK 0");
-    client.call("CONFIG SET maxmemory-policy allkeys-random");
-    client.call("CONFIG SET maxmemory 1");
-    // The only key there is has to go for this write.
-    client.call("SET some text");
-    waiter.reply().int();
-}
-
 #[track_caller]
 fn warnings(server: &Server) -> usize {
     let log = fs::read_to_string(server.folder().join("log")).expect("a log");

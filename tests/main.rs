@@ -6,6 +6,7 @@ mod cluster;
 mod configuration;
 mod contexts;
 mod counter;
+mod effects;
 mod events;
 mod eviction;
 mod fair;

@@ -250,16 +250,3 @@ fn an_evicted_lock_is_granted_to_the_next() {
     assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
     assert_eq!(client.info_number("evicted_keys"), 1);
 }
-
-#[test]
-fn volatile_eviction_takes_no_held_lock() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.call("CONFIG SET maxmemory-policy volatile-random");
-    client.call("SET with-expiry x EX 1000");
-    client.acquire("job a PX 60000");
-    let step = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"].map(Command::from);
-    client.call_in_one_step(&step);
-    assert_eq!(client.call("EXISTS with-expiry"), 0);
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
-}
