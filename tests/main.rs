@@ -5,6 +5,7 @@ mod clock;
 mod cluster;
 mod configuration;
 mod contexts;
+mod convergence;
 mod counter;
 mod effects;
 mod events;

@@ -176,6 +176,11 @@ impl Server {
         }
     }
 
+    /// The log since the process was started.
+    pub fn log(&self) -> String {
+        read_log(self.folder.path())
+    }
+
     fn check_health(&mut self) -> Result<(), String> {
         if self.process.has_ended() {
             return Err("the server has ended".to_owned());

@@ -1,0 +1,178 @@
+//! A replica has the state of its primary, whatever was done and whatever the replica missed meanwhile.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::support::{Client, Command, Reply, Server, at_length, eventually, seed};
+
+const SOON: Duration = Duration::from_secs(20);
+const CLIENTS: usize = 4;
+const DATABASES: usize = 2;
+
+/// Commands in one write. One that waits holds up those behind it.
+const BATCH: usize = 50;
+
+fn random_command(random: &mut StdRng) -> String {
+    let key = format!("lock-{}", random.random_range(0..30));
+    let other_key = format!("lock-{}", random.random_range(0..30));
+    let owner = format!("owner-{}", random.random_range(0..4));
+    let family = *["RLOCK", "RFAIRLOCK"].choose(random).expect("not empty");
+    // Some leases end during the run, others are there at each comparison.
+    let lease_ms = if random.random() { random.random_range(1..50) } else { random.random_range(60_000..600_000) };
+    match random.random_range(0..1000) {
+        0..480 => {
+            let mut command = format!("{family}.ACQUIRE {key} {owner} PX {lease_ms}");
+            if random.random_ratio(1, 4) {
+                command += &format!(" REQ {}", random.random_range(1..200));
+            }
+            if random.random_ratio(1, 4) {
+                command += &format!(" SESSION {lease_ms}");
+            }
+            match random.random_range(0..100) {
+                0 => command += &format!(" BLOCK {}", random.random_range(1..5)),
+                1..20 if family == "RFAIRLOCK" => command += &format!(" QUEUE {lease_ms}"),
+                _ => {}
+            }
+            command
+        }
+        480..700 => format!("{family}.RELEASE {key} {owner}"),
+        700..750 => format!("{family}.RELEASE {key} {owner} REQ {}", random.random_range(1..200)),
+        750..830 => format!("{family}.RENEW {key} {owner} PX {lease_ms}"),
+        830..880 => format!("{family}.FORCERELEASE {key}"),
+        880..910 => format!("RFAIRLOCK.CANCEL {key} {owner}"),
+        910..925 => format!("DEL {key}"),
+        925..935 => format!("UNLINK {key}"),
+        935..945 => format!("PEXPIRE {key} {}", random.random_range(1..30)),
+        945..955 => format!("SET {key} text PX {}", random.random_range(1..30)),
+        955..965 => format!("RENAME {key} {other_key}"),
+        965..980 => format!("COPY {key} {other_key} REPLACE"),
+        980..990 => format!("MOVE {key} {}", random.random_range(0..DATABASES)),
+        990..997 => format!("SELECT {}", random.random_range(0..DATABASES)),
+        997..999 => "SWAPDB 0 1".to_owned(),
+        _ => ["FLUSHDB", "FLUSHALL ASYNC"].choose(random).expect("not empty").to_string(),
+    }
+}
+
+/// Several connections at once send so many random commands together, and more until `happening` has come to an end.
+fn rage<R>(primary: &Server, seed: u64, commands: usize, happening: impl FnOnce() -> R) -> R {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let over = &over;
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(number as u64));
+                let mut client = primary.client();
+                let mut batches = 0;
+                while batches < commands / CLIENTS / BATCH || !over.load(Ordering::Relaxed) {
+                    let batch: Vec<_> = (0..BATCH).map(|_| Command::from(random_command(&mut random))).collect();
+                    client.call_in_one_step(&batch);
+                    batches += 1;
+                }
+            });
+        }
+        let _over = Over(&over);
+        happening()
+    })
+}
+
+/// Ends the commands also when what happens meanwhile fails.
+struct Over<'o>(&'o AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What both sides must show of a key. Leases run, waits run, and a connection is known only where it is.
+#[track_caller]
+fn shown(client: &mut Client, key: &str) -> String {
+    let info = client.call(format!("RLOCK.INFO {key}"));
+    let (Reply::Array(_) | Reply::Map(_)) = info else {
+        return format!("{info:?}");
+    };
+    let kind = info.field("kind").text();
+    let holders = info.field("holders");
+    let mut all: Vec<_> = holders
+        .array()
+        .iter()
+        .map(|holder| ["owner", "mode", "holds", "token"].map(|name| format!("{:?}", holder.field(name))).join(" "))
+        .collect();
+    if kind == "fair" {
+        let waiters = client.call(format!("RLOCK.WAITERS {key}"));
+        all.extend(waiters.array().iter().map(|waiter| format!("{:?}", waiter.field("owner"))));
+    }
+    format!("{kind} {all:?}")
+}
+
+/// Stops all writing for a while and compares everything.
+#[track_caller]
+fn assert_same(primary: &Server, replicas: &[&Server]) -> usize {
+    let mut original = primary.client();
+    original.call("CLIENT PAUSE 60000 WRITE");
+    let mut compared = 0;
+    for replica in replicas {
+        // Also one that gets the stream from another replica.
+        replica.catch_up_with(primary);
+        let mut copy = replica.client();
+        for db in 0..DATABASES {
+            for client in [&mut original, &mut copy] {
+                client.call(format!("SELECT {db}"));
+            }
+            for number in 0..30 {
+                let key = format!("lock-{number}");
+                let digest = format!("DEBUG DIGEST-VALUE {key}");
+                assert_eq!(copy.call(digest.as_str()), original.call(digest.as_str()), "{key} in {db}");
+                // A lease may end between the two looks; after it they agree again.
+                eventually(SOON, || shown(&mut copy, &key) == shown(&mut original, &key));
+                compared += usize::from(shown(&mut original, &key).len() > 3);
+            }
+        }
+        assert_eq!(copy.call("DEBUG DIGEST"), original.call("DEBUG DIGEST"));
+        let log = replica.log();
+        let complaint =
+            log.lines().find(|line| line.contains("sending an error") || line.contains("could not be read"));
+        assert_eq!(complaint, None);
+    }
+    original.call("CLIENT UNPAUSE");
+    compared
+}
+
+#[test]
+fn a_replica_is_like_its_primary_whatever_it_missed() {
+    let seed = seed();
+    let share = at_length(25_000, 250_000);
+    // Large enough for what a replica misses while it is away.
+    let primary = Server::with(&["repl-backlog-size 64mb", "client-output-buffer-limit replica 0 0 0"]);
+    let first = Server::replica_of(&primary, &[]);
+    let mut observer = primary.client();
+    rage(&primary, seed, share, || ());
+    let mut compared = assert_same(&primary, &[&first]);
+
+    let late = rage(&primary, seed + 1, share, || Server::replica_of(&primary, &[]));
+    compared += assert_same(&primary, &[&first, &late]);
+
+    first.while_stopped(|| rage(&primary, seed + 2, share, || ()));
+    compared += assert_same(&primary, &[&first, &late]);
+
+    // Both lose their link, and get what they missed meanwhile.
+    let full = observer.info_number("sync_full");
+    rage(&primary, seed + 3, share, || {
+        for _ in 0..3 {
+            let before = observer.info_number("sync_partial_ok");
+            assert_eq!(observer.call("CLIENT KILL TYPE replica"), 2);
+            eventually(SOON, || observer.info_number("sync_partial_ok") == before + 2);
+        }
+    });
+    compared += assert_same(&primary, &[&first, &late]);
+    assert_eq!(observer.info_number("sync_full"), full, "each link was restored without a new load");
+
+    let second_hand = rage(&primary, seed + 4, share, || Server::replica_of(&late, &[]));
+    compared += assert_same(&primary, &[&first, &late, &second_hand]);
+    assert!(compared > 200, "{compared} locks compared are too few");
+}
