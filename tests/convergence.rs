@@ -174,5 +174,5 @@ fn a_replica_is_like_its_primary_whatever_it_missed() {
 
     let second_hand = rage(&primary, seed + 4, share, || Server::replica_of(&late, &[]));
     compared += assert_same(&primary, &[&first, &late, &second_hand]);
-    assert!(compared > 200, "{compared} locks compared are too few");
+    assert!(compared > 50, "{compared} locks compared are too few");
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::support::{Client, Command, Reply, Server, eventually, propagated};
+use crate::support::{Command, Reply, Server, eventually, propagated};
 
 const SOON: Duration = Duration::from_secs(5);
 

@@ -99,6 +99,27 @@ fn a_snapshot_brings_everything_back() {
 }
 
 #[test]
+fn a_shutdown_brings_everything_back_and_ends_while_clients_wait() {
+    for (shutdown, lines) in [
+        ("SHUTDOWN SAVE", &[][..]),
+        ("SHUTDOWN NOSAVE", &["appendonly yes", "appendfsync everysec"]),
+        ("SHUTDOWN", &["appendonly yes", "appendfsync no"]),
+    ] {
+        let mut server = Server::with(lines);
+        let mut client = server.client();
+        let estate = Estate::create(&mut client);
+        let mut waiter = server.waiter("RLOCK.ACQUIRE once b PX 50000 BLOCK 0");
+        client.send(shutdown);
+        for connection in [&mut client, &mut waiter] {
+            let end = connection.reply_within(Duration::from_secs(10)).expect_err("the server is gone");
+            assert_eq!(end.kind(), ErrorKind::UnexpectedEof, "{shutdown}");
+        }
+        server.kill_and_restart();
+        estate.assert_intact(&mut server.client());
+    }
+}
+
+#[test]
 fn a_reload_in_place_brings_everything_back_and_waiters_wait_on() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();

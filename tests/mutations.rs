@@ -1,0 +1,241 @@
+//! Payloads that somebody broke or made up: each is refused or is a lock, with which everything can be done.
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, RngCore, SeedableRng};
+
+use crate::support::{Client, Command, Reply, Server, at_length, eventually, seed};
+
+const SOON: Duration = Duration::from_secs(10);
+const YEAR_MS: i64 = 365 * 24 * 3600 * 1000;
+
+/// How many locks that were taken from payloads are kept, to be saved and loaded together.
+const KEPT: usize = 200;
+
+/// A payload of DUMP in its parts: type of the value, name and version of the module's type, data as one string, version of
+/// the format, checksum.
+#[derive(Clone)]
+struct Payload {
+    head: Vec<u8>,
+    data: Vec<u8>,
+    foot: Vec<u8>,
+}
+
+/// Type and name of the module's type, whose last ten bits are the version of the data.
+const HEAD: usize = 10;
+const FOOT: usize = 10;
+const STRING_FOLLOWS: u8 = 5;
+const END_OF_VALUE: u8 = 0;
+
+impl Payload {
+    #[track_caller]
+    fn parse(bytes: &[u8]) -> Payload {
+        let (head, rest) = bytes.split_at(HEAD);
+        let (body, foot) = rest.split_at(rest.len() - FOOT);
+        assert_eq!([body[0], body[body.len() - 1]], [STRING_FOLLOWS, END_OF_VALUE]);
+        // The first two bits of a length tell how long it is itself.
+        let length_bytes = if body[1] < 0x40 { 1 } else { 2 };
+        let payload =
+            Payload { head: head.to_vec(), data: body[1 + length_bytes..body.len() - 1].to_vec(), foot: foot.to_vec() };
+        assert_eq!(payload.pack(), bytes);
+        payload
+    }
+
+    /// The length of the data is right, so that it is the module that looks at it.
+    fn pack(&self) -> Vec<u8> {
+        let length = self.data.len() as u16;
+        let mut bytes = [&self.head[..], &[STRING_FOLLOWS]].concat();
+        match length {
+            0..0x40 => bytes.push(length as u8),
+            _ => bytes.extend((length | 0x4000).to_be_bytes()),
+        }
+        bytes.extend(&self.data);
+        bytes.push(END_OF_VALUE);
+        bytes.extend(&self.foot);
+        bytes
+    }
+}
+
+/// Locks with all that can be in one.
+#[track_caller]
+fn originals(server: &Server) -> Vec<Payload> {
+    let mut client = server.client();
+    client.acquire("plain a PX 600000");
+    client.acquire("rich some-owner PX 600000 REQ 1 SESSION 600000");
+    client.acquire("rich some-owner PX 600000 REQ 2");
+    client.call("RLOCK.RELEASE rich some-owner REQ 3");
+    client.acquire_fair("queue a PX 600000");
+    client.acquire_fair("turn a PX 600000");
+    for fair in ["queue", "turn"] {
+        client.call(format!("RFAIRLOCK.ACQUIRE {fair} b QUEUE 500000 REQ 7"));
+        client.call(format!("RFAIRLOCK.ACQUIRE {fair} c QUEUE 600000"));
+    }
+    let _connected = server.waiter("RFAIRLOCK.ACQUIRE queue d BLOCK 0");
+    client.call("RFAIRLOCK.RELEASE turn a");
+    ["plain", "rich", "queue", "turn"].map(|key| Payload::parse(client.call(format!("DUMP {key}")).bytes())).to_vec()
+}
+
+/// Numbers at the edges of what is read, as the data writes them: seven bits a byte, the lowest first.
+fn odd_number(random: &mut StdRng) -> Vec<u8> {
+    let mut number: u64 = match random.random_range(0..4) {
+        0 => 1 << random.random_range(0..64),
+        1 => (1u64 << random.random_range(1..64)) - 1,
+        2 => u64::MAX - random.random_range(0..3),
+        _ => random.next_u64(),
+    };
+    let mut bytes = Vec::new();
+    while number > 0x7f {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    // More bytes than any number has.
+    if random.random_ratio(1, 10) {
+        bytes.splice(0..0, [0xff; 10]);
+    }
+    bytes
+}
+
+/// Something else than what was saved, mostly in the part that the module reads.
+fn mutate(originals: &[Payload], random: &mut StdRng) -> Vec<u8> {
+    let mut payload = originals.choose(random).expect("not empty").clone();
+    for _ in 0..*[1, 1, 1, 2, 4].choose(random).expect("not empty") {
+        let data = &mut payload.data;
+        let at = random.random_range(0..=data.len());
+        let end = (at + random.random_range(1..9)).min(data.len());
+        match random.random_range(0..11) {
+            0 | 1 if at < data.len() => data[at] ^= 1 << random.random_range(0..8),
+            2 if at < data.len() => data[at] = random.random(),
+            3 => data.truncate(at),
+            4 => drop(data.drain(at..end)),
+            5 => data[at..end].fill(if random.random() { 0xff } else { 0 }),
+            6 | 7 => drop(data.splice(at..end, odd_number(random))),
+            8 => drop(data.splice(at..at, odd_number(random))),
+            9 => {
+                // A part of another lock.
+                let other = &originals.choose(random).expect("not empty").data;
+                let from = random.random_range(0..other.len());
+                data.splice(at.., other[from..].iter().copied());
+            }
+            _ => {
+                // Another version of the data, or of the format.
+                let at = random.random_range(0..2);
+                let place = if random.random() { &mut payload.head[HEAD - 2 + at] } else { &mut payload.foot[at] };
+                *place ^= 1 << random.random_range(0..8);
+            }
+        }
+    }
+    let mut bytes = payload.pack();
+    // Sometimes the server's own part.
+    match random.random_range(0..20) {
+        0 => bytes.truncate(random.random_range(0..bytes.len())),
+        1 => {
+            let at = random.random_range(0..bytes.len());
+            bytes[at] ^= 1 << random.random_range(0..8);
+        }
+        _ => {}
+    }
+    bytes
+}
+
+/// Restores a payload. What the server takes is a lock within all limits, and everything can be done with it; of what it
+/// refuses, nothing is left. Says whether it was taken.
+#[track_caller]
+fn try_payload(client: &mut Client, key: &str, payload: &[u8]) -> bool {
+    // In one step: a lease that was over long ago ends right after it.
+    let step = [
+        format!("DEL {key}").into(),
+        Command::from([b"RESTORE".as_slice(), key.as_bytes(), b"0", payload]),
+        format!("EXISTS {key}").into(),
+        format!("MEMORY USAGE {key}").into(),
+        format!("DEBUG DIGEST-VALUE {key}").into(),
+        format!("DUMP {key}").into(),
+    ];
+    let [_, restored, exists, usage, digest, payload] = &client.call_in_one_step(&step)[..] else {
+        panic!("as many answers as commands");
+    };
+    if matches!(restored, Reply::Error(_)) {
+        assert_eq!(*exists, 0);
+        return false;
+    }
+    assert_eq!(*restored, "OK");
+    assert!(usage.int() > 0);
+    let step = [
+        Command::from([b"RESTORE".as_slice(), b"again", b"0", payload.bytes(), b"REPLACE"]),
+        "DEBUG DIGEST-VALUE again".into(),
+        "DEL again".into(),
+    ];
+    assert_eq!(client.call_in_one_step(&step)[1], *digest, "{key}");
+    assert_usable(client, key);
+    true
+}
+
+#[track_caller]
+fn assert_usable(client: &mut Client, key: &str) {
+    let info = client.call(format!("RLOCK.INFO {key}"));
+    // One that has lapsed is as good as none.
+    let holders = if info == Reply::Nil { Reply::Array(vec![]) } else { info.field("holders") };
+    for holder in holders.array() {
+        assert!((1..=512).contains(&holder.field("owner").bytes().len()), "{info:?}");
+        assert!((1..1 << 32).contains(&holder.field("holds").int()), "{info:?}");
+        assert!((1..1 << 53).contains(&holder.field("token").int()), "{info:?}");
+        assert!((1..=YEAR_MS + 1).contains(&holder.field("lease-ms").int()), "{info:?}");
+    }
+    let family = match &info {
+        Reply::Nil => "RLOCK",
+        info if info.field("kind") == "fair" => "RFAIRLOCK",
+        _ => "RLOCK",
+    };
+    let waiters = client.call(format!("RLOCK.WAITERS {key}"));
+    for command in [
+        format!("{family}.ACQUIRE {key} x PX 1000"),
+        format!("{family}.ACQUIRE {key} some-owner PX 1000 REQ 3"),
+        format!("{family}.RENEW {key} a PX 1000"),
+        format!("{family}.RELEASE {key} x"),
+    ] {
+        match client.call(command.as_str()) {
+            Reply::Error(error) => {
+                let word = error.split(' ').next().expect("a first word");
+                let expected = ["NOTOWNER", "STALE", "WRONGTYPE"].contains(&word) || error.contains("4294967295 times");
+                assert!(expected, "{command}: {error}");
+            }
+            Reply::Int(_) | Reply::Nil => {}
+            other => panic!("{command}: {other:?} on {info:?} with {waiters:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_broken_payload_is_refused_or_a_lock_and_the_server_lives() {
+    let mut random = StdRng::seed_from_u64(seed());
+    let lines = ["appendfsync no", "rdbcompression no", "aof-use-rdb-preamble no", "rlock.fair-grace-ms 600000"];
+    let mut server = Server::with_aof(&lines);
+    let originals = originals(&server);
+    let mut client = server.client();
+    client.call("FLUSHALL");
+    // The mutated bytes have to reach the module.
+    assert_eq!(client.call("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
+    let (mut refused, mut taken) = (0, 0);
+    for round in 0..at_length(10_000, 200_000) {
+        let key = format!("lock-{}", round % KEPT);
+        let payload = mutate(&originals, &mut random);
+        let outcome = if try_payload(&mut client, &key, &payload) { &mut taken } else { &mut refused };
+        *outcome += 1;
+    }
+    assert!(refused > 1000 && taken > 1000, "{refused} refused and {taken} taken");
+    server.assert_alive();
+
+    // What was taken can be saved and loaded in each way.
+    client.call("BGREWRITEAOF");
+    eventually(SOON, || client.info("aof_rewrite_in_progress") == "0" && client.info("aof_rewrites") == "1");
+    client.call("CLIENT PAUSE 60000 WRITE");
+    let digest = client.call("DEBUG DIGEST");
+    for load in ["DEBUG LOADAOF", "DEBUG RELOAD"] {
+        assert_eq!(client.call(load), "OK");
+        assert_eq!(client.call("DEBUG DIGEST"), digest, "{load}");
+    }
+    client.call("CLIENT UNPAUSE");
+    assert!(client.acquire("new a") > 0);
+}
