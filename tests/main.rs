@@ -18,6 +18,7 @@ mod holding;
 mod kill;
 mod leases;
 mod leaving;
+mod moves;
 mod mutations;
 mod payloads;
 mod persistence;

@@ -1,0 +1,204 @@
+//! A lock under another name, in another database or on another server is the same lock: its holder, count, token, requests,
+//! queue, and the moment at which its lease ends.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Command, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// Where a lock is found after a move.
+struct Place {
+    is_elsewhere: bool,
+    db: i64,
+    key: &'static str,
+}
+
+const RENAMED: Place = Place { is_elsewhere: false, db: 0, key: "away" };
+const MOVED: Place = Place { is_elsewhere: false, db: 1, key: "job" };
+const ELSEWHERE: Place = Place { is_elsewhere: true, db: 0, key: "job" };
+
+/// A way for the lock `job` to get elsewhere.
+struct Way {
+    name: &'static str,
+    /// The commands, with the port of the other server for PORT.
+    commands: &'static [&'static str],
+    to: Place,
+    stays: bool,
+}
+
+const fn way(name: &'static str, commands: &'static [&'static str], to: Place, stays: bool) -> Way {
+    Way { name, commands, to, stays }
+}
+
+const IN_DB_2: Place = Place { is_elsewhere: true, db: 2, key: "job" };
+
+const WAYS: &[Way] = &[
+    way("RENAME", &["RENAME job away"], RENAMED, false),
+    way("RENAME over a lock", &["RLOCK.ACQUIRE away x", "RENAME job away"], RENAMED, false),
+    way("RENAMENX", &["RENAMENX job away"], RENAMED, false),
+    way("MOVE", &["MOVE job 1"], MOVED, false),
+    way("SWAPDB", &["SWAPDB 0 1"], MOVED, false),
+    way("SWAPDB the other way round", &["SWAPDB 1 0"], MOVED, false),
+    way("COPY", &["COPY job away"], RENAMED, true),
+    way("COPY over a lock", &["RLOCK.ACQUIRE away x", "COPY job away REPLACE"], RENAMED, true),
+    way("COPY to another database", &["COPY job job DB 1"], MOVED, true),
+    way("DUMP and RESTORE", &["dump-and-restore away"], RENAMED, true),
+    way("MIGRATE", &["MIGRATE 127.0.0.1 PORT job 0 5000"], ELSEWHERE, false),
+    way("MIGRATE to another database", &["MIGRATE 127.0.0.1 PORT job 2 5000"], IN_DB_2, false),
+    way("MIGRATE COPY", &["MIGRATE 127.0.0.1 PORT job 0 5000 COPY"], ELSEWHERE, true),
+    way("MIGRATE REPLACE", &["MIGRATE 127.0.0.1 PORT job 0 5000 REPLACE"], ELSEWHERE, false),
+];
+
+/// Two servers, one of which has a replica; `job` goes from one to the other or stays.
+struct Scene {
+    here: Server,
+    replica: Server,
+    elsewhere: Server,
+}
+
+impl Scene {
+    #[track_caller]
+    fn new() -> Scene {
+        let lines = ["rlock.fair-grace-ms 60000"];
+        let here = Server::with_aof(&lines);
+        let replica = Server::replica_of(&here, &lines);
+        Scene { here, replica, elsewhere: Server::with_aof(&lines) }
+    }
+
+    /// Goes the way and hands out a client of the place where the lock is then.
+    #[track_caller]
+    fn go(&self, way: &Way) -> Client {
+        // The output of a failed test ends with the way that failed.
+        eprintln!("{}", way.name);
+        let mut client = self.here.client();
+        for command in way.commands {
+            let reply = match command.strip_prefix("dump-and-restore ") {
+                Some(key) => {
+                    let payload = client.call("DUMP job");
+                    client.call([b"RESTORE".as_slice(), key.as_bytes(), b"0", payload.bytes()])
+                }
+                None => client.call(command.replace("PORT", &self.elsewhere.port().to_string())),
+            };
+            assert!(!matches!(reply, Reply::Error(_)) && reply != 0, "{command}: {reply:?}");
+        }
+        let mut there = if way.to.is_elsewhere { self.elsewhere.client() } else { self.here.client() };
+        there.call(format!("SELECT {}", way.to.db));
+        there
+    }
+
+    /// The replica and the append-only files agree, and nothing is left for the next way.
+    #[track_caller]
+    fn check_copies_and_clean_up(&self) {
+        let mut client = self.here.client();
+        client.call("CLIENT PAUSE 60000 WRITE");
+        self.replica.catch_up_with(&self.here);
+        let digest = client.call("DEBUG DIGEST");
+        assert_eq!(self.replica.client().call("DEBUG DIGEST"), digest);
+        assert_eq!(client.call("DEBUG LOADAOF"), "OK");
+        assert_eq!(client.call("DEBUG DIGEST"), digest);
+        client.call("CLIENT UNPAUSE");
+        let mut elsewhere = self.elsewhere.client();
+        let digest = elsewhere.call("DEBUG DIGEST");
+        assert_eq!(elsewhere.call("DEBUG LOADAOF"), "OK");
+        assert_eq!(elsewhere.call("DEBUG DIGEST"), digest);
+        for client in [&mut client, &mut elsewhere] {
+            eventually(SOON, || client.info_number("rlock_waiting") == 0);
+            client.call("FLUSHALL");
+            eventually(SOON, || client.info_number("rlock_held") == 0);
+        }
+    }
+}
+
+#[test]
+fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
+    let scene = Scene::new();
+    for way in WAYS {
+        let mut client = scene.here.client();
+        let token = client.acquire("job a PX 60000 REQ 1");
+        client.acquire("job a PX 60000 REQ 2");
+        let mut b = scene.here.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let mut there = scene.go(way);
+        let key = way.to.key;
+        assert_eq!(there.holder(key).expect("it is held").identity(), ("a", 2, token));
+        assert_eq!(there.acquire(&format!("{key} a REQ 2")), token, "the last request is known");
+        there.call(format!("RLOCK.ACQUIRE {key} a REQ 1")).expect_error("STALE");
+        let left = there.call(format!("RLOCK.TTL {key}")).int();
+        assert!((40_000..=60_005).contains(&left), "{left} ms");
+        assert_eq!(there.call(format!("RLOCK.ACQUIRE {key} c")), Reply::Nil);
+
+        if way.stays {
+            assert_eq!(client.waiting_owners("job"), ["b"]);
+            client.call("RLOCK.FORCERELEASE job");
+        }
+        let granted = b.reply().int();
+        assert!(granted > token);
+        assert_eq!(there.holder(key).expect("it is held").owner, "a", "what b was granted is another lock");
+        scene.check_copies_and_clean_up();
+    }
+}
+
+#[test]
+fn a_lease_ends_elsewhere_when_it_would_have_ended_here() {
+    let scene = Scene::new();
+    for way in WAYS {
+        let start = Instant::now();
+        let token = scene.here.client().acquire("job a PX 500");
+        let mut there = scene.go(way);
+        let next = format!("RLOCK.ACQUIRE {} b PX 60000 BLOCK 0", way.to.key);
+        let next = there.call(next).int();
+        let waited = start.elapsed();
+        assert!((499..1500).contains(&waited.as_millis()), "{waited:?}");
+        assert!(next > token);
+        scene.check_copies_and_clean_up();
+    }
+}
+
+#[test]
+fn a_queue_keeps_its_order_elsewhere() {
+    let scene = Scene::new();
+    for way in WAYS {
+        let mut client = scene.here.client();
+        let token = client.acquire_fair("job a PX 60000");
+        for owner in ["b", "c"] {
+            client.call(format!("RFAIRLOCK.ACQUIRE job {owner} QUEUE 60000"));
+        }
+        let d = scene.here.waiter("RFAIRLOCK.ACQUIRE job d PX 60000 BLOCK 0");
+        let mut there = scene.go(way);
+        let key = way.to.key;
+        assert_eq!(there.holder(key).expect("it is held").identity(), ("a", 1, token));
+        eventually(SOON, || there.places(key) == ["b detached", "c detached", "d detached"]);
+        drop(d);
+        let mut last = token;
+        let mut holder = "a";
+        for owner in ["b", "c", "d"] {
+            assert_eq!(there.call(format!("RFAIRLOCK.RELEASE {key} {holder}")), 0);
+            assert_eq!(there.call(format!("RFAIRLOCK.ACQUIRE {key} newcomer")), Reply::Nil);
+            let token = there.acquire_fair(&format!("{key} {owner} PX 60000"));
+            assert!(token > last, "{owner}");
+            (last, holder) = (token, owner);
+        }
+        scene.check_copies_and_clean_up();
+    }
+}
+
+#[test]
+fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
+    let scene = Scene::new();
+    let mut client = scene.here.client();
+    let token = client.acquire("job a PX 60000");
+    let mut b = scene.here.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    client.call("SET away text");
+    client.call("COPY away job DB 1");
+    scene.elsewhere.client().acquire("job x PX 60000");
+    let migrate = format!("MIGRATE 127.0.0.1 {} job 0 5000", scene.elsewhere.port());
+    let nobody = format!("MIGRATE 127.0.0.1 {} job 0 5000", crate::support::free_port());
+    for refused in ["RENAMENX job away", "MOVE job 1", "COPY job away", &migrate, &nobody] {
+        let reply = client.call(Command::from(refused));
+        assert!(reply == 0 || matches!(reply, Reply::Error(_)), "{refused}: {reply:?}");
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.waiting_owners("job"), ["b"]);
+    }
+    client.call("RLOCK.RELEASE job a");
+    b.reply().int();
+}
