@@ -134,7 +134,7 @@ pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
     }
 }
 
-/// Applies an effect that a master decided. Nothing is propagated from here: the server passes the effect on itself.
+/// Applies an effect that a master decided. Nothing is propagated from here: the command passes itself on.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> bool {
     let mut keys = Keys::open(ctx, &[name]);
     let applied = state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(false);

@@ -334,3 +334,36 @@ fn a_command_that_changes_nothing_tells_nothing() {
         }
     }
 }
+
+#[test]
+fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
+    let primary = Server::with_aof(&["rlock.fair-grace-ms 60000"]);
+    let mut replica = Server::replica_of(&primary, &["appendonly yes", "appendfsync always"]);
+    // After a synchronisation the file is written anew.
+    let second_hand = Server::replica_of(&replica, &["appendonly yes", "appendfsync always"]);
+    for replica in [&replica, &second_hand] {
+        let mut observer = replica.client();
+        eventually(SOON, || observer.info("aof_rewrites") == "1" && observer.info("aof_rewrite_in_progress") == "0");
+    }
+    let mut client = primary.client();
+    client.acquire("job a PX 60000 REQ 1");
+    client.acquire_fair("fair a PX 60000");
+    client.call("RFAIRLOCK.ACQUIRE fair b QUEUE 60000");
+    let mut waiter = primary.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    client.call("RLOCK.RELEASE job a");
+    waiter.reply().int();
+    client.call("RENAME job away");
+    let told = |server: &Server| {
+        let all = propagated(server);
+        all.iter().filter(|words| !is_brace(words)).map(|words| show(words)).collect::<Vec<_>>()
+    };
+    replica.catch_up_with(&primary);
+    second_hand.catch_up_with(&primary);
+    assert_eq!(told(&primary).len(), 6);
+    for replica in [&replica, &second_hand] {
+        assert!(told(replica).ends_with(&told(&primary)), "{:#?}", told(replica));
+    }
+    replica.kill_and_restart();
+    replica.catch_up_with(&primary);
+    assert_eq!(replica.client().call("DEBUG DIGEST"), client.call("DEBUG DIGEST"));
+}

@@ -33,6 +33,11 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     if !flags.is_loading() && !flags.is_replicated() {
         return Err(Failure::Text(reply::EFFECT_FROM_CLIENT));
     }
+    if !flags.is_loading() {
+        // The server passes on to its replicas what its master sent, but a module's command reaches its own append-only file
+        // only so. Also one that does not fit here: the file is to have what the master decided.
+        ctx.replicate_verbatim();
+    }
     let key = arguments::key(args)?;
     let facts = args.get(2).map_or(&[][..], |facts| facts.bytes());
     let owner = args.get(3).map(|owner| owner.bytes());

@@ -225,6 +225,12 @@ impl<'c> Ctx<'c> {
         };
     }
 
+    /// Passes the running command on as it is.
+    pub(crate) fn replicate_verbatim(self) {
+        // SAFETY: the context is that of a command.
+        unsafe { api!(RedisModule_ReplicateVerbatim, self.raw) };
+    }
+
     /// Tells the keyspace's listeners of an event of the module class.
     pub(crate) fn notify(self, event: &CStr, key: Arg<'_>) {
         // SAFETY: the context, the event's name and the key are alive.

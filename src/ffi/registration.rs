@@ -316,6 +316,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_RegisterInfoFunc,
         RedisModule_RegisterNumericConfig,
         RedisModule_Replicate,
+        RedisModule_ReplicateVerbatim,
         RedisModule_ReplyWithArray,
         RedisModule_ReplyWithError,
         RedisModule_ReplyWithLongLong,

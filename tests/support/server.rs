@@ -103,9 +103,21 @@ impl Server {
     }
 
     /// Starts a killed server again on the files that it has left, and on another port.
+    #[track_caller]
     pub fn restart(&mut self) {
-        (self.process, self.port) =
-            launch(self.folder.path(), &self.environment).unwrap_or_else(|log| panic!("no restart:\n{log}"));
+        self.try_restart().unwrap_or_else(|log| panic!("no restart:\n{log}"));
+    }
+
+    /// The same where the files may be beyond repair: hands out the log if the server gives up in good order.
+    #[track_caller]
+    pub fn try_restart(&mut self) -> Result<(), String> {
+        let launched = launch(self.folder.path(), &self.environment);
+        if let Err(log) = &launched {
+            let mark = CRASH_MARKS.iter().find(|mark| log.contains(*mark));
+            assert_eq!(mark, None, "the server has crashed:\n{log}");
+        }
+        (self.process, self.port) = launched?;
+        Ok(())
     }
 
     #[track_caller]

@@ -1,0 +1,142 @@
+//! Files that are damaged: a server that starts on them has whole locks, and one that does not says why.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::support::{Command, Reply, Server, at_length, eventually, propagated, seed};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// Puts bytes in the place of those of a file.
+fn write(path: &PathBuf, bytes: &[u8]) {
+    fs::write(path, bytes).expect("a writable file");
+}
+
+#[test]
+fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
+    let mut random = StdRng::seed_from_u64(seed());
+    let mut server = Server::with(&["rdbcompression no", "rdbchecksum no", "dbfilename dump.rdb"]);
+    let mut client = server.client();
+    for number in 0..20 {
+        client.acquire(&format!("lock-{number} owner-of-{number} PX 600000 REQ 5 SESSION 600000"));
+        client.acquire_fair(&format!("fair-{number} owner-of-{number} PX 600000"));
+        client.call(format!("RFAIRLOCK.ACQUIRE fair-{number} second QUEUE 600000"));
+    }
+    assert_eq!(client.call("SAVE"), "OK");
+    let path = server.folder().join("dump.rdb");
+    let whole = fs::read(&path).expect("a snapshot");
+    server.kill();
+    let (mut loaded, mut refused) = (0, 0);
+    for round in 0..at_length(60, 2000) {
+        let mut damaged = whole.clone();
+        let at = random.random_range(0..damaged.len());
+        match round % 3 {
+            0 => damaged.truncate(at),
+            1 => damaged[at] ^= 1 << random.random_range(0..8),
+            _ => damaged[at] = random.random(),
+        }
+        write(&path, &damaged);
+        match server.try_restart() {
+            Ok(()) => {
+                loaded += 1;
+                let mut client = server.client();
+                client.acquire("new a PX 1000");
+                assert!(client.call("DEBUG DIGEST").text().len() == 40);
+                server.kill();
+            }
+            Err(log) => {
+                refused += 1;
+                assert!(!log.is_empty(), "it says why");
+            }
+        }
+    }
+    assert!(loaded > 5 && refused > 5, "{loaded} loaded and {refused} refused");
+    write(&path, &whole);
+    server.restart();
+    assert_eq!(server.client().call("RLOCK.HOLDS lock-7 owner-of-7"), 1);
+}
+
+#[test]
+fn an_append_only_file_that_ends_in_the_middle_of_a_hand_over_has_one_holder() {
+    let mut server = Server::with_aof(&["aof-load-truncated yes"]);
+    let mut client = server.client();
+    client.acquire("released a PX 600000");
+    client.acquire("lapsing a PX 600000");
+    let mut waiters =
+        ["released", "lapsing"].map(|key| server.waiter(format!("RLOCK.ACQUIRE {key} b PX 600000 BLOCK 0")));
+    client.call("RLOCK.RELEASE released a");
+    waiters[0].reply().int();
+    let folder = server.folder().join("appendonlydir");
+    let increment = fs::read_dir(folder).expect("a folder of append-only files");
+    let is_increment = |path: &PathBuf| path.to_string_lossy().ends_with(".incr.aof");
+    let path = increment.map(|file| file.expect("an entry").path()).find(is_increment).expect("an increment");
+    let before = fs::read(&path).expect("an append-only file").len();
+    // One hand-over by a command, one by the timer.
+    client.call("RLOCK.FORCERELEASE lapsing");
+    waiters[1].reply().int();
+    client.call("RLOCK.FORCERELEASE released");
+    let mut c = server.waiter("RLOCK.ACQUIRE lapsing c PX 600000 BLOCK 0");
+    client.call("DEL lapsing");
+    c.reply().int();
+    let whole = fs::read(&path).expect("an append-only file");
+    assert!(propagated(&server).len() > 8);
+    server.kill();
+    let step = ((whole.len() - before) / at_length(25, 400)).max(1);
+    for length in (before..=whole.len()).step_by(step) {
+        write(&path, &whole[..length]);
+        server.restart();
+        let holder = server.client().holder("lapsing");
+        // After DEL the lock is free until the timer's turn.
+        let is_deleted = whole[..length].windows(3).any(|word| word == b"DEL");
+        assert!(holder.is_some() || is_deleted, "cut at {length} of {}", whole.len());
+        server.kill();
+    }
+    write(&path, &whole);
+    server.restart();
+    assert_eq!(server.client().holder("lapsing").expect("it is held").owner, "c");
+}
+
+#[test]
+fn an_effect_that_cannot_be_read_is_told_in_the_log_and_changes_nothing() {
+    let mut server = Server::with_aof(&["aof-use-rdb-preamble no"]);
+    let mut client = server.client();
+    let token = client.acquire("job a PX 600000");
+    client.call("SET text x");
+    // As a newer version might have written them, or nobody.
+    let effects = [
+        format!("RLOCK.APPLY job shared {token} 1"),
+        "RLOCK.APPLY job".to_owned(),
+        "RLOCK.APPLY text granted".to_owned(),
+    ];
+    let mut words = effects.map(|effect| Command::from(effect).0).to_vec();
+    words.push(vec![b"RLOCK.APPLY".to_vec(), b"job".to_vec(), vec![0xff; 300], b"x".to_vec()]);
+    let mut tail = Vec::new();
+    for words in &words {
+        tail.extend(format!("*{}\r\n", words.len()).bytes());
+        for word in words {
+            tail.extend(format!("${}\r\n", word.len()).bytes());
+            tail.extend(word);
+            tail.extend(b"\r\n");
+        }
+    }
+    server.kill();
+    let folder = server.folder().join("appendonlydir");
+    for file in fs::read_dir(folder).expect("a folder of append-only files") {
+        let path = file.expect("an entry").path();
+        if path.to_string_lossy().ends_with(".incr.aof") {
+            let whole = fs::read(&path).expect("an append-only file");
+            write(&path, &[whole, tail.clone()].concat());
+        }
+    }
+    server.restart();
+    let mut client = server.client();
+    assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+    assert_eq!(client.call("GET text"), "x");
+    assert!(server.log().contains("could not be read"));
+    assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+    eventually(SOON, || client.call("RLOCK.INFO job") == Reply::Nil);
+}
