@@ -9,7 +9,7 @@ NEED        = SERVER=$(SERVER) ./tools/need
 DATA       ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test lint bench demo clean
+.PHONY: help build run test campaigns lint bench demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,11 @@ test: build ## Run every test: the core's, and the module's on a real server
 	@$(NEED) server
 	cargo test --package rlock-core --package rlock-bench
 	RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=4
+
+campaigns: build ## The long forms of the random tests and of those that kill (8 minutes)
+	@$(NEED) server
+	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
+	  convergence:: damaged_files:: kill:: lazy_free:: mutations:: quarantine:: storm::
 
 lint: ## Check format and lints
 	@$(NEED) build

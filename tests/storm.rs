@@ -9,10 +9,9 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::support::{Client, Command, Reply, Server, eventually, in_script, seed};
+use crate::support::{Client, Command, Reply, Server, at_length, eventually, in_script, seed};
 
 const CLIENTS: u64 = 16;
-const ROUNDS: u64 = 6;
 const ROUND: Duration = Duration::from_millis(400);
 
 /// Errors that are no wonder in this weather. Everything else is a bug.
@@ -23,22 +22,27 @@ fn random_command(random: &mut StdRng) -> String {
     let key = format!("lock-{}", random.random_range(0..3));
     let other_key = format!("lock-{}", random.random_range(0..3));
     let owner = format!("owner-{}", random.random_range(0..4));
+    let family = if random.random_ratio(2, 3) { "RLOCK" } else { "RFAIRLOCK" };
     // Every lease is short, so that nothing outlasts the storm.
     let short = |random: &mut StdRng| random.random_range(1..30);
     match random.random_range(0..100) {
         0..40 => {
-            let mut command = format!("RLOCK.ACQUIRE {key} {owner} PX {}", short(random));
+            let mut command = format!("{family}.ACQUIRE {key} {owner} PX {}", short(random));
             for (option, range) in [("BLOCK", 1..10), ("SESSION", 0..10), ("REQ", 1..1000)] {
                 if random.random() {
                     command += &format!(" {option} {}", random.random_range(range));
                 }
             }
+            if family == "RFAIRLOCK" && random.random() {
+                command = command.replace("BLOCK", "QUEUE");
+            }
             command
         }
-        40..60 => format!("RLOCK.RELEASE {key} {owner}"),
-        60..65 => format!("RLOCK.RELEASE {key} {owner} REQ {}", random.random_range(1..1000)),
-        65..70 => format!("RLOCK.RENEW {key} {owner} PX {}", short(random)),
-        70..75 => format!("RLOCK.FORCERELEASE {key}"),
+        40..60 => format!("{family}.RELEASE {key} {owner}"),
+        60..65 => format!("{family}.RELEASE {key} {owner} REQ {}", random.random_range(1..1000)),
+        65..70 => format!("{family}.RENEW {key} {owner} PX {}", short(random)),
+        70..73 => format!("{family}.FORCERELEASE {key}"),
+        73..75 => format!("RFAIRLOCK.CANCEL {key} {owner}"),
         75..80 => {
             let readings = ["RLOCK.INFO", "RLOCK.TTL", "RLOCK.WAITERS"];
             format!("{} {key}", readings.choose(random).expect("not empty"))
@@ -89,7 +93,7 @@ fn blow(server: &Server, mut random: StdRng) -> usize {
                 let expected = EXPECTED_ERRORS.iter().any(|start| error.starts_with(start));
                 assert!(expected || error.starts_with("ERR No such client"), "{line}: {error}");
             }
-            Ok(Reply::Int(_)) if line.starts_with("RLOCK.ACQUIRE") => granted += 1,
+            Ok(Reply::Int(_)) if line.contains("LOCK.ACQUIRE") => granted += 1,
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::TimedOut => panic!("{line} is not answered"),
             // Another client has killed this one.
@@ -107,10 +111,10 @@ fn digest(client: &mut Client) -> String {
 #[test]
 fn a_storm_leaves_all_copies_alike_and_nothing_behind() {
     let seed = seed();
-    let primary = Server::with_aof(&["appendfsync no"]);
+    let primary = Server::with_aof(&["appendfsync no", "rlock.fair-grace-ms 20"]);
     let replica = Server::replica_of(&primary, &[]);
     let mut granted = 0;
-    for round in 0..ROUNDS {
+    for round in 0..at_length(6, 100) {
         thread::scope(|scope| {
             let clients: Vec<_> = (0..CLIENTS)
                 .map(|client| {
