@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::support::{Client, Command, Reply, Server, at_length, eventually, seed};
+use crate::support::{Client, Command, Reply, Server, any_key, any_lock_command, at_length, eventually, seed};
 
 const SOON: Duration = Duration::from_secs(20);
 const CLIENTS: usize = 4;
@@ -17,34 +17,17 @@ const DATABASES: usize = 2;
 /// Commands in one write. One that waits holds up those behind it.
 const BATCH: usize = 50;
 
+const KEYS: usize = 30;
+
 fn random_command(random: &mut StdRng) -> String {
-    let key = format!("lock-{}", random.random_range(0..30));
-    let other_key = format!("lock-{}", random.random_range(0..30));
-    let owner = format!("owner-{}", random.random_range(0..4));
-    let family = *["RLOCK", "RFAIRLOCK"].choose(random).expect("not empty");
-    // Some leases end during the run, others are there at each comparison.
-    let lease_ms = if random.random() { random.random_range(1..50) } else { random.random_range(60_000..600_000) };
+    let (key, other_key) = (any_key(random, KEYS), any_key(random, KEYS));
     match random.random_range(0..1000) {
-        0..480 => {
-            let mut command = format!("{family}.ACQUIRE {key} {owner} PX {lease_ms}");
-            if random.random_ratio(1, 4) {
-                command += &format!(" REQ {}", random.random_range(1..200));
-            }
-            if random.random_ratio(1, 4) {
-                command += &format!(" SESSION {lease_ms}");
-            }
-            match random.random_range(0..100) {
-                0 => command += &format!(" BLOCK {}", random.random_range(1..5)),
-                1..20 if family == "RFAIRLOCK" => command += &format!(" QUEUE {lease_ms}"),
-                _ => {}
-            }
-            command
+        0..910 => {
+            // Some leases end during the run, others are there at each comparison.
+            let lease_ms =
+                if random.random() { random.random_range(1..50) } else { random.random_range(60_000..600_000) };
+            any_lock_command(random, KEYS, lease_ms, 100)
         }
-        480..700 => format!("{family}.RELEASE {key} {owner}"),
-        700..750 => format!("{family}.RELEASE {key} {owner} REQ {}", random.random_range(1..200)),
-        750..830 => format!("{family}.RENEW {key} {owner} PX {lease_ms}"),
-        830..880 => format!("{family}.FORCERELEASE {key}"),
-        880..910 => format!("RFAIRLOCK.CANCEL {key} {owner}"),
         910..925 => format!("DEL {key}"),
         925..935 => format!("UNLINK {key}"),
         935..945 => format!("PEXPIRE {key} {}", random.random_range(1..30)),
@@ -103,6 +86,7 @@ fn shown(client: &mut Client, key: &str) -> String {
         .iter()
         .map(|holder| ["owner", "mode", "holds", "token"].map(|name| format!("{:?}", holder.field(name))).join(" "))
         .collect();
+    // Waiters of other kinds are connections, which only the primary has.
     if kind == "fair" {
         let waiters = client.call(format!("RLOCK.WAITERS {key}"));
         all.extend(waiters.array().iter().map(|waiter| format!("{:?}", waiter.field("owner"))));
@@ -124,7 +108,7 @@ fn assert_same(primary: &Server, replicas: &[&Server]) -> usize {
             for client in [&mut original, &mut copy] {
                 client.call(format!("SELECT {db}"));
             }
-            for number in 0..30 {
+            for number in 0..KEYS {
                 let key = format!("lock-{number}");
                 let digest = format!("DEBUG DIGEST-VALUE {key}");
                 assert_eq!(copy.call(digest.as_str()), original.call(digest.as_str()), "{key} in {db}");

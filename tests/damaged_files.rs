@@ -34,7 +34,7 @@ fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
     let owners: Vec<_> = (0..whole.len()).filter(|at| whole[*at..].starts_with(b"owner-of-")).collect();
     assert_eq!(owners.len(), 40);
     let (mut loaded, mut refused) = (0, 0);
-    for round in 0..at_length(60, 2000) {
+    for round in 0..at_length(60, 1000) {
         let mut damaged = whole.clone();
         // Within the data of a lock, which begins a little before the owner. Of names that it finds twice the server dies by
         // itself.

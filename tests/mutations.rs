@@ -72,9 +72,16 @@ fn originals(server: &Server) -> Vec<Payload> {
         client.call(format!("RFAIRLOCK.ACQUIRE {fair} b QUEUE 500000 REQ 7"));
         client.call(format!("RFAIRLOCK.ACQUIRE {fair} c QUEUE 600000"));
     }
+    for owner in ["some-owner", "a"] {
+        client.call(format!("RRWLOCK.ACQUIRE readers {owner} READ PX 600000 REQ 3"));
+        client.call("RSEMAPHORE.INIT semaphore 5");
+        client.call(format!("RSEMAPHORE.ACQUIRE semaphore {owner} PERMITS 2 PX 600000"));
+    }
     let _connected = server.waiter("RFAIRLOCK.ACQUIRE queue d BLOCK 0");
     client.call("RFAIRLOCK.RELEASE turn a");
-    ["plain", "rich", "queue", "turn"].map(|key| Payload::parse(client.call(format!("DUMP {key}")).bytes())).to_vec()
+    ["plain", "rich", "queue", "turn", "readers", "semaphore"]
+        .map(|key| Payload::parse(client.call(format!("DUMP {key}")).bytes()))
+        .to_vec()
 }
 
 /// Numbers at the edges of what is read, as the data writes them: seven bits a byte, the lowest first.
@@ -183,17 +190,20 @@ fn assert_usable(client: &mut Client, key: &str) {
         assert!((1..1 << 53).contains(&holder.field("token").int()), "{info:?}");
         assert!((1..=YEAR_MS + 1).contains(&holder.field("lease-ms").int()), "{info:?}");
     }
-    let family = match &info {
-        Reply::Nil => "RLOCK",
-        info if info.field("kind") == "fair" => "RFAIRLOCK",
-        _ => "RLOCK",
+    let kind = if info == Reply::Nil { "mutex".to_owned() } else { info.field("kind").text() };
+    let (family, mode) = match kind.as_str() {
+        "mutex" => ("RLOCK", ""),
+        "fair" => ("RFAIRLOCK", ""),
+        "rwlock" => ("RRWLOCK", " READ"),
+        "semaphore" => ("RSEMAPHORE", ""),
+        other => panic!("there is no such kind: {other}"),
     };
     let waiters = client.call(format!("RLOCK.WAITERS {key}"));
     for command in [
-        format!("{family}.ACQUIRE {key} x PX 1000"),
-        format!("{family}.ACQUIRE {key} some-owner PX 1000 REQ 3"),
-        format!("{family}.RENEW {key} a PX 1000"),
-        format!("{family}.RELEASE {key} x"),
+        format!("{family}.ACQUIRE {key} x{mode} PX 1000"),
+        format!("{family}.ACQUIRE {key} some-owner{mode} PX 1000 REQ 3"),
+        format!("{family}.RENEW {key} a{mode} PX 1000"),
+        format!("{family}.RELEASE {key} x{mode}"),
     ] {
         match client.call(command.as_str()) {
             Reply::Error(error) => {

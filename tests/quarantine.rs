@@ -11,11 +11,15 @@ const SOON: Duration = Duration::from_secs(5);
 const LONG: &str = "rlock.quarantine-ms 60000";
 
 /// One call of each command that acquires.
-const ACQUIRING: [&str; 4] = [
+const ACQUIRING: [&str; 8] = [
     "RLOCK.ACQUIRE job b PX 1000",
     "RLOCK.ACQUIRE job b PX 1000 BLOCK 0",
     "RFAIRLOCK.ACQUIRE fair b PX 1000 BLOCK 0",
     "RFAIRLOCK.ACQUIRE fair b PX 1000 QUEUE 1000",
+    "RRWLOCK.ACQUIRE rw b READ PX 1000 BLOCK 0",
+    "RSEMAPHORE.ACQUIRE semaphore b PX 1000 BLOCK 0",
+    "RSEMAPHORE.DRAIN semaphore b PX 1000",
+    "RLOCK.MACQUIRE 2 one two b PX 1000 BLOCK 0",
 ];
 
 #[track_caller]

@@ -2,7 +2,7 @@
 
 use rlock_core::{Ask, Engine, Kind, Mode, Turn, Verb};
 
-use super::{Failure, LEASE, OWNER, check_master, reply_failure};
+use super::{Failure, LEASE, OWNER, check_may_grant, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::configuration;
 use crate::execute::{self, KEY};
@@ -31,7 +31,7 @@ fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
     let options = arguments::options(args, 3, &[Opt::Px, Opt::Ex])?;
     let flags = ctx.flags();
-    check_master(flags)?;
+    check_may_grant(ctx, flags)?;
     let client = ctx.connection(flags);
     let decide = |engine: &mut Engine, turn: &mut Turn<'_, _>| {
         let request = rlock_core::Acquire {

@@ -3,7 +3,7 @@
 use rlock_core::{Acquired, Engine, Kind, Mode, Refusal, Turn, Verb};
 
 use super::acquire::{ask, connection_for};
-use super::{BLOCK, Failure, LEASE, OWNER, REQ, SESSION, check_master, reply_failure};
+use super::{BLOCK, Failure, LEASE, OWNER, REQ, SESSION, check_master, check_may_grant, reply_failure};
 use crate::arguments::{self, KeysAndOwner, Opt};
 use crate::configuration;
 use crate::execute;
@@ -34,7 +34,7 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
     let options = arguments::options(args, options_at, &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req])?;
     let flags = ctx.flags();
-    check_master(flags)?;
+    check_may_grant(ctx, flags)?;
     let client = connection_for(ctx, flags, options)?;
     let decide = |engine: &mut Engine, turn: &mut Turn<'_, _>, ids: &[_]| {
         let request = rlock_core::Acquire {

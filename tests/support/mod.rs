@@ -3,6 +3,7 @@
 
 mod client;
 mod events;
+mod lock_commands;
 mod process;
 mod propagation;
 mod reply;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 pub use client::{Client, Command, in_script};
 pub use events::Events;
+pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
 pub use propagation::propagated;
 pub use reply::Reply;
 pub use server::{Server, free_port};
