@@ -367,3 +367,126 @@ fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
     replica.catch_up_with(&primary);
     assert_eq!(replica.client().call("DEBUG DIGEST"), client.call("DEBUG DIGEST"));
 }
+
+#[test]
+fn each_command_on_a_read_write_lock_tells_its_effect() {
+    let mut journal = Journal::new();
+    let mut client = journal.server.client();
+    let mut acquire = |command: &str| client.call(format!("RRWLOCK.ACQUIRE job {command}")).int();
+    let a = acquire("a READ PX 60000 REQ 1");
+    let b = acquire("b READ PX 50000 SESSION 100");
+    assert_eq!(acquire("a READ PX 70000"), a);
+    journal.expect(
+        "readers",
+        &[
+            &format!("job granted rwlock read {a} 1 @60000 60000 1a - a"),
+            &format!("job granted rwlock read {b} 1 @50000 50000 - 100 b"),
+            &format!("job reentered {a} 2 @70000 70000 1a -"),
+        ],
+    );
+    let mut client = journal.server.client();
+    let mut writer = journal.server.waiter("RRWLOCK.ACQUIRE job w WRITE PX 20000 BLOCK 0");
+    assert_eq!(client.call("RRWLOCK.ACQUIRE job r READ"), Reply::Nil);
+    journal.expect("waiting", &[]);
+    client.call("RRWLOCK.RENEW job b READ PX 80000");
+    client.call("RRWLOCK.RELEASE job a READ");
+    client.call("RRWLOCK.RELEASE job a READ");
+    client.call("RRWLOCK.RELEASE job b READ");
+    let w = writer.reply().int();
+    journal.expect(
+        "the last reader hands over to the writer",
+        &[
+            &format!("job renewed {b} 1 @80000 80000 - 100"),
+            &format!("job partly-released {a} 1 # 70000 1a -"),
+            &format!("job released {a}"),
+            &format!("job released {b}"),
+            &format!("job granted rwlock write {w} 1 @20000 20000 - - w"),
+        ],
+    );
+    let mut readers =
+        ["x", "y"].map(|owner| journal.server.waiter(format!("RRWLOCK.ACQUIRE job {owner} READ PX 20000 BLOCK 0")));
+    client.call("RRWLOCK.FORCERELEASE job");
+    let [x, y] = readers.each_mut().map(|reader| reader.reply().int());
+    journal.expect(
+        "the writer hands over to all readers",
+        &[
+            &format!("job forced {w}"),
+            &format!("job granted rwlock read {x} 1 @20000 20000 - - x"),
+            &format!("job granted rwlock read {y} 1 @20000 20000 - - y"),
+        ],
+    );
+    client.call("RRWLOCK.FORCERELEASE job");
+    journal.expect("all are forced", &[&format!("job forced {x}"), &format!("job forced {y}")]);
+    for nothing in ["RELEASE job a READ", "RENEW job a WRITE", "HOLDS job a READ", "INFO job", "FORCERELEASE job"] {
+        client.call(format!("RRWLOCK.{nothing}"));
+        journal.expect(nothing, &[]);
+    }
+}
+
+#[test]
+fn each_command_on_a_semaphore_tells_its_effect() {
+    let mut journal = Journal::new();
+    let mut client = journal.server.client();
+    for command in ["INIT job 3", "INIT job 5", "RESIZE job 4", "RESIZE job 4"] {
+        client.call(format!("RSEMAPHORE.{command}"));
+    }
+    journal.expect("its size", &["job sized 3", "job sized 4"]);
+    let a = client.call("RSEMAPHORE.ACQUIRE job a PERMITS 3 PX 60000 REQ 1").int();
+    let b = client.call("RSEMAPHORE.DRAIN job b PX 60000").int();
+    assert_eq!(b, 1);
+    journal.expect(
+        "grants",
+        &[
+            &format!("job granted semaphore permits {a} 3 @60000 60000 1a - a"),
+            "job granted semaphore permits # 1 @60000 60000 - - b",
+        ],
+    );
+    let mut c = journal.server.waiter("RSEMAPHORE.ACQUIRE job c PERMITS 2 PX 20000 BLOCK 0");
+    client.call("RSEMAPHORE.RELEASE job a PERMITS 2 REQ 2");
+    let c = c.reply().int();
+    journal.expect(
+        "permits that are handed over",
+        &[
+            &format!("job partly-released {a} 1 # 60000 2r -"),
+            &format!("job granted semaphore permits {c} 2 @20000 20000 - - c"),
+        ],
+    );
+    for nothing in ["ACQUIRE job d", "ACQUIRE job d PERMITS 9", "RELEASE job a PERMITS 2", "DRAIN job d", "INIT job 9"]
+    {
+        client.call(format!("RSEMAPHORE.{nothing}"));
+        journal.expect(nothing, &[]);
+    }
+}
+
+#[test]
+fn a_request_for_many_keys_tells_one_effect_for_each() {
+    let mut journal = Journal::new();
+    let mut client = journal.server.client();
+    let tokens = client.call("RLOCK.MACQUIRE 2 one two a PX 60000 REQ 1");
+    let [one, two] = [0, 1].map(|at| tokens.array()[at].int());
+    journal.expect(
+        "grants",
+        &[
+            &format!("one granted mutex exclusive {one} 1 @60000 60000 1A - a"),
+            &format!("two granted mutex exclusive {two} 1 @60000 60000 1A - a"),
+        ],
+    );
+    let mut b = journal.server.waiter("RLOCK.MACQUIRE 2 two three b PX 20000 BLOCK 0");
+    assert_eq!(client.call("RLOCK.MACQUIRE 2 three one c"), Reply::Nil);
+    client.call("RLOCK.MRELEASE 2 three one a").expect_error("NOTOWNER");
+    journal.expect("nothing", &[]);
+    client.call("RLOCK.MRENEW 2 one two a PX 70000");
+    client.call("RLOCK.MRELEASE 2 one two a REQ 2");
+    b.reply();
+    journal.expect(
+        "a hand-over of several at once",
+        &[
+            &format!("one renewed {one} 1 @70000 70000 1A -"),
+            &format!("two renewed {two} 1 @70000 70000 1A -"),
+            &format!("one released {one}"),
+            &format!("two released {two}"),
+            "two granted mutex exclusive # 1 @20000 20000 - - b",
+            "three granted mutex exclusive # 1 @20000 20000 - - b",
+        ],
+    );
+}
