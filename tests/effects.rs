@@ -490,3 +490,29 @@ fn a_request_for_many_keys_tells_one_effect_for_each() {
         ],
     );
 }
+
+/// Nobody has looked at the lapsed lock yet when the next command comes: no timer runs in between.
+#[test]
+fn a_lapsed_lock_makes_room_for_one_of_another_kind_on_every_copy() {
+    let primary = Server::with_aof(&[]);
+    let replica = Server::replica_of(&primary, &[]);
+    let mut client = primary.client();
+    let kinds = [
+        ("RLOCK.ACQUIRE job a PX 5", "RFAIRLOCK.ACQUIRE job b PX 60000", "fair"),
+        ("RFAIRLOCK.ACQUIRE job a PX 5", "RLOCK.ACQUIRE job b PX 60000", "mutex"),
+        ("RLOCK.ACQUIRE job a PX 5", "RRWLOCK.ACQUIRE job b READ PX 60000", "rwlock"),
+        ("RRWLOCK.ACQUIRE job a WRITE PX 5", "RLOCK.MACQUIRE 1 job b PX 60000", "mutex"),
+        ("RLOCK.ACQUIRE job a PX 5", "RFAIRLOCK.ACQUIRE job b PX 60000 QUEUE 60000", "fair"),
+        ("RLOCK.ACQUIRE job a PX 5", "RSEMAPHORE.INIT job 3", "semaphore"),
+    ];
+    for (lapsing, next, kind) in kinds {
+        client.call_in_one_step(&[lapsing, "DEBUG SLEEP 0.05", next].map(Command::from));
+        assert_eq!(client.call("RLOCK.INFO job").field("kind"), kind, "{next} after {lapsing}");
+        replica.catch_up_with(&primary);
+        let digest = client.call("DEBUG DIGEST");
+        assert_eq!(replica.client().call("DEBUG DIGEST"), digest, "{next} after {lapsing}");
+        assert_eq!(client.call("DEBUG LOADAOF"), "OK");
+        assert_eq!(client.call("DEBUG DIGEST"), digest, "{next} after {lapsing}");
+        client.call("DEL job");
+    }
+}
