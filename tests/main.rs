@@ -9,6 +9,7 @@ mod convergence;
 mod counter;
 mod damaged_files;
 mod effects;
+mod effects_of_hand_overs;
 mod events;
 mod eviction;
 mod fair;

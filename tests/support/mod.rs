@@ -3,6 +3,7 @@
 
 mod client;
 mod events;
+mod journal;
 mod lock_commands;
 mod process;
 mod propagation;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 pub use client::{Client, Command, in_script};
 pub use events::Events;
+pub use journal::{Journal, is_brace, show};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
 pub use propagation::propagated;
 pub use reply::Reply;

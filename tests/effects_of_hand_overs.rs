@@ -1,0 +1,192 @@
+//! What replicas and the append-only file are told when a lock changes hands, and that each copy comes to the same.
+
+use std::time::Duration;
+
+use crate::support::{Command, Journal, Reply, Server, eventually, is_brace, propagated, show};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// A lock that `a` holds and for which `b` waits comes to `b`, and exactly this is told of it.
+#[track_caller]
+fn assert_hand_over(family: &str, way: &str, told: &[&str]) {
+    let mut journal = Journal::new();
+    let mut client = journal.server.client();
+    client.call("RLOCK.ACQUIRE other x PX 60000");
+    client.call(format!("{family}.ACQUIRE job a PX 60000"));
+    let mut b = journal.server.waiter(format!("{family}.ACQUIRE job b PX 20000 BLOCK 0"));
+    journal.skip();
+    let step: Vec<_> = way.split(" | ").map(Command::from).collect();
+    for reply in client.call_in_one_step(&step) {
+        assert!(!matches!(reply, Reply::Error(_)), "{way}: {reply:?}");
+    }
+    let token = b.reply().int();
+    let granted = format!("job granted {} exclusive {token} 1 @20000 20000 - - b", kind_of(family));
+    let told: Vec<_> = told.iter().map(|line| if *line == "granted" { granted.as_str() } else { line }).collect();
+    journal.expect(&format!("{family}: {way}"), &told);
+    // Whoever reads it all again comes to the same.
+    let digest = client.call("DEBUG DIGEST");
+    assert_eq!(client.call("DEBUG LOADAOF"), "OK");
+    assert_eq!(client.call("DEBUG DIGEST"), digest, "{way}");
+}
+
+fn kind_of(family: &str) -> &'static str {
+    if family == "RLOCK" { "mutex" } else { "fair" }
+}
+
+#[test]
+fn each_way_to_change_hands_tells_its_effects() {
+    for (way, told) in [
+        ("RLOCK.RELEASE job a", &["job released #", "granted"][..]),
+        ("MULTI | RLOCK.RELEASE job a | EXEC", &["job released #", "granted"]),
+        ("RLOCK.FORCERELEASE job", &["job forced #", "granted"]),
+        ("RLOCK.RELEASE job a | RLOCK.RENEW job b PX 5", &["job released #", "granted", "job renewed # 1 # 5 - -"]),
+        ("DEL job", &["DEL job", "granted"]),
+        ("UNLINK job", &["UNLINK job", "granted"]),
+        ("SET job text | DEL job", &["SET job text", "DEL job", "granted"]),
+        ("PEXPIREAT job 1", &["DEL job", "granted"]),
+        ("FLUSHALL", &["FLUSHALL", "granted"]),
+        ("FLUSHDB ASYNC", &["FLUSHDB ASYNC", "granted"]),
+        ("RENAME job away", &["RENAME job away", "granted"]),
+        ("MOVE job 1", &["MOVE job 1", "granted"]),
+        ("SWAPDB 0 1", &["SWAPDB 0 1", "granted"]),
+        ("COPY other job REPLACE | RLOCK.FORCERELEASE job", &["COPY other job REPLACE", "job forced #", "granted"]),
+        ("RENAME other job | RLOCK.FORCERELEASE job", &["RENAME other job", "job forced #", "granted"]),
+    ] {
+        assert_hand_over("RLOCK", way, told);
+    }
+}
+
+#[test]
+fn each_way_to_change_hands_tells_its_effects_on_a_fair_lock() {
+    // Under a name that is empty the waiter gets a new place, by its old arrival number.
+    const REJOINED: &str = "job queued connected # - tail b";
+    for (way, told) in [
+        ("RFAIRLOCK.RELEASE job a", &["job released #", "granted"][..]),
+        ("RFAIRLOCK.FORCERELEASE job", &["job forced #", "granted"]),
+        ("DEL job", &["DEL job", REJOINED, "granted"]),
+        ("PEXPIREAT job 1", &["DEL job", REJOINED, "granted"]),
+        ("FLUSHALL", &["FLUSHALL", REJOINED, "granted"]),
+        ("MOVE job 1", &["MOVE job 1", REJOINED, "granted", "job detached @60000"]),
+        ("SWAPDB 0 1", &["SWAPDB 0 1", "job detached @60000", REJOINED, "granted"]),
+        ("RENAME job away", &["RENAME job away", REJOINED, "granted", "away detached @60000"]),
+    ] {
+        assert_hand_over("RFAIRLOCK", way, told);
+    }
+}
+
+#[test]
+fn what_happens_without_a_command_tells_its_effects() {
+    let mut journal = Journal::new();
+    let mut client = journal.server.client();
+    let waiter =
+        |journal: &Journal, owner: &str| journal.server.waiter(format!("RLOCK.ACQUIRE job {owner} PX 20000 BLOCK 0"));
+    let a = client.acquire("job a PX 300");
+    let mut waits = waiter(&journal, "b");
+    journal.expect("a grant", &[&format!("job granted mutex exclusive {a} 1 @300 300 - - a")]);
+    let b = waits.reply().int();
+    journal.expect(
+        "the end of a lease",
+        &[&format!("job expired {a}"), &format!("job granted mutex exclusive {b} 1 @20000 20000 - - b")],
+    );
+
+    // Two requests of one owner are served together.
+    let mut waits = [waiter(&journal, "c"), waiter(&journal, "d"), waiter(&journal, "c")];
+    journal.expect("waiting", &[]);
+    client.call("RLOCK.RELEASE job b");
+    let c = waits[0].reply().int();
+    assert_eq!(waits[2].reply(), c);
+    journal.expect(
+        "a hand-over to an owner that asked twice",
+        &[
+            &format!("job released {b}"),
+            &format!("job granted mutex exclusive {c} 1 @20000 20000 - - c"),
+            &format!("job reentered {c} 2 @20000 20000 - -"),
+        ],
+    );
+
+    // d is gone in the turn of its grant, and never hears of it.
+    let mut e = waiter(&journal, "e");
+    let kill = format!("CLIENT KILL ID {}", waits[1].id());
+    client.call_in_one_step(&["RLOCK.FORCERELEASE job".into(), kill.into()]);
+    let e = e.reply().int();
+    journal.expect(
+        "a grant that nobody heard of",
+        &[
+            &format!("job forced {c}"),
+            "job granted mutex exclusive # 1 @20000 20000 - - d",
+            "job undone #",
+            &format!("job granted mutex exclusive {e} 1 @20000 20000 - - e"),
+        ],
+    );
+
+    let f = waiter(&journal, "f");
+    client.call(format!("CLIENT KILL ID {}", f.id()));
+    let mut g = waiter(&journal, "g");
+    client.call(format!("CLIENT UNBLOCK {} TIMEOUT", g.id()));
+    assert_eq!(g.reply(), Reply::Nil);
+    assert_eq!(client.call("RLOCK.ACQUIRE job h BLOCK 5"), Reply::Nil);
+    let mut h = waiter(&journal, "h REQ 1");
+    let _taken_over = waiter(&journal, "h REQ 1");
+    h.reply().expect_error("UNBLOCKED");
+    client.call("PING");
+    journal.expect("waiters that leave", &[]);
+}
+
+/// Nobody has looked at the lapsed lock yet when the next command comes: no timer runs in between.
+#[test]
+fn a_lapsed_lock_makes_room_for_one_of_another_kind_on_every_copy() {
+    let primary = Server::with_aof(&[]);
+    let replica = Server::replica_of(&primary, &[]);
+    let mut client = primary.client();
+    let kinds = [
+        ("RLOCK.ACQUIRE job a PX 5", "RFAIRLOCK.ACQUIRE job b PX 60000", "fair"),
+        ("RFAIRLOCK.ACQUIRE job a PX 5", "RLOCK.ACQUIRE job b PX 60000", "mutex"),
+        ("RLOCK.ACQUIRE job a PX 5", "RRWLOCK.ACQUIRE job b READ PX 60000", "rwlock"),
+        ("RRWLOCK.ACQUIRE job a WRITE PX 5", "RLOCK.MACQUIRE 1 job b PX 60000", "mutex"),
+        ("RLOCK.ACQUIRE job a PX 5", "RFAIRLOCK.ACQUIRE job b PX 60000 QUEUE 60000", "fair"),
+        ("RLOCK.ACQUIRE job a PX 5", "RSEMAPHORE.INIT job 3", "semaphore"),
+    ];
+    for (lapsing, next, kind) in kinds {
+        client.call_in_one_step(&[lapsing, "DEBUG SLEEP 0.05", next].map(Command::from));
+        assert_eq!(client.call("RLOCK.INFO job").field("kind"), kind, "{next} after {lapsing}");
+        replica.catch_up_with(&primary);
+        let digest = client.call("DEBUG DIGEST");
+        assert_eq!(replica.client().call("DEBUG DIGEST"), digest, "{next} after {lapsing}");
+        assert_eq!(client.call("DEBUG LOADAOF"), "OK");
+        assert_eq!(client.call("DEBUG DIGEST"), digest, "{next} after {lapsing}");
+        client.call("DEL job");
+    }
+}
+
+#[test]
+fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
+    let primary = Server::with_aof(&["rlock.fair-grace-ms 60000"]);
+    let mut replica = Server::replica_of(&primary, &["appendonly yes", "appendfsync always"]);
+    // After a synchronisation the file is written anew.
+    let second_hand = Server::replica_of(&replica, &["appendonly yes", "appendfsync always"]);
+    for replica in [&replica, &second_hand] {
+        let mut observer = replica.client();
+        eventually(SOON, || observer.info("aof_rewrites") == "1" && observer.info("aof_rewrite_in_progress") == "0");
+    }
+    let mut client = primary.client();
+    client.acquire("job a PX 60000 REQ 1");
+    client.acquire_fair("fair a PX 60000");
+    client.call("RFAIRLOCK.ACQUIRE fair b QUEUE 60000");
+    let mut waiter = primary.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    client.call("RLOCK.RELEASE job a");
+    waiter.reply().int();
+    client.call("RENAME job away");
+    let told = |server: &Server| {
+        let all = propagated(server);
+        all.iter().filter(|words| !is_brace(words)).map(|words| show(words)).collect::<Vec<_>>()
+    };
+    replica.catch_up_with(&primary);
+    second_hand.catch_up_with(&primary);
+    assert_eq!(told(&primary).len(), 6);
+    for replica in [&replica, &second_hand] {
+        assert!(told(replica).ends_with(&told(&primary)), "{:#?}", told(replica));
+    }
+    replica.kill_and_restart();
+    replica.catch_up_with(&primary);
+    assert_eq!(replica.client().call("DEBUG DIGEST"), client.call("DEBUG DIGEST"));
+}

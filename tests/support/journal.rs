@@ -1,0 +1,84 @@
+//! The stream of effects of one server, read bit by bit and compared word for word.
+
+use std::time::{Duration, SystemTime};
+
+use super::eventually;
+use super::propagation::propagated;
+use super::server::Server;
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// Deadlines are written in whole milliseconds of the wall clock.
+const ROUNDING_MS: u64 = 2;
+
+/// What a server propagated, read bit by bit.
+pub struct Journal {
+    pub server: Server,
+    seen: usize,
+    /// When what comes next began, in unix milliseconds.
+    since_ms: u64,
+}
+
+fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    now.as_millis() as u64
+}
+
+impl Journal {
+    #[track_caller]
+    pub fn new() -> Journal {
+        let server = Server::with_aof(&["rlock.fair-grace-ms 60000"]);
+        Journal { server, seen: 0, since_ms: unix_ms() }
+    }
+
+    /// Exactly these commands were propagated since the last look, in this order. The braces of a transaction and the
+    /// name of the effect command are left out. `@ms` stands for a deadline so far in the future, `#` for any number.
+    #[track_caller]
+    pub fn expect(&mut self, what: &str, expected: &[&str]) {
+        let mut lines = Vec::new();
+        eventually(SOON, || {
+            lines = propagated(&self.server)[self.seen..].to_vec();
+            let told = lines.iter().filter(|words| !is_brace(words)).count();
+            // What comes too much is there at the same moment: it belongs to the same command or the same timer.
+            told >= expected.len()
+        });
+        self.seen += lines.len();
+        let told: Vec<_> = lines.iter().filter(|words| !is_brace(words)).map(|words| show(words)).collect();
+        let fits = told.len() == expected.len()
+            && told.iter().zip(expected).all(|(told, expected)| self.is_line(told, expected));
+        assert!(fits, "{what}:\n told     {told:#?}\n expected {expected:#?}");
+        self.since_ms = unix_ms();
+    }
+
+    /// What was told until now is not looked at.
+    pub fn skip(&mut self) {
+        self.seen = propagated(&self.server).len();
+        self.since_ms = unix_ms();
+    }
+
+    fn is_line(&self, told: &str, expected: &str) -> bool {
+        let (told, expected): (Vec<_>, Vec<_>) = (told.split(' ').collect(), expected.split(' ').collect());
+        told.len() == expected.len()
+            && told.iter().zip(expected).all(|(told, expected)| match expected.split_once('@') {
+                Some((before, ahead_ms)) => {
+                    let ahead_ms: u64 = ahead_ms.parse().expect("a number");
+                    let range = self.since_ms + ahead_ms..=unix_ms() + ahead_ms + ROUNDING_MS;
+                    let at_ms = told.strip_prefix(before).and_then(|told| told.parse().ok());
+                    at_ms.is_some_and(|at_ms| range.contains(&at_ms))
+                }
+                None if expected == "#" => told.bytes().all(|byte| byte.is_ascii_digit()),
+                None => *told == expected,
+            })
+    }
+}
+
+/// Whether this is the beginning or the end of a transaction.
+pub fn is_brace(words: &[Vec<u8>]) -> bool {
+    words == [b"MULTI"] || words == [b"EXEC"]
+}
+
+/// A command as one line, without the name of the effect command.
+pub fn show(words: &[Vec<u8>]) -> String {
+    let words = words.strip_prefix(&[b"RLOCK.APPLY".to_vec()]).unwrap_or(words);
+    words.iter().map(|word| String::from_utf8_lossy(word)).collect::<Vec<_>>().join(" ")
+}
