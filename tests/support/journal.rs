@@ -27,7 +27,7 @@ fn unix_ms() -> u64 {
 impl Journal {
     #[track_caller]
     pub fn new() -> Journal {
-        let server = Server::with_aof(&["rlock.fair-grace-ms 60000"]);
+        let server = Server::with_aof(&["rlock.fair-grace-ms 60000", "lazyfree-lazy-expire no"]);
         Journal { server, seen: 0, since_ms: unix_ms() }
     }
 
