@@ -190,3 +190,38 @@ fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
     replica.catch_up_with(&primary);
     assert_eq!(replica.client().call("DEBUG DIGEST"), client.call("DEBUG DIGEST"));
 }
+
+#[test]
+fn a_lapsed_lock_of_another_kind_that_comes_under_a_name_makes_room_for_the_waiters_on_every_copy() {
+    let primary = Server::with_aof(&[]);
+    let replica = Server::replica_of(&primary, &[]);
+    let families = [
+        ("RFAIRLOCK.ACQUIRE", "", "fair", "RLOCK.ACQUIRE"),
+        ("RRWLOCK.ACQUIRE", " WRITE", "rwlock", "RLOCK.ACQUIRE"),
+        ("RLOCK.ACQUIRE", "", "mutex", "RFAIRLOCK.ACQUIRE"),
+    ];
+    for (family, mode, kind, other) in families {
+        for arrival in ["RENAME other job", "COPY other job REPLACE", "swap"] {
+            let mut client = primary.client();
+            client.call(format!("{family} job a{mode} PX 60000"));
+            let mut waiter = primary.waiter(format!("{family} job b{mode} PX 60000 BLOCK 0"));
+            let swap = format!("{other} job x PX 5");
+            let rename = format!("{other} other x PX 5");
+            let step = match arrival {
+                "swap" => ["SELECT 1", &swap, "DEBUG SLEEP 0.05", "SWAPDB 0 1", "SELECT 0"],
+                arrival => ["SELECT 0", &rename, "DEBUG SLEEP 0.05", arrival, "SELECT 0"],
+            };
+            client.call_in_one_step(&step.map(Command::from));
+            waiter.reply().int();
+            assert_eq!(client.call("RLOCK.INFO job").field("kind"), kind, "{family} {arrival}");
+            client.call("CLIENT PAUSE 60000 WRITE");
+            replica.catch_up_with(&primary);
+            let digest = client.call("DEBUG DIGEST");
+            assert_eq!(replica.client().call("DEBUG DIGEST"), digest, "{family} {arrival}");
+            assert_eq!(client.call("DEBUG LOADAOF"), "OK");
+            assert_eq!(client.call("DEBUG DIGEST"), digest, "{family} {arrival}");
+            client.call("CLIENT UNPAUSE");
+            client.call("FLUSHALL");
+        }
+    }
+}

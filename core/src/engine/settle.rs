@@ -29,8 +29,8 @@ impl Engine {
     /// Does what is pending on a key, so that what is decided next meets its true state. `freed` tells that the caller
     /// has just ended a hold.
     pub(super) fn settle(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: bool) {
-        let deferred = self.settle_owed(turn, id);
-        let expired = self.expire(turn, id);
+        let (deferred, was_over) = self.settle_owed(turn, id);
+        let expired = self.expire(turn, id) || was_over;
         if Self::has_places(turn.keys, id) {
             self.serve_places(turn, id, freed || expired);
         } else {
@@ -59,12 +59,13 @@ impl Engine {
         matches!(keys.slot(id), Slot::Lock(stored) if stored.generation < generation)
     }
 
-    /// Decides what the server's notes about this key come to. Returns the requests that found it unsettled.
-    fn settle_owed(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> Vec<u64> {
+    /// Decides what the server's notes about this key come to. Returns the requests that found it unsettled, and whether a
+    /// lease of what came was over.
+    fn settle_owed(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> (Vec<u64>, bool) {
         let owed = self.pending.take(turn.keys.key(id));
         let is_behind = self.is_behind(turn.keys, id);
         if owed.is_none() && !is_behind {
-            return Vec::new();
+            return (Vec::new(), false);
         }
         let generation = self.databases.generation(turn.keys.key(id).db);
         if let Slot::Lock(stored) = turn.keys.slot(id) {
@@ -72,10 +73,15 @@ impl Engine {
         }
         let mut owed = owed.unwrap_or_default();
         owed.arrived |= is_behind;
+        let mut was_over = false;
         let details = owed.take_details();
         if owed.arrived || owed.replaced {
             self.note_holders(turn.keys, id);
             self.refuse_misfits(turn, id);
+            // A lock that was over when it came goes at once: waiters of another kind need the name free, here and on each
+            // copy.
+            was_over = self.expire(turn, id);
+            self.finish(turn.keys, id);
         }
         if owed.arrived {
             self.settle_arrival(turn, id);
@@ -88,7 +94,7 @@ impl Engine {
         }
         self.undo(turn, id, &details);
         self.settle_places(turn, id, &owed, &details);
-        details.deferred
+        (details.deferred, was_over)
     }
 
     /// Answers the waiters that what lies under their name now cannot serve.
