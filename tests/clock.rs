@@ -32,10 +32,10 @@ fn assert_a_step_moves_no_deadline(step: impl FnOnce(&WallClock), expected_secon
     assert!((50_000..=60_000).contains(&left), "{left}");
     assert_eq!(impatient.reply(), Reply::Nil);
     let waited = start.elapsed();
-    assert!((499..700).contains(&waited.as_millis()), "BLOCK 500 took {waited:?}");
+    assert!((499..1000).contains(&waited.as_millis()), "BLOCK 500 took {waited:?}");
     next.reply().int();
     let held = start.elapsed();
-    assert!((699..900).contains(&held.as_millis()), "a lease of 700 ms took {held:?}");
+    assert!((699..1200).contains(&held.as_millis()), "a lease of 700 ms took {held:?}");
     assert_eq!(client.call("RLOCK.HOLDS long a"), 1);
 
     // Leases given after the step are as long as those before.
@@ -43,7 +43,7 @@ fn assert_a_step_moves_no_deadline(step: impl FnOnce(&WallClock), expected_secon
     client.acquire("after a PX 300");
     client.acquire("after b BLOCK 0");
     let held = start.elapsed();
-    assert!((299..500).contains(&held.as_millis()), "a lease of 300 ms took {held:?}");
+    assert!((299..800).contains(&held.as_millis()), "a lease of 300 ms took {held:?}");
 }
 
 #[test]

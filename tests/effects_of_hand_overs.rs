@@ -67,7 +67,7 @@ fn each_way_to_change_hands_tells_its_effects_on_a_fair_lock() {
         ("PEXPIREAT job 1", &["DEL job", REJOINED, "granted"]),
         ("FLUSHALL", &["FLUSHALL", REJOINED, "granted"]),
         ("MOVE job 1", &["MOVE job 1", REJOINED, "granted", "job detached @60000"]),
-        ("SWAPDB 0 1", &["SWAPDB 0 1", "job detached @60000", REJOINED, "granted"]),
+        ("SWAPDB 0 1", &["SWAPDB 0 1", REJOINED, "granted", "job detached @60000"]),
         ("RENAME job away", &["RENAME job away", REJOINED, "granted", "away detached @60000"]),
     ] {
         assert_hand_over("RFAIRLOCK", way, told);

@@ -128,5 +128,5 @@ fn a_dead_holder_in_a_row_of_dead_holders_costs_only_its_lease() {
     let mut alive = server.waiter("RLOCK.ACQUIRE job alive BLOCK 0");
     assert_ne!(alive.reply(), Reply::Nil);
     let waited = start.elapsed();
-    assert!((499..800).contains(&waited.as_millis()), "five leases of 100 ms took {waited:?}");
+    assert!((499..1500).contains(&waited.as_millis()), "five leases of 100 ms took {waited:?}");
 }
