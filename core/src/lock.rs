@@ -267,6 +267,9 @@ impl Lock {
                 if let Some(at) = self.position(owner.as_slice(), *mode) {
                     self.remove_hold(at);
                 }
+                if matches!(mode, Mode::Exclusive | Mode::Write) {
+                    self.displace_others(owner);
+                }
                 self.push_hold(Hold::new(owner.clone(), *mode, *token, terms));
                 self.leave(owner);
             }
@@ -311,6 +314,13 @@ impl Lock {
             Event::Left { owner, .. } => self.leave(owner),
             Event::Turn { until_us, .. } => self.queue(|places| places.set_turn(*until_us)),
             Event::Detached { until_us } => self.queue(|places| places.detach_all(*until_us)),
+        }
+    }
+
+    /// Whoever is granted a lock alone holds it alone, also on a copy that has missed something.
+    fn displace_others(&mut self, owner: &Owner) {
+        while let Some(at) = self.holds.iter().position(|hold| hold.owner() != owner) {
+            self.remove_hold(at);
         }
     }
 
@@ -494,6 +504,15 @@ mod tests {
                 prop_assert!(is_semaphore || lock.admits(b"x", Mode::Read, 1, NOW));
             }
         }
+    }
+
+    #[test]
+    fn on_a_copy_that_has_missed_something_there_is_one_holder_all_the_same() {
+        let mutex = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1), ("b", Mode::Exclusive, 1)]);
+        assert_eq!(mutex.holds().iter().map(Hold::token).collect::<Vec<_>>(), [2]);
+        let holds = [("a", Mode::Read, 1), ("b", Mode::Read, 1), ("a", Mode::Write, 1)];
+        let rwlock = with(Kind::RwLock, 1, &holds);
+        assert_eq!(rwlock.holds().iter().map(Hold::token).collect::<Vec<_>>(), [1, 3]);
     }
 
     #[test]
