@@ -87,7 +87,7 @@ impl Server {
             lines.join("\n")
         );
         fs::write(folder.path().join("redis.conf"), configuration).expect("a configuration file");
-        let (process, port) = launch(folder.path(), &environment)?;
+        let (process, port) = launch(folder.path(), &environment, None)?;
         Ok(Server { process, port, folder, environment })
     }
 
@@ -111,13 +111,21 @@ impl Server {
     /// The same where the files may be beyond repair: hands out the log if the server gives up in good order.
     #[track_caller]
     pub fn try_restart(&mut self) -> Result<(), String> {
-        let launched = launch(self.folder.path(), &self.environment);
+        let launched = launch(self.folder.path(), &self.environment, None);
         if let Err(log) = &launched {
             let mark = CRASH_MARKS.iter().find(|mark| log.contains(*mark));
             assert_eq!(mark, None, "the server has crashed:\n{log}");
         }
         (self.process, self.port) = launched?;
         Ok(())
+    }
+
+    /// Ends the process as a power cut does, and starts another on the same files and port, where its clients look for it.
+    #[allow(dead_code, reason = "the tests of the client use it")]
+    pub fn kill_and_restart_on_its_port(&mut self) {
+        self.kill();
+        let launched = launch(self.folder.path(), &self.environment, Some(self.port));
+        (self.process, _) = launched.unwrap_or_else(|log| panic!("no restart:\n{log}"));
     }
 
     #[track_caller]
@@ -223,10 +231,10 @@ impl Drop for Server {
     }
 }
 
-/// Starts a process and waits until it answers, or hands out the log if it ends first.
-fn launch(folder: &Path, environment: &Environment) -> Result<(OwnedProcess, u16), String> {
+/// Starts a process and waits until it answers, or hands out the log if it ends first. Without a port it takes a free one.
+fn launch(folder: &Path, environment: &Environment, port: Option<u16>) -> Result<(OwnedProcess, u16), String> {
     loop {
-        let port = free_port();
+        let port = port.unwrap_or_else(free_port);
         let _ = fs::remove_file(folder.join("log"));
         let binary = std::env::var_os("RLOCK_SERVER").unwrap_or_else(|| "redis-server".into());
         // Complaints about the configuration come before the log file is open.
@@ -295,7 +303,9 @@ fn module_path() -> &'static Path {
         if let Some(named) = std::env::var_os("RLOCK_MODULE") {
             return fs::canonicalize(named).expect("RLOCK_MODULE names a file");
         }
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        // The tests of each package of the workspace come here, and each has its own folder.
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).expect("a workspace");
         let path = root.join("target/release/librlock.so");
         let Some(built) = modified(&path) else {
             panic!("{} is missing: run `make build`", path.display());
