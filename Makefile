@@ -9,10 +9,10 @@ NEED        = SERVER=$(SERVER) ./tools/need
 DATA       ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test campaigns lint bench demo clean
+.PHONY: help build run test campaigns lint bench client-cancel demo clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PORT=6400 make run              another port than 6379"
 	@echo "  SERVER=valkey-server make run   another server than redis-server"
@@ -37,10 +37,11 @@ run: build ## Build, start a server with the module on redis.conf.example, and s
 	@sed 's|^loadmodule .*|loadmodule $(CURDIR)/$(MODULE)|' redis.conf.example > $(DATA)/redis.conf
 	@exec $(SERVER) $(DATA)/redis.conf --port $(PORT) --dir $(DATA)
 
-test: build ## Run every test: the core's, and the module's on a real server
+test: build ## Run every test: the core's, and the module's and the client's on real servers
 	@$(NEED) server
 	cargo test --package rlock-core --package rlock-bench
 	RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=4
+	RLOCK_SERVER=$(SERVER) cargo test --package rlock-client -- --test-threads=4
 
 campaigns: build ## The long forms of the random tests and of those that kill (8 minutes)
 	@$(NEED) server
@@ -51,11 +52,16 @@ lint: ## Check format and lints
 	@$(NEED) build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps
 
 bench: ## Measure the module against its peers (5 minutes); SECTION=memory for one part
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-noop
 	target/release/rlock-bench --module $(MODULE) --noop $(NOOP) --server $(SERVER) $(SECTION)
+
+client-cancel: build ## Drop 10,000 acquisitions of the client at random moments
+	@$(NEED) server
+	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition
 
 demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server

@@ -1,0 +1,222 @@
+//! One command, sent until it has an answer: over lost connections, redirections and servers that are not ready.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rand::Rng;
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+
+use crate::Error;
+use crate::clock::{Moment, sleep_until};
+use crate::link::Link;
+use crate::servers::{Line, Servers};
+use crate::slots::Address;
+
+/// The pauses between tries grow from the first to the last of these, each shortened by up to half at random.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Redirections that are followed without a pause, one after the other.
+const IMMEDIATE_REDIRECTIONS: u32 = 5;
+
+/// What came of a command in the end.
+pub(crate) struct Answered {
+    /// What the server said: a value, or an error that no retry will change.
+    pub(crate) said: Result<Value, RedisError>,
+    /// When it was sent first.
+    pub(crate) first_sent: Moment,
+    /// When the copy was sent that was answered.
+    pub(crate) sent: Moment,
+    /// Whether an earlier copy may have been executed.
+    pub(crate) is_resent: bool,
+    /// What it was answered over.
+    pub(crate) link: Arc<Link>,
+}
+
+/// What to do about an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is the answer.
+    Final,
+    /// The connection is of no more use.
+    Reconnect,
+    /// Another node serves the slot.
+    Moved(u16, Address),
+    /// Another node serves this one command.
+    Ask(Address),
+    /// Not now.
+    Later,
+}
+
+/// What an error of the server's or of the connection means for a command that can be repeated.
+pub(crate) fn judge(error: &RedisError, link: &Link) -> Verdict {
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) => {
+            let host = match link.info().addr() {
+                redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => host.as_str(),
+                _ => "",
+            };
+            let redirection =
+                error.redirect_node().and_then(|(address, slot)| Some((Address::parse(address, host)?, slot)));
+            match (redirection, error.kind()) {
+                (Some((address, slot)), ErrorKind::Server(ServerErrorKind::Moved)) => Verdict::Moved(slot, address),
+                (Some((address, _)), _) => Verdict::Ask(address),
+                (None, _) => Verdict::Final,
+            }
+        }
+        ErrorKind::Server(
+            ServerErrorKind::TryAgain
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::MasterDown
+            | ServerErrorKind::BusyLoading,
+        ) => Verdict::Later,
+        // A master that was demoted. Sentinel and the cluster know the new one.
+        ErrorKind::Server(ServerErrorKind::ReadOnly) => Verdict::Reconnect,
+        ErrorKind::Server(_) => Verdict::Final,
+        ErrorKind::Extension => match error.code() {
+            // Sent when a failover ends a wait, and when another request of the same owner does; then the repetition is STALE.
+            Some("UNBLOCKED" | "QUARANTINE") => Verdict::Later,
+            _ => Verdict::Final,
+        },
+        _ => Verdict::Reconnect,
+    }
+}
+
+/// Pauses between tries.
+pub(crate) struct Pauses(Duration);
+
+impl Pauses {
+    pub(crate) fn new() -> Self {
+        Self(FIRST_PAUSE)
+    }
+
+    /// The next pause. They differ between clients, so that those which lost the same server do not come back in step.
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = self.0.mul_f64(rand::rng().random_range(0.5..1.0));
+        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
+        pause
+    }
+}
+
+impl Servers {
+    /// Sends a command to the node of a slot until it is answered, or gives up at `give_up`. The command must be one that can be
+    /// sent twice. `patience` is how long one answer may take.
+    ///
+    /// Cancel safety: when dropped, the command may have been executed or may be executed any time.
+    pub(crate) async fn call(
+        &self,
+        slot: Option<u16>,
+        command: &Cmd,
+        patience: Duration,
+        give_up: Moment,
+    ) -> Result<Answered, Error> {
+        self.call_noting(slot, command, patience, give_up, &AtomicBool::new(false)).await
+    }
+
+    /// The same, and notes in `is_sent` when a server may have got it.
+    pub(crate) async fn call_noting(
+        &self,
+        slot: Option<u16>,
+        command: &Cmd,
+        patience: Duration,
+        give_up: Moment,
+        is_sent: &AtomicBool,
+    ) -> Result<Answered, Error> {
+        let started = Moment::now();
+        let mut tries = Tries { first_sent: None, redirections: 0, pauses: Pauses::new(), ask: None, is_sent };
+        loop {
+            let cause = match self.try_once(slot, command, patience, &mut tries).await {
+                Ok(answered) => return Ok(answered),
+                Err(cause) => cause,
+            };
+            if tries.redirections > 0 && tries.redirections <= IMMEDIATE_REDIRECTIONS {
+                continue;
+            }
+            let next = Moment::now().after(tries.pauses.next());
+            if next >= give_up {
+                return Err(Error::Connection { tried_for: started.until(Moment::now()), cause });
+            }
+            tracing::debug!(%cause, "trying again");
+            sleep_until(next).await;
+        }
+    }
+
+    /// One try. An error is one that a further try may mend.
+    async fn try_once(
+        &self,
+        slot: Option<u16>,
+        command: &Cmd,
+        patience: Duration,
+        tries: &mut Tries<'_>,
+    ) -> Result<Answered, RedisError> {
+        let ask = tries.ask.take();
+        let link = match &ask {
+            Some(address) => self.link_at(address.clone()).await,
+            None => self.link(slot, Line::Shared).await,
+        };
+        let link = link.inspect_err(|_| {
+            tries.redirections = 0;
+            self.forget_slots();
+        })?;
+        tries.is_sent.store(true, Ordering::Relaxed);
+        let sent = Moment::now();
+        let is_resent = tries.first_sent.is_some();
+        let first_sent = *tries.first_sent.get_or_insert(sent);
+        let said = match ask {
+            None => link.ask(command, Some(patience)).await,
+            Some(_) => ask_elsewhere(&link, command, patience).await,
+        };
+        let error = match said {
+            Ok(value) => return Ok(Answered { said: Ok(value), first_sent, sent, is_resent, link }),
+            Err(error) => error,
+        };
+        let verdict = judge(&error, &link);
+        if verdict == Verdict::Final {
+            return Ok(Answered { said: Err(error), first_sent, sent, is_resent, link });
+        }
+        tries.redirections = match verdict {
+            Verdict::Moved(..) | Verdict::Ask(_) => tries.redirections + 1,
+            _ => 0,
+        };
+        match verdict {
+            Verdict::Ask(address) => tries.ask = Some(address),
+            verdict => self.heed(verdict, &link),
+        }
+        Err(error)
+    }
+
+    /// Does what a verdict asks for before the next try.
+    pub(crate) fn heed(&self, verdict: Verdict, link: &Link) {
+        match verdict {
+            Verdict::Moved(slot, address) => self.slot_moved(slot, address),
+            Verdict::Reconnect => {
+                link.close();
+                self.forget_slots();
+            }
+            // For a blocked command, ASK is as good as MOVED: the slot's new owner is asked, and sends it back if need be.
+            Verdict::Final | Verdict::Ask(_) | Verdict::Later => {}
+        }
+    }
+}
+
+/// What the tries of one command have come to.
+struct Tries<'a> {
+    first_sent: Option<Moment>,
+    redirections: u32,
+    pauses: Pauses,
+    /// Where to send the next try, if only that.
+    ask: Option<Address>,
+    is_sent: &'a AtomicBool,
+}
+
+/// A command to a node that is only taking the slot over.
+async fn ask_elsewhere(link: &Link, command: &Cmd, patience: Duration) -> Result<Value, RedisError> {
+    let mut commands = redis::pipe();
+    commands.cmd("ASKING").add_command(command.clone());
+    let answers = link.ask_all(&commands, 2, patience).await?;
+    let Some(answer) = answers.into_iter().nth(1) else {
+        return Err(RedisError::from((ErrorKind::Parse, "an answer is missing")));
+    };
+    answer.extract_error()
+}

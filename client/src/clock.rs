@@ -1,0 +1,58 @@
+//! Moments on a clock that never steps and goes on while the machine is suspended.
+//!
+//! `Instant` stands still during a suspend on Linux, so a hold would look valid for as long as the machine has slept.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: ClockId = ClockId::Boottime;
+// Where there is no such clock, the monotonic one is the nearest; on macOS it counts through sleep.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const CLOCK: ClockId = ClockId::Monotonic;
+
+/// A point in time, in microseconds since the machine's start. Only differences mean something, and only in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    /// Now.
+    pub(crate) fn now() -> Self {
+        let Timespec { tv_sec, tv_nsec } = clock_gettime(CLOCK);
+        let seconds = u64::try_from(tv_sec).unwrap_or(0);
+        Self(seconds.saturating_mul(1_000_000).saturating_add(u64::try_from(tv_nsec).unwrap_or(0) / 1000))
+    }
+
+    /// For tests and for storing in an atomic.
+    pub(crate) const fn from_us(us: u64) -> Self {
+        Self(us)
+    }
+
+    pub(crate) const fn as_us(self) -> u64 {
+        self.0
+    }
+
+    /// The moment that is `duration` later.
+    pub(crate) fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
+    }
+
+    /// How long it is from now to `later`; zero if that is over.
+    pub(crate) fn until(self, later: Self) -> Duration {
+        Duration::from_micros(later.0.saturating_sub(self.0))
+    }
+}
+
+/// Sleeps until a moment. Timers do not run during a suspend: whoever sleeps looks at the clock afterwards.
+pub(crate) async fn sleep_until(moment: Moment) {
+    tokio::time::sleep(Moment::now().until(moment)).await;
+}
+
+/// Sleeps until a moment if there is one, else for ever.
+pub(crate) async fn sleep_until_some(moment: Option<Moment>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

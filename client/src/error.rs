@@ -1,0 +1,83 @@
+//! What can go wrong, in one enum.
+
+use std::time::Duration;
+
+/// Why a request was not done. Nothing is held on behalf of a request that failed, and what it may have left on the server is taken back in
+/// the background.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The lock was not granted in the time that was given.
+    #[error("the lock was not granted in time")]
+    Timeout,
+    /// The hold is gone: its lease or session ended, or somebody took it away. Its holder must not act on it any more.
+    #[error("the lock is not held any more: its lease or session has ended, or it was taken away")]
+    NotHeld,
+    /// Waiting would close a circle of owners that wait for each other. The text names the circle.
+    #[error("waiting would be a deadlock: {0}")]
+    Deadlock(String),
+    /// Fewer replicas than asked for acknowledged the grant, so it was given back.
+    #[error("{acknowledged} of {wanted} replicas acknowledged the grant, which was given back")]
+    Replicas {
+        /// How many were asked for.
+        wanted: u32,
+        /// How many acknowledged.
+        acknowledged: u32,
+    },
+    /// There is no semaphore under this key: [`Semaphore::init`](crate::Semaphore::init) makes one.
+    #[error("there is no semaphore under this key; Semaphore::init makes one")]
+    NoSemaphore,
+    /// The server has as many waiters as it may have; its text names the setting.
+    #[error("too many waiters: {0}")]
+    TooManyWaiters(String),
+    /// An argument cannot be sent: which one, and what it may be.
+    #[error("invalid argument: {0}")]
+    Argument(String),
+    /// Fewer than a majority of the servers granted; what was granted was given back.
+    #[error("{granted} of {servers} servers granted, which is no majority; it was given back")]
+    NoQuorum {
+        /// How many granted in time.
+        granted: usize,
+        /// How many there are.
+        servers: usize,
+    },
+    /// The server refused for another reason.
+    #[error("the server refused: {code} {message}")]
+    Server {
+        /// The first word of the server's error, such as `WRONGTYPE` or `NOPERM`.
+        code: String,
+        /// The rest of it.
+        message: String,
+    },
+    /// The server could not be reached, or gave no usable answer, for as long as requests are retried.
+    #[error("no usable connection for {tried_for:?}: {cause}")]
+    Connection {
+        /// How long it was tried.
+        tried_for: Duration,
+        /// The last failure.
+        cause: redis::RedisError,
+    },
+    /// The runtime is shutting down.
+    #[error("the runtime is shutting down")]
+    ShuttingDown,
+}
+
+impl Error {
+    /// The error for an answer of the server's that no retry will change.
+    pub(crate) fn from_answer(error: &redis::RedisError) -> Self {
+        let code = error.code().unwrap_or("ERR").to_owned();
+        let message = error.detail().unwrap_or_default().to_owned();
+        match code.as_str() {
+            "NOTOWNER" => Self::NotHeld,
+            "DEADLOCK" => Self::Deadlock(message),
+            "NOSEMAPHORE" => Self::NoSemaphore,
+            "MAXWAITERS" => Self::TooManyWaiters(message),
+            _ => Self::Server { code, message },
+        }
+    }
+
+    /// The error for an answer that is not of the form that the command has.
+    pub(crate) fn unexpected(value: &redis::Value) -> Self {
+        Self::Server { code: "UNEXPECTED".to_owned(), message: format!("{value:?}") }
+    }
+}

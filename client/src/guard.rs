@@ -1,0 +1,185 @@
+//! Guards: what a holder has in its hands.
+
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use crate::Error;
+use crate::clock::Moment;
+use crate::hold::Held;
+use crate::lock::{Acquisition, Kind, Read, Reentrant, Write};
+use crate::wire::Family;
+
+/// A hold. Dropping it releases in the background; [`release`](Self::release) tells whether that worked.
+///
+/// A guard is a promise by this side's clock. It ends before the server's own count of the lease does, but nothing can keep a
+/// process from being stopped between looking at it and acting. Where that matters, send the [`token`](Self::token) along, and have
+/// the resource refuse a token that is lower than one it has seen.
+///
+/// ```no_run
+/// # async fn work() {}
+/// # async fn example(guard: rlock_client::Guard<rlock_client::Mutex>) -> Result<(), rlock_client::Error> {
+/// tokio::select! {
+///     biased;
+///     () = guard.lost() => return Err(rlock_client::Error::NotHeld),
+///     () = work() => {}
+/// }
+/// guard.release().await
+/// # }
+/// ```
+#[must_use = "a guard that is dropped releases the lock"]
+pub struct Guard<K> {
+    held: Held,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K> std::fmt::Debug for Guard<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Guard").field(&self.held).finish()
+    }
+}
+
+impl<K: Kind> Guard<K> {
+    pub(crate) fn new(held: Held) -> Self {
+        Self { held, kind: PhantomData }
+    }
+
+    /// The fencing token: higher than that of every hold before this one. It stays the same as long as the hold lives.
+    pub fn token(&self) -> u64 {
+        self.held.hold.tokens.first().copied().unwrap_or_default()
+    }
+
+    /// The owner in whose name this is held, for a second handle by [`Lock::owner`](crate::Lock::owner).
+    pub fn owner(&self) -> &[u8] {
+        &self.held.hold.request.subject.owner
+    }
+
+    /// Whether the hold can be relied upon at this moment. Reads the clock, and asks nobody.
+    pub fn is_held(&self) -> bool {
+        self.held.hold.is_held()
+    }
+
+    /// How long the hold can be relied upon if it is not renewed again; zero if it is lost.
+    pub fn valid_for(&self) -> Duration {
+        if self.is_held() { Moment::now().until(self.held.hold.ends()) } else { Duration::ZERO }
+    }
+
+    /// Resolves as soon as the hold can no longer be relied upon: before its lease ends at the server, when a renewal finds it
+    /// gone, and when it is released. Each look at it reads the clock, so after a stop of the process it is ready at the first one.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and asked for again.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<K> {
+        self.held.hold.clone().lost()
+    }
+
+    /// Renews now, by the lease with which it was acquired.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the renewal may or may not take place.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if the hold is gone, [`Error::Connection`] if no answer came while it was valid.
+    pub async fn renew(&self) -> Result<(), Error> {
+        self.held.hold.renew_by_hand(None).await
+    }
+
+    /// Renews now, so that the hold lives for at least `lease` from now, 1 ms to 365 days. An end that is later already stays.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`renew`](Self::renew).
+    ///
+    /// # Errors
+    ///
+    /// As [`renew`](Self::renew).
+    pub async fn renew_for(&self, lease: Duration) -> Result<(), Error> {
+        self.held.hold.renew_by_hand(Some(lease)).await
+    }
+
+    /// Releases, and waits for the server to say so.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the rest to the background.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if the hold was gone already: somebody else may have held meanwhile. [`Error::Connection`] if no server
+    /// could be told; then the lease ends it.
+    pub async fn release(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+}
+
+impl<K: Reentrant> Guard<K> {
+    /// Holds once more, in the name of the same owner: granted at once, past any queue, with the same token. The lock is free when all guards
+    /// are released.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives back what was granted meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if the hold is gone.
+    pub async fn reenter(&self) -> Result<Self, Error> {
+        if !self.is_held() {
+            return Err(Error::NotHeld);
+        }
+        let again = Acquisition::by_owner_of(&self.held, self.held.hold.request.subject.family);
+        let inner = again.try_acquire().await?.map(Self::new).ok_or(Error::NotHeld)?;
+        // If the hold ended and was granted anew, it is another one, and not a re-entry.
+        if inner.token() == self.token() { Ok(inner) } else { Err(Error::NotHeld) }
+    }
+}
+
+impl Guard<Write> {
+    /// Becomes a reader without letting another writer in between. Readers that wait come in.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases both.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if the hold is gone. On any error the lock is released.
+    pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
+        let reader = Acquisition::by_owner_of(&self.held, Family::Read).try_acquire().await?;
+        let reader = reader.map(Guard::new).ok_or(Error::NotHeld)?;
+        self.release().await?;
+        Ok(reader)
+    }
+}
+
+impl Guard<Read> {
+    /// Becomes the writer as well, when the other readers have left; it waits ahead of the queue. The reader's hold stays until its
+    /// guard is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the reader's hold alone and takes the rest back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Deadlock`] if another reader is waiting for the same: one of the two has to release.
+    pub async fn upgrade(&self) -> Result<Guard<Write>, Error> {
+        Acquisition::by_owner_of(&self.held, Family::Write).acquire(None).await.map(Guard::new)
+    }
+
+    /// The same, for no longer than `timeout`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`upgrade`](Self::upgrade).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] if the other readers have not left in that time; else as [`upgrade`](Self::upgrade).
+    pub async fn upgrade_timeout(&self, timeout: Duration) -> Result<Guard<Write>, Error> {
+        let deadline = Moment::now().after(timeout);
+        Acquisition::by_owner_of(&self.held, Family::Write).acquire(Some(deadline)).await.map(Guard::new)
+    }
+}

@@ -1,0 +1,69 @@
+//! Who asks, and which request it is: owners that nobody else has, and request ids that rise.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rand::RngCore;
+
+/// How many bytes an owner may have.
+const OWNER_BYTES: std::ops::RangeInclusive<usize> = 1..=512;
+
+/// An owner that nobody else has: 128 random bits, as text that a person can read in `RLOCK.INFO`.
+pub(crate) fn unique_owner() -> Vec<u8> {
+    let mut bits = [0; 16];
+    rand::rng().fill_bytes(&mut bits);
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    bits.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| DIGITS[usize::from(digit)]).collect()
+}
+
+/// Checks an owner that the user chose.
+pub(crate) fn check_owner(owner: &[u8]) -> Result<(), crate::Error> {
+    if OWNER_BYTES.contains(&owner.len()) {
+        Ok(())
+    } else {
+        Err(crate::Error::Argument(format!("owner has {} bytes, and may have 1 to 512", owner.len())))
+    }
+}
+
+/// The last id given in this process.
+static LAST_ID: AtomicU64 = AtomicU64::new(0);
+
+/// A request id above all that this process has used before. It is not below the wall clock's microseconds, so a process that starts again and
+/// uses the same owner goes on above what it used in its last life.
+pub(crate) fn next_request_id() -> u64 {
+    let wall_us = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_micros());
+    raise_to(u64::try_from(wall_us).unwrap_or(0))
+}
+
+/// Goes on above an id that the server has seen from this owner, which another process must have used.
+pub(crate) fn raise_request_ids(seen: u64) {
+    LAST_ID.fetch_max(seen, Ordering::Relaxed);
+}
+
+fn raise_to(floor: u64) -> u64 {
+    let raised = |last: u64| last.saturating_add(1).max(floor);
+    // The closure never declines, so there is always a previous value.
+    let last = LAST_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(raised(last)));
+    raised(last.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_rise_also_when_the_clock_stands() {
+        let first = next_request_id();
+        assert!(raise_to(0) > first);
+        raise_request_ids(first + 1_000_000_000);
+        assert!(next_request_id() > first + 1_000_000_000);
+    }
+
+    #[test]
+    fn owners_differ_and_are_readable() {
+        let (one, other) = (unique_owner(), unique_owner());
+        assert_ne!(one, other);
+        assert_eq!(one.len(), 32);
+        assert!(one.iter().all(u8::is_ascii_hexdigit));
+    }
+}

@@ -1,0 +1,240 @@
+//! Several mutexes at once: all or nothing.
+//!
+//! Keys in one slot of one server are taken in one step by the server. Otherwise the groups are taken one after the other, in
+//! the order of the places' names and of the slots, which is the same for everybody: so nobody waits in a circle.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Error;
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::hold::Held;
+use crate::identity::unique_owner;
+use crate::lock::Acquisition;
+use crate::options::{Options, option_methods};
+use crate::wire::Family;
+
+/// Several keys that are locked together. A key that is locked by [`Client::lock`] elsewhere is the same lock.
+#[derive(Clone, Debug)]
+pub struct MultiLock {
+    places: Vec<(Client, Vec<Vec<u8>>)>,
+    options: Options,
+}
+
+/// Keys that one command can take.
+struct Group {
+    client: Client,
+    keys: Vec<Vec<u8>>,
+}
+
+impl MultiLock {
+    pub(crate) fn new<K: AsRef<[u8]>>(client: &Client, keys: impl IntoIterator<Item = K>) -> Self {
+        Self { places: Vec::new(), options: Options::default() }.and(client, keys)
+    }
+
+    /// Adds keys in another place. All processes must use the same names for the places, see
+    /// [`Builder::name`](crate::Builder::name).
+    #[must_use]
+    pub fn and<K: AsRef<[u8]>>(mut self, client: &Client, keys: impl IntoIterator<Item = K>) -> Self {
+        let keys = keys.into_iter().map(|key| key.as_ref().to_vec()).collect();
+        self.places.push((client.clone(), keys));
+        self
+    }
+
+    option_methods!();
+
+    /// Acquires all if all are free. `None` if one is not; then none is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases in the background what was granted meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::try_acquire`](crate::Lock::try_acquire); [`Error::Argument`] also if there is no key, or one twice.
+    pub async fn try_acquire(&self) -> Result<Option<MultiGuard>, Error> {
+        self.take(Wait::Not).await
+    }
+
+    /// Acquires all, and waits for as long as it takes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves neither places in queues nor holds.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::acquire`](crate::Lock::acquire); [`Error::Argument`] also if there is no key, or one twice.
+    pub async fn acquire(&self) -> Result<MultiGuard, Error> {
+        self.take(Wait::Until(None)).await?.ok_or(Error::Timeout)
+    }
+
+    /// Acquires all, and waits no longer than `timeout` altogether.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] if not all were granted in that time; then none is held.
+    pub async fn acquire_timeout(&self, timeout: Duration) -> Result<MultiGuard, Error> {
+        self.take(Wait::Until(Some(Moment::now().after(timeout)))).await?.ok_or(Error::Timeout)
+    }
+
+    async fn take(&self, wait: Wait) -> Result<Option<MultiGuard>, Error> {
+        let groups = self.groups()?;
+        let mut options = self.options.clone();
+        options.owner.get_or_insert_with(|| unique_owner().into());
+        let mut guard = MultiGuard { holds: Vec::with_capacity(groups.len()) };
+        for group in groups {
+            let held = match take_group(group, &options, wait).await {
+                Ok(Some(held)) => held,
+                Ok(None) => {
+                    guard.give_back().await;
+                    return Ok(None);
+                }
+                Err(error) => {
+                    guard.give_back().await;
+                    return Err(error);
+                }
+            };
+            guard.holds.push(held);
+        }
+        // The first may have been lost while the last was waited for.
+        if guard.is_held() {
+            return Ok(Some(guard));
+        }
+        guard.give_back().await;
+        Err(Error::NotHeld)
+    }
+
+    /// The groups in the order in which everybody takes them.
+    fn groups(&self) -> Result<Vec<Group>, Error> {
+        let mut groups: Vec<((String, Option<u16>), Group)> = Vec::new();
+        let mut seen = BTreeSet::new();
+        for (client, keys) in &self.places {
+            for key in keys {
+                let order = (client.shared.name(), client.shared.slot_of(std::slice::from_ref(key)));
+                if !seen.insert((order.0.clone(), key.clone())) {
+                    let key = String::from_utf8_lossy(key);
+                    return Err(Error::Argument(format!("keys has {key:?} twice")));
+                }
+                match groups.iter_mut().find(|(other, _)| *other == order) {
+                    Some((_, group)) => group.keys.push(key.clone()),
+                    None => groups.push((order, Group { client: client.clone(), keys: vec![key.clone()] })),
+                }
+            }
+        }
+        if groups.is_empty() {
+            return Err(Error::Argument("keys has no key".to_owned()));
+        }
+        groups.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(groups.into_iter().map(|(_, group)| group).collect())
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Wait {
+    Not,
+    Until(Option<Moment>),
+}
+
+async fn take_group(group: Group, options: &Options, wait: Wait) -> Result<Option<Held>, Error> {
+    let Group { client, mut keys } = group;
+    // The same set of keys is one thing to wait for, in whichever order it was named.
+    keys.sort();
+    let family = if keys.len() == 1 { Family::Mutex } else { Family::Many };
+    let acquisition = Acquisition::new(&client, family, Arc::from(keys), 1, options)?;
+    match wait {
+        Wait::Not => acquisition.try_acquire().await,
+        Wait::Until(deadline) => acquisition.acquire(deadline).await.map(Some),
+    }
+}
+
+/// All keys of a [`MultiLock`], held together. Dropping it releases all in the background.
+#[derive(Debug)]
+#[must_use = "a guard that is dropped releases the locks"]
+pub struct MultiGuard {
+    holds: Vec<Held>,
+}
+
+impl MultiGuard {
+    /// The fencing token of a key; `None` if it is not one of this guard's.
+    pub fn token(&self, key: impl AsRef<[u8]>) -> Option<u64> {
+        self.tokens().find(|(held, _)| *held == key.as_ref()).map(|(_, token)| token)
+    }
+
+    /// All keys with their fencing tokens.
+    pub fn tokens(&self) -> impl Iterator<Item = (&[u8], u64)> {
+        self.holds.iter().flat_map(|held| {
+            let keys = held.hold.request.subject.keys.iter().map(Vec::as_slice);
+            keys.zip(held.hold.tokens.iter().copied())
+        })
+    }
+
+    /// Whether all can be relied upon at this moment.
+    pub fn is_held(&self) -> bool {
+        self.holds.iter().all(|held| held.hold.is_held())
+    }
+
+    /// Resolves as soon as one of them can no longer be relied upon, see [`Guard::lost`](crate::Guard::lost).
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be dropped and asked for again.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+        fewer_than(self.holds.len(), &self.holds)
+    }
+
+    /// Renews all now.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, renewals may or may not take place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::renew`](crate::Guard::renew), for the first that could not be renewed.
+    pub async fn renew(&self) -> Result<(), Error> {
+        for held in &self.holds {
+            held.hold.renew_by_hand(None).await?;
+        }
+        Ok(())
+    }
+
+    /// Releases all, and waits for the servers to say so.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the rest to the background.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::release`](crate::Guard::release), for the first that could not be released; the others are.
+    pub async fn release(mut self) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        while let Some(held) = self.holds.pop() {
+            outcome = outcome.and(held.release().await);
+        }
+        outcome
+    }
+
+    /// Releases what was acquired before something failed. That is what the caller hears of.
+    async fn give_back(self) {
+        if let Err(error) = self.release().await {
+            tracing::debug!(%error, "not all of several locks could be given back");
+        }
+    }
+}
+
+/// Resolves when fewer than so many holds can be relied upon.
+pub(crate) fn fewer_than(needed: usize, holds: &[Held]) -> impl Future<Output = ()> + Send + use<> {
+    let mut losses: Vec<_> = holds.iter().map(|held| Box::pin(held.hold.clone().lost())).collect();
+    std::future::poll_fn(move |context| {
+        losses.retain_mut(|lost| lost.as_mut().poll(context).is_pending());
+        if losses.len() < needed { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+}

@@ -1,0 +1,114 @@
+//! The options that every kind of lock takes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Error;
+use crate::identity::check_owner;
+
+/// The lease of a lock for which none was given; such a lock renews itself.
+pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+
+/// The longest lease and session grace that the module takes.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// What a user may say about an acquisition.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) lease: Option<Duration>,
+    pub(crate) renews: Option<bool>,
+    pub(crate) session_grace: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) owner: Option<Arc<[u8]>>,
+    pub(crate) replicas: Option<(u32, Duration)>,
+}
+
+impl Options {
+    /// Checks what the server would refuse.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let shortest = Duration::from_millis(1);
+        let is_span = |name: &str, span: Option<Duration>, shortest: Duration| match span {
+            Some(span) if !(shortest..=LONGEST).contains(&span) => {
+                Err(Error::Argument(format!("{name} is {span:?}, and may be {shortest:?} to 365 days")))
+            }
+            _ => Ok(()),
+        };
+        is_span("lease", self.lease, shortest)?;
+        is_span("max_hold", self.max_hold, shortest)?;
+        is_span("session_grace", self.session_grace, Duration::ZERO)?;
+        self.owner.as_deref().map_or(Ok(()), check_owner)
+    }
+
+    /// What to ask for. Nothing is held for longer than `max_hold`, so nothing longer is asked for.
+    pub(crate) fn lease(&self) -> Duration {
+        let lease = self.lease.unwrap_or(DEFAULT_LEASE);
+        self.max_hold.map_or(lease, |most| lease.min(most))
+    }
+
+    /// Whether the hold renews itself: if no lease was given, or if asked for.
+    pub(crate) fn renews(&self) -> bool {
+        self.renews.unwrap_or(self.lease.is_none())
+    }
+}
+
+/// Adds the options to a builder with a field `options`.
+macro_rules! option_methods {
+    () => {
+        /// How long a hold lives without renewal, 1 ms to 365 days, in whole milliseconds. Without this option it is 30 s, and renewed
+        /// every third of it for as long as the guard lives. With it, the hold is not renewed unless
+        /// [`renewing`](Self::renewing) says so.
+        #[must_use]
+        pub fn lease(mut self, lease: std::time::Duration) -> Self {
+            self.options.lease = Some(lease);
+            self
+        }
+
+        /// Whether the guard renews the hold every third of its lease. Default: if no lease is given.
+        #[must_use]
+        pub fn renewing(mut self, renews: bool) -> Self {
+            self.options.renews = Some(renews);
+            self
+        }
+
+        /// Ends the hold this long after its connection has closed, 0 to 365 days: a crash of this process is felt at once and not at
+        /// the end of the lease. A lost connection that is replaced within this time does no harm.
+        ///
+        /// The connection is probed every third of this time, so that the guard knows of a loss before the server acts on
+        /// it. With 0 it cannot know before.
+        #[must_use]
+        pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
+            self.options.session_grace = Some(grace);
+            self
+        }
+
+        /// Ends the hold this long after it was granted, whatever renewals there are.
+        #[must_use]
+        pub fn max_hold(mut self, most: std::time::Duration) -> Self {
+            self.options.max_hold = Some(most);
+            self
+        }
+
+        /// The owner, 1 to 512 bytes, in whose name to hold. Default: one that nobody else has, for each acquisition. Locks are re-entrant by
+        /// owner: who shares an owner shares its holds.
+        ///
+        /// The server refuses to let owners wait for each other in a circle ([`Error::Deadlock`](crate::Error::Deadlock)). It knows them by
+        /// name: give all that one thread of control holds the same owner, and it is told instead of waiting for ever.
+        ///
+        /// An owner stands for one thread of control. It has one request at a time for a lock: a second one waits
+        /// for the first to be answered.
+        #[must_use]
+        pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
+            self.options.owner = Some(owner.as_ref().into());
+            self
+        }
+
+        /// Reports a grant only when this many replicas have acknowledged it within `timeout`. Otherwise it is given back, and the
+        /// error is [`Error::Replicas`](crate::Error::Replicas).
+        #[must_use]
+        pub fn replicas(mut self, replicas: u32, timeout: std::time::Duration) -> Self {
+            self.options.replicas = Some((replicas, timeout));
+            self
+        }
+    };
+}
+pub(crate) use option_methods;

@@ -1,0 +1,308 @@
+//! Where the locks are: one server, the master that Sentinel names, or the masters of a cluster. Each node has one connection that all
+//! commands share, made when it is first needed and again when it was lost.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+
+use crate::link::Link;
+use crate::slots::{Address, SlotMap};
+
+/// How to find the servers.
+pub(crate) enum Topology {
+    /// One server.
+    Standalone(ConnectionInfo),
+    /// The master of this name.
+    Sentinel {
+        sentinels: Vec<ConnectionInfo>,
+        master: String,
+        /// How to talk to the master; only the address is Sentinel's.
+        settings: ConnectionInfo,
+    },
+    /// A cluster, with some of its nodes. The first also says how to talk to all.
+    Cluster(Vec<ConnectionInfo>),
+}
+
+/// A server that locks are on.
+pub(crate) struct Node {
+    /// Its address, or `None` for the one whose address has to be looked up each time: Sentinel's master.
+    info: Option<ConnectionInfo>,
+    shared: Mutex<Option<Arc<Link>>>,
+    /// Apart from the shared one, because `WAIT` holds up all that is sent after it.
+    witness: Mutex<Option<Arc<Link>>>,
+    /// Held while connecting, so that many requests that find no connection make one.
+    connecting: tokio::sync::Mutex<()>,
+}
+
+/// Which of a node's connections.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Line {
+    /// The one that commands share and sessions are bound to.
+    Shared,
+    /// The one on which replicas are waited for.
+    Witness,
+}
+
+/// All servers of a client.
+pub(crate) struct Servers {
+    topology: Topology,
+    patience: Duration,
+    nodes: Mutex<HashMap<Option<Address>, Arc<Node>>>,
+    slots: Mutex<SlotMap>,
+    /// Held while the slot map is asked for.
+    refreshing: tokio::sync::Mutex<()>,
+}
+
+/// Nothing that is done under these locks leaves a half-made state behind a panic.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn failure(kind: ErrorKind, what: &'static str, detail: impl Into<String>) -> RedisError {
+    RedisError::from((kind, what, detail.into()))
+}
+
+impl Node {
+    fn at(info: Option<ConnectionInfo>) -> Arc<Self> {
+        let (shared, witness) = (Mutex::new(None), Mutex::new(None));
+        Arc::new(Self { info, shared, witness, connecting: tokio::sync::Mutex::new(()) })
+    }
+
+    fn present(&self, line: Line) -> Option<Arc<Link>> {
+        lock(self.place(line)).clone().filter(|link| !link.is_closed())
+    }
+
+    fn place(&self, line: Line) -> &Mutex<Option<Arc<Link>>> {
+        match line {
+            Line::Shared => &self.shared,
+            Line::Witness => &self.witness,
+        }
+    }
+}
+
+impl Servers {
+    pub(crate) fn new(topology: Topology, patience: Duration) -> Self {
+        let (nodes, slots) = (Mutex::default(), Mutex::default());
+        Self { topology, patience, nodes, slots, refreshing: tokio::sync::Mutex::new(()) }
+    }
+
+    /// Whether keys belong to slots, which may be on different nodes.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.topology, Topology::Cluster(_))
+    }
+
+    /// A name for this place that is the same in every process that is configured alike.
+    pub(crate) fn name(&self) -> String {
+        match &self.topology {
+            Topology::Standalone(info) => info.addr().to_string(),
+            Topology::Sentinel { master, .. } => format!("sentinel {master}"),
+            Topology::Cluster(seeds) => {
+                let mut seeds: Vec<_> = seeds.iter().map(|info| info.addr().to_string()).collect();
+                seeds.sort();
+                format!("cluster {}", seeds.join(","))
+            }
+        }
+    }
+
+    /// A connection to the node that serves a slot. In a cluster the map of slots is asked for when it does not tell.
+    pub(crate) async fn link(&self, slot: Option<u16>, line: Line) -> Result<Arc<Link>, RedisError> {
+        let node = self.node_of(slot).await?;
+        self.link_to(&node, line).await
+    }
+
+    /// A connection to a node that a redirection named.
+    pub(crate) async fn link_at(&self, address: Address) -> Result<Arc<Link>, RedisError> {
+        let node = self.node_at(address);
+        self.link_to(&node, Line::Shared).await
+    }
+
+    async fn link_to(&self, node: &Node, line: Line) -> Result<Arc<Link>, RedisError> {
+        if let Some(link) = node.present(line) {
+            return Ok(link);
+        }
+        let _alone = node.connecting.lock().await;
+        if let Some(link) = node.present(line) {
+            return Ok(link);
+        }
+        let link = match (&node.info, line) {
+            (Some(info), _) => self.connect(info.clone()).await?,
+            // The witness proves something about what the shared connection's server did.
+            (None, Line::Witness) => match node.present(Line::Shared) {
+                Some(shared) => self.connect(shared.info().clone()).await?,
+                None => self.connect_to_sentinels_master().await?,
+            },
+            (None, Line::Shared) => self.connect_to_sentinels_master().await?,
+        };
+        *lock(node.place(line)) = Some(link.clone());
+        Ok(link)
+    }
+
+    /// A connection of its own to where another one leads.
+    pub(crate) async fn connect(&self, info: ConnectionInfo) -> Result<Arc<Link>, RedisError> {
+        Link::connect(info, self.patience).await
+    }
+
+    async fn node_of(&self, slot: Option<u16>) -> Result<Arc<Node>, RedisError> {
+        match (&self.topology, slot) {
+            (Topology::Cluster(_), Some(slot)) => {
+                let known = lock(&self.slots).master_of(slot).cloned();
+                let address = match known {
+                    Some(address) => address,
+                    None => {
+                        self.refresh_slots().await?;
+                        let found = lock(&self.slots).master_of(slot).cloned();
+                        found.ok_or_else(|| {
+                            failure(ErrorKind::ClusterConnectionNotFound, "no node serves slot", slot.to_string())
+                        })?
+                    }
+                };
+                Ok(self.node_at(address))
+            }
+            _ => {
+                let info = match &self.topology {
+                    Topology::Standalone(info) => Some(info.clone()),
+                    _ => None,
+                };
+                Ok(lock(&self.nodes).entry(None).or_insert_with(|| Node::at(info)).clone())
+            }
+        }
+    }
+
+    fn node_at(&self, address: Address) -> Arc<Node> {
+        let info = self.settings().map(|settings| at_address(settings, &address));
+        lock(&self.nodes).entry(Some(address)).or_insert_with(|| Node::at(info)).clone()
+    }
+
+    fn settings(&self) -> Option<&ConnectionInfo> {
+        match &self.topology {
+            Topology::Standalone(info) | Topology::Sentinel { settings: info, .. } => Some(info),
+            Topology::Cluster(seeds) => seeds.first(),
+        }
+    }
+
+    /// A redirection says who serves a slot now.
+    pub(crate) fn slot_moved(&self, slot: u16, address: Address) {
+        lock(&self.slots).moved(slot, address);
+    }
+
+    /// Forgets who serves what, so that the next request asks: a node was lost, or is no master any more.
+    pub(crate) fn forget_slots(&self) {
+        if self.is_cluster() {
+            *lock(&self.slots) = SlotMap::default();
+        }
+    }
+
+    async fn refresh_slots(&self) -> Result<(), RedisError> {
+        let _alone = self.refreshing.lock().await;
+        if lock(&self.slots).masters().next().is_some() {
+            return Ok(());
+        }
+        let Topology::Cluster(seeds) = &self.topology else { return Ok(()) };
+        let mut last = failure(ErrorKind::ClusterConnectionNotFound, "no node of the cluster is known", "");
+        for info in self.known_nodes(seeds) {
+            match self.ask_for_slots(info).await {
+                Ok(map) => {
+                    self.keep_only(&map);
+                    *lock(&self.slots) = map;
+                    return Ok(());
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// The nodes to ask: those that were in use, then those that were configured.
+    fn known_nodes(&self, seeds: &[ConnectionInfo]) -> Vec<ConnectionInfo> {
+        let mut infos: Vec<ConnectionInfo> = lock(&self.nodes).values().filter_map(|node| node.info.clone()).collect();
+        infos.extend(seeds.iter().cloned());
+        infos
+    }
+
+    async fn ask_for_slots(&self, info: ConnectionInfo) -> Result<SlotMap, RedisError> {
+        let host = match info.addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.clone(),
+            _ => String::new(),
+        };
+        let address = match info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Some(Address { host: host.clone(), port: *port })
+            }
+            _ => None,
+        };
+        // The connection in use serves, so that a cluster costs one connection per node and no more.
+        let link = match address {
+            Some(address) => self.link_at(address).await?,
+            None => self.connect(info).await?,
+        };
+        let answer = link.ask(redis::cmd("CLUSTER").arg("SLOTS"), Some(self.patience)).await?;
+        SlotMap::parse(&answer, &host)
+            .filter(|map| map.masters().next().is_some())
+            .ok_or_else(|| failure(ErrorKind::ClusterConnectionNotFound, "CLUSTER SLOTS names no master", host))
+    }
+
+    /// Nodes that are no masters any more are not kept connected.
+    fn keep_only(&self, map: &SlotMap) {
+        let masters: Vec<_> = map.masters().collect();
+        lock(&self.nodes).retain(|address, _| address.as_ref().is_none_or(|address| masters.contains(&address)));
+    }
+
+    /// Asks the sentinels one after the other, and takes only a server that says itself that it is a master.
+    async fn connect_to_sentinels_master(&self) -> Result<Arc<Link>, RedisError> {
+        let Topology::Sentinel { sentinels, master, settings } = &self.topology else {
+            return Err(failure(ErrorKind::InvalidClientConfig, "there are no sentinels", ""));
+        };
+        let mut last = failure(ErrorKind::EmptySentinelList, "there are no sentinels", "");
+        for sentinel in sentinels {
+            match self.master_by(sentinel, master, settings).await {
+                Ok(link) => return Ok(link),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn master_by(
+        &self,
+        sentinel: &ConnectionInfo,
+        master: &str,
+        settings: &ConnectionInfo,
+    ) -> Result<Arc<Link>, RedisError> {
+        let link = self.connect(sentinel.clone()).await?;
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
+        let answer = link.ask(&question, Some(self.patience)).await?;
+        let found: Option<(String, u16)> = redis::from_redis_value(answer)?;
+        let (host, port) = found
+            .ok_or_else(|| failure(ErrorKind::MasterNameNotFoundBySentinel, "sentinel knows no master", master))?;
+        let link = self.connect(at_address(settings, &Address { host, port })).await?;
+        let role = link.ask(&redis::cmd("ROLE"), Some(self.patience)).await?;
+        let is_master = match &role {
+            Value::Array(fields) => {
+                matches!(fields.first(), Some(Value::BulkString(word)) if word == b"master")
+            }
+            _ => false,
+        };
+        if is_master {
+            Ok(link)
+        } else {
+            Err(failure(ErrorKind::Io, "sentinel names a server that is no master yet", master))
+        }
+    }
+}
+
+/// The same way to talk, to another address.
+fn at_address(settings: &ConnectionInfo, address: &Address) -> ConnectionInfo {
+    let addr = match settings.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
+            host: address.host.clone(),
+            port: address.port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(address.host.clone(), address.port),
+    };
+    settings.clone().set_addr(addr)
+}

@@ -1,0 +1,277 @@
+//! Until when a hold can be relied upon, and what its keeper does next. Pure: the clock's reading is passed in.
+//!
+//! The server counts a lease from the moment it executes the request, which is after the request was sent. So counting here from
+//! the sending, less a margin for clocks that run at different speeds, ends before the server's count does. What the
+//! server is told later (a renewal) can only move the end away.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+
+/// The part of a span that two machines' clocks are allowed to drift apart while it lasts: 1 %. Quartz clocks drift by less than
+/// 0.02 %, a clock that is being slewed by at most 0.05 % (`adjtime`); the rest is for virtual machines.
+const DRIFT_DIVISOR: u32 = 100;
+
+/// What is taken off besides, in case both sides round: the wire counts in whole milliseconds.
+const ROUNDING: Duration = Duration::from_millis(2);
+
+/// A renewal is due when this part of the lease is over, so two may fail before the hold is lost.
+const RENEWALS_PER_LEASE: u32 = 3;
+
+/// Timers stand still while the machine is suspended, so the keeper looks at the clock at least this often. After a resume the loss of
+/// a hold is announced within this time; `is_held` does not depend on it.
+const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// How long to pause after a renewal that failed for another reason than the loss of the hold.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// A span that certainly has not passed for the server when this much of it has passed here.
+pub(crate) fn less_margin(span: Duration) -> Duration {
+    span.saturating_sub(span / DRIFT_DIVISOR).saturating_sub(ROUNDING)
+}
+
+/// What does not change while a hold lives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// What each renewal asks for.
+    pub(crate) lease: Duration,
+    /// How long the hold outlives its connection, if it is bound to one.
+    pub(crate) session_grace: Option<Duration>,
+    /// Whether the keeper renews.
+    pub(crate) renews: bool,
+    /// When the hold ends whatever happens.
+    pub(crate) ends_at: Option<Moment>,
+}
+
+impl Terms {
+    /// The same for a hold that is renewed whoever does it.
+    pub(crate) fn renewing(self) -> Self {
+        Self { renews: true, ..self }
+    }
+
+    /// What a renewal asks for at this moment: the lease, or what is left until the hold has to end. `None` when nothing is left.
+    pub(crate) fn lease_to_ask(&self, now: Moment) -> Option<Duration> {
+        let left = self.ends_at.map_or(Duration::MAX, |end| now.until(end));
+        // The wire has whole milliseconds, and 0 is not a lease.
+        let lease = Duration::from_millis(u64::try_from(self.lease.min(left).as_millis()).unwrap_or(u64::MAX));
+        (!lease.is_zero()).then_some(lease)
+    }
+}
+
+/// What is known of the connection that a hold is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Contact {
+    /// When the latest request was sent over it that was answered: the server had it open then.
+    pub(crate) at: Moment,
+    /// Whether it is known to have been closed.
+    pub(crate) is_closed: bool,
+}
+
+/// What the keeper does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The hold can no longer be relied upon.
+    Lose,
+    /// Renew it now, which also binds it to the present connection.
+    Renew,
+    /// See whether the connection is still there.
+    Probe,
+    /// Look again at this moment.
+    Sleep(Moment),
+}
+
+/// How long a hold can be relied upon.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Validity {
+    /// The end of the lease as counted here.
+    lease_ends: Moment,
+    /// When the last successful request was sent that gave a lease.
+    given_at: Moment,
+    /// No renewal is tried before this, after one that failed.
+    not_before: Moment,
+}
+
+impl Validity {
+    /// After a request that was sent at `sent` and gave a lease.
+    pub(crate) fn given(sent: Moment, lease: Duration) -> Self {
+        Self { lease_ends: sent.after(less_margin(lease)), given_at: sent, not_before: sent }
+    }
+
+    /// After a renewal: an end never comes nearer.
+    pub(crate) fn renewed(&mut self, sent: Moment, lease: Duration) {
+        let given = Self::given(sent, lease);
+        self.lease_ends = self.lease_ends.max(given.lease_ends);
+        self.given_at = self.given_at.max(sent);
+    }
+
+    /// A renewal failed without an answer that says that the hold is gone.
+    pub(crate) fn renewal_failed(&mut self, now: Moment) {
+        self.not_before = now.after(RETRY_PAUSE);
+    }
+
+    /// When the hold can no longer be relied upon, if nothing happens.
+    pub(crate) fn ends(&self, terms: &Terms, contact: Contact) -> Moment {
+        let by_lease = self.lease_ends.min(terms.ends_at.unwrap_or(self.lease_ends));
+        match terms.session_grace {
+            // Nothing can be known in advance of a hold that ends with its connection.
+            Some(Duration::ZERO) if !contact.is_closed => by_lease,
+            Some(grace) => by_lease.min(contact.at.after(less_margin(grace))),
+            None => by_lease,
+        }
+    }
+
+    /// What the keeper does next.
+    pub(crate) fn next_step(&self, terms: &Terms, contact: Contact, now: Moment) -> Step {
+        let ends = self.ends(terms, contact);
+        if now >= ends {
+            return Step::Lose;
+        }
+        let mut wake = ends.min(now.after(LONGEST_NAP));
+        if terms.session_grace.is_some() && contact.is_closed {
+            if now >= self.not_before {
+                return Step::Renew;
+            }
+            wake = wake.min(self.not_before);
+        }
+        if terms.renews && terms.lease_to_ask(now).is_some() {
+            let due = self.renewal_due(terms).max(self.not_before);
+            if now >= due {
+                return Step::Renew;
+            }
+            wake = wake.min(due);
+        }
+        if let Some(grace) = terms.session_grace.filter(|grace| !grace.is_zero() && !contact.is_closed) {
+            let due = contact.at.after(grace / RENEWALS_PER_LEASE).max(self.not_before);
+            if now >= due {
+                return Step::Probe;
+            }
+            wake = wake.min(due);
+        }
+        Step::Sleep(wake)
+    }
+
+    /// A hold that has to end anyway is not renewed beyond that.
+    fn renewal_due(&self, terms: &Terms) -> Moment {
+        match terms.ends_at {
+            Some(end) if self.lease_ends >= end => Moment::from_us(u64::MAX),
+            _ => self.given_at.after(terms.lease / RENEWALS_PER_LEASE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn at(ms: u64) -> Moment {
+        Moment::from_us(1_000_000_000 + ms * 1000)
+    }
+
+    fn terms() -> Terms {
+        Terms { lease: LEASE, session_grace: None, renews: true, ends_at: None }
+    }
+
+    fn open(ms: u64) -> Contact {
+        Contact { at: at(ms), is_closed: false }
+    }
+
+    #[test]
+    fn a_hold_ends_before_its_lease_does() {
+        let validity = Validity::given(at(0), LEASE);
+        assert_eq!(validity.ends(&terms(), open(0)), at(30_000 - 300 - 2));
+        assert_eq!(validity.next_step(&terms(), open(0), at(29_698)), Step::Lose);
+        assert_ne!(validity.next_step(&terms(), open(0), at(29_697)), Step::Lose);
+    }
+
+    #[test]
+    fn it_is_renewed_every_third_of_the_lease_and_again_after_a_failure() {
+        let mut validity = Validity::given(at(0), LEASE);
+        assert_eq!(validity.next_step(&terms(), open(0), at(9_999)), Step::Sleep(at(10_000)));
+        assert_eq!(validity.next_step(&terms(), open(0), at(10_000)), Step::Renew);
+        validity.renewal_failed(at(11_000));
+        assert_eq!(validity.next_step(&terms(), open(0), at(11_000)), Step::Sleep(at(11_100)));
+        assert_eq!(validity.next_step(&terms(), open(0), at(11_100)), Step::Renew);
+        validity.renewed(at(12_000), LEASE);
+        assert_eq!(validity.next_step(&terms(), open(0), at(21_999)), Step::Sleep(at(22_000)));
+        assert_eq!(validity.ends(&terms(), open(0)), at(12_000 + 29_698));
+    }
+
+    #[test]
+    fn without_renewal_it_is_only_watched() {
+        let terms = Terms { renews: false, ..terms() };
+        let validity = Validity::given(at(0), LEASE);
+        assert_eq!(
+            validity.next_step(&terms, open(0), at(20_000)),
+            Step::Sleep(at(21_000)),
+            "no nap is longer than a second"
+        );
+        assert_eq!(validity.next_step(&terms, open(0), at(29_000)), Step::Sleep(at(29_698)));
+    }
+
+    #[test]
+    fn a_session_is_probed_every_third_of_its_grace_and_relied_on_only_as_long_as_it_would_outlive_a_silent_close() {
+        let terms = Terms { session_grace: Some(Duration::from_millis(300)), ..terms() };
+        let validity = Validity::given(at(0), LEASE);
+        assert_eq!(validity.next_step(&terms, open(0), at(99)), Step::Sleep(at(100)));
+        assert_eq!(validity.next_step(&terms, open(0), at(100)), Step::Probe);
+        assert_eq!(validity.next_step(&terms, open(100), at(199)), Step::Sleep(at(200)));
+        assert_eq!(validity.next_step(&terms, open(0), at(295)), Step::Lose);
+    }
+
+    #[test]
+    fn a_closed_connection_is_replaced_at_once_also_without_renewal() {
+        let terms = Terms { session_grace: Some(Duration::from_millis(300)), renews: false, ..terms() };
+        let mut validity = Validity::given(at(0), LEASE);
+        let closed = Contact { is_closed: true, ..open(50) };
+        assert_eq!(validity.next_step(&terms, closed, at(60)), Step::Renew);
+        validity.renewal_failed(at(70));
+        assert_eq!(validity.next_step(&terms, closed, at(70)), Step::Sleep(at(170)));
+        let no_grace = Terms { session_grace: Some(Duration::ZERO), ..terms };
+        assert_eq!(validity.next_step(&no_grace, closed, at(60)), Step::Lose);
+        assert_ne!(validity.next_step(&no_grace, open(50), at(60)), Step::Lose);
+    }
+
+    #[test]
+    fn nothing_is_asked_for_beyond_the_end_of_a_hold() {
+        let terms = Terms { ends_at: Some(at(35_000)), ..terms() };
+        let mut validity = Validity::given(at(0), LEASE);
+        assert_eq!(terms.lease_to_ask(at(10_000)), Some(Duration::from_secs(25)));
+        validity.renewed(at(10_000), Duration::from_secs(25));
+        assert_eq!(terms.lease_to_ask(at(35_000)), None);
+        validity.renewed(at(34_900), LEASE);
+        assert_eq!(validity.ends(&terms, open(0)), at(35_000));
+        assert_eq!(validity.next_step(&terms, open(0), at(34_950)), Step::Sleep(at(35_000)));
+        assert_eq!(validity.next_step(&terms, open(0), at(35_000)), Step::Lose);
+    }
+
+    proptest! {
+        /// The server counts from any moment after the sending, on a clock that may be faster by as much as clocks drift. What is relied on here
+        /// has ended when it has ended there.
+        #[test]
+        fn it_ends_here_before_it_ends_there(
+            requests in prop::collection::vec((0u64..10_000, 0u64..500, 3u64..60_000), 1..20),
+            drift_per_mille in 0u64..9,
+        ) {
+            let mut now_us = 0u64;
+            let mut there_ends_us = 0u64;
+            let mut here: Option<Validity> = None;
+            let terms = Terms { lease: LEASE, session_grace: None, renews: true, ends_at: None };
+            for (pause_ms, delay_ms, lease_ms) in requests {
+                now_us += pause_ms * 1000;
+                let (sent, lease) = (Moment::from_us(now_us), Duration::from_millis(lease_ms));
+                now_us += delay_ms * 1000;
+                // In the time of this side's clock, the server's lease is shorter by the drift.
+                there_ends_us = there_ends_us.max(now_us + lease_ms * (1000 - drift_per_mille));
+                match &mut here {
+                    Some(validity) => validity.renewed(sent, lease),
+                    None => here = Some(Validity::given(sent, lease)),
+                }
+                let ends = here.as_ref().map(|validity| validity.ends(&terms, open(0)).as_us()).unwrap_or_default();
+                prop_assert!(ends <= there_ends_us);
+            }
+        }
+    }
+}

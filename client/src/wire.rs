@@ -1,0 +1,247 @@
+//! The module's commands: what is sent, and what the answers say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use crate::Error;
+
+/// The family of commands that a hold belongs to, with the mode where there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    Mutex,
+    Fair,
+    Read,
+    Write,
+    Semaphore,
+    /// Several mutexes in one step.
+    Many,
+}
+
+impl Family {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Mutex | Self::Many => "RLOCK.",
+            Self::Fair => "RFAIRLOCK.",
+            Self::Read | Self::Write => "RRWLOCK.",
+            Self::Semaphore => "RSEMAPHORE.",
+        }
+    }
+
+    fn mode(self) -> Option<&'static str> {
+        match self {
+            Self::Read => Some("READ"),
+            Self::Write => Some("WRITE"),
+            Self::Mutex | Self::Fair | Self::Semaphore | Self::Many => None,
+        }
+    }
+}
+
+/// What is asked for, and by whom.
+#[derive(Clone, Debug)]
+pub(crate) struct Subject {
+    pub(crate) family: Family,
+    /// One, but for [`Family::Many`].
+    pub(crate) keys: Arc<[Vec<u8>]>,
+    pub(crate) owner: Arc<[u8]>,
+    /// 1, but for [`Family::Semaphore`].
+    pub(crate) permits: u32,
+}
+
+/// What ACQUIRE does if the lock is not free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// Nothing.
+    Once,
+    /// Wait; `None` for ever.
+    Block(Option<Duration>),
+    /// Keep a place without a connection, on a fair lock.
+    Queue(Duration),
+}
+
+/// The options of an ACQUIRE.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acquire {
+    pub(crate) lease: Duration,
+    pub(crate) session_grace: Option<Duration>,
+    pub(crate) ask: Ask,
+    pub(crate) request_id: u64,
+}
+
+/// Whole milliseconds, as the wire has them; parts of one count as one, so that nothing becomes 0 that is not.
+fn ms(span: Duration) -> u64 {
+    u64::try_from(span.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
+}
+
+impl Subject {
+    /// A command of the family with what all of them begin with.
+    fn command(&self, verb: &str) -> Cmd {
+        let many = if self.family == Family::Many { "M" } else { "" };
+        let mut command = redis::cmd(&[self.family.prefix(), many, verb].concat());
+        if self.family == Family::Many {
+            command.arg(self.keys.len());
+        }
+        for key in self.keys.iter() {
+            command.arg(key.as_slice());
+        }
+        command.arg(&*self.owner);
+        if let Some(mode) = self.family.mode() {
+            command.arg(mode);
+        }
+        command
+    }
+
+    fn add_permits(&self, command: &mut Cmd) {
+        if self.family == Family::Semaphore && self.permits != 1 {
+            command.arg("PERMITS").arg(self.permits);
+        }
+    }
+
+    pub(crate) fn acquire(&self, options: Acquire) -> Cmd {
+        let mut command = self.command("ACQUIRE");
+        self.add_permits(&mut command);
+        command.arg("PX").arg(ms(options.lease));
+        match options.ask {
+            Ask::Once => {}
+            // 0 on the wire is for ever, so what is left of a wait is at least 1.
+            Ask::Block(wait) => {
+                command.arg("BLOCK").arg(wait.map_or(0, |wait| ms(wait).max(1)));
+            }
+            Ask::Queue(life) => {
+                command.arg("QUEUE").arg(ms(life));
+            }
+        }
+        if let Some(grace) = options.session_grace {
+            command.arg("SESSION").arg(ms(grace));
+        }
+        command.arg("REQ").arg(options.request_id);
+        command
+    }
+
+    pub(crate) fn release(&self, request_id: u64) -> Cmd {
+        let mut command = self.command("RELEASE");
+        self.add_permits(&mut command);
+        command.arg("REQ").arg(request_id);
+        command
+    }
+
+    pub(crate) fn renew(&self, lease: Duration) -> Cmd {
+        let mut command = self.command("RENEW");
+        command.arg("PX").arg(ms(lease));
+        command
+    }
+
+    /// Gives up a place in a fair queue.
+    pub(crate) fn cancel(&self) -> Cmd {
+        self.command("CANCEL")
+    }
+
+    /// Takes all permits that are available.
+    pub(crate) fn drain(&self, lease: Duration) -> Cmd {
+        let mut command = self.command("DRAIN");
+        command.arg("PX").arg(ms(lease));
+        command
+    }
+}
+
+/// A command about a semaphore itself: INIT or RESIZE.
+pub(crate) fn configure_semaphore(verb: &str, key: &[u8], permits: u32) -> Cmd {
+    let mut command = redis::cmd(&["RSEMAPHORE.", verb].concat());
+    command.arg(key).arg(permits);
+    command
+}
+
+/// The tokens that ACQUIRE answers, one per key; `None` if it was not granted.
+pub(crate) fn tokens(value: &Value) -> Result<Option<Vec<u64>>, Error> {
+    let token = |value: &Value| match value {
+        Value::Int(token) => u64::try_from(*token).map_err(|_| Error::unexpected(value)),
+        other => Err(Error::unexpected(other)),
+    };
+    match value {
+        Value::Nil => Ok(None),
+        Value::Array(values) => values.iter().map(token).collect::<Result<_, _>>().map(Some),
+        value => Ok(Some(vec![token(value)?])),
+    }
+}
+
+/// An answer that is a number.
+pub(crate) fn number(value: &Value) -> Result<i64, Error> {
+    match value {
+        Value::Int(number) => Ok(*number),
+        other => Err(Error::unexpected(other)),
+    }
+}
+
+/// An answer that is a number of milliseconds.
+pub(crate) fn milliseconds(value: &Value) -> Result<Duration, Error> {
+    let number = number(value)?;
+    u64::try_from(number).map(Duration::from_millis).map_err(|_| Error::unexpected(value))
+}
+
+/// The id that a `STALE` error names: the last one that the server has seen of this owner.
+pub(crate) fn last_seen_id(message: &str) -> Option<u64> {
+    message.rsplit(|letter: char| !letter.is_ascii_digit()).find(|word| !word.is_empty())?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(command: &Cmd) -> String {
+        let word = |argument: redis::Arg<&[u8]>| match argument {
+            redis::Arg::Simple(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            _ => "?".to_owned(),
+        };
+        command.args_iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    fn subject(family: Family, keys: &[&str], permits: u32) -> Subject {
+        let keys = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
+        Subject { family, keys, owner: Arc::from(b"me".as_slice()), permits }
+    }
+
+    fn options(ask: Ask) -> Acquire {
+        Acquire { lease: Duration::from_secs(3), session_grace: None, ask, request_id: 7 }
+    }
+
+    #[test]
+    fn commands_are_those_of_the_module() {
+        let mutex = subject(Family::Mutex, &["k"], 1);
+        assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 REQ 7");
+        assert_eq!(words(&mutex.release(8)), "RLOCK.RELEASE k me REQ 8");
+        let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Block(None)) };
+        assert_eq!(words(&mutex.acquire(bound)), "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 SESSION 0 REQ 7");
+
+        let fair = subject(Family::Fair, &["k"], 1);
+        let queue = fair.acquire(options(Ask::Queue(Duration::from_secs(2))));
+        assert_eq!(words(&queue), "RFAIRLOCK.ACQUIRE k me PX 3000 QUEUE 2000 REQ 7");
+        assert_eq!(words(&fair.cancel()), "RFAIRLOCK.CANCEL k me");
+
+        let write = subject(Family::Write, &["k"], 1);
+        assert_eq!(words(&write.acquire(options(Ask::Once))), "RRWLOCK.ACQUIRE k me WRITE PX 3000 REQ 7");
+        assert_eq!(words(&write.renew(Duration::from_secs(1))), "RRWLOCK.RENEW k me WRITE PX 1000");
+
+        let semaphore = subject(Family::Semaphore, &["k"], 3);
+        assert_eq!(words(&semaphore.acquire(options(Ask::Once))), "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 REQ 7");
+        assert_eq!(words(&semaphore.release(8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8");
+
+        let many = subject(Family::Many, &["a", "b"], 1);
+        assert_eq!(words(&many.acquire(options(Ask::Once))), "RLOCK.MACQUIRE 2 a b me PX 3000 REQ 7");
+        assert_eq!(words(&many.renew(Duration::from_secs(1))), "RLOCK.MRENEW 2 a b me PX 1000");
+    }
+
+    /// `BLOCK 0` waits for ever: the end of a bounded wait must not become that.
+    #[test]
+    fn a_wait_that_is_all_but_over_does_not_become_endless() {
+        let mutex = subject(Family::Mutex, &["k"], 1);
+        let last = mutex.acquire(options(Ask::Block(Some(Duration::ZERO))));
+        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 REQ 7");
+    }
+
+    #[test]
+    fn a_stale_error_names_the_last_id() {
+        assert_eq!(last_seen_id("request ids of an owner rise, and the last one here was 42"), Some(42));
+        assert_eq!(last_seen_id("nothing"), None);
+    }
+}

@@ -1,0 +1,206 @@
+//! An acquisition that is dropped at any moment leaves nothing behind.
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rlock_client::{Client, Error, Kind, Lock};
+
+use crate::support::{Server, seed};
+use crate::{connect, connections, eventually};
+
+/// The long form: `make client-cancel`.
+fn rounds() -> usize {
+    std::env::var("RLOCK_CANCEL_ROUNDS").ok().map_or(600, |rounds| rounds.parse().expect("a number"))
+}
+
+/// How many are under way at once.
+const AT_ONCE: usize = 20;
+
+/// When a future is dropped. Timers tell milliseconds apart; between two of these lie many steps of an acquisition.
+#[derive(Clone, Copy)]
+enum Patience {
+    Time(Duration),
+    /// So many turns of the runtime.
+    Turns(u32),
+}
+
+impl Patience {
+    fn random(random: &mut StdRng) -> Patience {
+        match random.random() {
+            true => Patience::Turns(random.random_range(0..300)),
+            false => Patience::Time(Duration::from_micros(random.random_range(0..8000))),
+        }
+    }
+
+    /// Drops the work when it is over.
+    async fn with<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        let over = async {
+            match self {
+                Patience::Time(time) => tokio::time::sleep(time).await,
+                Patience::Turns(turns) => {
+                    for _ in 0..turns {
+                        tokio::task::yield_now().await;
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = over => None,
+        }
+    }
+}
+
+/// Acquires and is dropped at a random moment, which may be before, while and after it waits, or when it holds.
+async fn acquire_for<K: Kind>(lock: Lock<K>, patience: Patience, hold: Duration) {
+    let hold = async {
+        let guard = lock.acquire().await?;
+        tokio::time::sleep(hold).await;
+        guard.release().await
+    };
+    if let Some(outcome) = patience.with(hold).await {
+        outcome.expect("a grant, and its release");
+    }
+}
+
+async fn storm(server: &Server, client: &Client, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    for _ in 0..rounds() / AT_ONCE {
+        let tasks: Vec<_> = (0..AT_ONCE)
+            .map(|_| {
+                let patience = Patience::random(&mut random);
+                let hold = Duration::from_micros(random.random_range(0..300));
+                let key = format!("k{}", random.random_range(0..3));
+                match random.random_range(0..3) {
+                    0 => tokio::spawn(acquire_for(client.fair_lock(format!("fair-{key}")), patience, hold)),
+                    1 => tokio::spawn(acquire_for(client.lock(key).session_grace(Duration::ZERO), patience, hold)),
+                    _ => tokio::spawn(acquire_for(client.lock(key), patience, hold)),
+                }
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+    }
+    eventually(|| server.client().info_number("rlock_waiting") == 0).await;
+    // Far below the lease: what was granted was released.
+    eventually(|| server.client().call("DBSIZE") == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_an_acquisition_leaves_neither_a_waiter_nor_a_hold_nor_a_connection() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let seed = seed();
+    storm(&server, &client, seed).await;
+    // One shared, eight to wait on.
+    assert!(connections(&server) <= 9, "{}", connections(&server));
+    // All of it can still be had.
+    for key in 0..3 {
+        let lock = client.lock(format!("k{key}"));
+        lock.acquire_timeout(Duration::from_secs(5)).await.expect("a free lock").release().await.expect("it was held");
+        let fair = client.fair_lock(format!("fair-k{key}"));
+        fair.acquire_timeout(Duration::from_secs(5)).await.expect("a free lock").release().await.expect("it was held");
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_wait_gives_its_place_up_and_keeps_its_connection() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.lock("k").acquire().await.expect("a free lock");
+    for _ in 0..3 {
+        let waiter = tokio::spawn({
+            let lock = client.lock("k");
+            async move { lock.acquire().await }
+        });
+        eventually(|| server.client().waiting_owners("k").len() == 1).await;
+        waiter.abort();
+        eventually(|| server.client().waiting_owners("k").is_empty()).await;
+    }
+    eventually(|| connections(&server) == 2).await;
+    guard.release().await.expect("it was held");
+    assert_eq!(server.client().call("EXISTS k"), 0);
+}
+
+/// The server would keep the place of a waiter that is gone for a grace of 5 s.
+#[tokio::test]
+async fn a_dropped_wait_for_a_fair_lock_gives_its_place_up_at_once() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.fair_lock("k").acquire().await.expect("a free lock");
+    for _ in 0..3 {
+        let waiter = tokio::spawn({
+            let lock = client.fair_lock("k");
+            async move { lock.acquire().await }
+        });
+        eventually(|| server.client().places("k").len() == 1).await;
+        waiter.abort();
+        let gone = eventually(|| server.client().places("k").is_empty());
+        tokio::time::timeout(Duration::from_secs(2), gone).await.expect("at once");
+    }
+    eventually(|| connections(&server) == 2).await;
+    guard.release().await.expect("it was held");
+    assert_eq!(server.client().call("EXISTS k"), 0);
+}
+
+/// Taking back asks for the same request once more. It must not take away a hold that the owner had before.
+#[tokio::test]
+async fn dropping_a_re_entry_leaves_the_outer_hold_alone() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let outer = client.lock("k").acquire().await.expect("a free lock");
+    for turns in 0..400 {
+        if let Some(inner) = Patience::Turns(turns).with(outer.reenter()).await {
+            inner.expect("a re-entry").release().await.expect("it was held");
+        }
+    }
+    eventually(|| server.client().holder("k").is_some_and(|holder| holder.holds == 1)).await;
+    assert!(outer.is_held());
+    outer.release().await.expect("it was held");
+}
+
+#[tokio::test]
+async fn a_dropped_release_is_finished_in_the_background() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    for turns in 0..300 {
+        let guard = client.lock("k").acquire_timeout(Duration::from_secs(5)).await.expect("a free lock");
+        if let Some(outcome) = Patience::Turns(turns).with(guard.release()).await {
+            outcome.expect("it was held");
+        }
+    }
+    eventually(|| server.client().call("EXISTS k") == 0).await;
+}
+
+#[test]
+fn the_end_of_a_runtime_leaves_at_most_the_lease() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let guard = runtime.block_on(async {
+        let client = connect(&server).await;
+        client.lock("k").lease(Duration::from_secs(1)).acquire().await.expect("a free lock")
+    });
+    drop(runtime);
+    drop(guard);
+    crate::support::eventually(Duration::from_secs(5), || server.client().holder("k").is_none());
+}
+
+#[tokio::test]
+async fn a_wait_that_an_operator_ends_is_a_timeout() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let _guard = client.lock("k").acquire().await.expect("a free lock");
+    let waiter = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    let list = server.client().call("CLIENT LIST").text();
+    let blocked = list.lines().find(|line| line.contains("flags=b")).expect("a blocked client");
+    let id = blocked.split(' ').find_map(|word| word.strip_prefix("id=")).expect("an id");
+    assert_eq!(server.client().call(format!("CLIENT UNBLOCK {id} TIMEOUT")), 1);
+    assert!(matches!(waiter.await.expect("no panic"), Err(Error::Timeout)));
+}

@@ -1,0 +1,106 @@
+//! A cluster of two masters: keys are found, waits are blocked at the right node, and a slot that moves is followed.
+
+use std::time::Duration;
+
+use rlock_client::Client;
+
+use crate::support::{Server, free_port};
+use crate::{PATIENCE, eventually, url};
+
+/// The slots of the first node; the second has the rest.
+const FIRST_HALF: &str = "0 8191";
+const SECOND_HALF: &str = "8192 16383";
+
+/// Keys of one slot in each half: CRC16 of "b" is 3300, of "a" 15495.
+const ON_FIRST: &str = "{b}";
+const ON_SECOND: &str = "{a}";
+
+fn node() -> Server {
+    // By default it would be 10000 above the server's port, which may be no port at all.
+    Server::with(&["cluster-enabled yes", &format!("cluster-port {}", free_port())])
+}
+
+async fn cluster() -> [Server; 2] {
+    let nodes = [node(), node()];
+    for (node, slots) in nodes.iter().zip([FIRST_HALF, SECOND_HALF]) {
+        assert_eq!(node.client().call(format!("CLUSTER ADDSLOTSRANGE {slots}")), "OK");
+    }
+    let bus = nodes[1].client().call("CONFIG GET cluster-port").field("cluster-port").text();
+    assert_eq!(nodes[0].client().call(format!("CLUSTER MEET 127.0.0.1 {} {bus}", nodes[1].port())), "OK");
+    for node in &nodes {
+        eventually(|| {
+            let info = node.client().call("CLUSTER INFO").text();
+            info.contains("cluster_state:ok") && info.contains("cluster_size:2")
+        })
+        .await;
+    }
+    nodes
+}
+
+async fn connect(seed: &Server) -> Client {
+    Client::builder().connect_cluster(&[&url(seed)]).await.expect("a cluster")
+}
+
+#[tokio::test]
+async fn locks_are_found_on_their_nodes_and_waited_for_there() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    for (key, node) in [(ON_FIRST, &nodes[0]), (ON_SECOND, &nodes[1])] {
+        let guard = client.lock(key).acquire().await.expect("free");
+        assert_eq!(node.client().holder(key).map(|holder| holder.owner.into_bytes()), Some(guard.owner().to_vec()));
+        let waiter = tokio::spawn({
+            let lock = client.lock(key);
+            async move { lock.acquire().await }
+        });
+        eventually(|| node.client().waiting_owners(key).len() == 1).await;
+        guard.release().await.expect("it was held");
+        waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
+    }
+}
+
+#[tokio::test]
+async fn keys_of_several_slots_are_held_together() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[1]).await;
+    let keys = ["{a}1", "{b}1", "{a}2", "{b}2", "c"];
+    let all = client.multi_lock(keys);
+    let guard = all.acquire().await.expect("free");
+    assert_eq!(guard.tokens().count(), keys.len());
+    assert!(client.multi_lock(["c", "{b}2"]).try_acquire().await.expect("an answer").is_none());
+    guard.release().await.expect("it was held");
+    for node in &nodes {
+        assert_eq!(node.client().call("DBSIZE"), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_slot_that_moves_is_followed_by_holders_and_waiters() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let lease = Duration::from_secs(3);
+    let guard = client.lock(ON_FIRST).lease(lease).renewing(true).acquire().await.expect("free");
+    let token = guard.token();
+    let waiter = tokio::spawn({
+        let lock = client.lock(ON_FIRST);
+        async move { lock.acquire().await }
+    });
+    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
+
+    let slot = nodes[0].client().call(format!("CLUSTER KEYSLOT {ON_FIRST}")).int();
+    let [from, to] = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
+    assert_eq!(nodes[1].client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
+    assert_eq!(nodes[0].client().call(format!("CLUSTER SETSLOT {slot} MIGRATING {to}")), "OK");
+    let migrate = format!("MIGRATE 127.0.0.1 {} {ON_FIRST} 0 5000", nodes[1].port());
+    assert_eq!(nodes[0].client().call(migrate), "OK");
+    for node in [&nodes[1], &nodes[0]] {
+        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
+    }
+
+    tokio::time::sleep(lease * 2).await;
+    assert!(guard.is_held(), "it is renewed at the new node");
+    assert_eq!(guard.token(), token);
+    guard.release().await.expect("it was held");
+    let next = tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic").expect("a grant");
+    assert!(next.token() > token);
+    assert_eq!(nodes[1].client().holder(ON_FIRST).map(|holder| holder.owner.into_bytes()), Some(next.owner().to_vec()));
+}

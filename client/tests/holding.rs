@@ -1,0 +1,158 @@
+//! Acquiring, holding, renewing and releasing.
+
+use std::time::{Duration, Instant};
+
+use rlock_client::Error;
+
+use crate::support::{Reply, Server};
+use crate::{connect, eventually};
+
+#[tokio::test]
+async fn a_lock_is_held_by_one_and_then_by_the_next() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.lock("k");
+
+    let guard = lock.try_acquire().await.expect("an answer").expect("a free lock");
+    assert!(guard.is_held());
+    let holder = server.client().holder("k").expect("a holder");
+    assert_eq!(holder.owner.as_bytes(), guard.owner());
+    assert_eq!(u64::try_from(holder.token).ok(), Some(guard.token()));
+    assert!(lock.try_acquire().await.expect("an answer").is_none(), "it is held");
+
+    let token = guard.token();
+    guard.release().await.expect("it was held");
+    let next = lock.acquire().await.expect("a free lock");
+    assert!(next.token() > token);
+    next.release().await.expect("it was held");
+    assert_eq!(server.client().call("EXISTS k"), 0);
+}
+
+#[tokio::test]
+async fn a_dropped_guard_releases() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    drop(client.lock("k").acquire().await.expect("a free lock"));
+    eventually(|| server.client().holder("k").is_none()).await;
+}
+
+#[tokio::test]
+async fn without_a_lease_it_renews_itself_until_it_is_released() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lease = Duration::from_millis(300);
+    let guard = client.lock("k").lease(lease).renewing(true).acquire().await.expect("a free lock");
+    tokio::time::sleep(lease * 4).await;
+    assert!(guard.is_held());
+    assert_eq!(server.client().holder("k").map(|holder| holder.owner.into_bytes()), Some(guard.owner().to_vec()));
+    guard.release().await.expect("it was held");
+
+    let mut monitor = server.client();
+    let renewals = |monitor: &mut crate::support::Client| monitor.info("cmdstat_RLOCK.RENEW");
+    let before = renewals(&mut monitor);
+    tokio::time::sleep(lease * 2).await;
+    assert_eq!(renewals(&mut monitor), before, "nothing is renewed after a release");
+}
+
+#[tokio::test]
+async fn with_a_lease_it_is_not_renewed_and_its_end_is_told_before_the_server_acts() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lease = Duration::from_millis(400);
+    let started = Instant::now();
+    let guard = client.lock("k").lease(lease).acquire().await.expect("a free lock");
+    guard.lost().await;
+    assert!(!guard.is_held());
+    assert!(started.elapsed() < lease, "{:?}", started.elapsed());
+    eventually(|| server.client().holder("k").is_none()).await;
+    assert!(started.elapsed() >= lease);
+    assert!(matches!(guard.renew().await, Err(Error::NotHeld)));
+    assert!(matches!(guard.release().await, Err(Error::NotHeld)));
+}
+
+#[tokio::test]
+async fn a_renewal_by_hand_moves_the_end_away() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.lock("k").lease(Duration::from_secs(5)).acquire().await.expect("a free lock");
+    guard.renew_for(Duration::from_secs(60)).await.expect("it is held");
+    assert!(guard.valid_for() > Duration::from_secs(50));
+    assert!(server.client().call("RLOCK.TTL k").int() > 50_000);
+    guard.renew().await.expect("it is held");
+    assert!(guard.valid_for() > Duration::from_secs(50), "an end never comes nearer");
+}
+
+#[tokio::test]
+async fn max_hold_ends_it_whatever_is_renewed() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let most = Duration::from_millis(500);
+    let started = Instant::now();
+    let guard = client.lock("k").max_hold(most).acquire().await.expect("a free lock");
+    guard.renew_for(Duration::from_secs(60)).await.expect("it is held");
+    guard.lost().await;
+    assert!(started.elapsed() < most + Duration::from_millis(100));
+    eventually(|| server.client().holder("k").is_none()).await;
+}
+
+#[tokio::test]
+async fn an_owner_may_hold_twice() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let outer = client.lock("k").acquire().await.expect("a free lock");
+    let inner = outer.reenter().await.expect("a re-entry");
+    let second = client.lock("k").owner(outer.owner()).acquire().await.expect("a re-entry");
+    assert_eq!((inner.token(), second.token()), (outer.token(), outer.token()));
+    assert_eq!(server.client().holder("k").map(|holder| holder.holds), Some(3));
+    outer.release().await.expect("it was held");
+    inner.release().await.expect("it was held");
+    assert_eq!(server.client().holder("k").map(|holder| holder.holds), Some(1));
+    second.release().await.expect("it was held");
+    assert_eq!(server.client().call("EXISTS k"), 0);
+}
+
+#[tokio::test]
+async fn re_entry_of_a_hold_that_was_taken_away_is_refused_and_leaves_nothing() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.lock("k").acquire().await.expect("a free lock");
+    assert_eq!(server.client().call("RLOCK.FORCERELEASE k"), 1);
+    assert!(matches!(guard.reenter().await, Err(Error::NotHeld)));
+    eventually(|| server.client().holder("k").is_none()).await;
+}
+
+/// A process that starts again uses higher ids, but its clock may have been set back.
+#[tokio::test]
+async fn ids_go_on_above_those_that_the_server_has_seen() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let far = i64::MAX / 2;
+    server.client().acquire(&format!("k me REQ {far}"));
+    let guard = client.lock("k").owner("me").acquire().await.expect("a re-entry");
+    guard.release().await.expect("it was held");
+    assert_eq!(server.client().holder("k").map(|holder| holder.holds), Some(1));
+}
+
+#[tokio::test]
+async fn errors_name_what_is_wrong() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    server.client().call("SET s string");
+    let refused = client.lock("s").acquire().await;
+    assert!(matches!(&refused, Err(Error::Server { code, .. }) if code == "WRONGTYPE"), "{refused:?}");
+
+    let is_argument = |outcome: Result<_, Error>, name: &str| match outcome {
+        Err(Error::Argument(text)) => assert!(text.starts_with(name), "{text}"),
+        other => panic!("{other:?}"),
+    };
+    is_argument(client.lock("k").lease(Duration::ZERO).try_acquire().await, "lease");
+    is_argument(client.lock("k").owner("").try_acquire().await, "owner");
+    is_argument(client.lock("k").owner([b'o'; 513]).try_acquire().await, "owner");
+    let year = Duration::from_secs(366 * 24 * 60 * 60);
+    is_argument(client.lock("k").session_grace(year).try_acquire().await, "session_grace");
+    assert_eq!(server.client().call("EXISTS k"), Reply::Int(0));
+
+    assert!(matches!(rlock_client::Client::connect("nonsense").await, Err(Error::Argument(_))));
+    let nobody = format!("redis://127.0.0.1:{}/", crate::support::free_port());
+    assert!(matches!(rlock_client::Client::connect(&nobody).await, Err(Error::Connection { .. })));
+}

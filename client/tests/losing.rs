@@ -1,0 +1,100 @@
+//! A holder hears of its loss.
+
+use std::time::{Duration, Instant};
+
+use rlock_client::Error;
+
+use crate::support::Server;
+use crate::{connect, eventually};
+
+#[tokio::test]
+async fn a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.lock("k").lease(Duration::from_millis(900)).renewing(true);
+    let guard = lock.acquire().await.expect("a free lock");
+    assert_eq!(server.client().call("RLOCK.FORCERELEASE k"), 1);
+    let started = Instant::now();
+    guard.lost().await;
+    assert!(started.elapsed() < Duration::from_millis(700), "before the end of the lease: {:?}", started.elapsed());
+    assert!(!guard.is_held());
+    assert!(matches!(guard.release().await, Err(Error::NotHeld)));
+}
+
+#[tokio::test]
+async fn without_a_server_a_hold_is_lost_before_its_lease_ends() {
+    let mut server = Server::start();
+    let client = connect(&server).await;
+    let lease = Duration::from_millis(900);
+    let guard = client.lock("k").lease(lease).renewing(true).acquire().await.expect("a free lock");
+    let killed = Instant::now();
+    server.kill();
+    guard.lost().await;
+    assert!(killed.elapsed() < lease, "{:?}", killed.elapsed());
+    server.restart();
+}
+
+/// The server does not answer, and the connection stays open.
+#[tokio::test]
+async fn behind_a_stopped_server_a_hold_is_lost_in_time() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lease = Duration::from_millis(600);
+    let guard = client.lock("k").lease(lease).renewing(true).acquire().await.expect("a free lock");
+    let stopped = Instant::now();
+    let lost = guard.lost();
+    let server = tokio::task::spawn_blocking(move || {
+        server.while_stopped(|| std::thread::sleep(Duration::from_millis(1200)));
+        server
+    });
+    lost.await;
+    assert!(stopped.elapsed() < lease, "{:?}", stopped.elapsed());
+    server.await.expect("no panic");
+}
+
+#[tokio::test]
+async fn a_session_that_lost_its_connection_is_bound_to_the_next_one() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let grace = Duration::from_secs(2);
+    let guard = client.lock("k").session_grace(grace).acquire().await.expect("a free lock");
+    assert_eq!(server.client().holder("k").map(|holder| holder.session), Some(1));
+    server.client().call("CLIENT KILL TYPE normal SKIPME yes");
+    eventually(|| server.client().holder("k").is_some_and(|holder| holder.session == 1)).await;
+    tokio::time::sleep(grace * 2).await;
+    assert!(guard.is_held());
+    guard.release().await.expect("it was held");
+}
+
+#[tokio::test]
+async fn a_session_without_grace_ends_with_its_connection() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.lock("k").session_grace(Duration::ZERO).acquire().await.expect("a free lock");
+    server.client().call("CLIENT KILL TYPE normal SKIPME yes");
+    // Long before the next renewal.
+    tokio::time::timeout(Duration::from_secs(3), guard.lost()).await.expect("it hears of it at once");
+    assert!(server.client().holder("k").is_none());
+}
+
+/// A waiter is granted over the connection it waits on, and that one is used for others afterwards: the session must hang on the shared one.
+#[tokio::test]
+async fn a_session_after_a_wait_hangs_on_the_shared_connection() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.lock("k").acquire().await.expect("a free lock");
+    let waiter = tokio::spawn({
+        let lock = client.lock("k").session_grace(Duration::from_secs(1));
+        async move { lock.acquire().await }
+    });
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    let list = server.client().call("CLIENT LIST").text();
+    let blocked = list.lines().find(|line| line.contains("flags=b")).expect("a blocked client");
+    let id = blocked.split(' ').find_map(|word| word.strip_prefix("id=")).expect("an id").to_owned();
+    guard.release().await.expect("it was held");
+    let next = waiter.await.expect("no panic").expect("a grant");
+    assert_eq!(server.client().call(format!("CLIENT KILL ID {id}")), 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(next.is_held());
+    assert_eq!(server.client().holder("k").map(|holder| holder.session), Some(1));
+}

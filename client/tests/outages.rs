@@ -1,0 +1,99 @@
+//! Connections that are lost, and servers that start again.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error};
+
+use crate::support::Server;
+use crate::{PATIENCE, connect, connections, eventually, url};
+
+#[tokio::test]
+async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    for kind in ["mutex", "fair"] {
+        server.client().call(format!("{}.ACQUIRE {kind} other", if kind == "fair" { "RFAIRLOCK" } else { "RLOCK" }));
+        let waiter = tokio::spawn({
+            let client = client.clone();
+            async move {
+                match kind {
+                    "fair" => client.fair_lock(kind).acquire().await.expect("a grant").release().await,
+                    _ => client.lock(kind).acquire().await.expect("a grant").release().await,
+                }
+            }
+        });
+        for _ in 0..3 {
+            eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+            server.client().call("CLIENT KILL TYPE normal SKIPME yes");
+        }
+        eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+        server.client().call(format!("{}.RELEASE {kind} other", if kind == "fair" { "RFAIRLOCK" } else { "RLOCK" }));
+        waiter.await.expect("no panic").expect("it was held");
+        assert_eq!(server.client().call(format!("EXISTS {kind}")), 0);
+    }
+}
+
+/// 50 waiting and 50 holding tasks; every connection is killed again and again. No hold is counted twice, and none stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_connections_neither_double_nor_leave_a_hold() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let tasks: Vec<_> = (0..50)
+        .map(|number| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    let guard = client.lock(format!("k{}", number % 10)).acquire().await.expect("a grant");
+                    tokio::task::yield_now().await;
+                    guard.release().await.expect("it was held, and released once");
+                }
+            })
+        })
+        .collect();
+    while !tasks.iter().all(tokio::task::JoinHandle::is_finished) {
+        if let Ok(mut killer) = server.try_client() {
+            killer.call("CLIENT KILL TYPE normal SKIPME yes");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    eventually(|| server.client().call("DBSIZE") == 0).await;
+    eventually(|| server.client().info_number("rlock_waiting") == 0).await;
+    assert!(connections(&server) <= 9);
+}
+
+/// A server on the same port that has forgotten all. Waiters carry on, and the holder hears of its loss.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_a_restart_nobody_hangs() {
+    let mut server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.lock("k").lease(Duration::from_secs(3)).renewing(true);
+    let guard = lock.acquire().await.expect("a free lock");
+    let waiters: Vec<_> = (0..20)
+        .map(|_| {
+            let lock = client.lock("k");
+            tokio::spawn(async move { lock.acquire().await?.release().await })
+        })
+        .collect();
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    server.kill_and_restart_on_its_port();
+    tokio::time::timeout(PATIENCE, guard.lost()).await.expect("the holder hears of it");
+    for waiter in waiters {
+        let outcome = tokio::time::timeout(PATIENCE, waiter).await.expect("nobody hangs").expect("no panic");
+        outcome.expect("a grant, and its release");
+    }
+}
+
+#[tokio::test]
+async fn without_a_server_a_request_fails_after_the_time_for_retries() {
+    let mut server = Server::start();
+    let client =
+        Client::builder().retry_for(Duration::from_millis(300)).connect(&url(&server)).await.expect("a server");
+    let lock = client.lock("k");
+    server.kill();
+    assert!(matches!(lock.try_acquire().await, Err(Error::Connection { .. })));
+    assert!(matches!(lock.acquire().await, Err(Error::Connection { .. })));
+    server.restart();
+}
