@@ -68,6 +68,8 @@ enum Section {
     Punctuality,
     /// A fair lock's queue with 10, 1000 and 100,000 places
     Fair,
+    /// The client crate, against redis-rs alone
+    Client,
 }
 
 impl Section {
@@ -86,6 +88,7 @@ impl Section {
             Self::MassExpiry => sections::mass_expiry::measure(&mut server, rounds, arguments.locks),
             Self::Punctuality => sections::punctuality::measure(&mut server),
             Self::Fair => sections::fair::measure(&mut server, rounds),
+            Self::Client => sections::client::measure(&mut server, rounds),
         }
     }
 

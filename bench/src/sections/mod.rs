@@ -1,5 +1,6 @@
 //! One file per question that the benchmark answers, and what some of them share.
 
+pub mod client;
 pub mod fair;
 pub mod fill;
 pub mod handover;
