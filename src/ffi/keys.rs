@@ -106,6 +106,10 @@ impl<'c> Keys<'c> {
         let Some(open) = self.open.get(id.0).filter(|open| open.was_there) else {
             return;
         };
+        // What was granted may have ended in the same step. Redis 8.6 crashes when it is asked for the expiry of nothing.
+        if matches!(find(open.handle), Found::Vacant) {
+            return;
+        }
         const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
         // SAFETY: the handle is open for writing.
         unsafe {
