@@ -4,6 +4,7 @@
  * left alone. */
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -52,4 +53,10 @@ time_t time(time_t *out) {
     time_t seconds = wall_clock_us() / 1000000;
     if (out) *out = seconds;
     return seconds;
+}
+
+/* Valkey 8.1 and newer bind a module to its own libraries first, and so past this file. */
+void *dlopen(const char *path, int mode) {
+    void *(*next)(const char *, int) = dlsym(RTLD_NEXT, "dlopen");
+    return next(path, mode & ~RTLD_DEEPBIND);
 }
