@@ -3,14 +3,16 @@
 //! What is outside comes after the engine has returned and the key is closed, in the order of the outbox: propagate,
 //! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
-use rlock_core::{Engine, Event, Facts, KeyId, Keyspace, Now, Outbox, Output, Owner, Refusal, Turn, write_effect};
+use rlock_core::{
+    Engine, Event, Facts, KeyId, KeyRef, Keyspace, Now, Outbox, Output, Owner, Refusal, Turn, write_effect,
+};
 use smallvec::SmallVec;
 
 use crate::clock;
 use crate::configuration;
 use crate::ffi::{Arg, Ctx, Keys};
 use crate::reply;
-use crate::state;
+use crate::state::{self, Note};
 use crate::timer;
 use crate::waiting;
 
@@ -144,6 +146,12 @@ pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> bool {
     drop(keys);
     if applied {
         ctx.signal_modified(name);
+    }
+    let flags = ctx.flags();
+    if flags.is_master() && !flags.is_loading() {
+        // A master is sent effects only with a slot that Valkey moves to it: the value comes here without its connections.
+        state::note(Note::Arrived(KeyRef { name: name.bytes(), db: ctx.db() }.to_key()));
+        timer::arm_soon();
     }
     applied
 }

@@ -33,6 +33,11 @@ pub(super) fn init(ctx: Ctx<'_>) {
     KEEPS_ANSWERS_BACK.store(is_valkey, Ordering::Relaxed);
 }
 
+/// Whether this server is a Valkey. Known after `init`.
+pub(super) fn is_valkey() -> bool {
+    KEEPS_ANSWERS_BACK.load(Ordering::Relaxed)
+}
+
 /// Blocks the client of this command on a name. `None` if the server does not want to.
 pub(crate) fn block(ctx: Ctx<'_>, name: Arg<'_>, ticket: u64) -> Option<Blocked> {
     let mut keys = [name.raw()];

@@ -30,6 +30,9 @@ pub(crate) struct ConfigSpec {
 /// The server said no; the text says to what.
 pub(crate) struct LoadError(pub(crate) String);
 
+/// The module takes part in slot migrations that the server makes by itself. From Valkey 9; the header that we have is older.
+const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
+
 /// The module while it is being loaded.
 pub(crate) struct Registrar<'c> {
     ctx: Ctx<'c>,
@@ -42,7 +45,12 @@ impl<'c> Registrar<'c> {
 
     /// Sets the options that the callbacks rely on.
     pub(crate) fn set_options(&self) {
-        let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+        let mut options =
+            raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+        // Only Valkey gives this bit a meaning, and refuses to move slots where a module does not set it.
+        if super::blocked::is_valkey() {
+            options |= HANDLE_ATOMIC_SLOT_MIGRATION;
+        }
         // SAFETY: the context is alive.
         unsafe { api!(RedisModule_SetModuleOptions, self.ctx.raw(), options.cast_signed()) };
     }
