@@ -3,6 +3,7 @@
 mod bad_input;
 mod clock;
 mod cluster;
+mod cluster_fleet;
 mod configuration;
 mod contexts;
 mod convergence;
@@ -16,6 +17,7 @@ mod fair;
 mod fair_leaving;
 mod fair_order;
 mod fair_restart;
+mod failover;
 mod holding;
 mod kill;
 mod lazy_free;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::support::Server;
+use crate::support::{Server, cli};
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 
@@ -38,11 +38,11 @@ fn assert_true_to_life(document: &str, at_least: usize) {
     let mut steps = 0;
     for session in sessions(document) {
         for (command, shown) in session {
-            let output = Command::new("redis-cli")
+            let output = Command::new(cli())
                 .args(["--no-raw", "-p", &server.port().to_string()])
                 .args(command.split_whitespace())
                 .output()
-                .expect("redis-cli runs");
+                .expect("the command line client runs");
             let answer = String::from_utf8_lossy(&output.stdout);
             assert_eq!(shape(&answer), shape(&shown), "{document}: {command}");
             steps += 1;

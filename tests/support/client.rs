@@ -71,7 +71,8 @@ pub struct Client {
 }
 
 impl Client {
-    pub(super) fn connect(port: u16) -> io::Result<Client> {
+    /// A connection to the server on a port of this machine, if there is one that answers.
+    pub fn connect(port: u16) -> io::Result<Client> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_nodelay(true)?;
         let mut client = Client { stream, id: 0, received: Vec::new(), consumed: 0 };

@@ -2,23 +2,30 @@
 //! instead of for a time.
 
 mod client;
+mod cluster;
 mod events;
 mod journal;
 mod lock_commands;
 mod process;
+mod program;
 mod propagation;
 mod reply;
+mod sentinel;
 mod server;
 mod wall_clock;
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use client::{Client, Command, in_script};
+pub use cluster::Cluster;
 pub use events::Events;
 pub use journal::{Journal, is_brace, show};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
+pub use program::cli;
 pub use propagation::propagated;
 pub use reply::Reply;
+pub use sentinel::Sentinels;
 pub use server::{Server, free_port};
 pub use wall_clock::WallClock;
 
@@ -36,6 +43,24 @@ pub fn eventually(deadline: Duration, mut condition: impl FnMut() -> bool) {
 /// How much of a campaign to run: the short form belongs to `make test`, the long one to `make campaigns`.
 pub fn at_length<T>(short: T, long: T) -> T {
     if std::env::var_os("RLOCK_LONG").is_some() { long } else { short }
+}
+
+/// Says that the server under test cannot show something, and why. `make test-matrix` counts these lines.
+pub fn skipped_here(reason: &str) {
+    eprintln!("skipped here: {reason}");
+}
+
+/// Whether MOVE leaves the connection in the database that the key went to, as it does on Valkey 8.1.1. The replicas of such
+/// a server then look for later keys in the wrong database.
+pub fn move_changes_the_database() -> bool {
+    static CHANGES: OnceLock<bool> = OnceLock::new();
+    *CHANGES.get_or_init(|| {
+        let server = Server::start();
+        let mut client = server.client();
+        client.call("SET text here");
+        assert_eq!(client.call("MOVE text 1"), 1);
+        client.call("EXISTS text") == 1
+    })
 }
 
 /// The seed of a random test. Shown when the test fails; RLOCK_SEED runs that test again.

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use super::client::{Client, Command};
 use super::eventually;
 use super::process::{OwnedProcess, raise_file_limit};
+use super::program;
 use super::wall_clock::WallClock;
 
 /// A loaded machine starts a server in tens of milliseconds.
@@ -74,7 +75,22 @@ impl Server {
         Server::try_start_in(Environment::new(), module_arguments, lines)
     }
 
+    /// A member of a fleet, on a port that it can have again after a restart: the others know it by its address.
+    pub fn member(lines: &[&str]) -> Server {
+        let started = Server::try_start_at(quiet_port(), Environment::new(), "", lines);
+        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+    }
+
     fn try_start_in(environment: Environment, module_arguments: &str, lines: &[&str]) -> Result<Server, String> {
+        Server::try_start_at(ANY_PORT, environment, module_arguments, lines)
+    }
+
+    fn try_start_at(
+        port: u16,
+        environment: Environment,
+        module_arguments: &str,
+        lines: &[&str],
+    ) -> Result<Server, String> {
         raise_file_limit();
         let folder = tempfile::tempdir().expect("a temporary folder");
         let module = module_path().display();
@@ -87,7 +103,7 @@ impl Server {
             lines.join("\n")
         );
         fs::write(folder.path().join("redis.conf"), configuration).expect("a configuration file");
-        let (process, port) = launch(folder.path(), &environment, None)?;
+        let (process, port) = launch(folder.path(), &environment, port, &[])?;
         Ok(Server { process, port, folder, environment })
     }
 
@@ -111,7 +127,7 @@ impl Server {
     /// The same where the files may be beyond repair: hands out the log if the server gives up in good order.
     #[track_caller]
     pub fn try_restart(&mut self) -> Result<(), String> {
-        let launched = launch(self.folder.path(), &self.environment, None);
+        let launched = launch(self.folder.path(), &self.environment, ANY_PORT, &[]);
         if let Err(log) = &launched {
             let mark = CRASH_MARKS.iter().find(|mark| log.contains(*mark));
             assert_eq!(mark, None, "the server has crashed:\n{log}");
@@ -124,8 +140,14 @@ impl Server {
     #[allow(dead_code, reason = "the tests of the client use it")]
     pub fn kill_and_restart_on_its_port(&mut self) {
         self.kill();
-        let launched = launch(self.folder.path(), &self.environment, Some(self.port));
-        (self.process, _) = launched.unwrap_or_else(|log| panic!("no restart:\n{log}"));
+        self.restart_in_place(&[]);
+    }
+
+    /// Starts a killed member of a fleet again where it was, with further words on its command line.
+    #[track_caller]
+    pub fn restart_in_place(&mut self, words: &[&str]) {
+        (self.process, self.port) = launch(self.folder.path(), &self.environment, self.port, words)
+            .unwrap_or_else(|log| panic!("no restart:\n{log}"));
     }
 
     #[track_caller]
@@ -231,17 +253,26 @@ impl Drop for Server {
     }
 }
 
-/// Starts a process and waits until it answers, or hands out the log if it ends first. Without a port it takes a free one.
-fn launch(folder: &Path, environment: &Environment, port: Option<u16>) -> Result<(OwnedProcess, u16), String> {
+/// Stands for a port that is looked for at each start.
+const ANY_PORT: u16 = 0;
+
+/// Starts a process and waits until it answers, or hands out the log if it ends first.
+fn launch(
+    folder: &Path,
+    environment: &Environment,
+    wanted: u16,
+    words: &[&str],
+) -> Result<(OwnedProcess, u16), String> {
     loop {
-        let port = port.unwrap_or_else(free_port);
+        let port = if wanted == ANY_PORT { free_port() } else { wanted };
         let _ = fs::remove_file(folder.join("log"));
-        let binary = std::env::var_os("RLOCK_SERVER").unwrap_or_else(|| "redis-server".into());
+        let binary = program::server();
         // Complaints about the configuration come before the log file is open.
         let output = |name| File::create(folder.join(name)).expect("a file for the output");
         let child = Process::new(&binary)
             .arg(folder.join("redis.conf"))
             .args(["--port", &port.to_string()])
+            .args(words)
             .envs(environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(output("stdout"))
@@ -258,7 +289,7 @@ fn launch(folder: &Path, environment: &Environment, port: Option<u16>) -> Result
             return Ok((process, port));
         }
         let log = read_log(folder);
-        if !log.contains("Address already in use") {
+        if wanted != ANY_PORT || !log.contains("Address already in use") {
             return Err(log);
         }
     }
@@ -279,6 +310,14 @@ fn is_ready(port: u16, own_id: &str) -> io::Result<bool> {
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("a bound socket has an address").port()
+}
+
+/// A port that nobody listens to, below those from which the system takes the ports of connections: it stays free while its
+/// server is down.
+pub fn quiet_port() -> u16 {
+    let mut candidates = std::iter::repeat_with(|| rand::random_range(10_000..32_000));
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    candidates.find(is_free).expect("a free port")
 }
 
 fn read_log(folder: &Path) -> String {

@@ -1,0 +1,251 @@
+//! Three primaries with a replica each: locks through a cluster client, a slot that moves, a planned and an unplanned failover.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Cluster, Command, Reply, Server, eventually, skipped_here};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A blocked client knows in that time that its lock is served elsewhere.
+const NO_LONGER_THAN: Duration = Duration::from_secs(2);
+
+/// What a slot is moved with: a held lock with waiters, and a fair lock with a queue of connected and detached places.
+struct Loaded {
+    slot: i64,
+    token: i64,
+    fair_token: i64,
+    blocked: Vec<Client>,
+}
+
+const FAIR_QUEUE: [&str; 4] = ["p1", "p2", "p3", "p4"];
+
+#[track_caller]
+fn load_slot(source: &Server) -> Loaded {
+    let mut client = source.client();
+    let slot = client.call("CLUSTER KEYSLOT {x}lock").int();
+    let token = client.acquire("{x}lock a PX 120000");
+    client.acquire("{x}lock a PX 120000");
+    let fair_token = client.acquire_fair("{x}fair a PX 120000");
+    let mut blocked: Vec<_> =
+        ["b", "c"].map(|owner| source.waiter(format!("RLOCK.ACQUIRE {{x}}lock {owner} PX 60000 BLOCK 0"))).into();
+    for owner in FAIR_QUEUE {
+        let ask = |how| format!("RFAIRLOCK.ACQUIRE {{x}}fair {owner} PX 60000 {how}");
+        match owner {
+            "p2" => assert_eq!(client.call(ask("QUEUE 120000")), Reply::Nil),
+            _ => blocked.push(source.waiter(ask("BLOCK 0"))),
+        }
+    }
+    Loaded { slot, token, fair_token, blocked }
+}
+
+impl Loaded {
+    /// Each blocked client is sent to the new node, or told that its wait is over.
+    #[track_caller]
+    fn assert_sent_on_since(&mut self, start: Instant, code: &str) {
+        for waiter in &mut self.blocked {
+            let answer = waiter.reply_within(NO_LONGER_THAN).expect("an answer in time");
+            answer.expect_error(code);
+        }
+        assert!(start.elapsed() < NO_LONGER_THAN, "{:?}", start.elapsed());
+    }
+
+    /// The new node has the locks as they were, and serves those who ask again, in the old order.
+    #[track_caller]
+    fn assert_served_by(&self, target: &Server) {
+        let mut client = target.client();
+        assert_eq!(client.holder("{x}lock").expect("it is held").identity(), ("a", 2, self.token));
+        assert_eq!(client.holder("{x}fair").expect("it is held").identity(), ("a", 1, self.fair_token));
+        // A node settles what it was given a moment after the slot is its own.
+        eventually(SOON, || client.places("{x}fair") == FAIR_QUEUE.map(|owner| format!("{owner} detached")));
+
+        let mut b = target.waiter("RLOCK.ACQUIRE {x}lock b PX 60000 BLOCK 0");
+        assert_eq!(client.call("RLOCK.RELEASE {x}lock a"), 1);
+        assert_eq!(client.call("RLOCK.RELEASE {x}lock a"), 0);
+        let mut last = b.reply().int();
+        assert!(last > self.token);
+
+        // They come back in another order than they stand.
+        let mut newcomer = target.waiter("RFAIRLOCK.ACQUIRE {x}fair newcomer PX 60000 BLOCK 0");
+        let ask = |owner| target.waiter(format!("RFAIRLOCK.ACQUIRE {{x}}fair {owner} PX 60000 BLOCK 0"));
+        let mut returning = [ask("p4"), ask("p2"), ask("p1"), ask("p3")];
+        assert_eq!(client.call("RFAIRLOCK.RELEASE {x}fair a"), 0);
+        for (owner, at) in [("p1", 2), ("p2", 1), ("p3", 3), ("p4", 0)] {
+            let token = returning[at].reply().int();
+            assert!(token > last.max(self.fair_token), "{owner}: {token} after {last}");
+            last = token;
+            assert_eq!(client.call(format!("RFAIRLOCK.RELEASE {{x}}fair {owner}")), 0);
+        }
+        assert!(newcomer.reply().int() > last);
+    }
+}
+
+/// Places wait for their owners longer than a busy machine needs to move a slot.
+fn lengthen_grace(cluster: &Cluster) {
+    for node in cluster.nodes() {
+        assert_eq!(node.client().call("CONFIG SET rlock.fair-grace-ms 60000"), "OK");
+    }
+}
+
+/// Nobody is granted the lock, whichever node is asked, and not even by a retry.
+#[track_caller]
+fn assert_held_once(nodes: [&Server; 2], blocked: &mut [Client]) {
+    for node in nodes {
+        for command in ["RLOCK.ACQUIRE {x}lock intruder", "RFAIRLOCK.ACQUIRE {x}fair intruder"] {
+            let mut client = node.client();
+            for _ in 0..2 {
+                let answer = client.call(command);
+                assert!(!matches!(answer, Reply::Int(_)), "{command} was granted: {answer:?}");
+            }
+        }
+    }
+    for waiter in blocked {
+        // Time itself: so long a node had to do the wrong thing.
+        let answer = waiter.reply_within(Duration::from_millis(20));
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+}
+
+#[test]
+fn locks_go_round_through_a_cluster_client() {
+    let cluster = Cluster::start();
+    let mut client = cluster.client();
+    let mut last_token = 0;
+    let mut ports = Vec::new();
+    for number in 0..12 {
+        let key = format!("job-{number}");
+        let token = client.call(format!("RLOCK.ACQUIRE {key} a PX 60000")).int();
+        assert!(token > last_token, "one clock, so tokens rise over all nodes");
+        let primary = cluster.primary_of(&key);
+        ports.push(primary.port());
+        let mut b = primary.waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0"));
+        assert_eq!(client.call(format!("RLOCK.RELEASE {key} a")), 0);
+        last_token = b.reply().int();
+        assert!(last_token > token);
+        assert_eq!(client.call(format!("RLOCK.HOLDS {key} b")), 1);
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!(ports.len(), 3, "the keys lie on all primaries");
+}
+
+#[test]
+fn a_slot_moves_with_its_locks_and_its_fair_queue() {
+    let cluster = Cluster::start();
+    lengthen_grace(&cluster);
+    let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
+    let (mut on_source, mut on_target) = (source.client(), target.client());
+    let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
+    let mut loaded = load_slot(source);
+    let slot = loaded.slot;
+
+    assert_eq!(on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0])), "OK");
+    assert_eq!(on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1])), "OK");
+    assert_held_once([source, target], &mut loaded.blocked);
+    let mut migrate = Command::from(format!("MIGRATE 127.0.0.1 {} _ 0 5000 KEYS {{x}}lock {{x}}fair", target.port()));
+    migrate.0[3] = Vec::new();
+    assert_eq!(on_source.call(migrate), "OK");
+    assert_held_once([source, target], &mut loaded.blocked);
+    // A client that follows ASK reaches the lock in the middle of the move.
+    on_source.call("RLOCK.RELEASE {x}lock a").expect_error("ASK");
+    let mut roaming = cluster.client();
+    assert_eq!(roaming.call("RLOCK.HOLDS {x}lock a"), 2);
+
+    let start = Instant::now();
+    for client in [&mut on_target, &mut on_source] {
+        assert_eq!(client.call(format!("CLUSTER SETSLOT {slot} NODE {}", ids[1])), "OK");
+    }
+    loaded.assert_sent_on_since(start, "MOVED");
+    assert_eq!(on_source.info_number("rlock_waiting"), 0);
+    assert_eq!(on_source.info_number("rlock_held"), 0);
+    loaded.assert_served_by(target);
+}
+
+/// Newer servers move a slot by themselves. Valkey 9 is told at the source, Redis 8.4 at the target.
+#[track_caller]
+fn move_by_itself(slot: i64, source: &mut Client, target: &mut Client) -> Option<()> {
+    let id = target.call("CLUSTER MYID").text();
+    let commands = [
+        (source, format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {id}")),
+        (target, format!("CLUSTER MIGRATION IMPORT {slot} {slot}")),
+    ];
+    for (client, command) in commands {
+        match client.call(command) {
+            Reply::Error(line) if line.to_lowercase().contains("unknown subcommand") => {}
+            Reply::Error(line) => panic!("{line}"),
+            _ => return Some(()),
+        }
+    }
+    None
+}
+
+#[test]
+fn a_slot_that_the_server_moves_by_itself_takes_its_locks_along() {
+    let cluster = Cluster::start();
+    lengthen_grace(&cluster);
+    let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
+    let (mut on_source, mut on_target) = (source.client(), target.client());
+    let mut loaded = load_slot(source);
+    if move_by_itself(loaded.slot, &mut on_source, &mut on_target).is_none() {
+        skipped_here("the server moves no slot by itself");
+        return;
+    }
+    eventually(SOON, || !matches!(on_target.call("EXISTS {x}lock"), Reply::Error(_)));
+    loaded.assert_sent_on_since(Instant::now(), "MOVED");
+    loaded.assert_served_by(target);
+    eventually(SOON, || on_source.info_number("rlock_waiting") == 0);
+}
+
+#[test]
+fn a_planned_failover_takes_over_what_is_held_and_ends_the_waits() {
+    let cluster = Cluster::start();
+    lengthen_grace(&cluster);
+    let (old, new) = (cluster.primary_of("{x}lock"), cluster.replica_of("{x}lock"));
+    let mut loaded = load_slot(old);
+    new.catch_up_with(old);
+    assert_eq!(new.client().call("CLUSTER FAILOVER"), "OK");
+    eventually(SOON, || old.client().info("role") == "slave");
+    let start = Instant::now();
+    for waiter in &mut loaded.blocked {
+        let answer = waiter.reply_within(NO_LONGER_THAN).expect("an answer in time");
+        assert!(matches!(answer, Reply::Error(_)), "{answer:?}");
+    }
+    assert!(start.elapsed() < NO_LONGER_THAN, "{:?}", start.elapsed());
+    // The other nodes hear of it by and by.
+    let mut client = new.client();
+    eventually(SOON, || client.info("role") == "master" && client.call("EXISTS {x}lock") == 1);
+    loaded.assert_served_by(new);
+}
+
+#[test]
+fn a_replica_takes_over_from_a_primary_that_is_killed() {
+    let mut cluster = Cluster::start();
+    lengthen_grace(&cluster);
+    let old = cluster.primary_of("{x}lock").port();
+    let new = cluster.replica_of("{x}lock").port();
+    let mut loaded = load_slot(cluster.primary_of("{x}lock"));
+    let mut client = cluster.node_mut(old).client();
+    client.acquire("{x}lapsing a PX 500");
+    assert_eq!(client.call("WAIT 1 10000"), 1);
+
+    cluster.node_mut(old).kill();
+    for waiter in &mut loaded.blocked {
+        assert_eq!(waiter.reply_within(NO_LONGER_THAN).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    }
+    let mut on_new = cluster.node_mut(new).client();
+    eventually(SOON, || on_new.info("role") == "master");
+    // A cluster client finds it, and the lease that lapsed meanwhile is given on.
+    let mut roaming = cluster.client_of(new);
+    assert!(roaming.call("RLOCK.ACQUIRE {x}lapsing b PX 60000 BLOCK 0").int() > loaded.token);
+    loaded.assert_served_by(cluster.node_mut(new));
+
+    cluster.node_mut(old).restart_in_place(&[]);
+    cluster.wait_until_whole();
+    let mut on_old = cluster.node_mut(old).client();
+    assert_eq!(on_old.info("role"), "slave");
+    let token = |client: &mut Client| {
+        client.call("READONLY");
+        client.holder("{x}lock").map(|holder| holder.token)
+    };
+    assert_eq!(token(&mut on_old), token(&mut on_new));
+}

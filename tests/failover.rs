@@ -1,0 +1,329 @@
+//! The primary dies or steps down, and a replica takes over: with Sentinel, and as planned.
+//!
+//! Replication is asynchronous, so a grant of the last moment may be lost with its server. What must hold all the same: tokens
+//! rise, one server never gives a lock twice, and nobody is left hanging.
+
+use std::collections::HashSet;
+use std::env;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Reply, Sentinels, Server, eventually};
+
+/// Deaths of a primary in one run of the test. `make failover` sets more.
+const FAILOVERS: &str = "RLOCK_FAILOVERS";
+const FAILOVERS_BY_DEFAULT: u32 = 2;
+
+const WORKERS: u32 = 6;
+const KEYS: u32 = 2;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A client that is blocked on a server that dies or steps down knows of it in that time.
+const NO_LONGER_THAN: Duration = Duration::from_secs(2);
+
+/// What all workers have seen together.
+#[derive(Default)]
+struct Load {
+    is_over: AtomicBool,
+    /// Raised by each death of a primary: what was granted before it may be lost.
+    era: AtomicU64,
+    highest_token: AtomicI64,
+    tokens: Mutex<HashSet<i64>>,
+    /// Who is between the answer to an ACQUIRE and the RELEASE, by era, server and key.
+    inside: Mutex<HashSet<(u64, u16, u32)>>,
+    /// How often a lock was taken in the era.
+    grants: AtomicU64,
+    /// How often a server died while a worker waited for its answer.
+    cut_off: AtomicU64,
+}
+
+/// Another worker's failed assertion must not hide behind a poisoned lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Load {
+    /// Takes and gives locks until the load is over, wherever the primary is.
+    fn work(&self, worker: u32, sentinels: &Sentinels) {
+        let mut attempts = 0_u64;
+        while !self.is_over.load(Ordering::SeqCst) {
+            let era = self.era.load(Ordering::SeqCst);
+            let primary = sentinels.primary().and_then(|port| Some((port, Client::connect(port).ok()?)));
+            let Some((port, mut client)) = primary else {
+                // Only a pause between two looks.
+                thread::sleep(Duration::from_millis(5));
+                continue;
+            };
+            while era == self.era.load(Ordering::SeqCst) && !self.is_over.load(Ordering::SeqCst) {
+                attempts += 1;
+                // Each attempt is an owner of its own, so that each grant is a new hold.
+                let owner = format!("w{worker}-{attempts}");
+                if !self.take_and_give(&mut client, (era, port, worker % KEYS), &owner) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// `false` if the connection is of no use any more.
+    fn take_and_give(&self, client: &mut Client, place: (u64, u16, u32), owner: &str) -> bool {
+        let (era, _, key) = place;
+        let highest_before = self.highest_token.load(Ordering::SeqCst);
+        let acquire = format!("RLOCK.ACQUIRE load-{key} {owner} PX 20000 SESSION 0 BLOCK 1000");
+        let answer = client.try_send(&[acquire.into()]).and_then(|()| client.reply_within(Duration::from_secs(3)));
+        let token = match answer {
+            Ok(Reply::Int(token)) => token,
+            Ok(Reply::Nil) => return true,
+            // A replica by now, or one that is not yet a primary.
+            Ok(Reply::Error(error)) => {
+                let expected = ["READONLY", "UNBLOCKED", "LOADING", "MASTERDOWN"];
+                assert!(expected.iter().any(|code| error.starts_with(code)), "{error}");
+                return false;
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(error) if error.kind() == ErrorKind::TimedOut => panic!("{owner} hangs"),
+            Err(_) => {
+                self.cut_off.fetch_add(1, Ordering::SeqCst);
+                return false;
+            }
+        };
+        assert!(token > highest_before, "{token} was given after {highest_before}");
+        assert!(lock(&self.tokens).insert(token), "{token} was given twice");
+        self.highest_token.fetch_max(token, Ordering::SeqCst);
+        // A grant that was already lost when it was read proves nothing.
+        if era == self.era.load(Ordering::SeqCst) {
+            assert!(lock(&self.inside).insert(place), "load-{key} is held twice");
+            self.grants.fetch_add(1, Ordering::SeqCst);
+            // The work that the lock is for, and room for others on the machine.
+            thread::sleep(Duration::from_micros(200));
+            lock(&self.inside).remove(&place);
+        }
+        let release = format!("RLOCK.RELEASE load-{key} {owner}");
+        let answer = client.try_send(&[release.into()]).and_then(|()| client.reply_within(Duration::from_secs(3)));
+        matches!(answer, Ok(Reply::Int(0)))
+    }
+
+    #[track_caller]
+    fn wait_for_grants(&self) {
+        self.grants.store(0, Ordering::SeqCst);
+        eventually(SOON, || self.grants.load(Ordering::SeqCst) > 200);
+    }
+}
+
+/// Ends the load also when the test fails, so that the workers end.
+struct EndOnDrop<'l>(&'l Load);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::SeqCst);
+    }
+}
+
+/// What lies on the primary when it dies, and on its replicas too.
+struct Left {
+    kept_token: i64,
+    lapses_at: Instant,
+    blocked: Vec<Client>,
+}
+
+impl Left {
+    #[track_caller]
+    fn on(primary: &Server, round: u32) -> Left {
+        let mut client = primary.client();
+        let kept_token = client.acquire(&format!("kept-{round} a PX 60000"));
+        client.acquire(&format!("lapsing-{round} a PX 2500"));
+        let lapses_at = Instant::now() + Duration::from_millis(2500);
+        assert_eq!(client.call("WAIT 2 10000"), 2);
+        let wait = |owner: &str| primary.waiter(format!("RLOCK.ACQUIRE kept-{round} {owner} BLOCK 0"));
+        Left { kept_token, lapses_at, blocked: ["b", "c"].map(wait).into() }
+    }
+
+    #[track_caller]
+    fn assert_cut_off_since(self, death: Instant) {
+        for mut waiter in self.blocked {
+            assert_eq!(waiter.reply_within(NO_LONGER_THAN).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        }
+        assert!(death.elapsed() < NO_LONGER_THAN, "{:?}", death.elapsed());
+    }
+}
+
+/// The replica in its new office: it keeps what was held, and expires and grants by itself.
+#[track_caller]
+fn assert_takes_over(primary: &Server, round: u32, kept_token: i64, lapses_at: Instant) {
+    let mut client = primary.client();
+    let kept = format!("kept-{round}");
+    assert_eq!(client.holder(&kept).expect("it is held").identity(), ("a", 1, kept_token));
+    assert_eq!(client.call(format!("RLOCK.ACQUIRE {kept} b")), Reply::Nil);
+    let mut waiter = primary.waiter(format!("RLOCK.ACQUIRE {kept} b PX 60000 BLOCK 0"));
+    assert_eq!(client.call(format!("RLOCK.RELEASE {kept} a")), 0);
+    assert!(waiter.reply().int() > kept_token);
+
+    let due = lapses_at.max(Instant::now());
+    assert!(client.acquire(&format!("lapsing-{round} b PX 60000 BLOCK 0")) > kept_token);
+    // Time itself, with a margin for a busy machine.
+    let late = Instant::now().saturating_duration_since(due);
+    assert!(late < Duration::from_secs(1), "granted {late:?} after the end of the lease");
+}
+
+fn failovers() -> u32 {
+    env::var(FAILOVERS).map_or(FAILOVERS_BY_DEFAULT, |count| count.parse().expect("a number"))
+}
+
+#[test]
+fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_once() {
+    let primary = Server::member(&[]);
+    let upstream = format!("replicaof 127.0.0.1 {}", primary.port());
+    let replicas = [Server::member(&[&upstream]), Server::member(&[&upstream])];
+    for replica in &replicas {
+        replica.catch_up_with(&primary);
+    }
+    let sentinels = Sentinels::of(primary.port(), 2);
+    let mut servers: Vec<_> = [primary].into_iter().chain(replicas).collect();
+    let load = Load::default();
+    thread::scope(|scope| {
+        let _end = EndOnDrop(&load);
+        for worker in 0..WORKERS {
+            let (load, sentinels) = (&load, &sentinels);
+            scope.spawn(move || {
+                let _end = EndOnDrop(load);
+                load.work(worker, sentinels);
+            });
+        }
+        for round in 0..failovers() {
+            load.wait_for_grants();
+            let old = sentinels.primary().expect("a primary");
+            let at = servers.iter().position(|server| server.port() == old).expect("one of the servers");
+            let left = Left::on(&servers[at], round);
+            let (kept_token, lapses_at) = (left.kept_token, left.lapses_at);
+
+            servers[at].kill();
+            let death = Instant::now();
+            load.era.fetch_add(1, Ordering::SeqCst);
+            left.assert_cut_off_since(death);
+            eventually(SOON, || sentinels.primary().is_some_and(|port| port != old));
+            let new = sentinels.primary().expect("a primary");
+            let next = servers.iter().position(|server| server.port() == new).expect("one of the servers");
+            eventually(SOON, || servers[next].client().info("role") == "master");
+            eprintln!("round {round}: a new primary after {:?}", death.elapsed());
+
+            assert_takes_over(&servers[next], round, kept_token, lapses_at);
+            load.wait_for_grants();
+            servers[at].restart_in_place(&["--replicaof", &format!("127.0.0.1 {new}")]);
+            servers[at].catch_up_with(&servers[next]);
+            sentinels.wait_until_ready(new, 2);
+        }
+    });
+    assert!(load.cut_off.load(Ordering::SeqCst) > 0, "no worker was cut off: the kills hit no load");
+    eprintln!("{} tokens", lock(&load.tokens).len());
+}
+
+const PAUSE: Duration = Duration::from_millis(600);
+
+/// Locks that get free, and waits that end, in the middle of a pause: by then `b` wants one, `late` has given up on the other.
+struct InThePause {
+    b: Client,
+    late: Client,
+    start: Instant,
+}
+
+impl InThePause {
+    #[track_caller]
+    fn begin(server: &Server, key: &str) -> InThePause {
+        let mut client = server.client();
+        client.acquire(&format!("{key} a PX 150"));
+        client.acquire(&format!("{key}-late a PX 150"));
+        let start = Instant::now();
+        let b = server.waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0"));
+        let late = server.waiter(format!("RLOCK.ACQUIRE {key}-late late PX 60000 BLOCK 150"));
+        InThePause { b, late, start }
+    }
+
+    /// Reads both answers, none of which may have come before the pause was over.
+    #[track_caller]
+    fn answers(mut self) -> [Reply; 2] {
+        let answers = [self.b.reply(), self.late.reply()];
+        assert!(self.start.elapsed() >= PAUSE, "an answer in the pause, after {:?}", self.start.elapsed());
+        answers
+    }
+}
+
+#[track_caller]
+fn primary_and_replica() -> [Server; 2] {
+    let primary = Server::with_aof(&[]);
+    let replica = Server::replica_of(&primary, &["appendonly yes"]);
+    [primary, replica]
+}
+
+#[test]
+fn a_pause_of_either_kind_grants_nothing_and_late_waiters_get_nil_afterwards() {
+    let [primary, replica] = primary_and_replica();
+    for mode in ["WRITE", "ALL"] {
+        let scene = InThePause::begin(&primary, mode);
+        // From here on, so that the answers come a full PAUSE after the beginning of the scene at the earliest.
+        assert_eq!(primary.client().call(format!("CLIENT PAUSE {} {mode}", PAUSE.as_millis())), "OK");
+        let [b, late] = scene.answers();
+        let token = b.int();
+        assert_eq!(late, Reply::Nil, "{mode}");
+        replica.catch_up_with(&primary);
+        for server in [&primary, &replica] {
+            let mut client = server.client();
+            assert_eq!(client.holder(mode).expect("it is held").identity(), ("b", 1, token));
+            eventually(SOON, || client.call(format!("EXISTS {mode}-late")) == 0);
+        }
+    }
+}
+
+/// The replica hears nothing, so the failover gives up after its time, and the primary goes on.
+#[test]
+fn a_failover_that_is_given_up_grants_nothing_before_that() {
+    let [primary, replica] = primary_and_replica();
+    let mut client = primary.client();
+    let scene = InThePause::begin(&primary, "job");
+    let mut answers = None;
+    replica.while_stopped(|| {
+        client.call("SET unseen by-the-replica");
+        assert_eq!(client.call(format!("FAILOVER TIMEOUT {}", PAUSE.as_millis())), "OK");
+        answers = Some(scene.answers());
+    });
+    let [b, late] = answers.expect("they were read");
+    assert_eq!(late, Reply::Nil);
+    assert_eq!(client.info("role"), "master");
+    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, b.int()));
+    replica.catch_up_with(&primary);
+    assert_eq!(replica.client().holder("job").expect("it is held").identity(), ("b", 1, b.int()));
+}
+
+/// The replica catches up in the end. Whoever still waits is told, and the replica expires what lapsed in the pause.
+#[test]
+fn a_failover_ends_the_waits_and_the_new_primary_grants_at_once() {
+    let [primary, replica] = primary_and_replica();
+    let mut client = primary.client();
+    let kept_token = client.acquire("kept a PX 60000");
+    replica.catch_up_with(&primary);
+    let InThePause { mut b, mut late, start } = InThePause::begin(&primary, "job");
+    replica.while_stopped(|| {
+        client.call("SET unseen by-the-replica");
+        assert_eq!(client.call("FAILOVER"), "OK");
+        for waiter in [&mut b, &mut late] {
+            let left = PAUSE.saturating_sub(start.elapsed());
+            assert_eq!(waiter.reply_within(left).unwrap_err().kind(), ErrorKind::TimedOut);
+        }
+    });
+    let resumed = Instant::now();
+    eventually(SOON, || replica.client().info("role") == "master");
+    for waiter in [&mut b, &mut late] {
+        let answer = waiter.reply_within(NO_LONGER_THAN).expect("an answer");
+        assert!(!matches!(answer, Reply::Int(_)), "granted by a server that had stepped down: {answer:?}");
+    }
+    assert!(resumed.elapsed() < NO_LONGER_THAN, "{:?}", resumed.elapsed());
+    let mut on_new = replica.client();
+    assert_eq!(on_new.holder("kept").expect("it is held").identity(), ("a", 1, kept_token));
+    assert!(on_new.acquire("job b PX 60000") > kept_token);
+    assert!(on_new.acquire("job-late late PX 60000") > kept_token);
+    primary.catch_up_with(&replica);
+    assert_eq!(client.holder("job").map(|holder| holder.token), on_new.holder("job").map(|holder| holder.token));
+}

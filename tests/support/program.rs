@@ -1,0 +1,18 @@
+//! Which server is under test: `redis-server`, or what RLOCK_SERVER names, and the programs that belong to it.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// The server's program.
+pub fn server() -> OsString {
+    env::var_os("RLOCK_SERVER").unwrap_or_else(|| "redis-server".into())
+}
+
+/// The command line client beside that server, as `valkey-cli` is beside `valkey-server`, or the installed `redis-cli`.
+pub fn cli() -> PathBuf {
+    let server = PathBuf::from(server());
+    let name = server.file_name().map(|name| name.to_string_lossy().replace("-server", "-cli"));
+    let beside = name.map(|name| server.with_file_name(name)).filter(|path| path != &server && path.exists());
+    beside.unwrap_or_else(|| "redis-cli".into())
+}

@@ -1,0 +1,102 @@
+//! Sentinels: three processes that watch a primary and promote a replica when it is gone.
+
+use std::fs;
+use std::process::{Command as Process, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::client::Client;
+use super::process::OwnedProcess;
+use super::server::quiet_port;
+use super::{Reply, eventually, program};
+
+/// How long a primary may be silent before a Sentinel takes it for dead. A promotion cuts the Sentinels off, which connect again
+/// within a second: with less than that they replace the new primary at once.
+const DOWN_AFTER_MS: u32 = 2000;
+
+/// Sentinels see each other once in two seconds, and their servers once in ten.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const COUNT: usize = 3;
+
+/// Three Sentinels. They are gone when this is dropped, also when the test fails.
+pub struct Sentinels {
+    members: Vec<(OwnedProcess, u16)>,
+    folder: TempDir,
+}
+
+impl Sentinels {
+    /// Sentinels of a primary whose replicas are attached already.
+    #[track_caller]
+    pub fn of(primary: u16, replicas: usize) -> Sentinels {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let members = (0..COUNT).map(|number| {
+            let port = quiet_port();
+            let path = folder.path().join(number.to_string());
+            fs::create_dir(&path).expect("a folder");
+            let configuration = format!(
+                "bind 127.0.0.1\nport {port}\ndir {dir}\nlogfile {dir}/log\nsentinel monitor fleet 127.0.0.1 {primary} 2\n\
+                 sentinel down-after-milliseconds fleet {DOWN_AFTER_MS}\nsentinel failover-timeout fleet 5000\n\
+                 sentinel parallel-syncs fleet 5\n",
+                dir = path.display()
+            );
+            fs::write(path.join("sentinel.conf"), configuration).expect("a configuration file");
+            let child = Process::new(program::server())
+                .arg(path.join("sentinel.conf"))
+                .arg("--sentinel")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("a Sentinel starts");
+            (OwnedProcess::new(child), port)
+        });
+        let sentinels = Sentinels { members: members.collect(), folder };
+        for (_, port) in &sentinels.members {
+            eventually(DEADLINE, || Client::connect(*port).is_ok());
+        }
+        sentinels.wait_until_ready(primary, replicas);
+        sentinels
+    }
+
+    /// Where the primary is, by the first Sentinel's word.
+    pub fn primary(&self) -> Option<u16> {
+        primary_by(&mut Client::connect(self.members[0].1).ok()?)
+    }
+
+    /// Waits until all of them agree on the primary, on its healthy replicas, and on each other: until the next primary that
+    /// dies will be replaced.
+    #[track_caller]
+    pub fn wait_until_ready(&self, primary: u16, replicas: usize) {
+        for (_, port) in &self.members {
+            let mut client = Client::connect(*port).expect("the Sentinel takes connections");
+            eventually(DEADLINE, || {
+                let healthy = |flags: Reply| flags == "slave";
+                let known = client.call("SENTINEL REPLICAS fleet");
+                primary_by(&mut client) == Some(primary)
+                    && known.array().iter().filter(|replica| healthy(replica.field("flags"))).count() == replicas
+                    && !matches!(client.call("SENTINEL CKQUORUM fleet"), Reply::Error(_))
+                    && client.call("SENTINEL SENTINELS fleet").array().len() == COUNT - 1
+            });
+        }
+    }
+}
+
+impl Drop for Sentinels {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.folder.path().join("0/log")).unwrap_or_default();
+            let lines: Vec<_> = log.lines().collect();
+            eprintln!("-- from the log of the first Sentinel --");
+            eprintln!("{}", lines[lines.len().saturating_sub(60)..].join("\n"));
+        }
+    }
+}
+
+fn primary_by(client: &mut Client) -> Option<u16> {
+    match client.call("SENTINEL GET-MASTER-ADDR-BY-NAME fleet") {
+        Reply::Array(address) => address[1].text().parse().ok(),
+        _ => None,
+    }
+}
