@@ -1,15 +1,16 @@
 # Every action a person takes. `make` alone lists them.
 
-SHELL      := /bin/bash
-PORT       ?= 6379
-SERVER     ?= redis-server
-MODULE     := target/release/librlock.so
-NOOP       := target/release/librlock_noop.so
-NEED        = SERVER=$(SERVER) ./tools/need
-DATA       ?= .run
+SHELL        := /bin/bash
+PORT         ?= 6379
+CLUSTER_PORT ?= 7000
+SERVER       ?= redis-server
+MODULE       := target/release/librlock.so
+NOOP         := target/release/librlock_noop.so
+NEED          = SERVER=$(SERVER) ./tools/need
+DATA         ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test campaigns lint bench client-cancel demo clean
+.PHONY: help build run cluster test test-matrix campaigns failover lint bench client-cancel demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +38,10 @@ run: build ## Build, start a server with the module on redis.conf.example, and s
 	@sed 's|^loadmodule .*|loadmodule $(CURDIR)/$(MODULE)|' redis.conf.example > $(DATA)/redis.conf
 	@exec $(SERVER) $(DATA)/redis.conf --port $(PORT) --dir $(DATA)
 
+cluster: build ## Start a local cluster with the module, three masters and three replicas, and show what to type
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./tools/cluster
+
 test: build ## Run every test: the core's, and the module's and the client's on real servers
 	@$(NEED) server
 	cargo test --package rlock-core --package rlock-bench
@@ -47,6 +52,15 @@ campaigns: build ## The long forms of the random tests and of those that kill (8
 	@$(NEED) server
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
 	  convergence:: damaged_files:: kill:: lazy_free:: mutations:: quarantine:: storm::
+
+test-matrix: build ## Run the module's tests on every server that Debian's suites have (10 minutes); SERVERS=valkey-trixie for one
+	@$(NEED) server
+	cargo test --package rlock --test integration --no-run
+	@./tools/matrix $(SERVERS)
+
+failover: build ## Kill a primary under load 20 times, with Sentinel
+	@$(NEED) server
+	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test --package rlock --test integration -- --nocapture failover::a_primary_that_is_killed
 
 lint: ## Check format and lints
 	@$(NEED) build
@@ -68,6 +82,6 @@ demo: ## 1000 clients count to 1000 under one lock
 	cargo build --release --package rlock --package rlock-bench
 	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
 
-clean: ## Remove what was built and what `make run` left
+clean: ## Remove what was built, what `make run` left, and the servers of the matrix
 	cargo clean
-	rm -rf $(DATA)
+	rm -rf $(DATA) .servers
