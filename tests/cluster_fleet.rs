@@ -80,6 +80,17 @@ impl Loaded {
     }
 }
 
+/// The replica of the node that has the locks now has them too.
+#[track_caller]
+fn assert_replicated(cluster: &Cluster, loaded: &Loaded) {
+    let (primary, replica) = (cluster.primary_of("{x}lock"), cluster.replica_of("{x}lock"));
+    replica.catch_up_with(primary);
+    let mut client = replica.client();
+    assert_eq!(client.call("READONLY"), "OK");
+    assert_eq!(client.holder("{x}lock").expect("it is held").identity(), ("a", 2, loaded.token));
+    assert_eq!(client.places("{x}fair").len(), FAIR_QUEUE.len());
+}
+
 /// Places wait for their owners longer than a busy machine needs to move a slot.
 fn lengthen_grace(cluster: &Cluster) {
     for node in cluster.nodes() {
@@ -156,6 +167,7 @@ fn a_slot_moves_with_its_locks_and_its_fair_queue() {
         assert_eq!(client.call(format!("CLUSTER SETSLOT {slot} NODE {}", ids[1])), "OK");
     }
     loaded.assert_sent_on_since(start, "MOVED");
+    assert_replicated(&cluster, &loaded);
     assert_eq!(on_source.info_number("rlock_waiting"), 0);
     assert_eq!(on_source.info_number("rlock_held"), 0);
     loaded.assert_served_by(target);
@@ -192,6 +204,7 @@ fn a_slot_that_the_server_moves_by_itself_takes_its_locks_along() {
     }
     eventually(SOON, || !matches!(on_target.call("EXISTS {x}lock"), Reply::Error(_)));
     loaded.assert_sent_on_since(Instant::now(), "MOVED");
+    assert_replicated(&cluster, &loaded);
     loaded.assert_served_by(target);
     eventually(SOON, || on_source.info_number("rlock_waiting") == 0);
 }
