@@ -61,3 +61,8 @@ fn the_session_in_the_readme_is_what_a_server_answers() {
 fn the_session_in_the_page_on_fair_locks_is_what_a_server_answers() {
     assert_true_to_life("docs/commands/rfairlock.md", 5);
 }
+
+#[test]
+fn the_sessions_in_the_page_on_operations_are_what_a_server_answers() {
+    assert_true_to_life("docs/operations.md", 9);
+}
