@@ -73,7 +73,7 @@ impl Load {
     fn take_and_give(&self, client: &mut Client, place: (u64, u16, u32), owner: &str) -> bool {
         let (era, _, key) = place;
         let highest_before = self.highest_token.load(Ordering::SeqCst);
-        let acquire = format!("RLOCK.ACQUIRE load-{key} {owner} PX 20000 SESSION 0 BLOCK 1000");
+        let acquire = format!("RLOCK.ACQUIRE load-{key} {owner} PX 60000 SESSION 0 BLOCK 1000");
         let answer = client.try_send(&[acquire.into()]).and_then(|()| client.reply_within(Duration::from_secs(3)));
         let token = match answer {
             Ok(Reply::Int(token)) => token,
