@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Reply, Server, eventually};
+use crate::support::{Client, Command, Reply, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -310,4 +310,18 @@ fn a_wait_that_ends_in_nil_binds_nothing() {
     client.acquire("marker c PX 20");
     eventually(SOON, || client.call("EXISTS marker") == 0);
     assert_eq!(client.call("RLOCK.HOLDS job b"), 1);
+}
+
+/// Redis 8.6 crashes when a module asks a key that became vacant for its expiry.
+#[test]
+fn a_lock_that_is_granted_and_forced_in_one_step_leaves_nothing() {
+    let server = Server::start();
+    let (mut client, mut holder) = (server.client(), server.client());
+    let last = holder.acquire("job a PX 60000 SESSION 0");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    // The command finds that the holder has gone, grants, and takes away what it granted.
+    let step = [format!("CLIENT KILL ID {}", holder.id()), "RLOCK.FORCERELEASE job".to_owned()].map(Command::from);
+    assert_eq!(client.call_in_one_step(&step), [Reply::Int(1), Reply::Int(1)]);
+    assert!(waiter.reply().int() > last);
+    assert_eq!(client.call("EXISTS job"), 0);
 }
