@@ -68,7 +68,8 @@ fn a_wait_that_ends_during_a_pause_gets_nil_afterwards() {
         client.call("CLIENT PAUSE 400 WRITE");
         assert_eq!(waiter.reply(), Reply::Nil, "lease {lease_ms}");
         let waited = start.elapsed();
-        assert!(waited >= Duration::from_millis(400), "timed out during the pause, after {waited:?}");
+        // A server that counts whole milliseconds may begin its pause a fraction of one early.
+        assert!(waited >= Duration::from_millis(398), "timed out during the pause, after {waited:?}");
         assert_eq!(client.info_number("rlock_timed_out"), timed_out);
         client.call("RLOCK.FORCERELEASE job");
         eventually(SOON, || client.call("EXISTS job") == 0);
