@@ -87,7 +87,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
         return;
     }
     for key in POSTPONED.with(std::mem::take).unwrap_or_default() {
-        state::with_engine(|engine| engine.note_postponed(key));
+        state::with_engine(|engine| engine.note(key));
     }
     if run(start_us, || settle_next(ctx, flags)) {
         arm();

@@ -103,13 +103,11 @@ impl<'c> Keys<'c> {
 
     /// Removes an EXPIRE that a user set on the key: it was meant for the holder before.
     pub(crate) fn clear_expire(&self, id: KeyId) {
-        let Some(open) = self.open.get(id.0).filter(|open| open.was_there) else {
+        // What was granted may have ended in the same step, and Redis 8.6 crashes when it is asked for the expiry of nothing.
+        let may_expire = |open: &&Open<'_>| open.was_there && !matches!(open.found, Found::Vacant);
+        let Some(open) = self.open.get(id.0).filter(may_expire) else {
             return;
         };
-        // What was granted may have ended in the same step. Redis 8.6 crashes when it is asked for the expiry of nothing.
-        if matches!(find(open.handle), Found::Vacant) {
-            return;
-        }
         const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
         // SAFETY: the handle is open for writing.
         unsafe {

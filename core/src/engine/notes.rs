@@ -59,12 +59,8 @@ impl Engine {
         !self.fresh.is_empty()
     }
 
-    /// `key` was due and could not be settled: its turn comes again, with all that is owed to it.
-    pub fn note_postponed(&mut self, key: Key) {
-        self.pending.again(key);
-    }
-
-    /// What lies under `key` may have changed: it is settled when its turn comes.
+    /// What lies under `key` may have changed, or could not be settled when it was due: it is settled when its turn
+    /// comes.
     pub fn note(&mut self, key: Key) {
         self.waiters.forget_holders(key.borrow());
         self.pending.entry(key).replaced = true;

@@ -75,12 +75,6 @@ impl Pending {
         owed
     }
 
-    /// Puts a key that was handed out and could not be settled at the end of the order, with all that is owed to it.
-    pub(super) fn again(&mut self, key: Key) {
-        self.owed.entry(key.clone()).or_default().replaced = true;
-        self.order.push_back(key);
-    }
-
     pub(super) fn take(&mut self, key: KeyRef<'_>) -> Option<Owed> {
         if self.owed.is_empty() {
             return None;
