@@ -8,7 +8,9 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::support::{Client, Command, Reply, Server, any_key, any_lock_command, at_length, eventually, seed};
+use crate::support::{
+    Client, Command, Reply, Server, any_key, any_lock_command, at_length, eventually, move_changes_the_database, seed,
+};
 
 const SOON: Duration = Duration::from_secs(20);
 const CLIENTS: usize = 4;
@@ -34,8 +36,8 @@ fn random_command(random: &mut StdRng) -> String {
         945..955 => format!("SET {key} text PX {}", random.random_range(1..30)),
         955..965 => format!("RENAME {key} {other_key}"),
         965..980 => format!("COPY {key} {other_key} REPLACE"),
-        980..990 => format!("MOVE {key} {}", random.random_range(0..DATABASES)),
-        990..997 => format!("SELECT {}", random.random_range(0..DATABASES)),
+        980..990 if !move_changes_the_database() => format!("MOVE {key} {}", random.random_range(0..DATABASES)),
+        980..997 => format!("SELECT {}", random.random_range(0..DATABASES)),
         997..999 => "SWAPDB 0 1".to_owned(),
         _ => ["FLUSHDB", "FLUSHALL ASYNC"].choose(random).expect("not empty").to_string(),
     }

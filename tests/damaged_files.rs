@@ -114,7 +114,7 @@ fn an_effect_that_cannot_be_read_is_told_in_the_log_and_changes_nothing() {
     // As a newer version might have written them, or nobody.
     let effects = [
         format!("RLOCK.APPLY job shared {token} 1"),
-        "RLOCK.APPLY job".to_owned(),
+        "RLOCK.APPLY job -".to_owned(),
         "RLOCK.APPLY text granted".to_owned(),
     ];
     let mut words = effects.map(|effect| Command::from(effect).0).to_vec();

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::{Command, Journal, Reply, Server, eventually, is_brace, propagated, show};
+use crate::support::{
+    Command, Journal, Reply, Server, eventually, is_brace, move_changes_the_database, propagated, show, skipped_here,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -52,8 +54,18 @@ fn each_way_to_change_hands_tells_its_effects() {
         ("COPY other job REPLACE | RLOCK.FORCERELEASE job", &["COPY other job REPLACE", "job forced #", "granted"]),
         ("RENAME other job | RLOCK.FORCERELEASE job", &["RENAME other job", "job forced #", "granted"]),
     ] {
-        assert_hand_over("RLOCK", way, told);
+        if !is_skipped(way) {
+            assert_hand_over("RLOCK", way, told);
+        }
     }
+}
+
+fn is_skipped(way: &str) -> bool {
+    let is_skipped = way.starts_with("MOVE") && move_changes_the_database();
+    if is_skipped {
+        skipped_here("MOVE changes the database of the connection");
+    }
+    is_skipped
 }
 
 #[test]
@@ -70,7 +82,9 @@ fn each_way_to_change_hands_tells_its_effects_on_a_fair_lock() {
         ("SWAPDB 0 1", &["SWAPDB 0 1", REJOINED, "granted", "job detached @60000"]),
         ("RENAME job away", &["RENAME job away", REJOINED, "granted", "away detached @60000"]),
     ] {
-        assert_hand_over("RFAIRLOCK", way, told);
+        if !is_skipped(way) {
+            assert_hand_over("RFAIRLOCK", way, told);
+        }
     }
 }
 
@@ -166,7 +180,12 @@ fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
     let second_hand = Server::replica_of(&replica, &["appendonly yes", "appendfsync always"]);
     for replica in [&replica, &second_hand] {
         let mut observer = replica.client();
-        eventually(SOON, || observer.info("aof_rewrites") == "1" && observer.info("aof_rewrite_in_progress") == "0");
+        // Valkey 9.1 takes the snapshot of the synchronisation for the base of the file instead.
+        eventually(SOON, || {
+            let is_idle =
+                ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].iter().all(|field| observer.info(field) == "0");
+            is_idle && observer.info("aof_enabled") == "1"
+        });
     }
     let mut client = primary.client();
     client.acquire("job a PX 60000 REQ 1");

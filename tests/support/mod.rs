@@ -50,7 +50,7 @@ pub fn skipped_here(reason: &str) {
     eprintln!("skipped here: {reason}");
 }
 
-/// Whether MOVE leaves the connection in the database that the key went to, as it does on Valkey 8.1.1. The replicas of such
+/// Whether MOVE, and COPY with DB, leave the connection in the database that the key went to, as they do on Valkey 8.1.1. The replicas of such
 /// a server then look for later keys in the wrong database.
 pub fn move_changes_the_database() -> bool {
     static CHANGES: OnceLock<bool> = OnceLock::new();
