@@ -158,7 +158,7 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
         return Err(DecodeError("mode"));
     }
     let token = reader.number_in(1..=MAX_TOKEN, "token")?;
-    if lock.hold_with_token(token).is_some() || lock.has_hold(owner.as_slice(), mode) {
+    if lock.hold_with_token(token).is_some() || lock.hold(owner.as_slice(), mode).is_some() {
         return Err(DecodeError("a hold twice"));
     }
     let count = reader.number_in(1..=u64::from(u32::MAX), "count")?;

@@ -11,6 +11,7 @@
 //! queued <stay> <arrival> <request-id> tail|head                                                    (and the owner)
 //! kept <stay> <request-id>                                                                          (and the owner)
 //! left cancelled|timed-out|lapsed|missed                                                            (and the owner)
+//! lapsed
 //! turn <until-unix-ms>                                                                              (and the owner)
 //! detached <until-unix-ms>
 //! ```
@@ -106,6 +107,10 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             push_word(facts, name_of(&LEAVES, *cause));
             Some(owner)
         }
+        Event::Lapsed => {
+            facts.extend_from_slice(b"lapsed");
+            None
+        }
         Event::Turn { owner, until_us } => {
             facts.extend_from_slice(b"turn");
             push_number(facts, now.to_unix_ms(*until_us));
@@ -180,6 +185,7 @@ pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Even
     let verb = words.next().unwrap_or_default();
     let event = match verb {
         "granted" => granted(&mut words, owner, now)?,
+        "lapsed" => Event::Lapsed,
         "sized" => Event::Sized { permits: small_number(&mut words, "permits")? },
         "queued" | "kept" | "left" | "turn" | "detached" => place_event(verb, &mut words, owner, now)?,
         _ => hold_event(verb, &mut words, now)?,

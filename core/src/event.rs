@@ -128,6 +128,8 @@ pub enum Event {
         /// Why.
         cause: LeaveCause,
     },
+    /// The life of every place was over.
+    Lapsed,
     /// The lock is free, and reserved for the head of the queue until then.
     Turn {
         /// Whose turn it is.
@@ -163,6 +165,7 @@ impl Event {
             | Self::Queued { .. }
             | Self::Kept { .. }
             | Self::Left { .. }
+            | Self::Lapsed
             | Self::Detached { .. } => None,
             Self::Ended { cause, .. } => Some(match cause {
                 EndCause::Released | EndCause::Undone => c"rlock.release",

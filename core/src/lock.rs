@@ -154,8 +154,13 @@ impl Lock {
     /// The live hold of `owner` in `mode`.
     #[must_use]
     pub fn live_hold(&self, owner: &[u8], mode: Mode, now: Now) -> Option<&Hold> {
-        let hold = self.holds.get(self.position(owner, mode)?)?;
-        hold.is_live(now).then_some(hold)
+        self.hold(owner, mode).filter(|hold| hold.is_live(now))
+    }
+
+    /// The hold of `owner` in `mode`, live or not.
+    #[must_use]
+    pub fn hold(&self, owner: &[u8], mode: Mode) -> Option<&Hold> {
+        self.holds.get(self.position(owner, mode)?)
     }
 
     fn crowd(&self) -> Option<&Crowd> {
@@ -177,12 +182,6 @@ impl Lock {
             Some(crowd) => crowd.find_token(token),
             None => self.holds.iter().position(|hold| hold.token() == token),
         }
-    }
-
-    /// Whether `owner` has a hold in `mode`, live or not.
-    #[must_use]
-    pub fn has_hold(&self, owner: &[u8], mode: Mode) -> bool {
-        self.position(owner, mode).is_some()
     }
 
     /// The hold with `token`, live or not.
@@ -257,7 +256,7 @@ impl Lock {
     pub fn is_live(&self, now: Now) -> bool {
         self.kind == Kind::Semaphore
             || self.live_holds(now).next().is_some()
-            || self.places().is_some_and(|places| places.iter().any(|place| place.is_live(now)))
+            || self.places().is_some_and(|places| !places.are_over(now))
     }
 
     /// Makes `event` true. Total: an event about a hold that is not here changes nothing.
@@ -312,6 +311,11 @@ impl Lock {
                 self.queue(|places| places.set_stay(owner.as_slice(), *stay, *request_id));
             }
             Event::Left { owner, .. } => self.leave(owner),
+            Event::Lapsed => {
+                if self.kind == Kind::Fair {
+                    self.extra = None;
+                }
+            }
             Event::Turn { until_us, .. } => self.queue(|places| places.set_turn(*until_us)),
             Event::Detached { until_us } => self.queue(|places| places.detach_all(*until_us)),
         }

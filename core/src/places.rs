@@ -122,6 +122,9 @@ pub struct Places {
     first: Alarm,
     last: Alarm,
     turn_until_us: Option<u64>,
+    connected: usize,
+    /// No place without a connection lives longer than this.
+    latest_us: u64,
 }
 
 impl Default for Places {
@@ -133,6 +136,8 @@ impl Default for Places {
             first: Alarm::NONE,
             last: Alarm::NONE,
             turn_until_us: None,
+            connected: 0,
+            latest_us: 0,
         }
     }
 }
@@ -205,6 +210,7 @@ impl Places {
         let request_id = request_id.unwrap_or(0);
         let node = Node { owner: owner.into(), arrival, request_id, previous, next, is_polled };
         let at = self.slots.insert(stay.until_us().unwrap_or(NEVER_US), node);
+        self.count_in(stay);
         if let Some(node) = self.slots.get_mut(previous) {
             node.next = at;
         }
@@ -227,6 +233,10 @@ impl Places {
         let Some(at) = self.find(owner) else {
             return;
         };
+        if let Some(place) = self.place(at) {
+            self.count_out(place.stay);
+            self.count_in(stay);
+        }
         if let Some(node) = self.slots.get_mut(at) {
             node.is_polled = matches!(stay, Stay::Polled { .. });
             node.request_id = request_id.unwrap_or(0);
@@ -242,6 +252,9 @@ impl Places {
             return;
         };
         let (Entry { at, .. }, _) = entry.remove();
+        if let Some(place) = self.place(at) {
+            self.count_out(place.stay);
+        }
         let Some(node) = self.slots.remove(at) else {
             return;
         };
@@ -269,11 +282,33 @@ impl Places {
     /// `until_us`, the others live until then. Nobody's turn is running.
     pub(crate) fn detach_all(&mut self, until_us: u64) {
         self.turn_until_us = None;
+        self.connected = 0;
+        self.latest_us = self.latest_us.max(until_us);
         let mut at = self.first;
         while let Some((life_us, node)) = self.slots.get(at) {
             let (is_polled, next) = (node.is_polled, node.next);
             self.slots.set(at, if is_polled { life_us.max(until_us) } else { until_us });
             at = next;
+        }
+    }
+
+    /// Whether the life of every place is known to be over. Does not look at each: a queue of many may be found to be over
+    /// a little late, when places that lived longer have left it.
+    #[must_use]
+    pub fn are_over(&self, now: Now) -> bool {
+        self.connected == 0 && self.latest_us <= now.mono_us
+    }
+
+    fn count_in(&mut self, stay: Stay) {
+        match stay.until_us() {
+            Some(until_us) => self.latest_us = self.latest_us.max(until_us),
+            None => self.connected = self.connected.saturating_add(1),
+        }
+    }
+
+    fn count_out(&mut self, stay: Stay) {
+        if stay == Stay::Connected {
+            self.connected = self.connected.saturating_sub(1);
         }
     }
 

@@ -28,8 +28,9 @@ use smallvec::SmallVec;
 
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::deadlines::{Alarm, Deadlines};
-use crate::lock::Mode;
-use crate::request::{Acquire, Ask};
+use crate::hold::Hold;
+use crate::lock::{Kind, Mode};
+use crate::request::{Acquire, Ask, Verb};
 use crate::time::Now;
 
 /// The keys of a request: nearly always one.
@@ -86,9 +87,9 @@ impl Waiter {
         self.until_us().is_some_and(|until_us| until_us <= now.mono_us)
     }
 
-    /// Whether it waits for several keys at once.
+    /// Whether it is a request for many keys, which may be one.
     pub(crate) fn is_many(&self) -> bool {
-        self.keys.len() > 1
+        self.request.verb == Verb::AcquireMany
     }
 }
 
@@ -110,6 +111,12 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
+    /// The holder of a hold, with its token.
+    pub(crate) fn of(hold: &Hold) -> (u64, Self) {
+        let (owner, mode, deadline_us) = (hold.owner().clone(), hold.mode(), hold.deadline_us());
+        (hold.token(), Self { owner, mode, deadline_us })
+    }
+
     /// Whether a request in `mode` of another owner has to wait for it.
     pub(crate) fn is_in_the_way_of(&self, mode: Mode, now: Now) -> bool {
         let is_shared = mode == Mode::Read && self.mode == Mode::Read;
@@ -124,6 +131,14 @@ struct Queue {
     holders: BTreeMap<u64, Holder>,
     /// Something else may lie under the name, and was not looked at yet.
     is_unknown: bool,
+    /// How many wait for a lock of each kind.
+    kinds: [usize; 4],
+}
+
+impl Queue {
+    fn count(&mut self, kind: Kind) -> Option<&mut usize> {
+        self.kinds.get_mut(kind as usize)
+    }
 }
 
 pub(crate) struct Waiters {
@@ -164,13 +179,26 @@ impl Waiters {
         self.queues.get(&key).map_or(0, |queue| queue.line.len())
     }
 
+    /// Whether anybody waits under `key` for a lock of another kind.
+    pub(crate) fn has_other_kind(&self, key: KeyRef<'_>, kind: Kind) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let queue = self.queues.get(&key);
+        queue.is_some_and(|queue| queue.kinds.get(kind as usize).is_some_and(|count| *count < queue.line.len()))
+    }
+
     /// Puts a request in the line of each of its keys. Returns its ticket.
     pub(crate) fn join(&mut self, keys: RequestKeys, standing: Standing, request: Acquire, now: Now) -> u64 {
         self.last_ticket = self.last_ticket.saturating_add(1);
         let ticket = self.last_ticket;
         let position = Position { standing, ticket };
         for key in &keys {
-            self.queues.entry(key.clone()).or_default().line.insert(position);
+            let queue = self.queues.entry(key.clone()).or_default();
+            queue.line.insert(position);
+            if let Some(count) = queue.count(request.kind) {
+                *count = count.saturating_add(1);
+            }
             self.by_owner.insert((request.owner.clone(), key.clone(), request.mode, position));
         }
         let alarm = match until_us(&request) {
@@ -191,6 +219,9 @@ impl Waiters {
         for key in &waiter.keys {
             if let Some(queue) = self.queues.get_mut(key) {
                 queue.line.remove(&position);
+                if let Some(count) = queue.count(waiter.request.kind) {
+                    *count = count.saturating_sub(1);
+                }
                 if queue.line.is_empty() {
                     self.forget_holders(key.borrow());
                     self.queues.remove(key);
@@ -294,11 +325,11 @@ impl Waiters {
         }
     }
 
-    /// Notes that a holder holds no longer.
-    pub(crate) fn remove_holder(&mut self, key: KeyRef<'_>, token: u64) {
-        if let Some(holder) = self.queues.get_mut(&key).and_then(|queue| queue.holders.remove(&token)) {
-            self.held_by.remove(&(holder.owner, key.to_key(), token));
-        }
+    /// Notes that a holder holds no longer. Returns who it was.
+    pub(crate) fn remove_holder(&mut self, key: KeyRef<'_>, token: u64) -> Option<Owner> {
+        let holder = self.queues.get_mut(&key)?.holders.remove(&token)?;
+        self.held_by.remove(&(holder.owner.clone(), key.to_key(), token));
+        Some(holder.owner)
     }
 
     /// Notes who holds a key.

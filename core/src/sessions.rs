@@ -7,11 +7,9 @@
 //!
 //! Invariant: `(client, token)` is in `by_client` exactly if one of `by_token[token]` has the client.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use ahash::RandomState;
-use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::bytes::{Key, KeyRef};
@@ -24,12 +22,13 @@ struct Binding {
 pub(crate) struct Sessions {
     /// Ordered pairs, so that one connection may have a great many holds and each is still removed in O(log n).
     by_client: BTreeSet<(u64, u64)>,
-    by_token: HashMap<u64, SmallVec<[Binding; 1]>, RandomState>,
+    /// A tree, because a hash table of as many holds grows in steps that others would feel.
+    by_token: BTreeMap<u64, SmallVec<[Binding; 1]>>,
 }
 
 impl Sessions {
-    pub(crate) fn new(hasher: RandomState) -> Self {
-        Self { by_client: BTreeSet::new(), by_token: HashMap::with_hasher(hasher) }
+    pub(crate) fn new() -> Self {
+        Self { by_client: BTreeSet::new(), by_token: BTreeMap::new() }
     }
 
     /// Binds the hold with `token` under `key` to one more connection.
@@ -47,6 +46,34 @@ impl Sessions {
     pub(crate) fn is_bound(&self, token: u64, key: KeyRef<'_>) -> bool {
         let bindings = self.by_token.get(&token);
         bindings.is_some_and(|bindings| bindings.iter().any(|binding| binding.key.borrow() == key))
+    }
+
+    /// Whether the hold with `token` under `key` is bound to this connection.
+    pub(crate) fn is_bound_to(&self, client: u64, token: u64, key: KeyRef<'_>) -> bool {
+        let bindings = self.by_token.get(&token);
+        bindings.is_some_and(|bindings| {
+            bindings.iter().any(|binding| binding.key.borrow() == key && binding.clients.contains(&client))
+        })
+    }
+
+    /// Unbinds the hold with `token` under `key` from one connection.
+    pub(crate) fn unbind(&mut self, client: u64, token: u64, key: KeyRef<'_>) {
+        let Some(bindings) = self.by_token.get_mut(&token) else {
+            return;
+        };
+        bindings.retain(|binding| {
+            if binding.key.borrow() == key {
+                binding.clients.retain(|bound| *bound != client);
+            }
+            !binding.clients.is_empty()
+        });
+        let is_bound_elsewhere = bindings.iter().any(|binding| binding.clients.contains(&client));
+        if bindings.is_empty() {
+            self.by_token.remove(&token);
+        }
+        if !is_bound_elsewhere {
+            self.by_client.remove(&(client, token));
+        }
     }
 
     /// Whether a connection has holds bound to it.
@@ -120,7 +147,7 @@ mod tests {
     use super::*;
 
     fn sessions() -> Sessions {
-        Sessions::new(RandomState::with_seeds(1, 2, 3, 4))
+        Sessions::new()
     }
 
     const KEY: KeyRef<'static> = KeyRef { name: b"k", db: 0 };

@@ -90,6 +90,7 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
         }),
         (owner(), leave).prop_map(|(owner, cause)| Event::Left { owner, cause }),
         (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Turn { owner, until_us }),
+        Just(Event::Lapsed),
         moment(now).prop_map(|until_us| Event::Detached { until_us }),
     ]
 }

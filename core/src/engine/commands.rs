@@ -86,9 +86,7 @@ impl Engine {
     ) -> Result<Acquired, Refusal> {
         let now = turn.now;
         let lock = Self::lock_of_kind(turn, id, request.kind)?;
-        if let Some(permits) = lock.map(Lock::permits).filter(|permits| request.count > *permits) {
-            return Err(Refusal::TooManyPermits { permits });
-        }
+        let permits = lock.map(Lock::permits);
         let held = lock
             .and_then(|lock| lock.live_hold(request.owner.as_slice(), request.mode, now))
             .map(|hold| (hold.token(), hold.terms()));
@@ -99,18 +97,23 @@ impl Engine {
                 return Ok(Acquired::Granted(token));
             }
             if request.kind != Kind::Semaphore {
+                // Earlier requests of the owner that still wait have to do with its ids also if this one need not wait.
+                self.take_over(turn, &[id], &request, None)?;
                 let token = self.grant(turn, id, &request)?;
                 self.touch(token);
                 self.stats.granted_at_once = self.stats.granted_at_once.saturating_add(1);
                 return Ok(Acquired::Granted(token));
             }
         }
+        if let Some(permits) = permits.filter(|permits| request.count > *permits) {
+            return Err(Refusal::TooManyPermits { permits });
+        }
         if request.kind == Kind::Fair {
             return self.acquire_place(turn, id, request);
         }
         let claim = Self::claim(turn, id, &request)?;
         let rank = if claim == Claim::Upgrade { Rank::Upgrade } else { Rank::Newcomer };
-        let earlier = self.take_over(turn, &[id], &request, rank)?;
+        let earlier = self.take_over(turn, &[id], &request, Some(rank))?;
         if !matches!(earlier, Earlier::Repeated(_)) && self.is_free_for(turn, id, &request, claim)? {
             let token = self.grant(turn, id, &request)?;
             self.stats.granted_at_once = self.stats.granted_at_once.saturating_add(1);
@@ -158,9 +161,14 @@ impl Engine {
     ) -> u64 {
         let keys: RequestKeys = ids.iter().map(|id| turn.keys.key(*id).to_key()).collect();
         let is_first: SmallVec<[bool; 1]> = keys.iter().map(|key| !self.is_waited_for(key.borrow())).collect();
+        let owner = request.owner.clone();
         let ticket = self.waiters.join(keys, standing, request, turn.now);
-        for (id, _) in ids.iter().zip(is_first).filter(|(_, is_first)| *is_first) {
-            self.note_holders(turn.keys, *id);
+        for (id, is_first) in ids.iter().zip(is_first) {
+            if is_first {
+                self.note_holders(turn.keys, *id);
+            } else {
+                self.note_own_holds(turn.keys, *id, &owner);
+            }
         }
         ticket
     }
@@ -204,13 +212,13 @@ impl Engine {
     }
 
     /// A numbered request meets earlier ones of its owner that still wait: the same one takes the place over (its
-    /// standing is kept), a higher id ends them, a lower one is stale. An id that waits for other keys is used up.
+    /// standing is kept), a higher id ends them, a lower one is stale. `rank` is where it would wait; without one it does not. An id that waits for other keys is used up.
     pub(super) fn take_over(
         &mut self,
         turn: &mut Turn<'_, impl Keyspace>,
         ids: &[KeyId],
         request: &Acquire,
-        rank: Rank,
+        rank: Option<Rank>,
     ) -> Result<Earlier, Refusal> {
         let Some(request_id) = request.request_id else {
             return Ok(Earlier::None);
@@ -222,11 +230,11 @@ impl Engine {
         let is_repeat = earlier.iter().any(|(_, waiting_id)| *waiting_id == request_id);
         // A higher id waits anew: it needs room beside all the others, also if the limit was lowered meanwhile.
         let limit = turn.limits.max_waiters;
-        let waits = matches!(request.ask, Ask::Wait { .. });
-        if !is_repeat && waits && self.waiters.len().saturating_sub(earlier.len()) >= limit {
+        let rank = rank.filter(|_| matches!(request.ask, Ask::Wait { .. }));
+        if !is_repeat && rank.is_some() && self.waiters.len().saturating_sub(earlier.len()) >= limit {
             return Err(Refusal::MaxWaiters { limit });
         }
-        if waits && !is_repeat {
+        if let Some(rank) = rank.filter(|_| !is_repeat) {
             let ends: Vec<u64> = earlier.iter().map(|(ticket, _)| *ticket).collect();
             let ticket = self.wait(turn, ids, Standing { rank, arrival: u64::MAX }, request.clone());
             self.check_deadlock(turn, &request.owner, ticket, &ends)?;
@@ -507,10 +515,7 @@ impl Engine {
     /// A command of the owner has used the hold: whatever became of the connection that it was granted to, somebody
     /// knows of it, and of the other holds that were granted together with this one.
     pub(super) fn touch(&mut self, token: u64) {
-        let ticket = self.fresh.iter().find(|fresh| fresh.token == token).map(|fresh| fresh.ticket);
-        if let Some(ticket) = ticket {
-            self.fresh.retain(|fresh| fresh.ticket != ticket);
-        }
+        self.fresh.touch(token);
     }
 }
 

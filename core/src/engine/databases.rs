@@ -72,6 +72,12 @@ impl Databases {
         Sweep { slot: 0, generation: self.newest }
     }
 
+    /// A sweep for all that two are for.
+    pub(super) fn join(running: Option<Sweep>, new: Sweep) -> Sweep {
+        let generation = running.map_or(new.generation, |running| running.generation.min(new.generation));
+        Sweep { generation, ..new }
+    }
+
     /// Whether a sweep is for the values of a database.
     pub(super) fn concerns(&self, sweep: Sweep, db: u32) -> bool {
         self.generation(db) >= sweep.generation

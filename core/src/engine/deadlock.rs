@@ -24,6 +24,10 @@ use crate::queue::{Holder, Position, Waiter, Waiters};
 use crate::request::{Refusal, WaitEdge};
 use crate::time::Now;
 
+/// How many steps the search takes in each direction. Beyond that it gives up without an alarm: it runs on the server's only
+/// thread, and a step takes about a microsecond.
+const MAX_STEPS: usize = 10_000;
+
 /// How many edges of a cycle are told.
 const TOLD_EDGES: usize = 4;
 
@@ -42,7 +46,7 @@ pub(super) fn check(
     let graph = Graph { waiters, me: owner, ends, now };
     let mut backward = Walk::new(graph, Direction::Backward, hasher);
     let mut forward = Walk::new(graph, Direction::Forward, hasher);
-    loop {
+    for _ in 0..MAX_STEPS {
         for walk in [&mut backward, &mut forward] {
             match walk.step() {
                 Step::Exhausted => return Ok(()),
@@ -51,6 +55,7 @@ pub(super) fn check(
             }
         }
     }
+    Ok(())
 }
 
 #[derive(Clone, Copy)]

@@ -23,7 +23,8 @@ use crate::places::{Places, Stay};
 use crate::queue::{Rank, Standing};
 use crate::request::{Acquire, Ask, Refusal};
 
-use super::pending::{Details, Fresh, Owed};
+use super::fresh::Fresh;
+use super::pending::{Details, Owed};
 use super::{Acquired, Engine, Turn};
 
 /// How many places whose life is over are removed in one go; the alarm goes off again for the rest.
@@ -46,6 +47,11 @@ impl Engine {
         id: KeyId,
         request: Acquire,
     ) -> Result<Acquired, Refusal> {
+        let is_vacant = Self::lock_of_kind(turn, id, Kind::Fair)?.is_none();
+        if is_vacant && self.waiters.has_other_kind(turn.keys.key(id), Kind::Fair) {
+            // Others wait under this name for many keys at once, and for a lock of another kind: none is made here.
+            return if request.ask == Ask::Try { Ok(Acquired::Denied) } else { Err(Refusal::WrongType) };
+        }
         let now = turn.now;
         let lock = Self::lock_of_kind(turn, id, Kind::Fair)?;
         let is_held = lock.is_some_and(|lock| lock.live_holds(now).next().is_some());

@@ -62,7 +62,7 @@ impl Engine {
         request: Acquire,
     ) -> Result<Acquired<Vec<u64>>, Refusal> {
         self.check_many(turn, ids, &request)?;
-        let earlier = self.take_over(turn, ids, &request, Rank::Newcomer)?;
+        let earlier = self.take_over(turn, ids, &request, Some(Rank::Newcomer))?;
         if !matches!(earlier, Earlier::Repeated(_)) && self.is_free_for_many(turn, ids, &request.owner, None)? {
             let tokens = self.grant_many(turn, ids, &request)?;
             for token in &tokens {
@@ -178,18 +178,16 @@ impl Engine {
         let Some(waiter) = self.waiters.leave(ticket) else {
             return Served::Waits;
         };
-        let mut new = Ids::new();
-        for id in &ids {
-            let held = Self::live_terms(turn, *id, Kind::Mutex, owner.as_slice(), waiter.request.mode);
-            if matches!(held, Ok(None)) {
-                new.push(*id);
-            }
-        }
+        let before: Vec<_> = ids.iter().map(|id| self.before_grant(turn, *id, &waiter)).collect();
         match self.grant_many(turn, &ids, &waiter.request) {
             Ok(tokens) => {
                 self.stats.granted_after_waiting = self.stats.granted_after_waiting.saturating_add(1);
-                for (id, token) in ids.iter().zip(&tokens) {
-                    self.remember_fresh(turn.keys.key(*id).to_key(), ticket, *token, &waiter);
+                let new = ids.iter().zip(&before).filter(|(_, before)| before.is_none()).map(|(id, _)| *id).collect();
+                for ((id, token), before) in ids.iter().zip(&tokens).zip(before) {
+                    // A repeat has given nothing that could be taken back.
+                    if before.as_ref().is_none_or(|(terms, _)| !is_repeat(terms, &waiter.request)) {
+                        self.remember_fresh(turn, *id, ticket, *token, &waiter, before);
+                    }
                 }
                 turn.out.answer(ticket, Answer::GrantedMany(tokens.into()));
                 Served::Granted(new)

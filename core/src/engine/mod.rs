@@ -18,6 +18,7 @@ mod commands;
 mod databases;
 mod deadlock;
 mod fair;
+mod fresh;
 mod many;
 mod notes;
 mod pending;
@@ -33,11 +34,11 @@ use ahash::RandomState;
 use hashbrown::HashMap;
 
 use self::databases::{Databases, Sweep};
-use self::pending::{Fresh, Pending};
+use self::fresh::FreshGrants;
+use self::pending::Pending;
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::deadlines::{Alarm, Deadlines};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
-use crate::hold::Hold;
 use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
 use crate::lock::{Kind, Lock, Mode};
 use crate::outbox::Outbox;
@@ -68,6 +69,14 @@ pub struct WaiterView<'a> {
     pub count: u32,
     /// For how long it has been waiting.
     pub waited_ms: u64,
+}
+
+/// The holders of how many holds are kept beside a queue, for the search for deadlocks: it does not see through a lock that
+/// more hold, because copying them would take milliseconds.
+const MAX_HOLDERS_BESIDE_QUEUE: usize = 1024;
+
+fn holders_of<'l>(lock: &'l Lock, owner: &'l Owner) -> impl Iterator<Item = (u64, Holder)> + 'l {
+    [Mode::Read, Mode::Write].into_iter().filter_map(|mode| lock.hold(owner.as_slice(), mode)).map(Holder::of)
 }
 
 /// What happened since the start.
@@ -110,7 +119,7 @@ pub struct Engine {
     waiters: Waiters,
     sessions: Sessions,
     pending: Pending,
-    fresh: Vec<Fresh>,
+    fresh: FreshGrants,
     hasher: RandomState,
     last_token: u64,
     stats: Stats,
@@ -127,10 +136,10 @@ impl Engine {
             databases: Databases::new(hasher.clone()),
             sweep: None,
             waiters: Waiters::new(hasher.clone()),
-            sessions: Sessions::new(hasher.clone()),
+            sessions: Sessions::new(),
             pending: Pending { owed: HashMap::with_hasher(hasher.clone()), order: VecDeque::new() },
+            fresh: FreshGrants::new(hasher.clone()),
             hasher,
-            fresh: Vec::new(),
             last_token: 0,
             stats: Stats::default(),
         }
@@ -185,7 +194,7 @@ impl Engine {
     /// Whether the closing of a connection would change anything.
     #[must_use]
     pub fn minds_client(&self, client: u64) -> bool {
-        self.sessions.has_client(client) || self.fresh.iter().any(|fresh| fresh.client == Some(client))
+        self.sessions.has_client(client) || self.fresh.has_client(client)
     }
 
     /// The last token given or seen.
@@ -283,6 +292,10 @@ impl Engine {
         {
             let generation = self.databases.generation(keys.key(id).db);
             keys.insert(id, Stored { generation, ..Stored::new(Lock::new(kind, 1)) });
+            if self.waiters.has_other_kind(keys.key(id), kind) {
+                // Those who wait under this name for a lock of another kind are told.
+                self.pending.entry(keys.key(id).to_key()).replaced = true;
+            }
         }
         if let Slot::Lock(stored) = keys.slot(id) {
             stored.lock.apply(event);
@@ -306,24 +319,53 @@ impl Engine {
                 self.waiters.set_holder(key, *token, holder);
             }
             Event::Changed { token, terms, .. } => self.waiters.set_holder_deadline(key, *token, terms.deadline_us),
-            Event::Ended { token, .. } => self.waiters.remove_holder(key, *token),
+            Event::Ended { token, .. } => {
+                let Some(owner) = self.waiters.remove_holder(key, *token) else {
+                    return;
+                };
+                // A request for many keys that had this one already waits for it from now on.
+                if let Some(next) = self.waiters.of_owner(key, &owner, Mode::Exclusive).first() {
+                    self.pending.entry(key.to_key()).details().bereft.push(*next);
+                }
+            }
             _ => {}
         }
     }
 
-    /// Takes the copy of the holders beside a queue from the value.
+    /// Adds to the copy of the holders beside a queue what an owner holds that has come to wait there: for a lock of which the
+    /// copy is not complete.
+    fn note_own_holds(&mut self, keys: &mut impl Keyspace, id: KeyId, owner: &Owner) {
+        if let Slot::Lock(stored) = keys.slot(id)
+            && stored.lock.kind() == Kind::RwLock
+            && stored.lock.holds().len() > MAX_HOLDERS_BESIDE_QUEUE
+        {
+            let own: Vec<(u64, Holder)> = holders_of(&stored.lock, owner).collect();
+            for (token, holder) in own {
+                self.waiters.set_holder(keys.key(id), token, holder);
+            }
+        }
+    }
+
+    /// Takes the copy of the holders beside a queue from the value. Of a lock that very many hold, only those that wait there
+    /// themselves.
     fn note_holders(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         if !self.is_waited_for(keys.key(id)) {
             return;
         }
-        let holders: Vec<(u64, Holder)> = match keys.slot(id) {
-            Slot::Lock(stored) if stored.lock.kind() != Kind::Semaphore => {
-                let holder = |hold: &Hold| {
-                    let (owner, mode, deadline_us) = (hold.owner().clone(), hold.mode(), hold.deadline_us());
-                    (hold.token(), Holder { owner, mode, deadline_us })
-                };
-                stored.lock.holds().iter().map(holder).collect()
+        let Self { waiters, .. } = self;
+        let waiting: Vec<Owner> = match keys.slot(id) {
+            Slot::Lock(stored) if stored.lock.holds().len() > MAX_HOLDERS_BESIDE_QUEUE => {
+                let waiting = waiters.in_order(keys.key(id)).map(|waiter| waiter.request.owner.clone());
+                waiting.collect()
             }
+            _ => Vec::new(),
+        };
+        let holders: Vec<(u64, Holder)> = match keys.slot(id) {
+            Slot::Lock(stored) if stored.lock.kind() == Kind::Semaphore => Vec::new(),
+            Slot::Lock(stored) if stored.lock.holds().len() <= MAX_HOLDERS_BESIDE_QUEUE => {
+                stored.lock.holds().iter().map(Holder::of).collect()
+            }
+            Slot::Lock(stored) => waiting.iter().flat_map(|owner| holders_of(&stored.lock, owner)).collect(),
             _ => Vec::new(),
         };
         self.waiters.set_holders(keys.key(id), holders);

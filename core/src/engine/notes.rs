@@ -2,12 +2,12 @@
 //! it is told at moments when deciding is not allowed; it is remembered as owed to a key, and decided when the key is
 //! settled, by the next command on it or by the timer.
 
-use alloc::vec::Vec;
-
 use crate::bytes::{Key, KeyRef};
 use crate::deadlines::Alarm;
 use crate::lock::Kind;
 
+use super::databases::Databases;
+use super::fresh::Fresh;
 use super::{Engine, KeyId, Keyspace};
 
 impl Engine {
@@ -26,23 +26,22 @@ impl Engine {
                 gone.push(waiter.request.owner);
             }
         } else {
-            self.take_back(|fresh| fresh.ticket == ticket);
+            let unheard = self.fresh.take(ticket);
+            self.take_back(unheard);
         }
     }
 
     /// A connection closed.
     pub fn client_closed(&mut self, client: u64) {
-        self.take_back(|fresh| fresh.client == Some(client));
+        let unheard = self.fresh.take_of_client(client);
+        self.take_back(unheard);
         for (key, token) in self.sessions.close(client) {
             self.pending.entry(key).details().sessions_ended.push(token);
         }
     }
 
-    fn take_back(&mut self, gone: impl Fn(&super::Fresh) -> bool) {
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            core::mem::take(&mut self.fresh).into_iter().partition(|fresh| gone(fresh));
-        self.fresh = kept;
-        for fresh in gone {
+    fn take_back(&mut self, unheard: impl IntoIterator<Item = Fresh>) {
+        for fresh in unheard {
             self.pending.entry(fresh.key.clone()).details().undo.push(fresh);
         }
     }
@@ -50,7 +49,7 @@ impl Engine {
     /// The answers of the tickets for which `is_answered` holds were sent, and connections that could not take theirs
     /// were told of before: what was granted to them stays granted.
     pub fn confirm_grants(&mut self, is_answered: impl Fn(u64) -> bool) {
-        self.fresh.retain(|fresh| !is_answered(fresh.ticket));
+        self.fresh.confirm(is_answered);
     }
 
     /// Whether there are grants that were not confirmed.
@@ -105,15 +104,14 @@ impl Engine {
             db => db,
         };
         self.sessions.forget_dbs(|db| db == first || db == second);
-        self.sweep = Some(self.databases.swap(first, second));
+        let sweep = self.databases.swap(first, second);
+        self.sweep = Some(Databases::join(self.sweep, sweep));
         // What is owed to a value goes with it.
         for (mut key, owed) in self.pending.take_dbs(|db| db == first || db == second) {
             key.db = swapped(key.db);
             self.pending.entry(key).take_over(owed);
         }
-        for fresh in &mut self.fresh {
-            fresh.key.db = swapped(fresh.key.db);
-        }
+        self.fresh.renumber(swapped);
         for key in self.waiters.keys_in(|db| db == first || db == second) {
             self.note(key);
         }
@@ -122,6 +120,7 @@ impl Engine {
     /// This server became a master, or is one that has loaded its data: connections of before count as closed, and
     /// everything that became due in the meantime is decided here from now on.
     pub fn note_promotion(&mut self) {
+        // Every generation is newer than this one's, so it does what a running one has left.
         self.sweep = Some(self.databases.renew_all());
         for key in self.waiters.keys_in(|_| true) {
             self.note(key);

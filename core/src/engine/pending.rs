@@ -1,9 +1,10 @@
-//! What is owed to keys, and grants that nobody may have heard of.
+//! What is owed to keys.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use super::fresh::Fresh;
 use crate::bytes::{Key, KeyRef, Owner};
 use ahash::RandomState;
 use hashbrown::HashMap;
@@ -35,6 +36,8 @@ pub(super) struct Details {
     pub(super) disconnected: Vec<Owner>,
     /// Requests for several keys that found this one not settled.
     pub(super) deferred: Vec<u64>,
+    /// Requests that stood behind another one of their owner, which is gone: they may close a circle now.
+    pub(super) bereft: Vec<u64>,
 }
 
 impl Owed {
@@ -46,6 +49,7 @@ impl Owed {
     pub(super) fn take_over(&mut self, mut other: Self) {
         if let Some(details) = &mut other.details {
             details.deferred.clear();
+            details.bereft.clear();
         }
         *self = Self { is_in_order: self.is_in_order, ..other };
     }
@@ -99,15 +103,4 @@ impl Pending {
         self.owed.shrink_to(KEPT_ENTRIES);
         None
     }
-}
-
-/// A grant to a waiter that may not have heard of it yet.
-pub(super) struct Fresh {
-    pub(super) ticket: u64,
-    pub(super) client: Option<u64>,
-    pub(super) key: Key,
-    pub(super) token: u64,
-    pub(super) count: u32,
-    /// The waiter's arrival number.
-    pub(super) arrival: u64,
 }

@@ -10,19 +10,28 @@ use crate::queue::Waiter;
 use crate::request::Refusal;
 use crate::time::{MAX_LEASE_MS, Now};
 
+use super::fresh::Fresh;
 use super::many::{Ids, Served};
-use super::pending::{Details, Fresh};
-use super::{Engine, Turn};
+use super::pending::Details;
+use super::{Engine, Turn, deadlock};
 use crate::keyspace::{KeyId, Keyspace, Slot};
 use crate::outbox::{Answer, Outbox};
 
 /// How many alarms the sweep passes over at once.
 const SLOTS_AT_ONCE: usize = 1000;
 
+/// How many holds of one lock end in one step of the timer.
+const HOLDS_AT_ONCE: usize = 1000;
+
 impl Engine {
     /// Settles a key whose turn has come, by the timer.
     pub fn settle_key(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
-        self.settle(turn, id, false);
+        // Any number of holds of one lock may end together. The alarm of those that are left goes off again at once; until
+        // then nobody is served, so that each end is told before the grants that it makes room for.
+        let mut freed = false;
+        if self.has_notes(turn, id) || self.expire_some(turn, id, &mut freed) {
+            self.settle(turn, id, freed);
+        }
         self.finish_all(turn.keys);
     }
 
@@ -31,6 +40,7 @@ impl Engine {
     pub(super) fn settle(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: bool) {
         let (deferred, was_over) = self.settle_owed(turn, id);
         let expired = self.expire(turn, id) || was_over;
+        self.drop_dead_queue(turn, id);
         if Self::has_places(turn.keys, id) {
             self.serve_places(turn, id, freed || expired);
         } else {
@@ -86,13 +96,10 @@ impl Engine {
         if owed.arrived {
             self.settle_arrival(turn, id);
         }
-        for token in &details.sessions_ended {
-            // A later command may have bound it to another connection.
-            if !self.sessions.is_bound(*token, turn.keys.key(id)) {
-                self.end_session(turn, id, *token);
-            }
-        }
+        // First: a grant that is taken back takes its SESSION along.
         self.undo(turn, id, &details);
+        self.end_sessions(turn, id, &details);
+        self.check_bereft(turn, &details);
         self.settle_places(turn, id, &owed, &details);
         (details.deferred, was_over)
     }
@@ -128,6 +135,14 @@ impl Engine {
                 self.pending.entry(key.clone());
             }
         }
+        let request = &waiter.request;
+        for mode in modes_granted_with(request.mode) {
+            for key in &waiter.keys {
+                if let Some(next) = self.waiters.of_owner(key.borrow(), &request.owner, *mode).first() {
+                    self.pending.entry(key.clone()).details().bereft.push(*next);
+                }
+            }
+        }
         Some(waiter)
     }
 
@@ -157,6 +172,35 @@ impl Engine {
         }
     }
 
+    /// Ends the sessions of holds whose last connection has closed, some at once: one connection may have had any number
+    /// of holds on one lock.
+    fn end_sessions(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, details: &Details) {
+        let (now, later) = details.sessions_ended.split_at(details.sessions_ended.len().min(HOLDS_AT_ONCE));
+        for token in now {
+            // A later command may have bound it to another connection.
+            if !self.sessions.is_bound(*token, turn.keys.key(id)) {
+                self.end_session(turn, id, *token);
+            }
+        }
+        if !later.is_empty() {
+            self.pending.entry(turn.keys.key(id).to_key()).details().sessions_ended.extend_from_slice(later);
+        }
+    }
+
+    /// Answers requests that close a circle now that an earlier one of their owner, with which they would have been granted, is
+    /// gone.
+    fn check_bereft(&mut self, turn: &mut Turn<'_, impl Keyspace>, details: &Details) {
+        for ticket in &details.bereft {
+            let Some(owner) = self.waiters.get(*ticket).map(|waiter| waiter.request.owner.clone()) else {
+                continue;
+            };
+            if let Err(refusal) = deadlock::check(&self.waiters, &owner, &[], &self.hasher, turn.now) {
+                self.retire(*ticket);
+                turn.out.answer(*ticket, Answer::Refused(refusal));
+            }
+        }
+    }
+
     /// Brings the deadline of a hold that lost its last connection nearer.
     fn end_session(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, token: u64) {
         let Some(terms) = terms_of(turn.keys, id, token) else {
@@ -173,9 +217,9 @@ impl Engine {
         }
     }
 
-    /// Takes back grants that nobody heard of.
+    /// Takes back grants that nobody heard of, the latest first.
     fn undo(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, details: &Details) {
-        for fresh in &details.undo {
+        for fresh in details.undo.iter().rev() {
             let token = fresh.token;
             let Some(terms) = terms_of(turn.keys, id, token) else {
                 continue;
@@ -184,16 +228,52 @@ impl Engine {
             if left == 0 {
                 self.undo_place(turn, id, fresh);
                 self.commit(turn, id, Event::Ended { token, cause: EndCause::Undone });
-            } else {
-                let terms = Terms { count: left, ..terms };
-                self.commit(turn, id, Event::Changed { token, cause: ChangeCause::Released, terms });
+                continue;
             }
+            if let Some(client) = fresh.client.filter(|_| fresh.has_bound) {
+                self.sessions.unbind(client, token, turn.keys.key(id));
+            }
+            // What came later stands. A deadline never comes nearer.
+            let is_last = fresh.after.as_ref().is_some_and(|after| {
+                (after.request, after.session_ms, after.lease_ms) == (terms.request, terms.session_ms, terms.lease_ms)
+            });
+            let terms = match &fresh.before {
+                Some(before) if is_last => {
+                    Terms { count: left, deadline_us: terms.deadline_us.max(before.deadline_us), ..before.clone() }
+                }
+                _ => Terms { count: left, ..terms },
+            };
+            self.commit(turn, id, Event::Changed { token, cause: ChangeCause::Released, terms });
         }
     }
 
     /// Whether a lease under the key is over and was not settled yet.
     pub(super) fn has_lapsed_hold(turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> bool {
         matches!(turn.keys.slot(id), Slot::Lock(stored) if stored.lock.lapsed_hold(turn.now).is_some())
+    }
+
+    /// Ends some holds whose lease is over, and says whether there were any. Returns whether that was all of them.
+    fn expire_some(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: &mut bool) -> bool {
+        for _ in 0..HOLDS_AT_ONCE {
+            let Slot::Lock(stored) = turn.keys.slot(id) else {
+                return true;
+            };
+            let Some(token) = stored.lock.lapsed_hold(turn.now).map(Hold::token) else {
+                return true;
+            };
+            self.commit(turn, id, Event::Ended { token, cause: EndCause::Expired });
+            *freed = true;
+        }
+        !Self::has_lapsed_hold(turn, id)
+    }
+
+    /// A queue whose places are all over goes in one step, however many there are.
+    fn drop_dead_queue(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
+        let now = turn.now;
+        if matches!(turn.keys.slot(id), Slot::Lock(stored) if stored.lock.places().is_some_and(|places| places.are_over(now)))
+        {
+            self.commit(turn, id, Event::Lapsed);
+        }
     }
 
     /// Ends every hold whose lease is over. Returns whether there was one.
@@ -266,12 +346,7 @@ impl Engine {
     /// re-entries. A writer's READ is granted as well, as if it asked now. Requests for several keys may bring further
     /// new keys; they are looked at in turn, not by recursion, because an owner may have any number of them.
     fn serve_siblings(&mut self, turn: &mut Turn<'_, impl Keyspace>, mut new: Ids, owner: &Owner, mode: Mode) {
-        let modes: &[Mode] = match mode {
-            Mode::Permits => return,
-            Mode::Write => &[Mode::Write, Mode::Read],
-            Mode::Read => &[Mode::Read],
-            Mode::Exclusive => &[Mode::Exclusive],
-        };
+        let modes = modes_granted_with(mode);
         while let Some(id) = new.pop() {
             for mode in modes {
                 for ticket in self.waiters.of_owner(turn.keys.key(id), owner, *mode) {
@@ -315,10 +390,11 @@ impl Engine {
         ticket: u64,
         waiter: &Waiter,
     ) -> Option<u64> {
+        let before = self.before_grant(turn, id, waiter);
         match self.grant(turn, id, &waiter.request) {
             Ok(token) => {
                 self.stats.granted_after_waiting = self.stats.granted_after_waiting.saturating_add(1);
-                self.remember_fresh(turn.keys.key(id).to_key(), ticket, token, waiter);
+                self.remember_fresh(turn, id, ticket, token, waiter, before);
                 turn.out.answer(ticket, Answer::Granted(token));
                 Some(token)
             }
@@ -329,15 +405,45 @@ impl Engine {
         }
     }
 
+    /// What the owner of a waiter has before it is granted: the terms, and whether it is bound to the waiter's connection.
+    pub(super) fn before_grant(
+        &self,
+        turn: &mut Turn<'_, impl Keyspace>,
+        id: KeyId,
+        waiter: &Waiter,
+    ) -> Option<(Terms, bool)> {
+        let request = &waiter.request;
+        let held = Self::live_terms(turn, id, request.kind, request.owner.as_slice(), request.mode);
+        let (token, terms) = held.ok().flatten()?;
+        let is_bound = request.client.is_some_and(|client| self.sessions.is_bound_to(client, token, turn.keys.key(id)));
+        Some((terms, is_bound))
+    }
+
     /// Remembers a grant until it is known that its waiter has heard of it.
-    pub(super) fn remember_fresh(&mut self, key: Key, ticket: u64, token: u64, waiter: &Waiter) {
-        self.fresh.push(Fresh {
+    pub(super) fn remember_fresh(
+        &mut self,
+        turn: &mut Turn<'_, impl Keyspace>,
+        id: KeyId,
+        ticket: u64,
+        token: u64,
+        waiter: &Waiter,
+        before: Option<(Terms, bool)>,
+    ) {
+        let request = &waiter.request;
+        let was_bound = before.as_ref().is_some_and(|(_, is_bound)| *is_bound);
+        let key = turn.keys.key(id).to_key();
+        let is_bound = request.client.is_some_and(|client| self.sessions.is_bound_to(client, token, key.borrow()));
+        let after = before.as_ref().and_then(|_| terms_of(turn.keys, id, token));
+        self.fresh.add(Fresh {
             ticket,
-            client: waiter.request.client,
+            client: request.client,
             key,
             token,
-            count: waiter.request.count,
+            count: request.count,
             arrival: waiter.standing.arrival,
+            before: before.map(|(terms, _)| terms),
+            after,
+            has_bound: is_bound && !was_bound,
         });
     }
 
@@ -350,9 +456,11 @@ impl Engine {
         if let Some(key) = self.leases.pop_due(now.mono_us) {
             return Some(self.databases.to_current(key));
         }
-        if let Some(key) = self.next_swept() {
-            return Some(key);
-        }
+        self.next_over(now, out).or_else(|| self.next_swept())
+    }
+
+    /// Answers a waiter whose time is over, and tells its key.
+    fn next_over(&mut self, now: Now, out: &mut Outbox) -> Option<Key> {
         let ticket = self.waiters.next_over(now)?;
         let waiter = self.retire(ticket)?;
         self.stats.timed_out = self.stats.timed_out.saturating_add(1);
@@ -405,6 +513,16 @@ impl Engine {
     /// Whether anybody waits under `key`.
     pub(super) fn is_waited_for(&self, key: KeyRef<'_>) -> bool {
         self.waiters.len_on(key) > 0
+    }
+}
+
+/// In which modes the requests of an owner are granted as soon as it holds in `mode`.
+fn modes_granted_with(mode: Mode) -> &'static [Mode] {
+    match mode {
+        Mode::Permits => &[],
+        Mode::Write => &[Mode::Write, Mode::Read],
+        Mode::Read => &[Mode::Read],
+        Mode::Exclusive => &[Mode::Exclusive],
     }
 }
 

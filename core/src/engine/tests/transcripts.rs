@@ -313,6 +313,7 @@ fn describe(now_us: u64, name: &str, output: &Output) -> String {
             Event::Left { owner, cause } => {
                 format!("  {name}: left {owner:?} {cause:?} at {}", at_ms(now_us))
             }
+            Event::Lapsed => format!("  {name}: every place is over"),
             Event::Turn { owner, until_us } => format!("  {name}: turn of {owner:?} until {}", at_ms(*until_us)),
             Event::Detached { until_us } => format!("  {name}: all detached until {}", at_ms(*until_us)),
         },
