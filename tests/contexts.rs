@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Command, Events, Reply, Server, eventually, propagated};
+use crate::support::{ALL, Client, Command, EXCLUSIVE, Events, Reply, Server, eventually, propagated};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -19,40 +19,42 @@ const READING_COMMANDS: [&str; 4] = ["RLOCK.HOLDS job a", "RLOCK.TTL job", "RLOC
 
 #[test]
 fn block_in_transactions_and_scripts_is_one_try() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let command = "RLOCK.ACQUIRE job b BLOCK 0";
-    assert_eq!(client.transaction(command), Reply::Nil);
-    assert_eq!(client.eval(command), Reply::Nil);
-    assert_eq!(client.waiting_owners("job"), [""; 0]);
-    client.call("RLOCK.RELEASE job a");
-    assert_eq!(client.call("EXISTS job"), 0);
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let command = "LOCK.ACQUIRE job b BLOCK 0";
+        assert_eq!(client.transaction(command), Reply::Nil);
+        assert_eq!(client.eval(command), Reply::Nil);
+        assert_eq!(client.waiting_owners("job"), [""; 0]);
+        client.call("LOCK.RELEASE job a");
+        assert!(client.is_free("job"));
 
-    assert!(client.transaction(command).int() > 0);
-    client.call("RLOCK.RELEASE job b");
-    assert!(client.eval(command).int() > 0);
-    assert_eq!(client.call("RLOCK.HOLDS job b"), 1);
+        assert!(client.transaction(command).int() > 0);
+        client.call("LOCK.RELEASE job b");
+        assert!(client.eval(command).int() > 0);
+        assert_eq!(client.call("LOCK.HOLDS job b"), 1);
+    }
 }
 
 #[test]
 fn every_command_answers_the_same_in_transactions_and_scripts() {
-    let server = Server::start();
-    let mut client = server.client();
-    let ways: [fn(&mut Client, &str) -> Reply; 3] =
-        [|c, command| c.call(command), |c, command| c.transaction(command), |c, command| c.eval(command)];
-    for run in ways {
-        let token = run(&mut client, "RLOCK.ACQUIRE job a PX 20000").int();
-        assert_eq!(run(&mut client, "RLOCK.ACQUIRE job a PX 20000"), token);
-        assert_eq!(run(&mut client, "RLOCK.HOLDS job a"), 2);
-        assert!(run(&mut client, "RLOCK.RENEW job a PX 60000").int() > 50_000);
-        assert!(run(&mut client, "RLOCK.TTL job").int() > 50_000);
-        assert_eq!(run(&mut client, "RLOCK.INFO job").field("waiters"), 0);
-        assert_eq!(run(&mut client, "RLOCK.WAITERS job"), Reply::Array(vec![]));
-        assert_eq!(run(&mut client, "RLOCK.RELEASE job a"), 1);
-        run(&mut client, "RLOCK.RELEASE job b").expect_error("NOTOWNER");
-        assert_eq!(run(&mut client, "RLOCK.FORCERELEASE job"), 1);
-        assert_eq!(client.call("EXISTS job"), 0);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let ways: [fn(&mut Client, &str) -> Reply; 3] =
+            [|c, command| c.call(command), |c, command| c.transaction(command), |c, command| c.eval(command)];
+        for run in ways {
+            let token = run(&mut client, "LOCK.ACQUIRE job a PX 20000").int();
+            assert_eq!(run(&mut client, "LOCK.ACQUIRE job a PX 20000"), token);
+            assert_eq!(run(&mut client, "LOCK.HOLDS job a"), 2);
+            assert!(run(&mut client, "LOCK.RENEW job a PX 60000").int() > 50_000);
+            assert!(run(&mut client, "LOCK.TTL job").int() > 50_000);
+            assert_eq!(run(&mut client, "LOCK.INFO job").field("waiters"), 0);
+            assert_eq!(run(&mut client, "LOCK.WAITERS job"), Reply::Array(vec![]));
+            assert_eq!(run(&mut client, "LOCK.RELEASE job a"), 1);
+            run(&mut client, "LOCK.RELEASE job b").expect_error("NOTOWNER");
+            assert_eq!(run(&mut client, "LOCK.FORCERELEASE job"), 1);
+            assert!(client.is_free("job"));
+        }
     }
 }
 

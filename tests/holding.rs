@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::support::{Client, Command, Reply, Server, eventually};
+use crate::support::{ALL, Client, Command, EXCLUSIVE, REENTRANT, Reply, Server, TRANSIENT, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -14,346 +14,370 @@ fn assert_fresh(left_ms: i64, ms: i64) {
 
 #[test]
 fn a_free_lock_is_granted_and_a_held_one_is_not() {
-    let server = Server::start();
-    let (mut one, mut other) = (server.client(), server.client());
-    assert!(one.acquire("job a") > 0);
-    assert_eq!(other.call("RLOCK.ACQUIRE job b"), Reply::Nil);
-    assert_eq!(other.call("RLOCK.HOLDS job b"), 0);
-    assert_eq!(other.call("RLOCK.HOLDS job a"), 1);
-    assert!(other.acquire("another-job b") > 0);
+    for server in Server::for_each(EXCLUSIVE) {
+        let (mut one, mut other) = (server.client(), server.client());
+        assert!(one.acquire("job a") > 0);
+        assert_eq!(other.call("LOCK.ACQUIRE job b"), Reply::Nil);
+        assert_eq!(other.call("LOCK.HOLDS job b"), 0);
+        assert_eq!(other.call("LOCK.HOLDS job a"), 1);
+        other.make("another-job");
+        assert!(other.acquire("another-job b") > 0);
+    }
 }
 
 #[test]
 fn a_denied_try_leaves_nothing_behind() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    assert_eq!(client.call("RLOCK.ACQUIRE job b PX 60000"), Reply::Nil);
-    assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
-    assert_eq!(client.call("EXISTS job"), 0, "what was answered nil is never granted later");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000"), Reply::Nil);
+        assert_eq!(client.call("LOCK.RELEASE job a"), 0);
+        assert!(client.is_free("job"), "what was answered nil is never granted later");
+    }
 }
 
 #[test]
 fn reentry_counts_and_keeps_the_token() {
-    let server = Server::start();
-    let mut client = server.client();
-    let token = client.acquire("job a");
-    for holds in 2..=5 {
-        assert_eq!(client.acquire("job a"), token);
-        assert_eq!(client.call("RLOCK.HOLDS job a"), holds);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let token = client.acquire("job a");
+        for holds in 2..=5 {
+            assert_eq!(client.acquire("job a"), token);
+            assert_eq!(client.call("LOCK.HOLDS job a"), holds);
+        }
     }
 }
 
 #[test]
 fn release_answers_the_holds_left_and_the_last_one_frees() {
-    let server = Server::start();
-    let mut client = server.client();
-    for _ in 0..3 {
-        client.acquire("job a");
+    for server in Server::for_each(REENTRANT) {
+        let mut client = server.client();
+        for _ in 0..3 {
+            client.acquire("job a");
+        }
+        for left in [2, 1] {
+            assert_eq!(client.call("LOCK.RELEASE job a"), left);
+            assert_eq!(client.call("LOCK.ACQUIRE job b"), Reply::Nil);
+        }
+        assert_eq!(client.call("LOCK.RELEASE job a"), 0);
+        assert_eq!(client.call("EXISTS job"), 0);
+        assert!(client.acquire("job b") > 0);
     }
-    for left in [2, 1] {
-        assert_eq!(client.call("RLOCK.RELEASE job a"), left);
-        assert_eq!(client.call("RLOCK.ACQUIRE job b"), Reply::Nil);
-    }
-    assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
-    assert_eq!(client.call("EXISTS job"), 0);
-    assert!(client.acquire("job b") > 0);
 }
 
 #[test]
 fn any_connection_acts_for_an_owner_because_the_owner_is_a_value() {
-    let server = Server::start();
-    let token = server.client().acquire("job a");
-    assert_eq!(server.client().acquire("job a"), token);
-    assert_fresh(server.client().call("RLOCK.RENEW job a PX 50000").int(), 50000);
-    assert_eq!(server.client().call("RLOCK.RELEASE job a"), 1);
-    assert_eq!(server.client().call("RLOCK.RELEASE job a"), 0);
+    for server in Server::for_each(ALL) {
+        let token = server.client().acquire("job a");
+        assert_eq!(server.client().acquire("job a"), token);
+        assert_fresh(server.client().call("LOCK.RENEW job a PX 50000").int(), 50000);
+        assert_eq!(server.client().call("LOCK.RELEASE job a"), 1);
+        assert_eq!(server.client().call("LOCK.RELEASE job a"), 0);
+    }
 }
 
 #[test]
 fn owners_are_arbitrary_bytes_up_to_512() {
-    let server = Server::start();
-    let mut client = server.client();
-    let longest = [0xff; 512];
-    for owner in [b"\0\r\n \x80".as_slice(), &longest] {
-        let acquire: Command = [b"RLOCK.ACQUIRE".as_slice(), b"job", owner].into();
-        assert!(client.call(acquire).int() > 0);
-        let holders = client.call("RLOCK.INFO job").field("holders");
-        assert_eq!(holders.array()[0].field("owner").bytes(), owner);
-        // A prefix is another owner.
-        let holds: Command = [b"RLOCK.HOLDS".as_slice(), b"job", &owner[..owner.len() - 1]].into();
-        assert_eq!(client.call(holds), 0);
-        let release: Command = [b"RLOCK.RELEASE".as_slice(), b"job", owner].into();
-        assert_eq!(client.call(release), 0);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let longest = [0xff; 512];
+        for owner in [b"\0\r\n \x80".as_slice(), &longest] {
+            let acquire: Command = [b"LOCK.ACQUIRE".as_slice(), b"job", owner].into();
+            assert!(client.call(acquire).int() > 0);
+            let holders = client.call("LOCK.INFO job").field("holders");
+            assert_eq!(holders.array()[0].field("owner").bytes(), owner);
+            // A prefix is another owner.
+            let holds: Command = [b"LOCK.HOLDS".as_slice(), b"job", &owner[..owner.len() - 1]].into();
+            assert_eq!(client.call(holds), 0);
+            let release: Command = [b"LOCK.RELEASE".as_slice(), b"job", owner].into();
+            assert_eq!(client.call(release), 0);
+        }
     }
 }
 
 #[test]
 fn keys_are_arbitrary_bytes() {
-    let server = Server::start();
-    let mut client = server.client();
-    for key in [b"\0\r\n \xff".as_slice(), b"", &[b'k'; 100_000]] {
-        let acquire = |owner| Command::from([b"RLOCK.ACQUIRE".as_slice(), key, owner, b"BLOCK", b"0"]);
-        client.call(acquire(b"a")).int();
-        let mut next = server.waiter(acquire(b"b"));
-        let release: Command = [b"RLOCK.RELEASE".as_slice(), key, b"a"].into();
-        assert_eq!(client.call(release), 0);
-        next.reply().int();
-        assert_eq!(client.call([b"RLOCK.HOLDS".as_slice(), key, b"b"]), 1);
+    for server in Server::for_each(REENTRANT) {
+        let mut client = server.client();
+        for key in [b"\0\r\n \xff".as_slice(), b"", &[b'k'; 100_000]] {
+            let acquire = |owner| Command::from([b"LOCK.ACQUIRE".as_slice(), key, owner, b"BLOCK", b"0"]);
+            client.call(acquire(b"a")).int();
+            let mut next = server.waiter(acquire(b"b"));
+            let release: Command = [b"LOCK.RELEASE".as_slice(), key, b"a"].into();
+            assert_eq!(client.call(release), 0);
+            next.reply().int();
+            assert_eq!(client.call([b"LOCK.HOLDS".as_slice(), key, b"b"]), 1);
+        }
     }
 }
 
 #[test]
 fn who_does_not_hold_can_neither_release_nor_renew() {
-    let server = Server::start();
-    let mut client = server.client();
-    for command in ["RLOCK.RELEASE job b", "RLOCK.RENEW job b", "RLOCK.RENEW job b PX 60000"] {
-        client.call(command).expect_error("NOTOWNER");
-        assert_eq!(client.call("EXISTS job"), 0);
-    }
-    let token = client.acquire("job a PX 20000");
-    for command in ["RLOCK.RELEASE job b", "RLOCK.RENEW job b", "RLOCK.RENEW job b PX 60000"] {
-        client.call(command).expect_error("NOTOWNER");
-        let holder = client.holder("job").expect("it is still held");
-        assert_eq!(holder.identity(), ("a", 1, token));
-        assert_fresh(holder.lease_ms, 20000);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        for command in ["LOCK.RELEASE job b", "LOCK.RENEW job b", "LOCK.RENEW job b PX 60000"] {
+            client.call(command).expect_error("NOTOWNER");
+            assert!(client.is_free("job"));
+        }
+        let token = client.acquire("job a PX 20000");
+        for command in ["LOCK.RELEASE job b", "LOCK.RENEW job b", "LOCK.RENEW job b PX 60000"] {
+            client.call(command).expect_error("NOTOWNER");
+            let holder = client.holder("job").expect("it is still held");
+            assert_eq!(holder.identity(), ("a", 1, token));
+            assert_fresh(holder.lease_ms, 20000);
+        }
     }
 }
 
 #[test]
 fn reentry_and_renew_never_bring_the_deadline_nearer() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 100000");
-    client.acquire("job a PX 1000");
-    assert_fresh(client.call("RLOCK.TTL job").int(), 100_000);
-    assert_fresh(client.call("RLOCK.RENEW job a PX 1000").int(), 100_000);
-    client.acquire("job a");
-    assert_fresh(client.call("RLOCK.TTL job").int(), 100_000);
-    client.acquire("job a EX 200");
-    assert_fresh(client.call("RLOCK.TTL job").int(), 200_000);
-    assert_fresh(client.call("RLOCK.RENEW job a EX 300").int(), 300_000);
-    assert_fresh(client.call("RLOCK.TTL job").int(), 300_000);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 100000");
+        client.acquire("job a PX 1000");
+        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+        assert_fresh(client.call("LOCK.RENEW job a PX 1000").int(), 100_000);
+        client.acquire("job a");
+        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+        client.acquire("job a EX 200");
+        assert_fresh(client.call("LOCK.TTL job").int(), 200_000);
+        assert_fresh(client.call("LOCK.RENEW job a EX 300").int(), 300_000);
+        assert_fresh(client.call("LOCK.TTL job").int(), 300_000);
+    }
 }
 
 #[test]
 fn renew_without_a_lease_uses_the_one_last_given() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 2000");
-    // After half of it has run a renewal shows the whole again, neither the rest nor the default.
-    eventually(SOON, || client.call("RLOCK.TTL job").int() <= 1000);
-    let renewed = client.call("RLOCK.RENEW job a").int();
-    assert!((1001..=2000).contains(&renewed), "{renewed}");
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 2000");
+        // After half of it has run a renewal shows the whole again, neither the rest nor the default.
+        eventually(SOON, || client.call("LOCK.TTL job").int() <= 1000);
+        let renewed = client.call("LOCK.RENEW job a").int();
+        assert!((1001..=2000).contains(&renewed), "{renewed}");
 
-    // A lease given by re-entry or by RENEW counts as well.
-    client.acquire("job a PX 90000");
-    assert_fresh(client.call("RLOCK.RENEW job a").int(), 90_000);
-    client.call("RLOCK.RENEW job a PX 120000");
-    assert_fresh(client.call("RLOCK.RENEW job a").int(), 120_000);
+        // A lease given by re-entry or by RENEW counts as well.
+        client.acquire("job a PX 90000");
+        assert_fresh(client.call("LOCK.RENEW job a").int(), 90_000);
+        client.call("LOCK.RENEW job a PX 120000");
+        assert_fresh(client.call("LOCK.RENEW job a").int(), 120_000);
+    }
 }
 
 #[test]
 fn releasing_an_inner_hold_leaves_the_lease_alone() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 20000");
-    client.acquire("job a PX 100000");
-    assert_eq!(client.call("RLOCK.RELEASE job a"), 1);
-    assert_fresh(client.call("RLOCK.TTL job").int(), 100_000);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 20000");
+        client.acquire("job a PX 100000");
+        assert_eq!(client.call("LOCK.RELEASE job a"), 1);
+        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+    }
 }
 
 #[test]
 fn the_default_lease_is_30_seconds() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a");
-    assert_fresh(client.call("RLOCK.TTL job").int(), 30_000);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a");
+        assert_fresh(client.call("LOCK.TTL job").int(), 30_000);
+    }
 }
 
 #[test]
 fn a_lock_nobody_holds_has_no_ttl_no_info_no_holds_and_no_waiters() {
-    let server = Server::start();
-    let mut client = server.client();
-    let assert_absent = |client: &mut Client| {
-        assert_eq!(client.call("RLOCK.TTL job"), -2);
-        assert_eq!(client.call("RLOCK.INFO job"), Reply::Nil);
-        assert_eq!(client.call("RLOCK.HOLDS job a"), 0);
-        assert_eq!(client.call("RLOCK.WAITERS job"), Reply::Array(vec![]));
-        assert_eq!(client.call("RLOCK.FORCERELEASE job"), 0);
-        assert_eq!(client.call("EXISTS job"), 0);
-    };
-    assert_absent(&mut client);
-    client.acquire("job a");
-    client.call("RLOCK.RELEASE job a");
-    assert_absent(&mut client);
+    for server in Server::for_each(TRANSIENT) {
+        let mut client = server.client();
+        let assert_absent = |client: &mut Client| {
+            assert_eq!(client.call("LOCK.TTL job"), -2);
+            assert_eq!(client.call("LOCK.INFO job"), Reply::Nil);
+            assert_eq!(client.call("LOCK.HOLDS job a"), 0);
+            assert_eq!(client.call("LOCK.WAITERS job"), Reply::Array(vec![]));
+            assert_eq!(client.call("LOCK.FORCERELEASE job"), 0);
+            assert_eq!(client.call("EXISTS job"), 0);
+        };
+        assert_absent(&mut client);
+        client.acquire("job a");
+        client.call("LOCK.RELEASE job a");
+        assert_absent(&mut client);
+    }
 }
 
 #[test]
 fn forcerelease_ends_all_holds_at_once() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a");
-    client.acquire("job a");
-    assert_eq!(client.call("RLOCK.FORCERELEASE job"), 1);
-    assert_eq!(client.call("RLOCK.FORCERELEASE job"), 0);
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 0);
-    client.call("RLOCK.RELEASE job a").expect_error("NOTOWNER");
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a");
+        client.acquire("job a");
+        assert_eq!(client.call("LOCK.FORCERELEASE job"), 1);
+        assert_eq!(client.call("LOCK.FORCERELEASE job"), 0);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 0);
+        client.call("LOCK.RELEASE job a").expect_error("NOTOWNER");
+    }
 }
 
 #[test]
 fn forcerelease_with_a_token_ends_only_the_hold_with_that_token() {
-    let server = Server::start();
-    let mut client = server.client();
-    let old = client.acquire("job a");
-    client.call("RLOCK.RELEASE job a");
-    let token = client.acquire("job b");
-    assert_eq!(client.call(format!("RLOCK.FORCERELEASE job TOKEN {old}")), 0);
-    assert_eq!(client.call("RLOCK.HOLDS job b"), 1);
-    assert_eq!(client.call(format!("RLOCK.FORCERELEASE job token {token}")), 1);
-    assert_eq!(client.call("EXISTS job"), 0);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let old = client.acquire("job a");
+        client.call("LOCK.RELEASE job a");
+        let token = client.acquire("job b");
+        assert_eq!(client.call(format!("LOCK.FORCERELEASE job TOKEN {old}")), 0);
+        assert_eq!(client.call("LOCK.HOLDS job b"), 1);
+        assert_eq!(client.call(format!("LOCK.FORCERELEASE job token {token}")), 1);
+        assert!(client.is_free("job"));
+    }
 }
 
 #[test]
 fn who_holds_and_who_waits_can_be_seen() {
-    let server = Server::start();
-    let mut client = server.client();
-    let token = client.acquire("job a PX 60000 SESSION 1000");
-    client.acquire("job a");
-    let _waiting = ["b", "c"].map(|owner| server.waiter(format!("RLOCK.ACQUIRE job {owner} BLOCK 0")));
+    for server in Server::for_each(REENTRANT) {
+        let mut client = server.client();
+        let token = client.acquire("job a PX 60000 SESSION 1000");
+        client.acquire("job a");
+        let _waiting = ["b", "c"].map(|owner| server.waiter(format!("LOCK.ACQUIRE job {owner} BLOCK 0")));
 
-    for (protocol, has_maps) in [("HELLO 2", false), ("HELLO 3", true)] {
-        client.call(protocol);
-        let is_map = |reply: &Reply| matches!(reply, Reply::Map(_)) == has_maps;
+        for (protocol, has_maps) in [("HELLO 2", false), ("HELLO 3", true)] {
+            client.call(protocol);
+            let is_map = |reply: &Reply| matches!(reply, Reply::Map(_)) == has_maps;
 
-        let info = client.call("RLOCK.INFO job");
-        assert!(is_map(&info), "{info:?}");
-        assert_eq!(info.field_names(), ["holders", "kind", "waiters"]);
-        assert_eq!(info.field("kind"), "mutex");
-        assert_eq!(info.field("waiters"), 2);
-        let holders = info.field("holders");
-        let holder = &holders.array()[0];
-        assert_eq!(holders.array().len(), 1);
-        assert!(is_map(holder), "{holder:?}");
-        assert_eq!(holder.field_names(), ["holds", "lease-ms", "mode", "owner", "session", "token"]);
-        assert_eq!(holder.field("owner"), "a");
-        assert_eq!(holder.field("mode"), "exclusive");
-        assert_eq!(holder.field("holds"), 2);
-        assert_eq!(holder.field("token"), token);
-        assert_fresh(holder.field("lease-ms").int(), 60_000);
-        assert_eq!(holder.field("session"), 1);
+            let info = client.call("LOCK.INFO job");
+            assert!(is_map(&info), "{info:?}");
+            assert_eq!(info.field_names(), ["holders", "kind", "waiters"]);
+            assert_eq!(info.field("kind"), server.family().kind);
+            assert_eq!(info.field("waiters"), 2);
+            let holders = info.field("holders");
+            let holder = &holders.array()[0];
+            assert_eq!(holders.array().len(), 1);
+            assert!(is_map(holder), "{holder:?}");
+            assert_eq!(holder.field_names(), ["holds", "lease-ms", "mode", "owner", "session", "token"]);
+            assert_eq!(holder.field("owner"), "a");
+            assert_eq!(holder.field("mode"), server.family().shown_mode);
+            assert_eq!(holder.field("holds"), 2);
+            assert_eq!(holder.field("token"), token);
+            assert_fresh(holder.field("lease-ms").int(), 60_000);
+            assert_eq!(holder.field("session"), 1);
 
-        let waiters = client.call("RLOCK.WAITERS job");
-        assert_eq!(client.waiting_owners("job"), ["b", "c"]);
-        for waiter in waiters.array() {
-            assert!(is_map(waiter), "{waiter:?}");
-            assert_eq!(waiter.field_names(), ["connected", "mode", "owner", "waited-ms"]);
-            assert_eq!(waiter.field("mode"), "exclusive");
-            assert_eq!(waiter.field("connected"), 1);
-            assert!((0..10_000).contains(&waiter.field("waited-ms").int()), "{waiter:?}");
+            let waiters = client.call("LOCK.WAITERS job");
+            assert_eq!(client.waiting_owners("job"), ["b", "c"]);
+            for waiter in waiters.array() {
+                assert!(is_map(waiter), "{waiter:?}");
+                assert_eq!(waiter.field_names(), ["connected", "mode", "owner", "waited-ms"]);
+                assert_eq!(waiter.field("mode"), server.family().shown_mode);
+                assert_eq!(waiter.field("connected"), 1);
+                assert!((0..10_000).contains(&waiter.field("waited-ms").int()), "{waiter:?}");
+            }
+            let first = client.call("LOCK.WAITERS job COUNT 1");
+            assert_eq!(first.array().len(), 1);
+            assert_eq!(first.array()[0].field("owner"), "b");
+            assert_eq!(client.call("LOCK.WAITERS job count 10").array().len(), 2);
         }
-        let first = client.call("RLOCK.WAITERS job COUNT 1");
-        assert_eq!(first.array().len(), 1);
-        assert_eq!(first.array()[0].field("owner"), "b");
-        assert_eq!(client.call("RLOCK.WAITERS job count 10").array().len(), 2);
     }
 }
 
 #[test]
 fn a_hold_without_session_shows_as_bound_to_nothing() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a");
-    assert_eq!(client.holder("job").expect("it is held").session, 0);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a");
+        assert_eq!(client.holder("job").expect("it is held").session, 0);
+    }
 }
 
 #[test]
 fn a_lapsed_lease_shows_nowhere_even_before_it_is_removed() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 100");
-    // Nothing is removed during a pause, so the reading commands below meet the lapsed hold itself.
-    client.call("CLIENT PAUSE 60000 WRITE");
-    eventually(SOON, || client.call("RLOCK.TTL job") == -2);
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 0);
-    assert_eq!(client.call("RLOCK.INFO job"), Reply::Nil);
-    client.call("CLIENT UNPAUSE");
-    eventually(SOON, || client.call("EXISTS job") == 0);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 100");
+        // Nothing is removed during a pause, so the reading commands below meet the lapsed hold itself.
+        client.call("CLIENT PAUSE 60000 WRITE");
+        eventually(SOON, || client.call("LOCK.TTL job") == -2);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 0);
+        assert_eq!(client.holder("job"), None);
+        client.call("CLIENT UNPAUSE");
+        eventually(SOON, || client.is_free("job"));
+    }
 }
 
 #[test]
 fn a_lapsed_lease_has_no_effect_even_before_it_is_removed() {
-    let server = Server::start();
-    let mut client = server.client();
-    let outlive_the_lease = || ["RLOCK.ACQUIRE job a PX 20", "DEBUG SLEEP 0.05"].map(Command::from);
-    // The server sleeps within the step, so the module's timer cannot have removed the lapsed hold.
-    for too_late in ["RLOCK.RELEASE job a", "RLOCK.RENEW job a PX 60000"] {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let outlive_the_lease = || ["LOCK.ACQUIRE job a PX 20", "DEBUG SLEEP 0.05"].map(Command::from);
+        // The server sleeps within the step, so the module's timer cannot have removed the lapsed hold.
+        for too_late in ["LOCK.RELEASE job a", "LOCK.RENEW job a PX 60000"] {
+            let [acquire, sleep] = outlive_the_lease();
+            let answers = client.call_in_one_step(&[acquire, sleep, too_late.into()]);
+            answers[2].expect_error("NOTOWNER");
+        }
         let [acquire, sleep] = outlive_the_lease();
-        let answers = client.call_in_one_step(&[acquire, sleep, too_late.into()]);
-        answers[2].expect_error("NOTOWNER");
-    }
-    let [acquire, sleep] = outlive_the_lease();
-    let answers = client.call_in_one_step(&[acquire, sleep, "RLOCK.ACQUIRE job b".into()]);
-    assert!(answers[2].int() > answers[0].int(), "{answers:?}");
-    assert_eq!(client.holder("job").expect("it is held").owner, "b");
+        let answers = client.call_in_one_step(&[acquire, sleep, "LOCK.ACQUIRE job b".into()]);
+        assert!(answers[2].int() > answers[0].int(), "{answers:?}");
+        assert_eq!(client.holder("job").expect("it is held").owner, "b");
 
-    client.call("RLOCK.RELEASE job b");
-    let [acquire, sleep] = outlive_the_lease();
-    let answers = client.call_in_one_step(&[acquire, sleep, "RLOCK.ACQUIRE job a".into()]);
-    assert!(answers[2].int() > answers[0].int(), "a new hold of the same owner: {answers:?}");
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
+        client.call("LOCK.RELEASE job b");
+        let [acquire, sleep] = outlive_the_lease();
+        let answers = client.call_in_one_step(&[acquire, sleep, "LOCK.ACQUIRE job a".into()]);
+        assert!(answers[2].int() > answers[0].int(), "a new hold of the same owner: {answers:?}");
+        assert_eq!(client.call("LOCK.HOLDS job a"), 1);
+    }
 }
 
 #[test]
 fn locks_are_keys_of_their_own_type_without_native_expiry() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    client.call("SET text x");
-    assert_eq!(client.call("TYPE job"), "RedisLock");
-    assert_eq!(client.call("PTTL job"), -1);
-    let scanned = client.call("SCAN 0 COUNT 1000 TYPE RedisLock");
-    assert_eq!(scanned.array()[1], Reply::Array(vec![Reply::Text(b"job".to_vec())]));
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        client.call("SET text x");
+        assert_eq!(client.call("TYPE job"), "RedisLock");
+        assert_eq!(client.call("PTTL job"), -1);
+        let scanned = client.call("SCAN 0 COUNT 1000 TYPE RedisLock");
+        assert_eq!(scanned.array()[1], Reply::Array(vec![Reply::Text(b"job".to_vec())]));
+    }
 }
 
 #[test]
 fn expire_on_a_lock_is_a_del_to_come() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    assert_eq!(client.call("PEXPIRE job 50"), 1);
-    eventually(SOON, || client.call("RLOCK.HOLDS job a") == 0);
-    assert_eq!(client.call("EXISTS job"), 0);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("PEXPIRE job 50"), 1);
+        eventually(SOON, || client.call("LOCK.HOLDS job a") == 0);
+        assert!(client.is_free("job"));
+    }
 }
 
 #[test]
 fn a_new_holder_clears_an_expire_meant_for_the_old_one() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut next = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-    assert_eq!(client.call("PEXPIRE job 60000"), 1);
-    assert!(client.call("PTTL job").int() > 0, "the EXPIRE stands while the holder stays");
-    client.acquire("job a PX 60000");
-    assert!(client.call("PTTL job").int() > 0, "re-entry is no new holder");
-    client.call("RLOCK.FORCERELEASE job");
-    assert!(next.reply().int() > 0);
-    assert_eq!(client.call("PTTL job"), -1);
+    for server in Server::for_each(REENTRANT) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut next = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        assert_eq!(client.call("PEXPIRE job 60000"), 1);
+        assert!(client.call("PTTL job").int() > 0, "the EXPIRE stands while the holder stays");
+        client.acquire("job a PX 60000");
+        assert!(client.call("PTTL job").int() > 0, "re-entry is no new holder");
+        client.call("LOCK.FORCERELEASE job");
+        assert!(next.reply().int() > 0);
+        assert_eq!(client.call("PTTL job"), -1);
+    }
 }
 
 #[test]
 fn tokens_rise_strictly_over_all_keys_and_outlive_them() {
-    let server = Server::start();
-    let mut client = server.client();
-    let mut last = 0;
-    for round in 0..500 {
-        let key = format!("job-{}", round % 7);
-        let token = client.acquire(&format!("{key} a"));
-        assert!(token > last, "{token} after {last}");
-        last = token;
-        client.call(format!("RLOCK.RELEASE {key} a"));
+    for server in Server::for_each(TRANSIENT) {
+        let mut client = server.client();
+        let mut last = 0;
+        for round in 0..500 {
+            let key = format!("job-{}", round % 7);
+            let token = client.acquire(&format!("{key} a"));
+            assert!(token > last, "{token} after {last}");
+            last = token;
+            client.call(format!("LOCK.RELEASE {key} a"));
+        }
+        assert_eq!(client.call("DBSIZE"), 0, "no counter is kept per lock");
     }
-    assert_eq!(client.call("DBSIZE"), 0, "no counter is kept per lock");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Command, Events, Reply, Server, eventually};
+use crate::support::{ALL, Client, Command, EXCLUSIVE, Events, Reply, Server, TRANSIENT, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -66,41 +66,44 @@ fn the_end_of_a_lease_is_as_punctual_with_100_000_other_locks_held() {
 
 #[test]
 fn a_lapsed_lock_is_removed_without_any_command() {
-    let server = Server::start();
-    let mut events = Events::subscribe(&server);
-    let mut client = server.client();
-    let start = Instant::now();
-    client.acquire("job a PX 200");
-    assert_eq!(events.next(), "rlock.acquire job");
-    assert_eq!(events.next(), "rlock.expire job");
-    let held = start.elapsed();
-    assert!(held >= Duration::from_millis(199), "{held:?}");
-    assert!(held < Duration::from_millis(300), "{held:?}");
-    // DBSIZE looks at no key, so it can have removed none.
-    assert_eq!(client.call("DBSIZE"), 0);
+    for server in Server::for_each(TRANSIENT) {
+        let mut events = Events::subscribe(&server);
+        let mut client = server.client();
+        let start = Instant::now();
+        client.acquire("job a PX 200");
+        assert_eq!(events.next(), "rlock.acquire job");
+        assert_eq!(events.next(), "rlock.expire job");
+        let held = start.elapsed();
+        assert!(held >= Duration::from_millis(199), "{held:?}");
+        assert!(held < Duration::from_millis(300), "{held:?}");
+        // DBSIZE looks at no key, so it can have removed none.
+        assert_eq!(client.call("DBSIZE"), 0);
+    }
 }
 
 #[test]
 fn a_renewed_lease_ends_at_its_new_deadline() {
-    let server = Server::start();
-    let mut client = server.client();
-    let start = Instant::now();
-    client.acquire("job a PX 100");
-    client.call("RLOCK.RENEW job a PX 600");
-    client.acquire("job b BLOCK 0");
-    let held = start.elapsed();
-    assert!((599..750).contains(&held.as_millis()), "{held:?}");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let start = Instant::now();
+        client.acquire("job a PX 100");
+        client.call("LOCK.RENEW job a PX 600");
+        client.acquire("job b BLOCK 0");
+        let held = start.elapsed();
+        assert!((599..750).contains(&held.as_millis()), "{held:?}");
+    }
 }
 
 #[test]
 fn px_counts_milliseconds_and_ex_seconds() {
-    let server = Server::start();
-    let mut client = server.client();
-    for (lease, ms) in [("PX 7000", 7000), ("EX 7", 7000), ("px 31536000000", 31_536_000_000)] {
-        client.acquire(&format!("job a {lease}"));
-        let left = client.call("RLOCK.TTL job").int();
-        assert!((ms - 5000..=ms).contains(&left), "{lease}: {left}");
-        client.call("RLOCK.RELEASE job a");
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        for (lease, ms) in [("PX 7000", 7000), ("EX 7", 7000), ("px 31536000000", 31_536_000_000)] {
+            client.acquire(&format!("job a {lease}"));
+            let left = client.call("LOCK.TTL job").int();
+            assert!((ms - 5000..=ms).contains(&left), "{lease}: {left}");
+            client.call("LOCK.RELEASE job a");
+        }
     }
 }
 
@@ -119,14 +122,15 @@ fn every_lock_has_a_lease_of_its_own() {
 
 #[test]
 fn a_dead_holder_in_a_row_of_dead_holders_costs_only_its_lease() {
-    let server = Server::start();
-    let mut client = server.client();
-    let start = Instant::now();
-    client.acquire("job dead-0 PX 100");
-    let _dead: Vec<_> =
-        (1..5).map(|number| server.waiter(format!("RLOCK.ACQUIRE job dead-{number} PX 100 BLOCK 0"))).collect();
-    let mut alive = server.waiter("RLOCK.ACQUIRE job alive BLOCK 0");
-    assert_ne!(alive.reply(), Reply::Nil);
-    let waited = start.elapsed();
-    assert!((499..1500).contains(&waited.as_millis()), "five leases of 100 ms took {waited:?}");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let start = Instant::now();
+        client.acquire("job dead-0 PX 100");
+        let _dead: Vec<_> =
+            (1..5).map(|number| server.waiter(format!("LOCK.ACQUIRE job dead-{number} PX 100 BLOCK 0"))).collect();
+        let mut alive = server.waiter("LOCK.ACQUIRE job alive BLOCK 0");
+        assert_ne!(alive.reply(), Reply::Nil);
+        let waited = start.elapsed();
+        assert!((499..1500).contains(&waited.as_millis()), "five leases of 100 ms took {waited:?}");
+    }
 }

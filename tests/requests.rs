@@ -2,135 +2,144 @@
 
 use std::time::Duration;
 
-use crate::support::{Client, Reply, Server, eventually, propagated};
+use crate::support::{ALL, BINARY, Client, EXCLUSIVE, MUTEX, REENTRANT, Reply, Server, WRITE, eventually, propagated};
 
 const SOON: Duration = Duration::from_secs(5);
 const HIGHEST_ID: i64 = i64::MAX;
 
 #[test]
 fn one_try_sent_twice_counts_one_hold() {
-    let server = Server::start();
-    let mut client = server.client();
-    let token = client.acquire("job a REQ 1");
-    for _ in 0..3 {
-        assert_eq!(server.client().acquire("job a REQ 1"), token);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let token = client.acquire("job a REQ 1");
+        for _ in 0..3 {
+            assert_eq!(server.client().acquire("job a REQ 1"), token);
+        }
+        assert_eq!(client.call("LOCK.HOLDS job a"), 1);
+        assert_eq!(client.acquire("job a REQ 2"), token);
+        assert_eq!(client.acquire("job a REQ 2"), token);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 2);
     }
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
-    assert_eq!(client.acquire("job a REQ 2"), token);
-    assert_eq!(client.acquire("job a REQ 2"), token);
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 2);
 }
 
 #[test]
 fn a_grant_after_a_wait_may_be_asked_for_again() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b REQ 5 PX 60000 BLOCK 0");
-    client.call("RLOCK.RELEASE job a");
-    let token = waiter.reply().int();
-    assert_eq!(client.acquire("job b REQ 5 BLOCK 0"), token);
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut waiter = server.waiter("LOCK.ACQUIRE job b REQ 5 PX 60000 BLOCK 0");
+        client.call("LOCK.RELEASE job a");
+        let token = waiter.reply().int();
+        assert_eq!(client.acquire("job b REQ 5 BLOCK 0"), token);
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+    }
 }
 
 #[test]
 fn a_resent_release_is_answered_as_it_was_the_first_time() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a REQ 1");
-    client.acquire("job a REQ 2");
-    client.acquire("job a REQ 3");
-    for _ in 0..3 {
-        assert_eq!(client.call("RLOCK.RELEASE job a REQ 4"), 2);
-        assert_eq!(client.call("RLOCK.HOLDS job a"), 2);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a REQ 1");
+        client.acquire("job a REQ 2");
+        client.acquire("job a REQ 3");
+        for _ in 0..3 {
+            assert_eq!(client.call("LOCK.RELEASE job a REQ 4"), 2);
+            assert_eq!(client.call("LOCK.HOLDS job a"), 2);
+        }
+        assert_eq!(client.call("LOCK.RELEASE job a REQ 5"), 1);
+        assert_eq!(client.call("LOCK.RELEASE job a REQ 5"), 1);
     }
-    assert_eq!(client.call("RLOCK.RELEASE job a REQ 5"), 1);
-    assert_eq!(client.call("RLOCK.RELEASE job a REQ 5"), 1);
 }
 
 #[test]
 fn a_resent_last_release_is_notowner_and_hurts_no_later_holder() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a REQ 1");
-    assert_eq!(client.call("RLOCK.RELEASE job a REQ 2"), 0);
-    client.call("RLOCK.RELEASE job a REQ 2").expect_error("NOTOWNER");
-    let token = client.acquire("job b");
-    client.call("RLOCK.RELEASE job a REQ 2").expect_error("NOTOWNER");
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a REQ 1");
+        assert_eq!(client.call("LOCK.RELEASE job a REQ 2"), 0);
+        client.call("LOCK.RELEASE job a REQ 2").expect_error("NOTOWNER");
+        let token = client.acquire("job b");
+        client.call("LOCK.RELEASE job a REQ 2").expect_error("NOTOWNER");
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+    }
 }
 
 #[test]
 fn a_late_copy_of_an_acquire_is_a_new_request_once_the_hold_has_ended() {
-    let server = Server::start();
-    let mut client = server.client();
-    let first = client.acquire("job a REQ 5");
-    client.call("RLOCK.RELEASE job a REQ 6");
-    let second = client.acquire("job a REQ 5");
-    assert!(second > first);
-    // Nothing is remembered, so also a lower id starts anew.
-    client.call("RLOCK.FORCERELEASE job");
-    assert!(client.acquire("job a REQ 1") > second);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let first = client.acquire("job a REQ 5");
+        client.call("LOCK.RELEASE job a REQ 6");
+        let second = client.acquire("job a REQ 5");
+        assert!(second > first);
+        // Nothing is remembered, so also a lower id starts anew.
+        client.call("LOCK.FORCERELEASE job");
+        assert!(client.acquire("job a REQ 1") > second);
+    }
 }
 
 #[test]
 fn an_id_below_the_last_or_the_last_of_another_command_is_stale() {
-    let server = Server::start();
-    let mut client = server.client();
-    let token = client.acquire("job a PX 20000 REQ 4");
-    client.acquire("job a REQ 5");
-    let stale = |client: &mut Client, commands: &[&str]| {
-        for command in commands {
-            client.call(*command).expect_error("STALE");
-            let holder = client.holder("job").expect("it is held");
-            assert_eq!(holder.identity(), ("a", 2, token), "{command}");
-            assert!(holder.lease_ms <= 30_000, "{command} has renewed: {holder:?}");
-        }
-    };
-    stale(
-        &mut client,
-        &[
-            "RLOCK.ACQUIRE job a REQ 4 PX 90000",
-            "RLOCK.ACQUIRE job a REQ 1 PX 90000 BLOCK 0",
-            "RLOCK.RELEASE job a REQ 4",
-            "RLOCK.RELEASE job a REQ 5",
-        ],
-    );
-    client.acquire("job a REQ 6");
-    assert_eq!(client.call("RLOCK.RELEASE job a REQ 7"), 2);
-    stale(&mut client, &["RLOCK.ACQUIRE job a REQ 7 PX 90000", "RLOCK.ACQUIRE job a REQ 6 PX 90000"]);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let token = client.acquire("job a PX 20000 REQ 4");
+        client.acquire("job a REQ 5");
+        let stale = |client: &mut Client, commands: &[&str]| {
+            for command in commands {
+                client.call(*command).expect_error("STALE");
+                let holder = client.holder("job").expect("it is held");
+                assert_eq!(holder.identity(), ("a", 2, token), "{command}");
+                assert!(holder.lease_ms <= 30_000, "{command} has renewed: {holder:?}");
+            }
+        };
+        stale(
+            &mut client,
+            &[
+                "LOCK.ACQUIRE job a REQ 4 PX 90000",
+                "LOCK.ACQUIRE job a REQ 1 PX 90000 BLOCK 0",
+                "LOCK.RELEASE job a REQ 4",
+                "LOCK.RELEASE job a REQ 5",
+            ],
+        );
+        client.acquire("job a REQ 6");
+        assert_eq!(client.call("LOCK.RELEASE job a REQ 7"), 2);
+        stale(&mut client, &["LOCK.ACQUIRE job a REQ 7 PX 90000", "LOCK.ACQUIRE job a REQ 6 PX 90000"]);
+    }
 }
 
 #[test]
 fn ids_reach_from_1_to_the_largest_signed_number() {
-    let server = Server::start();
-    let mut client = server.client();
-    let token = client.acquire("job a REQ 1");
-    assert_eq!(client.acquire(&format!("job a REQ {HIGHEST_ID}")), token);
-    assert_eq!(client.acquire(&format!("job a REQ {HIGHEST_ID}")), token);
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 2);
-    client.call(format!("RLOCK.RELEASE job a REQ {}", HIGHEST_ID - 1)).expect_error("STALE");
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let token = client.acquire("job a REQ 1");
+        assert_eq!(client.acquire(&format!("job a REQ {HIGHEST_ID}")), token);
+        assert_eq!(client.acquire(&format!("job a REQ {HIGHEST_ID}")), token);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 2);
+        client.call(format!("LOCK.RELEASE job a REQ {}", HIGHEST_ID - 1)).expect_error("STALE");
+    }
 }
 
 #[test]
 fn renew_leaves_the_id_alone() {
-    let server = Server::start();
-    let mut client = server.client();
-    let token = client.acquire("job a REQ 1");
-    client.call("RLOCK.RENEW job a");
-    assert_eq!(client.acquire("job a REQ 1"), token);
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let token = client.acquire("job a REQ 1");
+        client.call("LOCK.RENEW job a");
+        assert_eq!(client.acquire("job a REQ 1"), token);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 1);
+    }
 }
 
 #[test]
 fn a_repeated_acquire_renews_the_lease_and_never_shortens_it() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 20000 REQ 1");
-    client.acquire("job a PX 60000 REQ 1");
-    assert!(client.call("RLOCK.TTL job").int() > 50_000);
-    client.acquire("job a PX 1000 REQ 1");
-    assert!(client.call("RLOCK.TTL job").int() > 50_000);
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 20000 REQ 1");
+        client.acquire("job a PX 60000 REQ 1");
+        assert!(client.call("LOCK.TTL job").int() > 50_000);
+        client.acquire("job a PX 1000 REQ 1");
+        assert!(client.call("LOCK.TTL job").int() > 50_000);
+    }
 }
 
 #[test]
@@ -151,112 +160,120 @@ fn a_repeated_acquire_is_always_propagated() {
 
 #[test]
 fn ids_are_per_owner_and_per_key() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a REQ 9");
-    client.acquire("other a REQ 3");
-    assert_eq!(client.call("RLOCK.RELEASE other a REQ 4"), 0);
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b REQ 2 BLOCK 0");
-    client.call("RLOCK.RELEASE job a REQ 10");
-    waiter.reply().int();
+    for server in Server::for_each(REENTRANT) {
+        let mut client = server.client();
+        client.acquire("job a REQ 9");
+        client.acquire("other a REQ 3");
+        assert_eq!(client.call("LOCK.RELEASE other a REQ 4"), 0);
+        let mut waiter = server.waiter("LOCK.ACQUIRE job b REQ 2 BLOCK 0");
+        client.call("LOCK.RELEASE job a REQ 10");
+        waiter.reply().int();
+    }
 }
 
 #[test]
 fn a_denied_try_does_not_use_its_id_up() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a");
-    assert_eq!(client.call("RLOCK.ACQUIRE job b REQ 3"), Reply::Nil);
-    assert_eq!(client.call("RLOCK.ACQUIRE job b REQ 3 BLOCK 10"), Reply::Nil);
-    client.call("RLOCK.RELEASE job a");
-    client.acquire("job b REQ 3");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a");
+        assert_eq!(client.call("LOCK.ACQUIRE job b REQ 3"), Reply::Nil);
+        assert_eq!(client.call("LOCK.ACQUIRE job b REQ 3 BLOCK 10"), Reply::Nil);
+        client.call("LOCK.RELEASE job a");
+        client.acquire("job b REQ 3");
+    }
 }
 
 #[test]
 fn a_request_that_still_waits_is_taken_over_in_its_place() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut old = server.waiter("RLOCK.ACQUIRE job b REQ 1 PX 1000 BLOCK 60000");
-    let mut behind = server.waiter("RLOCK.ACQUIRE job c BLOCK 0");
-    let mut new = server.waiter("RLOCK.ACQUIRE job b REQ 1 PX 40000 SESSION 700 BLOCK 0");
-    old.reply().expect_error("UNBLOCKED");
-    assert_eq!(client.waiting_owners("job"), ["b", "c"]);
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut old = server.waiter("LOCK.ACQUIRE job b REQ 1 PX 1000 BLOCK 60000");
+        let mut behind = server.waiter("LOCK.ACQUIRE job c BLOCK 0");
+        let mut new = server.waiter("LOCK.ACQUIRE job b REQ 1 PX 40000 SESSION 700 BLOCK 0");
+        old.reply().expect_error("UNBLOCKED");
+        assert_eq!(client.waiting_owners("job"), ["b", "c"]);
 
-    client.call("RLOCK.RELEASE job a");
-    let token = new.reply().int();
-    let holder = client.holder("job").expect("it is held");
-    assert_eq!(holder.identity(), ("b", 1, token));
-    assert!(holder.lease_ms > 30_000, "the new lease counts: {holder:?}");
-    assert_eq!(holder.session, 1, "the new session counts");
-    // The old connection serves again, and its end is nothing to the hold.
-    assert_eq!(old.call("PING"), "PONG");
-    assert_eq!(client.waiting_owners("job"), ["c"]);
-    client.call("RLOCK.RELEASE job b");
-    behind.reply().int();
+        client.call("LOCK.RELEASE job a");
+        let token = new.reply().int();
+        let holder = client.holder("job").expect("it is held");
+        assert_eq!(holder.identity(), ("b", 1, token));
+        assert!(holder.lease_ms > 30_000, "the new lease counts: {holder:?}");
+        assert_eq!(holder.session, 1, "the new session counts");
+        // The old connection serves again, and its end is nothing to the hold.
+        assert_eq!(old.call("PING"), "PONG");
+        assert_eq!(client.waiting_owners("job"), ["c"]);
+        client.call("LOCK.RELEASE job b");
+        behind.reply().int();
+    }
 }
 
 #[test]
 fn a_place_taken_over_has_the_new_time_to_wait() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut old = server.waiter("RLOCK.ACQUIRE job b REQ 1 BLOCK 0");
-    assert_eq!(client.call("RLOCK.ACQUIRE job b REQ 1 BLOCK 50"), Reply::Nil);
-    old.reply().expect_error("UNBLOCKED");
-    assert_eq!(client.waiting_owners("job"), [""; 0]);
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut old = server.waiter("LOCK.ACQUIRE job b REQ 1 BLOCK 0");
+        assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1 BLOCK 50"), Reply::Nil);
+        old.reply().expect_error("UNBLOCKED");
+        assert_eq!(client.waiting_owners("job"), [""; 0]);
+    }
 }
 
 #[test]
 fn a_place_taken_over_without_block_is_given_up() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut old = server.waiter("RLOCK.ACQUIRE job b REQ 1 BLOCK 0");
-    assert_eq!(client.call("RLOCK.ACQUIRE job b REQ 1"), Reply::Nil);
-    old.reply().expect_error("UNBLOCKED");
-    assert_eq!(client.waiting_owners("job"), [""; 0]);
-    client.call("RLOCK.RELEASE job a");
-    assert_eq!(client.call("EXISTS job"), 0);
+    for server in Server::for_each(&[MUTEX, WRITE, BINARY]) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut old = server.waiter("LOCK.ACQUIRE job b REQ 1 BLOCK 0");
+        assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1"), Reply::Nil);
+        old.reply().expect_error("UNBLOCKED");
+        assert_eq!(client.waiting_owners("job"), [""; 0]);
+        client.call("LOCK.RELEASE job a");
+        assert!(client.is_free("job"));
+    }
 }
 
 #[test]
 fn a_higher_id_ends_a_lower_one_that_waits() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut old = server.waiter("RLOCK.ACQUIRE job b REQ 1 BLOCK 0");
-    let mut new = server.waiter("RLOCK.ACQUIRE job b REQ 2 BLOCK 0");
-    old.reply().expect_error("UNBLOCKED");
-    assert_eq!(client.waiting_owners("job"), ["b"]);
-    client.call("RLOCK.RELEASE job a");
-    let token = new.reply().int();
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
-    client.call("RLOCK.ACQUIRE job b REQ 1").expect_error("STALE");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut old = server.waiter("LOCK.ACQUIRE job b REQ 1 BLOCK 0");
+        let mut new = server.waiter("LOCK.ACQUIRE job b REQ 2 BLOCK 0");
+        old.reply().expect_error("UNBLOCKED");
+        assert_eq!(client.waiting_owners("job"), ["b"]);
+        client.call("LOCK.RELEASE job a");
+        let token = new.reply().int();
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+        client.call("LOCK.ACQUIRE job b REQ 1").expect_error("STALE");
+    }
 }
 
 #[test]
 fn an_id_below_one_that_waits_is_stale() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b REQ 5 BLOCK 0");
-    client.call("RLOCK.ACQUIRE job b REQ 4 BLOCK 0").expect_error("STALE");
-    client.call("RLOCK.ACQUIRE job b REQ 4").expect_error("STALE");
-    assert_eq!(client.waiting_owners("job"), ["b"]);
-    client.call("RLOCK.RELEASE job a");
-    waiter.reply().int();
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut waiter = server.waiter("LOCK.ACQUIRE job b REQ 5 BLOCK 0");
+        client.call("LOCK.ACQUIRE job b REQ 4 BLOCK 0").expect_error("STALE");
+        client.call("LOCK.ACQUIRE job b REQ 4").expect_error("STALE");
+        assert_eq!(client.waiting_owners("job"), ["b"]);
+        client.call("LOCK.RELEASE job a");
+        waiter.reply().int();
+    }
 }
 
 #[test]
 fn a_repeat_after_the_connection_was_lost_finds_the_session_again() {
-    let server = Server::start();
-    let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
-    let token = one.acquire("job a PX 60000 SESSION 2000 REQ 1");
-    drop(one);
-    eventually(SOON, || client.holder("job").is_some_and(|holder| holder.session == 0));
-    assert_eq!(two.acquire("job a PX 60000 SESSION 2000 REQ 1"), token);
-    let holder = client.holder("job").expect("it is held");
-    assert_eq!((holder.identity(), holder.session), (("a", 1, token), 1));
-    assert!(holder.lease_ms > 50_000, "{holder:?}");
+    for server in Server::for_each(ALL) {
+        let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
+        let token = one.acquire("job a PX 60000 SESSION 2000 REQ 1");
+        drop(one);
+        eventually(SOON, || client.holder("job").is_some_and(|holder| holder.session == 0));
+        assert_eq!(two.acquire("job a PX 60000 SESSION 2000 REQ 1"), token);
+        let holder = client.holder("job").expect("it is held");
+        assert_eq!((holder.identity(), holder.session), (("a", 1, token), 1));
+        assert!(holder.lease_ms > 50_000, "{holder:?}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Command, Reply, Server, eventually};
+use crate::support::{ALL, Client, Command, EXCLUSIVE, REENTRANT, Reply, Server, TRANSIENT, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -16,233 +16,249 @@ fn close(server: &Server, client: Client) {
 
 #[test]
 fn a_crash_does_not_hold_the_lock_for_the_rest_of_its_lease() {
-    let server = Server::start();
-    let mut holder = server.client();
-    holder.acquire("job a PX 60000 SESSION 0");
-    let mut next = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
-    let start = Instant::now();
-    drop(holder);
-    next.reply().int();
-    let waited = start.elapsed();
-    assert!(waited < Duration::from_millis(200), "{waited:?}");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut holder = server.client();
+        holder.acquire("job a PX 60000 SESSION 0");
+        let mut next = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
+        let start = Instant::now();
+        drop(holder);
+        next.reply().int();
+        let waited = start.elapsed();
+        assert!(waited < Duration::from_millis(200), "{waited:?}");
+    }
 }
 
 #[test]
 fn the_grace_of_a_session_counts_from_the_end_of_the_connection() {
-    let server = Server::start();
-    let mut holder = server.client();
-    holder.acquire("job a PX 60000 SESSION 500");
-    let mut next = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
-    // Time itself: what passes while the connection lives must not count.
-    assert!(next.reply_within(Duration::from_millis(700)).is_err());
-    let start = Instant::now();
-    drop(holder);
-    next.reply().int();
-    let waited = start.elapsed();
-    assert!((499..700).contains(&waited.as_millis()), "{waited:?}");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut holder = server.client();
+        holder.acquire("job a PX 60000 SESSION 500");
+        let mut next = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
+        // Time itself: what passes while the connection lives must not count.
+        assert!(next.reply_within(Duration::from_millis(700)).is_err());
+        let start = Instant::now();
+        drop(holder);
+        next.reply().int();
+        let waited = start.elapsed();
+        assert!((499..700).contains(&waited.as_millis()), "{waited:?}");
+    }
 }
 
 #[test]
 fn a_killed_connection_counts_as_closed() {
-    let server = Server::start();
-    let (mut holder, mut client) = (server.client(), server.client());
-    holder.acquire("job a PX 60000 SESSION 0");
-    assert_eq!(client.call(format!("CLIENT KILL ID {}", holder.id())), 1);
-    eventually(SOON, || client.call("EXISTS job") == 0);
+    for server in Server::for_each(ALL) {
+        let (mut holder, mut client) = (server.client(), server.client());
+        holder.acquire("job a PX 60000 SESSION 0");
+        assert_eq!(client.call(format!("CLIENT KILL ID {}", holder.id())), 1);
+        eventually(SOON, || client.is_free("job"));
+    }
 }
 
 #[test]
 fn one_connection_ends_all_holds_that_are_bound_to_it_and_no_other() {
-    let server = Server::start();
-    let (mut holder, mut client) = (server.client(), server.client());
-    for number in 0..100 {
-        holder.acquire(&format!("job-{number} a PX 60000 SESSION 0"));
+    for server in Server::for_each(TRANSIENT) {
+        let (mut holder, mut client) = (server.client(), server.client());
+        for number in 0..100 {
+            holder.acquire(&format!("job-{number} a PX 60000 SESSION 0"));
+        }
+        holder.acquire("unbound a PX 60000");
+        close(&server, holder);
+        eventually(SOON, || client.call("DBSIZE") == 1);
+        assert_eq!(client.call("LOCK.HOLDS unbound a"), 1);
     }
-    holder.acquire("unbound a PX 60000");
-    close(&server, holder);
-    eventually(SOON, || client.call("DBSIZE") == 1);
-    assert_eq!(client.call("RLOCK.HOLDS unbound a"), 1);
 }
 
 #[test]
 fn a_hold_released_before_its_connection_closes_is_forgotten() {
-    let server = Server::start();
-    let (mut holder, mut client) = (server.client(), server.client());
-    holder.acquire("job a PX 60000 SESSION 0");
-    holder.call("RLOCK.RELEASE job a");
-    // The same owner again, over another connection and without SESSION: another hold.
-    client.acquire("job a PX 60000");
-    close(&server, holder);
-    client.acquire("marker b PX 50");
-    eventually(SOON, || client.call("EXISTS marker") == 0);
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
+    for server in Server::for_each(TRANSIENT) {
+        let (mut holder, mut client) = (server.client(), server.client());
+        holder.acquire("job a PX 60000 SESSION 0");
+        holder.call("LOCK.RELEASE job a");
+        // The same owner again, over another connection and without SESSION: another hold.
+        client.acquire("job a PX 60000");
+        close(&server, holder);
+        client.acquire("marker b PX 50");
+        eventually(SOON, || client.call("EXISTS marker") == 0);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 1);
+    }
 }
 
 #[test]
 fn a_session_lives_as_long_as_one_of_its_connections() {
-    let server = Server::start();
-    let mut client = server.client();
-    for bind in ["RLOCK.RENEW job a", "RLOCK.ACQUIRE job a", "RLOCK.ACQUIRE job a REQ 7"] {
-        for first_closes_first in [true, false] {
-            let (mut one, mut two) = (server.client(), server.client());
-            one.acquire("job a PX 60000 SESSION 0 REQ 7");
-            assert!(two.call(bind).int() > 0);
-            let (first, last) = if first_closes_first { (one, two) } else { (two, one) };
-            close(&server, first);
-            // The lapse of this later deadline shows that the timer has run since.
-            client.acquire("marker b PX 20");
-            eventually(SOON, || client.call("EXISTS marker") == 0);
-            let holder = client.holder("job").unwrap_or_else(|| panic!("{bind} did not bind"));
-            assert_eq!(holder.session, 1, "{bind}");
-            assert!(holder.lease_ms > 50_000, "{bind}: {holder:?}");
-            close(&server, last);
-            eventually(SOON, || client.call("EXISTS job") == 0);
+    for server in Server::for_each(TRANSIENT) {
+        let mut client = server.client();
+        for bind in ["LOCK.RENEW job a", "LOCK.ACQUIRE job a", "LOCK.ACQUIRE job a REQ 7"] {
+            for first_closes_first in [true, false] {
+                let (mut one, mut two) = (server.client(), server.client());
+                one.acquire("job a PX 60000 SESSION 0 REQ 7");
+                assert!(two.call(bind).int() > 0);
+                let (first, last) = if first_closes_first { (one, two) } else { (two, one) };
+                close(&server, first);
+                // The lapse of this later deadline shows that the timer has run since.
+                client.acquire("marker b PX 20");
+                eventually(SOON, || client.call("EXISTS marker") == 0);
+                let holder = client.holder("job").unwrap_or_else(|| panic!("{bind} did not bind"));
+                assert_eq!(holder.session, 1, "{bind}");
+                assert!(holder.lease_ms > 50_000, "{bind}: {holder:?}");
+                close(&server, last);
+                eventually(SOON, || client.call("EXISTS job") == 0);
+            }
         }
     }
 }
 
 #[test]
 fn renew_and_reentry_bind_no_hold_that_has_no_session() {
-    let server = Server::start();
-    let (mut one, mut two) = (server.client(), server.client());
-    one.acquire("job a PX 60000");
-    two.call("RLOCK.RENEW job a");
-    two.acquire("job a");
-    assert_eq!(one.holder("job").expect("it is held").session, 0);
-    close(&server, two);
-    one.acquire("marker b PX 20");
-    eventually(SOON, || one.call("EXISTS marker") == 0);
-    assert!(one.call("RLOCK.TTL job").int() > 50_000);
+    for server in Server::for_each(TRANSIENT) {
+        let (mut one, mut two) = (server.client(), server.client());
+        one.acquire("job a PX 60000");
+        two.call("LOCK.RENEW job a");
+        two.acquire("job a");
+        assert_eq!(one.holder("job").expect("it is held").session, 0);
+        close(&server, two);
+        one.acquire("marker b PX 20");
+        eventually(SOON, || one.call("EXISTS marker") == 0);
+        assert!(one.call("LOCK.TTL job").int() > 50_000);
+    }
 }
 
 #[test]
 fn a_renewal_over_a_new_connection_rebinds_within_the_grace() {
-    let server = Server::start();
-    let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
-    one.acquire("job a PX 60000 SESSION 1500");
-    close(&server, one);
-    eventually(SOON, || client.holder("job").is_some_and(|holder| holder.session == 0));
-    let left = client.call("RLOCK.TTL job").int();
-    assert!((1..=1500).contains(&left), "the grace runs: {left}");
-    let renewed = two.call("RLOCK.RENEW job a PX 60000").int();
-    assert!(renewed > 55_000, "{renewed}");
-    assert_eq!(client.holder("job").expect("it is held").session, 1);
+    for server in Server::for_each(EXCLUSIVE) {
+        let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
+        one.acquire("job a PX 60000 SESSION 1500");
+        close(&server, one);
+        eventually(SOON, || client.holder("job").is_some_and(|holder| holder.session == 0));
+        let left = client.call("LOCK.TTL job").int();
+        assert!((1..=1500).contains(&left), "the grace runs: {left}");
+        let renewed = two.call("LOCK.RENEW job a PX 60000").int();
+        assert!(renewed > 55_000, "{renewed}");
+        assert_eq!(client.holder("job").expect("it is held").session, 1);
 
-    let start = Instant::now();
-    drop(two);
-    client.acquire("job b BLOCK 0");
-    let waited = start.elapsed();
-    assert!((1499..1800).contains(&waited.as_millis()), "bound anew, with its ms: {waited:?}");
+        let start = Instant::now();
+        drop(two);
+        client.acquire("job b BLOCK 0");
+        let waited = start.elapsed();
+        assert!((1499..1800).contains(&waited.as_millis()), "bound anew, with its ms: {waited:?}");
+    }
 }
 
 #[test]
 fn a_lapsed_session_cannot_be_resumed() {
-    let server = Server::start();
-    let (mut one, mut two) = (server.client(), server.client());
-    one.acquire("job a PX 60000 SESSION 0");
-    close(&server, one);
-    two.call("RLOCK.RENEW job a").expect_error("NOTOWNER");
-    two.call("RLOCK.RELEASE job a").expect_error("NOTOWNER");
+    for server in Server::for_each(ALL) {
+        let (mut one, mut two) = (server.client(), server.client());
+        one.acquire("job a PX 60000 SESSION 0");
+        close(&server, one);
+        two.call("LOCK.RENEW job a").expect_error("NOTOWNER");
+        two.call("LOCK.RELEASE job a").expect_error("NOTOWNER");
+    }
 }
 
 #[test]
 fn the_end_of_a_connection_only_ever_brings_the_deadline_nearer() {
-    let server = Server::start();
-    let (mut one, mut client) = (server.client(), server.client());
-    let start = Instant::now();
-    one.acquire("job a PX 400 SESSION 60000");
-    close(&server, one);
-    client.acquire("job b BLOCK 0");
-    let waited = start.elapsed();
-    assert!((399..700).contains(&waited.as_millis()), "{waited:?}");
+    for server in Server::for_each(EXCLUSIVE) {
+        let (mut one, mut client) = (server.client(), server.client());
+        let start = Instant::now();
+        one.acquire("job a PX 400 SESSION 60000");
+        close(&server, one);
+        client.acquire("job b BLOCK 0");
+        let waited = start.elapsed();
+        assert!((399..700).contains(&waited.as_millis()), "{waited:?}");
+    }
 }
 
 #[test]
 fn the_last_acquire_that_names_session_sets_its_milliseconds() {
-    let server = Server::start();
-    let (mut one, mut client) = (server.client(), server.client());
-    one.acquire("job a PX 60000 SESSION 60000");
-    one.acquire("job a PX 60000 SESSION 0");
-    // This one names none, and changes nothing.
-    one.acquire("job a PX 60000");
-    close(&server, one);
-    eventually(SOON, || client.call("EXISTS job") == 0);
+    for server in Server::for_each(ALL) {
+        let (mut one, mut client) = (server.client(), server.client());
+        one.acquire("job a PX 60000 SESSION 60000");
+        one.acquire("job a PX 60000 SESSION 0");
+        // This one names none, and changes nothing.
+        one.acquire("job a PX 60000");
+        close(&server, one);
+        eventually(SOON, || client.is_free("job"));
 
-    let mut one = server.client();
-    one.acquire("job a PX 60000");
-    one.acquire("job a PX 60000 SESSION 0");
-    close(&server, one);
-    eventually(SOON, || client.call("EXISTS job") == 0);
+        let mut one = server.client();
+        one.acquire("job a PX 60000");
+        one.acquire("job a PX 60000 SESSION 0");
+        close(&server, one);
+        eventually(SOON, || client.is_free("job"));
+    }
 }
 
 #[test]
 fn a_waiter_takes_its_session_along_into_the_grant() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut next = server.waiter("RLOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0");
-    client.call("RLOCK.RELEASE job a");
-    let token = next.reply().int();
-    let holder = client.holder("job").expect("it is held");
-    assert_eq!((holder.identity(), holder.session), (("b", 1, token), 1));
-    drop(next);
-    eventually(SOON, || client.call("EXISTS job") == 0);
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut next = server.waiter("LOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0");
+        client.call("LOCK.RELEASE job a");
+        let token = next.reply().int();
+        let holder = client.holder("job").expect("it is held");
+        assert_eq!((holder.identity(), holder.session), (("b", 1, token), 1));
+        drop(next);
+        eventually(SOON, || client.is_free("job"));
+    }
 }
 
 #[test]
 fn session_in_a_script_is_an_error_and_in_a_transaction_is_not() {
-    let server = Server::start();
-    let (mut one, mut client) = (server.client(), server.client());
-    one.eval("RLOCK.ACQUIRE job a SESSION 0").expect_error("ERR");
-    assert_eq!(client.call("EXISTS job"), 0);
-    assert!(one.transaction("RLOCK.ACQUIRE job a PX 60000 SESSION 0").int() > 0);
-    close(&server, one);
-    eventually(SOON, || client.call("EXISTS job") == 0);
+    for server in Server::for_each(ALL) {
+        let (mut one, mut client) = (server.client(), server.client());
+        one.eval("LOCK.ACQUIRE job a SESSION 0").expect_error("ERR");
+        assert!(client.is_free("job"));
+        assert!(one.transaction("LOCK.ACQUIRE job a PX 60000 SESSION 0").int() > 0);
+        close(&server, one);
+        eventually(SOON, || client.is_free("job"));
+    }
 }
 
 #[test]
 fn a_script_leaves_the_binding_alone() {
-    let server = Server::start();
-    let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
-    one.acquire("job a PX 60000 SESSION 0");
-    assert!(two.eval("RLOCK.RENEW job a").int() > 0);
-    let token = client.holder("job").expect("it is held").token;
-    assert_eq!(two.eval("RLOCK.ACQUIRE job a"), token);
-    // Only the first connection is bound, so its end is the end.
-    close(&server, one);
-    eventually(SOON, || client.call("EXISTS job") == 0);
+    for server in Server::for_each(ALL) {
+        let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
+        one.acquire("job a PX 60000 SESSION 0");
+        assert!(two.eval("LOCK.RENEW job a").int() > 0);
+        let token = client.holder("job").expect("it is held").token;
+        assert_eq!(two.eval("LOCK.ACQUIRE job a"), token);
+        // Only the first connection is bound, so its end is the end.
+        close(&server, one);
+        eventually(SOON, || client.is_free("job"));
+    }
 }
 
 #[test]
 fn a_lock_that_leaves_its_name_counts_as_closed() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.call("SELECT 0");
-    let moves: [(&str, i64, &str); 3] =
-        [("RENAME job away", 0, "away"), ("MOVE job 1", 1, "job"), ("SWAPDB 0 1", 1, "job")];
-    for (command, database, key) in moves {
-        let mut holder = server.client();
-        holder.acquire("job a PX 60000 SESSION 300");
-        assert_ne!(client.call(command), 0);
-        client.call(format!("SELECT {database}"));
-        let left = client.call(format!("RLOCK.TTL {key}")).int();
-        assert!(left <= 300, "{command}: {left} ms left");
-        eventually(SOON, || client.call(format!("EXISTS {key}")) == 0);
-        client.call("FLUSHALL");
+    for server in Server::for_each(TRANSIENT) {
+        let mut client = server.client();
         client.call("SELECT 0");
+        let moves: [(&str, i64, &str); 3] =
+            [("RENAME job away", 0, "away"), ("MOVE job 1", 1, "job"), ("SWAPDB 0 1", 1, "job")];
+        for (command, database, key) in moves {
+            let mut holder = server.client();
+            holder.acquire("job a PX 60000 SESSION 300");
+            assert_ne!(client.call(command), 0);
+            client.call(format!("SELECT {database}"));
+            let left = client.call(format!("LOCK.TTL {key}")).int();
+            assert!(left <= 300, "{command}: {left} ms left");
+            eventually(SOON, || client.call(format!("EXISTS {key}")) == 0);
+            client.call("FLUSHALL");
+            client.call("SELECT 0");
+        }
     }
 }
 
 #[test]
 fn a_copy_has_no_connection_and_the_original_keeps_its_own() {
-    let server = Server::start();
-    let (mut holder, mut client) = (server.client(), server.client());
-    holder.acquire("job a PX 60000 SESSION 300");
-    assert_eq!(client.call("COPY job copy"), 1);
-    eventually(SOON, || client.call("EXISTS copy") == 0);
-    let original = client.holder("job").expect("it is held");
-    assert_eq!(original.session, 1);
-    assert!(original.lease_ms > 50_000, "{original:?}");
+    for server in Server::for_each(TRANSIENT) {
+        let (mut holder, mut client) = (server.client(), server.client());
+        holder.acquire("job a PX 60000 SESSION 300");
+        assert_eq!(client.call("COPY job copy"), 1);
+        eventually(SOON, || client.call("EXISTS copy") == 0);
+        let original = client.holder("job").expect("it is held");
+        assert_eq!(original.session, 1);
+        assert!(original.lease_ms > 50_000, "{original:?}");
+    }
 }
 
 /// Binds a hold, has it saved somehow, and restarts the server.
@@ -300,16 +316,17 @@ fn a_promotion_counts_as_closed() {
 
 #[test]
 fn a_wait_that_ends_in_nil_binds_nothing() {
-    let server = Server::start();
-    let (mut waiter, mut client) = (server.client(), server.client());
-    client.acquire("job a PX 60000");
-    assert_eq!(waiter.call("RLOCK.ACQUIRE job b SESSION 0 BLOCK 10"), Reply::Nil);
-    client.call("RLOCK.RELEASE job a");
-    client.acquire("job b PX 60000");
-    close(&server, waiter);
-    client.acquire("marker c PX 20");
-    eventually(SOON, || client.call("EXISTS marker") == 0);
-    assert_eq!(client.call("RLOCK.HOLDS job b"), 1);
+    for server in Server::for_each(REENTRANT) {
+        let (mut waiter, mut client) = (server.client(), server.client());
+        client.acquire("job a PX 60000");
+        assert_eq!(waiter.call("LOCK.ACQUIRE job b SESSION 0 BLOCK 10"), Reply::Nil);
+        client.call("LOCK.RELEASE job a");
+        client.acquire("job b PX 60000");
+        close(&server, waiter);
+        client.acquire("marker c PX 20");
+        eventually(SOON, || client.call("EXISTS marker") == 0);
+        assert_eq!(client.call("LOCK.HOLDS job b"), 1);
+    }
 }
 
 /// Redis 8.6 crashes when a module asks a key that became vacant for its expiry.

@@ -3,228 +3,241 @@
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-use crate::support::{Command, Reply, Server, eventually, in_script};
+use crate::support::{Command, EXCLUSIVE, MUTEX, REENTRANT, Reply, Server, WRITE, eventually, in_script};
 
 const SOON: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_wait_lasts_as_long_as_asked_and_ends_in_nil() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    for block_ms in [1, 50, 300] {
-        let start = Instant::now();
-        let answer = client.call(format!("RLOCK.ACQUIRE job b BLOCK {block_ms}"));
-        let waited = start.elapsed();
-        assert_eq!(answer, Reply::Nil);
-        assert!(waited >= Duration::from_millis(block_ms), "{waited:?} instead of {block_ms} ms");
-        // The server needs single milliseconds; the rest is for a machine that is busy with other tests.
-        assert!(waited < Duration::from_millis(block_ms + 150), "{waited:?} instead of {block_ms} ms");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        for block_ms in [1, 50, 300] {
+            let start = Instant::now();
+            let answer = client.call(format!("LOCK.ACQUIRE job b BLOCK {block_ms}"));
+            let waited = start.elapsed();
+            assert_eq!(answer, Reply::Nil);
+            assert!(waited >= Duration::from_millis(block_ms), "{waited:?} instead of {block_ms} ms");
+            // The server needs single milliseconds; the rest is for a machine that is busy with other tests.
+            assert!(waited < Duration::from_millis(block_ms + 150), "{waited:?} instead of {block_ms} ms");
+        }
     }
 }
 
 #[test]
 fn what_was_answered_nil_is_never_granted_later() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    assert_eq!(client.call("RLOCK.ACQUIRE job b BLOCK 20"), Reply::Nil);
-    assert_eq!(client.waiting_owners("job"), [""; 0]);
-    assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
-    assert_eq!(client.call("EXISTS job"), 0);
-    assert_eq!(client.info_number("rlock_held"), 0);
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 20"), Reply::Nil);
+        assert_eq!(client.waiting_owners("job"), [""; 0]);
+        assert_eq!(client.call("LOCK.RELEASE job a"), 0);
+        assert!(client.is_free("job"));
+        assert_eq!(client.info_number("rlock_held"), 0);
+    }
 }
 
 #[test]
 fn a_wait_that_ends_with_the_lease_is_either_granted_or_not() {
-    let server = Server::start();
-    let mut client = server.client();
-    let (mut granted, mut denied) = (0, 0);
-    for round in 0..100 {
-        // Around the same millisecond, now one first and now the other.
-        let block_ms = 18 + round % 5;
-        let mut steps = client.call_in_one_step(&[
-            "RLOCK.ACQUIRE job a PX 20".into(),
-            format!("RLOCK.ACQUIRE job b PX 60000 BLOCK {block_ms}").into(),
-        ]);
-        let answer = steps.remove(1);
-        if answer == Reply::Nil {
-            denied += 1;
-            eventually(SOON, || client.call("RLOCK.HOLDS job a") == 0);
-            assert_eq!(client.call("RLOCK.HOLDS job b"), 0);
-            eventually(SOON, || client.call("EXISTS job") == 0);
-        } else {
-            granted += 1;
-            assert_eq!(client.holder("job").expect("it is held").token, answer.int());
-            assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let (mut granted, mut denied) = (0, 0);
+        for round in 0..100 {
+            // Around the same millisecond, now one first and now the other.
+            let block_ms = 18 + round % 5;
+            let mut steps = client.call_in_one_step(&[
+                "LOCK.ACQUIRE job a PX 20".into(),
+                format!("LOCK.ACQUIRE job b PX 60000 BLOCK {block_ms}").into(),
+            ]);
+            let answer = steps.remove(1);
+            if answer == Reply::Nil {
+                denied += 1;
+                eventually(SOON, || client.call("LOCK.HOLDS job a") == 0);
+                assert_eq!(client.call("LOCK.HOLDS job b"), 0);
+                eventually(SOON, || client.is_free("job"));
+            } else {
+                granted += 1;
+                assert_eq!(client.holder("job").expect("it is held").token, answer.int());
+                assert_eq!(client.call("LOCK.RELEASE job b"), 0);
+            }
         }
+        assert!(granted > 0 && denied > 0, "{granted} granted and {denied} denied: no race was run");
     }
-    assert!(granted > 0 && denied > 0, "{granted} granted and {denied} denied: no race was run");
 }
 
 #[test]
 fn block_0_waits_until_granted() {
-    let server = Server::start();
-    let mut client = server.client();
-    let first = client.acquire("job a PX 60000");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
-    let still_waiting = waiter.reply_within(Duration::from_millis(500)).unwrap_err();
-    assert_eq!(still_waiting.kind(), ErrorKind::TimedOut);
-    client.call("RLOCK.RELEASE job a");
-    assert!(waiter.reply().int() > first);
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let first = client.acquire("job a PX 60000");
+        let mut waiter = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
+        let still_waiting = waiter.reply_within(Duration::from_millis(500)).unwrap_err();
+        assert_eq!(still_waiting.kind(), ErrorKind::TimedOut);
+        client.call("LOCK.RELEASE job a");
+        assert!(waiter.reply().int() > first);
+    }
 }
 
 #[test]
 fn a_free_lock_is_granted_at_once_whatever_block_says() {
-    let server = Server::start();
-    let mut client = server.client();
-    for block in ["BLOCK 0", "BLOCK 60000"] {
-        client.acquire(&format!("job a {block}"));
-        client.acquire(&format!("job a {block}"));
-        assert_eq!(client.call("RLOCK.HOLDS job a"), 2);
-        client.call("RLOCK.FORCERELEASE job");
+    for server in Server::for_each(REENTRANT) {
+        let mut client = server.client();
+        for block in ["BLOCK 0", "BLOCK 60000"] {
+            client.acquire(&format!("job a {block}"));
+            client.acquire(&format!("job a {block}"));
+            assert_eq!(client.call("LOCK.HOLDS job a"), 2);
+            client.call("LOCK.FORCERELEASE job");
+        }
     }
 }
 
 #[test]
 fn a_hundred_waiters_are_served_in_the_order_of_their_arrival() {
-    let server = Server::start();
-    let mut client = server.client();
-    let mut last = client.acquire("job first PX 60000");
-    let mut waiters: Vec<_> =
-        (0..100).map(|number| server.waiter(format!("RLOCK.ACQUIRE job owner-{number} PX 60000 BLOCK 0"))).collect();
-    let owners: Vec<_> = (0..100).map(|number| format!("owner-{number}")).collect();
-    assert_eq!(client.waiting_owners("job"), owners);
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let mut last = client.acquire("job first PX 60000");
+        let mut waiters: Vec<_> =
+            (0..100).map(|number| server.waiter(format!("LOCK.ACQUIRE job owner-{number} PX 60000 BLOCK 0"))).collect();
+        let owners: Vec<_> = (0..100).map(|number| format!("owner-{number}")).collect();
+        assert_eq!(client.waiting_owners("job"), owners);
 
-    client.call("RLOCK.RELEASE job first");
-    for (waiter, owner) in waiters.iter_mut().zip(&owners) {
-        let token = waiter.reply().int();
-        assert!(token > last, "tokens rise in the order of holding");
-        last = token;
-        assert_eq!(client.holder("job").expect("it is held").owner, *owner);
-        assert_eq!(client.call(format!("RLOCK.RELEASE job {owner}")), 0);
+        client.call("LOCK.RELEASE job first");
+        for (waiter, owner) in waiters.iter_mut().zip(&owners) {
+            let token = waiter.reply().int();
+            assert!(token > last, "tokens rise in the order of holding");
+            last = token;
+            assert_eq!(client.holder("job").expect("it is held").owner, *owner);
+            assert_eq!(client.call(format!("LOCK.RELEASE job {owner}")), 0);
+        }
+        assert!(client.is_free("job"));
     }
-    assert_eq!(client.call("EXISTS job"), 0);
 }
 
 #[test]
 fn a_waiters_lease_starts_when_it_is_granted() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 3000 BLOCK 0");
-    // Time itself: what passes here must not count.
-    std::thread::sleep(Duration::from_millis(1500));
-    client.call("RLOCK.RELEASE job a");
-    waiter.reply().int();
-    let left = client.call("RLOCK.TTL job").int();
-    assert!((1501..=3000).contains(&left), "{left}");
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 3000 BLOCK 0");
+        // Time itself: what passes here must not count.
+        std::thread::sleep(Duration::from_millis(1500));
+        client.call("LOCK.RELEASE job a");
+        waiter.reply().int();
+        let left = client.call("LOCK.TTL job").int();
+        assert!((1501..=3000).contains(&left), "{left}");
+    }
 }
 
 #[test]
 fn a_waiter_does_not_sleep_the_rest_of_the_lease_after_a_release() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-    // The step that frees the lock has granted it: nothing runs between these two commands.
-    let step = ["RLOCK.RELEASE job a", "RLOCK.HOLDS job b"].map(Command::from);
-    assert_eq!(client.call_in_one_step(&step), [Reply::Int(0), Reply::Int(1)]);
-    waiter.reply().int();
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        // The step that frees the lock has granted it: nothing runs between these two commands.
+        let step = ["LOCK.RELEASE job a", "LOCK.HOLDS job b"].map(Command::from);
+        assert_eq!(client.call_in_one_step(&step), [Reply::Int(0), Reply::Int(1)]);
+        waiter.reply().int();
+    }
 }
 
 #[test]
 fn nobody_barges_past_a_waiter() {
-    let server = Server::start();
-    let mut client = server.client();
-    let barge = Command::from("RLOCK.ACQUIRE job barger PX 60000");
-    let delete = Command::from("DEL job");
-    let multi = ["MULTI", "DEL job", "RLOCK.ACQUIRE job barger PX 60000", "EXEC"];
-    let ways: [(&str, Vec<Command>); 4] = [
-        ("by commands", vec![delete.clone(), barge.clone()]),
-        ("by a transaction", multi.map(Command::from).to_vec()),
-        ("by scripts", vec![in_script(delete), in_script(barge.clone())]),
-        ("after a lapse", vec!["PEXPIRE job 60000".into(), "DEBUG SLEEP 0.1".into(), barge]),
-    ];
-    for (name, step) in ways {
-        client.acquire("job a PX 80");
-        let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        let answers = client.call_in_one_step(&step);
-        let barged = match answers.last() {
-            Some(Reply::Array(results)) => results[1].clone(),
-            last => last.expect("an answer").clone(),
-        };
-        assert_eq!(barged, Reply::Nil, "{name}");
-        let token = waiter.reply().int();
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token), "{name}");
-        client.call("FLUSHALL");
+    for server in Server::for_each(REENTRANT) {
+        let mut client = server.client();
+        let barge = Command::from("LOCK.ACQUIRE job barger PX 60000");
+        let delete = Command::from("DEL job");
+        let multi = ["MULTI", "DEL job", "LOCK.ACQUIRE job barger PX 60000", "EXEC"];
+        let ways: [(&str, Vec<Command>); 4] = [
+            ("by commands", vec![delete.clone(), barge.clone()]),
+            ("by a transaction", multi.map(Command::from).to_vec()),
+            ("by scripts", vec![in_script(delete), in_script(barge.clone())]),
+            ("after a lapse", vec!["PEXPIRE job 60000".into(), "DEBUG SLEEP 0.1".into(), barge]),
+        ];
+        for (name, step) in ways {
+            client.acquire("job a PX 80");
+            let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+            let answers = client.call_in_one_step(&step);
+            let barged = match answers.last() {
+                Some(Reply::Array(results)) => results[1].clone(),
+                last => last.expect("an answer").clone(),
+            };
+            assert_eq!(barged, Reply::Nil, "{name}");
+            let token = waiter.reply().int();
+            assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token), "{name}");
+            client.call("FLUSHALL");
+        }
     }
 }
 
 #[test]
 fn an_owner_that_waits_twice_gets_both_as_reentries() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let mut one = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-    let mut between = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
-    let mut two = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-    client.call("RLOCK.RELEASE job a");
-    let token = one.reply().int();
-    assert_eq!(two.reply(), token);
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 2, token));
-    assert_eq!(client.waiting_owners("job"), ["c"]);
-    client.call("RLOCK.RELEASE job b");
-    client.call("RLOCK.RELEASE job b");
-    assert!(between.reply().int() > token);
+    for server in Server::for_each(&[MUTEX, WRITE]) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut one = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let mut between = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
+        let mut two = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        client.call("LOCK.RELEASE job a");
+        let token = one.reply().int();
+        assert_eq!(two.reply(), token);
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 2, token));
+        assert_eq!(client.waiting_owners("job"), ["c"]);
+        client.call("LOCK.RELEASE job b");
+        client.call("LOCK.RELEASE job b");
+        assert!(between.reply().int() > token);
+    }
 }
 
 #[test]
 fn an_owner_that_waits_for_what_it_turns_out_to_hold_need_not_wait() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    let token = client.acquire("other b PX 60000");
-    let _first = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-    client.call("RENAME other job");
-    assert_eq!(waiter.reply(), token);
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 2, token));
-    assert_eq!(client.waiting_owners("job"), ["c"]);
+    for server in Server::for_each(&[MUTEX, WRITE]) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let token = client.acquire("other b PX 60000");
+        let _first = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
+        let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        client.call("RENAME other job");
+        assert_eq!(waiter.reply(), token);
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 2, token));
+        assert_eq!(client.waiting_owners("job"), ["c"]);
+    }
 }
 
 #[test]
 fn waiters_of_one_name_in_two_databases_are_apart() {
-    let server = Server::start();
-    let (mut zero, mut one) = (server.client(), server.client());
-    one.call("SELECT 1");
-    zero.acquire("job a PX 60000");
-    one.acquire("job a PX 60000");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-    assert_eq!(one.call("RLOCK.RELEASE job a"), 0);
-    assert_eq!(one.call("EXISTS job"), 0);
-    assert_eq!(zero.waiting_owners("job"), ["b"]);
-    assert_eq!(zero.call("RLOCK.RELEASE job a"), 0);
-    waiter.reply().int();
+    for server in Server::for_each(REENTRANT) {
+        let (mut zero, mut one) = (server.client(), server.client());
+        one.call("SELECT 1");
+        zero.acquire("job a PX 60000");
+        one.acquire("job a PX 60000");
+        let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        assert_eq!(one.call("LOCK.RELEASE job a"), 0);
+        assert_eq!(one.call("EXISTS job"), 0);
+        assert_eq!(zero.waiting_owners("job"), ["b"]);
+        assert_eq!(zero.call("LOCK.RELEASE job a"), 0);
+        waiter.reply().int();
+    }
 }
 
 #[test]
 fn no_more_than_max_waiters_wait() {
-    let server = Server::start();
-    let mut client = server.client();
-    assert_eq!(client.call("CONFIG SET rlock.max-waiters 2"), "OK");
-    client.acquire("job a PX 60000");
-    client.acquire("other a PX 60000");
-    let _one = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
-    let two = server.waiter("RLOCK.ACQUIRE other b BLOCK 0");
-    client.call("RLOCK.ACQUIRE job c BLOCK 0").expect_error("MAXWAITERS");
-    assert_eq!(client.call("RLOCK.ACQUIRE job c"), Reply::Nil, "a try waits for nothing");
-    client.acquire("free c BLOCK 0");
-    assert_eq!(client.waiting_owners("job"), ["b"]);
+    for server in Server::for_each(REENTRANT) {
+        let mut client = server.client();
+        assert_eq!(client.call("CONFIG SET rlock.max-waiters 2"), "OK");
+        client.acquire("job a PX 60000");
+        client.acquire("other a PX 60000");
+        let _one = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
+        let two = server.waiter("LOCK.ACQUIRE other b BLOCK 0");
+        client.call("LOCK.ACQUIRE job c BLOCK 0").expect_error("MAXWAITERS");
+        assert_eq!(client.call("LOCK.ACQUIRE job c"), Reply::Nil, "a try waits for nothing");
+        client.acquire("free c BLOCK 0");
+        assert_eq!(client.waiting_owners("job"), ["b"]);
 
-    let gone = two.id();
-    drop(two);
-    server.wait_for_departure_of(gone);
-    let _three = server.waiter("RLOCK.ACQUIRE job c BLOCK 0");
-    assert_eq!(client.waiting_owners("job"), ["b", "c"]);
+        let gone = two.id();
+        drop(two);
+        server.wait_for_departure_of(gone);
+        let _three = server.waiter("LOCK.ACQUIRE job c BLOCK 0");
+        assert_eq!(client.waiting_owners("job"), ["b", "c"]);
+    }
 }

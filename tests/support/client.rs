@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
+use super::family::{Family, MUTEX};
 use super::reply::Reply;
 
 /// Far above anything a healthy server needs, so that only a reply that never comes is reported.
@@ -44,7 +45,7 @@ impl<const N: usize> From<[&[u8]; N]> for Command {
     }
 }
 
-/// What RLOCK.INFO says of the one holder of a mutex or a fair lock.
+/// What RLOCK.INFO says of the one holder of a lock of any kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holder {
     pub owner: String,
@@ -65,6 +66,7 @@ impl Holder {
 pub struct Client {
     stream: TcpStream,
     id: i64,
+    family: Family,
     received: Vec<u8>,
     /// How much of `received` has been handed out.
     consumed: usize,
@@ -75,10 +77,23 @@ impl Client {
     pub fn connect(port: u16) -> io::Result<Client> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_nodelay(true)?;
-        let mut client = Client { stream, id: 0, received: Vec::new(), consumed: 0 };
+        let mut client = Client { stream, id: 0, family: MUTEX, received: Vec::new(), consumed: 0 };
         client.try_send(&[Command::from("CLIENT ID")])?;
         client.id = client.reply_within(PATIENCE)?.int();
         Ok(client)
+    }
+
+    /// From now on `LOCK.` means this family.
+    pub fn speak(&mut self, family: Family) {
+        self.family = family;
+    }
+
+    /// Makes a lock ready to be asked for. Only a semaphore needs it.
+    #[track_caller]
+    pub fn make(&mut self, key: &str) {
+        if let Some(making) = self.family.making(key) {
+            self.call(making).int();
+        }
     }
 
     /// The CLIENT ID of this connection.
@@ -111,6 +126,8 @@ impl Client {
     pub fn try_send(&mut self, commands: &[Command]) -> io::Result<()> {
         let mut packed = Vec::new();
         for command in commands {
+            let mut command = command.clone();
+            self.family.translate(&mut command);
             command.pack_into(&mut packed);
         }
         self.stream.write_all(&packed)
@@ -180,7 +197,7 @@ impl Client {
     /// Takes a lock and hands out its token. Fails if the lock is not granted.
     #[track_caller]
     pub fn acquire(&mut self, key_owner_and_options: &str) -> i64 {
-        self.call(format!("RLOCK.ACQUIRE {key_owner_and_options}")).int()
+        self.call(format!("LOCK.ACQUIRE {key_owner_and_options}")).int()
     }
 
     /// Takes a fair lock and hands out its token. Fails if the lock is not granted.
@@ -197,7 +214,7 @@ impl Client {
         waiters.array().iter().map(|waiter| format!("{} {}", waiter.field("owner").text(), stay(waiter))).collect()
     }
 
-    /// Who holds a lock.
+    /// Who holds a lock that has one holder at most.
     #[track_caller]
     pub fn holder(&mut self, key: &str) -> Option<Holder> {
         let info = self.call(format!("RLOCK.INFO {key}"));
@@ -205,8 +222,9 @@ impl Client {
             return None;
         }
         let holders = info.field("holders");
-        assert_eq!(holders.array().len(), 1, "a mutex has one holder: {info:?}");
-        let holder = &holders.array()[0];
+        assert!(holders.array().len() <= 1, "more than one holder: {info:?}");
+        // A semaphore is there when nobody holds.
+        let holder = holders.array().first()?;
         Some(Holder {
             owner: holder.field("owner").text(),
             holds: holder.field("holds").int(),
@@ -214,6 +232,12 @@ impl Client {
             lease_ms: holder.field("lease-ms").int(),
             session: holder.field("session").int(),
         })
+    }
+
+    /// Whether nobody holds a lock any more, and its key has gone, if it is one that goes when idle.
+    #[track_caller]
+    pub fn is_free(&mut self, key: &str) -> bool {
+        self.holder(key).is_none() && !(self.family.goes_when_idle() && self.call(format!("EXISTS {key}")) == 1)
     }
 
     /// The owners that wait for a lock, in queue order.

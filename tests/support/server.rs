@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::client::{Client, Command};
 use super::eventually;
+use super::family::{Family, MUTEX};
 use super::process::{OwnedProcess, raise_file_limit};
 use super::program;
 use super::wall_clock::WallClock;
@@ -27,6 +28,7 @@ pub struct Server {
     port: u16,
     folder: TempDir,
     environment: Environment,
+    family: Family,
 }
 
 /// What is added to the environment of the process.
@@ -52,6 +54,25 @@ impl Server {
     pub fn with_wall_clock(clock: &WallClock, lines: &[&str]) -> Server {
         let started = Server::try_start_in(clock.environment().to_vec(), "", lines);
         started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+    }
+
+    /// One server after the other, each for a family, without persistence.
+    pub fn for_each(families: &[Family]) -> impl Iterator<Item = Server> {
+        families.iter().map(|family| Server::start().speaking(*family))
+    }
+
+    /// The same server, whose clients from now on mean a family by `LOCK.`. There is a lock under `job` to be asked for.
+    #[track_caller]
+    pub fn speaking(mut self, family: Family) -> Server {
+        // The output of a failed test ends with the family that failed.
+        eprintln!("{family:?}");
+        self.family = family;
+        self.client().make("job");
+        self
+    }
+
+    pub fn family(&self) -> Family {
+        self.family
     }
 
     /// A server with an append-only file that is on disk before a client has its answer.
@@ -104,7 +125,7 @@ impl Server {
         );
         fs::write(folder.path().join("redis.conf"), configuration).expect("a configuration file");
         let (process, port) = launch(folder.path(), &environment, port, &[])?;
-        Ok(Server { process, port, folder, environment })
+        Ok(Server { process, port, folder, environment, family: MUTEX })
     }
 
     /// Ends the process as a power cut does, and starts another on the same files.
@@ -152,12 +173,14 @@ impl Server {
 
     #[track_caller]
     pub fn client(&self) -> Client {
-        Client::connect(self.port).expect("the server takes connections")
+        self.try_client().expect("the server takes connections")
     }
 
     /// The same where others may close the connection at any moment.
     pub fn try_client(&self) -> io::Result<Client> {
-        Client::connect(self.port)
+        let mut client = Client::connect(self.port)?;
+        client.speak(self.family);
+        Ok(client)
     }
 
     /// A client whose command has reached the server and waits there.

@@ -1,0 +1,267 @@
+//! Deadlocks: the request that would close a circle of waiting owners is refused at once, and no other.
+
+use std::time::Duration;
+
+use crate::support::{Client, Command, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// How an owner takes and later waits for a key; a circle has all of them in turn.
+#[derive(Clone, Copy)]
+enum Kind {
+    Mutex,
+    Fair,
+    Writer,
+    /// Holds READ; who wants it wants WRITE.
+    Reader,
+    /// The key and another one beside it.
+    Many,
+}
+
+const KINDS: [Kind; 5] = [Kind::Mutex, Kind::Fair, Kind::Writer, Kind::Reader, Kind::Many];
+
+impl Kind {
+    fn hold(self, key: usize, owner: usize) -> String {
+        match self {
+            Kind::Reader => format!("RRWLOCK.ACQUIRE k{key} o{owner} READ PX 600000"),
+            _ => self.want(key, owner),
+        }
+    }
+
+    fn want(self, key: usize, owner: usize) -> String {
+        match self {
+            Kind::Mutex => format!("RLOCK.ACQUIRE k{key} o{owner} PX 600000"),
+            Kind::Fair => format!("RFAIRLOCK.ACQUIRE k{key} o{owner} PX 600000"),
+            Kind::Writer | Kind::Reader => format!("RRWLOCK.ACQUIRE k{key} o{owner} WRITE PX 600000"),
+            Kind::Many => format!("RLOCK.MACQUIRE 2 k{key} beside{key} o{owner} PX 600000"),
+        }
+    }
+}
+
+/// Owner i holds key i and waits for key i + 1, in an order that starts anywhere; the last one closes the circle.
+#[track_caller]
+fn assert_refused(owners: usize, kind_of: impl Fn(usize) -> Kind, first: usize) {
+    let server = Server::start();
+    let mut client = server.client();
+    for number in 0..owners {
+        let held = client.call(kind_of(number).hold(number, number));
+        assert!(!matches!(held, Reply::Nil | Reply::Error(_)), "{held:?}");
+    }
+    let step = |number: usize| ((first + number) % owners, (first + number + 1) % owners);
+    let mut waiters: Vec<_> = (0..owners - 1)
+        .map(|number| {
+            let (owner, key) = step(number);
+            server.waiter(kind_of(key).want(key, owner) + " BLOCK 0")
+        })
+        .collect();
+    let (owner, key) = step(owners - 1);
+    let line = client.call(kind_of(key).want(key, owner) + " BLOCK 0").expect_error("DEADLOCK").to_owned();
+    // Of two keys that are held either is named.
+    let named = [format!("k{key}"), format!("beside{key}")];
+    let edges = named.map(|name| format!(": o{owner} waits for {name} held by o{key}"));
+    assert!(edges.iter().any(|edge| line.contains(edge)), "{line}");
+    assert_eq!(line.matches(" waits for ").count(), owners.min(4), "{line}");
+    assert_eq!(client.call(kind_of(key).want(key, owner)), Reply::Nil, "who does not wait, closes no circle");
+    assert_eq!(client.info_number("rlock_waiting"), owners as i64 - 1, "the refused one has left nothing behind");
+
+    // The refused one gives up what it holds, and all others follow one after the other.
+    client.call(format!("DEL k{owner} beside{owner}"));
+    for number in (0..owners - 1).rev() {
+        let granted = waiters[number].reply();
+        assert!(!matches!(granted, Reply::Nil | Reply::Error(_)), "{granted:?}");
+        let (owner, _) = step(number);
+        client.call(format!("DEL k{owner} beside{owner}"));
+    }
+}
+
+#[test]
+fn a_circle_of_two_owners_is_refused_for_every_pair_of_kinds() {
+    for one in KINDS {
+        for other in KINDS {
+            assert_refused(2, |key| [one, other][key], 0);
+        }
+    }
+}
+
+#[test]
+fn a_circle_of_three_owners_is_refused_wherever_it_begins() {
+    for first in 0..3 {
+        assert_refused(3, |key| KINDS[key], first);
+        assert_refused(3, |key| KINDS[key + 2], first);
+    }
+}
+
+#[test]
+fn a_circle_of_fifty_owners_over_all_kinds_is_refused() {
+    assert_refused(50, |key| KINDS[key % KINDS.len()], 17);
+}
+
+/// The chain grows at its head, or in two halves that the last request joins.
+#[test]
+fn a_circle_is_found_in_whatever_order_it_was_built() {
+    for order in [[4, 3, 2, 1, 0], [0, 2, 4, 1, 3], [1, 0, 4, 3, 2]] {
+        let server = Server::start();
+        let mut client = server.client();
+        for number in 0..5 {
+            client.acquire(&format!("k{number} o{number} PX 600000"));
+        }
+        let want = |number: usize| format!("RLOCK.ACQUIRE k{} o{number} BLOCK 0", (number + 1) % 5);
+        let _waiters: Vec<_> = order[..4].iter().map(|number| server.waiter(want(*number))).collect();
+        client.call(want(order[4])).expect_error("DEADLOCK");
+    }
+}
+
+#[test]
+fn a_request_ahead_in_line_is_waited_for_as_well() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("x a PX 60000");
+    client.acquire("y c PX 60000");
+    let _b = server.waiter("RLOCK.ACQUIRE x b BLOCK 0");
+    let _a = server.waiter("RLOCK.ACQUIRE y a BLOCK 0");
+    let line = client.call("RLOCK.ACQUIRE x c BLOCK 0").expect_error("DEADLOCK").to_owned();
+    let circle = "c waits for x behind b, b waits for x held by a, a waits for y held by c";
+    assert!(line.ends_with(circle), "{line}");
+}
+
+#[test]
+fn a_circle_that_is_not_closed_is_not_refused() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("x a PX 60000");
+    client.acquire("y b PX 60000");
+    let mut waiting = server.waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
+    // One more behind the same one, one behind the one that waits, and re-entry.
+    let _third = server.waiter("RLOCK.ACQUIRE x c BLOCK 0");
+    client.acquire("x a BLOCK 0");
+    client.acquire("y b BLOCK 0");
+    // The one who waits leaves, and what was a circle is none.
+    let gone = waiting.id();
+    client.call(format!("CLIENT UNBLOCK {gone} ERROR"));
+    waiting.reply().expect_error("UNBLOCKED");
+    let _now_allowed = server.waiter("RLOCK.ACQUIRE x b BLOCK 0");
+}
+
+#[test]
+fn a_lease_that_ended_closes_no_circle() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("y b PX 60000");
+    let _waiting = server.waiter("RLOCK.ACQUIRE y a BLOCK 0");
+    let step = ["RLOCK.ACQUIRE x a PX 20", "DEBUG SLEEP 0.05", "RLOCK.ACQUIRE x b BLOCK 0"].map(Command::from);
+    assert!(client.call_in_one_step(&step)[2].int() > 0);
+}
+
+#[test]
+fn nobody_is_waited_for_on_a_semaphore() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT s 1");
+    client.call("RSEMAPHORE.ACQUIRE s a PX 60000").int();
+    client.acquire("y b PX 60000");
+    let mut waiting = server.waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
+    let mut on_semaphore = server.waiter("RSEMAPHORE.ACQUIRE s b BLOCK 0");
+    client.call("RSEMAPHORE.RELEASE s a");
+    on_semaphore.reply().int();
+    client.call("RLOCK.RELEASE y b");
+    waiting.reply().int();
+}
+
+#[test]
+fn a_place_without_a_connection_is_not_waited_for() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("f holder PX 60000");
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE f a QUEUE 60000"), Reply::Nil);
+    client.acquire("x b PX 60000");
+    let _waiting = server.waiter("RLOCK.ACQUIRE x a BLOCK 0");
+    // Behind the place of a, which makes no circle until it has a connection.
+    let _behind = server.waiter("RFAIRLOCK.ACQUIRE f b BLOCK 0");
+    client.call("RFAIRLOCK.ACQUIRE f a BLOCK 0").expect_error("DEADLOCK");
+    assert_eq!(client.places("f"), ["a detached", "b connected"]);
+}
+
+#[test]
+fn what_the_owner_of_a_request_for_many_keys_holds_already_makes_no_circle() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("x a PX 60000");
+    client.acquire("y c PX 60000");
+    let _b = server.waiter("RLOCK.ACQUIRE x b BLOCK 0");
+    let mut many = server.waiter("RLOCK.MACQUIRE 2 x y a PX 60000 BLOCK 0");
+    client.call("RLOCK.RELEASE y c");
+    assert_eq!(many.reply().array().len(), 2);
+}
+
+#[test]
+fn a_deadlock_in_a_transaction_or_script_is_nil() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("x a PX 60000");
+    client.acquire("y b PX 60000");
+    let _waiting = server.waiter("RLOCK.ACQUIRE y a BLOCK 0");
+    assert_eq!(client.transaction("RLOCK.ACQUIRE x b BLOCK 0"), Reply::Nil);
+    assert_eq!(client.eval("RLOCK.ACQUIRE x b BLOCK 0"), Reply::Nil);
+}
+
+#[test]
+fn keys_that_the_user_may_not_read_are_not_named() {
+    let server = Server::start();
+    let mut admin = server.client();
+    admin.call("ACL SETUSER worker on >secret ~mine:* +@all");
+    admin.call("ACL SETUSER writer on >secret ~mine:* %W~secret:* +@all");
+    admin.acquire("mine:1 a PX 60000");
+    admin.acquire("secret:1 b PX 60000");
+    admin.acquire("secret:2 c PX 60000");
+    let _a = server.waiter("RLOCK.ACQUIRE secret:1 a BLOCK 0");
+    let _b = server.waiter("RLOCK.ACQUIRE secret:2 b BLOCK 0");
+    for user in ["worker", "writer"] {
+        let mut client = server.client();
+        assert_eq!(client.call(format!("AUTH {user} secret")), "OK");
+        let line = client.call("RLOCK.ACQUIRE mine:1 c BLOCK 0").expect_error("DEADLOCK").to_owned();
+        let circle = "c waits for mine:1 held by a, a waits for * held by b, b waits for * held by c";
+        assert!(line.ends_with(circle), "{line}");
+    }
+}
+
+#[test]
+fn names_are_escaped_and_cut() {
+    let server = Server::start();
+    let mut client = server.client();
+    let one: &[u8] = b"a\"\\\r\n\t\0\xff z";
+    let other = [b'o'; 512];
+    let (x, y) = ([b'k'; 1000], b"y".as_slice());
+    let acquire = |key, owner| Command::from([b"RLOCK.ACQUIRE".as_slice(), key, owner, b"BLOCK", b"0"]);
+    client.call(acquire(&x, one)).int();
+    client.call(acquire(y, &other)).int();
+    let _waiting = server.waiter(acquire(y, one));
+    let line = client.call(acquire(&x, &other)).expect_error("DEADLOCK").to_owned();
+    let (cut_owner, cut_key) = ("o".repeat(64), "k".repeat(64));
+    let escaped = r#"a\"\\\r\n\t\x00\xff z"#;
+    let circle =
+        format!("{cut_owner} waits for {cut_key} held by {escaped}, {escaped} waits for y held by {cut_owner}");
+    assert!(line.ends_with(&format!(": {circle}")), "{line}");
+}
+
+#[test]
+fn the_end_of_a_lease_breaks_what_a_move_has_closed() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("x a PX 60000");
+    client.acquire("y b PX 800");
+    client.acquire("elsewhere b PX 60000");
+    let mut a = server.waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
+    client.acquire("z c PX 60000");
+    let mut b = server.waiter("RLOCK.ACQUIRE z b PX 60000 BLOCK 0");
+    // There is nobody to refuse here: both wait until one of the leases ends.
+    assert_eq!(client.call("RENAME x z"), "OK");
+    assert_eq!(client.holder("z").expect("it is held").owner, "a");
+    client.acquire("q c PX 60000");
+    client.call("RLOCK.ACQUIRE q a BLOCK 1").expect_error("DEADLOCK");
+    a.reply().int();
+    let holder = |client: &mut Client, key: &str| client.holder(key).map(|holder| holder.owner);
+    assert_eq!(holder(&mut client, "y").as_deref(), Some("a"));
+    client.call("RLOCK.RELEASE z a");
+    b.reply().int();
+    eventually(SOON, || client.info_number("rlock_waiting") == 0);
+}

@@ -1,0 +1,354 @@
+//! Read-write locks: readers together, a writer alone, and the ways from one to the other.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Command, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+#[track_caller]
+fn read(client: &mut Client, owner_and_options: &str) -> i64 {
+    acquire(client, "READ", owner_and_options).int()
+}
+
+#[track_caller]
+fn write(client: &mut Client, owner_and_options: &str) -> i64 {
+    acquire(client, "WRITE", owner_and_options).int()
+}
+
+/// Asks for `job`; the first of the words is the owner.
+#[track_caller]
+fn acquire(client: &mut Client, mode: &str, owner_and_options: &str) -> Reply {
+    let (owner, options) = owner_and_options.split_once(' ').unwrap_or((owner_and_options, ""));
+    client.call(format!("RRWLOCK.ACQUIRE job {owner} {mode} {options}"))
+}
+
+#[track_caller]
+fn waiter(server: &Server, owner: &str, mode: &str) -> Client {
+    server.waiter(format!("RRWLOCK.ACQUIRE job {owner} {mode} PX 60000 BLOCK 0"))
+}
+
+/// Who holds, as "owner mode count", sorted.
+#[track_caller]
+fn holders(client: &mut Client) -> Vec<String> {
+    let info = client.call("RLOCK.INFO job");
+    if info == Reply::Nil {
+        return Vec::new();
+    }
+    let show = |holder: &Reply| {
+        let (owner, mode) = (holder.field("owner").text(), holder.field("mode").text());
+        format!("{owner} {mode} {}", holder.field("holds").int())
+    };
+    let mut holders: Vec<_> = info.field("holders").array().iter().map(show).collect();
+    holders.sort();
+    holders
+}
+
+#[track_caller]
+fn assert_waits(client: &mut Client) {
+    // Time itself: so long the module had to do the wrong thing.
+    let answer = client.reply_within(Duration::from_millis(20));
+    assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn readers_share_and_a_writer_is_alone() {
+    let server = Server::start();
+    let mut client = server.client();
+    let (a, b) = (read(&mut client, "a"), read(&mut client, "b"));
+    assert!(b > a, "each reader has a token of its own");
+    assert_eq!(acquire(&mut client, "WRITE", "c"), Reply::Nil);
+    client.call("RRWLOCK.RELEASE job a READ");
+    client.call("RRWLOCK.RELEASE job b READ");
+    assert!(write(&mut client, "c") > b);
+    assert_eq!(acquire(&mut client, "READ", "a"), Reply::Nil);
+    assert_eq!(acquire(&mut client, "WRITE", "a"), Reply::Nil);
+    assert_eq!(holders(&mut client), ["c write 1"]);
+}
+
+#[test]
+fn twenty_waiting_readers_enter_together_when_the_writer_leaves() {
+    let server = Server::start();
+    let mut client = server.client();
+    write(&mut client, "w PX 60000");
+    let mut readers: Vec<_> = (0..20).map(|number| waiter(&server, &format!("r{number}"), "READ")).collect();
+    let mut behind = waiter(&server, "next", "WRITE");
+    // The step that frees the lock has granted them all: nothing runs between these two commands.
+    let step = ["RRWLOCK.RELEASE job w WRITE", "RLOCK.INFO job"].map(Command::from);
+    let answers = client.call_in_one_step(&step);
+    assert_eq!(answers[1].field("holders").array().len(), 20);
+    assert_eq!(answers[1].field("waiters"), 1);
+    for reader in &mut readers {
+        reader.reply().int();
+    }
+    for number in 0..20 {
+        assert_waits(&mut behind);
+        client.call(format!("RRWLOCK.RELEASE job r{number} READ"));
+    }
+    behind.reply().int();
+}
+
+#[test]
+fn a_waiting_writer_is_not_passed_by_later_readers() {
+    let server = Server::start();
+    let mut client = server.client();
+    read(&mut client, "a PX 60000");
+    let mut writer = waiter(&server, "w", "WRITE");
+    assert_eq!(acquire(&mut client, "READ", "b"), Reply::Nil);
+    let mut reader = waiter(&server, "c", "READ");
+    assert_eq!(client.waiting_owners("job"), ["w", "c"]);
+    client.call("RRWLOCK.RELEASE job a READ");
+    writer.reply().int();
+    assert_waits(&mut reader);
+    assert_eq!(holders(&mut client), ["w write 1"]);
+    client.call("RRWLOCK.RELEASE job w WRITE");
+    reader.reply().int();
+}
+
+#[test]
+fn a_reader_may_read_again_while_a_writer_waits() {
+    let server = Server::start();
+    let mut client = server.client();
+    let token = read(&mut client, "a PX 60000");
+    let mut writer = waiter(&server, "w", "WRITE");
+    assert_eq!(read(&mut client, "a"), token);
+    assert_eq!(holders(&mut client), ["a read 2"]);
+    client.call("RRWLOCK.RELEASE job a READ");
+    assert_waits(&mut writer);
+    client.call("RRWLOCK.RELEASE job a READ");
+    writer.reply().int();
+}
+
+#[test]
+fn a_readers_lease_ends_that_reader_only() {
+    for (first_ms, second_ms) in [(800, 300), (300, 800)] {
+        let server = Server::start();
+        let mut client = server.client();
+        let start = Instant::now();
+        read(&mut client, &format!("a PX {first_ms}"));
+        read(&mut client, &format!("b PX {second_ms}"));
+        let mut writer = waiter(&server, "w", "WRITE");
+        eventually(SOON, || holders(&mut client).len() == 1);
+        let waited = start.elapsed();
+        assert!((299..600).contains(&waited.as_millis()), "{waited:?}");
+        writer.reply().int();
+        let waited = start.elapsed();
+        assert!((799..1100).contains(&waited.as_millis()), "{waited:?}");
+    }
+}
+
+#[test]
+fn a_release_by_one_reader_never_changes_the_lease_of_another() {
+    let server = Server::start();
+    let mut client = server.client();
+    read(&mut client, "a PX 60000");
+    read(&mut client, "b PX 1000");
+    client.call("RRWLOCK.RELEASE job a READ");
+    assert!((1..=1000).contains(&client.call("RRWLOCK.TTL job").int()));
+    read(&mut client, "a PX 60000");
+    client.call("RRWLOCK.RELEASE job b READ");
+    assert!(client.call("RRWLOCK.TTL job").int() > 50_000);
+}
+
+#[test]
+fn a_writer_that_reads_lets_waiting_readers_in_when_it_stops_writing() {
+    let server = Server::start();
+    let mut client = server.client();
+    let written = write(&mut client, "w PX 60000");
+    let mut reader = waiter(&server, "r", "READ");
+    let mut writer = waiter(&server, "x", "WRITE");
+    // Past the queue, as the one who keeps it waiting.
+    assert!(read(&mut client, "w PX 60000") > written);
+    assert_eq!(holders(&mut client), ["w read 1", "w write 1"]);
+    assert_waits(&mut reader);
+    assert_eq!(client.call("RRWLOCK.RELEASE job w WRITE"), 0);
+    reader.reply().int();
+    assert_eq!(holders(&mut client), ["r read 1", "w read 1"]);
+    assert_waits(&mut writer);
+    client.call("RRWLOCK.RELEASE job r READ");
+    client.call("RRWLOCK.RELEASE job w READ");
+    writer.reply().int();
+}
+
+#[test]
+fn an_only_reader_may_write_at_once() {
+    let server = Server::start();
+    let mut client = server.client();
+    read(&mut client, "a PX 60000");
+    let mut behind = waiter(&server, "w", "WRITE");
+    // Without BLOCK, and ahead of the writer that waits for this very reader.
+    write(&mut client, "a PX 60000");
+    assert_eq!(holders(&mut client), ["a read 1", "a write 1"]);
+    client.call("RRWLOCK.RELEASE job a READ");
+    assert_waits(&mut behind);
+    client.call("RRWLOCK.RELEASE job a WRITE");
+    behind.reply().int();
+}
+
+#[test]
+fn a_reader_among_readers_waits_ahead_of_the_queue_to_write() {
+    let server = Server::start();
+    let mut client = server.client();
+    read(&mut client, "a PX 60000");
+    read(&mut client, "b PX 60000");
+    let mut writer = waiter(&server, "w", "WRITE");
+    assert_eq!(acquire(&mut client, "WRITE", "a"), Reply::Nil);
+    let mut upgrade = waiter(&server, "a", "WRITE");
+    assert_eq!(client.waiting_owners("job"), ["a", "w"]);
+    client.call("RRWLOCK.RELEASE job b READ");
+    upgrade.reply().int();
+    assert_eq!(holders(&mut client), ["a read 1", "a write 1"]);
+    assert_waits(&mut writer);
+}
+
+#[test]
+fn of_two_readers_that_want_to_write_one_waits_and_the_other_is_refused() {
+    let server = Server::start();
+    let mut client = server.client();
+    read(&mut client, "a PX 60000");
+    read(&mut client, "b PX 60000");
+    let mut upgrade = waiter(&server, "a", "WRITE");
+    acquire(&mut client, "WRITE", "b BLOCK 0").expect_error("DEADLOCK");
+    assert_eq!(acquire(&mut client, "WRITE", "b"), Reply::Nil);
+    assert_eq!(holders(&mut client), ["a read 1", "b read 1"]);
+    client.call("RRWLOCK.RELEASE job b READ");
+    upgrade.reply().int();
+}
+
+#[test]
+fn an_upgrade_keeps_its_place_when_its_read_lapses() {
+    let server = Server::start();
+    let mut client = server.client();
+    read(&mut client, "b PX 60000");
+    read(&mut client, "a PX 200");
+    let mut writer = waiter(&server, "w", "WRITE");
+    let mut upgrade = waiter(&server, "a", "WRITE");
+    eventually(SOON, || holders(&mut client) == ["b read 1"]);
+    assert_eq!(client.waiting_owners("job"), ["a", "w"]);
+    acquire(&mut client, "WRITE", "b BLOCK 0").expect_error("DEADLOCK");
+    assert_eq!(acquire(&mut client, "WRITE", "b"), Reply::Nil);
+    client.call("RRWLOCK.RELEASE job b READ");
+    upgrade.reply().int();
+    assert_eq!(holders(&mut client), ["a write 1"]);
+    assert_waits(&mut writer);
+}
+
+#[test]
+fn a_read_that_waits_is_granted_with_the_write_of_the_same_owner() {
+    let server = Server::start();
+    let mut client = server.client();
+    write(&mut client, "w PX 60000");
+    let mut write = waiter(&server, "a", "WRITE");
+    let mut between = waiter(&server, "x", "WRITE");
+    let mut read = waiter(&server, "a", "READ");
+    client.call("RRWLOCK.RELEASE job w WRITE");
+    write.reply().int();
+    read.reply().int();
+    assert_eq!(holders(&mut client), ["a read 1", "a write 1"]);
+    assert_waits(&mut between);
+}
+
+#[test]
+fn each_mode_has_its_own_count_token_lease_session_and_request_id() {
+    let server = Server::start();
+    let (mut bound, mut client) = (server.client(), server.client());
+    let written = write(&mut client, "a PX 60000 REQ 9");
+    let reading = read(&mut bound, "a PX 30000 SESSION 0 REQ 3");
+    assert!(reading > written);
+    assert_eq!(read(&mut client, "a PX 30000 REQ 4"), reading);
+    acquire(&mut client, "READ", "a REQ 3").expect_error("STALE");
+    assert_eq!(write(&mut client, "a REQ 9"), written, "a repeat");
+    assert_eq!(holders(&mut client), ["a read 2", "a write 1"]);
+    assert_eq!(client.call("RRWLOCK.HOLDS job a READ"), 2);
+    assert_eq!(client.call("RRWLOCK.HOLDS job a WRITE"), 1);
+    assert!(client.call("RRWLOCK.TTL job").int() > 50_000, "the longest of them");
+    // The connection over which READ was asked again is bound as well.
+    drop(bound);
+    client.call(format!("RRWLOCK.FORCERELEASE job TOKEN {reading}"));
+    assert_eq!(holders(&mut client), ["a write 1"]);
+    client.call("RRWLOCK.RELEASE job a READ").expect_error("NOTOWNER");
+    client.call("RRWLOCK.RENEW job a READ").expect_error("NOTOWNER");
+    assert!(client.call("RRWLOCK.RENEW job a WRITE PX 90000").int() > 80_000);
+}
+
+#[test]
+fn the_connection_of_one_reader_ends_that_reader_only() {
+    let server = Server::start();
+    let (mut bound, mut client) = (server.client(), server.client());
+    read(&mut bound, "a PX 60000 SESSION 0");
+    read(&mut client, "b PX 60000 SESSION 0");
+    drop(bound);
+    eventually(SOON, || holders(&mut client) == ["b read 1"]);
+    assert!(client.call("RRWLOCK.TTL job").int() > 50_000);
+}
+
+#[test]
+fn forcerelease_ends_every_hold_and_serves_the_queue_once() {
+    let server = Server::start();
+    let mut client = server.client();
+    for owner in ["a", "b", "c"] {
+        read(&mut client, &format!("{owner} PX 60000"));
+    }
+    let mut writer = waiter(&server, "w", "WRITE");
+    assert_eq!(client.call("RRWLOCK.FORCERELEASE job"), 1);
+    writer.reply().int();
+    assert_eq!(holders(&mut client), ["w write 1"]);
+}
+
+#[test]
+fn a_reader_that_leaves_the_queue_lets_those_behind_a_writer_in() {
+    let server = Server::start();
+    let mut client = server.client();
+    read(&mut client, "a PX 60000");
+    let writer = waiter(&server, "w", "WRITE");
+    let mut behind = waiter(&server, "b", "READ");
+    // The writer that kept it waiting gives up.
+    drop(writer);
+    behind.reply().int();
+    assert_eq!(holders(&mut client), ["a read 1", "b read 1"]);
+}
+
+#[test]
+fn the_mode_is_one_of_two_words() {
+    let server = Server::start();
+    let mut client = server.client();
+    assert!(client.call("RRWLOCK.ACQUIRE job a read").int() > 0);
+    assert_eq!(client.call("RRWLOCK.HOLDS job a Read"), 1);
+    for wrong in ["RRWLOCK.ACQUIRE job a EXCLUSIVE", "RRWLOCK.ACQUIRE job a PX 100", "RRWLOCK.RELEASE job a READ WRITE"]
+    {
+        client.call(wrong).expect_error("ERR");
+    }
+    client.call("RRWLOCK.ACQUIRE job a").expect_error("ERR");
+    client.call("RRWLOCK.ACQUIRE job a READ PERMITS 2").expect_error("ERR");
+    assert_eq!(holders(&mut client), ["a read 1"]);
+}
+
+#[test]
+fn readers_come_back_as_they_were() {
+    for preamble in ["yes", "no"] {
+        let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
+        let mut client = server.client();
+        for owner in ["a", "b", "c"] {
+            read(&mut client, &format!("{owner} PX 60000"));
+        }
+        read(&mut client, "b");
+        let before = client.call("RLOCK.INFO job");
+        let tokens = |info: &Reply| {
+            let holders = info.field("holders");
+            let mut tokens: Vec<_> = holders.array().iter().map(|holder| holder.field("token").int()).collect();
+            tokens.sort_unstable();
+            tokens
+        };
+        for rewritten in [false, true] {
+            if rewritten {
+                client.call("BGREWRITEAOF");
+                eventually(SOON, || client.info("aof_rewrites") == "1");
+            }
+            server.kill_and_restart();
+            client = server.client();
+            assert_eq!(holders(&mut client), ["a read 1", "b read 2", "c read 1"]);
+            assert_eq!(tokens(&client.call("RLOCK.INFO job")), tokens(&before));
+        }
+    }
+}

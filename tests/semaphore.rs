@@ -1,0 +1,461 @@
+//! Semaphores: a number of permits, and those who want some of them.
+
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Command, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// A server with a semaphore under `job`.
+#[track_caller]
+fn with_permits(permits: u32) -> (Server, Client) {
+    let server = Server::start();
+    let mut client = server.client();
+    assert_eq!(client.call(format!("RSEMAPHORE.INIT job {permits}")), 1);
+    (server, client)
+}
+
+#[track_caller]
+fn take(client: &mut Client, owner: &str, permits: u32) -> Reply {
+    client.call(format!("RSEMAPHORE.ACQUIRE job {owner} PERMITS {permits} PX 60000"))
+}
+
+#[track_caller]
+fn give(client: &mut Client, owner: &str, permits: u32) -> Reply {
+    client.call(format!("RSEMAPHORE.RELEASE job {owner} PERMITS {permits}"))
+}
+
+#[track_caller]
+fn waiter(server: &Server, owner: &str, permits: u32) -> Client {
+    server.waiter(format!("RSEMAPHORE.ACQUIRE job {owner} PERMITS {permits} PX 60000 BLOCK 0"))
+}
+
+#[track_caller]
+fn available(client: &mut Client) -> i64 {
+    client.call("RSEMAPHORE.INFO job").field("available").int()
+}
+
+#[track_caller]
+fn assert_waits(client: &mut Client) {
+    // Time itself: so long the module had to do the wrong thing.
+    let answer = client.reply_within(Duration::from_millis(20));
+    assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn permits_are_taken_and_given_back() {
+    let (_server, mut client) = with_permits(5);
+    let token = take(&mut client, "a", 2).int();
+    assert!(take(&mut client, "b", 3).int() > token);
+    assert_eq!(take(&mut client, "c", 1), Reply::Nil);
+    assert_eq!(available(&mut client), 0);
+    assert_eq!(give(&mut client, "b", 1), 2);
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job b"), 2);
+    assert_eq!(take(&mut client, "a", 1), token, "it adds to the hold");
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 3);
+    assert_eq!(client.call("RSEMAPHORE.RELEASE job a"), 2, "one, if no number is given");
+    assert_eq!(give(&mut client, "a", 2), 0);
+    assert_eq!(available(&mut client), 3);
+}
+
+/// Each client says what it has after it was granted and before it gives it back, so the sum is never above what the server
+/// has given.
+#[test]
+fn permits_never_exceed_the_limit_under_1000_clients() {
+    const CLIENTS: i64 = 1000;
+    const PERMITS: i64 = 7;
+    let (server, mut client) = with_permits(PERMITS as u32);
+    let (in_use, most, is_over) = (AtomicI64::new(0), AtomicI64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let (server, in_use, most) = (&server, &in_use, &most);
+                let work = move || {
+                    let mut client = server.client();
+                    for round in 0..3 {
+                        let permits = 1 + (number + round) % 4;
+                        client.send(format!("RSEMAPHORE.ACQUIRE job o{number} PERMITS {permits} BLOCK 0"));
+                        client.reply_within(Duration::from_secs(60)).expect("a permit in the end").int();
+                        most.fetch_max(in_use.fetch_add(permits, Ordering::SeqCst) + permits, Ordering::SeqCst);
+                        thread::yield_now();
+                        in_use.fetch_sub(permits, Ordering::SeqCst);
+                        assert_eq!(client.call(format!("RSEMAPHORE.RELEASE job o{number} PERMITS {permits}")), 0);
+                    }
+                };
+                thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, work).expect("a thread")
+            })
+            .collect();
+        scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                let free = available(&mut client);
+                assert!((0..=PERMITS).contains(&free), "{free} permits are free");
+            }
+        });
+        let results: Vec<_> = workers.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        is_over.store(true, Ordering::SeqCst);
+        assert!(results.into_iter().all(|result| result.is_ok()));
+    });
+    let most = most.into_inner();
+    assert!((2..=PERMITS).contains(&most), "{most} permits were in use at once");
+    let mut client = server.client();
+    assert_eq!(available(&mut client), PERMITS);
+    assert_eq!(client.info_number("rlock_waiting"), 0);
+}
+
+#[test]
+fn a_large_request_is_not_passed_by_small_ones() {
+    let (server, mut client) = with_permits(3);
+    take(&mut client, "a", 1);
+    let mut large = waiter(&server, "large", 3);
+    let mut small = waiter(&server, "small", 1);
+    assert_eq!(take(&mut client, "b", 1), Reply::Nil);
+    assert_eq!(take(&mut client, "a", 1), Reply::Nil, "a further request of a holder queues like any other");
+    assert_eq!(available(&mut client), 2);
+    assert_eq!(give(&mut client, "a", 1), 0);
+    large.reply().int();
+    assert_waits(&mut small);
+    give(&mut client, "large", 1);
+    small.reply().int();
+}
+
+#[test]
+fn a_large_request_gets_in_among_many_small_ones() {
+    let (server, mut client) = with_permits(8);
+    let is_over = AtomicBool::new(false);
+    let waits: Vec<Duration> = thread::scope(|scope| {
+        for number in 0..16 {
+            let (server, is_over) = (&server, &is_over);
+            scope.spawn(move || {
+                let mut client = server.client();
+                while !is_over.load(Ordering::SeqCst) {
+                    client.call(format!("RSEMAPHORE.ACQUIRE job small-{number} BLOCK 0")).int();
+                    client.call(format!("RSEMAPHORE.RELEASE job small-{number}")).int();
+                }
+            });
+        }
+        let waits = (0..50).map(|_| {
+            let start = Instant::now();
+            client.call("RSEMAPHORE.ACQUIRE job large PERMITS 8 BLOCK 0").int();
+            let waited = start.elapsed();
+            assert_eq!(give(&mut client, "large", 8), 0);
+            waited
+        });
+        let waits = waits.collect();
+        is_over.store(true, Ordering::SeqCst);
+        waits
+    });
+    let longest = waits.iter().max().expect("some waits");
+    assert!(*longest < SOON, "{longest:?}");
+}
+
+#[test]
+fn a_further_request_of_a_holder_waits_and_adds_to_its_hold() {
+    let (server, mut client) = with_permits(4);
+    let token = take(&mut client, "a", 2).int();
+    take(&mut client, "b", 2);
+    let mut further = waiter(&server, "a", 2);
+    give(&mut client, "b", 2);
+    assert_eq!(further.reply(), token);
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 4);
+}
+
+#[test]
+fn the_permits_of_a_dead_owner_come_back_with_its_lease() {
+    let (server, mut client) = with_permits(3);
+    let start = Instant::now();
+    client.call("RSEMAPHORE.ACQUIRE job dead PERMITS 2 PX 300").int();
+    take(&mut client, "a", 1);
+    let mut next = waiter(&server, "b", 2);
+    next.reply().int();
+    let waited = start.elapsed();
+    assert!((299..600).contains(&waited.as_millis()), "{waited:?}");
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 1);
+    give(&mut client, "dead", 1).expect_error("NOTOWNER");
+}
+
+#[test]
+fn the_permits_of_a_dead_owner_come_back_with_its_connection() {
+    let (server, mut client) = with_permits(3);
+    let mut bound = server.client();
+    bound.call("RSEMAPHORE.ACQUIRE job dead PERMITS 2 PX 60000 SESSION 0").int();
+    take(&mut client, "a", 1);
+    let mut next = waiter(&server, "b", 2);
+    drop(bound);
+    next.reply().int();
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 1);
+}
+
+#[test]
+fn a_smaller_size_takes_nothing_away_and_gives_nothing_until_enough_came_back() {
+    let (server, mut client) = with_permits(5);
+    take(&mut client, "a", 5);
+    let mut next = waiter(&server, "b", 2);
+    assert_eq!(client.call("RSEMAPHORE.RESIZE job 2"), -3);
+    assert_eq!(available(&mut client), -3);
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 5);
+    assert_eq!(give(&mut client, "a", 3), 2);
+    assert_waits(&mut next);
+    assert_eq!(give(&mut client, "a", 2), 0);
+    next.reply().int();
+    assert_eq!(client.call("RSEMAPHORE.RESIZE job 2"), 0);
+}
+
+#[test]
+fn a_larger_size_lets_those_in_who_wait() {
+    let (server, mut client) = with_permits(1);
+    take(&mut client, "a", 1);
+    let mut waiters = ["b", "c", "d"].map(|owner| waiter(&server, owner, 1));
+    assert_eq!(client.call("RSEMAPHORE.RESIZE job 3"), 0, "after those who waited were served");
+    waiters[0].reply().int();
+    waiters[1].reply().int();
+    assert_waits(&mut waiters[2]);
+}
+
+#[test]
+fn waiters_that_a_smaller_size_makes_impossible_are_told() {
+    let (server, mut client) = with_permits(4);
+    take(&mut client, "a", 4);
+    let mut large = waiter(&server, "large", 3);
+    let mut small = waiter(&server, "small", 2);
+    assert_eq!(client.call("RSEMAPHORE.RESIZE job 2"), -2);
+    large.reply().expect_error("ERR");
+    assert_waits(&mut small);
+    assert_eq!(client.waiting_owners("job"), ["small"]);
+    take(&mut client, "b", 3).expect_error("ERR");
+}
+
+#[test]
+fn drain_takes_what_is_free_unless_somebody_waits() {
+    let (server, mut client) = with_permits(5);
+    take(&mut client, "a", 2);
+    assert_eq!(client.call("RSEMAPHORE.DRAIN job b PX 20000"), 3);
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job b"), 3);
+    assert_eq!(client.call("RSEMAPHORE.DRAIN job c"), 0);
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job c"), 0);
+    give(&mut client, "b", 1);
+    assert_eq!(client.call("RSEMAPHORE.DRAIN job b PX 60000"), 1, "it adds to a hold");
+    assert!(client.call("RSEMAPHORE.TTL job").int() > 50_000);
+    give(&mut client, "b", 1);
+    let _large = waiter(&server, "large", 5);
+    assert_eq!(client.call("RSEMAPHORE.DRAIN job c"), 0);
+    assert_eq!(available(&mut client), 1);
+}
+
+#[test]
+fn wrong_numbers_are_refused() {
+    let (_server, mut client) = with_permits(2);
+    for wrong in [
+        "RSEMAPHORE.INIT other 0",
+        "RSEMAPHORE.INIT other -1",
+        "RSEMAPHORE.INIT other 4294967296",
+        "RSEMAPHORE.INIT other many",
+        "RSEMAPHORE.INIT other 01",
+        "RSEMAPHORE.INIT other",
+        "RSEMAPHORE.RESIZE job 0",
+        "RSEMAPHORE.RESIZE job -2",
+        "RSEMAPHORE.RESIZE job 99999999999999999999",
+        "RSEMAPHORE.ACQUIRE job a PERMITS 0",
+        "RSEMAPHORE.ACQUIRE job a PERMITS -1",
+        "RSEMAPHORE.ACQUIRE job a PERMITS 1.5",
+        "RSEMAPHORE.ACQUIRE job a PERMITS 4294967296",
+        "RSEMAPHORE.ACQUIRE job a PERMITS",
+        "RSEMAPHORE.ACQUIRE job a PERMITS 1 PERMITS 1",
+        "RSEMAPHORE.RELEASE job a PERMITS 0",
+        "RSEMAPHORE.DRAIN job a PERMITS 1",
+        "RSEMAPHORE.DRAIN job a BLOCK 1",
+    ] {
+        client.call(wrong).expect_error("ERR");
+    }
+    assert_eq!(client.call("EXISTS other"), 0);
+    // More than there are: now, and whatever is free.
+    for wrong in ["RSEMAPHORE.ACQUIRE job a PERMITS 3", "RSEMAPHORE.ACQUIRE job a PERMITS 4294967295 BLOCK 0"] {
+        let line = client.call(wrong).expect_error("ERR").to_owned();
+        assert!(line.contains("has 2 permits"), "{line}");
+    }
+    take(&mut client, "a", 1);
+    let line = give(&mut client, "a", 2).expect_error("ERR").to_owned();
+    assert!(line.contains("holds only 1"), "{line}");
+    assert_eq!((client.call("RSEMAPHORE.HOLDS job a"), available(&mut client)), (Reply::Int(1), 1));
+}
+
+#[test]
+fn the_largest_semaphore_has_4294967295_permits() {
+    let (_server, mut client) = with_permits(u32::MAX);
+    take(&mut client, "a", u32::MAX).int();
+    assert_eq!(take(&mut client, "a", 1), Reply::Nil);
+    assert_eq!(client.call("RSEMAPHORE.RESIZE job 1"), 1 - i64::from(u32::MAX));
+    assert_eq!(give(&mut client, "a", u32::MAX - 1), 1);
+    assert_eq!(available(&mut client), 0);
+}
+
+#[test]
+fn a_semaphore_has_to_be_made_and_is_made_once() {
+    let server = Server::start();
+    let mut client = server.client();
+    for writing in [
+        "RSEMAPHORE.ACQUIRE job a",
+        "RSEMAPHORE.ACQUIRE job a BLOCK 0",
+        "RSEMAPHORE.RELEASE job a",
+        "RSEMAPHORE.RENEW job a",
+        "RSEMAPHORE.DRAIN job a",
+        "RSEMAPHORE.RESIZE job 3",
+        "RSEMAPHORE.FORCERELEASE job",
+    ] {
+        client.call(writing).expect_error("NOSEMAPHORE");
+    }
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 0);
+    assert_eq!(client.call("RSEMAPHORE.TTL job"), -2);
+    assert_eq!(client.call("RSEMAPHORE.INFO job"), Reply::Nil);
+    assert_eq!(client.call("RSEMAPHORE.WAITERS job"), Reply::Array(vec![]));
+    assert_eq!(client.call("EXISTS job"), 0);
+
+    assert_eq!(client.call("RSEMAPHORE.INIT job 3"), 1);
+    assert_eq!(client.call("RSEMAPHORE.INIT job 9"), 0);
+    assert_eq!(available(&mut client), 3, "INIT changes none that is there");
+    assert_eq!(client.call("RSEMAPHORE.FORCERELEASE job"), 0);
+}
+
+#[test]
+fn a_semaphore_stays_when_idle() {
+    let (_server, mut client) = with_permits(2);
+    client.call("RSEMAPHORE.ACQUIRE job a PX 20").int();
+    eventually(SOON, || client.info_number("rlock_held") == 0);
+    assert_eq!(client.call("EXISTS job"), 1);
+    take(&mut client, "a", 2);
+    give(&mut client, "a", 2);
+    let info = client.call("RLOCK.INFO job");
+    assert_eq!(info.field_names(), ["available", "holders", "kind", "permits", "waiters"]);
+    assert_eq!((info.field("kind"), info.field("permits")), (Reply::Text(b"semaphore".to_vec()), Reply::Int(2)));
+}
+
+#[test]
+fn who_waits_for_how_many_permits_can_be_seen() {
+    let (server, mut client) = with_permits(5);
+    take(&mut client, "a", 5);
+    let _waiters = [waiter(&server, "b", 4), waiter(&server, "c", 1)];
+    let waiters = client.call("RSEMAPHORE.WAITERS job");
+    let wanted: Vec<_> = waiters.array().iter().map(|waiter| waiter.field("permits").int()).collect();
+    assert_eq!(wanted, [4, 1]);
+    assert_eq!(waiters.array()[0].field_names(), ["connected", "mode", "owner", "permits", "waited-ms"]);
+    assert_eq!(waiters.array()[0].field("mode"), "permits");
+}
+
+#[test]
+fn waiters_of_a_semaphore_that_is_gone_are_told() {
+    for deletion in ["DEL job", "UNLINK job", "FLUSHALL", "RENAME job away", "MOVE job 1", "SWAPDB 0 1"] {
+        let (server, mut client) = with_permits(1);
+        take(&mut client, "a", 1);
+        let mut waiters = ["b", "c"].map(|owner| waiter(&server, owner, 1));
+        client.call(deletion);
+        for waiter in &mut waiters {
+            waiter.reply().expect_error("NOSEMAPHORE");
+        }
+    }
+}
+
+#[test]
+fn a_repeated_request_for_permits_counts_once() {
+    let (server, mut client) = with_permits(5);
+    let acquire = "RSEMAPHORE.ACQUIRE job a PERMITS 2 PX 60000 REQ 1 BLOCK 0";
+    let token = client.call(acquire).int();
+    assert_eq!(client.call(acquire), token);
+    assert_eq!(client.call("RSEMAPHORE.RELEASE job a PERMITS 1 REQ 2"), 1);
+    assert_eq!(client.call("RSEMAPHORE.RELEASE job a PERMITS 1 REQ 2"), 1);
+    assert_eq!(available(&mut client), 4);
+    // One that waits, by an owner that holds: the repeat takes its place over.
+    take(&mut client, "b", 4);
+    let further = "RSEMAPHORE.ACQUIRE job a PERMITS 3 PX 60000 REQ 3 BLOCK 0";
+    let mut first = server.waiter(further);
+    let mut behind = waiter(&server, "c", 1);
+    let mut second = server.waiter(further);
+    first.reply().expect_error("UNBLOCKED");
+    assert_eq!(client.waiting_owners("job"), ["a", "c"]);
+    give(&mut client, "b", 4);
+    assert_eq!(second.reply(), token);
+    behind.reply().int();
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 4);
+}
+
+#[test]
+fn forcerelease_ends_every_hold_or_the_one_with_a_token() {
+    let (_server, mut client) = with_permits(5);
+    let token = take(&mut client, "a", 2).int();
+    for owner in ["b", "c"] {
+        take(&mut client, owner, 1);
+    }
+    assert_eq!(client.call(format!("RSEMAPHORE.FORCERELEASE job TOKEN {token}")), 1);
+    assert_eq!(available(&mut client), 3);
+    assert_eq!(client.call("RSEMAPHORE.FORCERELEASE job"), 1);
+    assert_eq!(available(&mut client), 5);
+}
+
+#[test]
+fn without_memory_no_semaphore_is_made_and_permits_can_be_given_back() {
+    let (server, mut client) = with_permits(2);
+    take(&mut client, "a", 2);
+    let mut next = waiter(&server, "b", 1);
+    client.call("CONFIG SET maxmemory-policy noeviction");
+    client.call("CONFIG SET maxmemory 1");
+    for command in ["RSEMAPHORE.INIT other 1", "RSEMAPHORE.ACQUIRE job c", "RSEMAPHORE.DRAIN job c"] {
+        client.call(command).expect_error("OOM");
+    }
+    assert_eq!(give(&mut client, "a", 2), 0);
+    next.reply().int();
+    assert_eq!(client.call("RSEMAPHORE.RESIZE job 1"), 0);
+}
+
+#[test]
+fn size_and_holds_come_back_after_a_restart_and_are_the_same_on_a_replica() {
+    for preamble in ["yes", "no"] {
+        let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
+        let replica = Server::replica_of(&server, &[]);
+        let mut client = server.client();
+        client.call("RSEMAPHORE.INIT idle 4294967295");
+        client.call("RSEMAPHORE.INIT job 5");
+        for owner in ["a", "b", "c"] {
+            take(&mut client, owner, 1);
+        }
+        // More in use than there are.
+        assert_eq!(client.call("RSEMAPHORE.RESIZE job 2"), -1);
+        assert_eq!(client.call("COPY job copy"), 1);
+        let payload = client.call("DUMP job");
+        let restore: Command = [b"RESTORE".as_slice(), b"restored", b"0", payload.bytes()].into();
+        assert_eq!(client.call(restore), "OK");
+        let assert_intact = |client: &mut Client| {
+            for key in ["job", "copy", "restored"] {
+                let info = client.call(format!("RSEMAPHORE.INFO {key}"));
+                assert_eq!((info.field("permits"), info.field("available")), (Reply::Int(2), Reply::Int(-1)), "{key}");
+                assert_eq!(info.field("holders").array().len(), 3);
+            }
+            assert_eq!(client.call("RSEMAPHORE.INFO idle").field("permits"), i64::from(u32::MAX));
+        };
+        replica.catch_up_with(&server);
+        assert_intact(&mut replica.client());
+        for rewritten in [false, true] {
+            if rewritten {
+                client.call("BGREWRITEAOF");
+                eventually(SOON, || client.info("aof_rewrites") == "1");
+            }
+            server.kill_and_restart();
+            client = server.client();
+            assert_intact(&mut client);
+        }
+    }
+}
+
+#[test]
+fn what_is_restored_over_a_semaphore_may_be_too_small_for_those_who_wait() {
+    let (server, mut client) = with_permits(4);
+    client.call("RSEMAPHORE.INIT small 1");
+    let payload = client.call("DUMP small");
+    take(&mut client, "a", 4);
+    let mut large = waiter(&server, "large", 2);
+    let mut fitting = waiter(&server, "fitting", 1);
+    let restore: Command = [b"RESTORE".as_slice(), b"job", b"0", payload.bytes(), b"REPLACE"].into();
+    assert_eq!(client.call(restore), "OK");
+    large.reply().expect_error("ERR");
+    fitting.reply().int();
+}
