@@ -81,3 +81,38 @@ fn a_node_without_the_slot_answers_moved() {
     }
     assert_eq!(source.client().call("RLOCK.HOLDS job a"), 0);
 }
+
+#[test]
+fn many_keys_are_in_one_slot() {
+    let [source, _target] = start_cluster();
+    let mut client = source.client();
+    for command in ["RLOCK.MACQUIRE 2 x y a", "RLOCK.MRELEASE 2 x y a", "RLOCK.MRENEW 2 x y a"] {
+        client.call(command).expect_error("CROSSSLOT");
+    }
+    assert_eq!(client.call("DBSIZE"), 0);
+    client.acquire("{job}:1 a PX 60000");
+    let mut waiter = source.waiter("RLOCK.MACQUIRE 2 {job}:1 {job}:2 b PX 60000 BLOCK 0");
+    client.call("RLOCK.RELEASE {job}:1 a");
+    assert_eq!(waiter.reply().array().len(), 2);
+    assert_eq!(client.call("RLOCK.MRELEASE 2 {job}:2 {job}:1 b").array().len(), 2);
+}
+
+#[test]
+fn a_waiter_for_many_keys_is_sent_after_its_slot() {
+    let [source, target] = start_cluster();
+    let (mut on_source, mut on_target) = (source.client(), target.client());
+    let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
+    let slot = on_source.call("CLUSTER KEYSLOT {job}").int();
+    on_source.acquire("{job}:1 a PX 60000");
+    let mut waiter = source.waiter("RLOCK.MACQUIRE 2 {job}:2 {job}:1 b PX 60000 BLOCK 0");
+    on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0]));
+    on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
+    assert_eq!(on_source.call(format!("MIGRATE 127.0.0.1 {} {{job}}:1 0 5000", target.port())), "OK");
+    // Both names look free here now.
+    assert_still_waiting(&mut waiter);
+    for client in [&mut on_target, &mut on_source] {
+        assert_eq!(client.call(format!("CLUSTER SETSLOT {slot} NODE {}", ids[1])), "OK");
+    }
+    waiter.reply().expect_error("MOVED");
+    assert_eq!(on_source.info_number("rlock_waiting"), 0);
+}

@@ -25,6 +25,7 @@ mod lazy_free;
 mod leases;
 mod leaving;
 mod many;
+mod many_storm;
 mod moves;
 mod mutations;
 mod payloads;

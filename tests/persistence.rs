@@ -4,37 +4,56 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Client, Reply, Server, eventually};
+use crate::support::{ALL, Client, Command, Family, MUTEX, Reply, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
 /// Files count in whole milliseconds of the wall clock, which may add a fraction of one each time.
 const ROUNDING_MS: i64 = 5;
 
-/// Locks of several shapes, and what must be found of them again: owner, count and token by key.
+/// Locks of all kinds in several shapes, and what must be found of them again: owner, count and token by key.
 struct Estate(Vec<(String, (String, i64, i64))>);
+
+/// The name of a lock of a family.
+fn named(family: Family, name: &str) -> String {
+    format!("{}-{}:{name}", family.kind, family.shown_mode)
+}
 
 impl Estate {
     #[track_caller]
     fn create(client: &mut Client) -> Estate {
-        client.acquire("once a PX 50000");
-        client.acquire("thrice a PX 40000");
-        client.acquire("thrice a PX 50000 REQ 8");
-        client.acquire("thrice a PX 50000 REQ 9");
-        client.acquire("less b PX 50000 REQ 1");
-        client.acquire("less b PX 50000 REQ 2");
-        assert_eq!(client.call("RLOCK.RELEASE less b REQ 3"), 1);
-        client.acquire("handed-over a PX 50000");
-        client.acquire("gone a PX 50000");
-        client.call("RLOCK.RELEASE gone a");
-        let keys = ["once", "thrice", "less", "handed-over"];
-        Estate(keys.map(|key| (key.to_owned(), identity(client, key))).to_vec())
+        let estate = ALL.iter().flat_map(|family| Estate::create_of(client, *family)).collect();
+        client.speak(MUTEX);
+        Estate(estate)
+    }
+
+    #[track_caller]
+    fn create_of(client: &mut Client, family: Family) -> Vec<(String, (String, i64, i64))> {
+        client.speak(family);
+        let keys = ["once", "thrice", "less", "handed-over", "gone"].map(|name| named(family, name));
+        let [once, thrice, less, handed_over, gone] = &keys;
+        for key in &keys {
+            client.make(key);
+        }
+        client.acquire(&format!("{once} a PX 50000"));
+        client.acquire(&format!("{thrice} a PX 40000"));
+        client.acquire(&format!("{thrice} a PX 50000 REQ 8"));
+        client.acquire(&format!("{thrice} a PX 50000 REQ 9"));
+        client.acquire(&format!("{less} b PX 50000 REQ 1"));
+        client.acquire(&format!("{less} b PX 50000 REQ 2"));
+        assert_eq!(client.call(format!("LOCK.RELEASE {less} b REQ 3")), 1);
+        client.acquire(&format!("{handed_over} a PX 50000"));
+        client.acquire(&format!("{gone} a PX 50000"));
+        client.call(format!("LOCK.RELEASE {gone} a"));
+        let held = keys[..4].iter();
+        held.map(|key| (key.clone(), identity(client, key))).collect()
     }
 
     /// Everything is as it was, also what shows only in the answers to repeated requests.
     #[track_caller]
     fn assert_intact(&self, client: &mut Client) {
-        assert_eq!(client.call("DBSIZE"), self.0.len() as i64);
+        // The semaphore that nobody holds is there as well.
+        assert_eq!(client.call("DBSIZE"), self.0.len() as i64 + 1);
         for (key, before) in &self.0 {
             assert_eq!(identity(client, key), *before, "{key}");
             let left = client.call(format!("RLOCK.TTL {key}")).int();
@@ -43,16 +62,25 @@ impl Estate {
         let newest = self.0.iter().map(|(_, (_, _, token))| *token).max().expect("some locks");
         assert!(client.acquire("new a PX 50000") > newest, "tokens keep rising");
         client.call("RLOCK.RELEASE new a");
+        for family in ALL {
+            client.speak(*family);
+            self.assert_requests_are_known(client, *family);
+        }
+        client.speak(MUTEX);
+    }
 
-        let (_, (_, _, token)) = &self.0[1];
-        assert_eq!(client.acquire("thrice a REQ 9"), *token);
-        client.call("RLOCK.ACQUIRE thrice a REQ 8").expect_error("STALE");
-        assert_eq!(client.call("RLOCK.HOLDS thrice a"), 3, "the repeat is known as one");
-        assert_eq!(client.call("RLOCK.RELEASE less b REQ 3"), 1);
-        client.call("RLOCK.ACQUIRE less b REQ 3").expect_error("STALE");
-        assert_eq!(client.call("RLOCK.HOLDS less b"), 1);
+    #[track_caller]
+    fn assert_requests_are_known(&self, client: &mut Client, family: Family) {
+        let [once, thrice, less] = ["once", "thrice", "less"].map(|name| named(family, name));
+        let (_, _, token) = identity(client, &thrice);
+        assert_eq!(client.acquire(&format!("{thrice} a REQ 9")), token);
+        client.call(format!("LOCK.ACQUIRE {thrice} a REQ 8")).expect_error("STALE");
+        assert_eq!(client.call(format!("LOCK.HOLDS {thrice} a")), 3, "the repeat is known as one");
+        assert_eq!(client.call(format!("LOCK.RELEASE {less} b REQ 3")), 1);
+        client.call(format!("LOCK.ACQUIRE {less} b REQ 3")).expect_error("STALE");
+        assert_eq!(client.call(format!("LOCK.HOLDS {less} b")), 1);
         // The lease last given is part of a hold. A repeat without one gives the default, and never brings a deadline nearer.
-        assert!(client.call("RLOCK.RENEW once a").int() > 45_000);
+        assert!(client.call(format!("LOCK.RENEW {once} a")).int() > 45_000);
     }
 }
 
@@ -124,13 +152,13 @@ fn a_reload_in_place_brings_everything_back_and_waiters_wait_on() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
     let estate = Estate::create(&mut client);
-    let mut waiter = server.waiter("RLOCK.ACQUIRE once b PX 50000 BLOCK 0");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE mutex-exclusive:once b PX 50000 BLOCK 0");
     for load in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
         assert_eq!(client.call(load), "OK");
         estate.assert_intact(&mut client);
-        assert_eq!(client.waiting_owners("once"), ["b"], "{load}");
+        assert_eq!(client.waiting_owners("mutex-exclusive:once"), ["b"], "{load}");
     }
-    client.call("RLOCK.RELEASE once a");
+    client.call("RLOCK.RELEASE mutex-exclusive:once a");
     waiter.reply().int();
 }
 
@@ -233,4 +261,33 @@ fn waiters_do_not_outlive_the_process_and_get_nothing_behind_their_back() {
     assert_eq!(client.call("RLOCK.WAITERS job"), Reply::Array(vec![]));
     client.call("RLOCK.RELEASE job a");
     assert_eq!(client.call("EXISTS job"), 0);
+}
+
+#[test]
+fn a_lock_of_any_kind_is_the_same_under_another_name() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 50000 REQ 4");
+        client.acquire("job a PX 50000 REQ 5");
+        let original = identity(&mut client, "job");
+        let payload = client.call("DUMP job");
+        let restore: Command = [b"RESTORE".as_slice(), b"restored", b"0", payload.bytes()].into();
+        assert_eq!(client.call(restore), "OK");
+        assert_eq!(client.call("COPY job copy"), 1);
+        assert_eq!(client.call("RENAME job renamed"), "OK");
+        assert_eq!(client.call("COPY renamed moved"), 1);
+        assert_eq!(client.call("MOVE moved 1"), 1);
+        let assert_same = |client: &mut Client, key: &str| {
+            assert_eq!(identity(client, key), original, "{key}");
+            assert!(client.call(format!("LOCK.TTL {key}")).int() > 40_000, "{key}");
+            assert_eq!(client.acquire(&format!("{key} a REQ 5")), original.2, "{key}");
+            client.call(format!("LOCK.ACQUIRE {key} a REQ 4")).expect_error("STALE");
+            assert_eq!(client.call(format!("LOCK.RELEASE {key} a")), 1, "{key}");
+        };
+        for key in ["restored", "copy", "renamed"] {
+            assert_same(&mut client, key);
+        }
+        client.call("SELECT 1");
+        assert_same(&mut client, "moved");
+    }
 }

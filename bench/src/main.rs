@@ -70,6 +70,8 @@ enum Section {
     Fair,
     /// The client crate, against redis-rs alone
     Client,
+    /// Waiting beside 10 and beside 10,000 waiters that form no circle
+    Deadlock,
 }
 
 impl Section {
@@ -89,6 +91,7 @@ impl Section {
             Self::Punctuality => sections::punctuality::measure(&mut server),
             Self::Fair => sections::fair::measure(&mut server, rounds),
             Self::Client => sections::client::measure(&mut server, rounds),
+            Self::Deadlock => sections::deadlock::measure(&mut server, rounds),
         }
     }
 
