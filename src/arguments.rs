@@ -185,14 +185,15 @@ pub(crate) struct KeysAndOwner<'a> {
     pub(crate) options_at: usize,
 }
 
+/// Reads `numkeys`.
+pub(crate) fn key_count(args: Args<'_>) -> Option<usize> {
+    let count = usize::try_from(number(args.get(1)?.bytes())?).ok()?;
+    (1..=MAX_KEYS).contains(&count).then_some(count)
+}
+
 /// Reads `numkeys key [key …] owner`.
 pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, ArgumentError> {
-    let count = args
-        .get(1)
-        .and_then(|arg| number(arg.bytes()))
-        .and_then(|count| usize::try_from(count).ok())
-        .filter(|count| (1..=MAX_KEYS).contains(count))
-        .ok_or_else(|| ArgumentError::number("numkeys", 1, MAX_KEYS as u64, ""))?;
+    let count = key_count(args).ok_or_else(|| ArgumentError::number("numkeys", 1, MAX_KEYS as u64, ""))?;
     let mut keys = Vec::with_capacity(count);
     for index in 0..count {
         keys.push(args.get(index.saturating_add(2)).ok_or_else(ArgumentError::syntax)?);

@@ -76,7 +76,8 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
 fn a_node_without_the_slot_answers_moved() {
     let [source, target] = start_cluster();
     let mut client = target.client();
-    for command in ["RLOCK.ACQUIRE job a BLOCK 0", "RLOCK.RELEASE job a", "RLOCK.HOLDS job a"] {
+    for command in ["RLOCK.ACQUIRE job a BLOCK 0", "RLOCK.RELEASE job a", "RLOCK.HOLDS job a", "RLOCK.MACQUIRE 1 job a"]
+    {
         client.call(command).expect_error("MOVED");
     }
     assert_eq!(source.client().call("RLOCK.HOLDS job a"), 0);

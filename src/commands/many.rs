@@ -16,7 +16,7 @@ pub(super) struct Acquire;
 impl Command for Acquire {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MACQUIRE",
-        flags: c"write deny-oom blocking",
+        flags: c"write deny-oom getkeys-api blocking",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
@@ -75,7 +75,7 @@ pub(super) struct Release;
 impl Command for Release {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MRELEASE",
-        flags: c"write",
+        flags: c"write getkeys-api",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
@@ -117,7 +117,7 @@ pub(super) struct Renew;
 impl Command for Renew {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MRENEW",
-        flags: c"write",
+        flags: c"write getkeys-api",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,

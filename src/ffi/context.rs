@@ -120,6 +120,22 @@ impl<'c> Ctx<'c> {
         found
     }
 
+    /// The server wants to know where the keys of a command are, and nothing else.
+    pub(crate) fn is_asked_for_keys(self) -> bool {
+        // SAFETY: the context is alive.
+        unsafe { api!(RedisModule_IsKeysPositionRequest, self.raw) != 0 }
+    }
+
+    /// Tells where they are: `count` of them from argument `first` on, if there are as many.
+    pub(crate) fn tell_keys(self, first: usize, count: usize, args: Args<'_>) {
+        for index in (first..args.argc).take(count) {
+            if let Ok(position) = c_int::try_from(index) {
+                // SAFETY: the context is that of a request for positions.
+                unsafe { api!(RedisModule_KeyAtPos, self.raw, position) };
+            }
+        }
+    }
+
     /// The connection that sent the command. `None` for a script and for another module, whose clients never close.
     pub(crate) fn connection(self, flags: Flags) -> Option<u64> {
         if flags.is_script() {
