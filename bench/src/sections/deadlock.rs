@@ -136,8 +136,7 @@ impl Probe {
 /// Lets `waiting` connections wait as the scene has it, and says what the probe does there. The owner of a number has the
 /// lock of that number.
 fn set_up(server: &mut Server, crowd: &mut Crowd, scene: Scene, waiting: usize) -> Result<Probe> {
-    // One lock that nobody waits for, before, between and after those of the chain.
-    let (front, back, apart) = (waiting + 1, 0, waiting + 2);
+    let (front, back, apart) = (waiting, 0, waiting + 1);
     let (lock, owner, holder) = match scene {
         Scene::OneLock => {
             acquire(server, back, back)?;
