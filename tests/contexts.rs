@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{ALL, Client, Command, EXCLUSIVE, Events, Reply, Server, eventually, propagated};
+use crate::support::{
+    ALL, Client, Command, EXCLUSIVE, Events, MUTEX, Reply, Server, TRANSIENT, eventually, propagated,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -100,24 +102,34 @@ fn a_replica_refuses_to_decide_also_when_it_is_writable() {
 fn a_replica_shows_what_the_primary_shows() {
     let primary = Server::start();
     let mut on_primary = primary.client();
-    // One lock comes with the first synchronisation, the other in the stream.
-    on_primary.acquire("early a PX 60000");
+    let mut acquire_all = |name| {
+        for family in ALL {
+            on_primary.speak(*family);
+            on_primary.make(&family.key(name));
+            on_primary.acquire(&format!("{} a PX 60000", family.key(name)));
+            on_primary.acquire(&format!("{} a PX 60000", family.key(name)));
+        }
+    };
+    // Some locks come with the first synchronisation, the others in the stream.
+    acquire_all("early");
     let replica = Server::replica_of(&primary, &[]);
-    on_primary.acquire("job a PX 60000");
-    on_primary.acquire("job a PX 60000");
-    let _waiter = primary.waiter("RLOCK.ACQUIRE job b BLOCK 0");
+    acquire_all("job");
+    let _waiter = primary.waiter(format!("RLOCK.ACQUIRE {} b BLOCK 0", MUTEX.key("job")));
     replica.catch_up_with(&primary);
     let mut on_replica = replica.client();
-    for key in ["early", "job"] {
-        let original = on_primary.holder(key).expect("it is held");
-        let copy = on_replica.holder(key).expect("it is held there too");
+    for (family, name) in ALL.iter().flat_map(|family| ["early", "job"].map(|name| (family, name))) {
+        let key = family.key(name);
+        let original = on_primary.holder(&key).expect("it is held");
+        let copy = on_replica.holder(&key).expect("it is held there too");
         assert_eq!(copy.identity(), original.identity());
+        assert_eq!(copy.holds, 2);
         assert!((copy.lease_ms - original.lease_ms).abs() < 1000, "{copy:?} and {original:?}");
-        assert_eq!(on_replica.call(format!("RLOCK.HOLDS {key} a")), original.holds);
-        assert!((50_001..=60_000).contains(&on_replica.call(format!("RLOCK.TTL {key}")).int()));
+        on_replica.speak(*family);
+        assert_eq!(on_replica.call(format!("LOCK.HOLDS {key} a")), original.holds);
+        assert!((50_001..=60_000).contains(&on_replica.call(format!("LOCK.TTL {key}")).int()));
     }
     // Waiting is with the primary alone.
-    assert_eq!(on_replica.call("RLOCK.WAITERS job"), Reply::Array(vec![]));
+    assert_eq!(on_replica.call(format!("RLOCK.WAITERS {}", MUTEX.key("job"))), Reply::Array(vec![]));
 }
 
 #[test]
@@ -125,16 +137,29 @@ fn a_lapsed_lease_shows_nowhere_on_a_replica_which_waits_for_the_primary_to_end_
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
     let (mut on_primary, mut on_replica) = (primary.client(), replica.client());
-    on_primary.acquire("job a PX 1000");
+    for family in ALL {
+        on_primary.speak(*family);
+        on_primary.make(&family.key("job"));
+        on_primary.acquire(&format!("{} a PX 1000", family.key("job")));
+    }
     on_primary.call("CLIENT PAUSE 60000 WRITE");
     replica.catch_up_with(&primary);
-    assert_eq!(on_replica.call("RLOCK.HOLDS job a"), 1);
-    eventually(SOON, || on_replica.call("RLOCK.TTL job") == -2);
-    assert_eq!(on_replica.call("RLOCK.HOLDS job a"), 0);
-    assert_eq!(on_replica.call("RLOCK.INFO job"), Reply::Nil);
-    assert_eq!(on_replica.call("EXISTS job"), 1, "a replica has expired a lock by itself");
+    for family in ALL {
+        on_replica.speak(*family);
+        assert_eq!(on_replica.call(format!("LOCK.HOLDS {} a", family.key("job"))), 1);
+    }
+    for family in ALL {
+        let key = family.key("job");
+        on_replica.speak(*family);
+        eventually(SOON, || on_replica.call(format!("LOCK.TTL {key}")) == -2);
+        assert_eq!(on_replica.call(format!("LOCK.HOLDS {key} a")), 0);
+        assert_eq!(on_replica.holder(&key), None);
+        assert_eq!(on_replica.call(format!("EXISTS {key}")), 1, "a replica has expired a lock by itself");
+    }
     on_primary.call("CLIENT UNPAUSE");
-    eventually(SOON, || on_replica.call("EXISTS job") == 0);
+    for family in TRANSIENT {
+        eventually(SOON, || on_replica.call(format!("EXISTS {}", family.key("job"))) == 0);
+    }
 }
 
 #[test]
@@ -142,22 +167,36 @@ fn a_promoted_replica_takes_over_the_leases() {
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
     let mut on_primary = primary.client();
-    let last = on_primary.acquire("long a PX 60000 REQ 4");
-    on_primary.acquire("short a PX 2500");
+    let mut tokens = Vec::new();
+    for family in EXCLUSIVE {
+        on_primary.speak(*family);
+        let (long, short) = (family.key("long"), family.key("short"));
+        on_primary.make(&long);
+        on_primary.make(&short);
+        tokens.push(on_primary.acquire(&format!("{long} a PX 60000 REQ 4")));
+        on_primary.acquire(&format!("{short} a PX 2500"));
+    }
     replica.catch_up_with(&primary);
     drop(primary);
 
     let mut events = Events::subscribe(&replica);
     let mut promoted = replica.client();
     promoted.call("REPLICAOF NO ONE");
-    let mut waiter = replica.waiter("RLOCK.ACQUIRE short b PX 60000 BLOCK 0");
-    let token = waiter.reply().int();
-    assert!(token > last);
-    let mut turn = events.so_far();
-    turn.sort();
-    assert_eq!(turn, ["rlock.acquire short", "rlock.expire short"]);
-    assert_eq!(promoted.acquire("long a REQ 4"), last, "the hold and its id are the same");
-    assert_eq!(promoted.call("RLOCK.HOLDS long a"), 1);
+    for (family, last) in EXCLUSIVE.iter().zip(tokens) {
+        promoted.speak(*family);
+        let (long, short) = (family.key("long"), family.key("short"));
+        let token = promoted.acquire(&format!("{short} b PX 60000 BLOCK 0"));
+        assert!(token > last);
+        assert_eq!(promoted.acquire(&format!("{long} a REQ 4")), last, "the hold and its id are the same");
+        assert_eq!(promoted.call(format!("LOCK.HOLDS {long} a")), 1);
+    }
+    let mut turns = events.so_far();
+    turns.sort();
+    let expected = |event: &str| EXCLUSIVE.iter().map(|family| format!("{event} {}", family.key("short"))).collect();
+    let mut both: Vec<String> =
+        [expected("rlock.acquire"), expected("rlock.expire")].into_iter().flat_map(|of: Vec<_>| of).collect();
+    both.sort();
+    assert_eq!(turns, both);
 }
 
 #[test]

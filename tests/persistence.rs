@@ -14,11 +14,6 @@ const ROUNDING_MS: i64 = 5;
 /// Locks of all kinds in several shapes, and what must be found of them again: owner, count and token by key.
 struct Estate(Vec<(String, (String, i64, i64))>);
 
-/// The name of a lock of a family.
-fn named(family: Family, name: &str) -> String {
-    format!("{}-{}:{name}", family.kind, family.shown_mode)
-}
-
 impl Estate {
     #[track_caller]
     fn create(client: &mut Client) -> Estate {
@@ -30,7 +25,7 @@ impl Estate {
     #[track_caller]
     fn create_of(client: &mut Client, family: Family) -> Vec<(String, (String, i64, i64))> {
         client.speak(family);
-        let keys = ["once", "thrice", "less", "handed-over", "gone"].map(|name| named(family, name));
+        let keys = ["once", "thrice", "less", "handed-over", "gone"].map(|name| family.key(name));
         let [once, thrice, less, handed_over, gone] = &keys;
         for key in &keys {
             client.make(key);
@@ -71,7 +66,7 @@ impl Estate {
 
     #[track_caller]
     fn assert_requests_are_known(&self, client: &mut Client, family: Family) {
-        let [once, thrice, less] = ["once", "thrice", "less"].map(|name| named(family, name));
+        let [once, thrice, less] = ["once", "thrice", "less"].map(|name| family.key(name));
         let (_, _, token) = identity(client, &thrice);
         assert_eq!(client.acquire(&format!("{thrice} a REQ 9")), token);
         client.call(format!("LOCK.ACQUIRE {thrice} a REQ 8")).expect_error("STALE");
@@ -136,7 +131,7 @@ fn a_shutdown_brings_everything_back_and_ends_while_clients_wait() {
         let mut server = Server::with(lines);
         let mut client = server.client();
         let estate = Estate::create(&mut client);
-        let mut waiter = server.waiter("RLOCK.ACQUIRE once b PX 50000 BLOCK 0");
+        let mut waiter = server.waiter("RLOCK.ACQUIRE once-mutex-exclusive b PX 50000 BLOCK 0");
         client.send(shutdown);
         for connection in [&mut client, &mut waiter] {
             let end = connection.reply_within(Duration::from_secs(10)).expect_err("the server is gone");
@@ -152,13 +147,13 @@ fn a_reload_in_place_brings_everything_back_and_waiters_wait_on() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
     let estate = Estate::create(&mut client);
-    let mut waiter = server.waiter("RLOCK.ACQUIRE mutex-exclusive:once b PX 50000 BLOCK 0");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE once-mutex-exclusive b PX 50000 BLOCK 0");
     for load in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
         assert_eq!(client.call(load), "OK");
         estate.assert_intact(&mut client);
-        assert_eq!(client.waiting_owners("mutex-exclusive:once"), ["b"], "{load}");
+        assert_eq!(client.waiting_owners("once-mutex-exclusive"), ["b"], "{load}");
     }
-    client.call("RLOCK.RELEASE mutex-exclusive:once a");
+    client.call("RLOCK.RELEASE once-mutex-exclusive a");
     waiter.reply().int();
 }
 

@@ -144,18 +144,20 @@ fn a_repeated_acquire_renews_the_lease_and_never_shortens_it() {
 
 #[test]
 fn a_repeated_acquire_is_always_propagated() {
-    let server = Server::with_aof(&[]);
-    let mut client = server.client();
-    client.acquire("job a PX 90000 REQ 1");
-    client.call("RLOCK.RENEW job a PX 60000");
-    let before = propagated(&server).len();
-    // It gives the lease last given, which cannot move the deadline: nothing changes. A WAIT behind it has to prove
-    // something all the same.
-    client.acquire("job a PX 60000 REQ 1");
-    assert_eq!(propagated(&server).len(), before + 1);
-    // Whereas a renewal that changes nothing is nothing.
-    client.call("RLOCK.RENEW job a PX 60000");
-    assert_eq!(propagated(&server).len(), before + 1);
+    for family in ALL {
+        let server = Server::with_aof(&[]).speaking(*family);
+        let mut client = server.client();
+        client.acquire("job a PX 90000 REQ 1");
+        client.call("LOCK.RENEW job a PX 60000");
+        let before = propagated(&server).len();
+        // It gives the lease last given, which cannot move the deadline: nothing changes. A WAIT behind it has to prove
+        // something all the same.
+        client.acquire("job a PX 60000 REQ 1");
+        assert_eq!(propagated(&server).len(), before + 1);
+        // Whereas a renewal that changes nothing is nothing.
+        client.call("LOCK.RENEW job a PX 60000");
+        assert_eq!(propagated(&server).len(), before + 1);
+    }
 }
 
 #[test]

@@ -261,20 +261,31 @@ fn a_copy_has_no_connection_and_the_original_keeps_its_own() {
     }
 }
 
-/// Binds a hold, has it saved somehow, and restarts the server.
+/// Binds a hold of each kind, has them saved somehow, and restarts the server.
 #[track_caller]
 fn assert_a_restart_counts_as_closed(mut server: Server, save: fn(&mut Client)) {
     let mut holder = server.client();
-    holder.acquire("job a PX 60000 SESSION 2000");
-    holder.acquire("unbound a PX 60000");
+    for family in ALL {
+        holder.speak(*family);
+        for (name, options) in [("job", "SESSION 2000"), ("unbound", "")] {
+            let key = family.key(name);
+            holder.make(&key);
+            holder.acquire(&format!("{key} a PX 60000 {options}"));
+        }
+    }
     save(&mut holder);
     server.kill_and_restart();
     let mut client = server.client();
-    let left = client.call("RLOCK.TTL job").int();
-    assert!((1..=2000).contains(&left), "{left}");
-    assert_eq!(client.holder("job").expect("it is held").session, 0);
-    eventually(SOON, || client.call("EXISTS job") == 0);
-    assert!(client.call("RLOCK.TTL unbound").int() > 50_000);
+    for family in ALL {
+        let left = client.call(format!("RLOCK.TTL {}", family.key("job"))).int();
+        assert!((1..=2000).contains(&left), "{family:?}: {left}");
+        assert_eq!(client.holder(&family.key("job")).expect("it is held").session, 0);
+    }
+    for family in ALL {
+        client.speak(*family);
+        eventually(SOON, || client.is_free(&family.key("job")));
+        assert!(client.call(format!("LOCK.TTL {}", family.key("unbound"))).int() > 50_000);
+    }
 }
 
 #[test]

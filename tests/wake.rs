@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Command, Reply, Server, eventually, move_changes_the_database, skipped_here};
+use crate::support::{
+    BINARY, Client, Command, EXCLUSIVE, Family, Reply, Server, eventually, move_changes_the_database, skipped_here,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
@@ -19,32 +21,34 @@ enum Freeing {
 #[derive(Clone, Copy)]
 enum Outcome {
     FirstIsGranted,
+    /// The value is gone: the first is granted, but a semaphore has to be made anew.
+    NameIsFree,
     AllGetWrongType,
     /// The name is held by `x` now, and they wait on.
     AllWaitForX,
 }
 
 use Freeing::{LeaseEnd, SessionEnd};
-use Outcome::{AllGetWrongType, AllWaitForX, FirstIsGranted};
+use Outcome::{AllGetWrongType, AllWaitForX, FirstIsGranted, NameIsFree};
 
 type Way = (&'static str, Freeing, Outcome);
 
 const WAYS: &[Way] = &[
     ("the end of the lease", LeaseEnd, FirstIsGranted),
     ("the end of the session", SessionEnd, FirstIsGranted),
-    ("RELEASE", Freeing::Command(|_| "RLOCK.RELEASE job a".into()), FirstIsGranted),
-    ("FORCERELEASE", Freeing::Command(|_| "RLOCK.FORCERELEASE job".into()), FirstIsGranted),
-    ("DEL", Freeing::Command(|_| "DEL job".into()), FirstIsGranted),
-    ("UNLINK", Freeing::Command(|_| "UNLINK job".into()), FirstIsGranted),
-    ("FLUSHALL", Freeing::Command(|_| "FLUSHALL SYNC".into()), FirstIsGranted),
-    ("FLUSHALL ASYNC", Freeing::Command(|_| "FLUSHALL ASYNC".into()), FirstIsGranted),
-    ("FLUSHDB", Freeing::Command(|_| "FLUSHDB SYNC".into()), FirstIsGranted),
-    ("FLUSHDB ASYNC", Freeing::Command(|_| "FLUSHDB ASYNC".into()), FirstIsGranted),
-    ("RENAME away", Freeing::Command(|_| "RENAME job away".into()), FirstIsGranted),
-    ("MOVE", Freeing::Command(|_| "MOVE job 1".into()), FirstIsGranted),
-    ("SWAPDB", Freeing::Command(|_| "SWAPDB 0 1".into()), FirstIsGranted),
-    ("EXPIRE", Freeing::Command(|_| "PEXPIRE job 100".into()), FirstIsGranted),
-    ("EXPIRE in the past", Freeing::Command(|_| "PEXPIREAT job 1".into()), FirstIsGranted),
+    ("RELEASE", Freeing::Command(|_| "LOCK.RELEASE job a".into()), FirstIsGranted),
+    ("FORCERELEASE", Freeing::Command(|_| "LOCK.FORCERELEASE job".into()), FirstIsGranted),
+    ("DEL", Freeing::Command(|_| "DEL job".into()), NameIsFree),
+    ("UNLINK", Freeing::Command(|_| "UNLINK job".into()), NameIsFree),
+    ("FLUSHALL", Freeing::Command(|_| "FLUSHALL SYNC".into()), NameIsFree),
+    ("FLUSHALL ASYNC", Freeing::Command(|_| "FLUSHALL ASYNC".into()), NameIsFree),
+    ("FLUSHDB", Freeing::Command(|_| "FLUSHDB SYNC".into()), NameIsFree),
+    ("FLUSHDB ASYNC", Freeing::Command(|_| "FLUSHDB ASYNC".into()), NameIsFree),
+    ("RENAME away", Freeing::Command(|_| "RENAME job away".into()), NameIsFree),
+    ("MOVE", Freeing::Command(|_| "MOVE job 1".into()), NameIsFree),
+    ("SWAPDB", Freeing::Command(|_| "SWAPDB 0 1".into()), NameIsFree),
+    ("EXPIRE", Freeing::Command(|_| "PEXPIRE job 100".into()), NameIsFree),
+    ("EXPIRE in the past", Freeing::Command(|_| "PEXPIREAT job 1".into()), NameIsFree),
     ("SET", Freeing::Command(|_| "SET job text".into()), AllGetWrongType),
     ("RESTORE of another type", Freeing::Command(restore_text), AllGetWrongType),
     ("RENAME of another type", Freeing::Command(rename_text), AllGetWrongType),
@@ -56,16 +60,19 @@ const WAYS: &[Way] = &[
 ];
 
 fn rename_lock(client: &mut Client) -> Command {
+    client.make("other");
     client.acquire("other x PX 60000");
     "RENAME other job".into()
 }
 
 fn copy_lock(client: &mut Client) -> Command {
+    client.make("other");
     client.acquire("other x PX 60000");
     "COPY other job REPLACE".into()
 }
 
 fn restore_lock(client: &mut Client) -> Command {
+    client.make("other");
     client.acquire("other x PX 60000");
     restore_over_job(client)
 }
@@ -124,13 +131,15 @@ fn set_up(server: &Server, (name, freeing, _): &Way) -> Scene {
     // The waiters of the row before this one have left; FLUSHALL must not serve them.
     eventually(SOON, || client.info_number("rlock_waiting") == 0);
     client.call("FLUSHALL");
+    client.make("job");
     let (lease_and_session, command) = match freeing {
         LeaseEnd => ("PX 200", None),
         SessionEnd => ("PX 60000 SESSION 0", None),
         Freeing::Command(prepare) => ("PX 60000", Some(prepare(&mut client))),
     };
+    client.make("job");
     holder.acquire(&format!("job a {lease_and_session}"));
-    let waiters = ["b", "c"].map(|owner| server.waiter(format!("RLOCK.ACQUIRE job {owner} PX 60000 BLOCK 0")));
+    let waiters = ["b", "c"].map(|owner| server.waiter(format!("LOCK.ACQUIRE job {owner} PX 60000 BLOCK 0")));
     Scene { client, holder, waiters, command }
 }
 
@@ -147,13 +156,17 @@ fn play(server: &Server, way: &Way, run: fn(&mut Client, Command) -> Reply) {
         }
         (_, None) => {}
     }
-    check(&mut client, way.2, waiters);
+    check(&mut client, way.2, server.family(), waiters);
 }
 
 #[track_caller]
-fn check(client: &mut Client, outcome: Outcome, [mut b, mut c]: [Client; 2]) {
+fn check(client: &mut Client, outcome: Outcome, family: Family, [mut b, mut c]: [Client; 2]) {
     match outcome {
-        FirstIsGranted => {
+        NameIsFree if family == BINARY => {
+            b.reply().expect_error("NOSEMAPHORE");
+            c.reply().expect_error("NOSEMAPHORE");
+        }
+        FirstIsGranted | NameIsFree => {
             let token = b.reply().int();
             assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
             assert_eq!(client.waiting_owners("job"), ["c"]);
@@ -166,7 +179,7 @@ fn check(client: &mut Client, outcome: Outcome, [mut b, mut c]: [Client; 2]) {
             eventually(SOON, || client.holder("job").is_some_and(|holder| holder.owner == "x"));
             assert_eq!(client.waiting_owners("job"), ["b", "c"]);
             // They are not forgotten: the end of the new holder serves them.
-            client.call("RLOCK.RELEASE job x");
+            client.call("LOCK.RELEASE job x");
             b.reply().int();
         }
     }
@@ -203,46 +216,56 @@ fn play_all(server: &mut Server, mut then: impl FnMut(&mut Server)) {
 
 #[test]
 fn every_way_a_lock_gets_free_serves_the_next() {
-    play_all(&mut Server::start(), |_| {});
+    for mut server in Server::for_each(EXCLUSIVE) {
+        play_all(&mut server, |_| {});
+    }
 }
 
 #[test]
 fn every_way_a_lock_gets_free_is_the_same_after_a_restart() {
-    play_all(&mut Server::with_aof(&[]), |server| {
-        let before = state_of_job(server);
-        server.kill_and_restart();
-        assert_eq!(state_of_job(server), before);
-    });
+    for family in EXCLUSIVE {
+        play_all(&mut Server::with_aof(&[]).speaking(*family), |server| {
+            let before = state_of_job(server);
+            server.kill_and_restart();
+            assert_eq!(state_of_job(server), before);
+        });
+    }
 }
 
 #[test]
 fn every_way_a_lock_gets_free_is_the_same_on_a_replica() {
     let mut primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
-    play_all(&mut primary, |primary| {
-        replica.catch_up_with(primary);
-        assert_eq!(state_of_job(&replica), state_of_job(primary));
-        let digests = [&replica, primary].map(|server| server.client().call("DEBUG DIGEST"));
-        assert_eq!(digests[0], digests[1]);
-    });
+    for family in EXCLUSIVE {
+        primary = primary.speaking(*family);
+        play_all(&mut primary, |primary| {
+            replica.catch_up_with(primary);
+            assert_eq!(state_of_job(&replica), state_of_job(primary));
+            let digests = [&replica, primary].map(|server| server.client().call("DEBUG DIGEST"));
+            assert_eq!(digests[0], digests[1]);
+        });
+        primary.client().call("FLUSHALL");
+    }
 }
 
 /// With an append-only file, for propagating during a pause is what kills a server.
 #[test]
 fn nothing_is_granted_while_the_server_is_paused_and_all_is_afterwards() {
-    let server = Server::with_aof(&[]);
-    for way in ways() {
-        let Scene { mut client, mut holder, waiters, command } = set_up(&server, way);
-        let start = Instant::now();
-        client.call(format!("CLIENT PAUSE {} WRITE", PAUSE.as_millis()));
-        // The lease of a way without a command ends within the pause as well.
-        match (&way.1, command) {
-            (SessionEnd, _) => drop(holder),
-            (_, Some(command)) => holder.send(command),
-            (_, None) => {}
+    for family in EXCLUSIVE {
+        let server = Server::with_aof(&[]).speaking(*family);
+        for way in ways() {
+            let Scene { mut client, mut holder, waiters, command } = set_up(&server, way);
+            let start = Instant::now();
+            client.call(format!("CLIENT PAUSE {} WRITE", PAUSE.as_millis()));
+            // The lease of a way without a command ends within the pause as well.
+            match (&way.1, command) {
+                (SessionEnd, _) => drop(holder),
+                (_, Some(command)) => holder.send(command),
+                (_, None) => {}
+            }
+            check(&mut client, way.2, server.family(), waiters);
+            assert!(start.elapsed() >= PAUSE, "after {:?}", start.elapsed());
         }
-        check(&mut client, way.2, waiters);
-        assert!(start.elapsed() >= PAUSE, "after {:?}", start.elapsed());
     }
 }
 
@@ -252,7 +275,7 @@ fn an_evicted_lock_is_granted_to_the_next() {
     let mut client = server.client();
     client.call("CONFIG SET maxmemory-policy allkeys-random");
     client.acquire("job a PX 60000");
-    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
     // The limit is gone before anything else runs, so that only the first holder is evicted.
     let step = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"].map(Command::from);
     client.call_in_one_step(&step);

@@ -37,6 +37,11 @@ pub const EXCLUSIVE: &[Family] = &[MUTEX, FAIR, WRITE, BINARY];
 pub const REENTRANT: &[Family] = &[MUTEX, FAIR, WRITE];
 
 impl Family {
+    /// A name that is like no other family's, where locks of all kinds are side by side.
+    pub fn key(self, name: &str) -> String {
+        format!("{name}-{}-{}", self.kind, self.shown_mode)
+    }
+
     /// Whether the key goes when nobody holds.
     pub fn goes_when_idle(self) -> bool {
         self.permits.is_none()
