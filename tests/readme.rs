@@ -66,3 +66,10 @@ fn the_session_in_the_page_on_fair_locks_is_what_a_server_answers() {
 fn the_sessions_in_the_page_on_operations_are_what_a_server_answers() {
     assert_true_to_life("docs/operations.md", 9);
 }
+
+#[test]
+fn the_sessions_in_the_pages_on_the_other_kinds_are_what_a_server_answers() {
+    assert_true_to_life("docs/commands/rrwlock.md", 8);
+    assert_true_to_life("docs/commands/rsemaphore.md", 8);
+    assert_true_to_life("docs/commands/many.md", 6);
+}
