@@ -23,8 +23,7 @@ const FEW: usize = 10;
 const LEASE_MS: &[u8] = b"86400000";
 const PATIENCE: Duration = Duration::from_secs(20);
 const BATCH: usize = 100;
-const WARM_UPS: usize = 50;
-const PROBES: usize = 1000;
+const WARM_UPS: usize = 20;
 const PAIRS: usize = 50_000;
 
 /// How the others wait, and where the probe comes in.
@@ -34,6 +33,13 @@ enum Scene {
     BackOfChain,
     FrontOfChain,
     MiddleOfChain,
+}
+
+impl Scene {
+    /// How many probes are measured: a link between long chains costs milliseconds.
+    fn probes(self) -> usize {
+        if self == Self::MiddleOfChain { 100 } else { 2000 }
+    }
 }
 
 const SCENES: [(Scene, &str, Option<f64>); 4] = [
@@ -120,16 +126,16 @@ impl Probe {
     }
 
     /// Microseconds of the server's CPU time for each run.
-    fn measure(&mut self, server: &mut Server) -> Result<f64> {
+    fn measure(&mut self, server: &mut Server, probes: usize) -> Result<f64> {
         for _ in 0..WARM_UPS {
             self.run(server)?;
         }
         let before_ns = server.main_thread_cpu_ns()?;
-        for _ in 0..PROBES {
+        for _ in 0..probes {
             self.run(server)?;
         }
         let cpu_ns = server.main_thread_cpu_ns()? - before_ns;
-        Ok(cpu_ns as f64 / 1e3 / PROBES as f64)
+        Ok(cpu_ns as f64 / 1e3 / probes as f64)
     }
 }
 
@@ -208,7 +214,7 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
         for ((scene, ..), costs) in SCENES.iter().zip(&mut costs) {
             for (waiting, costs) in [MANY, FEW].into_iter().zip(costs) {
                 let mut probe = set_up(server, &mut crowd, *scene, waiting)?;
-                costs.push(probe.measure(server)?);
+                costs.push(probe.measure(server, scene.probes())?);
                 if (*scene, waiting) == (Scene::BackOfChain, MANY) {
                     pairs_beside.push(measure_pairs(server)?);
                 }
