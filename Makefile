@@ -68,7 +68,7 @@ lint: ## Check format and lints
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps
 
-bench: ## Measure the module against its peers (5 minutes); SECTION=memory for one part
+bench: ## Measure the module against its peers (6 minutes); SECTION=memory for one part
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-noop
 	target/release/rlock-bench --module $(MODULE) --noop $(NOOP) --server $(SERVER) $(SECTION)
