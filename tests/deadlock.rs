@@ -168,6 +168,20 @@ fn nobody_is_waited_for_on_a_semaphore() {
 }
 
 #[test]
+fn a_request_ahead_in_the_queue_of_a_semaphore_is_not_waited_for() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT s 1");
+    client.call("RSEMAPHORE.ACQUIRE s holder PX 60000").int();
+    client.acquire("y c PX 60000");
+    let _b = server.waiter("RSEMAPHORE.ACQUIRE s b BLOCK 0");
+    let _c = server.waiter("RSEMAPHORE.ACQUIRE s c BLOCK 0");
+    let mut b = server.waiter("RLOCK.ACQUIRE y b PX 60000 BLOCK 0");
+    client.call("RLOCK.RELEASE y c");
+    b.reply().int();
+}
+
+#[test]
 fn a_place_without_a_connection_is_not_waited_for() {
     let server = Server::start();
     let mut client = server.client();

@@ -218,8 +218,9 @@ fn a_larger_size_lets_those_in_who_wait() {
 fn waiters_that_a_smaller_size_makes_impossible_are_told() {
     let (server, mut client) = with_permits(4);
     take(&mut client, "a", 4);
-    let mut large = waiter(&server, "large", 3);
+    // Wherever they stand, not only at the head.
     let mut small = waiter(&server, "small", 2);
+    let mut large = waiter(&server, "large", 3);
     assert_eq!(client.call("RSEMAPHORE.RESIZE job 2"), -2);
     large.reply().expect_error("ERR");
     assert_waits(&mut small);
