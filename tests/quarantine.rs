@@ -233,7 +233,12 @@ impl Campaign {
     fn hold(&self, worker: usize, until: Instant) {
         self.grants.fetch_add(1, Ordering::Relaxed);
         let mut belief = self.belief.lock().expect("no panic");
-        if belief.is_some_and(|(holder, believed)| holder != worker && Instant::now() < believed) {
+        let now = Instant::now();
+        if now >= until {
+            // This thread was kept from running for so long that it does not believe in its grant any more.
+            return;
+        }
+        if belief.is_some_and(|(holder, believed)| holder != worker && now < believed) {
             self.double_holds.fetch_add(1, Ordering::Relaxed);
         }
         *belief = Some((worker, until));

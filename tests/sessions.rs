@@ -40,7 +40,7 @@ fn the_grace_of_a_session_counts_from_the_end_of_the_connection() {
         drop(holder);
         next.reply().int();
         let waited = start.elapsed();
-        assert!((499..700).contains(&waited.as_millis()), "{waited:?}");
+        assert!((499..1200).contains(&waited.as_millis()), "{waited:?}");
     }
 }
 

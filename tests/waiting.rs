@@ -19,7 +19,7 @@ fn a_wait_lasts_as_long_as_asked_and_ends_in_nil() {
             assert_eq!(answer, Reply::Nil);
             assert!(waited >= Duration::from_millis(block_ms), "{waited:?} instead of {block_ms} ms");
             // The server needs single milliseconds; the rest is for a machine that is busy with other tests.
-            assert!(waited < Duration::from_millis(block_ms + 150), "{waited:?} instead of {block_ms} ms");
+            assert!(waited < Duration::from_millis(block_ms + 600), "{waited:?} instead of {block_ms} ms");
         }
     }
 }
