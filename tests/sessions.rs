@@ -24,7 +24,7 @@ fn a_crash_does_not_hold_the_lock_for_the_rest_of_its_lease() {
         drop(holder);
         next.reply().int();
         let waited = start.elapsed();
-        assert!(waited < Duration::from_millis(200), "{waited:?}");
+        assert!(waited < Duration::from_millis(600), "{waited:?}");
     }
 }
 
@@ -139,7 +139,7 @@ fn a_renewal_over_a_new_connection_rebinds_within_the_grace() {
         drop(two);
         client.acquire("job b BLOCK 0");
         let waited = start.elapsed();
-        assert!((1499..1800).contains(&waited.as_millis()), "bound anew, with its ms: {waited:?}");
+        assert!((1499..2100).contains(&waited.as_millis()), "bound anew, with its ms: {waited:?}");
     }
 }
 
@@ -163,7 +163,7 @@ fn the_end_of_a_connection_only_ever_brings_the_deadline_nearer() {
         close(&server, one);
         client.acquire("job b BLOCK 0");
         let waited = start.elapsed();
-        assert!((399..700).contains(&waited.as_millis()), "{waited:?}");
+        assert!((399..1000).contains(&waited.as_millis()), "{waited:?}");
     }
 }
 
