@@ -3,11 +3,13 @@
 mod cancelling;
 mod cluster;
 mod counter;
+mod cut_connections;
 mod holding;
 mod kinds;
 mod losing;
 mod lost_replies;
 mod outages;
+mod proxy;
 mod quorum;
 // The servers and plain connections of the module's own tests. Not all of it is used here.
 #[allow(dead_code, unused_imports)]

@@ -1,0 +1,151 @@
+//! A network that misbehaves as it is told: it stands between clients and a server on loopback.
+//!
+//! Each piece of bytes that arrives in either direction asks the *weather* for its fate. The two directions of a connection go their own
+//! ways, as they do on a network: what was sent before a connection closed may arrive after that.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rlock_client::Client;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::support::Server;
+
+/// Which way a piece goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    ToServer,
+    ToClient,
+}
+
+/// What becomes of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Pass,
+    /// It arrives later, and so does all that follows it, in order. It arrives even if its sender has closed the connection meanwhile.
+    Delay(Duration),
+    /// It arrives when the weather is next changed.
+    Stall,
+    /// Only so many bytes of it arrive. Then the connection is cut in both directions.
+    CutAfter(usize),
+    /// It is swallowed, and so is all that follows it in this direction, its end included. The other direction goes on. Both ends hear of it when the
+    /// weather is next changed: the connection is cut then.
+    Swallow,
+}
+
+type Weather = Box<dyn FnMut(Direction, usize) -> Fate + Send>;
+
+struct Sky {
+    weather: Mutex<Weather>,
+    /// How often the weather was changed. Changes under the lock of the weather.
+    changes: watch::Sender<u64>,
+}
+
+impl Sky {
+    /// The fate of a piece, and under which weather it was decided.
+    fn fate(&self, direction: Direction, length: usize) -> (Fate, u64) {
+        let mut weather = self.weather.lock().unwrap_or_else(PoisonError::into_inner);
+        ((*weather)(direction, length), *self.changes.borrow())
+    }
+
+    async fn changed_since(&self, change: u64) {
+        // It fails when the proxy is gone, which is a change, too.
+        let _ = self.changes.subscribe().wait_for(|changes| *changes > change).await;
+    }
+}
+
+/// Passes bytes on between clients and one server. It ends with the runtime of its test.
+pub struct Proxy {
+    port: u16,
+    sky: Arc<Sky>,
+}
+
+impl Proxy {
+    /// In good weather.
+    pub async fn before(server: &Server) -> Proxy {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let port = listener.local_addr().expect("an address").port();
+        let sky = Arc::new(Sky { weather: Mutex::new(Box::new(|_, _| Fate::Pass)), changes: watch::Sender::new(0) });
+        let (upstream, above) = (server.port(), sky.clone());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(("127.0.0.1", upstream)).await.expect("the server takes connections");
+                tokio::spawn(pass_on(client, server, above.clone()));
+            }
+        });
+        Proxy { port, sky }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect(&self.url()).await.expect("the server takes connections")
+    }
+
+    /// From now on each piece asks this. What the last weather had stalled arrives; the connections of which it had swallowed something are cut.
+    pub fn set(&self, weather: impl FnMut(Direction, usize) -> Fate + Send + 'static) {
+        let mut present = self.sky.weather.lock().unwrap_or_else(PoisonError::into_inner);
+        *present = Box::new(weather);
+        self.sky.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Good weather again.
+    pub fn clear(&self) {
+        self.set(|_, _| Fate::Pass);
+    }
+}
+
+/// How one direction of a connection ended.
+#[derive(PartialEq, Eq)]
+enum End {
+    /// All has arrived, the end included.
+    Whole,
+    /// The connection is of no more use in either direction.
+    Cut,
+}
+
+/// Until both directions have ended, or one was cut.
+async fn pass_on(client: TcpStream, server: TcpStream, sky: Arc<Sky>) {
+    // The parts of a cut piece are to be seen, and not to be joined with what follows.
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+    let mut requests = std::pin::pin!(pass_one_way(from_client, to_server, Direction::ToServer, &sky));
+    let mut replies = std::pin::pin!(pass_one_way(from_server, to_client, Direction::ToClient, &sky));
+    tokio::select! {
+        end = &mut requests => if end == End::Whole { replies.await; },
+        end = &mut replies => if end == End::Whole { requests.await; },
+    }
+}
+
+async fn pass_one_way(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, direction: Direction, sky: &Sky) -> End {
+    let mut bytes = vec![0; 16 * 1024];
+    loop {
+        let length = match from.read(&mut bytes).await {
+            Ok(0) => return if to.shutdown().await.is_ok() { End::Whole } else { End::Cut },
+            Ok(length) => length,
+            Err(_) => return End::Cut,
+        };
+        let (fate, change) = sky.fate(direction, length);
+        let arrives = match fate {
+            Fate::CutAfter(arrives) => arrives.min(length),
+            _ => length,
+        };
+        match fate {
+            Fate::Pass | Fate::CutAfter(_) => {}
+            Fate::Delay(time) => tokio::time::sleep(time).await,
+            Fate::Stall => sky.changed_since(change).await,
+            Fate::Swallow => {
+                sky.changed_since(change).await;
+                return End::Cut;
+            }
+        }
+        if to.write_all(&bytes[..arrives]).await.is_err() || matches!(fate, Fate::CutAfter(_)) {
+            return End::Cut;
+        }
+    }
+}
