@@ -1,9 +1,11 @@
 //! The crate against real servers with the module, one file per concern.
 
+mod beliefs;
 mod cancelling;
 mod cluster;
 mod counter;
 mod cut_connections;
+mod faults;
 mod holding;
 mod kinds;
 mod losing;

@@ -25,9 +25,9 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Pass,
-    /// It arrives later, and so does all that follows it, in order. It arrives even if its sender has closed the connection meanwhile.
+    /// It arrives later, and so does all that follows it, in order. What has not arrived when its sender closes the connection never does.
     Delay(Duration),
-    /// It arrives when the weather is next changed.
+    /// It arrives when the weather is next changed, even if its sender has closed the connection long before.
     Stall,
     /// Only so many bytes of it arrive. Then the connection is cut in both directions.
     CutAfter(usize),
@@ -123,29 +123,37 @@ async fn pass_on(client: TcpStream, server: TcpStream, sky: Arc<Sky>) {
 }
 
 async fn pass_one_way(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, direction: Direction, sky: &Sky) -> End {
-    let mut bytes = vec![0; 16 * 1024];
+    let mut arrived = Vec::new();
     loop {
-        let length = match from.read(&mut bytes).await {
-            Ok(0) => return if to.shutdown().await.is_ok() { End::Whole } else { End::Cut },
-            Ok(length) => length,
-            Err(_) => return End::Cut,
-        };
-        let (fate, change) = sky.fate(direction, length);
-        let arrives = match fate {
-            Fate::CutAfter(arrives) => arrives.min(length),
-            _ => length,
-        };
+        if arrived.is_empty() {
+            match from.read_buf(&mut arrived).await {
+                Ok(0) => return if to.shutdown().await.is_ok() { End::Whole } else { End::Cut },
+                Ok(_) => {}
+                Err(_) => return End::Cut,
+            }
+        }
+        let mut piece = std::mem::take(&mut arrived);
+        let (fate, change) = sky.fate(direction, piece.len());
         match fate {
-            Fate::Pass | Fate::CutAfter(_) => {}
-            Fate::Delay(time) => tokio::time::sleep(time).await,
+            Fate::Pass => {}
+            Fate::Delay(time) => tokio::select! {
+                () = tokio::time::sleep(time) => {}
+                () = until_closed(&mut from, &mut arrived) => return End::Cut,
+            },
             Fate::Stall => sky.changed_since(change).await,
+            Fate::CutAfter(length) => piece.truncate(length),
             Fate::Swallow => {
                 sky.changed_since(change).await;
                 return End::Cut;
             }
         }
-        if to.write_all(&bytes[..arrives]).await.is_err() || matches!(fate, Fate::CutAfter(_)) {
+        if to.write_all(&piece).await.is_err() || matches!(fate, Fate::CutAfter(_)) {
             return End::Cut;
         }
     }
+}
+
+/// Reads on until the sender has closed.
+async fn until_closed(from: &mut OwnedReadHalf, arrived: &mut Vec<u8>) {
+    while from.read_buf(arrived).await.is_ok_and(|length| length > 0) {}
 }

@@ -1,0 +1,121 @@
+//! Who believes to hold what: a register inside the test, which sees when two do that must not.
+//!
+//! Each holder enters right after its grant. Two holds that overlap do so at the moment when the later one begins, so
+//! looking at each entry is enough. A guard that once was not held never is again; so if another is seen to believe first and
+//! the one that enters afterwards, both did at the same time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rlock_client::{Guard, Kind, QuorumGuard};
+
+/// What a register needs to know of a guard.
+pub trait Belief: Send + Sync {
+    fn believes(&self) -> bool;
+    fn token(&self) -> u64;
+}
+
+impl<K: Kind> Belief for Guard<K> {
+    fn believes(&self) -> bool {
+        self.is_held()
+    }
+
+    fn token(&self) -> u64 {
+        Guard::token(self)
+    }
+}
+
+impl Belief for QuorumGuard {
+    fn believes(&self) -> bool {
+        self.is_held()
+    }
+
+    fn token(&self) -> u64 {
+        QuorumGuard::token(self)
+    }
+}
+
+/// Besides whom one may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    Alone,
+    /// Besides others that read.
+    Reading,
+    /// So many permits of so many.
+    Permits(u32, u32),
+}
+
+impl Share {
+    /// How much of the lock it takes, and how much there is.
+    fn part(self) -> (u32, u32) {
+        match self {
+            Share::Alone => (u32::MAX, u32::MAX),
+            Share::Reading => (1, u32::MAX),
+            Share::Permits(some, all) => (some, all),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Inside {
+    holders: Vec<(Share, Arc<dyn Belief>)>,
+    /// The highest token of one that was alone, and of any.
+    last_alone: u64,
+    last: u64,
+    tokens: BTreeSet<u64>,
+    /// How many have entered and believed in their hold then.
+    believed: usize,
+}
+
+/// The holders of all locks, by key.
+#[derive(Default)]
+pub struct Register(Mutex<BTreeMap<String, Inside>>);
+
+impl Register {
+    fn inside(&self) -> MutexGuard<'_, BTreeMap<String, Inside>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Right after a grant. Fails if somebody else believes to hold what excludes it, or if the token does not rise.
+    pub fn enter(&self, key: &str, share: Share, guard: Arc<dyn Belief>) {
+        let mut keys = self.inside();
+        let inside = keys.entry(key.to_owned()).or_default();
+        let believing = inside.holders.iter().filter(|(_, guard)| guard.believes());
+        let (taken, others): (Vec<_>, Vec<_>) =
+            believing.map(|(share, guard)| (u64::from(share.part().0), (*share, guard.token()))).unzip();
+        // One that has lost its hold on the way here may have been overtaken.
+        if guard.believes() {
+            let (part, all) = share.part();
+            let (taken, token) = (taken.iter().sum::<u64>() + u64::from(part), guard.token());
+            assert!(taken <= u64::from(all), "{key}: {share:?} with token {token} is held besides {others:?}");
+            inside.check_token(key, share, token);
+            inside.believed += 1;
+        }
+        inside.holders.push((share, guard));
+    }
+
+    /// Right before the guard is given up.
+    pub fn leave(&self, key: &str, guard: &Arc<dyn Belief>) {
+        if let Some(inside) = self.inside().get_mut(key) {
+            inside.holders.retain(|(_, other)| !Arc::ptr_eq(other, guard));
+        }
+    }
+
+    /// How many have entered while they believed.
+    pub fn believed(&self) -> usize {
+        self.inside().values().map(|inside| inside.believed).sum()
+    }
+}
+
+impl Inside {
+    /// A token is above those of all that are over. Readers, and owners of permits, are granted side by side, and may come here in any order.
+    fn check_token(&mut self, key: &str, share: Share, token: u64) {
+        let floor = if share == Share::Alone { self.last } else { self.last_alone };
+        assert!(token > floor, "{key}: token {token} of {share:?} does not rise above {floor}");
+        assert!(self.tokens.insert(token), "{key}: token {token} was granted twice");
+        self.last = self.last.max(token);
+        if share == Share::Alone {
+            self.last_alone = token;
+        }
+    }
+}
