@@ -395,7 +395,8 @@ impl Campaign {
     async fn keep(&mut self) {
         let lease = (self.weather == Weather::Late).then_some(Duration::from_secs(1));
         let terms = Terms { lease, grace: None, name: None };
-        let keeping: Vec<_> = self.clients.iter().map(|client| tokio::spawn(keep_some(client.clone(), terms))).collect();
+        let keeping: Vec<_> =
+            self.clients.iter().map(|client| tokio::spawn(keep_some(client.clone(), terms))).collect();
         let mut kept = Vec::new();
         for keeping in keeping {
             kept.extend(keeping.await.expect("no panic"));

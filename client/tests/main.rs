@@ -11,6 +11,7 @@ mod kinds;
 mod losing;
 mod lost_replies;
 mod outages;
+mod partitions;
 mod proxy;
 mod quorum;
 // The servers and plain connections of the module's own tests. Not all of it is used here.

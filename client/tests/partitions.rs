@@ -1,0 +1,166 @@
+//! A lock on five independent servers, and networks that fall apart at random.
+//!
+//! Each client reaches each server by a way of its own. A way that is closed holds up what is sent, as TCP does, and delivers it when it is
+//! open again, or loses it in one direction. Nobody believes in a hold besides somebody else who does, and tokens rise.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rlock_client::{Client, Error, Quorum, QuorumGuard};
+use tokio_util::sync::CancellationToken;
+
+use crate::beliefs::{Belief, Register, Share};
+use crate::proxy::{Direction, Fate, Proxy};
+use crate::support::{Server, at_length, seed};
+use crate::{eventually, url};
+
+const LEASE: Duration = Duration::from_millis(400);
+
+/// How many times the network changes. The long form: `make client-faults`.
+fn changes() -> usize {
+    at_length(60, 3000)
+}
+
+/// A way from one client to one server.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Open,
+    /// All is held up in both directions.
+    Stalled,
+    /// Requests arrive, and replies are lost.
+    Deaf,
+    /// Requests are lost.
+    Mute,
+    /// Connections are cut.
+    Cut,
+}
+
+impl Way {
+    /// Open more often than not, so that there mostly is a majority for somebody.
+    fn random(random: &mut StdRng) -> Way {
+        match random.random_range(0..12) {
+            0 | 1 => Way::Stalled,
+            2 => Way::Deaf,
+            3 => Way::Mute,
+            4 => Way::Cut,
+            _ => Way::Open,
+        }
+    }
+
+    fn fate(self, direction: Direction) -> Fate {
+        match (self, direction) {
+            (Way::Stalled, _) => Fate::Stall,
+            (Way::Deaf, Direction::ToClient) | (Way::Mute, Direction::ToServer) => Fate::Swallow,
+            (Way::Cut, _) => Fate::CutAfter(0),
+            (Way::Open | Way::Deaf | Way::Mute, _) => Fate::Pass,
+        }
+    }
+}
+
+/// A client with a way to each server.
+struct Party {
+    quorum: Quorum,
+    ways: Vec<Proxy>,
+}
+
+impl Party {
+    async fn new(servers: &[Server]) -> Party {
+        let mut ways = Vec::new();
+        for server in servers {
+            ways.push(Proxy::before(server).await);
+        }
+        let urls: Vec<_> = ways.iter().map(Proxy::url).collect();
+        let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+        let options = Client::builder()
+            .connect_timeout(Duration::from_millis(100))
+            .response_timeout(Duration::from_millis(100))
+            .retry_for(Duration::from_millis(500));
+        Party { quorum: Quorum::connect(&options, &urls).expect("addresses"), ways }
+    }
+}
+
+/// Acquires, holds for longer than a lease now and then, and gives up, until it is stopped.
+async fn compete(
+    quorum: Quorum,
+    register: Arc<Register>,
+    losses: Arc<AtomicUsize>,
+    mut random: StdRng,
+    stop: CancellationToken,
+) {
+    let lock = quorum.lock("k").lease(LEASE).renewing(true).server_timeout(Duration::from_millis(60));
+    while !stop.is_cancelled() {
+        let guard = match lock.acquire_timeout(Duration::from_millis(300)).await {
+            Ok(guard) => guard,
+            Err(Error::Timeout | Error::NoQuorum { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        let guard = Arc::new(guard);
+        register.enter("k", Share::Alone, guard.clone());
+        let stay = Duration::from_millis(match random.random_range(0..3) {
+            0 => random.random_range(0..1500),
+            _ => random.random_range(0..5),
+        });
+        tokio::select! {
+            () = guard.lost() => drop(losses.fetch_add(1, Ordering::Relaxed)),
+            () = tokio::time::sleep(stay) => {}
+        }
+        register.leave("k", &(guard.clone() as Arc<dyn Belief>));
+        let guard: QuorumGuard = Arc::into_inner(guard).expect("the register has let it go");
+        if random.random() {
+            // Whoever has lost it hears so.
+            drop(guard.release().await);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_random_partitions_no_two_believe_in_a_quorum() {
+    let started = Instant::now();
+    let servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
+    let mut random = StdRng::seed_from_u64(seed());
+    let (register, stop, losses) =
+        (Arc::new(Register::default()), CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
+    let (mut parties, mut competing) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let party = Party::new(&servers).await;
+        let random = StdRng::seed_from_u64(random.random());
+        let (quorum, register) = (party.quorum.clone(), register.clone());
+        competing.push(tokio::spawn(compete(quorum, register, losses.clone(), random, stop.clone())));
+        parties.push(party);
+    }
+    for _ in 0..changes() {
+        let party = &parties[random.random_range(0..parties.len())];
+        match random.random_range(0..4) {
+            // Somebody is cut off from any majority, who may be the holder.
+            0 => party.ways[..3].iter().for_each(|way| way.set(|direction, _| Way::Stalled.fate(direction))),
+            1 => party.ways.iter().for_each(Proxy::clear),
+            _ => {
+                let weather = Way::random(&mut random);
+                party.ways[random.random_range(0..servers.len())].set(move |direction, _| weather.fate(direction));
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..200))).await;
+    }
+    stop.cancel();
+    parties.iter().flat_map(|party| &party.ways).for_each(Proxy::clear);
+    for competing in competing {
+        competing.await.expect("what it sees is right");
+    }
+    let (held, losses) = (register.believed(), losses.load(Ordering::Relaxed));
+    eprintln!("{held} holds, {losses} of them lost, over {} changes in {:?}", changes(), started.elapsed());
+    assert!(held > changes() / 10, "a campaign without holds shows nothing");
+    assert!(losses >= changes() / 1000, "nor does one that spares them all");
+    for server in &servers {
+        eventually(|| server.client().call("DBSIZE") == 0).await;
+        eventually(|| server.client().info_number("rlock_waiting") == 0).await;
+    }
+    // When the networks are whole again, everybody can have it.
+    let urls: Vec<_> = servers.iter().map(url).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let whole = Quorum::connect(&Client::builder(), &urls).expect("addresses");
+    let guard = whole.lock("k").acquire_timeout(crate::PATIENCE).await.expect("free");
+    guard.release().await.expect("it was held");
+}
