@@ -10,7 +10,7 @@ NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test test-matrix campaigns failover lint bench client-cancel demo clean
+.PHONY: help build run cluster test test-matrix campaigns failover lint bench client-cancel client-faults demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,9 +73,14 @@ bench: ## Measure the module against its peers (6 minutes); SECTION=memory for o
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-noop
 	target/release/rlock-bench --module $(MODULE) --noop $(NOOP) --server $(SERVER) $(SECTION)
 
-client-cancel: build ## Drop 10,000 acquisitions of the client at random moments
+client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
 	@$(NEED) server
-	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition
+	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions
+
+client-faults: build ## Let the client's connections be lossy, late, cut at every byte, and partitioned (MINUTES minutes)
+	@$(NEED) server
+	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=2 \
+	  cut_connections:: faults:: partitions::
 
 demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server

@@ -119,3 +119,53 @@ impl Inside {
         }
     }
 }
+
+/// One who believes whatever happens.
+struct Stubborn(u64);
+
+impl Belief for Stubborn {
+    fn believes(&self) -> bool {
+        true
+    }
+
+    fn token(&self) -> u64 {
+        self.0
+    }
+}
+
+#[test]
+#[should_panic(expected = "is held besides")]
+fn a_register_sees_two_who_believe_to_be_alone() {
+    let register = Register::default();
+    register.enter("k", Share::Reading, Arc::new(Stubborn(1)));
+    register.enter("k", Share::Reading, Arc::new(Stubborn(2)));
+    register.enter("k", Share::Alone, Arc::new(Stubborn(3)));
+}
+
+#[test]
+#[should_panic(expected = "is held besides")]
+fn a_register_sees_more_permits_than_there_are() {
+    let register = Register::default();
+    for token in 1..=3 {
+        register.enter("s", Share::Permits(2, 5), Arc::new(Stubborn(token)));
+    }
+}
+
+#[test]
+#[should_panic(expected = "does not rise")]
+fn a_register_sees_a_token_that_does_not_rise() {
+    let register = Register::default();
+    for token in [7, 6] {
+        let guard: Arc<dyn Belief> = Arc::new(Stubborn(token));
+        register.enter("k", Share::Alone, guard.clone());
+        register.leave("k", &guard);
+    }
+}
+
+#[test]
+#[should_panic(expected = "granted twice")]
+fn a_register_sees_a_token_that_two_readers_have() {
+    let register = Register::default();
+    register.enter("k", Share::Reading, Arc::new(Stubborn(5)));
+    register.enter("k", Share::Reading, Arc::new(Stubborn(5)));
+}

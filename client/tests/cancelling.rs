@@ -6,6 +6,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rlock_client::{Client, Error, Kind, Lock};
 
+use crate::memory::live_bytes;
 use crate::support::{Server, seed};
 use crate::{connect, connections, eventually};
 
@@ -65,12 +66,12 @@ async fn acquire_for<K: Kind>(lock: Lock<K>, patience: Patience, hold: Duration)
     }
 }
 
-async fn storm(server: &Server, client: &Client, seed: u64) {
-    let mut random = StdRng::seed_from_u64(seed);
-    for _ in 0..rounds() / AT_ONCE {
+/// So many acquisitions. When it is over, nothing is left on the server.
+async fn storm(server: &Server, client: &Client, random: &mut StdRng, rounds: usize) {
+    for _ in 0..rounds / AT_ONCE {
         let tasks: Vec<_> = (0..AT_ONCE)
             .map(|_| {
-                let patience = Patience::random(&mut random);
+                let patience = Patience::random(random);
                 let hold = Duration::from_micros(random.random_range(0..300));
                 let key = format!("k{}", random.random_range(0..3));
                 match random.random_range(0..3) {
@@ -93,8 +94,7 @@ async fn storm(server: &Server, client: &Client, seed: u64) {
 async fn dropping_an_acquisition_leaves_neither_a_waiter_nor_a_hold_nor_a_connection() {
     let server = Server::start();
     let client = connect(&server).await;
-    let seed = seed();
-    storm(&server, &client, seed).await;
+    storm(&server, &client, &mut StdRng::seed_from_u64(seed()), rounds()).await;
     // One shared, eight to wait on.
     assert!(connections(&server) <= 9, "{}", connections(&server));
     // All of it can still be had.
@@ -104,6 +104,32 @@ async fn dropping_an_acquisition_leaves_neither_a_waiter_nor_a_hold_nor_a_connec
         let fair = client.fair_lock(format!("fair-k{key}"));
         fair.acquire_timeout(Duration::from_secs(5)).await.expect("a free lock").release().await.expect("it was held");
     }
+}
+
+/// What a client may keep besides: buffers and maps that have grown. One leaked allocation per acquisition is more than this.
+const SLACK_BYTES: isize = 16 * 1024;
+
+/// All runs on one thread, so what it has allocated is what the client has, and a little of the test.
+#[tokio::test]
+async fn dropping_acquisitions_leaves_neither_memory_nor_tasks() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let mut random = StdRng::seed_from_u64(seed());
+    let mut before = None;
+    for _ in 0..5 {
+        storm(&server, &client, &mut random, rounds()).await;
+        // Eight waiting connections at most, for six locks, and the shared one: a task each.
+        eventually(|| alive_tasks() <= 9).await;
+        let live = live_bytes();
+        eprintln!("{live} bytes, {} tasks", alive_tasks());
+        // The first storm is for what is made once.
+        let before = *before.get_or_insert(live);
+        assert!(live <= before + SLACK_BYTES, "{before} bytes have become {live}");
+    }
+}
+
+fn alive_tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
 #[tokio::test]

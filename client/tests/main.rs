@@ -10,6 +10,7 @@ mod holding;
 mod kinds;
 mod losing;
 mod lost_replies;
+mod memory;
 mod outages;
 mod partitions;
 mod proxy;

@@ -1,0 +1,43 @@
+//! What is allocated, counted per thread: on a runtime with one thread, other tests do not disturb the count.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    /// Bytes that this thread has allocated and not freed. Negative when it frees what others have allocated.
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn count(change: isize) {
+    // When a thread ends, its counter may be gone before its last allocation is.
+    let _ = LIVE.try_with(|live| live.set(live.get() + change));
+}
+
+fn size(layout: Layout) -> isize {
+    isize::try_from(layout.size()).unwrap_or(isize::MAX)
+}
+
+// SAFETY: all is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(size(layout));
+        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        count(-size(layout));
+        // SAFETY: as above; the memory is from the system's allocator.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// How many bytes this thread has allocated and not freed.
+pub fn live_bytes() -> isize {
+    LIVE.with(Cell::get)
+}
