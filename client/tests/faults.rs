@@ -61,6 +61,7 @@ enum Any {
 #[derive(Clone, Copy, Debug)]
 struct Terms {
     lease: Option<Duration>,
+    renews: bool,
     grace: Option<Duration>,
     /// A number of its own if it is to hold in a name that was chosen.
     name: Option<u64>,
@@ -69,14 +70,15 @@ struct Terms {
 impl Terms {
     fn random(random: &mut StdRng, weather: Weather) -> Terms {
         // What arrives late may be granted, and then holds until its lease ends.
-        let lease = (weather == Weather::Late || random.random_ratio(1, 4)).then_some(Duration::from_millis(700));
+        let is_short = weather == Weather::Late || random.random_ratio(1, 4);
+        let lease = is_short.then(|| Duration::from_millis(random.random_range(30..700)));
         let grace = random.random_ratio(1, 3).then(|| Duration::from_millis(random.random_range(100..300)));
-        Terms { lease, grace, name: random.random_ratio(1, 4).then(|| random.random()) }
+        Terms { lease, renews: random.random(), grace, name: random.random_ratio(1, 4).then(|| random.random()) }
     }
 
     fn apply<K: Kind>(self, mut lock: Lock<K>) -> Lock<K> {
         if let Some(lease) = self.lease {
-            lock = lock.lease(lease).renewing(true);
+            lock = lock.lease(lease).renewing(self.renews);
         }
         if let Some(grace) = self.grace {
             lock = lock.session_grace(grace);
@@ -255,7 +257,9 @@ struct Stay {
 
 impl Stay {
     fn random(random: &mut StdRng) -> Stay {
-        let time = Duration::from_micros(random.random_range(0..3000));
+        // Now and then beyond the end of a lease.
+        let longest_us = if random.random_ratio(1, 8) { 500_000 } else { 3000 };
+        let time = Duration::from_micros(random.random_range(0..longest_us));
         Stay { time, renews: random.random_ratio(1, 3), reenters: random.random_ratio(1, 3), releases: random.random() }
     }
 }
@@ -394,7 +398,7 @@ impl Campaign {
     /// Each client acquires in bad weather what it can get and keeps it. When the weather is good again, the server counts just that.
     async fn keep(&mut self) {
         let lease = (self.weather == Weather::Late).then_some(Duration::from_secs(1));
-        let terms = Terms { lease, grace: None, name: None };
+        let terms = Terms { lease, renews: true, grace: None, name: None };
         let keeping: Vec<_> =
             self.clients.iter().map(|client| tokio::spawn(keep_some(client.clone(), terms))).collect();
         let mut kept = Vec::new();
