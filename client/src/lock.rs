@@ -238,18 +238,29 @@ impl Acquisition {
     }
 
     async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {
+        let give_up = Moment::now().after(self.request.client.settings.retry_for);
+        loop {
+            let held = self.wait_until(deadline).await?;
+            match self.hand_out(held).await {
+                // Who waits goes on waiting, unless the network is always slower than the lease is long. A hold that has to end after a time of
+                // its own is not asked for again.
+                Err(Error::NotHeld) if self.max_hold.is_none() && Moment::now() < give_up => {
+                    tracing::debug!("the lease ended before the grant was heard of; asking again");
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn wait_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {
         // Who comes while others of this process stand in line goes to its end. An owner that may hold already does not wait for others.
         let may_try =
             self.request.is_shared_owner || !self.request.client.waiting_room.has_line(&self.request.subject.keys);
-        let held = if may_try { self.try_until(deadline).await? } else { None };
-        let held = match held {
-            Some(held) => held,
-            None => {
-                let Self { max_hold, renews, skips_line, .. } = *self;
-                waiter::wait(self.request.clone(), Patience { deadline, max_hold, renews, skips_line }).await?
-            }
-        };
-        self.hand_out(held).await
+        if may_try && let Some(held) = self.try_until(deadline).await? {
+            return Ok(held);
+        }
+        let Self { max_hold, renews, skips_line, .. } = *self;
+        waiter::wait(self.request.clone(), Patience { deadline, max_hold, renews, skips_line }).await
     }
 
     async fn try_until(&self, deadline: Option<Moment>) -> Result<Option<Held>, Error> {

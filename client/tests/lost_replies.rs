@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rlock_client::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::eventually;
+use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
 
 /// Stands between a client and a server. When told to, it swallows the next reply, and cuts the connection on which it came.
@@ -142,4 +144,23 @@ async fn permits_and_several_keys_are_counted_once() {
     all.release().await.expect("it was held");
     assert!(thief.has_stolen());
     assert_eq!(server.client().call("EXISTS k l"), 0);
+}
+
+/// The lease counts from the sending, so it is over when the reply arrives. Somebody who waits for the lock goes on waiting.
+#[tokio::test]
+async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let lease = Duration::from_millis(500);
+    let lock = client.lock("k").lease(lease);
+    let mut is_late = false;
+    proxy.set(move |direction, _| match direction == Direction::ToClient && !std::mem::replace(&mut is_late, true) {
+        true => Fate::Delay(lease * 2),
+        false => Fate::Pass,
+    });
+    let guard = lock.acquire().await.expect("a grant");
+    assert!(guard.is_held());
+    assert_eq!(holds(&server), 1);
+    guard.release().await.expect("it was held");
 }
