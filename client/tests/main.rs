@@ -19,6 +19,7 @@ mod quorum;
 #[allow(dead_code, unused_imports)]
 #[path = "../../tests/support/mod.rs"]
 mod support;
+mod visitors;
 mod waiting;
 
 use std::time::Duration;
