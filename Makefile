@@ -77,7 +77,7 @@ client-cancel: build ## Drop 10,000 acquisitions of the client at random moments
 	@$(NEED) server
 	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions
 
-client-faults: build ## Let the client's connections be lossy, late, cut at every byte, and partitioned (20 minutes)
+client-faults: build ## Let the client's connections be lossy, late, cut at every byte, and partitioned (16 minutes)
 	@$(NEED) server
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=2 \
 	  cut_connections:: faults:: partitions::
