@@ -2,10 +2,12 @@
 
 mod beliefs;
 mod cancelling;
+mod child;
 mod cluster;
 mod counter;
 mod cut_connections;
 mod faults;
+mod examples;
 mod holding;
 mod kinds;
 mod losing;
@@ -14,6 +16,7 @@ mod memory;
 mod outages;
 mod partitions;
 mod proxy;
+mod processes;
 mod quorum;
 // The servers and plain connections of the module's own tests. Not all of it is used here.
 #[allow(dead_code, unused_imports)]

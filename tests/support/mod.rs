@@ -24,6 +24,7 @@ pub use events::Events;
 pub use family::{ALL, BINARY, EXCLUSIVE, Family, MUTEX, REENTRANT, TRANSIENT, WRITE};
 pub use journal::{Journal, is_brace, show};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
+pub use process::OwnedProcess;
 pub use program::cli;
 pub use propagation::propagated;
 pub use reply::Reply;

@@ -1,0 +1,125 @@
+//! Every example runs, ends by itself, and says what it should.
+
+use std::collections::BTreeSet;
+
+use crate::child::{Child, examples};
+use crate::support::Server;
+use crate::url;
+
+/// The lines of an example that is run alone.
+#[track_caller]
+fn lines_of(example: &str, arguments: &[&str]) -> Vec<String> {
+    Child::run(example, arguments).wait_for_end()
+}
+
+/// A line whose last word is a token, without it.
+fn without_token(line: &str) -> &str {
+    let (rest, token) = line.rsplit_once(' ').expect("several words");
+    assert!(token.parse::<u64>().is_ok(), "{line}");
+    rest
+}
+
+#[test]
+fn each_example_is_run_by_a_test() {
+    let here = include_str!("examples.rs");
+    let run: BTreeSet<_> = here.split('"').map(str::to_owned).collect();
+    let forgotten: Vec<_> = examples().into_iter().filter(|example| !run.contains(example)).collect();
+    assert!(forgotten.is_empty(), "{forgotten:?}");
+    let readme = include_str!("../README.md");
+    let untold: Vec<_> =
+        examples().into_iter().filter(|example| !readme.contains(&format!("| `{example}` |"))).collect();
+    assert!(untold.is_empty(), "the README does not list {untold:?}");
+}
+
+#[test]
+fn processes_count_right_together() {
+    let server = Server::start();
+    let mut children: Vec<_> = (0..3).map(|_| Child::run("counter", &[&url(&server)])).collect();
+    let mut highest: Vec<u32> = children
+        .iter_mut()
+        .map(|child| {
+            let lines = child.wait_for_end();
+            let count = lines[0].strip_prefix("counted 100 times, up to ").unwrap_or_else(|| panic!("{lines:?}"));
+            count.parse().expect("a number")
+        })
+        .collect();
+    highest.sort_unstable();
+    assert_eq!(highest[2], 300);
+    assert_eq!(server.client().call("GET example:counter"), "300");
+}
+
+#[test]
+fn a_worker_with_fencing_writes_its_steps() {
+    let server = Server::start();
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().to_str().expect("a name");
+    for run in 1..=2 {
+        let lines = lines_of("fencing", &[&url(&server), folder, "5"]);
+        assert_eq!(lines.iter().filter(|line| line.ends_with(": written")).count(), 3, "{lines:?}");
+        assert_eq!(lines.last().map(String::as_str), Some("released"));
+        let results = std::fs::read_to_string(format!("{folder}/results")).expect("results");
+        assert_eq!(results.lines().count(), 3 * run, "{results}");
+    }
+}
+
+#[test]
+fn candidates_lead_one_after_the_other() {
+    let server = Server::start();
+    let url = url(&server);
+    let mut candidates: Vec<_> =
+        ["one", "two", "three"].map(|name| Child::run("leader_election", &[&url, name, "50"])).into();
+    let mut terms: Vec<u64> = candidates
+        .iter_mut()
+        .map(|candidate| {
+            let lines = candidate.wait_for_end();
+            let said: Vec<_> = lines.iter().map(|line| line.split_once(' ').expect("a name").1).collect();
+            assert_eq!(said.len(), 3, "{lines:?}");
+            assert_eq!((said[0], without_token(said[1]), said[2]), ("is a candidate", "leads, term", "resigns"));
+            said[1].rsplit(' ').next().expect("a word").parse().expect("a token")
+        })
+        .collect();
+    terms.sort_unstable();
+    terms.dedup();
+    assert_eq!(terms.len(), 3, "each has a term of its own");
+    assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
+#[test]
+fn customers_are_served_as_they_came() {
+    let server = Server::start();
+    let lines = lines_of("fair_queue", &[&url(&server)]);
+    let come = (1..=5).map(|customer| format!("customer {customer} has come"));
+    let served = (1..=5).map(|customer| format!("customer {customer} is served"));
+    assert_eq!(lines, come.chain(served).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_quorum_is_held_while_a_minority_is_down() {
+    let mut servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    servers[2].kill();
+    let urls: Vec<_> = servers.iter().map(url).collect();
+    let lines = lines_of("quorum", &[&urls[0], &urls[1], &urls[2]]);
+    assert_eq!(without_token(&lines[0]), "held on a majority of 3 servers, token");
+    assert_eq!(lines[1..], ["worked", "released"]);
+    servers[2].restart();
+}
+
+#[test]
+fn threads_count_right() {
+    let server = Server::start();
+    assert_eq!(lines_of("blocking_threads", &[&url(&server)]), ["8 threads counted to 80"]);
+}
+
+#[test]
+fn readers_share_and_a_writer_does_not() {
+    let server = Server::start();
+    let lines = lines_of("read_write", &[&url(&server)]);
+    assert_eq!(lines, ["one writes; may another read? false", "two read; may another write? false"]);
+    assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
+#[test]
+fn no_more_work_than_there_are_permits() {
+    let server = Server::start();
+    assert_eq!(lines_of("semaphore", &[&url(&server)]), ["10 workers, at most 3 at a time"]);
+}

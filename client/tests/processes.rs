@@ -1,0 +1,129 @@
+//! Holders whose process is killed or stopped. The processes are those of the examples.
+
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::child::Child;
+use crate::support::{Server, eventually};
+use crate::{PATIENCE, url};
+
+/// What the candidates of the example ask for.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// A death is to be felt in that time. On a busy machine one in a while takes longer.
+const FELT_WITHIN: Duration = Duration::from_millis(300);
+
+const DEATHS: u32 = 6;
+
+/// A term or a step that does not end before the test does.
+const VERY_LONG_MS: &str = "600000";
+
+#[track_caller]
+fn wait_for_waiter(server: &Server, key: &str) {
+    eventually(PATIENCE, || server.client().waiting_owners(key).len() == 1);
+}
+
+#[test]
+fn a_session_passes_on_soon_after_its_process_was_killed() {
+    let server = Server::start();
+    let candidate = |number: u32| Child::run("leader_election", &[&url(&server), &number.to_string(), VERY_LONG_MS]);
+    let mut leader = candidate(0);
+    leader.wait_for("leads");
+    let mut took = Vec::new();
+    for number in 1..=DEATHS {
+        let mut next = candidate(number);
+        wait_for_waiter(&server, "example:leader");
+        let killed = Instant::now();
+        leader.kill();
+        let (at, _) = next.wait_for("leads");
+        took.push(at - killed);
+        leader = next;
+    }
+    took.sort();
+    eprintln!("another process held after {took:?}");
+    // The grace counts from the end of the connection, which comes after the kill.
+    assert!(took[0] >= GRACE, "{took:?}");
+    assert!(took[0] < FELT_WITHIN, "{took:?}");
+    // The lease of 30 s would end between 20 s and 30 s later.
+    assert!(took.last().is_some_and(|longest| *longest < Duration::from_secs(5)), "{took:?}");
+}
+
+/// A server, and a folder for the store of the workers.
+struct Workplace {
+    server: Server,
+    folder: TempDir,
+}
+
+impl Workplace {
+    fn new() -> Workplace {
+        Workplace { server: Server::start(), folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    /// A worker with fencing, on a lease of 1 s that is renewed.
+    fn worker(&self, step_ms: &str) -> Child {
+        Child::run("fencing", &[&url(&self.server), self.folder.path().to_str().expect("a name"), step_ms])
+    }
+
+    /// What has been written, by token.
+    fn tokens_in_store(&self) -> Vec<u64> {
+        let results = std::fs::read_to_string(self.folder.path().join("results")).unwrap_or_default();
+        let token = |line: &str| line.split(':').next().and_then(|token| token.parse().ok()).expect("a token");
+        results.lines().map(token).collect()
+    }
+}
+
+fn token_in(line: &str) -> u64 {
+    line.rsplit(' ').next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+#[test]
+fn without_a_session_a_lock_passes_on_at_the_end_of_the_lease() {
+    let place = Workplace::new();
+    let mut holder = place.worker(VERY_LONG_MS);
+    holder.wait_for("computing");
+    let mut next = place.worker("0");
+    wait_for_waiter(&place.server, "example:fencing");
+    let asked = Instant::now();
+    let left_ms = place.server.client().holder("example:fencing").expect("it is held").lease_ms;
+    let left = Duration::from_millis(left_ms.try_into().expect("a span"));
+    holder.kill();
+    let (at, _) = next.wait_for("holds");
+    eprintln!("{left:?} were left, another process held after {:?}", at - asked);
+    // What is left is told in whole milliseconds. The last renewal may have been under way.
+    assert!(at - asked + Duration::from_millis(2) >= left, "{:?} of {left:?}", at - asked);
+    assert!(at - asked < Duration::from_secs(1) + PATIENCE / 10, "{:?} of {left:?}", at - asked);
+    next.wait_for_end();
+}
+
+/// Stops a worker when it says these words, lets another one do all its work, and lets the first go on. Hands out what that one
+/// says then, and the token of the other.
+#[track_caller]
+fn overtaken_at(words: &str) -> (Vec<String>, u64) {
+    let place = Workplace::new();
+    let mut first = place.worker("1000");
+    let token = token_in(&first.wait_for("holds").1);
+    first.wait_for(words);
+    first.stop();
+    let mut second = place.worker("0");
+    let later_token = token_in(&second.wait_for("holds").1);
+    assert!(later_token > token);
+    assert_eq!(second.wait_for_end().last().map(String::as_str), Some("released"));
+    first.go_on();
+    let lines = first.wait_for_end();
+    assert_eq!(place.tokens_in_store(), [later_token; 3], "nothing was written late");
+    (lines, later_token)
+}
+
+#[test]
+fn a_stopped_holder_hears_of_its_loss_before_it_goes_on() {
+    let (lines, _) = overtaken_at("step 1: computing");
+    assert_eq!(lines.last().map(String::as_str), Some("step 1: the lock was lost, nothing is written"), "{lines:?}");
+}
+
+#[test]
+fn a_write_of_a_holder_that_was_stopped_on_its_way_is_refused() {
+    let (lines, later_token) = overtaken_at("step 1: writing");
+    let refusal = format!("step 1: refused, the store has seen token {later_token}");
+    assert_eq!(lines.last(), Some(&refusal), "{lines:?}");
+}
