@@ -13,7 +13,7 @@ use crate::lock::{Fair, Lock, Mutex as MutexKind, RwLock};
 use crate::multi::MultiLock;
 use crate::request::Gate;
 use crate::semaphore::Semaphore;
-use crate::servers::{Line, Servers, Topology};
+use crate::servers::{Servers, Topology};
 use crate::slots::slot_of;
 use crate::waiting_room::WaitingRoom;
 use crate::wire::Family;
@@ -245,10 +245,9 @@ impl Builder {
     async fn with(self, topology: Topology) -> Result<Client, Error> {
         let servers = Servers::new(topology, self.connect_timeout);
         // So that a wrong address is an error here, and not later somewhere else.
-        let any_slot = servers.is_cluster().then_some(0);
         let started = Moment::now();
         let failed = |cause| Error::Connection { tried_for: started.until(Moment::now()), cause };
-        servers.link(any_slot, Line::Shared).await.map_err(failed)?;
+        servers.reach().await.map_err(failed)?;
         Ok(self.over(servers))
     }
 

@@ -106,6 +106,14 @@ impl Servers {
         }
     }
 
+    /// Makes sure that somebody answers. Of a cluster that is any node that knows the masters: one of them may be down.
+    pub(crate) async fn reach(&self) -> Result<(), RedisError> {
+        if self.is_cluster() {
+            return self.refresh_slots().await;
+        }
+        self.link(None, Line::Shared).await.map(drop)
+    }
+
     /// A connection to the node that serves a slot. In a cluster the map of slots is asked for when it does not tell.
     pub(crate) async fn link(&self, slot: Option<u16>, line: Line) -> Result<Arc<Link>, RedisError> {
         let node = self.node_of(slot).await?;

@@ -58,6 +58,20 @@ async fn locks_are_found_on_their_nodes_and_waited_for_there() {
     }
 }
 
+/// The slot that nobody serves here is the first.
+#[tokio::test]
+async fn a_cluster_is_connected_to_while_a_part_of_it_is_missing() {
+    let node = Server::with(&[
+        "cluster-enabled yes",
+        "cluster-require-full-coverage no",
+        &format!("cluster-port {}", free_port()),
+    ]);
+    assert_eq!(node.client().call("CLUSTER ADDSLOTSRANGE 1 16383"), "OK");
+    eventually(|| node.client().call("CLUSTER INFO").text().contains("cluster_state:ok")).await;
+    let client = connect(&node).await;
+    client.lock(ON_FIRST).acquire().await.expect("free").release().await.expect("it was held");
+}
+
 #[tokio::test]
 async fn keys_of_several_slots_are_held_together() {
     let nodes = cluster().await;

@@ -7,7 +7,9 @@ mod cluster;
 mod counter;
 mod cut_connections;
 mod faults;
+mod crowd;
 mod examples;
+mod failovers;
 mod holding;
 mod kinds;
 mod losing;
@@ -18,6 +20,7 @@ mod partitions;
 mod proxy;
 mod processes;
 mod quorum;
+mod restarts;
 // The servers and plain connections of the module's own tests. Not all of it is used here.
 #[allow(dead_code, unused_imports)]
 #[path = "../../tests/support/mod.rs"]

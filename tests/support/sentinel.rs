@@ -60,6 +60,12 @@ impl Sentinels {
         sentinels
     }
 
+    /// Where they listen.
+    #[allow(dead_code, reason = "the tests of the client use it")]
+    pub fn ports(&self) -> impl Iterator<Item = u16> {
+        self.members.iter().map(|(_, port)| *port)
+    }
+
     /// Where the primary is, by the first Sentinel's word.
     pub fn primary(&self) -> Option<u16> {
         primary_by(&mut Client::connect(self.members[0].1).ok()?)

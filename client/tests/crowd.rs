@@ -1,0 +1,175 @@
+//! A hundred tasks that hold and a hundred that wait, into which something happens: nobody hangs, whoever has lost a hold hears of it
+//! before another task has the lock, and the rest carries on.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rlock_client::{Client, Error, Guard, Kind, Lock};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::{PATIENCE, eventually};
+
+pub const HOLDERS: usize = 100;
+pub const WAITERS: usize = 100;
+
+/// Waiters want this many of the held locks: more than a client has connections to wait on.
+const WANTED: usize = 20;
+
+/// How a task that held came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was told to, and its release was confirmed.
+    Released,
+    /// Its guard said so.
+    Lost,
+}
+
+/// Who believes to hold what: the token by key. One who hears of its loss is removed.
+#[derive(Default)]
+struct Beliefs(Mutex<HashMap<String, u64>>);
+
+impl Beliefs {
+    fn with<T>(&self, act: impl FnOnce(&mut HashMap<String, u64>) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    #[track_caller]
+    fn begin(&self, key: &str, token: u64) {
+        let other = self.with(|beliefs| beliefs.insert(key.to_owned(), token));
+        assert_eq!(other, None, "{key} was granted with {token} while another one believed to hold it");
+    }
+
+    fn end(&self, key: &str) {
+        self.with(|beliefs| beliefs.remove(key));
+    }
+}
+
+/// The tasks.
+pub struct Crowd {
+    client: Client,
+    lease: Duration,
+    beliefs: Arc<Beliefs>,
+    /// Tells the holders to release.
+    enough: CancellationToken,
+    holders: Vec<JoinHandle<Result<(u64, End), Error>>>,
+    waiters: Vec<JoinHandle<Result<(usize, u64), Error>>>,
+}
+
+impl Crowd {
+    /// Tasks of this client, on this lease, which is renewed.
+    pub fn of(client: &Client, lease: Duration) -> Crowd {
+        let (client, beliefs, enough) = (client.clone(), Arc::default(), CancellationToken::new());
+        Crowd { client, lease, beliefs, enough, holders: Vec::new(), waiters: Vec::new() }
+    }
+
+    /// Lets so many more tasks hold, each a lock of its own, and waits until they do. Some are bound to their connection, for long enough to
+    /// have another one.
+    pub async fn hold(&mut self, more: usize) {
+        let first = self.holders.len();
+        for number in first..first + more {
+            let (key, grace) = (key(number), self.lease);
+            self.holders.push(match number % 3 {
+                0 => self.holder(key.clone(), self.client.fair_lock(key).lease(self.lease).renewing(true)),
+                1 => self.holder(key.clone(), self.client.lock(key).lease(self.lease).renewing(true)),
+                _ => {
+                    let lock = self.client.lock(&key).lease(self.lease).renewing(true);
+                    self.holder(key, lock.session_grace(grace))
+                }
+            });
+        }
+        eventually(|| self.beliefs.with(|beliefs| beliefs.len()) == first + more).await;
+    }
+
+    fn holder<K: Kind>(&self, key: String, lock: Lock<K>) -> JoinHandle<Result<(u64, End), Error>> {
+        let (beliefs, enough) = (self.beliefs.clone(), self.enough.clone());
+        tokio::spawn(async move {
+            let guard = lock.acquire().await?;
+            beliefs.begin(&key, guard.token());
+            tokio::select! {
+                biased;
+                () = guard.lost() => {
+                    beliefs.end(&key);
+                    Ok((guard.token(), End::Lost))
+                }
+                () = enough.cancelled() => give_up(guard, &beliefs, &key).await,
+            }
+        })
+    }
+
+    /// Lets tasks wait for what is held, and waits until as many of them wait at the server as can. `waiting` says how many do.
+    pub async fn wait(&mut self, waiting: impl Fn() -> i64) {
+        for number in 0..WAITERS {
+            let wanted = number % WANTED;
+            let key = key(wanted);
+            self.waiters.push(match wanted % 3 {
+                0 => self.waiter(key.clone(), wanted, self.client.fair_lock(key)),
+                _ => self.waiter(key.clone(), wanted, self.client.lock(key)),
+            });
+        }
+        // The default of the client.
+        eventually(|| waiting() >= 8).await;
+    }
+
+    fn waiter<K: Kind>(&self, key: String, wanted: usize, lock: Lock<K>) -> JoinHandle<Result<(usize, u64), Error>> {
+        let beliefs = self.beliefs.clone();
+        tokio::spawn(async move {
+            let guard = lock.acquire().await?;
+            beliefs.begin(&key, guard.token());
+            // Long enough for another holder to show.
+            tokio::task::yield_now().await;
+            let (token, _) = give_up(guard, &beliefs, &key).await?;
+            Ok((wanted, token))
+        })
+    }
+
+    /// How many tasks have heard that their hold is gone.
+    pub fn heard(&self) -> usize {
+        self.holders.iter().filter(|holder| holder.is_finished()).count()
+    }
+
+    /// How many waiting tasks have got their lock and given it back.
+    pub fn served(&self) -> usize {
+        self.waiters.iter().filter(|waiter| waiter.is_finished()).count()
+    }
+
+    /// Tells the holders to release, and waits for everybody. Each waiter has had its lock with a token of its own, above that of the
+    /// task that held before it. Hands out how the holders ended, in the order in which they came.
+    pub async fn disperse(self) -> Vec<End> {
+        self.enough.cancel();
+        let mut tokens = HashMap::<usize, Vec<u64>>::new();
+        let mut ends = Vec::new();
+        for (number, holder) in self.holders.into_iter().enumerate() {
+            let ended = tokio::time::timeout(PATIENCE, holder).await.expect("no holder hangs").expect("no panic");
+            let (token, end) = ended.unwrap_or_else(|error| panic!("holder {number}: {error}"));
+            tokens.entry(number).or_default().push(token);
+            ends.push(end);
+        }
+        for waiter in self.waiters {
+            let served = tokio::time::timeout(PATIENCE, waiter).await.expect("no waiter hangs").expect("no panic");
+            let (wanted, token) = served.expect("a waiter gets its lock");
+            tokens.entry(wanted).or_default().push(token);
+        }
+        for (number, mut tokens) in tokens {
+            let (count, first) = (tokens.len(), tokens[0]);
+            tokens.sort_unstable();
+            tokens.dedup();
+            assert_eq!((tokens.len(), tokens[0]), (count, first), "{}: {tokens:?}", key(number));
+        }
+        ends
+    }
+}
+
+/// The locks lie on all nodes of a cluster.
+fn key(number: usize) -> String {
+    format!("lock-{number}")
+}
+
+/// Releases a hold that must be there to the end.
+async fn give_up<K: Kind>(guard: Guard<K>, beliefs: &Beliefs, key: &str) -> Result<(u64, End), Error> {
+    let token = guard.token();
+    beliefs.end(key);
+    guard.release().await?;
+    Ok((token, End::Released))
+}

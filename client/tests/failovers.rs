@@ -1,0 +1,102 @@
+//! The server of the locks dies and its replica takes over, with Sentinel and in a cluster, while tasks hold and wait.
+
+use std::time::{Duration, Instant};
+
+use rlock_client::Client;
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
+
+use crate::crowd::{Crowd, End, HOLDERS};
+use crate::support::{Cluster, Sentinels, Server};
+use crate::{PATIENCE, eventually, url};
+
+/// Longer than a failover takes on a busy machine, and short enough for renewals to come after it.
+const LEASE: Duration = Duration::from_secs(15);
+
+/// What has not reached a replica when its master dies is gone.
+const UNREPLICATED: usize = 10;
+
+fn waiting(server: &Server) -> i64 {
+    server.client().info_number("rlock_waiting")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_new_master_is_followed() {
+    let mut master = Server::member(&[]);
+    let upstream = format!("replicaof 127.0.0.1 {}", master.port());
+    let replicas = [Server::member(&[&upstream]), Server::member(&[&upstream])];
+    for replica in &replicas {
+        replica.catch_up_with(&master);
+    }
+    let sentinels = Sentinels::of(master.port(), replicas.len());
+    let urls: Vec<_> = sentinels.ports().map(|port| format!("redis://127.0.0.1:{port}/")).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let client = Client::builder().connect_sentinel(&urls, "fleet", "redis://any/").await.expect("a master");
+
+    let mut crowd = Crowd::of(&client, LEASE);
+    crowd.hold(HOLDERS - UNREPLICATED).await;
+    crowd.wait(|| waiting(&master)).await;
+    assert_eq!(master.client().call("WAIT 2 10000"), 2);
+    let stop_both = |happenings: &mut dyn FnMut()| {
+        replicas[0].while_stopped(|| replicas[1].while_stopped(|| happenings()));
+    };
+    block_in_place(|| {
+        stop_both(&mut || {
+            // What lies in the sockets would be read after the master's death.
+            assert_eq!(master.client().call("CLIENT KILL TYPE replica"), 2);
+            Handle::current().block_on(crowd.hold(UNREPLICATED));
+            master.kill();
+        });
+    });
+    let killed = Instant::now();
+    let old = master.port();
+    let next = || sentinels.primary().and_then(|port| replicas.iter().find(|replica| replica.port() == port));
+    eventually(|| next().is_some_and(|next| next.client().info("role") == "master")).await;
+    let new = next().expect("a master");
+    eprintln!("a new master after {:?}", killed.elapsed());
+    assert_ne!(new.port(), old);
+
+    // Each of them hears of it at its next renewal.
+    eventually(|| crowd.heard() == UNREPLICATED).await;
+    eprintln!("the last has heard after {:?}", killed.elapsed());
+    let ends = crowd.disperse().await;
+    assert_eq!(ends[..HOLDERS - UNREPLICATED], [End::Released; HOLDERS - UNREPLICATED]);
+    assert_eq!(ends[HOLDERS - UNREPLICATED..], [End::Lost; UNREPLICATED]);
+    assert_eq!(waiting(new), 0);
+
+    master.restart_in_place(&["--replicaof", &format!("127.0.0.1 {}", new.port())]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_takes_over_in_a_cluster_is_followed() {
+    let mut cluster = Cluster::start();
+    let seeds: Vec<_> = cluster.nodes().iter().map(url).collect();
+    let seeds: Vec<_> = seeds.iter().map(String::as_str).collect();
+    let client = Client::builder().connect_cluster(&seeds).await.expect("a cluster");
+    let mut crowd = Crowd::of(&client, LEASE);
+    crowd.hold(HOLDERS).await;
+    crowd.wait(|| cluster.nodes().iter().map(waiting).sum()).await;
+    // Nobody writes but the renewals, the first of which is seconds away.
+    for node in cluster.nodes() {
+        let mut node = node.client();
+        if node.info("role") == "master" {
+            assert_eq!(node.call("WAIT 1 10000"), 1);
+        }
+    }
+
+    // The node of slot 0.
+    let old = cluster.primary_of("la2").port();
+    cluster.node_mut(old).kill();
+    let killed = Instant::now();
+    // Whoever comes now gets in, too.
+    let latecomer = Client::builder().connect_cluster(&seeds).await.expect("the other nodes answer");
+    let late = latecomer.lock("la2").acquire_timeout(PATIENCE).await.expect("a grant");
+    eprintln!("a lock of the dead node was granted after {:?}", killed.elapsed());
+
+    let ends = crowd.disperse().await;
+    assert_eq!(ends, [End::Released; HOLDERS]);
+    late.release().await.expect("it was held");
+    cluster.node_mut(old).restart_in_place(&[]);
+    let left: i64 = cluster.nodes().iter().map(waiting).sum();
+    assert_eq!(left, 0);
+}

@@ -1,0 +1,45 @@
+//! The server is killed and started again while tasks hold and wait.
+
+use std::time::Duration;
+
+use crate::crowd::{Crowd, End, HOLDERS, WAITERS};
+use crate::support::Server;
+use crate::{connect, eventually};
+
+fn waiting(server: &Server) -> i64 {
+    server.client().info_number("rlock_waiting")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_a_restart_with_data_everybody_carries_on() {
+    let mut server = Server::with(&["appendonly yes", "appendfsync always"]);
+    let client = connect(&server).await;
+    let lease = Duration::from_secs(3);
+    let mut crowd = Crowd::of(&client, lease);
+    crowd.hold(HOLDERS).await;
+    crowd.wait(|| waiting(&server)).await;
+    server.kill_and_restart_on_its_port();
+    // Whoever is not renewed has lost its lock by then.
+    tokio::time::sleep(lease * 2).await;
+    assert_eq!((crowd.heard(), crowd.served()), (0, 0));
+    assert_eq!(crowd.disperse().await, [End::Released; HOLDERS]);
+    eventually(|| server.client().call("DBSIZE") == 0).await;
+    assert_eq!(waiting(&server), 0);
+}
+
+/// The server grants nothing for as long as a lease, so that nobody gets a lock whose holder has not heard of its loss.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_a_restart_without_data_holders_hear_of_it_and_waiters_carry_on() {
+    let mut server = Server::with(&["rlock.quarantine-ms 3000"]);
+    let client = connect(&server).await;
+    let mut crowd = Crowd::of(&client, Duration::from_secs(3));
+    server.client().call("CONFIG SET rlock.quarantine-ms 0");
+    crowd.hold(HOLDERS).await;
+    crowd.wait(|| waiting(&server)).await;
+    server.kill_and_restart_on_its_port();
+    eventually(|| crowd.heard() == HOLDERS).await;
+    eventually(|| crowd.served() == WAITERS).await;
+    assert_eq!(crowd.disperse().await, [End::Lost; HOLDERS]);
+    eventually(|| server.client().call("DBSIZE") == 0).await;
+    assert_eq!(waiting(&server), 0);
+}
