@@ -30,7 +30,7 @@ const PLACE_LIFE: Duration = Duration::from_secs(5);
 /// How much later than asked for the server's nil may come before the wait is ended from here.
 pub(crate) const LATE: Duration = Duration::from_millis(500);
 
-/// A wait that lasted so long was a healthy one: a failure after it is the first.
+/// A wait at the server that lasted so long was a healthy one: a failure after it is the first.
 const HEALTHY: Duration = Duration::from_secs(1);
 
 /// How a request waits.
@@ -83,6 +83,13 @@ enum Outcome<T> {
     Done(T),
     TooLate,
     Unwanted,
+}
+
+/// A wait came to nothing, for a reason that a further try may mend.
+struct Failure {
+    cause: Error,
+    /// For how long it waited at the server; what connecting took before does not count.
+    waited: Duration,
 }
 
 /// What the first in line has found.
@@ -186,20 +193,19 @@ impl Waiter {
         let request_id = next_request_id();
         let (mut pauses, mut failing_since) = (Pauses::new(), None);
         loop {
-            let started = Moment::now();
-            let failure = match self.block_once(seat, request_id).await? {
+            let Failure { cause, waited } = match self.block_once(seat, request_id).await? {
                 Ok(grant) => return Ok(grant),
                 Err(failure) => failure,
             };
             let now = Moment::now();
-            if started.until(now) >= HEALTHY {
+            if waited >= HEALTHY {
                 (pauses, failing_since) = (Pauses::new(), None);
             }
             let since = *failing_since.get_or_insert(now);
-            tracing::debug!(cause = %failure, "waiting again");
+            tracing::debug!(%cause, "waiting again");
             let pause = sleep_until(now.after(pauses.next()));
             let ended = match since.until(now) >= self.request.client.settings.retry_for {
-                true => Err(failure),
+                true => Err(cause),
                 false => self.in_time(pause).await.into_result(),
             };
             if let Err(error) = ended {
@@ -208,20 +214,21 @@ impl Waiter {
         }
     }
 
-    /// One wait at the server. The inner error is one that a further try may mend.
-    async fn block_once(&self, seat: &Seat, request_id: u64) -> Result<Result<Grant, Error>, Error> {
+    /// One wait at the server.
+    async fn block_once(&self, seat: &Seat, request_id: u64) -> Result<Result<Grant, Failure>, Error> {
         let started = Moment::now();
-        let failed = |cause: RedisError| Error::Connection { tried_for: started.until(Moment::now()), cause };
         let link = match self.in_time(self.connect(seat)).await {
             Outcome::Done(Ok(link)) => link,
             Outcome::Done(Err(cause)) => {
                 self.request.client.servers.forget_slots();
-                return Ok(Err(failed(cause)));
+                let cause = Error::Connection { tried_for: started.until(Moment::now()), cause };
+                return Ok(Err(Failure { cause, waited: Duration::ZERO }));
             }
             // An earlier try may have left something.
             Outcome::TooLate => return self.fail(Error::Timeout, request_id, None).await,
             Outcome::Unwanted => return self.fail(Error::ShuttingDown, request_id, None).await,
         };
+        let started = Moment::now();
         let mut pending = self.send(link, request_id);
         loop {
             tokio::select! {
@@ -245,7 +252,7 @@ impl Waiter {
                     }
                     Err(cause) => {
                         pending.link.close();
-                        return Ok(Err(failed(cause)));
+                        return Ok(Err(Failure::of(started, cause)));
                     }
                 },
             }
@@ -260,7 +267,7 @@ impl Waiter {
         answer: Result<redis::Value, RedisError>,
         request_id: u64,
         started: Moment,
-    ) -> Result<Result<Grant, Error>, Error> {
+    ) -> Result<Result<Grant, Failure>, Error> {
         let error = match answer {
             Ok(value) => {
                 seat.put_back(link.clone());
@@ -292,7 +299,7 @@ impl Waiter {
             shared.close();
         }
         servers.heed(verdict, link);
-        Ok(Err(Error::Connection { tried_for: started.until(Moment::now()), cause: error }))
+        Ok(Err(Failure::of(started, error)))
     }
 
     /// Ends a wait that is pending, so that the connection can be used again.
@@ -307,7 +314,12 @@ impl Waiter {
     async fn connect(&self, seat: &Seat) -> Result<Arc<Link>, RedisError> {
         let client = &self.request.client;
         let shared = client.servers.link(self.request.slot(), Line::Shared).await?;
-        seat.connection(&client.servers, shared.info()).await
+        let connected = seat.connection(&client.servers, shared.info()).await;
+        if connected.is_err() {
+            // The shared one may be as dead, and nobody else be asking over it. It closes if no answer comes, and the next leads elsewhere.
+            drop(shared.ask(&redis::cmd("PING"), Some(client.settings.response_timeout)).await);
+        }
+        connected
     }
 
     fn send(&self, link: Arc<Link>, request_id: u64) -> Pending {
@@ -340,6 +352,14 @@ impl Waiter {
             () = self.unwanted.cancelled() => Outcome::Unwanted,
             () = sleep_until_some(self.deadline) => Outcome::TooLate,
         }
+    }
+}
+
+impl Failure {
+    /// A wait that was sent at `started`.
+    fn of(started: Moment, cause: RedisError) -> Self {
+        let waited = started.until(Moment::now());
+        Self { cause: Error::Connection { tried_for: waited, cause }, waited }
     }
 }
 

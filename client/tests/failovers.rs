@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rlock_client::Client;
+use rlock_client::{Builder, Client};
 use tokio::runtime::Handle;
 use tokio::task::block_in_place;
 
@@ -20,19 +20,27 @@ fn waiting(server: &Server) -> i64 {
     server.client().info_number("rlock_waiting")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_new_master_is_followed() {
-    let mut master = Server::member(&[]);
+fn master_and_replicas() -> (Server, [Server; 2]) {
+    let master = Server::member(&[]);
     let upstream = format!("replicaof 127.0.0.1 {}", master.port());
     let replicas = [Server::member(&[&upstream]), Server::member(&[&upstream])];
     for replica in &replicas {
         replica.catch_up_with(&master);
     }
-    let sentinels = Sentinels::of(master.port(), replicas.len());
+    (master, replicas)
+}
+
+async fn connect(options: Builder, sentinels: &Sentinels) -> Client {
     let urls: Vec<_> = sentinels.ports().map(|port| format!("redis://127.0.0.1:{port}/")).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let client = Client::builder().connect_sentinel(&urls, "fleet", "redis://any/").await.expect("a master");
+    options.connect_sentinel(&urls, "fleet", "redis://any/").await.expect("a master")
+}
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_new_master_is_followed() {
+    let (mut master, replicas) = master_and_replicas();
+    let sentinels = Sentinels::of(master.port(), replicas.len());
+    let client = connect(Client::builder(), &sentinels).await;
     let mut crowd = Crowd::of(&client, LEASE);
     crowd.hold(HOLDERS - UNREPLICATED).await;
     crowd.wait(|| waiting(&master)).await;
@@ -65,6 +73,33 @@ async fn sentinels_new_master_is_followed() {
     assert_eq!(waiting(new), 0);
 
     master.restart_in_place(&["--replicaof", &format!("127.0.0.1 {}", new.port())]);
+}
+
+/// Its connections stay open, and nobody but the waiter has anything to ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_leaves_a_master_that_hangs() {
+    let (master, replicas) = master_and_replicas();
+    let sentinels = Sentinels::of(master.port(), replicas.len());
+    let options = Client::builder().response_timeout(Duration::from_secs(1)).connect_timeout(Duration::from_secs(1));
+    let client = connect(options.refresh_waits_after(Duration::from_secs(1)), &sentinels).await;
+    master.client().call("RLOCK.ACQUIRE k other PX 600000");
+    assert_eq!(master.client().call("WAIT 2 10000"), 2);
+    let waiter = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    eventually(|| waiting(&master) == 1).await;
+    block_in_place(|| {
+        master.while_stopped(|| {
+            let stopped = Instant::now();
+            let waits_elsewhere = || replicas.iter().any(|replica| waiting(replica) == 1);
+            Handle::current().block_on(eventually(waits_elsewhere));
+            eprintln!("it waits at the new master after {:?}", stopped.elapsed());
+        });
+    });
+    let new = replicas.iter().find(|replica| waiting(replica) == 1).expect("a new master");
+    assert_eq!(new.client().call("RLOCK.RELEASE k other"), 0);
+    waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
+use tokio::runtime::Handle;
 
 use crate::support::Server;
 use crate::{PATIENCE, connect, connections, eventually, url};
@@ -96,4 +97,31 @@ async fn without_a_server_a_request_fails_after_the_time_for_retries() {
     assert!(matches!(lock.try_acquire().await, Err(Error::Connection { .. })));
     assert!(matches!(lock.acquire().await, Err(Error::Connection { .. })));
     server.restart();
+}
+
+/// Connecting takes long then, which must not pass for a wait that went well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_gives_up_on_a_server_that_hangs() {
+    let server = Server::start();
+    let client = Client::builder()
+        .response_timeout(Duration::from_secs(1))
+        .connect_timeout(Duration::from_millis(1500))
+        .refresh_waits_after(Duration::from_millis(300))
+        .retry_for(Duration::from_secs(2))
+        .connect(&url(&server))
+        .await
+        .expect("a server");
+    server.client().call("RLOCK.ACQUIRE k other PX 600000");
+    let waiter = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+    tokio::task::block_in_place(|| {
+        server.while_stopped(|| {
+            let outcome = Handle::current().block_on(tokio::time::timeout(PATIENCE, waiter));
+            let outcome = outcome.expect("it does not hang").expect("no panic");
+            assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
+        });
+    });
 }
