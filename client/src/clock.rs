@@ -24,13 +24,9 @@ impl Moment {
         Self(seconds.saturating_mul(1_000_000).saturating_add(u64::try_from(tv_nsec).unwrap_or(0) / 1000))
     }
 
-    /// For tests and for storing in an atomic.
+    /// For tests, and for what never comes.
     pub(crate) const fn from_us(us: u64) -> Self {
         Self(us)
-    }
-
-    pub(crate) const fn as_us(self) -> u64 {
-        self.0
     }
 
     /// The moment that is `duration` later.

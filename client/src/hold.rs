@@ -15,6 +15,15 @@ use crate::request::{Grant, Request};
 use crate::validity::{Step, Terms, Validity};
 use crate::wire;
 
+/// What RENEW is asked for.
+#[derive(Clone, Copy, Debug)]
+enum Renewal {
+    /// A new lease.
+    Lease(Duration),
+    /// To bind the hold to the connection, and to let it live for so long, which is less than it should live anyway.
+    Binding(Duration),
+}
+
 /// What an owner has been granted, as far as this side knows.
 pub(crate) struct Hold {
     pub(crate) request: Arc<Request>,
@@ -60,7 +69,7 @@ impl Hold {
     /// When it can no longer be relied upon if nothing happens.
     pub(crate) fn ends(&self) -> Moment {
         let state = self.state();
-        state.validity.ends(&self.terms, state.link.contact())
+        state.validity.ends(&self.terms, state.link.is_closed())
     }
 
     fn lose(&self) {
@@ -89,12 +98,12 @@ impl Hold {
     /// Renews once, trying until `give_up`. Not held means lost.
     ///
     /// Cancel safety: when dropped, the renewal may or may not take place.
-    pub(crate) async fn renew(&self, lease: Duration, give_up: Moment) -> Result<(), Error> {
+    async fn renew(&self, renewal: Renewal, give_up: Moment) -> Result<(), Error> {
         let is_ending = self.is_ending.lock().await;
         if *is_ending {
             return Err(Error::NotHeld);
         }
-        let outcome = self.ask_to_renew(lease, give_up).await;
+        let outcome = self.ask_to_renew(renewal, give_up).await;
         match &outcome {
             Ok(()) => {}
             Err(Error::NotHeld) => self.lose(),
@@ -106,11 +115,15 @@ impl Hold {
         outcome
     }
 
-    async fn ask_to_renew(&self, lease: Duration, give_up: Moment) -> Result<(), Error> {
+    async fn ask_to_renew(&self, renewal: Renewal, give_up: Moment) -> Result<(), Error> {
+        let (Renewal::Lease(lease) | Renewal::Binding(lease)) = renewal;
         let answered = self.request.call(&self.request.subject.renew(lease), give_up).await?;
         let left = wire::milliseconds(&answered.said.map_err(|error| Error::from_answer(&error))?)?;
         let mut state = self.state();
-        state.validity.renewed(answered.sent, left);
+        match renewal {
+            Renewal::Lease(_) => state.validity.renewed(answered.sent, left),
+            Renewal::Binding(_) => state.validity.bound(answered.sent, left),
+        }
         state.link = answered.link;
         Ok(())
     }
@@ -128,17 +141,17 @@ impl Hold {
             (None, _) => most,
         };
         let give_up = self.ends().min(now.after(self.request.client.settings.retry_for));
-        self.renew(lease, give_up).await
+        self.renew(Renewal::Lease(lease), give_up).await
     }
 
     /// A hold whose lease counts from so long ago that little of it is left is renewed before anybody has it.
     pub(crate) async fn freshen(&self) -> Result<(), Error> {
         let state_is_old = {
             let state = self.state();
-            let contact = state.link.contact();
+            let is_closed = state.link.is_closed();
             !matches!(
-                state.validity.next_step(&self.terms.renewing(), contact, Moment::now()),
-                Step::Sleep(_) | Step::Probe
+                state.validity.next_step(&self.terms.renewing(), is_closed, Moment::now()),
+                Step::Sleep(_) | Step::Bind(_)
             )
         };
         if !state_is_old {
@@ -146,7 +159,7 @@ impl Hold {
         }
         let now = Moment::now();
         let lease = self.terms.lease_to_ask(now).ok_or(Error::NotHeld)?;
-        self.renew(lease, now.after(self.request.client.settings.retry_for)).await
+        self.renew(Renewal::Lease(lease), now.after(self.request.client.settings.retry_for)).await
     }
 
     /// Waits for replicas to have it.
@@ -155,16 +168,27 @@ impl Hold {
         if acknowledged >= wanted { Ok(()) } else { Err(Error::Replicas { wanted, acknowledged }) }
     }
 
+    /// Renews while the hold lives. An error says that it is gone.
+    async fn renew_in_time(&self, renewal: Renewal, ends: Moment) -> Result<(), Error> {
+        tokio::select! {
+            outcome = self.renew(renewal, ends) => match outcome {
+                Err(Error::NotHeld) => Err(Error::NotHeld),
+                _ => Ok(()),
+            },
+            () = sleep_until(ends) => Ok(()),
+        }
+    }
+
     /// The keeper.
     async fn keep(self: Arc<Self>) {
         loop {
             let now = Moment::now();
             let (step, ends, link) = {
                 let state = self.state();
-                let contact = state.link.contact();
+                let is_closed = state.link.is_closed();
                 (
-                    state.validity.next_step(&self.terms, contact, now),
-                    state.validity.ends(&self.terms, contact),
+                    state.validity.next_step(&self.terms, is_closed, now),
+                    state.validity.ends(&self.terms, is_closed),
                     state.link.clone(),
                 )
             };
@@ -173,17 +197,15 @@ impl Hold {
                 Step::Lose => return self.lose(),
                 Step::Renew => {
                     let lease = self.terms.lease_to_ask(now).unwrap_or(self.terms.lease);
-                    tokio::select! {
-                        outcome = self.renew(lease, ends) => if let Err(Error::NotHeld) = outcome { return },
-                        () = sleep_until(ends) => {}
+                    if self.renew_in_time(Renewal::Lease(lease), ends).await.is_err() {
+                        return;
                     }
                 }
-                Step::Probe => {
-                    let (ping, patience) = (redis::cmd("PING"), self.request.client.settings.response_timeout);
-                    tokio::select! {
-                        // An answer is all that matters; a failure shows in the state of the connection.
-                        _ = link.ask(&ping, Some(patience)) => {}
-                        () = sleep_until(ends) => {}
+                // An answer to anything else would not do: the connection may be open, and the lock have moved to another server, for
+                // which the session is closed.
+                Step::Bind(lease) => {
+                    if self.renew_in_time(Renewal::Binding(lease), ends).await.is_err() {
+                        return;
                     }
                 }
                 Step::Sleep(until) => {

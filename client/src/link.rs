@@ -1,7 +1,6 @@
-//! One connection to a server, which tells when it is closed and when it was last known to be open.
+//! One connection to a server, which tells when it is closed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -11,16 +10,11 @@ use redis::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Moment;
-use crate::validity::Contact;
-
 /// A connection that many requests may share.
 pub(crate) struct Link {
     connection: MultiplexedConnection,
     info: ConnectionInfo,
     closed: CancellationToken,
-    /// When the latest request was sent that was answered.
-    contact_us: AtomicU64,
 }
 
 impl Link {
@@ -41,9 +35,8 @@ impl Link {
             .set_connection_timeout(Some(patience))
             .set_response_timeout(None)
             .set_push_sender(hear);
-        let sent = Moment::now();
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Arc::new(Self { connection, info, closed, contact_us: AtomicU64::new(sent.as_us()) }))
+        Ok(Arc::new(Self { connection, info, closed }))
     }
 
     /// Sends a command and waits for the answer, for ever if there is no `patience`. A connection whose answer does not come
@@ -71,7 +64,6 @@ impl Link {
         answer: impl Future<Output = Result<T, RedisError>>,
         patience: Option<Duration>,
     ) -> Result<T, RedisError> {
-        let sent = Moment::now();
         let timeout = async {
             match patience {
                 Some(patience) => tokio::time::sleep(patience).await,
@@ -87,11 +79,10 @@ impl Link {
                 return Err(lost("no answer in time"));
             }
         };
-        match &outcome {
-            Err(error) if error.is_unrecoverable_error() || error.is_io_error() => self.close(),
-            _ => {
-                self.contact_us.fetch_max(sent.as_us(), Ordering::Relaxed);
-            }
+        if let Err(error) = &outcome
+            && (error.is_unrecoverable_error() || error.is_io_error())
+        {
+            self.close();
         }
         outcome
     }
@@ -113,11 +104,6 @@ impl Link {
     /// Uses it no more. Whoever waits for an answer over it hears that it is closed, and the socket closes with the last of them.
     pub(crate) fn close(&self) {
         self.closed.cancel();
-    }
-
-    /// What is known of it.
-    pub(crate) fn contact(&self) -> Contact {
-        Contact { at: Moment::from_us(self.contact_us.load(Ordering::Relaxed)), is_closed: self.is_closed() }
     }
 }
 

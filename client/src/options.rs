@@ -73,8 +73,8 @@ macro_rules! option_methods {
         /// Ends the hold this long after its connection has closed, 0 to 365 days: a crash of this process is felt at once and not at
         /// the end of the lease. A lost connection that is replaced within this time does no harm.
         ///
-        /// The connection is probed every third of this time, so that the guard knows of a loss before the server acts on
-        /// it. With 0 it cannot know before.
+        /// The hold is bound anew every third of this time, so that the guard knows of a loss before the server acts on
+        /// it, and a server that takes the lock over hears of the connection in time. With 0 it cannot know before.
         #[must_use]
         pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
             self.options.session_grace = Some(grace);

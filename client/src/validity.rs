@@ -58,15 +58,6 @@ impl Terms {
     }
 }
 
-/// What is known of the connection that a hold is bound to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Contact {
-    /// When the latest request was sent over it that was answered: the server had it open then.
-    pub(crate) at: Moment,
-    /// Whether it is known to have been closed.
-    pub(crate) is_closed: bool,
-}
-
 /// What the keeper does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -74,8 +65,9 @@ pub(crate) enum Step {
     Lose,
     /// Renew it now, which also binds it to the present connection.
     Renew,
-    /// See whether the connection is still there.
-    Probe,
+    /// Bind it to the present connection once more. It should live for so long without another connection, or to the end of its lease:
+    /// a server that has taken it over has cut its lease down to the grace.
+    Bind(Duration),
     /// Look again at this moment.
     Sleep(Moment),
 }
@@ -87,6 +79,10 @@ pub(crate) struct Validity {
     lease_ends: Moment,
     /// When the last successful request was sent that gave a lease.
     given_at: Moment,
+    /// When the last request was sent that bound it to its connection: the server had both then.
+    bound_at: Moment,
+    /// What was left of its lease then.
+    left_when_bound: Duration,
     /// No renewal is tried before this, after one that failed.
     not_before: Moment,
 }
@@ -94,14 +90,25 @@ pub(crate) struct Validity {
 impl Validity {
     /// After a request that was sent at `sent` and gave a lease.
     pub(crate) fn given(sent: Moment, lease: Duration) -> Self {
-        Self { lease_ends: sent.after(less_margin(lease)), given_at: sent, not_before: sent }
+        Self {
+            lease_ends: sent.after(less_margin(lease)),
+            given_at: sent,
+            bound_at: sent,
+            left_when_bound: lease,
+            not_before: sent,
+        }
     }
 
     /// After a renewal: an end never comes nearer.
     pub(crate) fn renewed(&mut self, sent: Moment, lease: Duration) {
-        let given = Self::given(sent, lease);
-        self.lease_ends = self.lease_ends.max(given.lease_ends);
+        self.bound(sent, lease);
+        self.lease_ends = self.lease_ends.max(sent.after(less_margin(lease)));
         self.given_at = self.given_at.max(sent);
+    }
+
+    /// After a request that bound it once more and told what is left of its lease at the server.
+    pub(crate) fn bound(&mut self, sent: Moment, left: Duration) {
+        (self.bound_at, self.left_when_bound) = (sent, left);
     }
 
     /// A renewal failed without an answer that says that the hold is gone.
@@ -109,25 +116,25 @@ impl Validity {
         self.not_before = now.after(RETRY_PAUSE);
     }
 
-    /// When the hold can no longer be relied upon, if nothing happens.
-    pub(crate) fn ends(&self, terms: &Terms, contact: Contact) -> Moment {
+    /// When the hold can no longer be relied upon, if nothing happens. `is_closed` says whether its connection is known to be.
+    pub(crate) fn ends(&self, terms: &Terms, is_closed: bool) -> Moment {
         let by_lease = self.lease_ends.min(terms.ends_at.unwrap_or(self.lease_ends));
         match terms.session_grace {
             // Nothing can be known in advance of a hold that ends with its connection.
-            Some(Duration::ZERO) if !contact.is_closed => by_lease,
-            Some(grace) => by_lease.min(contact.at.after(less_margin(grace))),
+            Some(Duration::ZERO) if !is_closed => by_lease,
+            Some(grace) => by_lease.min(self.bound_at.after(less_margin(grace.min(self.left_when_bound)))),
             None => by_lease,
         }
     }
 
     /// What the keeper does next.
-    pub(crate) fn next_step(&self, terms: &Terms, contact: Contact, now: Moment) -> Step {
-        let ends = self.ends(terms, contact);
+    pub(crate) fn next_step(&self, terms: &Terms, is_closed: bool, now: Moment) -> Step {
+        let ends = self.ends(terms, is_closed);
         if now >= ends {
             return Step::Lose;
         }
         let mut wake = ends.min(now.after(LONGEST_NAP));
-        if terms.session_grace.is_some() && contact.is_closed {
+        if terms.session_grace.is_some() && is_closed {
             if now >= self.not_before {
                 return Step::Renew;
             }
@@ -140,10 +147,10 @@ impl Validity {
             }
             wake = wake.min(due);
         }
-        if let Some(grace) = terms.session_grace.filter(|grace| !grace.is_zero() && !contact.is_closed) {
-            let due = contact.at.after(grace / RENEWALS_PER_LEASE).max(self.not_before);
+        if let Some(grace) = terms.session_grace.filter(|grace| !grace.is_zero() && !is_closed) {
+            let due = self.bound_at.after(grace / RENEWALS_PER_LEASE).max(self.not_before);
             if now >= due {
-                return Step::Probe;
+                return Step::Bind(grace.min(now.until(self.lease_ends)));
             }
             wake = wake.min(due);
         }
@@ -174,29 +181,29 @@ mod tests {
         Terms { lease: LEASE, session_grace: None, renews: true, ends_at: None }
     }
 
-    fn open(ms: u64) -> Contact {
-        Contact { at: at(ms), is_closed: false }
-    }
+    /// What is known of the connection.
+    const OPEN: bool = false;
+    const CLOSED: bool = true;
 
     #[test]
     fn a_hold_ends_before_its_lease_does() {
         let validity = Validity::given(at(0), LEASE);
-        assert_eq!(validity.ends(&terms(), open(0)), at(30_000 - 300 - 2));
-        assert_eq!(validity.next_step(&terms(), open(0), at(29_698)), Step::Lose);
-        assert_ne!(validity.next_step(&terms(), open(0), at(29_697)), Step::Lose);
+        assert_eq!(validity.ends(&terms(), OPEN), at(30_000 - 300 - 2));
+        assert_eq!(validity.next_step(&terms(), OPEN, at(29_698)), Step::Lose);
+        assert_ne!(validity.next_step(&terms(), OPEN, at(29_697)), Step::Lose);
     }
 
     #[test]
     fn it_is_renewed_every_third_of_the_lease_and_again_after_a_failure() {
         let mut validity = Validity::given(at(0), LEASE);
-        assert_eq!(validity.next_step(&terms(), open(0), at(9_999)), Step::Sleep(at(10_000)));
-        assert_eq!(validity.next_step(&terms(), open(0), at(10_000)), Step::Renew);
+        assert_eq!(validity.next_step(&terms(), OPEN, at(9_999)), Step::Sleep(at(10_000)));
+        assert_eq!(validity.next_step(&terms(), OPEN, at(10_000)), Step::Renew);
         validity.renewal_failed(at(11_000));
-        assert_eq!(validity.next_step(&terms(), open(0), at(11_000)), Step::Sleep(at(11_100)));
-        assert_eq!(validity.next_step(&terms(), open(0), at(11_100)), Step::Renew);
+        assert_eq!(validity.next_step(&terms(), OPEN, at(11_000)), Step::Sleep(at(11_100)));
+        assert_eq!(validity.next_step(&terms(), OPEN, at(11_100)), Step::Renew);
         validity.renewed(at(12_000), LEASE);
-        assert_eq!(validity.next_step(&terms(), open(0), at(21_999)), Step::Sleep(at(22_000)));
-        assert_eq!(validity.ends(&terms(), open(0)), at(12_000 + 29_698));
+        assert_eq!(validity.next_step(&terms(), OPEN, at(21_999)), Step::Sleep(at(22_000)));
+        assert_eq!(validity.ends(&terms(), OPEN), at(12_000 + 29_698));
     }
 
     #[test]
@@ -204,34 +211,55 @@ mod tests {
         let terms = Terms { renews: false, ..terms() };
         let validity = Validity::given(at(0), LEASE);
         assert_eq!(
-            validity.next_step(&terms, open(0), at(20_000)),
+            validity.next_step(&terms, OPEN, at(20_000)),
             Step::Sleep(at(21_000)),
             "no nap is longer than a second"
         );
-        assert_eq!(validity.next_step(&terms, open(0), at(29_000)), Step::Sleep(at(29_698)));
+        assert_eq!(validity.next_step(&terms, OPEN, at(29_000)), Step::Sleep(at(29_698)));
     }
 
     #[test]
-    fn a_session_is_probed_every_third_of_its_grace_and_relied_on_only_as_long_as_it_would_outlive_a_silent_close() {
+    fn a_session_is_bound_every_third_of_its_grace_and_relied_on_only_as_long_as_it_would_outlive_a_silent_close() {
         let terms = Terms { session_grace: Some(Duration::from_millis(300)), ..terms() };
-        let validity = Validity::given(at(0), LEASE);
-        assert_eq!(validity.next_step(&terms, open(0), at(99)), Step::Sleep(at(100)));
-        assert_eq!(validity.next_step(&terms, open(0), at(100)), Step::Probe);
-        assert_eq!(validity.next_step(&terms, open(100), at(199)), Step::Sleep(at(200)));
-        assert_eq!(validity.next_step(&terms, open(0), at(295)), Step::Lose);
+        let mut validity = Validity::given(at(0), LEASE);
+        let grace = Duration::from_millis(300);
+        assert_eq!(validity.next_step(&terms, OPEN, at(99)), Step::Sleep(at(100)));
+        assert_eq!(validity.next_step(&terms, OPEN, at(100)), Step::Bind(grace));
+        assert_eq!(validity.next_step(&terms, OPEN, at(295)), Step::Lose);
+        validity.bound(at(100), LEASE - Duration::from_millis(100));
+        assert_eq!(validity.next_step(&terms, OPEN, at(199)), Step::Sleep(at(200)));
+        assert_eq!(validity.ends(&terms, OPEN), at(100 + 300 - 3 - 2));
+    }
+
+    #[test]
+    fn a_lease_that_the_server_has_cut_down_is_not_relied_on_and_a_given_one_not_prolonged() {
+        let grace = Duration::from_secs(3);
+        let terms = Terms { session_grace: Some(grace), renews: false, ..terms() };
+        let mut validity = Validity::given(at(0), LEASE);
+        validity.bound(at(1_000), Duration::from_secs(2));
+        assert_eq!(validity.ends(&terms, OPEN), at(1_000 + 2_000 - 20 - 2));
+        validity.bound(at(28_000), Duration::from_secs(3));
+        assert_eq!(validity.next_step(&terms, OPEN, at(29_000)), Step::Bind(Duration::from_millis(698)));
+        assert_eq!(validity.ends(&terms, OPEN), at(29_698));
+    }
+
+    #[test]
+    fn binding_puts_off_no_renewal() {
+        let mut validity = Validity::given(at(0), LEASE);
+        validity.bound(at(9_000), Duration::from_secs(21));
+        assert_eq!(validity.next_step(&terms(), OPEN, at(10_000)), Step::Renew);
     }
 
     #[test]
     fn a_closed_connection_is_replaced_at_once_also_without_renewal() {
         let terms = Terms { session_grace: Some(Duration::from_millis(300)), renews: false, ..terms() };
-        let mut validity = Validity::given(at(0), LEASE);
-        let closed = Contact { is_closed: true, ..open(50) };
-        assert_eq!(validity.next_step(&terms, closed, at(60)), Step::Renew);
+        let mut validity = Validity::given(at(50), LEASE);
+        assert_eq!(validity.next_step(&terms, CLOSED, at(60)), Step::Renew);
         validity.renewal_failed(at(70));
-        assert_eq!(validity.next_step(&terms, closed, at(70)), Step::Sleep(at(170)));
+        assert_eq!(validity.next_step(&terms, CLOSED, at(70)), Step::Sleep(at(170)));
         let no_grace = Terms { session_grace: Some(Duration::ZERO), ..terms };
-        assert_eq!(validity.next_step(&no_grace, closed, at(60)), Step::Lose);
-        assert_ne!(validity.next_step(&no_grace, open(50), at(60)), Step::Lose);
+        assert_eq!(validity.next_step(&no_grace, CLOSED, at(60)), Step::Lose);
+        assert_ne!(validity.next_step(&no_grace, OPEN, at(60)), Step::Lose);
     }
 
     #[test]
@@ -242,9 +270,9 @@ mod tests {
         validity.renewed(at(10_000), Duration::from_secs(25));
         assert_eq!(terms.lease_to_ask(at(35_000)), None);
         validity.renewed(at(34_900), LEASE);
-        assert_eq!(validity.ends(&terms, open(0)), at(35_000));
-        assert_eq!(validity.next_step(&terms, open(0), at(34_950)), Step::Sleep(at(35_000)));
-        assert_eq!(validity.next_step(&terms, open(0), at(35_000)), Step::Lose);
+        assert_eq!(validity.ends(&terms, OPEN), at(35_000));
+        assert_eq!(validity.next_step(&terms, OPEN, at(34_950)), Step::Sleep(at(35_000)));
+        assert_eq!(validity.next_step(&terms, OPEN, at(35_000)), Step::Lose);
     }
 
     proptest! {
@@ -269,8 +297,8 @@ mod tests {
                     Some(validity) => validity.renewed(sent, lease),
                     None => here = Some(Validity::given(sent, lease)),
                 }
-                let ends = here.as_ref().map(|validity| validity.ends(&terms, open(0)).as_us()).unwrap_or_default();
-                prop_assert!(ends <= there_ends_us);
+                let there_ends = Moment::from_us(there_ends_us);
+                prop_assert!(here.as_ref().is_some_and(|validity| validity.ends(&terms, OPEN) <= there_ends));
             }
         }
     }

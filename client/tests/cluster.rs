@@ -87,6 +87,34 @@ async fn keys_of_several_slots_are_held_together() {
     }
 }
 
+/// Moves the lock on the first node, and its slot, to the second.
+fn move_slot_of_first(nodes: &[Server; 2]) {
+    let slot = nodes[0].client().call(format!("CLUSTER KEYSLOT {ON_FIRST}")).int();
+    let [from, to] = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
+    assert_eq!(nodes[1].client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
+    assert_eq!(nodes[0].client().call(format!("CLUSTER SETSLOT {slot} MIGRATING {to}")), "OK");
+    let migrate = format!("MIGRATE 127.0.0.1 {} {ON_FIRST} 0 5000", nodes[1].port());
+    assert_eq!(nodes[0].client().call(migrate), "OK");
+    for node in [&nodes[1], &nodes[0]] {
+        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
+    }
+}
+
+/// The old node still answers, so that nothing seems to have happened to the connection. At the new one the session counts as closed.
+#[tokio::test]
+async fn a_session_follows_its_slot() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let grace = Duration::from_secs(2);
+    let guard = client.lock(ON_FIRST).session_grace(grace).acquire().await.expect("free");
+    move_slot_of_first(&nodes);
+    tokio::time::sleep(grace * 2).await;
+    assert!(guard.is_held());
+    let holder = nodes[1].client().holder(ON_FIRST).expect("it is held there, too");
+    assert_eq!((holder.owner.as_bytes(), holder.session), (guard.owner(), 1));
+    guard.release().await.expect("it was held");
+}
+
 #[tokio::test]
 async fn a_slot_that_moves_is_followed_by_holders_and_waiters() {
     let nodes = cluster().await;
@@ -100,15 +128,7 @@ async fn a_slot_that_moves_is_followed_by_holders_and_waiters() {
     });
     eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
 
-    let slot = nodes[0].client().call(format!("CLUSTER KEYSLOT {ON_FIRST}")).int();
-    let [from, to] = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
-    assert_eq!(nodes[1].client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
-    assert_eq!(nodes[0].client().call(format!("CLUSTER SETSLOT {slot} MIGRATING {to}")), "OK");
-    let migrate = format!("MIGRATE 127.0.0.1 {} {ON_FIRST} 0 5000", nodes[1].port());
-    assert_eq!(nodes[0].client().call(migrate), "OK");
-    for node in [&nodes[1], &nodes[0]] {
-        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
-    }
+    move_slot_of_first(&nodes);
 
     tokio::time::sleep(lease * 2).await;
     assert!(guard.is_held(), "it is renewed at the new node");

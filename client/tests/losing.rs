@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rlock_client::Error;
 
 use crate::support::Server;
-use crate::{connect, eventually};
+use crate::{PATIENCE, connect, eventually};
 
 #[tokio::test]
 async fn a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
@@ -97,4 +97,20 @@ async fn a_session_after_a_wait_hangs_on_the_shared_connection() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(next.is_held());
     assert_eq!(server.client().holder("k").map(|holder| holder.session), Some(1));
+}
+
+/// The demoted master keeps its connections and answers. At the new one the session counts as closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_at_a_demoted_master_is_lost_before_another_owner_gets_the_lock() {
+    let master = Server::start();
+    let replica = Server::replica_of(&master, &[]);
+    let client = connect(&master).await;
+    let guard = client.lock("k").session_grace(Duration::from_secs(2)).acquire().await.expect("a free lock");
+    assert_eq!(master.client().call("FAILOVER"), "OK");
+    eventually(|| replica.client().info("role") == "master").await;
+    let mut other = replica.waiter("RLOCK.ACQUIRE k other BLOCK 0");
+    let granted = tokio::task::spawn_blocking(move || other.reply());
+    tokio::time::timeout(PATIENCE, guard.lost()).await.expect("it hears of it");
+    assert!(!granted.is_finished(), "it was granted to another owner before");
+    assert!(granted.await.expect("no panic").int() > 0);
 }
