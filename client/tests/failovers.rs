@@ -119,6 +119,12 @@ async fn a_replica_that_takes_over_in_a_cluster_is_followed() {
         }
     }
 
+    // A planned one first: no connection is closed, and whoever waits is told to ask elsewhere.
+    let next = cluster.replica_of("{a}").port();
+    assert_eq!(cluster.node_mut(next).client().call("CLUSTER FAILOVER"), "OK");
+    eventually(|| cluster.node_mut(next).client().info("role") == "master").await;
+    cluster.wait_until_whole();
+
     // The node of slot 0.
     let old = cluster.primary_of("la2").port();
     cluster.node_mut(old).kill();
