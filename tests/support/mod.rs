@@ -24,6 +24,7 @@ pub use events::Events;
 pub use family::{ALL, BINARY, EXCLUSIVE, Family, MUTEX, REENTRANT, TRANSIENT, WRITE};
 pub use journal::{Journal, is_brace, show};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
+#[allow(unused_imports, reason = "the tests of the client use it")]
 pub use process::OwnedProcess;
 pub use program::cli;
 pub use propagation::propagated;
