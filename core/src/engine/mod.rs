@@ -218,6 +218,8 @@ impl Engine {
     /// The only place that gives a hold: a new one, or one more count of the one that the owner has. The caller has
     /// made sure that the lock admits it.
     fn grant(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, request: &Acquire) -> Result<u64, Refusal> {
+        // Who writes is alone in the value, too.
+        while request.mode == Mode::Write && self.expire_one(turn, id) {}
         let held = match turn.keys.slot(id) {
             Slot::Lock(stored) => stored
                 .lock

@@ -20,18 +20,13 @@ use crate::outbox::{Answer, Outbox};
 /// How many alarms the sweep passes over at once.
 const SLOTS_AT_ONCE: usize = 1000;
 
-/// How many holds of one lock end in one step of the timer.
+/// How many holds of one lock end in one step.
 const HOLDS_AT_ONCE: usize = 1000;
 
 impl Engine {
     /// Settles a key whose turn has come, by the timer.
     pub fn settle_key(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
-        // Any number of holds of one lock may end together. The alarm of those that are left goes off again at once; until
-        // then nobody is served, so that each end is told before the grants that it makes room for.
-        let mut freed = false;
-        if self.has_notes(turn, id) || self.expire_some(turn, id, &mut freed) {
-            self.settle(turn, id, freed);
-        }
+        self.settle(turn, id, false);
         self.finish_all(turn.keys);
     }
 
@@ -252,21 +247,6 @@ impl Engine {
         matches!(turn.keys.slot(id), Slot::Lock(stored) if stored.lock.lapsed_hold(turn.now).is_some())
     }
 
-    /// Ends some holds whose lease is over, and says whether there were any. Returns whether that was all of them.
-    fn expire_some(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId, freed: &mut bool) -> bool {
-        for _ in 0..HOLDS_AT_ONCE {
-            let Slot::Lock(stored) = turn.keys.slot(id) else {
-                return true;
-            };
-            let Some(token) = stored.lock.lapsed_hold(turn.now).map(Hold::token) else {
-                return true;
-            };
-            self.commit(turn, id, Event::Ended { token, cause: EndCause::Expired });
-            *freed = true;
-        }
-        !Self::has_lapsed_hold(turn, id)
-    }
-
     /// A queue whose places are all over goes in one step, however many there are.
     fn drop_dead_queue(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) {
         let now = turn.now;
@@ -276,17 +256,22 @@ impl Engine {
         }
     }
 
-    /// Ends every hold whose lease is over. Returns whether there was one.
+    /// Ends holds whose lease is over. Returns whether there was one. Any number of holds of one lock may end together: what
+    /// is left has no effect any more, and its alarm goes off again at once.
     fn expire(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> bool {
-        let mut expired = false;
-        while let Slot::Lock(stored) = turn.keys.slot(id)
-            && let Some(token) = stored.lock.lapsed_hold(turn.now).map(Hold::token)
-        {
-            let cause = EndCause::Expired;
-            self.commit(turn, id, Event::Ended { token, cause });
-            expired = true;
-        }
-        expired
+        (0..HOLDS_AT_ONCE).take_while(|_| self.expire_one(turn, id)).count() > 0
+    }
+
+    /// Ends one hold whose lease is over. Returns whether there was one.
+    pub(super) fn expire_one(&mut self, turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> bool {
+        let Slot::Lock(stored) = turn.keys.slot(id) else {
+            return false;
+        };
+        let Some(token) = stored.lock.lapsed_hold(turn.now).map(Hold::token) else {
+            return false;
+        };
+        self.commit(turn, id, Event::Ended { token, cause: EndCause::Expired });
+        true
     }
 
     /// Serves the queue from its head, as far as the lock admits: the hand-over.
