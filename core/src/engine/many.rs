@@ -18,7 +18,8 @@ use crate::outbox::Answer;
 use crate::queue::{Rank, RequestKeys};
 use crate::request::{Acquire, Ask, Numbered, Refusal, Release, Renew, RequestMark};
 
-use super::commands::{Earlier, Renewal};
+use super::commands::Renewal;
+use super::line::Earlier;
 use super::{Acquired, Engine, Turn};
 use crate::keyspace::{KeyId, Keyspace};
 
@@ -48,7 +49,7 @@ impl Engine {
         request: Acquire,
     ) -> Result<Acquired<Vec<u64>>, Refusal> {
         for id in ids {
-            self.settle_to_acquire(turn, *id);
+            self.settle_to_acquire(turn, *id, request.kind);
         }
         let acquired = self.acquire_many_settled(turn, ids, request);
         self.finish_all(turn.keys);

@@ -5,8 +5,11 @@
 //! order in which it must be done, and is done after the engine returned: other modules may react to an event by
 //! calling commands of ours.
 //!
-//! Files: this one has the parts and what they share; `commands` what a client asks; `settle` how a key's queue is
-//! served; `fair` the same for a queue that is data; `semaphore` and `many` what only those are asked; `notes` what the server tells; `pending` what that owes to keys.
+//! Files: this one has the parts and what they share; `commands` what a client asks; `line` how a request comes to wait;
+//! `settle` how a key's queue is served; `fair` the same for a queue that is data; `semaphore` and `many` what only those
+//! are asked; `deadlock` who waits for whom; `notes` what the server tells; `pending` what that owes to keys, and `owed`
+//! what it comes to; `fresh` grants that nobody may have heard of; `databases` what concerns all locks of a database; `due`
+//! what is to be done next.
 //!
 //! Invariants:
 //! 1. Holds are granted in [`Engine::grant`] and nowhere else.
@@ -17,10 +20,13 @@
 mod commands;
 mod databases;
 mod deadlock;
+mod due;
 mod fair;
 mod fresh;
+mod line;
 mod many;
 mod notes;
+mod owed;
 mod pending;
 mod semaphore;
 mod settle;

@@ -19,7 +19,7 @@ impl Engine {
         id: KeyId,
         permits: u32,
     ) -> Result<bool, Refusal> {
-        self.settle_to_acquire(turn, id);
+        self.settle_to_acquire(turn, id, Kind::Semaphore);
         let made = match Self::lock_of_kind(turn, id, Kind::Semaphore) {
             Ok(_) => Ok(false),
             Err(Refusal::NoSemaphore) => {
@@ -68,7 +68,7 @@ impl Engine {
         id: KeyId,
         request: Acquire,
     ) -> Result<u32, Refusal> {
-        self.settle_to_acquire(turn, id);
+        self.settle_to_acquire(turn, id, Kind::Semaphore);
         let taken = self.drain_settled(turn, id, request);
         self.finish_all(turn.keys);
         taken

@@ -138,6 +138,12 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             let left_ms = world.on_keys(&keys(&words), |engine, turn, ids| engine.renew_many(turn, ids, &request));
             told.push(left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms")));
         }
+        "crowd" => {
+            for number in 0..words.at(2).parse::<u32>().unwrap() {
+                acquire(world, &Words::of(&format!("{line} ").replace(words.at(2), &format!("holder-{number}"))));
+            }
+            world.outputs.clear();
+        }
         "preset" => preset_count(world, &words),
         "flush" => {
             world.values.clear();
@@ -146,11 +152,25 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "show" => told.extend(show(world, words.at(1))),
         other => panic!("no command {other}"),
     }
+    let mut ends = 0;
     for (at_us, key, output) in std::mem::take(&mut world.outputs) {
-        told.push(describe(at_us, &String::from_utf8_lossy(key.name.as_slice()), &output));
+        // A crowd leaves as a number.
+        let is_end = matches!(output, Output::Effect { event: Event::Ended { .. }, .. });
+        ends = if is_end { ends + 1 } else { 0 };
+        match ends {
+            0..=SHOWN_ENDS => told.push(describe(at_us, &String::from_utf8_lossy(key.name.as_slice()), &output)),
+            _ => {
+                if ends > SHOWN_ENDS + 1 {
+                    told.pop();
+                }
+                told.push(format!("  and {} more", ends - SHOWN_ENDS));
+            }
+        }
     }
     told
 }
+
+const SHOWN_ENDS: usize = 9;
 
 /// The keys of a request for several: `a,b,c`.
 fn keys(words: &Words<'_>) -> Vec<Key> {
