@@ -180,7 +180,7 @@ impl Engine {
             let is_same_request = || {
                 let waiter = self.waiters.get(ticket);
                 waiter.is_some_and(|waiter| {
-                    waiter.request.verb == request.verb
+                    (waiter.request.verb, waiter.request.count) == (request.verb, request.count)
                         && waiter.keys.len() == ids.len()
                         && ids.iter().all(|id| waiter.keys.iter().any(|key| key.borrow() == turn.keys.key(*id)))
                 })
