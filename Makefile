@@ -48,10 +48,11 @@ test: build ## Run every test: the core's, and the module's and the client's on 
 	RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=4
 	RLOCK_SERVER=$(SERVER) cargo test --package rlock-client -- --test-threads=4
 
-campaigns: build ## The long forms of the random tests and of those that kill (8 minutes)
+campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
 	@$(NEED) server
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
 	  convergence:: damaged_files:: kill:: lazy_free:: many_storm:: mutations:: quarantine:: storm::
+	RLOCK_DEADLOCK_REQUESTS=1000000 PROPTEST_CASES=20000 cargo test --release --package rlock-core
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have (10 minutes); SERVERS=valkey-trixie for one
 	@$(NEED) server
