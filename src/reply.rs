@@ -95,12 +95,7 @@ pub(crate) fn quarantine(ctx: Ctx<'_>, left_ms: u64) {
 pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
     match answer {
         Answer::Granted(token) => ctx.reply_integer(token),
-        Answer::GrantedMany(tokens) => {
-            ctx.reply_array(tokens.len());
-            for token in tokens {
-                ctx.reply_integer(token);
-            }
-        }
+        Answer::GrantedMany(tokens) => ctx.reply_integers(tokens.into_iter()),
         Answer::TimedOut => ctx.reply_nil(),
         Answer::TakenOver => {
             ctx.reply_error("UNBLOCKED the owner asked again on another connection, which waits in this one's place")

@@ -52,12 +52,7 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         engine.acquire_many(turn, ids, request)
     };
     execute::on_keys(ctx, &keys, decide, |acquired| match acquired {
-        Ok(Acquired::Granted(tokens)) => {
-            ctx.reply_array(tokens.len());
-            for token in tokens {
-                ctx.reply_integer(token);
-            }
-        }
+        Ok(Acquired::Granted(tokens)) => ctx.reply_integers(tokens.into_iter()),
         Ok(Acquired::Denied) => ctx.reply_nil(),
         Ok(Acquired::Waiting(ticket)) => {
             // All keys are in one slot of a cluster: where the first is served, the others are.
@@ -100,12 +95,7 @@ fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         &keys,
         |engine, turn, ids| engine.release_many(turn, ids, &request),
         |released| match released {
-            Ok(left) => {
-                ctx.reply_array(left.len());
-                for left in left {
-                    ctx.reply_integer(left.into());
-                }
-            }
+            Ok(left) => ctx.reply_integers(left.into_iter().map(u64::from)),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),
         },
     );

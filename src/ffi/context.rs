@@ -198,6 +198,14 @@ impl<'c> Ctx<'c> {
         unsafe { api!(RedisModule_ReplyWithArray, self.raw, to_long(len)) };
     }
 
+    /// An array of integers.
+    pub(crate) fn reply_integers(self, numbers: impl ExactSizeIterator<Item = u64>) {
+        self.reply_array(numbers.len());
+        for number in numbers {
+            self.reply_integer(number);
+        }
+    }
+
     /// Starts a map of `len` pairs (a flat array in RESP2).
     pub(crate) fn reply_map(self, len: usize) {
         // SAFETY: as in `reply_integer`.
