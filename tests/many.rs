@@ -1,6 +1,5 @@
 //! Many keys at once: all or none of them, in one step, whoever else wants some of them.
 
-use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use crate::support::{Client, Command, Reply, Server, eventually, propagated};
@@ -16,13 +15,6 @@ fn acquire(client: &mut Client, arguments: &str) -> Vec<i64> {
 #[track_caller]
 fn numbers(reply: &Reply) -> Vec<i64> {
     reply.array().iter().map(Reply::int).collect()
-}
-
-#[track_caller]
-fn assert_waits(client: &mut Client) {
-    // Time itself: so long the module had to do the wrong thing.
-    let answer = client.reply_within(Duration::from_millis(20));
-    assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
 /// The owners of some keys, "-" for a key that is free.
@@ -110,7 +102,7 @@ fn a_waiter_is_granted_by_whatever_frees_the_last_of_its_keys() {
         eventually(SOON, || client.call("EXISTS x") == 0);
         assert_eq!(client.call("DEL y"), 1);
         assert_eq!(client.call("RLOCK.ACQUIRE y e"), Reply::Nil);
-        assert_waits(&mut waiter);
+        waiter.assert_waits();
         assert_eq!(owners(&mut client, "x y z"), ["-", "-", "c"]);
         free(&server, &mut client);
         let tokens = numbers(&waiter.reply());
@@ -171,7 +163,7 @@ fn sets_in_opposite_order_do_not_wait_for_each_other() {
     let mut other = server.waiter("RLOCK.MACQUIRE 2 y x c PX 60000 BLOCK 0");
     client.call("RLOCK.MRELEASE 2 y x a");
     one.reply().array();
-    assert_waits(&mut other);
+    other.assert_waits();
     client.call("RLOCK.MRELEASE 2 x y b");
     assert_eq!(other.reply().array().len(), 2);
     assert_eq!(owners(&mut client, "x y"), ["c", "c"]);

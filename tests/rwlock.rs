@@ -1,6 +1,5 @@
 //! Read-write locks: readers together, a writer alone, and the ways from one to the other.
 
-use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use crate::support::{Client, Command, Reply, Server, eventually};
@@ -45,13 +44,6 @@ fn holders(client: &mut Client) -> Vec<String> {
     holders
 }
 
-#[track_caller]
-fn assert_waits(client: &mut Client) {
-    // Time itself: so long the module had to do the wrong thing.
-    let answer = client.reply_within(Duration::from_millis(20));
-    assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
-}
-
 #[test]
 fn readers_share_and_a_writer_is_alone() {
     let server = Server::start();
@@ -83,7 +75,7 @@ fn twenty_waiting_readers_enter_together_when_the_writer_leaves() {
         reader.reply().int();
     }
     for number in 0..20 {
-        assert_waits(&mut behind);
+        behind.assert_waits();
         client.call(format!("RRWLOCK.RELEASE job r{number} READ"));
     }
     behind.reply().int();
@@ -100,7 +92,7 @@ fn a_waiting_writer_is_not_passed_by_later_readers() {
     assert_eq!(client.waiting_owners("job"), ["w", "c"]);
     client.call("RRWLOCK.RELEASE job a READ");
     writer.reply().int();
-    assert_waits(&mut reader);
+    reader.assert_waits();
     assert_eq!(holders(&mut client), ["w write 1"]);
     client.call("RRWLOCK.RELEASE job w WRITE");
     reader.reply().int();
@@ -115,7 +107,7 @@ fn a_reader_may_read_again_while_a_writer_waits() {
     assert_eq!(read(&mut client, "a"), token);
     assert_eq!(holders(&mut client), ["a read 2"]);
     client.call("RRWLOCK.RELEASE job a READ");
-    assert_waits(&mut writer);
+    writer.assert_waits();
     client.call("RRWLOCK.RELEASE job a READ");
     writer.reply().int();
 }
@@ -161,11 +153,11 @@ fn a_writer_that_reads_lets_waiting_readers_in_when_it_stops_writing() {
     // Past the queue, as the one who keeps it waiting.
     assert!(read(&mut client, "w PX 60000") > written);
     assert_eq!(holders(&mut client), ["w read 1", "w write 1"]);
-    assert_waits(&mut reader);
+    reader.assert_waits();
     assert_eq!(client.call("RRWLOCK.RELEASE job w WRITE"), 0);
     reader.reply().int();
     assert_eq!(holders(&mut client), ["r read 1", "w read 1"]);
-    assert_waits(&mut writer);
+    writer.assert_waits();
     client.call("RRWLOCK.RELEASE job r READ");
     client.call("RRWLOCK.RELEASE job w READ");
     writer.reply().int();
@@ -181,7 +173,7 @@ fn an_only_reader_may_write_at_once() {
     write(&mut client, "a PX 60000");
     assert_eq!(holders(&mut client), ["a read 1", "a write 1"]);
     client.call("RRWLOCK.RELEASE job a READ");
-    assert_waits(&mut behind);
+    behind.assert_waits();
     client.call("RRWLOCK.RELEASE job a WRITE");
     behind.reply().int();
 }
@@ -199,7 +191,7 @@ fn a_reader_among_readers_waits_ahead_of_the_queue_to_write() {
     client.call("RRWLOCK.RELEASE job b READ");
     upgrade.reply().int();
     assert_eq!(holders(&mut client), ["a read 1", "a write 1"]);
-    assert_waits(&mut writer);
+    writer.assert_waits();
 }
 
 #[test]
@@ -231,7 +223,7 @@ fn an_upgrade_keeps_its_place_when_its_read_lapses() {
     client.call("RRWLOCK.RELEASE job b READ");
     upgrade.reply().int();
     assert_eq!(holders(&mut client), ["a write 1"]);
-    assert_waits(&mut writer);
+    writer.assert_waits();
 }
 
 #[test]
@@ -246,7 +238,7 @@ fn a_read_that_waits_is_granted_with_the_write_of_the_same_owner() {
     write.reply().int();
     read.reply().int();
     assert_eq!(holders(&mut client), ["a read 1", "a write 1"]);
-    assert_waits(&mut between);
+    between.assert_waits();
 }
 
 #[test]

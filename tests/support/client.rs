@@ -142,6 +142,13 @@ impl Client {
         }
     }
 
+    /// No answer comes: so long the module had to do the wrong thing.
+    #[track_caller]
+    pub fn assert_waits(&mut self) {
+        let answer = self.reply_within(Duration::from_millis(20));
+        assert_eq!(answer.expect_err("it waits").kind(), ErrorKind::TimedOut);
+    }
+
     /// The next answer, or `TimedOut`, or `UnexpectedEof` when the server has closed the connection.
     pub fn reply_within(&mut self, patience: Duration) -> io::Result<Reply> {
         let deadline = Instant::now() + patience;
