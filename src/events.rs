@@ -1,44 +1,58 @@
-//! What the server tells on its own, as notes for the engine. Nothing is decided here.
+//! What the server tells on its own. The engine notes it; nothing is decided here.
 
-use rlock_core::{Alarm, Key, KeyRef, Keyspace, Lock, Slot};
+use rlock_core::{Alarm, Engine, KeyRef, Keyspace, Lock, Value};
 
 use crate::clock;
 use crate::eviction;
 use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
 use crate::quarantine;
-use crate::state::{self, Note};
+use crate::server;
+use crate::state;
 use crate::timer;
 use crate::waiting;
 
 pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
-    let note = match event {
+    match event {
         ServerEvent::ClientClosed(client) => {
             // Most connections never had anything to do with a lock.
-            if state::peek_engine(|engine| engine.minds_client(client)) == Some(false) {
+            if state::with_engine(|engine| engine.concerns_client(client)) == Some(false) {
                 return;
             }
-            Note::ClientClosed(client)
+            state::tell(|engine| engine.client_closed(client));
         }
-        ServerEvent::Flushed(db) => Note::Flushed(db),
-        ServerEvent::Swapped(first, second) => Note::Swapped(first, second),
+        ServerEvent::Flushed(db) => state::tell(|engine| engine.flushed(db)),
+        ServerEvent::Swapped(first, second) => state::tell(|engine| engine.swapped(first, second)),
         // What was loaded from the append-only file came by our own commands, and was not noted as an arrival.
-        ServerEvent::Promoted | ServerEvent::LoadEnded => Note::Promoted,
-        ServerEvent::LoadFromMaster => return quarantine::on_load_from_master(),
-        ServerEvent::Configured => return eviction::look(ctx),
-        ServerEvent::Tick => return timer::on_tick(),
-        ServerEvent::AfterSleep => {
-            clock::sync();
-            quarantine::look(ctx);
-            if state::peek_engine(rlock_core::Engine::has_unconfirmed_grants) == Some(true) {
-                // Hears the notes first: who is known to be gone keeps nothing.
-                state::with_engine(|engine| engine.confirm_grants(waiting::is_answered));
-            }
-            return;
+        ServerEvent::Promoted | ServerEvent::LoadEnded => {
+            server::look(ctx);
+            state::tell(Engine::promoted);
         }
-    };
-    state::note(note);
+        ServerEvent::Demoted | ServerEvent::LoadBegins => return server::look(ctx),
+        ServerEvent::LoadFromMaster => {
+            server::look(ctx);
+            return quarantine::on_load_from_master();
+        }
+        ServerEvent::Configured => return eviction::look(ctx),
+        ServerEvent::Tick => {
+            server::look(ctx);
+            return timer::on_tick();
+        }
+        ServerEvent::AfterSleep => return on_turn(ctx),
+    }
     timer::arm_soon();
+}
+
+/// A turn of the server's event loop begins: what there was to write was written.
+fn on_turn(ctx: Ctx<'_>) {
+    clock::sync();
+    quarantine::look(ctx);
+    state::tell(|engine| {
+        engine.begin_turn();
+        if engine.has_undelivered_grants() {
+            engine.confirm_grants(waiting::is_answered);
+        }
+    });
 }
 
 /// A value came under a name by a command of the server's.
@@ -47,11 +61,11 @@ pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
         return;
     }
     let key = KeyRef { name: name.bytes(), db: ctx.db() };
-    let is_lock = matches!(Keys::open_to_peek(ctx, name).slot(KEY), Slot::Lock(_));
+    let is_lock = matches!(Keys::open_to_peek(ctx, name).value(KEY), Value::Lock(_));
     if is_lock {
-        state::note(Note::Arrived(key.to_key()));
-    } else if state::peek_engine(|engine| engine.waiting_on(key)).unwrap_or(1) > 0 {
-        state::note(Note::Changed(key.to_key()));
+        state::tell(|engine| engine.value_arrived(key));
+    } else if state::with_engine(|engine| engine.waiting_on(key)) != Some(0) {
+        state::tell(|engine| engine.value_changed(key));
     } else {
         return;
     }
@@ -59,8 +73,7 @@ pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
 }
 
 /// A lock went away by a command of the server's.
-pub(crate) fn on_unlink(key: Key, alarm: Alarm, lock: &Lock) {
-    let bound = lock.holds().iter().filter(|hold| hold.session_ms().is_some()).map(rlock_core::Hold::token).collect();
-    state::note(Note::Unlinked(key, alarm, bound));
+pub(crate) fn on_unlink(key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
+    state::tell(|engine| engine.value_unlinked(key, alarm, lock.bindings()));
     timer::arm_soon();
 }

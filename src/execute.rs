@@ -4,55 +4,30 @@
 //! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
 use rlock_core::{
-    Engine, Event, Facts, KeyId, KeyRef, Keyspace, Now, Outbox, Output, Owner, Refusal, Turn, write_effect,
+    Engine, Event, Facts, Key, KeyId, Keyspace, Now, Outbox, Output, Owner, Refusal, Transaction, write_effect,
 };
-use smallvec::SmallVec;
 
 use crate::clock;
 use crate::configuration;
-use crate::ffi::{Arg, Ctx, Keys};
+use crate::ffi::{Arg, Asks, Ctx, Keys, log_warning};
 use crate::reply;
-use crate::state::{self, Note};
+use crate::server;
+use crate::state;
 use crate::timer;
 use crate::waiting;
 
 /// The key of a request that has one.
 pub(crate) const KEY: KeyId = KeyId(0);
 
-/// Decides about one key, does what was decided, and replies.
-pub(crate) fn on_key<'c, R>(
-    ctx: Ctx<'c>,
-    name: Arg<'c>,
-    decide: impl FnOnce(&mut Engine, &mut Turn<'_, Keys<'c>>) -> Result<R, Refusal>,
-    reply: impl FnOnce(R),
-) {
-    on_keys(
-        ctx,
-        &[name],
-        |engine, turn, _| decide(engine, turn),
-        |result| match result {
-            Ok(result) => reply(result),
-            Err(refusal) => reply::refusal(ctx, refusal),
-        },
-    );
-}
-
-/// The same for several keys; [`KeyId`]s count them in the order of `names`.
+/// Decides about keys, does what was decided, and replies. [`KeyId`]s count them in the order of `names`.
 pub(crate) fn on_keys<'c, R>(
     ctx: Ctx<'c>,
     names: &[Arg<'c>],
-    decide: impl FnOnce(&mut Engine, &mut Turn<'_, Keys<'c>>, &[KeyId]) -> Result<R, Refusal>,
+    decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> Result<R, Refusal>,
     reply: impl FnOnce(Result<R, Refusal>),
 ) {
-    let mut keys = Keys::open(ctx, names);
-    let ids: SmallVec<[KeyId; 1]> = (0..names.len()).map(KeyId).collect();
     let mut out = Outbox::default();
-    let now = clock::now();
-    let limits = configuration::limits();
-    let result =
-        state::with_engine(|engine| decide(engine, &mut Turn { now, limits, keys: &mut keys, out: &mut out }, &ids));
-    close(ctx, &mut keys, &out);
-    tell(ctx, &keys, now, &out);
+    let result = transact(ctx, names, Asks::Client, &mut out, decide);
     // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
     // before this client hears that it gave it up.
     match result {
@@ -60,21 +35,73 @@ pub(crate) fn on_keys<'c, R>(
         None => ctx.reply_error(reply::INTERNAL_ERROR),
     }
     wake(&mut out);
+    take_offers(ctx);
     timer::arm();
 }
 
-/// Settles a key whose turn has come.
-pub(crate) fn settle(ctx: Ctx<'_>, name: Arg<'_>) {
-    let mut keys = Keys::open(ctx, &[name]);
-    let mut out = Outbox::default();
-    let now = clock::now();
-    let limits = configuration::limits();
-    state::with_engine(|engine| {
-        engine.settle_key(&mut Turn { now, limits, keys: &mut keys, out: &mut out }, KEY);
+/// The same for one key, with the usual reply to a refusal.
+pub(crate) fn on_key<'c, R>(
+    ctx: Ctx<'c>,
+    name: Arg<'c>,
+    decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> Result<R, Refusal>,
+    reply: impl FnOnce(R),
+) {
+    on_keys(ctx, &[name], decide, |result| match result {
+        Ok(result) => reply(result),
+        Err(refusal) => reply::refusal(ctx, refusal),
     });
-    close(ctx, &mut keys, &out);
-    tell(ctx, &keys, now, &out);
+}
+
+/// Does what there is to do about a key whose time has come.
+pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
+    let mut out = Outbox::default();
+    transact(ctx, &[name], Asks::Module, &mut out, |engine, tx| engine.run_job(tx));
     wake(&mut out);
+    take_offers(ctx);
+}
+
+/// Grants the waiters for many keys that can have all of them, now that the keys that brought it about are closed.
+fn take_offers(ctx: Ctx<'_>) {
+    while let Some((offer, keys)) = state::with_engine(Engine::next_offer).flatten() {
+        take_offer(ctx, offer, &keys);
+    }
+}
+
+fn take_offer(ctx: Ctx<'_>, offer: rlock_core::Offer, keys: &[Key]) {
+    let Some(first) = keys.first() else {
+        return;
+    };
+    let db = ctx.db();
+    if !ctx.select_db(first.db) {
+        return;
+    }
+    let names: Vec<_> = keys.iter().map(|key| ctx.string(key.name.as_slice())).collect();
+    let args: Vec<Arg<'_>> = names.iter().map(|name| name.arg()).collect();
+    // All are in one slot of a cluster. A key of a slot that is on its way to another node may be there already.
+    if server::is_cluster() && !args.iter().all(|name| ctx.serves(*name)) {
+        state::tell(|engine| engine.postpone(first.borrow(), clock::now()));
+    } else {
+        let mut out = Outbox::default();
+        transact(ctx, &args, Asks::Module, &mut out, |engine, tx| engine.take_offer(tx, offer));
+        wake(&mut out);
+    }
+    ctx.select_db(db);
+}
+
+/// Opens keys, gives them to the engine, closes them, and tells of what has changed. `None` if the engine is in use.
+fn transact<'c, R>(
+    ctx: Ctx<'c>,
+    names: &[Arg<'c>],
+    asks: Asks,
+    out: &mut Outbox,
+    decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> R,
+) -> Option<R> {
+    let mut keys = Keys::open(ctx, names, asks);
+    let (now, limits) = (clock::now(), configuration::limits());
+    let result = state::with_engine(|engine| decide(engine, &mut Transaction::new(now, limits, &mut keys, out)));
+    close(ctx, &mut keys, out);
+    tell(ctx, &keys, now, out);
+    result
 }
 
 /// The events in the outbox, with their keys.
@@ -93,12 +120,19 @@ fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, out: &Outbox) {
         }
     }
     keys.close();
-    for index in 0..keys.open_count() {
-        let id = KeyId(index);
-        if events(out).any(|(changed, _)| changed == id)
-            && let Some(name) = keys.name(id)
-        {
+    let mut changed: Vec<KeyId> = Vec::new();
+    for (id, _) in events(out) {
+        if changed.contains(&id) {
+            continue;
+        }
+        if let Some(name) = keys.name(id) {
             ctx.signal_modified(name);
+        }
+        // One key is the common case, and needs no list.
+        if keys.len() > 1 {
+            changed.push(id);
+        } else {
+            return;
         }
     }
 }
@@ -137,20 +171,26 @@ pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
 }
 
 /// Applies an effect that a master decided. Nothing is propagated from here: the command passes itself on.
-pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> bool {
-    let mut keys = Keys::open(ctx, &[name]);
-    let applied = state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(false);
-    if matches!(event, Event::Granted { .. }) {
+pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'static str> {
+    let mut keys = Keys::open(ctx, &[name], Asks::Module);
+    let applied = state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event))
+        .unwrap_or(Err("the engine is in use"));
+    if applied.is_ok() && matches!(event, Event::Granted { .. }) {
         keys.clear_expire(KEY);
     }
+    let key = keys.key(KEY).to_key();
     drop(keys);
-    if applied {
-        ctx.signal_modified(name);
+    match applied {
+        Ok(()) => ctx.signal_modified(name),
+        Err(reason) => log_warning(&format!(
+            "an effect could not be applied to \"{}\": {reason}; this server may differ from its master",
+            key.name.as_slice().escape_ascii()
+        )),
     }
     let flags = ctx.flags();
     if flags.is_master() && !flags.is_loading() {
         // A master is sent effects only with a slot that Valkey moves to it: the value comes here without its connections.
-        state::note(Note::Arrived(KeyRef { name: name.bytes(), db: ctx.db() }.to_key()));
+        state::tell(|engine| engine.value_arrived(key.borrow()));
         timer::arm_soon();
     }
     applied

@@ -17,6 +17,7 @@ pub(crate) fn write(info: &InfoCtx) {
         info.add(c"forced", stats.forced);
         info.add(c"handed_over", stats.handed_over);
         info.add(c"disconnected", stats.disconnected);
+        info.add(c"tokens_left", engine.tokens_left());
     });
     info.add(c"quarantine_left_ms", quarantine::remaining_ms());
     info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());

@@ -24,6 +24,7 @@ mod info;
 mod load;
 mod quarantine;
 mod reply;
+mod server;
 mod state;
 mod timer;
 mod value;

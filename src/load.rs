@@ -5,6 +5,7 @@ use crate::commands;
 use crate::configuration;
 use crate::eviction;
 use crate::ffi::{self, Args, LoadError, Registrar, Type};
+use crate::server;
 use crate::state;
 use crate::value;
 use crate::waiting;
@@ -30,6 +31,7 @@ pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), Load
     }
     registrar.info();
     eviction::look(registrar.ctx());
+    server::look(registrar.ctx());
     state::init(registrar.random());
     rlock_core::seed_hashing(registrar.random());
     let [first, second] = registrar.random::<2>();

@@ -53,12 +53,9 @@ fn shown(name: &[u8]) -> String {
 pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
     match refusal {
         Refusal::WrongType => ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value"),
-        Refusal::NotOwner => {
+        // A command for many keys names the one that is meant: see `crate::commands::many`.
+        Refusal::NotOwner { .. } => {
             ctx.reply_error("NOTOWNER this owner does not hold the lock: it never did, or its lease has ended")
-        }
-        // The command knows the name of the key; see `crate::commands::many`.
-        Refusal::NotOwnerOf { position } => {
-            ctx.reply_error(&format!("NOTOWNER this owner does not hold key {}", position.saturating_add(1)))
         }
         Refusal::Stale { last_id } => {
             ctx.reply_error(&format!("STALE request ids of an owner rise, and the last one here was {last_id}"))
@@ -76,6 +73,10 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
         Refusal::NoSemaphore => {
             ctx.reply_error("NOSEMAPHORE there is no semaphore under this key; make one with RSEMAPHORE.INIT");
         }
+        Refusal::NoTokens => ctx.reply_error(
+            "NOTOKENS the fencing tokens of this server are used up, because a clock or a file was wrong; \
+             see rlock_tokens_left in docs/operations.md",
+        ),
         Refusal::MaxPlaces { limit } => ctx.reply_error(&format!(
             "MAXWAITERS {limit} places are all that the queue of this lock may have, see rlock.max-places"
         )),

@@ -4,11 +4,12 @@
 //! the clock that never steps; and the server's regular tick arms the timer anew when something is overdue, so that a
 //! backward step of the wall clock delays nothing for longer than a tick.
 
-use rlock_core::{Engine, Key, Keyspace, MAX_LEASE_MS, Outbox, Slot, US_PER_MS};
+use rlock_core::{Engine, Key, Keyspace, MAX_LEASE_MS, Outbox, US_PER_MS, Value};
 
 use crate::clock;
 use crate::execute::{self, KEY};
-use crate::ffi::{self, Arg, Ctx, Flags, Keys, MainThread, TimerId};
+use crate::ffi::{self, Arg, Ctx, Keys, MainThread, TimerId};
+use crate::server;
 use crate::state;
 
 /// How long one run may take before other clients get their turn.
@@ -22,14 +23,11 @@ struct Armed {
     due_us: u64,
 }
 
-/// Keys that were due and could not be settled, because this node of the cluster does not serve them now.
-static POSTPONED: MainThread<Vec<Key>> = MainThread::new(Vec::new());
-
 static ARMED: MainThread<Option<Armed>> = MainThread::new(None);
 
 /// Arms the timer for the next deadline, if it is not armed for an earlier moment.
 pub(crate) fn arm() {
-    if let Some(due_us) = state::peek_engine(Engine::next_deadline_us).flatten() {
+    if let Some(due_us) = state::with_engine(|engine| engine.next_timeout_us()).flatten() {
         arm_at(due_us);
     }
 }
@@ -82,21 +80,10 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
         arm_at(start_us.saturating_add(RETRY_MS.saturating_mul(US_PER_MS)));
         return;
     }
-    if !flags.is_master() {
-        run(start_us, || observe_next(ctx));
-        return;
-    }
-    for key in POSTPONED.with(std::mem::take).unwrap_or_default() {
-        state::with_engine(|engine| engine.note(key));
-    }
-    if run(start_us, || settle_next(ctx, flags)) {
+    state::tell(Engine::begin_turn);
+    let is_done = if flags.is_master() { run(start_us, || run_next(ctx)) } else { run(start_us, || observe_next(ctx)) };
+    if is_done && flags.is_master() {
         arm();
-    }
-    let postponed = POSTPONED.with(|postponed| postponed.len() as u64).unwrap_or(0);
-    if postponed > 0 {
-        // A cluster that is down postpones everything; then there is no hurry.
-        let delay_ms = RETRY_MS.saturating_add(postponed / 100);
-        arm_at(start_us.saturating_add(delay_ms.saturating_mul(US_PER_MS)));
     }
 }
 
@@ -111,50 +98,52 @@ fn run(start_us: u64, mut step: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Settles the next key that is due. `false` if there is none.
-fn settle_next(ctx: Ctx<'_>, flags: Flags) -> bool {
+/// Does the next thing that is due. `false` if there is none, or if enough was done for now.
+fn run_next(ctx: Ctx<'_>) -> bool {
     let now = clock::now();
     let mut out = Outbox::default();
-    let next = state::with_engine(|engine| engine.next_due(now, &mut out));
+    let next = state::with_engine(|engine| engine.next_job(now, &mut out));
     execute::wake(&mut out);
-    let Some(key) = next.flatten().or_else(state::next_loaded) else {
+    let Some(key) = next.flatten() else {
         return false;
     };
     if !ctx.select_db(key.db) {
         return true;
     }
     let name = ctx.string(key.name.as_slice());
-    if flags.is_cluster() && !ctx.serves(name.arg()) {
-        postpone(ctx, key, name.arg());
+    if server::is_cluster() && !ctx.serves(name.arg()) {
+        postpone(ctx, &key, name.arg());
     } else {
-        execute::settle(ctx, name.arg());
+        execute::run_job(ctx, name.arg());
     }
     true
 }
 
 /// Leaves a key alone that another node of the cluster serves, or none at the moment. Its waiters are the server's, which
 /// sends them MOVED; when there is nothing left of it here, it is forgotten.
-fn postpone(ctx: Ctx<'_>, key: Key, name: Arg<'_>) {
+fn postpone(ctx: Ctx<'_>, key: &Key, name: Arg<'_>) {
     let mut keys = Keys::open_to_peek(ctx, name);
-    let is_here = matches!(keys.slot(KEY), Slot::Lock(_));
-    let is_waited_for = state::peek_engine(|engine| engine.waiting_on(key.borrow())) != Some(0);
-    if is_here || is_waited_for {
-        POSTPONED.with(|postponed| postponed.push(key));
-    } else {
-        state::with_engine(|engine| engine.observe(&mut keys, KEY));
-    }
+    let is_here = matches!(keys.value(KEY), Value::Lock(_));
+    let is_waited_for = state::with_engine(|engine| engine.waiting_on(key.borrow())) != Some(0);
+    state::tell(|engine| {
+        if is_here || is_waited_for {
+            engine.postpone(key.borrow(), clock::now());
+        } else {
+            engine.observe(&mut keys, KEY);
+        }
+    });
 }
 
 /// What a replica does with the keys that it was told of: it keeps their alarms for the day when it is promoted, and
 /// decides nothing.
 fn observe_next(ctx: Ctx<'_>) -> bool {
-    let Some(key) = state::with_engine(Engine::next_pending).flatten().or_else(state::next_loaded) else {
+    let Some(key) = state::with_engine(Engine::next_to_observe).flatten() else {
         return false;
     };
     if ctx.select_db(key.db) {
         let name = ctx.string(key.name.as_slice());
         let mut keys = Keys::open_to_read(ctx, name.arg());
-        state::with_engine(|engine| engine.observe(&mut keys, KEY));
+        state::tell(|engine| engine.observe(&mut keys, KEY));
     }
     true
 }

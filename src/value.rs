@@ -1,7 +1,8 @@
 //! The value in RDB files, DUMP payloads and rewritten append-only files.
 
 use rlock_core::{
-    Event, Facts, Hold, Kind, MAX_LEASE_MS, Place, Places, Stored, TOKEN_AHEAD_LIMIT_US, decode, encode, write_effect,
+    Event, Facts, FairQueue, Hold, Kind, Lock, MAX_LEASE_MS, MAX_TOKEN, Place, TOKEN_AHEAD_LIMIT_US, decode, encode,
+    write_effect,
 };
 
 use crate::clock;
@@ -13,7 +14,7 @@ use crate::timer;
 pub(crate) const PAYLOAD_VERSION: i32 = 1;
 
 /// Reads a value. `None` refuses it: the server then fails the command or the load.
-pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
+pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
     if version != PAYLOAD_VERSION {
         log_warning(&format!(
             "a lock was saved by a newer rlock (payload version {version}, this one reads {PAYLOAD_VERSION})"
@@ -21,7 +22,7 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
         return None;
     }
     let now = clock::now();
-    let lock = match load.bytes(|bytes| decode(bytes, now))? {
+    let mut lock = match load.bytes(|bytes| decode(bytes, now))? {
         Ok(lock) => lock,
         Err(error) => {
             log_warning(&format!("the payload of a lock is broken: {}", error.0));
@@ -41,44 +42,47 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Stored> {
         let far_place = |place: Place<'_>| {
             place.arrival > token_limit || place.stay.until_us().is_some_and(|until_us| until_us > deadline_limit)
         };
-        if lock.holds().iter().any(far_hold) || lock.places().into_iter().flat_map(Places::iter).any(far_place) {
+        if lock.holds().iter().any(far_hold) || lock.queue().into_iter().flat_map(FairQueue::iter).any(far_place) {
             log_warning("the payload of a lock has a token or a lease too far in the future");
             return None;
         }
     }
-    for hold in lock.holds() {
-        state::note_token(hold.token());
-    }
-    for place in lock.places().into_iter().flat_map(Places::iter) {
-        state::note_token(place.arrival);
-    }
+    lock.shorten_leases(now);
+    let tokens = lock.holds().iter().map(Hold::token);
+    let arrivals = lock.queue().into_iter().flat_map(FairQueue::iter).map(|place| place.arrival);
+    let newest = tokens.chain(arrivals).max().unwrap_or(0);
     // What comes by RESTORE has an event of its own once it is there; a load has none.
-    if flags.is_loading()
-        && let (Some(name), Some(db)) = (load.key(), load.db())
-    {
-        state::note_loaded(rlock_core::Key { name: name.bytes().into(), db });
-        timer::arm_soon();
-    }
-    Some(Stored::new(lock))
+    let loaded = match (flags.is_loading(), load.key(), load.db()) {
+        (true, Some(name), Some(db)) => Some(rlock_core::Key { name: name.bytes().into(), db }),
+        _ => None,
+    };
+    state::tell(|engine| {
+        engine.raise_token(newest);
+        if let Some(key) = loaded {
+            engine.value_loaded(key);
+        }
+    });
+    timer::arm_soon();
+    Some(lock)
 }
 
-pub(crate) fn save(save: &Save, stored: &Stored) {
+pub(crate) fn save(save: &Save, lock: &Lock) {
     let mut bytes = Vec::with_capacity(128);
-    encode(&stored.lock, clock::now(), &mut bytes);
+    encode(lock, clock::now(), &mut bytes);
     save.bytes(&bytes);
 }
 
 /// Writes the effects that make the value anew.
-pub(crate) fn rewrite(save: &Save, key: Arg<'_>, stored: &Stored) {
+pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
     let now = clock::now();
     let mut facts = Facts::new();
-    if stored.lock.kind() == Kind::Semaphore {
-        write_effect(&Event::Sized { permits: stored.lock.permits() }, now, &mut facts);
+    if lock.kind() == Kind::Semaphore {
+        write_effect(&Event::Sized { permits: lock.permits() }, now, &mut facts);
         save.emit_effect(key, &facts, None);
     }
-    for hold in stored.lock.holds() {
+    for hold in lock.holds() {
         let granted = Event::Granted {
-            kind: stored.lock.kind(),
+            kind: lock.kind(),
             owner: hold.owner().clone(),
             mode: hold.mode(),
             token: hold.token(),
@@ -88,29 +92,32 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, stored: &Stored) {
             save.emit_effect(key, &facts, Some(owner.as_slice()));
         }
     }
-    let Some(places) = stored.lock.places() else {
+    let Some(queue) = lock.queue() else {
         return;
     };
-    for place in places.iter() {
+    for place in queue.iter() {
         let owner = place.owner.into();
         let Place { stay, arrival, request_id, .. } = place;
         let queued = Event::Queued { owner, stay, arrival, request_id, at_head: false };
         write_effect(&queued, now, &mut facts);
         save.emit_effect(key, &facts, Some(place.owner));
     }
-    if let (Some(until_us), Some(head)) = (places.turn_until_us(), places.first()) {
-        write_effect(&Event::Turn { owner: head.owner.into(), until_us }, now, &mut facts);
+    if let (Some(until_us), Some(head)) = (queue.reserved_until_us(), queue.first()) {
+        write_effect(&Event::Reserved { owner: head.owner.into(), until_us }, now, &mut facts);
         save.emit_effect(key, &facts, Some(head.owner));
     }
 }
 
-pub(crate) fn memory_usage(stored: &Stored) -> usize {
-    size_of::<Stored>().saturating_add(stored.lock.heap_bytes())
+pub(crate) fn memory_usage(lock: &Lock) -> usize {
+    size_of::<Lock>().saturating_add(lock.heap_bytes())
+}
+
+pub(crate) fn free_effort(lock: &Lock) -> usize {
+    lock.holds().len().saturating_add(lock.queue().map_or(0, FairQueue::len)).max(1)
 }
 
 /// What two servers with the same lock agree on: everything but the deadlines.
-pub(crate) fn digest(digest: &Digest, stored: &Stored) {
-    let lock = &stored.lock;
+pub(crate) fn digest(digest: &Digest, lock: &Lock) {
     digest.add(&[lock.kind().name().as_bytes(), &lock.permits().to_le_bytes()]);
     for hold in lock.holds() {
         let terms = hold.terms();
@@ -124,7 +131,7 @@ pub(crate) fn digest(digest: &Digest, stored: &Stored) {
             request.as_bytes(),
         ]);
     }
-    for place in lock.places().into_iter().flat_map(Places::iter) {
+    for place in lock.queue().into_iter().flat_map(FairQueue::iter) {
         let request_id = place.request_id.unwrap_or(0);
         digest.add(&[place.owner, &place.arrival.to_le_bytes(), &request_id.to_le_bytes()]);
     }
@@ -132,13 +139,13 @@ pub(crate) fn digest(digest: &Digest, stored: &Stored) {
 
 /// Writes what an RDB file has beside the keys: the last token.
 pub(crate) fn save_aux(save: &Save) {
-    save.number(state::peek_engine(rlock_core::Engine::last_token).unwrap_or(0));
+    save.number(state::with_engine(|engine| engine.last_token()).unwrap_or(0));
 }
 
 /// The same for servers that leave out what is empty (Redis 7.2): a file of a server on which no lock was ever taken
 /// can be loaded without the module.
 pub(crate) fn save_aux_if_any(save: &Save) {
-    if state::peek_engine(rlock_core::Engine::last_token) != Some(0) {
+    if state::with_engine(|engine| engine.last_token()) != Some(0) {
         save_aux(save);
     }
 }
@@ -148,9 +155,13 @@ pub(crate) fn load_aux(load: &Load, version: i32) -> bool {
         return false;
     }
     match load.number() {
-        Some(token) => {
-            state::note_token(token);
+        Some(token) if token <= MAX_TOKEN => {
+            state::tell(|engine| engine.raise_token(token));
             true
+        }
+        Some(token) => {
+            log_warning(&format!("the last token in the file is {token}, beyond {MAX_TOKEN}: it was not written by rlock"));
+            false
         }
         None => false,
     }

@@ -10,7 +10,7 @@ use rlock_core::{Answer, Twins};
 
 use crate::ffi::{self, Arg, Blocked, Ctx, MainThread};
 use crate::reply;
-use crate::state::{self, Note};
+use crate::state;
 use crate::timer;
 
 struct Waiting {
@@ -28,7 +28,7 @@ static TWIN_SECRET: MainThread<[u8; 16]> = MainThread::new([0; 16]);
 /// Blocks the client of this command under `ticket`. `false` if the server does not want to, or if a listener of the
 /// events of this very command has changed the lock so that the ticket was served already; the engine has been told.
 pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
-    if state::peek_engine(|engine| engine.is_waiting(ticket)) != Some(true) {
+    if state::with_engine(|engine| engine.is_waiting(ticket)) != Some(true) {
         return false;
     }
     let name = ctx.string(&twin_of(ctx, key.bytes()));
@@ -39,7 +39,7 @@ pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
             true
         }
         None => {
-            leave(Note::WaiterGaveUp(ticket));
+            left(ticket, true);
             false
         }
     }
@@ -66,7 +66,7 @@ pub(crate) fn finish(ticket: u64, answer: Answer) {
     match handle.flatten() {
         Some(handle) => ffi::unblock(handle),
         // It is gone: the engine takes back what it was granted.
-        None => leave(Note::WaiterGone(ticket)),
+        None => left(ticket, false),
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
         Some(answer) => reply::answer(ctx, answer),
         None => {
             ctx.reply_nil();
-            leave(Note::WaiterGaveUp(ticket));
+            left(ticket, true);
         }
     }
 }
@@ -87,7 +87,7 @@ pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
 /// The client of a ticket is gone, if it was not answered before.
 pub(crate) fn on_gone(ticket: u64) {
     if WAITING.with(|table| table.remove(&ticket)).flatten().is_some() {
-        leave(Note::WaiterGone(ticket));
+        left(ticket, false);
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn on_gone(ticket: u64) {
 pub(crate) fn on_freed(ticket: u64, unheard: bool) {
     on_gone(ticket);
     if unheard {
-        leave(Note::WaiterGone(ticket));
+        left(ticket, false);
     }
 }
 
@@ -104,7 +104,8 @@ pub(crate) fn is_answered(ticket: u64) -> bool {
     WAITING.with(|table| !table.contains_key(&ticket)).unwrap_or(false)
 }
 
-fn leave(note: Note) {
-    state::note(note);
+/// Tells the engine that a waiter is gone; `gave_up` that it was answered nil.
+fn left(ticket: u64, gave_up: bool) {
+    state::tell(|engine| engine.waiter_left(ticket, gave_up));
     timer::arm_soon();
 }

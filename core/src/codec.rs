@@ -8,9 +8,9 @@ use alloc::vec::Vec;
 
 use crate::bytes::Owner;
 use crate::event::{Event, Terms};
-use crate::hold::Hold;
-use crate::lock::{Kind, Lock, Mode};
-use crate::places::{Place, Places, Stay};
+use crate::kind::{Kind, Mode};
+use crate::lock::{FairQueue, Hold, Lock};
+use crate::place::{Place, Stay};
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 
@@ -36,12 +36,12 @@ pub fn encode(lock: &Lock, now: Now, bytes: &mut Vec<u8>) {
     for hold in lock.holds() {
         encode_hold(hold, now, bytes);
     }
-    push(bytes, lock.places().map_or(0, Places::len) as u64);
-    if let Some(places) = lock.places() {
-        for place in places.iter() {
+    push(bytes, lock.queue().map_or(0, FairQueue::len) as u64);
+    if let Some(queue) = lock.queue() {
+        for place in queue.iter() {
             encode_place(place, now, bytes);
         }
-        push(bytes, places.turn_until_us().map_or(0, |until_us| now.to_unix_ms(until_us)));
+        push(bytes, queue.reserved_until_us().map_or(0, |until_us| now.to_unix_ms(until_us)));
     }
 }
 
@@ -112,12 +112,19 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     for _ in 0..holds {
         decode_hold(&mut reader, now, &mut lock)?;
     }
-    let writer = lock.holds().iter().find(|hold| hold.mode() == Mode::Write);
-    if writer.is_some_and(|writer| lock.holds().iter().any(|hold| hold.owner() != writer.owner())) {
+    // A hold that leaves no room for another one has displaced it.
+    if lock.holds().len() as u64 != holds {
         return Err(DecodeError("a writer that is not alone"));
     }
     decode_places(&mut reader, now, &mut lock)?;
     if reader.0.is_empty() { Ok(lock) } else { Err(DecodeError("bytes after the end")) }
+}
+
+/// Applies what was read. What does not fit is refused as it is when it comes from a master.
+fn apply(lock: &mut Lock, event: &Event) -> Result<(), DecodeError> {
+    lock.check(event).map_err(DecodeError)?;
+    lock.apply(event);
+    Ok(())
 }
 
 fn decode_places(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(), DecodeError> {
@@ -130,7 +137,7 @@ fn decode_places(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(
     }
     for _ in 0..places {
         let owner = Owner::from(reader.bytes(1..=MAX_OWNER_BYTES, "owner of a place")?);
-        if lock.places().is_some_and(|places| places.get(owner.as_slice()).is_some()) {
+        if lock.place(owner.as_slice()).is_some() {
             return Err(DecodeError("a place twice"));
         }
         let arrival = reader.number_in(1..=MAX_TOKEN, "arrival")?;
@@ -141,12 +148,12 @@ fn decode_places(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(
             GRACE => Stay::Grace { until_us: now.from_unix_ms(reader.number()?) },
             _ => return Err(DecodeError("stay")),
         };
-        lock.apply(&Event::Queued { owner, stay, arrival, request_id, at_head: false });
+        apply(lock, &Event::Queued { owner, stay, arrival, request_id, at_head: false })?;
     }
-    let turn_until_unix_ms = reader.number()?;
-    let head = lock.places().and_then(Places::first).map(|head| Owner::from(head.owner));
-    if let Some(owner) = head.filter(|_| turn_until_unix_ms != 0) {
-        lock.apply(&Event::Turn { owner, until_us: now.from_unix_ms(turn_until_unix_ms) });
+    let reserved_until_unix_ms = reader.number()?;
+    let head = lock.queue().and_then(FairQueue::first).map(|head| Owner::from(head.owner));
+    if let Some(owner) = head.filter(|_| reserved_until_unix_ms != 0) {
+        apply(lock, &Event::Reserved { owner, until_us: now.from_unix_ms(reserved_until_unix_ms) })?;
     }
     Ok(())
 }
@@ -154,11 +161,8 @@ fn decode_places(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(
 fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(), DecodeError> {
     let owner = Owner::from(reader.bytes(1..=MAX_OWNER_BYTES, "owner")?);
     let mode = mode_of(reader.number()?)?;
-    if !lock.kind().has_mode(mode) {
-        return Err(DecodeError("mode"));
-    }
     let token = reader.number_in(1..=MAX_TOKEN, "token")?;
-    if lock.hold_with_token(token).is_some() || lock.hold(owner.as_slice(), mode).is_some() {
+    if lock.hold(owner.as_slice(), mode).is_some() {
         return Err(DecodeError("a hold twice"));
     }
     let count = reader.number_in(1..=u64::from(u32::MAX), "count")?;
@@ -179,7 +183,7 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
         })
     };
     let session_ms = if flags & HAS_SESSION == 0 { None } else { Some(reader.number_in(0..=MAX_LEASE_MS, "session")?) };
-    lock.apply(&Event::Granted {
+    let granted = Event::Granted {
         kind: lock.kind(),
         owner,
         mode,
@@ -191,8 +195,8 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
             request,
             session_ms,
         },
-    });
-    Ok(())
+    };
+    apply(lock, &granted)
 }
 
 fn kind_number(kind: Kind) -> u64 {
@@ -205,10 +209,7 @@ fn kind_number(kind: Kind) -> u64 {
 }
 
 fn kind_of(number: u64) -> Result<Kind, DecodeError> {
-    [Kind::Mutex, Kind::Fair, Kind::RwLock, Kind::Semaphore]
-        .into_iter()
-        .find(|kind| kind_number(*kind) == number)
-        .ok_or(DecodeError("kind"))
+    Kind::ALL.into_iter().find(|kind| kind_number(*kind) == number).ok_or(DecodeError("kind"))
 }
 
 fn mode_number(mode: Mode) -> u64 {
@@ -221,10 +222,7 @@ fn mode_number(mode: Mode) -> u64 {
 }
 
 fn mode_of(number: u64) -> Result<Mode, DecodeError> {
-    [Mode::Exclusive, Mode::Read, Mode::Write, Mode::Permits]
-        .into_iter()
-        .find(|mode| mode_number(*mode) == number)
-        .ok_or(DecodeError("mode"))
+    Mode::ALL.into_iter().find(|mode| mode_number(*mode) == number).ok_or(DecodeError("mode"))
 }
 
 fn push(bytes: &mut Vec<u8>, mut number: u64) {
@@ -332,7 +330,7 @@ mod tests {
             (1, 2, "permits"),
             (2, 2, "more than one holder"),
             (3, 0, "owner"),
-            (5, 1, "mode"),
+            (5, 1, "the lock is of another kind"),
             (6, 0, "token"),
             (7, 0, "count"),
             (10, 16, "flags"),

@@ -11,8 +11,9 @@
 //! queued <stay> <arrival> <request-id> tail|head                                                    (and the owner)
 //! kept <stay> <request-id>                                                                          (and the owner)
 //! left cancelled|timed-out|lapsed|missed                                                            (and the owner)
-//! lapsed
-//! turn <until-unix-ms>                                                                              (and the owner)
+//! cleared released|expired|forced|undone                                             (and the owner who is left out)
+//! queue-lapsed
+//! reserved <until-unix-ms>                                                                              (and the owner)
 //! detached <until-unix-ms>
 //! ```
 //!
@@ -26,8 +27,8 @@ use smallvec::SmallVec;
 
 use crate::bytes::Owner;
 use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
-use crate::lock::{Kind, Mode};
-use crate::places::Stay;
+use crate::kind::{Kind, Mode};
+use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 
@@ -38,8 +39,6 @@ pub struct EffectError(pub &'static str);
 /// The text of an effect; the longest, with every number at its widest, has about 120 bytes.
 pub type Facts = SmallVec<[u8; 128]>;
 
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Fair, Kind::RwLock, Kind::Semaphore];
-const MODES: [Mode; 4] = [Mode::Exclusive, Mode::Read, Mode::Write, Mode::Permits];
 const CHANGES: [(ChangeCause, &str); 4] = [
     (ChangeCause::Reentered, "reentered"),
     (ChangeCause::Renewed, "renewed"),
@@ -107,12 +106,17 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             push_word(facts, name_of(&LEAVES, *cause));
             Some(owner)
         }
-        Event::Lapsed => {
-            facts.extend_from_slice(b"lapsed");
+        Event::Cleared { cause, except } => {
+            facts.extend_from_slice(b"cleared");
+            push_word(facts, name_of(&ENDS, *cause));
+            except.as_ref()
+        }
+        Event::QueueLapsed => {
+            facts.extend_from_slice(b"queue-lapsed");
             None
         }
-        Event::Turn { owner, until_us } => {
-            facts.extend_from_slice(b"turn");
+        Event::Reserved { owner, until_us } => {
+            facts.extend_from_slice(b"reserved");
             push_number(facts, now.to_unix_ms(*until_us));
             Some(owner)
         }
@@ -185,9 +189,13 @@ pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Even
     let verb = words.next().unwrap_or_default();
     let event = match verb {
         "granted" => granted(&mut words, owner, now)?,
-        "lapsed" => Event::Lapsed,
+        "cleared" => {
+            let except = owner.map(|owner| valid_owner(Some(owner))).transpose()?;
+            Event::Cleared { cause: cause_of(&ENDS, &mut words)?, except }
+        }
+        "queue-lapsed" => Event::QueueLapsed,
         "sized" => Event::Sized { permits: small_number(&mut words, "permits")? },
-        "queued" | "kept" | "left" | "turn" | "detached" => place_event(verb, &mut words, owner, now)?,
+        "queued" | "kept" | "left" | "reserved" | "detached" => place_event(verb, &mut words, owner, now)?,
         _ => hold_event(verb, &mut words, now)?,
     };
     match words.next() {
@@ -197,8 +205,8 @@ pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Even
 }
 
 fn granted(words: &mut Words<'_>, owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
-    let kind = one_of(words, KINDS, Kind::name, "kind")?;
-    let mode = one_of(words, MODES, Mode::name, "mode")?;
+    let kind = one_of(words, Kind::ALL, Kind::name, "kind")?;
+    let mode = one_of(words, Mode::ALL, Mode::name, "mode")?;
     if !kind.has_mode(mode) {
         return Err(EffectError("mode does not fit the kind"));
     }
@@ -219,13 +227,9 @@ fn hold_event(verb: &str, words: &mut Words<'_>, now: Now) -> Result<Event, Effe
 fn place_event(verb: &str, words: &mut Words<'_>, owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
     Ok(match verb {
         "detached" => Event::Detached { until_us: moment(words, now, "until")? },
-        "turn" => Event::Turn { owner: valid_owner(owner)?, until_us: moment(words, now, "until")? },
+        "reserved" => Event::Reserved { owner: valid_owner(owner)?, until_us: moment(words, now, "until")? },
         "kept" => Event::Kept { owner: valid_owner(owner)?, stay: stay(words, now)?, request_id: request_id(words)? },
-        "left" => {
-            let word = words.next().unwrap_or_default();
-            let cause = LEAVES.iter().find(|(_, name)| *name == word).ok_or(EffectError("cause"))?;
-            Event::Left { owner: valid_owner(owner)?, cause: cause.0 }
-        }
+        "left" => Event::Left { owner: valid_owner(owner)?, cause: cause_of(&LEAVES, words)? },
         _ => Event::Queued {
             owner: valid_owner(owner)?,
             stay: stay(words, now)?,
@@ -238,6 +242,11 @@ fn place_event(verb: &str, words: &mut Words<'_>, owner: Option<&[u8]>, now: Now
             },
         },
     })
+}
+
+fn cause_of<C: Copy>(names: &[(C, &'static str)], words: &mut Words<'_>) -> Result<C, EffectError> {
+    let word = words.next().unwrap_or_default();
+    names.iter().find(|(_, name)| *name == word).map(|(cause, _)| *cause).ok_or(EffectError("cause"))
 }
 
 fn valid_owner(owner: Option<&[u8]>) -> Result<Owner, EffectError> {
@@ -310,7 +319,7 @@ fn token(words: &mut Words<'_>) -> Result<u64, EffectError> {
 fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
     Ok(Terms {
         count: small_number(words, "count")?,
-        deadline_us: now.from_unix_ms(number(words, 0..=u64::MAX, "deadline")?),
+        deadline_us: now.within_limits(now.from_unix_ms(number(words, 0..=u64::MAX, "deadline")?)),
         lease_ms: number(words, 1..=MAX_LEASE_MS, "lease")?,
         request: request(words.next().unwrap_or_default())?,
         session_ms: optional(words, 0..=MAX_LEASE_MS, "session")?,
@@ -380,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_wrong_effect_is_refused_with_the_part_that_is_wrong() {
-        let cases: [(&str, &str); 15] = [
+        let cases: [(&str, &str); 16] = [
             ("", "unknown event"),
             ("granted mutex read 5 1 1 1 - -", "mode does not fit the kind"),
             ("granted mutex exclusive 0 1 1 1 - -", "token"),
@@ -395,7 +404,8 @@ mod tests {
             ("queued connected 1 - middle", "end of the queue"),
             ("kept connected 0", "request id"),
             ("left home", "cause"),
-            ("turn soon", "until"),
+            ("reserved soon", "until"),
+            ("cleared away", "cause"),
         ];
         for (facts, wrong) in cases {
             assert_eq!(parse_effect(facts.as_bytes(), Some(b"o"), NOW), Err(EffectError(wrong)), "{facts}");

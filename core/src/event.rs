@@ -4,8 +4,8 @@
 //! hold by its fencing token, which is unique on a server, so only the grant itself carries the owner.
 
 use crate::bytes::Owner;
-use crate::lock::{Kind, Mode};
-use crate::places::Stay;
+use crate::kind::{Kind, Mode};
+use crate::place::Stay;
 use crate::request::RequestMark;
 
 /// The part of a hold that may change during its life.
@@ -58,7 +58,7 @@ pub enum LeaveCause {
     TimedOut,
     /// The life of the place was over.
     Lapsed,
-    /// It was its turn, and it did not come in time.
+    /// The lock was reserved for it, and it did not come in time.
     Missed,
 }
 
@@ -93,6 +93,13 @@ pub enum Event {
         token: u64,
         /// Why.
         cause: EndCause,
+    },
+    /// Every hold is over, all at once: more than are told one by one.
+    Cleared {
+        /// Why.
+        cause: EndCause,
+        /// But those of this owner.
+        except: Option<Owner>,
     },
     /// A semaphore has so many permits, which this creates if need be.
     Sized {
@@ -129,10 +136,10 @@ pub enum Event {
         cause: LeaveCause,
     },
     /// The life of every place was over.
-    Lapsed,
+    QueueLapsed,
     /// The lock is free, and reserved for the head of the queue until then.
-    Turn {
-        /// Whose turn it is.
+    Reserved {
+        /// For whom.
         owner: Owner,
         /// Until when.
         until_us: u64,
@@ -145,11 +152,12 @@ pub enum Event {
 }
 
 impl Event {
-    /// The fencing token of the hold that this is about; events about places have none.
+    /// The number that this is about, from the sequence of tokens and arrival numbers.
     #[must_use]
-    pub fn token(&self) -> Option<u64> {
+    pub fn number(&self) -> Option<u64> {
         match self {
             Self::Granted { token, .. } | Self::Changed { token, .. } | Self::Ended { token, .. } => Some(*token),
+            Self::Queued { arrival, .. } => Some(*arrival),
             _ => None,
         }
     }
@@ -159,15 +167,15 @@ impl Event {
     pub fn keyspace_event(&self) -> Option<&'static core::ffi::CStr> {
         match self {
             Self::Granted { .. } => Some(c"rlock.acquire"),
-            Self::Turn { .. } => Some(c"rlock.turn"),
+            Self::Reserved { .. } => Some(c"rlock.turn"),
             Self::Changed { .. }
             | Self::Sized { .. }
             | Self::Queued { .. }
             | Self::Kept { .. }
             | Self::Left { .. }
-            | Self::Lapsed
+            | Self::QueueLapsed
             | Self::Detached { .. } => None,
-            Self::Ended { cause, .. } => Some(match cause {
+            Self::Ended { cause, .. } | Self::Cleared { cause, .. } => Some(match cause {
                 EndCause::Released | EndCause::Undone => c"rlock.release",
                 EndCause::Expired => c"rlock.expire",
                 EndCause::Forced => c"rlock.force",

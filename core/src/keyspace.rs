@@ -1,56 +1,27 @@
-//! The keyspace as the engine sees it: values under names, opened for one request.
+//! The keyspace as the engine sees it: the keys that a request is about, opened for it.
 
 use crate::bytes::KeyRef;
-use crate::deadlines::Alarm;
 use crate::lock::Lock;
-
-/// A value as the keyspace stores it: the lock, and the alarm that the engine set for it.
-#[derive(Debug)]
-pub struct Stored {
-    /// The lock.
-    pub lock: Lock,
-    /// The engine's alarm for the next deadline of the lock. Not part of the value: a copy starts without one.
-    pub alarm: Alarm,
-    /// The generation of its database in which the engine last settled it; 0 if it never did. Not part of the value either.
-    pub(crate) generation: u32,
-}
-
-impl Stored {
-    /// A lock that was not seen by the engine yet.
-    #[must_use]
-    pub fn new(lock: Lock) -> Self {
-        Self { lock, alarm: Alarm::NONE, generation: 0 }
-    }
-}
+use crate::lock::admission::Value;
 
 /// The number of an open key in a [`Keyspace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyId(pub usize);
 
-/// What lies under a key.
-#[derive(Debug)]
-pub enum Slot<'a> {
-    /// Nothing.
-    Vacant,
-    /// A lock.
-    Lock(&'a mut Stored),
-    /// A value of another type.
-    Foreign,
-}
-
-/// The open keys of one request.
+/// The open keys of one request, all of one database, each once.
 pub trait Keyspace {
     /// How many keys are open: their numbers are 0 to this, exclusive.
-    fn open_count(&self) -> usize;
-    /// Opens one more key of the same database, or finds it among those that are open. `None` if this server must not
-    /// decide about it now: another node of the cluster serves it.
-    fn open(&mut self, key: KeyRef<'_>) -> Option<KeyId>;
+    fn len(&self) -> usize;
     /// The name of an open key.
     fn key(&self, id: KeyId) -> KeyRef<'_>;
     /// What lies under it now.
-    fn slot(&mut self, id: KeyId) -> Slot<'_>;
-    /// Puts a value under a vacant key.
-    fn insert(&mut self, id: KeyId, stored: Stored);
+    fn value(&self, id: KeyId) -> Value<'_>;
+    /// The lock under it, to change it in place.
+    fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock>;
+    /// Puts a lock under a vacant key.
+    fn insert(&mut self, id: KeyId, lock: Lock);
     /// Removes the lock under a key.
     fn remove(&mut self, id: KeyId);
+    /// The connection that asks, if it is one that can close: not a script, not another module, not the timer.
+    fn client(&self) -> Option<u64>;
 }

@@ -6,13 +6,11 @@
 //!
 //! How a request travels:
 //!
-//! 1. [`Engine`] is the only write path. It settles what is pending on the key (a lapsed lease, a connection that
-//!    closed, a waiter whose time is over), then asks the [`Lock`] and its queue for a decision.
-//! 2. A decision is an [`Event`]: a fact with absolute times and the token given. [`Lock::apply`] is total: it cannot
+//! 1. [`Engine`] is the only write path. It brings the keys of the request up to date (a lease that lapsed, a connection that
+//!    closed, a waiter whose time is over), then asks each [`Lock`] what it admits, in one function for all kinds.
+//! 2. A decision is an [`Event`]: a fact with absolute times and the token given. Applying one is total: it cannot
 //!    fail and reads no clock. Replicas and AOF replay only apply.
 //! 3. The events and the answers to waiters go to the [`Outbox`], in order.
-//!
-//! A kind of lock (mutex, fair, rwlock, semaphore) is an admission rule on one structure: see [`Lock::admits`].
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -23,21 +21,17 @@
 extern crate alloc;
 
 mod bytes;
-mod chunked;
 mod codec;
-mod crowd;
-mod deadlines;
+mod collections;
 mod effect;
 mod engine;
 mod event;
-mod hold;
 mod keyspace;
+mod kind;
 mod lock;
 mod outbox;
-mod places;
-mod queue;
+mod place;
 mod request;
-mod sessions;
 #[cfg(test)]
 mod strategies;
 mod time;
@@ -45,15 +39,18 @@ mod twin;
 
 pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};
 pub use codec::{DecodeError, decode, encode};
-pub use deadlines::{Alarm, Deadlines};
+pub use collections::{Alarm, Deadlines};
 pub use effect::{EffectError, Facts, parse_effect, write_effect};
-pub use engine::{Acquired, Engine, Stats, Turn, WaiterView};
+pub use engine::{Acquired, Engine, HoldsLeft, Offer, Stats, Tokens, Transaction, WaiterView};
 pub use event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
-pub use hold::Hold;
-pub use keyspace::{KeyId, Keyspace, Slot, Stored};
-pub use lock::{Kind, Lock, Mode};
+pub use keyspace::{KeyId, Keyspace};
+pub use kind::{Kind, Mode};
+pub use lock::admission::Value;
+pub use lock::{FairQueue, Hold, Lock, seed_hashing};
 pub use outbox::{Answer, Outbox, Output};
-pub use places::{Place, Places, Stay, seed_hashing};
-pub use request::{Acquire, Ask, Limits, Refusal, Release, Renew, RequestMark, Verb, WaitEdge};
-pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, US_PER_MS};
+pub use place::{Place, Stay};
+pub use request::{Ask, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
+pub use time::{
+    MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, TOKEN_CLOCK_END_US, US_PER_MS,
+};
 pub use twin::Twins;

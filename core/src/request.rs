@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use crate::bytes::{Key, Owner};
-use crate::lock::{Kind, Mode};
+use crate::kind::{Kind, Mode};
 
 /// Which command a numbered request was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +55,13 @@ pub struct Limits {
     pub fair_grace_ms: u64,
 }
 
-/// ACQUIRE.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Acquire {
+/// ACQUIRE or MACQUIRE, but for the owner and the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
     /// ACQUIRE or MACQUIRE.
     pub verb: Verb,
     /// The family of the command; a lock of another kind is `WRONGTYPE`.
     pub kind: Kind,
-    /// Who asks.
-    pub owner: Owner,
     /// For which mode.
     pub mode: Mode,
     /// How many holds at once: 1, or the permits asked of a semaphore.
@@ -74,8 +72,6 @@ pub struct Acquire {
     pub request_id: Option<u64>,
     /// `SESSION ms`.
     pub session_ms: Option<u64>,
-    /// The connection that asks, if it is one that can close (not a script, not another module).
-    pub client: Option<u64>,
     /// `BLOCK ms` where blocking is possible, or `QUEUE ms`.
     pub ask: Ask,
 }
@@ -108,8 +104,6 @@ pub struct Renew<'a> {
     pub mode: Mode,
     /// The lease from now; `None` is the lease that the hold was last given.
     pub lease_ms: Option<u64>,
-    /// The connection that asks, as in [`Acquire::client`].
-    pub client: Option<u64>,
 }
 
 /// One owner waits for another.
@@ -131,9 +125,7 @@ pub enum Refusal {
     /// The key holds something else, or a lock of another kind.
     WrongType,
     /// The owner holds nothing here, or its lease has lapsed.
-    NotOwner,
-    /// The same of one of several keys.
-    NotOwnerOf {
+    NotOwner {
         /// Which of the keys of the request, counted from 0.
         position: usize,
     },
@@ -166,6 +158,8 @@ pub enum Refusal {
         /// The limit.
         limit: usize,
     },
+    /// The fencing tokens of this server are used up: see [`crate::MAX_TOKEN`].
+    NoTokens,
     /// The lock has as many places as it may have.
     MaxPlaces {
         /// The limit.

@@ -4,8 +4,9 @@ use proptest::prelude::*;
 
 use crate::bytes::Owner;
 use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
-use crate::lock::{Kind, Lock, Mode};
-use crate::places::Stay;
+use crate::kind::{Kind, Mode};
+use crate::lock::Lock;
+use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, US_PER_MS};
 
@@ -89,8 +90,10 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
             request_id
         }),
         (owner(), leave).prop_map(|(owner, cause)| Event::Left { owner, cause }),
-        (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Turn { owner, until_us }),
-        Just(Event::Lapsed),
+        (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Reserved { owner, until_us }),
+        Just(Event::QueueLapsed),
+        (prop::sample::select(&[EndCause::Expired, EndCause::Forced]), proptest::option::of(owner()))
+            .prop_map(|(cause, except)| Event::Cleared { cause, except }),
         moment(now).prop_map(|until_us| Event::Detached { until_us }),
     ]
 }
@@ -109,7 +112,7 @@ pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
             }
             for (owner, stay, arrival, request_id) in places {
                 lock.apply(&Event::Queued { owner: owner.clone(), stay, arrival, request_id, at_head: false });
-                lock.apply(&Event::Turn { owner, until_us: now.after_ms(arrival % 1000) });
+                lock.apply(&Event::Reserved { owner, until_us: now.after_ms(arrival % 1000) });
             }
             lock
         },

@@ -13,8 +13,13 @@ pub const MAX_LEASE_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 /// The longest owner name.
 pub const MAX_OWNER_BYTES: usize = 512;
 
-/// Tokens stay below 2^53, so that clients that keep numbers in a double lose nothing.
-pub const MAX_TOKEN: u64 = (1 << 53) - 1;
+/// The highest fencing token, and arrival number, that is ever given or accepted. It is below 2^53, so that clients that keep
+/// numbers in a double lose nothing. A server that has reached it grants nothing more.
+pub const MAX_TOKEN: u64 = (1 << 53) - (1 << 49);
+
+/// Where the clock stops that tokens follow, in microseconds since the unix epoch: in the year 2219. Beyond it each token is
+/// the one before plus one, and there are 5 * 10^14 of them: a clock that was wrong for a moment does not use tokens up.
+pub const TOKEN_CLOCK_END_US: u64 = (1 << 53) - (1 << 50);
 
 /// How far ahead of the wall clock a token in a payload from outside may lie: a day. Anything further would use up
 /// the tokens' head room and make later grants of this server look ancient elsewhere.
@@ -34,6 +39,13 @@ impl Now {
     #[must_use]
     pub fn after_ms(self, lease_ms: u64) -> u64 {
         self.mono_us.saturating_add(lease_ms.saturating_mul(US_PER_MS))
+    }
+
+    /// A deadline from a file or from another server, at most as far ahead as a lease may last.
+    #[must_use]
+    pub fn within_limits(self, deadline_us: u64) -> u64 {
+        // Times outside are in whole milliseconds, rounded up.
+        deadline_us.min(self.after_ms(MAX_LEASE_MS).saturating_add(US_PER_MS))
     }
 
     /// Milliseconds from now to `deadline_us`, rounded up so that a lease with any life left never shows as 0.

@@ -3,14 +3,14 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{Acquired, Ask, Engine, Now, Turn, Verb};
+use rlock_core::{Acquired, Ask, Engine, Kind, Mode, Now, Refusal, Request, Transaction, Verb};
 
 use super::family::{Family, target, words_of_hold};
 use super::{Failure, check_may_grant, reply_failure};
 use crate::arguments::{self, Options};
 use crate::configuration;
-use crate::execute::{self, KEY};
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, Flags, KeyArguments};
+use crate::execute;
+use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::reply;
 use crate::waiting;
 
@@ -36,49 +36,70 @@ impl<F: Family> Command for Acquire<F> {
 fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
     let options = arguments::options(args, target.options_at, F::ACQUIRE_OPTIONS)?;
-    let flags = ctx.flags();
-    check_may_grant(ctx, flags)?;
-    let client = connection_for(ctx, flags, options)?;
-    let decide = |engine: &mut Engine, turn: &mut Turn<'_, _>| {
-        let request = rlock_core::Acquire {
-            verb: Verb::Acquire,
-            kind: F::KIND,
-            owner: target.owner.into(),
-            mode: target.mode,
+    let wanted = Wanted { verb: Verb::Acquire, kind: F::KIND, mode: target.mode };
+    acquire_keys(ctx, &[target.key], target.owner, wanted, options, reply::refusal)
+}
+
+/// What a command that acquires is for.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) verb: Verb,
+    pub(super) kind: Kind,
+    pub(super) mode: Mode,
+}
+
+/// Acquires one key, or all of many.
+pub(super) fn acquire_keys<'c>(
+    ctx: Ctx<'c>,
+    keys: &[Arg<'c>],
+    owner: &[u8],
+    Wanted { verb, kind, mode }: Wanted,
+    options: Options,
+    reply_refusal: impl FnOnce(Ctx<'c>, Refusal),
+) -> Result<(), Failure> {
+    check_may_grant(ctx)?;
+    check_session(ctx, options)?;
+    let may_block = options.block_ms.is_some() && !ctx.flags().denies_blocking();
+    let decide = |engine: &mut Engine, tx: &mut Transaction<'_, _>| {
+        let request = Request {
+            verb,
+            kind,
+            mode,
             count: options.holds(),
             lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
             request_id: options.request_id,
             session_ms: options.session_ms,
-            client,
-            ask: ask(options, flags, turn.now),
+            ask: ask(options, may_block, tx.now),
         };
-        engine.acquire(turn, KEY, request)
+        engine.acquire(tx, owner, &request)
     };
-    execute::on_key(ctx, target.key, decide, |acquired| match acquired {
-        Acquired::Granted(token) => ctx.reply_integer(token),
-        Acquired::Denied => ctx.reply_nil(),
-        Acquired::Waiting(ticket) => {
-            if !waiting::start(ctx, target.key, ticket) {
+    execute::on_keys(ctx, keys, decide, |acquired| match acquired {
+        Ok(Acquired::Granted(tokens)) if verb == Verb::AcquireMany => ctx.reply_integers(tokens.into_iter()),
+        Ok(Acquired::Granted(tokens)) => ctx.reply_integer(tokens.first().copied().unwrap_or(0)),
+        Ok(Acquired::Denied) => ctx.reply_nil(),
+        Ok(Acquired::Waiting(ticket)) => {
+            // All keys are in one slot of a cluster: where the first is served, the others are.
+            if !keys.first().is_some_and(|key| waiting::start(ctx, *key, ticket)) {
                 ctx.reply_nil();
             }
         }
+        Err(refusal) => reply_refusal(ctx, refusal),
     });
     Ok(())
 }
 
-/// The connection that the request comes from. SESSION needs one.
-pub(super) fn connection_for(ctx: Ctx<'_>, flags: Flags, options: Options) -> Result<Option<u64>, Failure> {
-    let client = ctx.connection(flags);
-    if options.session_ms.is_some() && client.is_none() {
+/// SESSION needs a connection.
+fn check_session(ctx: Ctx<'_>, options: Options) -> Result<(), Failure> {
+    if options.session_ms.is_some() && ctx.connection(ctx.flags()).is_none() {
         return Err(Failure::Text(reply::SESSION_WITHOUT_CONNECTION));
     }
-    Ok(client)
+    Ok(())
 }
 
 /// What the request does if it is not granted at once. Where the client must not be blocked, BLOCK is one attempt.
-pub(super) fn ask(options: Options, flags: Flags, now: Now) -> Ask {
+fn ask(options: Options, may_block: bool, now: Now) -> Ask {
     match (options.block_ms, options.queue_ms) {
-        (Some(_), _) if flags.denies_blocking() => Ask::Try,
+        (Some(_), _) if !may_block => Ask::Try,
         (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
         (None, Some(life_ms)) => Ask::Queue { life_ms },
         (None, None) => Ask::Try,

@@ -52,7 +52,7 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
             return Err(Failure::Text(reply::SYNTAX));
         }
     };
-    if !execute::apply(ctx, key, &event) {
+    if execute::apply(ctx, key, &event).is_err() {
         return Err(Failure::Text(reply::EFFECT_MISFIT));
     }
     if !flags.is_loading() {

@@ -2,7 +2,7 @@
 
 use super::{Failure, OWNER, check_master, reply_failure};
 use crate::arguments;
-use crate::execute::{self, KEY};
+use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Cancel;
@@ -26,11 +26,11 @@ impl Command for Cancel {
 
 fn cancel(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
-    check_master(ctx.flags())?;
+    check_master()?;
     execute::on_key(
         ctx,
         key,
-        |engine, turn| engine.cancel(turn, KEY, owner),
+        |engine, tx| engine.cancel(tx, owner),
         |cancelled| ctx.reply_integer(cancelled.into()),
     );
     Ok(())

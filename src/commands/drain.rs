@@ -1,11 +1,11 @@
 //! `RSEMAPHORE.DRAIN key owner [PX ms | EX s]`
 
-use rlock_core::{Ask, Engine, Kind, Mode, Turn, Verb};
+use rlock_core::{Ask, Kind, Mode, Request, Verb};
 
 use super::{Failure, LEASE, OWNER, check_may_grant, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::configuration;
-use crate::execute::{self, KEY};
+use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Drain;
@@ -30,24 +30,22 @@ impl Command for Drain {
 fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
     let options = arguments::options(args, 3, &[Opt::Px, Opt::Ex])?;
-    let flags = ctx.flags();
-    check_may_grant(ctx, flags)?;
-    let client = ctx.connection(flags);
-    let decide = |engine: &mut Engine, turn: &mut Turn<'_, _>| {
-        let request = rlock_core::Acquire {
-            verb: Verb::Acquire,
-            kind: Kind::Semaphore,
-            owner: owner.into(),
-            mode: Mode::Permits,
-            count: 1,
-            lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
-            request_id: None,
-            session_ms: None,
-            client,
-            ask: Ask::Try,
-        };
-        engine.drain_semaphore(turn, KEY, request)
+    check_may_grant(ctx)?;
+    let request = Request {
+        verb: Verb::Acquire,
+        kind: Kind::Semaphore,
+        mode: Mode::Permits,
+        count: 1,
+        lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
+        request_id: None,
+        session_ms: None,
+        ask: Ask::Try,
     };
-    execute::on_key(ctx, key, decide, |taken| ctx.reply_integer(taken.into()));
+    execute::on_key(
+        ctx,
+        key,
+        |engine, tx| engine.drain_semaphore(tx, owner, &request),
+        |taken| ctx.reply_integer(taken.into()),
+    );
     Ok(())
 }

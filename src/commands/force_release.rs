@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::family::Family;
 use super::{Failure, check_master, option, reply_failure};
 use crate::arguments::{self, Opt};
-use crate::execute::{self, KEY};
+use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct ForceRelease<F>(PhantomData<F>);
@@ -30,11 +30,11 @@ impl<F: Family> Command for ForceRelease<F> {
 fn force_release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let token = arguments::options(args, 2, &[Opt::Token])?.token;
-    check_master(ctx.flags())?;
+    check_master()?;
     execute::on_key(
         ctx,
         key,
-        |engine, turn| engine.force_release(turn, KEY, F::KIND, token),
+        |engine, tx| engine.force_release(tx, F::KIND, token),
         |forced| ctx.reply_integer(forced.into()),
     );
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{Hold, KeyRef, Kind, Lock, Now, Places};
+use rlock_core::{FairQueue, Hold, KeyRef, Kind, Lock, Now};
 
 use super::family::Family;
 use super::{Failure, read_lock, reply_failure};
@@ -37,9 +37,9 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let connected = state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
     read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, now, |lock| match lock {
         Some(lock) => {
-            let waiting = if lock.kind() == Kind::Fair { lock.places().map_or(0, Places::len) } else { connected };
+            let waiting = if lock.kind() == Kind::Fair { lock.queue().map_or(0, FairQueue::len) } else { connected };
             if is_there(lock, now) || waiting > 0 {
-                reply(ctx, lock, now, name, waiting);
+                reply(ctx, lock, now, waiting);
             } else {
                 ctx.reply_nil();
             }
@@ -50,10 +50,10 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
 
 /// Whether there is a lock to speak of: a semaphore is there when idle, any other only while it is held.
 fn is_there(lock: &Lock, now: Now) -> bool {
-    lock.kind() == Kind::Semaphore || lock.live_holds(now).next().is_some()
+    lock.kind() == Kind::Semaphore || lock.is_held(now)
 }
 
-fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, name: KeyRef<'_>, waiting: usize) {
+fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, waiting: usize) {
     let is_semaphore = lock.kind() == Kind::Semaphore;
     ctx.reply_map(if is_semaphore { 5 } else { 3 });
     ctx.reply_bytes(b"kind");
@@ -61,7 +61,7 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, name: KeyRef<'_>, waiting: usize) 
     ctx.reply_bytes(b"holders");
     ctx.reply_array(lock.live_holds(now).count());
     for hold in lock.live_holds(now) {
-        reply_holder(ctx, hold, now, name);
+        reply_holder(ctx, hold, now, !lock.clients(hold.token()).is_empty());
     }
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(waiting as u64);
@@ -73,8 +73,7 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, name: KeyRef<'_>, waiting: usize) 
     }
 }
 
-fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, name: KeyRef<'_>) {
-    let is_bound = state::peek_engine(|engine| engine.is_bound(hold.token(), name)).unwrap_or(false);
+fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, is_bound: bool) {
     ctx.reply_map(6);
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(hold.owner().as_slice());

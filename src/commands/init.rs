@@ -2,7 +2,7 @@
 
 use super::{Failure, SIZE, check_master, reply_failure};
 use crate::arguments;
-use crate::execute::{self, KEY};
+use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Init;
@@ -26,11 +26,11 @@ impl Command for Init {
 
 fn init(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, permits) = (arguments::key(args)?, arguments::permits(args, 2)?);
-    check_master(ctx.flags())?;
+    check_master()?;
     execute::on_key(
         ctx,
         key,
-        |engine, turn| engine.init_semaphore(turn, KEY, permits),
+        |engine, tx| engine.init_semaphore(tx, permits),
         |made| ctx.reply_integer(made.into()),
     );
     Ok(())

@@ -1,15 +1,13 @@
 //! `RLOCK.MACQUIRE`, `RLOCK.MRELEASE`, `RLOCK.MRENEW`: `numkeys key [key …] owner …`
 
-use rlock_core::{Acquired, Engine, Kind, Mode, Refusal, Turn, Verb};
+use rlock_core::{Kind, Mode, Refusal, Verb};
 
-use super::acquire::{ask, connection_for};
-use super::{BLOCK, Failure, LEASE, OWNER, REQ, SESSION, check_master, check_may_grant, reply_failure};
+use super::acquire::{Wanted, acquire_keys};
+use super::{BLOCK, Failure, LEASE, OWNER, REQ, SESSION, check_master, reply_failure};
 use crate::arguments::{self, KeysAndOwner, Opt};
-use crate::configuration;
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::reply;
-use crate::waiting;
 
 pub(super) struct Acquire;
 
@@ -33,36 +31,8 @@ impl Command for Acquire {
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
     let options = arguments::options(args, options_at, &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req])?;
-    let flags = ctx.flags();
-    check_may_grant(ctx, flags)?;
-    let client = connection_for(ctx, flags, options)?;
-    let decide = |engine: &mut Engine, turn: &mut Turn<'_, _>, ids: &[_]| {
-        let request = rlock_core::Acquire {
-            verb: Verb::AcquireMany,
-            kind: Kind::Mutex,
-            owner: owner.into(),
-            mode: Mode::Exclusive,
-            count: 1,
-            lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
-            request_id: options.request_id,
-            session_ms: options.session_ms,
-            client,
-            ask: ask(options, flags, turn.now),
-        };
-        engine.acquire_many(turn, ids, request)
-    };
-    execute::on_keys(ctx, &keys, decide, |acquired| match acquired {
-        Ok(Acquired::Granted(tokens)) => ctx.reply_integers(tokens.into_iter()),
-        Ok(Acquired::Denied) => ctx.reply_nil(),
-        Ok(Acquired::Waiting(ticket)) => {
-            // All keys are in one slot of a cluster: where the first is served, the others are.
-            if !keys.first().is_some_and(|key| waiting::start(ctx, *key, ticket)) {
-                ctx.reply_nil();
-            }
-        }
-        Err(refusal) => reply_refusal(ctx, &keys, refusal),
-    });
-    Ok(())
+    let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
+    acquire_keys(ctx, &keys, owner, wanted, options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
 }
 
 pub(super) struct Release;
@@ -87,13 +57,13 @@ impl Command for Release {
 fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
     let request_id = arguments::options(args, options_at, &[Opt::Req])?.request_id;
-    check_master(ctx.flags())?;
+    check_master()?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
     let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id };
     execute::on_keys(
         ctx,
         &keys,
-        |engine, turn, ids| engine.release_many(turn, ids, &request),
+        |engine, tx| engine.release(tx, &request),
         |released| match released {
             Ok(left) => ctx.reply_integers(left.into_iter().map(u64::from)),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),
@@ -124,14 +94,13 @@ impl Command for Renew {
 fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
     let lease_ms = arguments::options(args, options_at, &[Opt::Px, Opt::Ex])?.lease_ms;
-    let flags = ctx.flags();
-    check_master(flags)?;
+    check_master()?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-    let request = rlock_core::Renew { kind, owner, mode, lease_ms, client: ctx.connection(flags) };
+    let request = rlock_core::Renew { kind, owner, mode, lease_ms };
     execute::on_keys(
         ctx,
         &keys,
-        |engine, turn, ids| engine.renew_many(turn, ids, &request),
+        |engine, tx| engine.renew(tx, &request),
         |renewed| match renewed {
             Ok(left_ms) => ctx.reply_integer(left_ms),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),
@@ -143,7 +112,7 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
 /// Names the key that is not held.
 fn reply_refusal(ctx: Ctx<'_>, keys: &[Arg<'_>], refusal: Refusal) {
     match &refusal {
-        Refusal::NotOwnerOf { position } => {
+        Refusal::NotOwner { position } => {
             let name = keys.get(*position).map_or(&[][..], |key| key.bytes());
             ctx.reply_error(&reply::not_owner_of(name));
         }

@@ -16,14 +16,15 @@ mod resize;
 mod ttl;
 mod waiters;
 
-use rlock_core::{Keyspace, Lock, Now, Refusal, Slot};
+use rlock_core::{Keyspace, Lock, Now, Refusal, Value};
 
 use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
 use crate::arguments::ArgumentError;
 use crate::execute::KEY;
-use crate::ffi::{Arg, ArgumentSpec, Ctx, Flags, Keys, LoadError, Registrar, ValueSpec};
+use crate::ffi::{Arg, ArgumentSpec, Ctx, Keys, LoadError, Registrar, ValueSpec};
 use crate::quarantine;
 use crate::reply;
+use crate::server;
 
 /// Registers every command.
 pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
@@ -87,13 +88,13 @@ fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
 }
 
 /// Only a master decides. A writable replica is told so too: what it decided would be lost and contradicted.
-fn check_master(flags: Flags) -> Result<(), Failure> {
-    if flags.is_master() { Ok(()) } else { Err(Failure::Text(reply::READONLY)) }
+fn check_master() -> Result<(), Failure> {
+    if server::decides() { Ok(()) } else { Err(Failure::Text(reply::READONLY)) }
 }
 
 /// The one door of every command that acquires: see [`quarantine`].
-fn check_may_grant(ctx: Ctx<'_>, flags: Flags) -> Result<(), Failure> {
-    check_master(flags)?;
+fn check_may_grant(ctx: Ctx<'_>) -> Result<(), Failure> {
+    check_master()?;
     match quarantine::left_ms(ctx) {
         0 => Ok(()),
         left_ms => Err(Failure::Quarantine { left_ms }),
@@ -111,12 +112,15 @@ fn read_lock<F: Family, R>(
     now: Now,
     read: impl FnOnce(Option<&Lock>) -> R,
 ) -> Result<R, Failure> {
-    match Keys::open_to_read(ctx, key).slot(KEY) {
-        Slot::Vacant => Ok(read(None)),
-        Slot::Lock(stored) if any_kind || stored.lock.kind() == F::KIND => Ok(read(Some(&stored.lock))),
-        // From its deadline on a lease has no effect: there is nothing here any more.
-        Slot::Lock(stored) if !stored.lock.is_live(now) => Ok(read(None)),
-        Slot::Lock(_) | Slot::Foreign => Err(Refusal::WrongType.into()),
+    match Keys::open_to_read(ctx, key).value(KEY) {
+        Value::Vacant => Ok(read(None)),
+        Value::Lock(lock) if any_kind => Ok(read(Some(lock))),
+        // There is no semaphore to be read, as there is no lock.
+        value => match value.of_kind(F::KIND, now) {
+            Ok(lock) => Ok(read(lock)),
+            Err(Refusal::NoSemaphore) => Ok(read(None)),
+            Err(refusal) => Err(refusal.into()),
+        },
     }
 }
 

@@ -7,7 +7,7 @@ use rlock_core::Verb;
 use super::family::{Family, target, words_of_hold};
 use super::{Failure, check_master, reply_failure};
 use crate::arguments;
-use crate::execute::{self, KEY};
+use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Release<F>(PhantomData<F>);
@@ -32,7 +32,7 @@ impl<F: Family> Command for Release<F> {
 fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
     let options = arguments::options(args, target.options_at, F::RELEASE_OPTIONS)?;
-    check_master(ctx.flags())?;
+    check_master()?;
     let request = rlock_core::Release {
         verb: Verb::Release,
         kind: F::KIND,
@@ -44,8 +44,8 @@ fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     execute::on_key(
         ctx,
         target.key,
-        |engine, turn| engine.release(turn, KEY, &request),
-        |left| ctx.reply_integer(left.into()),
+        |engine, tx| engine.release(tx, &request),
+        |left| ctx.reply_integer(left.first().copied().unwrap_or(0).into()),
     );
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::family::{Family, target, words_of_hold};
 use super::{Failure, check_master, reply_failure};
 use crate::arguments::{self, Opt};
-use crate::execute::{self, KEY};
+use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Renew<F>(PhantomData<F>);
@@ -31,19 +31,17 @@ impl<F: Family> Command for Renew<F> {
 fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
     let options = arguments::options(args, target.options_at, &[Opt::Px, Opt::Ex])?;
-    let flags = ctx.flags();
-    check_master(flags)?;
+    check_master()?;
     let request = rlock_core::Renew {
         kind: F::KIND,
         owner: target.owner,
         mode: target.mode,
         lease_ms: options.lease_ms,
-        client: ctx.connection(flags),
     };
     execute::on_key(
         ctx,
         target.key,
-        |engine, turn| engine.renew(turn, KEY, &request),
+        |engine, tx| engine.renew(tx, &request),
         |left_ms| ctx.reply_integer(left_ms),
     );
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::{Failure, SIZE, check_master, reply_failure};
 use crate::arguments;
-use crate::execute::{self, KEY};
+use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
 pub(super) struct Resize;
@@ -27,11 +27,11 @@ impl Command for Resize {
 
 fn resize(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, permits) = (arguments::key(args)?, arguments::permits(args, 2)?);
-    check_master(ctx.flags())?;
+    check_master()?;
     execute::on_key(
         ctx,
         key,
-        |engine, turn| engine.resize_semaphore(turn, KEY, permits),
+        |engine, tx| engine.resize_semaphore(tx, permits),
         |available| ctx.reply_signed(available),
     );
     Ok(())

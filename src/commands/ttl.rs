@@ -21,7 +21,7 @@ impl<F: Family> Command for Ttl<F> {
         access: Access::Read,
         keys: KeyArguments::First,
         summary: c"Returns the longest lease left in milliseconds, -2 if the lock is not held.",
-        complexity: c"O(N) with N holders",
+        complexity: c"O(1)",
         arguments: &[],
     };
 
@@ -33,11 +33,11 @@ impl<F: Family> Command for Ttl<F> {
 fn ttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     let longest_ms = read_lock::<F, _>(ctx, arguments::key(args)?, F::READS_ANY_KIND, now, |lock| {
-        lock.into_iter().flat_map(|lock| lock.live_holds(now)).map(|hold| hold.lease_left_ms(now)).max()
+        lock.and_then(|lock| lock.last_deadline_us()).map_or(0, |deadline_us| now.left_ms(deadline_us))
     })?;
     match longest_ms {
-        Some(left_ms) => ctx.reply_integer(left_ms),
-        None => ctx.reply_signed(NOT_HELD),
+        0 => ctx.reply_signed(NOT_HELD),
+        left_ms => ctx.reply_integer(left_ms),
     }
     Ok(())
 }

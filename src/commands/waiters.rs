@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{KeyRef, Kind, Lock, Mode, Now, Place, Places, US_PER_MS};
+use rlock_core::{FairQueue, KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS};
 
 use super::family::Family;
 use super::{ENGINE_IN_USE, Failure, option, read_lock, reply_failure};
@@ -47,7 +47,7 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
 
 /// The places of a fair lock whose life is not over, in order.
 fn live_places(lock: &Lock, now: Now) -> impl Iterator<Item = Place<'_>> {
-    lock.places().into_iter().flat_map(Places::iter).filter(move |place| place.is_live(now))
+    lock.queue().into_iter().flat_map(FairQueue::iter).filter(move |place| place.is_live(now))
 }
 
 fn reply_places(ctx: Ctx<'_>, lock: &Lock, now: Now, limit: usize) {
@@ -64,7 +64,7 @@ fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Op
     state::with_engine(|engine| {
         ctx.reply_array(engine.waiters(name, now).take(limit).count());
         for waiter in engine.waiters(name, now).take(limit) {
-            reply_waiter(ctx, waiter.owner.as_slice(), waiter.mode, waiter.count, waiter.waited_ms, true);
+            reply_waiter(ctx, waiter.owner, waiter.mode, waiter.count, waiter.waited_ms, true);
         }
     })
 }

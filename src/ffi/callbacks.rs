@@ -1,10 +1,10 @@
-//! What the server tells on its own: server events, keyspace notifications, values that go away. Each becomes a note
-//! (`crate::events`); nothing is decided here.
+//! What the server tells on its own: server events, keyspace notifications, values that go away. What each means
+//! is in `crate::events`; nothing is decided here.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use redis_module::raw;
-use rlock_core::{Alarm, Key, Stored};
+use rlock_core::{KeyRef, Lock};
 
 use super::main_thread::MainThreadFlag;
 use super::{Arg, Ctx, api, guard};
@@ -24,6 +24,10 @@ pub(crate) enum ServerEvent {
     Swapped(u32, u32),
     /// This server became a master.
     Promoted,
+    /// This server became a replica.
+    Demoted,
+    /// A load of the data set begins.
+    LoadBegins,
     /// A load of a master's data set begins.
     LoadFromMaster,
     /// The configuration of the server was changed.
@@ -102,9 +106,14 @@ unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Serv
         (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER) => {
             Some(ServerEvent::Promoted)
         }
+        (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, _) => Some(ServerEvent::Demoted),
         (raw::REDISMODULE_EVENT_LOADING, raw::REDISMODULE_SUBEVENT_LOADING_REPL_START) => {
             Some(ServerEvent::LoadFromMaster)
         }
+        (
+            raw::REDISMODULE_EVENT_LOADING,
+            raw::REDISMODULE_SUBEVENT_LOADING_RDB_START | raw::REDISMODULE_SUBEVENT_LOADING_AOF_START,
+        ) => Some(ServerEvent::LoadBegins),
         (raw::REDISMODULE_EVENT_CONFIG, _) => Some(ServerEvent::Configured),
         (
             raw::REDISMODULE_EVENT_LOADING,
@@ -144,11 +153,10 @@ pub(super) unsafe extern "C" fn unlink(keys: *mut raw::RedisModuleKeyOptCtx, val
             }
             let name = Arg::new(api!(RedisModule_GetKeyNameFromOptCtx, keys).cast_mut());
             let db = api!(RedisModule_GetDbIdFromOptCtx, keys);
-            let stored = value.cast_mut().cast::<Stored>();
-            let alarm = std::mem::replace(&mut (*stored).alarm, Alarm::NONE);
-            (name, db, alarm, &(*stored).lock)
+            let lock = &mut *value.cast_mut().cast::<Lock>();
+            (name, db, lock.take_alarm(), &*lock)
         };
-        let key = Key { name: name.bytes().into(), db: u32::try_from(db).unwrap_or(0) };
+        let key = KeyRef { name: name.bytes(), db: u32::try_from(db).unwrap_or(0) };
         events::on_unlink(key, alarm, lock);
     });
 }

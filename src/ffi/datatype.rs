@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use redis_module::raw;
-use rlock_core::Stored;
+use rlock_core::Lock;
 
 use super::{Arg, Ctx, api, guard};
 use crate::value;
@@ -37,7 +37,7 @@ impl Type {
             aux_load: Some(aux_load),
             aux_save: Some(aux_save),
             aux_save_triggers: raw::REDISMODULE_AUX_BEFORE_RDB as c_int,
-            free_effort: None,
+            free_effort: Some(free_effort),
             unlink: None,
             copy: None,
             defrag: None,
@@ -168,50 +168,56 @@ impl Digest {
 /// # Safety
 ///
 /// `value` is a value of our type that nothing changes during `'v`.
-unsafe fn stored<'v>(value: *const c_void) -> &'v Stored {
+unsafe fn lock<'v>(value: *const c_void) -> &'v Lock {
     // SAFETY: by the contract of this function.
-    unsafe { &*value.cast::<Stored>() }
+    unsafe { &*value.cast::<Lock>() }
 }
 
 unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        value::load(&Load(io), version).map_or(ptr::null_mut(), |stored| Box::into_raw(Box::new(stored)).cast())
+        value::load(&Load(io), version).map_or(ptr::null_mut(), |lock| Box::into_raw(Box::new(lock)).cast())
     })
 }
 
 unsafe extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
-    guard((), || value::save(&Save(io), unsafe { stored(value) }));
+    guard((), || value::save(&Save(io), unsafe { lock(value) }));
 }
 
 unsafe extern "C" fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
     guard((), || {
         // SAFETY: the server passes a live key and a value of our type, and changes nothing meanwhile.
-        let (key, stored) = unsafe { (Arg::new(key), stored(value)) };
-        value::rewrite(&Save(io), key, stored);
+        let (key, lock) = unsafe { (Arg::new(key), lock(value)) };
+        value::rewrite(&Save(io), key, lock);
     });
 }
 
 unsafe extern "C" fn mem_usage(value: *const c_void) -> usize {
     // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
-    guard(0, || value::memory_usage(unsafe { stored(value) }))
+    guard(0, || value::memory_usage(unsafe { lock(value) }))
 }
 
 unsafe extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
     // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
-    guard((), || value::digest(&Digest(digest), unsafe { stored(value) }));
+    guard((), || value::digest(&Digest(digest), unsafe { lock(value) }));
 }
 
 /// May run on another thread: frees plain data and looks at nothing else.
 unsafe extern "C" fn free(value: *mut c_void) {
     // SAFETY: made by `Box::into_raw` in `rdb_load`, `copy` or `Keys::insert`, and freed once.
-    guard((), || drop(unsafe { Box::from_raw(value.cast::<Stored>()) }));
+    guard((), || drop(unsafe { Box::from_raw(value.cast::<Lock>()) }));
+}
+
+/// How many allocations freeing takes, roughly: UNLINK frees what has many on another thread.
+unsafe extern "C" fn free_effort(_key: *mut raw::RedisModuleString, value: *const c_void) -> usize {
+    // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
+    guard(1, || value::free_effort(unsafe { lock(value) }))
 }
 
 unsafe extern "C" fn copy(_keys: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) -> *mut c_void {
     guard(ptr::null_mut(), || {
         // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
-        let copy = Stored::new(unsafe { stored(value) }.lock.clone());
+        let copy = unsafe { lock(value) }.clone();
         Box::into_raw(Box::new(copy)).cast()
     })
 }

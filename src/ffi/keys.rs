@@ -4,37 +4,23 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use redis_module::raw;
-use rlock_core::{KeyId, KeyRef, Keyspace, Slot, Stored};
+use rlock_core::{KeyId, KeyRef, Keyspace, Lock, Value};
 use smallvec::SmallVec;
 
 use super::callbacks::OWN_DELETE;
-use super::context::OwnedString;
 use super::{Arg, Ctx, api, datatype};
 
 enum Found {
     Vacant,
     /// A value of our type; the keyspace owns it.
-    Lock(*mut Stored),
+    Lock(*mut Lock),
     Foreign,
 }
 
-/// The name of an open key: an argument, or a string that was made for it.
-enum Name<'c> {
-    Argument(Arg<'c>),
-    Made(OwnedString<'c>),
-}
-
-impl Name<'_> {
-    fn arg(&self) -> Arg<'_> {
-        match self {
-            Self::Argument(arg) => *arg,
-            Self::Made(string) => string.arg(),
-        }
-    }
-}
-
 struct Open<'c> {
-    name: Name<'c>,
+    name: Arg<'c>,
+    /// The bytes of the name: the server is asked for them once.
+    bytes: &'c [u8],
     /// Null if nothing was to be opened, or if it was closed.
     handle: *mut raw::RedisModuleKey,
     found: Found,
@@ -42,21 +28,31 @@ struct Open<'c> {
     was_there: bool,
 }
 
+/// Who asks for the keys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asks {
+    /// The client of the command that is running.
+    Client,
+    /// The module itself: its timer, or a waiter that is served.
+    Module,
+}
+
 /// The keys that a request has open, each once. They are closed when this is dropped.
 pub(crate) struct Keys<'c> {
     ctx: Ctx<'c>,
     db: u32,
     open: SmallVec<[Open<'c>; 1]>,
+    asks: Asks,
 }
 
 const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
 impl<'c> Keys<'c> {
     /// Opens keys to read and write. No name is given twice.
-    pub(crate) fn open(ctx: Ctx<'c>, names: &[Arg<'c>]) -> Self {
-        let mut keys = Self { ctx, db: ctx.db(), open: SmallVec::new() };
+    pub(crate) fn open(ctx: Ctx<'c>, names: &[Arg<'c>], asks: Asks) -> Self {
+        let mut keys = Self { ctx, db: ctx.db(), open: SmallVec::new(), asks };
         for name in names {
-            keys.push(Name::Argument(*name), READ_AND_WRITE);
+            keys.push(*name, READ_AND_WRITE);
         }
         keys
     }
@@ -72,21 +68,22 @@ impl<'c> Keys<'c> {
     }
 
     fn open_with(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
-        let mut keys = Self { ctx, db: ctx.db(), open: SmallVec::new() };
-        keys.push(Name::Argument(name), mode);
+        let mut keys = Self { ctx, db: ctx.db(), open: SmallVec::new(), asks: Asks::Module };
+        keys.push(name, mode);
         keys
     }
 
-    fn push(&mut self, name: Name<'c>, mode: u32) {
+    fn push(&mut self, name: Arg<'c>, mode: u32) {
         // SAFETY: the context and the name are alive.
-        let handle = unsafe { api!(RedisModule_OpenKey, self.ctx.raw(), name.arg().raw(), mode.cast_signed()) };
+        let handle = unsafe { api!(RedisModule_OpenKey, self.ctx.raw(), name.raw(), mode.cast_signed()) };
         let found = find(handle);
-        self.open.push(Open { name, handle, was_there: !matches!(found, Found::Vacant), found });
+        let was_there = !matches!(found, Found::Vacant);
+        self.open.push(Open { name, bytes: name.bytes(), handle, was_there, found });
     }
 
     /// The name of an open key, also after [`Keys::close`].
-    pub(crate) fn name(&self, id: KeyId) -> Option<Arg<'_>> {
-        self.open.get(id.0).map(|open| open.name.arg())
+    pub(crate) fn name(&self, id: KeyId) -> Option<Arg<'c>> {
+        self.open.get(id.0).map(|open| open.name)
     }
 
     /// Closes the keys; their names stay.
@@ -130,7 +127,7 @@ fn find(handle: *mut raw::RedisModuleKey) -> Found {
     // SAFETY: the handle is open; on a value that is not a module's the type is null.
     unsafe {
         if api!(RedisModule_ModuleTypeGetType, handle) == datatype::raw_type() {
-            Found::Lock(api!(RedisModule_ModuleTypeGetValue, handle).cast::<Stored>())
+            Found::Lock(api!(RedisModule_ModuleTypeGetValue, handle).cast::<Lock>())
         } else {
             Found::Foreign
         }
@@ -138,45 +135,38 @@ fn find(handle: *mut raw::RedisModuleKey) -> Found {
 }
 
 impl Keyspace for Keys<'_> {
-    fn open_count(&self) -> usize {
+    fn len(&self) -> usize {
         self.open.len()
     }
 
-    fn open(&mut self, key: KeyRef<'_>) -> Option<KeyId> {
-        if key.db != self.db {
-            return None;
-        }
-        if let Some(index) = self.open.iter().position(|open| open.name.arg().bytes() == key.name) {
-            return Some(KeyId(index));
-        }
-        let name = self.ctx.string(key.name);
-        // A key of a slot that is on its way to another node may be there already.
-        if self.ctx.flags().is_cluster() && !self.ctx.serves(name.arg()) {
-            return None;
-        }
-        self.push(Name::Made(name), READ_AND_WRITE);
-        Some(KeyId(self.open.len().saturating_sub(1)))
-    }
-
     fn key(&self, id: KeyId) -> KeyRef<'_> {
-        KeyRef { name: self.open.get(id.0).map_or(&[][..], |open| open.name.arg().bytes()), db: self.db }
+        KeyRef { name: self.open.get(id.0).map_or(&[][..], |open| open.bytes), db: self.db }
     }
 
-    fn slot(&mut self, id: KeyId) -> Slot<'_> {
+    fn value(&self, id: KeyId) -> Value<'_> {
         match self.open.get(id.0).map(|open| &open.found) {
-            None | Some(Found::Vacant) => Slot::Vacant,
-            Some(Found::Foreign) => Slot::Foreign,
-            // SAFETY: the value lives until the key is deleted, which `remove` notes; nothing else has a reference to it
-            // while the engine runs, because the engine calls nothing of the server's but this trait.
-            Some(Found::Lock(stored)) => Slot::Lock(unsafe { &mut **stored }),
+            None | Some(Found::Vacant) => Value::Vacant,
+            Some(Found::Foreign) => Value::Foreign,
+            // SAFETY: the value lives until the key is deleted, which `remove` notes. It is changed through `lock_mut` only,
+            // which borrows the keys for as long.
+            Some(Found::Lock(lock)) => Value::Lock(unsafe { &**lock }),
         }
     }
 
-    fn insert(&mut self, id: KeyId, stored: Stored) {
+    fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock> {
+        match self.open.get(id.0).map(|open| &open.found) {
+            // SAFETY: as in `value`; and nothing else has a reference to the value while the engine runs, because the engine
+            // calls nothing of the server's but this trait.
+            Some(Found::Lock(lock)) => Some(unsafe { &mut **lock }),
+            None | Some(Found::Vacant | Found::Foreign) => None,
+        }
+    }
+
+    fn insert(&mut self, id: KeyId, lock: Lock) {
         let Some(open) = self.open.get_mut(id.0) else {
             return;
         };
-        let value = Box::into_raw(Box::new(stored));
+        let value = Box::into_raw(Box::new(lock));
         // SAFETY: the handle is open for writing and vacant; the keyspace takes the value over, and gives it to our
         // `free` in the end.
         let status =
@@ -198,6 +188,13 @@ impl Keyspace for Keys<'_> {
             // SAFETY: the handle is open for writing; the reference to the value was given up above.
             unsafe { api!(RedisModule_DeleteKey, open.handle) };
         });
+    }
+
+    fn client(&self) -> Option<u64> {
+        match self.asks {
+            Asks::Client => self.ctx.connection(self.ctx.flags()),
+            Asks::Module => None,
+        }
     }
 }
 

@@ -1,44 +1,42 @@
-//! What happens to all locks of a database at once, in a step that does not depend on how many there are.
+//! What happens to all locks of a database at once, without a visit to each.
 //!
-//! A database has a *generation*, which a promotion, the end of a load and SWAPDB raise; a value remembers the one in
-//! which it was last settled. One that is behind has come by other means than our commands, whatever its name: it is
-//! settled as such when a command or its alarm touches it, or when the sweep comes by, which visits every alarm a few
-//! at a time.
+//! A database has a *generation*, which a promotion, the end of a load, SWAPDB and a flush raise. The timer of a value
+//! remembers the one in which the value was last reconciled, and so does the record of a name. What is behind has come or
+//! gone by other means than our commands, whatever its name: it is reconciled as such when a command or its timer touches
+//! it, or when the sweep comes by, which visits everything a little at a time.
 //!
-//! Alarms name a database by a number that stays: SWAPDB changes which database that is.
+//! Timers name a database by a stable id: SWAPDB changes which database has it.
 
 use ahash::RandomState;
 use hashbrown::HashMap;
 
-use crate::bytes::{Key, KeyRef};
-
+/// See the head of this file.
 pub(super) struct Databases {
-    /// By database: the number that alarms use. One that is not in here is its own.
-    lasting: HashMap<u32, u32, RandomState>,
+    /// By database: its stable id. One that is not in here is its own.
+    stable: HashMap<u32, u32, RandomState>,
     /// The other way round.
     current: HashMap<u32, u32, RandomState>,
     /// Generations that are not the general one.
     generations: HashMap<u32, u32, RandomState>,
     general: u32,
     newest: u32,
-}
-
-/// The slot of an alarm at which the sweep goes on, and the generation that started it.
-#[derive(Clone, Copy)]
-pub(super) struct Sweep {
-    pub(super) slot: u32,
-    generation: u32,
+    /// By stable id: in which generation the values of a database were last deleted all at once.
+    flushed: HashMap<u32, u32, RandomState>,
+    all_flushed: u32,
 }
 
 impl Databases {
-    pub(super) fn new(hasher: RandomState) -> Self {
+    pub(super) fn new(hasher: &RandomState) -> Self {
+        let map = || HashMap::with_hasher(hasher.clone());
+        // 0 is behind any generation.
         Self {
-            lasting: HashMap::with_hasher(hasher.clone()),
-            current: HashMap::with_hasher(hasher.clone()),
-            generations: HashMap::with_hasher(hasher),
-            // A value that was just loaded is behind any generation.
+            stable: map(),
+            current: map(),
+            generations: map(),
             general: 1,
             newest: 1,
+            flushed: map(),
+            all_flushed: 0,
         }
     }
 
@@ -50,55 +48,59 @@ impl Databases {
         self.generations.get(&db).copied().unwrap_or(self.general)
     }
 
-    /// Every value everywhere is to be settled. A sweep has to follow.
-    pub(super) fn renew_all(&mut self) -> Sweep {
+    fn next(&mut self) -> u32 {
         self.newest = self.newest.saturating_add(1);
-        self.general = self.newest;
+        self.newest
+    }
+
+    fn renew(&mut self, db: u32) {
+        let generation = self.next();
+        self.generations.insert(db, generation);
+    }
+
+    /// Everything everywhere is to be reconciled.
+    pub(super) fn renew_all(&mut self) {
+        self.general = self.next();
         self.generations.clear();
-        Sweep { slot: 0, generation: self.newest }
     }
 
-    /// Two databases change places, and their values are to be settled. A sweep has to follow.
-    pub(super) fn swap(&mut self, first: u32, second: u32) -> Sweep {
-        let (lasting_first, lasting_second) = (self.lasting(first), self.lasting(second));
-        for (db, lasting) in [(first, lasting_second), (second, lasting_first)] {
-            self.lasting.insert(db, lasting);
-            self.current.insert(lasting, db);
+    /// Every value of a database went away.
+    pub(super) fn flush(&mut self, db: u32) {
+        self.renew(db);
+        self.flushed.insert(self.stable(db), self.newest);
+    }
+
+    /// Every value went away.
+    pub(super) fn flush_all(&mut self) {
+        self.renew_all();
+        self.flushed.clear();
+        self.all_flushed = self.newest;
+    }
+
+    /// Whether what was reconciled in a generation went away with a flush of its database, which is named by its stable id.
+    pub(super) fn was_flushed(&self, stable: u32, generation: u32) -> bool {
+        let flushed_in = self.flushed.get(&stable).copied().unwrap_or(0);
+        generation < flushed_in.max(self.all_flushed)
+    }
+
+    /// Two databases change places, and their values are to be reconciled.
+    pub(super) fn swap(&mut self, first: u32, second: u32) {
+        let (of_first, of_second) = (self.stable(first), self.stable(second));
+        for (db, stable) in [(first, of_second), (second, of_first)] {
+            self.stable.insert(db, stable);
+            self.current.insert(stable, db);
         }
-        self.newest = self.newest.saturating_add(1);
-        for db in [first, second] {
-            self.generations.insert(db, self.newest);
-        }
-        Sweep { slot: 0, generation: self.newest }
+        self.renew(first);
+        self.renew(second);
     }
 
-    /// A sweep for all that two are for.
-    pub(super) fn join(running: Option<Sweep>, new: Sweep) -> Sweep {
-        let generation = running.map_or(new.generation, |running| running.generation.min(new.generation));
-        Sweep { generation, ..new }
+    /// The stable id of a database.
+    pub(super) fn stable(&self, db: u32) -> u32 {
+        if self.stable.is_empty() { db } else { self.stable.get(&db).copied().unwrap_or(db) }
     }
 
-    /// Whether a sweep is for the values of a database.
-    pub(super) fn concerns(&self, sweep: Sweep, db: u32) -> bool {
-        self.generation(db) >= sweep.generation
-    }
-
-    fn lasting(&self, db: u32) -> u32 {
-        if self.lasting.is_empty() { db } else { self.lasting.get(&db).copied().unwrap_or(db) }
-    }
-
-    /// The number of a database now, by the one that stays.
-    pub(super) fn current(&self, lasting: u32) -> u32 {
-        if self.current.is_empty() { lasting } else { self.current.get(&lasting).copied().unwrap_or(lasting) }
-    }
-
-    /// A key as alarms name it.
-    pub(super) fn to_lasting(&self, key: KeyRef<'_>) -> Key {
-        KeyRef { db: self.lasting(key.db), ..key }.to_key()
-    }
-
-    /// The key that an alarm names.
-    pub(super) fn to_current(&self, key: Key) -> Key {
-        Key { db: self.current(key.db), ..key }
+    /// The database that has a stable id now.
+    pub(super) fn current(&self, stable: u32) -> u32 {
+        if self.current.is_empty() { stable } else { self.current.get(&stable).copied().unwrap_or(stable) }
     }
 }

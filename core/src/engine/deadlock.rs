@@ -1,10 +1,10 @@
 //! Deadlocks: a request that waits is refused if its owner would wait for itself.
 //!
-//! The graph has owners as its nodes. An owner that waits for a key has edges to the other owners that hold it in its
-//! way, and to those with a connected request ahead in the queue. There are no edges on semaphores, nor on a key that
+//! The graph has owners as its nodes. An owner that waits under a name has edges to the other owners that hold there in its
+//! way, and to those with a waiting request ahead of it in the queue. There are no edges on semaphores, nor on a key that
 //! the owner holds itself, which it is granted past the queue; nor of the second request of an owner, which is granted
-//! with its first. A place without a connection makes no edge, and neither does a key that has yet to be looked at
-//! because its value came or went by a command of the server's.
+//! with its first. A place without a connection makes no edge, and neither does a name that is dirty, because its value came
+//! or went by a command of the server's.
 //!
 //! Edges come into being with requests that wait, so a cycle is closed by one of them (or by a command of the server's
 //! that moves values, where there is nothing to refuse). The search goes from the owner in both directions, one step
@@ -18,89 +18,142 @@ use core::ops::Bound;
 use ahash::RandomState;
 use hashbrown::{HashMap, HashSet};
 
-use crate::bytes::{Key, KeyRef, Owner};
-use crate::lock::Mode;
-use crate::queue::{Holder, Position, Waiter, Waiters};
-use crate::request::{Refusal, WaitEdge};
+use super::names::{Holder, NameId, Position};
+use super::owners::{Holding, OwnerId, Wait};
+use super::state::Engine;
+use super::wait_queues::Waiter;
+use crate::kind::Mode;
+use crate::request::WaitEdge;
 use crate::time::Now;
 
-/// How many steps the search takes in each direction. Beyond that it gives up without an alarm: it runs on the server's only
-/// thread, and a step takes about a microsecond.
-const MAX_STEPS: usize = 10_000;
+/// How many steps one search takes in each direction. Beyond that it gives up without an alarm: it runs on the server's only
+/// thread.
+const MAX_STEPS: u32 = 10_000;
 
 /// How many edges of a cycle are told.
 const TOLD_EDGES: usize = 4;
 
-/// Looks for a cycle through `owner`, whose request is in line already. `ends` are requests of it that are about to end.
-///
-/// # Errors
-///
-/// [`Refusal::Deadlock`] with the cycle.
-pub(super) fn check(
-    waiters: &Waiters,
-    owner: &Owner,
-    ends: &[u64],
-    hasher: &RandomState,
-    now: Now,
-) -> Result<(), Refusal> {
-    let graph = Graph { waiters, me: owner, ends, now };
-    if nobody_waits_for(graph) {
-        return Ok(());
+/// How many requests are looked at before a search is started after all.
+const LOOKED_AT: usize = 16;
+
+/// What a search found.
+pub(super) enum Outcome {
+    NoCycle,
+    /// The cycle from the owner on.
+    Cycle(Box<[WaitEdge]>),
+    /// The searches of this turn have taken all the steps that they may.
+    NotNow,
+}
+
+/// Looks for a cycle through the owner of a waiter. `ends` are requests of it that are about to end.
+pub(super) fn check(engine: &mut Engine, ticket: u64, ends: &[u64], now: Now) -> Outcome {
+    let (outcome, steps) = search(engine, ticket, ends, now);
+    engine.work.search_steps = engine.work.search_steps.saturating_sub(steps);
+    outcome
+}
+
+fn search(engine: &Engine, ticket: u64, ends: &[u64], now: Now) -> (Outcome, u32) {
+    let Some(waiter) = engine.queues.get(ticket).filter(|waiter| waiter.request.mode != Mode::Permits) else {
+        return (Outcome::NoCycle, 0);
+    };
+    let graph = Graph { engine, me: waiter.owner, ends, now };
+    if graph.nobody_waits_for_me() {
+        return (Outcome::NoCycle, 0);
     }
-    let mut backward = Walk::new(graph, Direction::Backward, hasher);
-    let mut forward = Walk::new(graph, Direction::Forward, hasher);
+    let mut backward = Walk::new(graph, Direction::Backward);
+    let mut forward = Walk::new(graph, Direction::Forward);
+    let mut steps = 0;
     for _ in 0..MAX_STEPS {
         for walk in [&mut backward, &mut forward] {
+            if steps >= engine.work.search_steps {
+                return (Outcome::NotNow, steps);
+            }
+            steps = steps.saturating_add(1);
             match walk.step() {
-                Step::Exhausted => return Ok(()),
-                Step::Closed(cycle) => return Err(Refusal::Deadlock(cycle)),
+                Step::Exhausted => return (Outcome::NoCycle, steps),
+                Step::Closed(cycle) => return (Outcome::Cycle(cycle), steps),
                 Step::More => {}
             }
         }
     }
-    Ok(())
-}
-
-/// Whether the owner holds nothing that is waited for, and is last in every line: the common case, without a walk.
-fn nobody_waits_for(graph: Graph<'_>) -> bool {
-    let Graph { waiters, me, .. } = graph;
-    if waiters.next_held(me, None).is_some() {
-        return false;
-    }
-    let mut after = None;
-    while let Some((key, mode, position)) = waiters.next_wait(me, after) {
-        if waiters.next_in_line(key.borrow(), Bound::Excluded(position)).is_some() {
-            return false;
-        }
-        after = Some((key, mode, position));
-    }
-    true
+    (Outcome::NoCycle, steps)
 }
 
 #[derive(Clone, Copy)]
 struct Graph<'a> {
-    waiters: &'a Waiters,
-    me: &'a Owner,
+    engine: &'a Engine,
+    me: OwnerId,
     ends: &'a [u64],
     now: Now,
 }
 
-impl Graph<'_> {
-    /// Whether the owner waits for nobody on this key, because it holds it: part of a request for several keys.
-    fn is_own(&self, owner: &Owner, key: KeyRef<'_>, mode: Mode) -> bool {
-        mode == Mode::Exclusive && self.waiters.is_holder(owner, key, self.now)
+impl<'a> Graph<'a> {
+    /// Whether I hold nothing that is waited for, and am last in every queue: the common case, without a search.
+    fn nobody_waits_for_me(&self) -> bool {
+        let Some(me) = self.engine.queues.owners.get(self.me) else {
+            return true;
+        };
+        if !me.holdings.is_empty() {
+            return false;
+        }
+        let mut behind = Bound::Unbounded;
+        for _ in 0..LOOKED_AT {
+            let Some(wait) = me.waits.first_from(behind) else {
+                return true;
+            };
+            if self.is_waited_behind(&wait) {
+                return false;
+            }
+            behind = Bound::Excluded(Wait { position: Position::LAST, ..wait });
+        }
+        false
+    }
+
+    /// Whether another owner waits behind a request of mine; `true` also if there are too many of mine to tell.
+    fn is_waited_behind(&self, wait: &Wait) -> bool {
+        let mut behind = wait.position;
+        for _ in 0..LOOKED_AT {
+            let Some(next) = self.engine.queues.names.next_in_queue(wait.name, Bound::Excluded(behind)) else {
+                return false;
+            };
+            if self.engine.queues.get(next.ticket).is_none_or(|waiter| waiter.owner != self.me) {
+                return true;
+            }
+            behind = next;
+        }
+        true
+    }
+
+    /// Whether the owner waits for nobody under this name, because it holds it: part of a request for several keys.
+    fn is_own(&self, owner: OwnerId, name: NameId, mode: Mode) -> bool {
+        let is_live = |holding: Holding| {
+            let record = self.engine.queues.names.get(name);
+            let holder = record.and_then(|record| record.next_holder(holding.token.saturating_sub(1)));
+            holder.is_some_and(|holder| holder.token == holding.token && holder.deadline_us > self.now.mono_us)
+        };
+        let holdings = self.engine.queues.owners.get(owner).map(|owner| &owner.holdings);
+        let first = holdings.and_then(|holdings| holdings.first_from(Bound::Included(Holding { name, token: 0 })));
+        mode == Mode::Exclusive && first.is_some_and(|holding| holding.name == name && is_live(holding))
     }
 
     /// Whether the request of an owner is one that it waits by: the others are granted together with that one.
-    fn is_first(&self, owner: &Owner, key: KeyRef<'_>, mode: Mode, position: Position) -> bool {
-        let first = |mode| {
-            self.waiters.positions_of(owner, key, mode).find(|position| {
-                self.waiters.get(position.ticket).is_some_and(|waiter| self.counts(position.ticket, waiter))
-            })
-        };
-        let is_first = |mode| first(mode).is_none_or(|first| position <= first);
+    fn is_first(&self, owner: OwnerId, name: NameId, mode: Mode, position: Position) -> bool {
+        let is_first = |mode| self.first_of(owner, name, mode).is_none_or(|first| position <= first);
         // The writer is granted READ as well.
         is_first(mode) && (mode != Mode::Read || is_first(Mode::Write))
+    }
+
+    /// The first request of an owner under a name in a mode that makes edges.
+    fn first_of(&self, owner: OwnerId, name: NameId, mode: Mode) -> Option<Position> {
+        let mut behind = None;
+        for _ in 0..LOOKED_AT {
+            let position = self.engine.queues.next_of_owner(owner, name, mode, behind)?;
+            if self.engine.queues.get(position.ticket).is_some_and(|waiter| self.counts(position.ticket, waiter)) {
+                return Some(position);
+            }
+            behind = Some(position);
+        }
+        None
     }
 
     /// Whether a request makes edges.
@@ -119,10 +172,10 @@ enum Direction {
 
 /// An owner that was reached, by an edge between it and the node before it.
 struct Node {
-    owner: Owner,
+    owner: OwnerId,
     previous: usize,
-    key: Key,
-    /// The edge is for a hold, not for a request ahead in line.
+    name: NameId,
+    /// The edge is for a hold, not for a request ahead in the queue.
     is_held: bool,
 }
 
@@ -132,13 +185,13 @@ const ME: usize = 0;
 /// Something that is left to be looked at, piece by piece.
 enum Task {
     /// The requests of a node; after which one to go on.
-    Waits { node: usize, after: Option<(Key, Mode, Position)> },
-    /// The holds of a node on keys that are waited for.
-    Holds { node: usize, after: Option<(Key, u64)> },
-    /// The holders of a key that are in the way of a node's request.
-    Holders { node: usize, key: Key, mode: Mode, after: u64 },
-    /// What follows in a line up to an end. On behalf of a hold, only those whom the hold is in the way of.
-    Line { node: usize, key: Key, after: Bound<Position>, end: Bound<Position>, held: Option<Holder> },
+    Waits { node: usize, after: Bound<Wait> },
+    /// The holds of a node on names that are waited for.
+    Holds { node: usize, after: Bound<Holding> },
+    /// The holders of a name that are in the way of a node's request.
+    Holders { node: usize, name: NameId, mode: Mode, after: u64 },
+    /// What follows in a queue up to an end. On behalf of a hold, only those whom the hold is in the way of.
+    Queue { node: usize, name: NameId, after: Bound<Position>, end: Bound<Position>, held: Option<Holder> },
 }
 
 enum Step {
@@ -151,27 +204,28 @@ struct Walk<'a> {
     graph: Graph<'a>,
     direction: Direction,
     nodes: Vec<Node>,
-    seen: HashSet<Owner, RandomState>,
+    seen: HashSet<u32, RandomState>,
     todo: Vec<Task>,
-    /// Up to where a line was looked at, backward down to where. Not on behalf of the first node, which passes over its own
+    /// Up to where a queue was looked at, backward down to where. Not on behalf of the first node, which passes over its own
     /// requests.
-    lines: HashMap<Key, Position, RandomState>,
-    /// Keys whose holders (backward: whose line on behalf of a holder) were looked at, by the mode that makes a choice.
-    holds: HashSet<(Key, Mode), RandomState>,
+    queues: HashMap<u32, Position, RandomState>,
+    /// Names whose holders (backward: whose queue on behalf of a holder) were looked at, by the mode that makes a choice.
+    holds: HashSet<(u32, Mode), RandomState>,
 }
 
 impl<'a> Walk<'a> {
-    fn new(graph: Graph<'a>, direction: Direction, hasher: &RandomState) -> Self {
+    fn new(graph: Graph<'a>, direction: Direction) -> Self {
+        let hasher = &graph.engine.hasher;
         let mut walk = Self {
             graph,
             direction,
             nodes: Vec::new(),
             seen: HashSet::with_hasher(hasher.clone()),
             todo: Vec::new(),
-            lines: HashMap::with_hasher(hasher.clone()),
+            queues: HashMap::with_hasher(hasher.clone()),
             holds: HashSet::with_hasher(hasher.clone()),
         };
-        walk.enter(Node { owner: graph.me.clone(), previous: ME, key: Key::FIRST, is_held: false });
+        walk.enter(Node { owner: graph.me, previous: ME, name: NameId(0), is_held: false });
         walk
     }
 
@@ -181,8 +235,8 @@ impl<'a> Walk<'a> {
             None => return Step::Exhausted,
             Some(Task::Waits { node, after }) => self.next_wait(node, after),
             Some(Task::Holds { node, after }) => self.next_hold(node, after),
-            Some(Task::Holders { node, key, mode, after }) => self.next_holder(node, key, mode, after),
-            Some(Task::Line { node, key, after, end, held }) => self.next_in_line(node, key, after, end, held),
+            Some(Task::Holders { node, name, mode, after }) => self.next_holder(node, name, mode, after),
+            Some(Task::Queue { node, name, after, end, held }) => self.next_in_queue(node, name, after, end, held),
         };
         match edge {
             Some(edge) => self.reach(edge),
@@ -193,119 +247,111 @@ impl<'a> Walk<'a> {
     fn enter(&mut self, node: Node) {
         let index = self.nodes.len();
         self.nodes.push(node);
-        self.todo.push(Task::Waits { node: index, after: None });
+        self.todo.push(Task::Waits { node: index, after: Bound::Unbounded });
         if self.direction == Direction::Backward {
-            self.todo.push(Task::Holds { node: index, after: None });
+            self.todo.push(Task::Holds { node: index, after: Bound::Unbounded });
         }
     }
 
     /// Follows an edge to an owner.
     fn reach(&mut self, edge: Node) -> Step {
-        let is_me = edge.owner == *self.graph.me;
+        let is_me = edge.owner == self.graph.me;
         if is_me && edge.previous != ME {
             return Step::Closed(self.cycle(edge));
         }
-        if !is_me && self.seen.insert(edge.owner.clone()) {
+        if !is_me && self.seen.insert(edge.owner.0) {
             self.enter(edge);
         }
         Step::More
     }
 
-    fn owner(&self, node: usize) -> Option<&Owner> {
-        self.nodes.get(node).map(|node| &node.owner)
+    fn owner(&self, node: usize) -> Option<OwnerId> {
+        self.nodes.get(node).map(|node| node.owner)
     }
 
-    fn next_wait(&mut self, node: usize, after: Option<(Key, Mode, Position)>) -> Option<Node> {
-        let after = after.as_ref().map(|(key, mode, position)| (key, *mode, *position));
-        let (key, mode, position) = self.graph.waiters.next_wait(self.owner(node)?, after)?;
-        self.todo.push(Task::Waits { node, after: Some((key.clone(), mode, position)) });
-        let waiter = self.graph.waiters.get(position.ticket)?;
-        if self.graph.counts(position.ticket, waiter) {
-            self.expand_wait(node, key, mode, position);
-        }
+    /// The next name and mode that a node waits for. Only its first request there makes edges.
+    fn next_wait(&mut self, node: usize, after: Bound<Wait>) -> Option<Node> {
+        let owner = self.owner(node)?;
+        let Wait { name, mode, .. } = self.graph.engine.queues.owners.get(owner)?.waits.first_from(after)?;
+        let after = Bound::Excluded(Wait { name, mode, position: Position::LAST });
+        self.todo.push(Task::Waits { node, after });
+        let position = self.graph.first_of(owner, name, mode)?;
+        self.expand_wait(node, owner, name, mode, position);
         None
     }
 
     /// Looks for the edges of a request.
-    fn expand_wait(&mut self, node: usize, key: &Key, mode: Mode, position: Position) {
-        if !self.graph.waiters.knows_holders(key.borrow()) {
+    fn expand_wait(&mut self, node: usize, owner: OwnerId, name: NameId, mode: Mode, position: Position) {
+        if !self.graph.engine.knows_holders(name) {
             return;
         }
-        let done = self.lines.get(key).copied();
+        let done = self.queues.get(&name.0).copied();
         match self.direction {
             Direction::Forward => {
-                let graph = self.graph;
-                let waits = self.owner(node).is_some_and(|owner| {
-                    !graph.is_own(owner, key.borrow(), mode) && graph.is_first(owner, key.borrow(), mode, position)
-                });
-                if !waits {
+                if self.graph.is_own(owner, name, mode) || !self.graph.is_first(owner, name, mode, position) {
                     return;
                 }
-                if node == ME || self.holds.insert((key.clone(), mode)) {
-                    self.todo.push(Task::Holders { node, key: key.clone(), mode, after: u64::MIN });
+                if node == ME || self.holds.insert((name.0, mode)) {
+                    self.todo.push(Task::Holders { node, name, mode, after: u64::MIN });
                 }
                 if done.is_none_or(|done| done < position) {
                     let after = done.map_or(Bound::Unbounded, Bound::Included);
-                    self.look_at_line(node, key, position, (after, Bound::Excluded(position)));
+                    self.look_at_queue(node, name, position, (after, Bound::Excluded(position)));
                 }
             }
             Direction::Backward => {
                 if done.is_none_or(|done| position < done) {
                     let end = done.map_or(Bound::Unbounded, Bound::Included);
-                    self.look_at_line(node, key, position, (Bound::Excluded(position), end));
+                    self.look_at_queue(node, name, position, (Bound::Excluded(position), end));
                 }
             }
         }
     }
 
-    fn look_at_line(
+    fn look_at_queue(
         &mut self,
         node: usize,
-        key: &Key,
+        name: NameId,
         position: Position,
         (after, end): (Bound<Position>, Bound<Position>),
     ) {
-        self.todo.push(Task::Line { node, key: key.clone(), after, end, held: None });
+        self.todo.push(Task::Queue { node, name, after, end, held: None });
         if node != ME {
-            self.lines.insert(key.clone(), position);
+            self.queues.insert(name.0, position);
         }
     }
 
-    fn next_hold(&mut self, node: usize, after: Option<(Key, u64)>) -> Option<Node> {
-        let graph = self.graph;
-        let after = after.as_ref().map(|(key, token)| (key, *token));
-        let (key, token, holder) = graph.waiters.next_held(self.owner(node)?, after)?;
-        self.todo.push(Task::Holds { node, after: Some((key.clone(), token)) });
-        if node == ME || self.holds.insert((key.clone(), holder.mode)) {
-            let (after, end, held) = (Bound::Unbounded, Bound::Unbounded, Some(holder.clone()));
-            self.todo.push(Task::Line { node, key: key.clone(), after, end, held });
+    fn next_hold(&mut self, node: usize, after: Bound<Holding>) -> Option<Node> {
+        let queues = &self.graph.engine.queues;
+        let holding = queues.owners.get(self.owner(node)?)?.holdings.first_from(after)?;
+        let Holding { name, token } = holding;
+        let holder = queues.names.get(name)?.next_holder(token.saturating_sub(1))?;
+        self.todo.push(Task::Holds { node, after: Bound::Excluded(holding) });
+        if node == ME || self.holds.insert((name.0, holder.mode)) {
+            let (after, end, held) = (Bound::Unbounded, Bound::Unbounded, Some(holder));
+            self.todo.push(Task::Queue { node, name, after, end, held });
         }
         None
     }
 
-    fn next_holder(&mut self, node: usize, key: Key, mode: Mode, after: u64) -> Option<Node> {
-        let graph = self.graph;
-        let (token, holder) = graph.waiters.next_holder(key.borrow(), after)?;
-        self.todo.push(Task::Holders { node, key: key.clone(), mode, after: token });
-        let is_other = Some(&holder.owner) != self.owner(node);
-        (is_other && holder.is_in_the_way_of(mode, graph.now)).then(|| Node {
-            owner: holder.owner.clone(),
-            previous: node,
-            key,
-            is_held: true,
-        })
+    fn next_holder(&mut self, node: usize, name: NameId, mode: Mode, after: u64) -> Option<Node> {
+        let holder = self.graph.engine.queues.names.get(name)?.next_holder(after)?;
+        self.todo.push(Task::Holders { node, name, mode, after: holder.token });
+        let is_other = Some(holder.owner) != self.owner(node);
+        let is_edge = is_other && holder.is_in_the_way_of(mode, self.graph.now);
+        is_edge.then_some(Node { owner: holder.owner, previous: node, name, is_held: true })
     }
 
-    fn next_in_line(
+    fn next_in_queue(
         &mut self,
         node: usize,
-        key: Key,
+        name: NameId,
         after: Bound<Position>,
         end: Bound<Position>,
         held: Option<Holder>,
     ) -> Option<Node> {
         let graph = self.graph;
-        let (position, waiter) = graph.waiters.next_in_line(key.borrow(), after)?;
+        let position = graph.engine.queues.names.next_in_queue(name, after)?;
         let is_over = match end {
             Bound::Unbounded => false,
             Bound::Included(end) => position > end,
@@ -314,32 +360,33 @@ impl<'a> Walk<'a> {
         if is_over {
             return None;
         }
-        let (owner, mode) = (&waiter.request.owner, waiter.request.mode);
-        let is_other = Some(owner) != self.owner(node);
-        let is_edge = is_other
+        self.todo.push(Task::Queue { node, name, after: Bound::Excluded(position), end, held });
+        let waiter = graph.engine.queues.get(position.ticket)?;
+        let (owner, mode) = (waiter.owner, waiter.request.mode);
+        let is_edge = Some(owner) != self.owner(node)
             && graph.counts(position.ticket, waiter)
-            && held.as_ref().is_none_or(|holder| holder.is_in_the_way_of(mode, graph.now))
+            && held.is_none_or(|holder| holder.is_in_the_way_of(mode, graph.now))
             && (self.direction == Direction::Forward
-                || (!graph.is_own(owner, key.borrow(), mode) && graph.is_first(owner, key.borrow(), mode, position)));
-        let edge =
-            is_edge.then(|| Node { owner: owner.clone(), previous: node, key: key.clone(), is_held: held.is_some() });
-        self.todo.push(Task::Line { node, key, after: Bound::Excluded(position), end, held });
-        edge
+                || (!graph.is_own(owner, name, mode) && graph.is_first(owner, name, mode, position)));
+        is_edge.then_some(Node { owner, previous: node, name, is_held: held.is_some() })
     }
 
     /// The cycle that an edge to the owner that asks closes, from that owner on.
     fn cycle(&self, last: Node) -> Box<[WaitEdge]> {
-        let me = self.graph.me;
+        let queues = &self.graph.engine.queues;
+        let name_of = |owner| queues.owners.bytes(owner).into();
         let mut edges = Vec::new();
         let mut edge = &last;
         loop {
-            let previous = self.owner(edge.previous).unwrap_or(me);
+            let previous = self.owner(edge.previous).unwrap_or(self.graph.me);
             let (waiter, ahead) = match self.direction {
-                Direction::Forward => (previous, &edge.owner),
-                Direction::Backward => (&edge.owner, previous),
+                Direction::Forward => (previous, edge.owner),
+                Direction::Backward => (edge.owner, previous),
             };
-            let (waiter, ahead, key) = (waiter.clone(), ahead.clone(), edge.key.clone());
-            edges.push(WaitEdge { waiter, key, ahead, is_held: edge.is_held });
+            if let Some(record) = queues.names.get(edge.name) {
+                let key = record.key().to_key();
+                edges.push(WaitEdge { waiter: name_of(waiter), key, ahead: name_of(ahead), is_held: edge.is_held });
+            }
             match self.nodes.get(edge.previous) {
                 Some(node) if edge.previous != ME => edge = node,
                 _ => break,

@@ -1,11 +1,14 @@
 //! What only a semaphore is asked: to be made, to have another number of permits, to give all that are free.
 
+use super::names::NameId;
+use super::state::{Engine, Transaction, count};
 use crate::event::Event;
-use crate::lock::{Kind, Lock};
-use crate::request::{Acquire, Refusal};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::Kind;
+use crate::lock::admission::{self, Decision};
+use crate::request::{Refusal, Request};
 
-use super::{Engine, Turn};
-use crate::keyspace::{KeyId, Keyspace, Slot};
+const KEY: KeyId = KeyId(0);
 
 impl Engine {
     /// INIT: makes a semaphore. Returns whether there was none before.
@@ -15,20 +18,20 @@ impl Engine {
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn init_semaphore(
         &mut self,
-        turn: &mut Turn<'_, impl Keyspace>,
-        id: KeyId,
+        tx: &mut Transaction<'_, impl Keyspace>,
         permits: u32,
     ) -> Result<bool, Refusal> {
-        self.settle_to_acquire(turn, id, Kind::Semaphore);
-        let made = match Self::lock_of_kind(turn, id, Kind::Semaphore) {
+        self.work.begin_command(tx.keys.len());
+        self.reconcile_to_acquire(tx, KEY, Kind::Semaphore);
+        let made = match tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now) {
             Ok(_) => Ok(false),
             Err(Refusal::NoSemaphore) => {
-                self.commit(turn, id, Event::Sized { permits });
+                self.commit(tx, KEY, Event::Sized { permits });
                 Ok(true)
             }
             Err(refusal) => Err(refusal),
         };
-        self.finish_all(turn.keys);
+        self.close(tx);
         made
     }
 
@@ -40,21 +43,38 @@ impl Engine {
     /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something else.
     pub fn resize_semaphore(
         &mut self,
-        turn: &mut Turn<'_, impl Keyspace>,
-        id: KeyId,
+        tx: &mut Transaction<'_, impl Keyspace>,
         permits: u32,
     ) -> Result<i64, Refusal> {
-        self.settled(turn, id, |engine, turn| {
-            let before = Self::lock_of_kind(turn, id, Kind::Semaphore)?.map(Lock::permits);
-            if before != Some(permits) {
-                engine.commit(turn, id, Event::Sized { permits });
-            }
-            if engine.is_waited_for(turn.keys.key(id)) {
-                engine.refuse_misfits(turn, id);
-                engine.settle(turn, id, false);
-            }
-            Ok(Self::available(turn, id))
-        })
+        self.work.begin_command(tx.keys.len());
+        self.reconcile_if_dirty(tx, KEY);
+        let resized = self.resize_reconciled(tx, permits);
+        self.close(tx);
+        resized
+    }
+
+    fn resize_reconciled(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        permits: u32,
+    ) -> Result<i64, Refusal> {
+        let before = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map(|lock| lock.permits());
+        if before != Some(permits) {
+            self.commit(tx, KEY, Event::Sized { permits });
+        }
+        if let Some(name) = self.name(tx, KEY).filter(|name| self.queues.len_under(*name) > 0) {
+            self.review_waiters(tx, name);
+            self.reconcile(tx, KEY, false);
+        }
+        Ok(tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map_or(0, |lock| lock.available(tx.now)))
+    }
+
+    /// Tells waiters that what they want can never be had now.
+    fn review_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>, name: NameId) {
+        if self.refuse_misfits(tx, KEY, name, None).is_err() {
+            // The timer goes on, from the head again: those who were told have left.
+            self.mark(name, |dirty| dirty.replaced = true);
+        }
     }
 
     /// DRAIN: grants all permits that are free. Returns how many; 0 if there are none or if somebody waits.
@@ -64,37 +84,35 @@ impl Engine {
     /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something else.
     pub fn drain_semaphore(
         &mut self,
-        turn: &mut Turn<'_, impl Keyspace>,
-        id: KeyId,
-        request: Acquire,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
     ) -> Result<u32, Refusal> {
-        self.settle_to_acquire(turn, id, Kind::Semaphore);
-        let taken = self.drain_settled(turn, id, request);
-        self.finish_all(turn.keys);
+        self.work.begin_command(tx.keys.len());
+        self.reconcile_to_acquire(tx, KEY, Kind::Semaphore);
+        let taken = self.drain_reconciled(tx, owner, request);
+        self.close(tx);
         taken
     }
 
-    fn drain_settled(
+    fn drain_reconciled(
         &mut self,
-        turn: &mut Turn<'_, impl Keyspace>,
-        id: KeyId,
-        request: Acquire,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
     ) -> Result<u32, Refusal> {
-        Self::lock_of_kind(turn, id, Kind::Semaphore)?;
-        let count = u32::try_from(Self::available(turn, id)).unwrap_or(0);
-        if count == 0 || self.is_waited_for(turn.keys.key(id)) {
+        let lock = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?;
+        let permits = u32::try_from(lock.map_or(0, |lock| lock.available(tx.now))).unwrap_or(0);
+        let request = Request { count: permits, ..*request };
+        let ahead = self.ahead(tx, KEY, Kind::Semaphore);
+        if permits == 0 || admission::decide(tx.keys.value(KEY), ahead, owner, &request, tx.now) != Decision::Grant {
             return Ok(0);
         }
-        let token = self.grant(turn, id, &Acquire { count, ..request })?;
-        self.touch(token);
-        self.stats.granted_at_once = self.stats.granted_at_once.saturating_add(1);
-        Ok(count)
-    }
-
-    fn available(turn: &mut Turn<'_, impl Keyspace>, id: KeyId) -> i64 {
-        match turn.keys.slot(id) {
-            Slot::Lock(stored) => stored.lock.available(turn.now),
-            Slot::Vacant | Slot::Foreign => 0,
-        }
+        let client = tx.keys.client();
+        let token = self.grant(tx, KEY, owner, &request, client)?;
+        let name = self.name(tx, KEY);
+        self.confirm(name, token);
+        count(&mut self.stats.granted_at_once);
+        Ok(permits)
     }
 }

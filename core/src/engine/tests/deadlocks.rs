@@ -7,16 +7,19 @@ use std::boxed::Box;
 use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
 
-use super::world::{KEY, World, key};
+use super::world::{World, key};
 use crate::bytes::{Key, Owner};
-use crate::engine::Acquired;
-use crate::lock::{Kind, Lock, Mode};
-use crate::request::{Acquire, Ask, Limits, Refusal, Release, Verb, WaitEdge};
+use crate::engine::{Acquired, names::Rank};
+use crate::kind::{Kind, Mode};
+use crate::request::{Ask, Limits, Refusal, Release, Request, Verb, WaitEdge};
 
 const OWNERS: u32 = 12;
 const MUTEXES: u32 = 6;
 const FAIR: u32 = 2;
 const RWLOCKS: u32 = 3;
+
+/// A request, and whose it is.
+type Asked = (Owner, Request);
 
 /// A request in a line, as the oracle sees it.
 #[derive(Clone, Debug)]
@@ -35,30 +38,32 @@ fn all_keys() -> Vec<Key> {
 }
 
 /// The lines of all keys, with a request that was refused where it would stand.
-fn lines(world: &World, refused: Option<(&[Key], &Acquire)>) -> BTreeMap<Key, Vec<Standing>> {
+fn lines(world: &World, refused: Option<(&[Key], &Asked)>) -> BTreeMap<Key, Vec<Standing>> {
     let mut lines = BTreeMap::new();
     for key in all_keys() {
-        let waiters: Vec<_> =
-            world.engine.waiters.in_order(key.borrow()).filter(|waiter| !waiter.is_over(world.now)).collect();
+        let queues = &world.engine.queues;
+        let name = queues.names.find(key.borrow());
+        let waiters = name.into_iter().flat_map(|name| queues.in_order(name)).map(|(_, waiter)| waiter);
+        let waiters: Vec<_> = waiters.filter(|waiter| !waiter.is_over(world.now)).collect();
         let mut line: Vec<Standing> = waiters
             .iter()
-            .map(|waiter| Standing { owner: waiter.request.owner.clone(), mode: waiter.request.mode })
+            .map(|waiter| Standing { owner: queues.owner_of(waiter).into(), mode: waiter.request.mode })
             .collect();
-        if let Some((keys, request)) = refused
+        if let Some((keys, (owner, request))) = refused
             && keys.contains(&key)
         {
             let lock = world.lock(&key);
             let reads =
-                lock.is_some_and(|lock| lock.live_hold(request.owner.as_slice(), Mode::Read, world.now).is_some());
-            let place = lock.and_then(Lock::places).and_then(|places| places.get(request.owner.as_slice()));
+                lock.is_some_and(|lock| lock.live_hold(owner.as_slice(), Mode::Read, world.now).is_some());
+            let place = lock.and_then(|lock| lock.place(owner.as_slice()));
             let index = match (request.mode, place) {
                 (Mode::Write, _) if reads => {
-                    waiters.iter().take_while(|waiter| waiter.standing.rank == crate::queue::Rank::Upgrade).count()
+                    waiters.iter().take_while(|waiter| waiter.rank == Rank::Upgrade).count()
                 }
-                (_, Some(place)) => waiters.iter().take_while(|waiter| waiter.standing.arrival < place.arrival).count(),
+                (_, Some(place)) => waiters.iter().take_while(|waiter| waiter.arrival < place.arrival).count(),
                 _ => line.len(),
             };
-            let standing = Standing { owner: request.owner.clone(), mode: request.mode };
+            let standing = Standing { owner: owner.clone(), mode: request.mode };
             line.insert(index, standing);
         }
         lines.insert(key, line);
@@ -67,7 +72,7 @@ fn lines(world: &World, refused: Option<(&[Key], &Acquire)>) -> BTreeMap<Key, Ve
 }
 
 /// Whether `owner` waits for itself.
-fn is_in_cycle(world: &World, owner: &Owner, refused: Option<(&[Key], &Acquire)>) -> bool {
+fn is_in_cycle(world: &World, owner: &Owner, refused: Option<(&[Key], &Asked)>) -> bool {
     let mut edges: BTreeSet<(Owner, Owner)> = BTreeSet::new();
     for (key, line) in lines(world, refused) {
         let holds: Vec<_> = world.lock(&key).into_iter().flat_map(|lock| lock.live_holds(world.now)).collect();
@@ -120,25 +125,26 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
     let mut random = Random(1);
     let mut world = World::new();
     world.limits = Limits { max_waiters: 1000, max_places: 1000, fair_grace_ms: 20 };
-    world.on_key(&key("s"), |engine, turn| engine.init_semaphore(turn, KEY, 2)).unwrap();
+    world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
     let (mut waited, mut refused) = (0, 0);
     for _ in 0..requests {
         disturb(&mut world, &mut random);
-        let (keys, request) = request(&world, &mut random);
-        let outcome = acquire(&mut world, &keys, request.clone());
+        let (keys, asked) = request(&world, &mut random);
+        let (owner, request) = &asked;
+        let outcome = acquire(&mut world, &keys, &asked);
         match outcome {
             Outcome::Waits => {
                 waited += 1;
                 // What is owed to a key is not known to anybody before it is settled. A request for permits closes
                 // no cycle, but its owner may be in one that a renamed key made.
-                let is_known = world.engine.pending.owed.is_empty() && request.mode != Mode::Permits;
-                let is_missed = is_known && is_in_cycle(&world, &request.owner, None);
-                assert!(!is_missed, "missed: {request:?} for {keys:?}");
+                let is_known = !world.has_dirty() && request.mode != Mode::Permits;
+                let is_missed = is_known && is_in_cycle(&world, owner, None);
+                assert!(!is_missed, "missed: {owner:?} {request:?} for {keys:?}, {:?}", lines(&world, None));
             }
             Outcome::Deadlock(cycle) => {
                 refused += 1;
-                let is_true = is_in_cycle(&world, &request.owner, Some((&keys, &request)));
-                assert!(is_true, "false alarm: {request:?} for {keys:?}: {cycle:?}, {:?}", lines(&world, None));
+                let is_true = is_in_cycle(&world, owner, Some((&keys, &asked)));
+                assert!(is_true, "false alarm: {asked:?} for {keys:?}: {cycle:?}, {:?}", lines(&world, None));
             }
             Outcome::Other => {}
         }
@@ -154,20 +160,12 @@ enum Outcome {
     Other,
 }
 
-fn acquire(world: &mut World, keys: &[Key], request: Acquire) -> Outcome {
-    let acquired = if request.verb == Verb::AcquireMany {
-        world.on_keys(keys, |engine, turn, ids| engine.acquire_many(turn, ids, request)).map(
-            |acquired| match acquired {
-                Acquired::Waiting(ticket) => Some(ticket),
-                _ => None,
-            },
-        )
-    } else {
-        world.on_key(&keys[0], |engine, turn| engine.acquire(turn, KEY, request)).map(|acquired| match acquired {
-            Acquired::Waiting(ticket) => Some(ticket),
-            _ => None,
-        })
-    };
+fn acquire(world: &mut World, keys: &[Key], (owner, request): &Asked) -> Outcome {
+    let acquired = world.on_keys(keys, |engine, tx| engine.acquire(tx, owner.as_slice(), request));
+    let acquired = acquired.map(|acquired| match acquired {
+        Acquired::Waiting(ticket) => Some(ticket),
+        _ => None,
+    });
     match acquired {
         Ok(Some(ticket)) => {
             world.expect_answer(ticket);
@@ -181,7 +179,7 @@ fn acquire(world: &mut World, keys: &[Key], request: Acquire) -> Outcome {
     }
 }
 
-fn request(world: &World, random: &mut Random) -> (Vec<Key>, Acquire) {
+fn request(world: &World, random: &mut Random) -> (Vec<Key>, Asked) {
     let owner = Owner::from(&[b'a' + random.below(OWNERS) as u8][..]);
     let (verb, kind, mode, keys) = match random.below(10) {
         0..4 => (Verb::Acquire, Kind::Mutex, Mode::Exclusive, std::vec![mutex(random.below(MUTEXES))]),
@@ -204,8 +202,8 @@ fn request(world: &World, random: &mut Random) -> (Vec<Key>, Acquire) {
         _ => Ask::Wait { until_us: None },
     };
     let lease_ms = u64::from(random.below(200)) + 1;
-    let (request_id, session_ms, client) = (None, None, None);
-    (keys, Acquire { verb, kind, owner, mode, count: 1, lease_ms, request_id, session_ms, client, ask })
+    let (request_id, session_ms) = (None, None);
+    (keys, (owner, Request { verb, kind, mode, count: 1, lease_ms, request_id, session_ms, ask }))
 }
 
 /// Something that takes edges away, or moves them.
@@ -221,13 +219,13 @@ fn disturb(world: &mut World, random: &mut Random) {
             if let Some((kind, owner, mode)) = hold {
                 let owner = owner.as_slice();
                 let request = Release { verb: Verb::Release, kind, owner, mode, count: 1, request_id: None };
-                let _ = world.on_key(&key, |engine, turn| engine.release(turn, KEY, &request));
+                let _ = world.on_key(&key, |engine, tx| engine.release(tx, &request));
             }
         }
         4..6 => world.advance(u64::from(random.below(20))),
         6 => world.pause(u64::from(random.below(20))),
         7 => {
-            let waiting = world.waiting_tickets();
+            let waiting = world.waiting_numbers();
             if !waiting.is_empty() {
                 let ticket = waiting[random.below(waiting.len() as u32) as usize];
                 world.waiter_left(ticket, random.below(2) == 0);

@@ -4,13 +4,12 @@
 use proptest::prelude::*;
 use std::vec::Vec;
 
-use super::world::{KEY, LIMITS, World, key};
+use super::world::{LIMITS, World, key};
 use crate::engine::Acquired;
-use crate::outbox::{Answer, Output};
-
 use crate::event::{EndCause, Event};
-use crate::lock::{Kind, Mode};
-use crate::request::{Acquire, Ask, Refusal, Release, Renew, RequestMark, Verb};
+use crate::kind::{Kind, Mode};
+use crate::outbox::{Answer, Output};
+use crate::request::{Ask, Refusal, Release, Renew, Request, RequestMark, Verb};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -234,28 +233,26 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
     let lock = key("k");
     let refused = |refusal| match refusal {
         Refusal::Stale { .. } => Told::Stale,
-        Refusal::NotOwner => Told::NotOwner,
+        Refusal::NotOwner { .. } => Told::NotOwner,
         Refusal::MaxWaiters { .. } => Told::MaxWaiters,
         other => panic!("{other:?}"),
     };
     match *step {
         Step::Acquire { owner, lease_ms, block_ms, request_id } => {
-            let request = Acquire {
+            let request = Request {
                 verb: Verb::Acquire,
                 kind: Kind::Mutex,
-                owner: name(owner)[..].into(),
                 mode: Mode::Exclusive,
                 count: 1,
                 lease_ms,
                 request_id,
                 session_ms: None,
-                client: None,
                 ask: match block_ms {
                     Some(block_ms) => Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) },
                     None => Ask::Try,
                 },
             };
-            let acquired = world.on_key(&lock, |engine, turn| engine.acquire(turn, KEY, request));
+            let acquired = world.on_key(&lock, |engine, tx| engine.acquire(tx, &name(owner), &request));
             Some(match acquired {
                 Ok(Acquired::Granted(_)) => Told::Granted,
                 Ok(Acquired::Denied) => Told::Nil,
@@ -276,17 +273,17 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 count: 1,
                 request_id,
             };
-            let left = world.on_key(&lock, |engine, turn| engine.release(turn, KEY, &request));
-            Some(left.map_or_else(refused, Told::Left))
+            let left = world.on_key(&lock, |engine, tx| engine.release(tx, &request));
+            Some(left.map_or_else(refused, |left| Told::Left(left[0])))
         }
         Step::Renew { owner, lease_ms } => {
             let owner = name(owner);
-            let request = Renew { kind: Kind::Mutex, owner: &owner, mode: Mode::Exclusive, lease_ms, client: None };
-            let left_ms = world.on_key(&lock, |engine, turn| engine.renew(turn, KEY, &request));
+            let request = Renew { kind: Kind::Mutex, owner: &owner, mode: Mode::Exclusive, lease_ms };
+            let left_ms = world.on_key(&lock, |engine, tx| engine.renew(tx, &request));
             Some(left_ms.map_or_else(refused, Told::RenewedMs))
         }
         Step::Force => {
-            let forced = world.on_key(&lock, |engine, turn| engine.force_release(turn, KEY, Kind::Mutex, None));
+            let forced = world.on_key(&lock, |engine, tx| engine.force_release(tx, Kind::Mutex, None));
             Some(Told::Forced(forced.unwrap()))
         }
         Step::Advance(ms) => {
@@ -295,7 +292,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
         }
         Step::Leaves(index) => {
             if let Some(ticket) = waiting.get(index % waiting.len().max(1)) {
-                world.waiter_left(*ticket as u64, false);
+                world.waiter_left(*ticket, false);
                 world.run_timer();
             }
             None
@@ -347,7 +344,7 @@ fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
     for (_, _, output) in std::mem::take(&mut world.outputs) {
         match output {
             Output::Answer { ticket, answer } => told.push((
-                usize::try_from(ticket).unwrap(),
+                world.number_of(ticket),
                 match answer {
                     Answer::Granted(_) => Told::Granted,
                     Answer::TimedOut => Told::Nil,
@@ -400,7 +397,7 @@ proptest! {
             prop_assert_eq!(state, expected, "{:?}", step);
             prop_assert_eq!(world.engine.waiting(), oracle.line.len());
             for waiter in &oracle.line {
-                prop_assert!(world.is_waiting(waiter.ticket as u64));
+                prop_assert!(world.is_waiting(waiter.ticket));
             }
         }
     }

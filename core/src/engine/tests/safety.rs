@@ -3,13 +3,12 @@
 
 use proptest::prelude::*;
 
-use super::world::{KEY, Value, World, key};
+use super::world::{Value, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
-use crate::keyspace::Stored;
-
-use crate::lock::{Kind, Lock, Mode};
-use crate::request::{Acquire, Ask, Release, Renew, Verb};
+use crate::kind::{Kind, Mode};
+use crate::lock::Lock;
+use crate::request::{Ask, Release, Renew, Request, Verb};
 
 const PERMITS: u32 = 3;
 
@@ -66,7 +65,7 @@ enum Step {
     Pause(u64),
     Timer,
     Closes(u64),
-    Leaves(u64, bool),
+    Leaves(usize, bool),
     Cancel(u8),
     Sent,
     Delete(u8),
@@ -128,7 +127,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..60u64).prop_map(Step::Pause),
         2 => Just(Step::Timer),
         2 => client().prop_map(Step::Closes),
-        2 => (1..40u64, any::<bool>()).prop_map(|(ticket, gave_up)| Step::Leaves(ticket, gave_up)),
+        2 => (1..40usize, any::<bool>()).prop_map(|(ticket, gave_up)| Step::Leaves(ticket, gave_up)),
         1 => (0..4u8).prop_map(Step::Cancel),
         2 => Just(Step::Sent),
         1 => (0..4u8).prop_map(Step::Delete),
@@ -167,23 +166,22 @@ fn wait_or_try(world: &World, block_ms: Option<u64>) -> Ask {
 fn run(world: &mut World, step: Step) {
     match step {
         Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client } => {
-            let request = Acquire {
+            let request = Request {
                 verb: Verb::Acquire,
                 kind: kind(key, mode),
-                owner: [owner][..].into(),
                 mode,
                 count,
                 lease_ms,
                 request_id: id,
                 session_ms,
-                client: Some(client),
                 ask: match block_ms {
                     // Only a fair lock knows QUEUE.
                     None if key == 3 && lease_ms % 2 == 0 => Ask::Queue { life_ms: lease_ms },
                     _ => wait_or_try(world, block_ms),
                 },
             };
-            let acquired = world.on_key(&name(key), |engine, turn| engine.acquire(turn, KEY, request));
+            world.client = Some(client);
+            let acquired = world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
             if let Ok(Acquired::Waiting(ticket)) = acquired {
                 world.expect_answer(ticket);
             }
@@ -192,32 +190,32 @@ fn run(world: &mut World, step: Step) {
             let owner = [owner];
             let request =
                 Release { verb: Verb::Release, kind: kind(key, mode), owner: &owner, mode, count: 1, request_id: id };
-            let _ = world.on_key(&name(key), |engine, turn| engine.release(turn, KEY, &request));
+            let _ = world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
         }
         Step::Renew { key, owner, mode, client } => {
             let owner = [owner];
-            let request = Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None, client: Some(client) };
-            let _ = world.on_key(&name(key), |engine, turn| engine.renew(turn, KEY, &request));
+            let request = Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None };
+            world.client = Some(client);
+            let _ = world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
         }
         Step::Force { key } => {
             let kind = kind(key, mode(key));
-            let _ = world.on_key(&name(key), |engine, turn| engine.force_release(turn, KEY, kind, None));
+            let _ = world.on_key(&name(key), |engine, tx| engine.force_release(tx, kind, None));
         }
         Step::AcquireMany { keys, owner, lease_ms, block_ms, id, client } => {
-            let request = Acquire {
+            let request = Request {
                 verb: Verb::AcquireMany,
                 kind: Kind::Mutex,
-                owner: [owner][..].into(),
                 mode: Mode::Exclusive,
                 count: 1,
                 lease_ms,
                 request_id: id,
                 session_ms: Some(5),
-                client: Some(client),
                 ask: wait_or_try(world, block_ms),
             };
             let keys = mutexes(keys);
-            let acquired = world.on_keys(&keys, |engine, turn, ids| engine.acquire_many(turn, ids, request));
+            world.client = Some(client);
+            let acquired = world.on_keys(&keys, |engine, tx| engine.acquire(tx, &[owner], &request));
             if let Ok(Acquired::Waiting(ticket)) = acquired {
                 world.expect_answer(ticket);
             }
@@ -232,34 +230,32 @@ fn run(world: &mut World, step: Step) {
             let owner = [owner];
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
             let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: id };
-            let _ = world.on_keys(&mutexes(keys), |engine, turn, ids| engine.release_many(turn, ids, &request));
+            let _ = world.on_keys(&mutexes(keys), |engine, tx| engine.release(tx, &request));
         }
         Step::RenewMany { keys, owner } => {
             let owner = [owner];
             let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-            let request = Renew { kind, owner: &owner, mode, lease_ms: None, client: None };
-            let _ = world.on_keys(&mutexes(keys), |engine, turn, ids| engine.renew_many(turn, ids, &request));
+            let request = Renew { kind, owner: &owner, mode, lease_ms: None };
+            let _ = world.on_keys(&mutexes(keys), |engine, tx| engine.renew(tx, &request));
         }
         Step::Init(permits) => {
-            let _ = world.on_key(&name(2), |engine, turn| engine.init_semaphore(turn, KEY, permits));
+            let _ = world.on_key(&name(2), |engine, tx| engine.init_semaphore(tx, permits));
         }
         Step::Resize(permits) => {
-            let _ = world.on_key(&name(2), |engine, turn| engine.resize_semaphore(turn, KEY, permits));
+            let _ = world.on_key(&name(2), |engine, tx| engine.resize_semaphore(tx, permits));
         }
         Step::Drain(owner) => {
-            let request = Acquire {
+            let request = Request {
                 verb: Verb::Acquire,
                 kind: Kind::Semaphore,
-                owner: [owner][..].into(),
                 mode: Mode::Permits,
                 count: 1,
                 lease_ms: 30,
                 request_id: None,
                 session_ms: None,
-                client: None,
                 ask: Ask::Try,
             };
-            let _ = world.on_key(&name(2), |engine, turn| engine.drain_semaphore(turn, KEY, request));
+            let _ = world.on_key(&name(2), |engine, tx| engine.drain_semaphore(tx, &[owner], &request));
         }
         Step::Advance(ms) => world.advance(ms),
         Step::Pause(ms) => world.pause(ms),
@@ -268,12 +264,12 @@ fn run(world: &mut World, step: Step) {
         Step::Leaves(ticket, gave_up) if world.is_waiting(ticket) => world.waiter_left(ticket, gave_up),
         Step::Leaves(..) => {}
         Step::Cancel(owner) => {
-            let _ = world.on_key(&name(3), |engine, turn| engine.cancel(turn, KEY, &[owner]));
+            let _ = world.on_key(&name(3), |engine, tx| engine.cancel(tx, &[owner]));
         }
         Step::Sent => world.engine.confirm_grants(|_| true),
         Step::Delete(key) => {
             world.unlink(&name(key));
-            world.engine.note(name(key));
+            world.engine.value_changed(name(key).borrow());
         }
         Step::Foreign(key) => world.arrive(&name(key), Value::Foreign),
         Step::Rename(from, to) => {
@@ -285,7 +281,7 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Copy(from, to) => {
             if let Some(lock) = world.lock(&name(from)).cloned() {
-                world.arrive(&name(to), Value::Lock(Stored::new(lock)));
+                world.arrive(&name(to), Value::Lock(lock));
             }
         }
         Step::Swap => {
@@ -293,14 +289,14 @@ fn run(world: &mut World, step: Step) {
             for ((db, name), value) in std::mem::take(&mut world.values) {
                 world.values.insert((1 - db, name), value);
             }
-            world.engine.note_swap(0, 1);
+            world.engine.swapped(0, 1);
         }
         Step::Flush => {
             world.forget_used();
             world.values.clear();
-            world.engine.note_flush(None);
+            world.engine.flushed(None);
         }
-        Step::Promote => world.engine.note_promotion(),
+        Step::Promote => world.engine.promoted(),
     }
 }
 
@@ -310,7 +306,7 @@ proptest! {
     #[test]
     fn any_history_is_safe_and_leaves_nothing_behind(steps in prop::collection::vec(step(), 1..120)) {
         let mut world = World::new();
-        world.arrive(&name(2), Value::Lock(Stored::new(Lock::new(Kind::Semaphore, PERMITS))));
+        world.arrive(&name(2), Value::Lock(Lock::new(Kind::Semaphore, PERMITS)));
         for step in steps {
             run(&mut world, step);
             world.check();
@@ -321,12 +317,12 @@ proptest! {
         }
         world.engine.confirm_grants(|_| true);
         let idle = world.values.values().all(|value| match value {
-            Value::Lock(stored) => stored.lock.holds().is_empty(),
+            Value::Lock(lock) => lock.holds().is_empty(),
             Value::Foreign => true,
         });
         prop_assert!(idle, "a hold outlived its lease");
         prop_assert_eq!(world.engine.held(), 0);
         prop_assert_eq!(world.engine.waiting(), 0, "a free lock leaves nobody waiting");
-        prop_assert!(!world.engine.minds_client(0) && !world.engine.minds_client(1));
+        prop_assert!(!world.engine.concerns_client(0) && !world.engine.concerns_client(1));
     }
 }

@@ -6,16 +6,16 @@ use std::format;
 use std::string::{String, ToString};
 use std::vec::Vec;
 
-use super::world::{KEY, Value, World, key};
+use super::world::{Value, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
-use crate::keyspace::Stored;
-use crate::outbox::{Answer, Output};
-
 use crate::event::{ChangeCause, Event, Terms};
-use crate::lock::{Kind, Lock, Mode};
-use crate::places::{Places, Stay};
-use crate::request::{Acquire, Ask, Refusal, Release, Renew, Verb};
+use crate::keyspace::KeyId;
+use crate::kind::{Kind, Mode};
+use crate::lock::{FairQueue, Lock};
+use crate::outbox::{Answer, Output};
+use crate::place::Stay;
+use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
 
 #[test]
@@ -79,13 +79,13 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
     let words = Words::of(line);
     let mut told = Vec::new();
     match words.at(0) {
-        "acquire" => told.push(acquire(world, &words)),
+        "acquire" => told.push(acquire(world, &words, Verb::Acquire)),
         "release" => told.push(release(world, &words)),
         "renew" => told.push(renew(world, &words)),
         "force" => {
             let token = words.number("token");
             let forced =
-                world.on_key(&key(words.at(1)), |engine, turn| engine.force_release(turn, KEY, words.kind().0, token));
+                world.on_key(&key(words.at(1)), |engine, tx| engine.force_release(tx, words.kind().0, token));
             told.push(format!("{forced:?}"));
         }
         "advance" => world.advance(words.at(1).parse().unwrap()),
@@ -96,10 +96,10 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "unblocked" => world.waiter_left(words.at(1).parse().unwrap(), true),
         "cancel" => {
             let owner = words.at(2).as_bytes();
-            let cancelled = world.on_key(&key(words.at(1)), |engine, turn| engine.cancel(turn, KEY, owner));
+            let cancelled = world.on_key(&key(words.at(1)), |engine, tx| engine.cancel(tx, owner));
             told.push(cancelled.map_or_else(refused, |cancelled| format!("{cancelled}")));
         }
-        "promote" => world.engine.note_promotion(),
+        "promote" => world.engine.promoted(),
         "sent" => world.engine.confirm_grants(|_| true),
         "del" => {
             world.unlink(&key(words.at(1)));
@@ -111,43 +111,44 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         }
         "copy" => {
             let lock = world.lock(&key(words.at(1))).unwrap().clone();
-            world.arrive(&key(words.at(2)), Value::Lock(Stored::new(lock)));
+            world.arrive(&key(words.at(2)), Value::Lock(lock));
         }
         "init" => {
-            let made = world.on_key(&key(words.at(1)), |engine, turn| engine.init_semaphore(turn, KEY, words.count()));
+            let made = world.on_key(&key(words.at(1)), |engine, tx| engine.init_semaphore(tx, words.count()));
             told.push(made.map_or_else(refused, |made| format!("{made}")));
         }
         "resize" => {
-            let free =
-                world.on_key(&key(words.at(1)), |engine, turn| engine.resize_semaphore(turn, KEY, words.count()));
+            let free = world.on_key(&key(words.at(1)), |engine, tx| engine.resize_semaphore(tx, words.count()));
             told.push(free.map_or_else(refused, |free| format!("{free} free")));
         }
         "drain" => {
             let request = request(world, &Words::of(&format!("{line} as=permits")), Verb::Acquire);
-            let taken = world.on_key(&key(words.at(1)), |engine, turn| engine.drain_semaphore(turn, KEY, request));
+            let owner = words.at(2).as_bytes();
+            let taken = world.on_key(&key(words.at(1)), |engine, tx| engine.drain_semaphore(tx, owner, &request));
             told.push(taken.map_or_else(refused, |taken| format!("{taken} taken")));
         }
-        "macquire" => told.push(acquire_many(world, &words)),
+        "macquire" => told.push(acquire(world, &words, Verb::AcquireMany)),
         "mrelease" => {
             let request = Release { verb: Verb::ReleaseMany, ..release_request(&words) };
-            let left = world.on_keys(&keys(&words), |engine, turn, ids| engine.release_many(turn, ids, &request));
-            told.push(left.map_or_else(refused, |left| format!("left {left:?}")));
+            let left = world.on_keys(&keys(&words), |engine, tx| engine.release(tx, &request));
+            told.push(left.map_or_else(refused_of, |left| format!("left {left:?}")));
         }
         "mrenew" => {
-            let request = renew_request(&words);
-            let left_ms = world.on_keys(&keys(&words), |engine, turn, ids| engine.renew_many(turn, ids, &request));
-            told.push(left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms")));
+            let request = renew_request(world, &words);
+            let left_ms = world.on_keys(&keys(&words), |engine, tx| engine.renew(tx, &request));
+            told.push(left_ms.map_or_else(refused_of, |left_ms| format!("{left_ms} ms")));
         }
         "crowd" => {
             for number in 0..words.at(2).parse::<u32>().unwrap() {
-                acquire(world, &Words::of(&format!("{line} ").replace(words.at(2), &format!("holder-{number}"))));
+                let line = format!("{line} ").replace(words.at(2), &format!("holder-{number}"));
+                acquire(world, &Words::of(&line), Verb::Acquire);
             }
             world.outputs.clear();
         }
         "preset" => preset_count(world, &words),
         "flush" => {
             world.values.clear();
-            world.engine.note_flush(None);
+            world.engine.flushed(None);
         }
         "show" => told.extend(show(world, words.at(1))),
         other => panic!("no command {other}"),
@@ -158,7 +159,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         let is_end = matches!(output, Output::Effect { event: Event::Ended { .. }, .. });
         ends = if is_end { ends + 1 } else { 0 };
         match ends {
-            0..=SHOWN_ENDS => told.push(describe(at_us, &String::from_utf8_lossy(key.name.as_slice()), &output)),
+            0..=SHOWN_ENDS => told.push(describe(world, at_us, &String::from_utf8_lossy(key.name.as_slice()), &output)),
             _ => {
                 if ends > SHOWN_ENDS + 1 {
                     told.pop();
@@ -177,19 +178,18 @@ fn keys(words: &Words<'_>) -> Vec<Key> {
     words.at(1).split(',').map(key).collect()
 }
 
-fn request(world: &World, words: &Words<'_>, verb: Verb) -> Acquire {
+fn request(world: &mut World, words: &Words<'_>, verb: Verb) -> Request {
     let now = world.now;
     let (kind, mode) = words.kind();
-    Acquire {
+    world.client = words.number("client");
+    Request {
         verb,
         kind,
-        owner: words.at(2).as_bytes().into(),
         mode,
         count: words.count(),
         lease_ms: words.number("px").unwrap_or(1000),
         request_id: words.number("req"),
         session_ms: words.number("session"),
-        client: words.number("client"),
         ask: match (words.number("block"), words.number("queue")) {
             (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
             (None, Some(life_ms)) => Ask::Queue { life_ms },
@@ -198,30 +198,15 @@ fn request(world: &World, words: &Words<'_>, verb: Verb) -> Acquire {
     }
 }
 
-fn acquire_many(world: &mut World, words: &Words<'_>) -> String {
-    let request = request(world, words, Verb::AcquireMany);
-    let acquired = world.on_keys(&keys(words), |engine, turn, ids| engine.acquire_many(turn, ids, request));
+fn acquire(world: &mut World, words: &Words<'_>, verb: Verb) -> String {
+    let request = request(world, words, verb);
+    let owner = words.at(2).as_bytes();
+    let acquired = world.on_keys(&keys(words), |engine, tx| engine.acquire(tx, owner, &request));
     match acquired {
-        Ok(Acquired::Granted(tokens)) => format!("granted {tokens:?}"),
+        Ok(Acquired::Granted(tokens)) if verb == Verb::AcquireMany => format!("granted {tokens:?}"),
+        Ok(Acquired::Granted(tokens)) => format!("granted {}", tokens[0]),
         Ok(Acquired::Denied) => "nil".to_string(),
-        Ok(Acquired::Waiting(ticket)) => {
-            world.expect_answer(ticket);
-            format!("waits as {ticket}")
-        }
-        Err(refusal) => refused(refusal),
-    }
-}
-
-fn acquire(world: &mut World, words: &Words<'_>) -> String {
-    let request = request(world, words, Verb::Acquire);
-    let acquired = world.on_key(&key(words.at(1)), |engine, turn| engine.acquire(turn, KEY, request));
-    match acquired {
-        Ok(Acquired::Granted(token)) => format!("granted {token}"),
-        Ok(Acquired::Denied) => "nil".to_string(),
-        Ok(Acquired::Waiting(ticket)) => {
-            world.expect_answer(ticket);
-            format!("waits as {ticket}")
-        }
+        Ok(Acquired::Waiting(ticket)) => format!("waits as {}", world.expect_answer(ticket)),
         Err(refusal) => refused(refusal),
     }
 }
@@ -234,23 +219,34 @@ fn release_request<'a>(words: &Words<'a>) -> Release<'a> {
 
 fn release(world: &mut World, words: &Words<'_>) -> String {
     let request = release_request(words);
-    let left = world.on_key(&key(words.at(1)), |engine, turn| engine.release(turn, KEY, &request));
-    left.map_or_else(refused, |left| format!("left {left}"))
+    let left = world.on_key(&key(words.at(1)), |engine, tx| engine.release(tx, &request));
+    left.map_or_else(refused, |left| format!("left {}", left[0]))
 }
 
-fn renew_request<'a>(words: &Words<'a>) -> Renew<'a> {
+fn renew_request<'a>(world: &mut World, words: &Words<'a>) -> Renew<'a> {
     let (kind, mode) = words.kind();
-    let (lease_ms, client) = (words.number("px"), words.number("client"));
-    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms, client }
+    world.client = words.number("client");
+    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px") }
 }
 
 fn renew(world: &mut World, words: &Words<'_>) -> String {
-    let request = renew_request(words);
-    let left_ms = world.on_key(&key(words.at(1)), |engine, turn| engine.renew(turn, KEY, &request));
+    let request = renew_request(world, words);
+    let left_ms = world.on_key(&key(words.at(1)), |engine, tx| engine.renew(tx, &request));
     left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms"))
 }
 
+/// Of a command for many keys, which of them is meant.
+fn refused_of(refusal: Refusal) -> String {
+    match refusal {
+        Refusal::NotOwner { position } => format!("error NotOwnerOf {{ position: {position} }}"),
+        refusal => refused(refusal),
+    }
+}
+
 fn refused(refusal: Refusal) -> String {
+    if matches!(refusal, Refusal::NotOwner { .. }) {
+        return "error NotOwner".to_string();
+    }
     let Refusal::Deadlock(cycle) = &refusal else {
         return format!("error {refusal:?}");
     };
@@ -273,9 +269,7 @@ fn preset_count(world: &mut World, words: &Words<'_>) {
         cause: ChangeCause::Reentered,
         terms: Terms { count: words.count(), ..hold.terms() },
     };
-    world.on_key(&key(words.at(1)), |engine, turn| {
-        assert!(engine.apply_effect(turn.keys, KEY, &event));
-    });
+    world.on_key(&key(words.at(1)), |engine, tx| engine.apply_effect(tx.keys, KeyId(0), &event).unwrap());
 }
 
 fn show(world: &World, name: &str) -> Vec<String> {
@@ -293,50 +287,63 @@ fn show(world: &World, name: &str) -> Vec<String> {
             )
         })),
     }
-    for place in world.lock(&key(name)).and_then(Lock::places).into_iter().flat_map(Places::iter) {
+    for place in world.lock(&key(name)).and_then(Lock::queue).into_iter().flat_map(FairQueue::iter) {
         lines.push(format!("{} has a place, {}", String::from_utf8_lossy(place.owner), stays(place.stay)));
     }
     for waiter in world.engine.waiters(key(name).borrow(), world.now) {
-        let owner = String::from_utf8_lossy(waiter.owner.as_slice());
+        let owner = String::from_utf8_lossy(waiter.owner);
         lines.push(format!("{owner} has waited {} ms", waiter.waited_ms));
     }
     lines
 }
 
-fn describe(now_us: u64, name: &str, output: &Output) -> String {
-    let at_ms = |deadline_us: u64| deadline_us / US_PER_MS;
+fn describe(world: &World, now_us: u64, name: &str, output: &Output) -> String {
     match output {
-        Output::Answer { ticket, answer } => match answer {
-            Answer::Granted(token) => format!("  {ticket} <- granted {token}"),
-            Answer::GrantedMany(tokens) => format!("  {ticket} <- granted {tokens:?}"),
-            Answer::TimedOut => format!("  {ticket} <- nil"),
-            Answer::Cancelled => format!("  {ticket} <- cancelled"),
-            Answer::TakenOver => format!("  {ticket} <- taken over"),
-            Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(refusal.clone())),
-        },
-        Output::Effect { event, .. } => match event {
-            Event::Granted { owner, token, terms, .. } => {
-                format!("  {name}: granted {owner:?} token {token} until {}", at_ms(terms.deadline_us))
-            }
-            Event::Changed { token, cause, terms } => {
-                format!("  {name}: {cause:?} token {token} x{} until {}", terms.count, at_ms(terms.deadline_us))
-            }
-            Event::Ended { token, cause } => {
-                let at = at_ms(now_us);
-                format!("  {name}: {cause:?} token {token} at {at}")
-            }
-            Event::Sized { permits } => format!("  {name}: sized {permits}"),
-            Event::Queued { owner, stay, at_head, .. } => {
-                format!("  {name}: queued {owner:?} {}{}", stays(*stay), if *at_head { ", at the head" } else { "" })
-            }
-            Event::Kept { owner, stay, .. } => format!("  {name}: kept {owner:?} {}", stays(*stay)),
-            Event::Left { owner, cause } => {
-                format!("  {name}: left {owner:?} {cause:?} at {}", at_ms(now_us))
-            }
-            Event::Lapsed => format!("  {name}: every place is over"),
-            Event::Turn { owner, until_us } => format!("  {name}: turn of {owner:?} until {}", at_ms(*until_us)),
-            Event::Detached { until_us } => format!("  {name}: all detached until {}", at_ms(*until_us)),
-        },
+        Output::Answer { ticket, answer } => describe_answer(world.number_of(*ticket), answer),
+        Output::Effect { event, .. } => describe_event(now_us, name, event),
+    }
+}
+
+fn describe_answer(ticket: usize, answer: &Answer) -> String {
+    match answer {
+        Answer::Granted(token) => format!("  {ticket} <- granted {token}"),
+        Answer::GrantedMany(tokens) => format!("  {ticket} <- granted {tokens:?}"),
+        Answer::TimedOut => format!("  {ticket} <- nil"),
+        Answer::Cancelled => format!("  {ticket} <- cancelled"),
+        Answer::TakenOver => format!("  {ticket} <- taken over"),
+        Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(refusal.clone())),
+    }
+}
+
+fn describe_event(now_us: u64, name: &str, event: &Event) -> String {
+    let at_ms = |deadline_us: u64| deadline_us / US_PER_MS;
+    match event {
+        Event::Granted { owner, token, terms, .. } => {
+            format!("  {name}: granted {owner:?} token {token} until {}", at_ms(terms.deadline_us))
+        }
+        Event::Changed { token, cause, terms } => {
+            format!("  {name}: {cause:?} token {token} x{} until {}", terms.count, at_ms(terms.deadline_us))
+        }
+        Event::Ended { token, cause } => {
+            let at = at_ms(now_us);
+            format!("  {name}: {cause:?} token {token} at {at}")
+        }
+        Event::Cleared { cause, except } => {
+            let at = at_ms(now_us);
+            let but = except.as_ref().map(|owner| format!(" but those of {owner:?}")).unwrap_or_default();
+            format!("  {name}: {cause:?} all holds{but} at {at}")
+        }
+        Event::Sized { permits } => format!("  {name}: sized {permits}"),
+        Event::Queued { owner, stay, at_head, .. } => {
+            format!("  {name}: queued {owner:?} {}{}", stays(*stay), if *at_head { ", at the head" } else { "" })
+        }
+        Event::Kept { owner, stay, .. } => format!("  {name}: kept {owner:?} {}", stays(*stay)),
+        Event::Left { owner, cause } => {
+            format!("  {name}: left {owner:?} {cause:?} at {}", at_ms(now_us))
+        }
+        Event::QueueLapsed => format!("  {name}: every place is over"),
+        Event::Reserved { owner, until_us } => format!("  {name}: turn of {owner:?} until {}", at_ms(*until_us)),
+        Event::Detached { until_us } => format!("  {name}: all detached until {}", at_ms(*until_us)),
     }
 }
 

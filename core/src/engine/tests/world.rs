@@ -6,29 +6,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
 
 use crate::bytes::{Key, KeyRef};
-use crate::engine::{Engine, Turn};
+use crate::engine::{Engine, Transaction};
 use crate::event::Event;
-use crate::keyspace::{KeyId, Keyspace, Slot, Stored};
-use crate::lock::{Kind, Lock, Mode};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::{Kind, Mode};
+use crate::lock::admission::{self, Ahead, Decision, Value as Lies};
+use crate::lock::{FairQueue, Lock};
 use crate::outbox::{Answer, Outbox, Output};
-use crate::places::{Places, Stay};
-use crate::queue::Holder;
+use crate::place::Stay;
 use crate::request::Limits;
 use crate::time::{Now, US_PER_MS};
-
-pub(super) const KEY: KeyId = KeyId(0);
 
 pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20 };
 
 /// What lies under a key.
 pub(super) enum Value {
-    Lock(Stored),
+    Lock(Lock),
     Foreign,
 }
 
 /// The keyspace with some keys open.
 pub(super) struct Open<'w> {
     open: Vec<Key>,
+    client: Option<u64>,
     values: &'w mut BTreeMap<(u32, Vec<u8>), Value>,
 }
 
@@ -40,40 +40,42 @@ impl Open<'_> {
 }
 
 impl Keyspace for Open<'_> {
-    fn open_count(&self) -> usize {
+    fn len(&self) -> usize {
         self.open.len()
-    }
-
-    fn open(&mut self, key: KeyRef<'_>) -> Option<KeyId> {
-        let known = self.open.iter().position(|open| open.borrow() == key);
-        Some(KeyId(known.unwrap_or_else(|| {
-            assert_eq!(key.db, self.open[0].db, "a request is about one database");
-            self.open.push(key.to_key());
-            self.open.len() - 1
-        })))
     }
 
     fn key(&self, id: KeyId) -> KeyRef<'_> {
         self.open[id.0].borrow()
     }
 
-    fn slot(&mut self, id: KeyId) -> Slot<'_> {
-        let at = self.at(id);
-        match self.values.get_mut(&at) {
-            None => Slot::Vacant,
-            Some(Value::Foreign) => Slot::Foreign,
-            Some(Value::Lock(stored)) => Slot::Lock(stored),
+    fn value(&self, id: KeyId) -> Lies<'_> {
+        match self.values.get(&self.at(id)) {
+            None => Lies::Vacant,
+            Some(Value::Foreign) => Lies::Foreign,
+            Some(Value::Lock(lock)) => Lies::Lock(lock),
         }
     }
 
-    fn insert(&mut self, id: KeyId, stored: Stored) {
-        let before = self.values.insert(self.at(id), Value::Lock(stored));
+    fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock> {
+        let at = self.at(id);
+        match self.values.get_mut(&at) {
+            Some(Value::Lock(lock)) => Some(lock),
+            _ => None,
+        }
+    }
+
+    fn insert(&mut self, id: KeyId, lock: Lock) {
+        let before = self.values.insert(self.at(id), Value::Lock(lock));
         assert!(before.is_none(), "the engine inserts under vacant keys only");
     }
 
     fn remove(&mut self, id: KeyId) {
         let before = self.values.remove(&self.at(id));
         assert!(matches!(before, Some(Value::Lock(_))), "the engine removes locks only");
+    }
+
+    fn client(&self) -> Option<u64> {
+        self.client
     }
 }
 
@@ -84,8 +86,13 @@ pub(super) struct World {
     pub(super) limits: Limits,
     /// Everything that left the engine and was not looked at yet, with the moment.
     pub(super) outputs: Vec<(u64, Key, Output)>,
+    /// The connection that the next request comes from.
+    pub(super) client: Option<u64>,
     tokens: BTreeSet<u64>,
+    /// Tickets by their number: the first that waited is 1.
+    tickets: Vec<u64>,
     waiting: BTreeSet<u64>,
+    answered_early: BTreeSet<u64>,
     /// How many permits of each semaphore were in use, and how many there were, after the last step; forgotten when values move.
     used: BTreeMap<(u32, Vec<u8>), (u64, u64)>,
 }
@@ -102,15 +109,18 @@ impl World {
             now: Now { mono_us: 0, wall_us: 1_000_000 },
             limits: LIMITS,
             outputs: Vec::new(),
+            client: None,
+            tickets: Vec::new(),
             tokens: BTreeSet::new(),
             waiting: BTreeSet::new(),
+            answered_early: BTreeSet::new(),
             used: BTreeMap::new(),
         }
     }
 
     pub(super) fn lock(&self, key: &Key) -> Option<&Lock> {
         match self.values.get(&(key.db, key.name.as_slice().to_vec()))? {
-            Value::Lock(stored) => Some(&stored.lock),
+            Value::Lock(lock) => Some(lock),
             Value::Foreign => None,
         }
     }
@@ -119,45 +129,74 @@ impl World {
     pub(super) fn on_key<R>(
         &mut self,
         key: &Key,
-        request: impl FnOnce(&mut Engine, &mut Turn<'_, Open<'_>>) -> R,
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
     ) -> R {
-        self.on_keys(core::slice::from_ref(key), |engine, turn, _| request(engine, turn))
+        self.on_keys(core::slice::from_ref(key), request)
     }
 
-    /// Runs one request on several keys.
+    /// Runs one request on several keys, and takes what was offered.
     pub(super) fn on_keys<R>(
         &mut self,
         keys: &[Key],
-        request: impl FnOnce(&mut Engine, &mut Turn<'_, Open<'_>>, &[KeyId]) -> R,
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
     ) -> R {
-        let mut out = Outbox::default();
-        let mut open = Open { open: keys.to_vec(), values: &mut self.values };
-        let ids: Vec<KeyId> = (0..keys.len()).map(KeyId).collect();
-        let mut turn = Turn { now: self.now, limits: self.limits, keys: &mut open, out: &mut out };
-        let result = request(&mut self.engine, &mut turn, &ids);
-        let open = open.open;
-        self.take(&open, &mut out);
+        self.engine.begin_turn();
+        let result = self.transact(keys, request);
+        self.client = None;
+        while let Some((offer, keys)) = self.engine.next_offer() {
+            self.transact(&keys, |engine, tx| engine.take_offer(tx, offer));
+        }
         self.check();
         result
     }
 
-    /// Notes that the engine has let a request wait.
-    pub(super) fn expect_answer(&mut self, ticket: u64) {
-        assert!(self.waiting.insert(ticket), "a ticket is given once");
+    fn transact<R>(
+        &mut self,
+        keys: &[Key],
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
+    ) -> R {
+        let mut out = Outbox::default();
+        let mut open = Open { open: keys.to_vec(), client: self.client, values: &mut self.values };
+        let mut tx = Transaction::new(self.now, self.limits, &mut open, &mut out);
+        let result = request(&mut self.engine, &mut tx);
+        self.take(keys, &mut out);
+        result
+    }
+
+    /// Notes that the engine has let a request wait. Returns the number by which stories call it.
+    pub(super) fn expect_answer(&mut self, ticket: u64) -> usize {
+        assert!(!self.tickets.contains(&ticket), "a ticket is given once");
+        // What the request found under its keys may have been granted right after it, and brought it along.
+        if !self.answered_early.remove(&ticket) {
+            self.waiting.insert(ticket);
+        }
+        self.tickets.push(ticket);
+        self.tickets.len()
+    }
+
+    /// The number by which stories call a ticket.
+    pub(super) fn number_of(&self, ticket: u64) -> usize {
+        self.tickets.iter().position(|known| *known == ticket).expect("a ticket that was given") + 1
+    }
+
+    /// The ticket with a number.
+    pub(super) fn ticket(&self, number: usize) -> Option<u64> {
+        self.tickets.get(number.checked_sub(1)?).copied()
     }
 
     /// A waiter that went away is told nothing.
-    pub(super) fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
+    pub(super) fn waiter_left(&mut self, number: usize, gave_up: bool) {
+        let ticket = self.ticket(number).expect("a ticket that was given");
         self.waiting.remove(&ticket);
         self.engine.waiter_left(ticket, gave_up);
     }
 
-    pub(super) fn waiting_tickets(&self) -> Vec<u64> {
-        self.waiting.iter().copied().collect()
+    pub(super) fn waiting_numbers(&self) -> Vec<usize> {
+        self.waiting.iter().map(|ticket| self.number_of(*ticket)).collect()
     }
 
-    pub(super) fn is_waiting(&self, ticket: u64) -> bool {
-        self.waiting.contains(&ticket)
+    pub(super) fn is_waiting(&self, number: usize) -> bool {
+        self.ticket(number).is_some_and(|ticket| self.waiting.contains(&ticket))
     }
 
     fn take(&mut self, open: &[Key], out: &mut Outbox) {
@@ -174,7 +213,9 @@ impl World {
                 }
                 Output::Effect { .. } => {}
                 Output::Answer { ticket, answer } => {
-                    assert!(self.waiting.remove(ticket), "{ticket} is answered once: {answer:?}");
+                    let is_first = self.waiting.remove(ticket)
+                        || (!self.tickets.contains(ticket) && self.answered_early.insert(*ticket));
+                    assert!(is_first, "{ticket} is answered once: {answer:?}");
                     let tokens: &[u64] = match answer {
                         Answer::Granted(token) => &[*token],
                         Answer::GrantedMany(tokens) => tokens,
@@ -191,7 +232,7 @@ impl World {
     /// Lets time pass; every deadline is met at its moment.
     pub(super) fn advance(&mut self, ms: u64) {
         let end_us = self.now.mono_us + ms * US_PER_MS;
-        while let Some(due_us) = self.engine.next_deadline_us()
+        while let Some(due_us) = self.engine.next_timeout_us()
             && due_us <= end_us
         {
             self.jump_to(due_us.max(self.now.mono_us));
@@ -210,14 +251,20 @@ impl World {
         self.now.mono_us = mono_us;
     }
 
-    /// What the module's timer does.
+    /// What the module's timer does, until nothing is left to do at this moment.
     pub(super) fn run_timer(&mut self) {
+        self.engine.begin_turn();
         loop {
             let mut out = Outbox::default();
-            let next = self.engine.next_due(self.now, &mut out);
+            let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &mut out);
-            let Some(key) = next else { break };
-            self.on_key(&key, |engine, turn| engine.settle_key(turn, KEY));
+            match next {
+                Some(key) => self.on_key(&key, |engine, tx| engine.run_job(tx)),
+                None if self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us) => {
+                    self.engine.begin_turn();
+                }
+                None => break,
+            }
         }
         self.check_settled();
     }
@@ -226,11 +273,11 @@ impl World {
     pub(super) fn unlink(&mut self, key: &Key) -> Option<Value> {
         self.forget_used();
         let mut value = self.values.remove(&(key.db, key.name.as_slice().to_vec()))?;
-        if let Value::Lock(stored) = &mut value {
-            let alarm = core::mem::replace(&mut stored.alarm, crate::Alarm::NONE);
-            let bound: Vec<u64> =
-                stored.lock.holds().iter().filter(|hold| hold.session_ms().is_some()).map(crate::Hold::token).collect();
-            self.engine.note_unlink(key.clone(), alarm, &bound);
+        if let Value::Lock(lock) = &mut value {
+            let alarm = lock.alarm();
+            lock.set_alarm(crate::Alarm::NONE);
+            let bindings: Vec<(u64, u64)> = lock.bindings().collect();
+            self.engine.value_unlinked(key.borrow(), alarm, bindings.into_iter());
         }
         Some(value)
     }
@@ -241,9 +288,9 @@ impl World {
         let is_lock = matches!(value, Value::Lock(_));
         self.values.insert((key.db, key.name.as_slice().to_vec()), value);
         if is_lock {
-            self.engine.note_arrival(key.clone());
+            self.engine.value_arrived(key.borrow());
         } else {
-            self.engine.note(key.clone());
+            self.engine.value_changed(key.borrow());
         }
     }
 
@@ -254,18 +301,18 @@ impl World {
 
     /// What must hold after every step: exclusion, capacity, and the engine's own books.
     pub(super) fn check(&mut self) {
-        self.engine.waiters.assert_consistent();
-        for key in self.engine.waiters.keys_in(|_| true) {
-            if !self.engine.is_pending(key.borrow()) {
+        self.engine.queues.assert_consistent();
+        for key in self.waited_for() {
+            if !self.is_dirty(&key) {
                 self.check_holders(&key);
             }
         }
         for (name, value) in &self.values {
-            let Value::Lock(stored) = value else { continue };
-            check_exclusion(&stored.lock, self.now);
-            if stored.lock.kind() == Kind::Semaphore {
-                let used: u64 = stored.lock.live_holds(self.now).map(|hold| u64::from(hold.count())).sum();
-                let permits = u64::from(stored.lock.permits());
+            let Value::Lock(lock) = value else { continue };
+            check_exclusion(lock, self.now);
+            if lock.kind() == Kind::Semaphore {
+                let used: u64 = lock.live_holds(self.now).map(|hold| u64::from(hold.count())).sum();
+                let permits = u64::from(lock.permits());
                 let (used_before, permits_before) = self.used.insert(name.clone(), (used, permits)).unwrap_or_default();
                 // Only RESIZE may leave more in use than there are: what was in use, or was granted by the way before it.
                 let is_known = permits_before != 0;
@@ -273,88 +320,130 @@ impl World {
                 assert!(!is_known || used <= most, "no more than the permits");
             }
         }
+        self.check_bindings();
     }
 
-    /// What must hold once everything that was due is settled: whoever can hold does, and nothing is left behind.
+    /// A hold is known by each of the connections that it is bound to.
+    fn check_bindings(&self) {
+        for ((db, name), value) in &self.values {
+            let Value::Lock(lock) = value else { continue };
+            for (client, token) in lock.bindings() {
+                let key = Key { db: *db, name: name.as_slice().into() };
+                let is_known = self.engine.connections.bindings().any(|binding| {
+                    (binding.client, binding.token) == (client, token) && binding.key == key
+                });
+                let is_dirty = self.engine.queues.record(key.borrow()).is_some_and(|record| record.dirty.is_some());
+                let is_behind = self.engine.sweep.is_some();
+                assert!(is_known || is_dirty || is_behind, "connection {client} knows of hold {token}");
+            }
+        }
+    }
+
+    /// The names that somebody waits under.
+    fn waited_for(&self) -> Vec<Key> {
+        let records = self.engine.queues.names.iter().filter(|(_, record)| !record.queue.is_empty());
+        records.map(|(_, record)| record.key().to_key()).collect()
+    }
+
+    /// Whether there is something to act upon under a name.
+    pub(super) fn is_dirty(&self, key: &Key) -> bool {
+        self.engine.queues.record(key.borrow()).is_some_and(|record| {
+            record.dirty.is_some() || record.generation < self.engine.databases.generation(key.db)
+        })
+    }
+
+    /// Whether there is something to act upon anywhere.
+    pub(super) fn has_dirty(&self) -> bool {
+        let is_dirty = self.engine.queues.names.iter().any(|(_, record)| self.is_dirty(&record.key().to_key()));
+        is_dirty || !self.engine.suspects.is_empty()
+    }
+
+    /// What must hold once everything that was due is done: whoever can hold does, and nothing is left behind.
     fn check_settled(&self) {
         let mut alarms = 0;
         for ((db, name), value) in &self.values {
             let key = KeyRef { name, db: *db };
-            let Value::Lock(stored) = value else {
+            let Value::Lock(lock) = value else {
                 assert_eq!(self.engine.waiting_on(key), 0, "nobody waits for a foreign value");
                 continue;
             };
-            assert!(!stored.lock.is_disposable(), "no key is left behind");
-            assert!(stored.lock.lapsed_hold(self.now).is_none(), "no lapsed hold is left");
-            if let Some(due_us) = stored.lock.next_deadline_us() {
-                let (at_us, owner) = self.engine.leases.get(stored.alarm).expect("an alarm");
-                assert_eq!(self.engine.databases.to_current(owner.clone()).borrow(), key);
+            assert!(!lock.is_disposable(), "no key is left behind");
+            assert!(lock.lapsed_hold(self.now).is_none(), "no lapsed hold is left");
+            if let Some(due_us) = lock.next_deadline_us() {
+                assert!(self.engine.is_alarm_of(lock.alarm(), key), "an alarm of its own");
+                let (at_us, _) = self.engine.leases.get(lock.alarm()).expect("an alarm");
                 assert!(at_us <= due_us, "an alarm is not later than what it is for");
                 alarms += 1;
             }
-            if stored.lock.kind() == Kind::Fair {
-                self.check_queue_settled(key, &stored.lock);
+            if lock.kind() == Kind::Fair {
+                self.check_queue_settled(key, lock);
             }
         }
-        for key in self.engine.waiters.keys_in(|_| true) {
+        for key in self.waited_for() {
             if self.lock(&key).is_none_or(|lock| lock.kind() != Kind::Fair) {
                 self.check_head_waits(&key);
             }
         }
         assert_eq!(self.engine.leases.len(), alarms, "no alarm is left behind");
+        for (_, record) in self.engine.queues.names.iter() {
+            let is_needed = !record.queue.is_empty() || !record.undelivered.is_empty();
+            assert!(is_needed, "no record is left behind: {:?}", record.key());
+        }
+        for binding in self.engine.connections.bindings() {
+            let is_bound =
+                self.lock(&binding.key).is_some_and(|lock| lock.clients(binding.token).contains(&binding.client));
+            assert!(is_bound, "no binding is left behind: {binding:?}");
+        }
     }
 
     /// The copy of the holders beside a queue is what the value says.
     fn check_holders(&self, key: &Key) {
         let lock = self.lock(key).filter(|lock| lock.kind() != Kind::Semaphore);
-        let mut held: Vec<_> = lock
-            .into_iter()
-            .flat_map(Lock::holds)
-            .map(|hold| {
-                let (owner, mode, deadline_us) = (hold.owner().clone(), hold.mode(), hold.deadline_us());
-                (hold.token(), Holder { owner, mode, deadline_us })
-            })
-            .collect();
-        held.sort_by_key(|(token, _)| *token);
-        assert_eq!(self.engine.waiters.holders(key.borrow()), held, "the holders beside the queue of {key:?}");
+        let holds = lock.into_iter().flat_map(Lock::holds);
+        let mut held: Vec<_> =
+            holds.map(|hold| (hold.token(), hold.owner().as_slice(), hold.mode(), hold.deadline_us())).collect();
+        held.sort_by_key(|(token, ..)| *token);
+        let record = self.engine.queues.record(key.borrow()).unwrap();
+        let owner = |id| self.engine.queues.owners.bytes(id);
+        let holders = record.holders.iter();
+        let holders: Vec<_> =
+            holders.map(|holder| (holder.token, owner(holder.owner), holder.mode, holder.deadline_us)).collect();
+        assert_eq!(holders, held, "the holders beside the queue of {key:?}");
     }
 
     /// The head of a queue waits for something that is not to be had.
     fn check_head_waits(&self, key: &Key) {
-        let (ticket, head) = self.engine.waiters.first(key.borrow()).unwrap();
-        let request = &head.request;
-        let can_have = head.keys.iter().all(|key| {
-            let lock = self.lock(key);
-            let is_own = lock.is_some_and(|lock| {
-                lock.kind() == Kind::Mutex && lock.live_holds(self.now).any(|hold| *hold.owner() == request.owner)
-            });
-            let is_first = self.engine.waiters.first(key.borrow()).is_some_and(|(first, _)| first == ticket);
-            let owner = request.owner.as_slice();
-            let is_free = lock.is_none_or(|lock| lock.admits(owner, request.mode, request.count, self.now));
-            is_own || (is_first && is_free)
+        let name = self.engine.queues.names.find(key.borrow()).unwrap();
+        let (ticket, head) = self.engine.queues.first(name).unwrap();
+        let owner = self.engine.queues.owner_of(head);
+        let can_have = head.names.iter().all(|name| {
+            let record = self.engine.queues.names.get(*name).unwrap();
+            let is_first = record.queue.first().is_some_and(|first| first.ticket == ticket);
+            let value = self.lock(&record.key().to_key()).map_or(Lies::Vacant, Lies::Lock);
+            let ahead = Ahead { any: !is_first, upgrade: !is_first, other_kind: false };
+            admission::decide(value, ahead, owner, &head.request, self.now) == Decision::Grant
         });
-        assert!(!can_have, "the head of the queue waits although it could hold: {head:?}");
+        assert!(!can_have, "the head of the queue waits although it could hold: {:?}", head.request);
     }
 
     /// A fair lock that is free is reserved for its head, which is not there; and connected places are those of the
     /// connections that wait, in the same order.
     fn check_queue_settled(&self, key: KeyRef<'_>, lock: &Lock) {
-        let places = lock.places();
+        let places = lock.queue();
         if lock.live_holds(self.now).next().is_none() {
             let places = places.expect("a fair lock that is neither held nor waited for is gone");
             let head = places.first().unwrap();
             assert_ne!(head.stay, Stay::Connected, "a free lock is not kept from a head that is there");
             assert!(
-                places.turn_until_us().is_some_and(|until_us| until_us > self.now.mono_us),
-                "it is the head's turn"
+                places.reserved_until_us().is_some_and(|until_us| until_us > self.now.mono_us),
+                "it is reserved for the head"
             );
         }
-        let places: Vec<_> = places.into_iter().flat_map(Places::iter).collect();
+        let places: Vec<_> = places.into_iter().flat_map(FairQueue::iter).collect();
         assert!(places.iter().all(|place| place.is_live(self.now)), "a place whose life is over is gone");
         let connected: Vec<_> =
             places.iter().filter(|place| place.stay == Stay::Connected).map(|place| place.owner.to_vec()).collect();
-        let mut waiting: Vec<_> =
-            self.engine.waiters.in_order(key).map(|waiter| waiter.request.owner.as_slice().to_vec()).collect();
+        let mut waiting: Vec<_> = self.engine.waiters(key, self.now).map(|waiter| waiter.owner.to_vec()).collect();
         let mut sorted = connected.clone();
         sorted.sort();
         waiting.sort();

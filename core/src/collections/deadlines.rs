@@ -2,8 +2,7 @@
 //!
 //! Insert, remove and move are O(log n), and O(1) for a deadline that is the latest or was inserted last, which is
 //! the common case (an equal lease for every lock, acquired and released at once). No step is ever O(n), because this
-//! runs on the server's only thread: heap and slots grow by chunks instead of being copied. (`retain` is O(n);
-//! it serves FLUSHALL.)
+//! runs on the server's only thread: heap and slots grow by chunks instead of being copied.
 //!
 //! Invariants:
 //! 1. `heap[i].at_us <= heap[j].at_us` for each child j of i (four children each: fewer cache lines per level).
@@ -12,10 +11,12 @@
 //! An [`Alarm`] is the number of a slot. Whoever keeps one checks with [`Deadlines::get`] that the slot is still its
 //! own, so a stale number does no harm.
 
-use crate::chunked::Chunked;
+use super::chunked::Chunked;
 
 const ARITY: usize = 4;
 const NO_SLOT: u32 = u32::MAX;
+/// For how many deadlines room is kept in a set that is empty.
+const KEPT_SLOTS: usize = 4096;
 
 /// The number of a deadline's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,30 +31,41 @@ impl Alarm {
 struct Entry {
     at_us: u64,
     slot: u32,
+    /// Room that the alignment leaves, for the user of the set: see [`Deadlines::stamp`].
+    stamp: u32,
 }
 
 #[derive(Clone)]
-struct SlotOf<T> {
+struct SlotOf<T, S> {
     value: Option<T>,
+    /// A small part of the value that fits beside the position.
+    side: S,
     /// Index into the heap, or the next free slot.
     position: u32,
 }
 
 /// A set of `T`, each with a deadline in microseconds.
 #[derive(Clone)]
-pub struct Deadlines<T> {
+pub struct Deadlines<T, S = ()> {
     heap: Chunked<Entry>,
-    slots: Chunked<SlotOf<T>>,
+    slots: Chunked<SlotOf<T, S>>,
     free: u32,
 }
 
-impl<T> Default for Deadlines<T> {
+impl<T, S> Default for Deadlines<T, S> {
     fn default() -> Self {
         Self { heap: Chunked::default(), slots: Chunked::default(), free: NO_SLOT }
     }
 }
 
 impl<T> Deadlines<T> {
+    /// Adds a deadline.
+    pub fn insert(&mut self, at_us: u64, value: T) -> Alarm {
+        self.insert_with(at_us, value, (), 0)
+    }
+}
+
+impl<T, S: Copy> Deadlines<T, S> {
     /// How many deadlines there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -66,13 +78,35 @@ impl<T> Deadlines<T> {
         self.heap.len() == 0
     }
 
-    /// Adds a deadline.
-    pub fn insert(&mut self, at_us: u64, value: T) -> Alarm {
+    /// Adds a deadline with its side and stamp.
+    pub fn insert_with(&mut self, at_us: u64, value: T, side: S, stamp: u32) -> Alarm {
         let position = self.heap.len();
-        let slot = self.take_slot(value, position);
-        self.heap.push(Entry { at_us, slot });
+        let slot = self.take_slot(value, side, position);
+        self.heap.push(Entry { at_us, slot, stamp });
         self.sift_up(position);
         Alarm(slot)
+    }
+
+    /// The side of what `alarm` is for.
+    #[must_use]
+    pub fn side(&self, alarm: Alarm) -> Option<S> {
+        let slot = self.slot(alarm.0)?;
+        slot.value.as_ref().map(|_| slot.side)
+    }
+
+    /// A number that the user of the set keeps with a deadline.
+    #[must_use]
+    pub fn stamp(&self, alarm: Alarm) -> Option<u32> {
+        self.heap.get(self.position(alarm)?).map(|entry| entry.stamp)
+    }
+
+    /// Sets that number.
+    pub fn set_stamp(&mut self, alarm: Alarm, stamp: u32) {
+        if let Some(position) = self.position(alarm)
+            && let Some(entry) = self.heap.get_mut(position)
+        {
+            entry.stamp = stamp;
+        }
     }
 
     /// What `alarm` is for, and when it is due.
@@ -118,7 +152,11 @@ impl<T> Deadlines<T> {
             self.sift_up(position);
             self.sift_down(position);
         }
-        self.give_slot(alarm.0)
+        let value = self.give_slot(alarm.0);
+        if self.is_empty() && self.slots.len() > KEPT_SLOTS {
+            *self = Self::default();
+        }
+        value
     }
 
     /// The earliest deadline.
@@ -134,30 +172,11 @@ impl<T> Deadlines<T> {
         if at_us <= now_us { self.remove(alarm) } else { None }
     }
 
-    /// What the slot with this number has, if anything; `None` if there is no such slot. Who looks at all slots in turn sees
-    /// every value that is there from the beginning to the end.
+    /// The alarm in the slot with this number; `None` if there is no such slot. Who looks at all slots in turn sees every
+    /// alarm that is there from the beginning to the end.
     #[must_use]
-    pub fn slot_value(&self, slot: u32) -> Option<Option<&T>> {
-        Some(self.slot(slot)?.value.as_ref())
-    }
-
-    /// Removes every deadline whose value `keep` does not want. O(n).
-    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
-        let entries = core::mem::take(&mut self.heap);
-        for entry in entries.into_iter() {
-            let wanted = self.slot(entry.slot).and_then(|slot| slot.value.as_ref()).is_some_and(&mut keep);
-            if wanted {
-                let position = self.heap.len();
-                self.heap.push(entry);
-                self.place(position);
-                self.sift_up(position);
-            } else {
-                self.give_slot(entry.slot);
-            }
-        }
-        if self.is_empty() {
-            *self = Self::default();
-        }
+    pub fn alarm_in_slot(&self, slot: u32) -> Option<Alarm> {
+        self.slot(slot).map(|_| Alarm(slot))
     }
 
     /// Bytes on the heap, those behind the values apart.
@@ -218,40 +237,31 @@ impl<T> Deadlines<T> {
         }
     }
 
-    /// Writes the position of a heap entry into its slot.
-    fn place(&mut self, position: usize) {
-        if let Some(slot) = self.heap.get(position).map(|entry| entry.slot)
-            && let Some(slot) = self.slot_mut(slot)
-        {
-            slot.position = to_u32(position);
-        }
-    }
-
     fn position(&self, alarm: Alarm) -> Option<usize> {
         let slot = self.slot(alarm.0)?;
         slot.value.as_ref()?;
         Some(slot.position as usize)
     }
 
-    fn slot(&self, slot: u32) -> Option<&SlotOf<T>> {
+    fn slot(&self, slot: u32) -> Option<&SlotOf<T, S>> {
         self.slots.get(slot as usize)
     }
 
-    fn slot_mut(&mut self, slot: u32) -> Option<&mut SlotOf<T>> {
+    fn slot_mut(&mut self, slot: u32) -> Option<&mut SlotOf<T, S>> {
         self.slots.get_mut(slot as usize)
     }
 
-    fn take_slot(&mut self, value: T, position: usize) -> u32 {
+    fn take_slot(&mut self, value: T, side: S, position: usize) -> u32 {
         let (value, position) = (Some(value), to_u32(position));
         let free = self.free;
         if let Some(slot) = self.slot_mut(free) {
             let next = slot.position;
-            *slot = SlotOf { value, position };
+            *slot = SlotOf { value, side, position };
             self.free = next;
             return free;
         }
         let number = to_u32(self.slots.len());
-        self.slots.push(SlotOf { value, position });
+        self.slots.push(SlotOf { value, side, position });
         number
     }
 
@@ -275,6 +285,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
+    use std::vec::Vec;
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -282,7 +293,6 @@ mod tests {
         Remove(usize),
         Set(usize, u64),
         Pop(u64),
-        RetainEven,
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -291,7 +301,6 @@ mod tests {
             2 => any::<usize>().prop_map(Step::Remove),
             2 => (any::<usize>(), 0..100u64).prop_map(|(i, at)| Step::Set(i, at)),
             2 => (0..100u64).prop_map(Step::Pop),
-            1 => Just(Step::RetainEven),
         ]
     }
 
@@ -324,11 +333,6 @@ mod tests {
                         let popped = deadlines.pop_due(now_us);
                         prop_assert_eq!(popped.map(|value| oracle.remove(&value).unwrap().0), due);
                     }
-                    Step::RetainEven => {
-                        oracle.retain(|value, _| value % 2 == 0);
-                        deadlines.retain(|value| value % 2 == 0);
-                        if oracle.is_empty() { prop_assert!(deadlines.is_empty()); }
-                    }
                 }
                 prop_assert_eq!(deadlines.len(), oracle.len());
                 prop_assert_eq!(
@@ -350,5 +354,34 @@ mod tests {
             deadlines.remove(alarm);
         }
         assert_eq!(deadlines.slots.len(), 1);
+    }
+
+    #[test]
+    fn a_set_that_was_large_gives_its_memory_back_when_it_is_empty() {
+        let mut deadlines = Deadlines::default();
+        let alarms: Vec<_> = (0..10_000).map(|at_us| deadlines.insert(at_us, ())).collect();
+        for alarm in alarms {
+            deadlines.remove(alarm);
+        }
+        assert_eq!(deadlines.heap_bytes(), 0);
+    }
+
+    #[test]
+    fn an_alarm_of_a_key_has_the_size_that_the_memory_figures_rest_on() {
+        assert_eq!(size_of::<SlotOf<crate::bytes::KeyName, u32>>(), 40);
+        assert_eq!(size_of::<Entry>(), 16);
+    }
+
+    #[test]
+    fn side_and_stamp_stay_with_their_deadline() {
+        let mut deadlines = Deadlines::<u8, u32>::default();
+        let late = deadlines.insert_with(9, 1, 10, 100);
+        let early = deadlines.insert_with(5, 2, 20, 200);
+        deadlines.set_stamp(late, 101);
+        deadlines.set(late, 1);
+        assert_eq!((deadlines.side(late), deadlines.stamp(late)), (Some(10), Some(101)));
+        assert_eq!((deadlines.side(early), deadlines.stamp(early)), (Some(20), Some(200)));
+        deadlines.remove(late);
+        assert_eq!((deadlines.side(late), deadlines.stamp(late)), (None, None));
     }
 }

@@ -8,7 +8,7 @@
 //! Invariants:
 //! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
 //! 2. `by_owner` has each of them exactly once.
-//! 3. A turn is set only while there is a first place, and goes with it.
+//! 3. The lock is reserved only for a first place, and the reservation goes with it.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -16,57 +16,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use crate::deadlines::{Alarm, Deadlines};
+use crate::collections::{Alarm, Deadlines};
+use crate::place::{Place, Stay};
 use crate::time::Now;
-
-/// How a place waits, and how long it lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stay {
-    /// Its owner's connection is blocked; it lives as long as that.
-    Connected,
-    /// Its owner polls; it lives until then unless the owner asks again.
-    Polled {
-        /// The end of its life.
-        until_us: u64,
-    },
-    /// Its owner lost the connection; it is kept for a grace.
-    Grace {
-        /// The end of its life.
-        until_us: u64,
-    },
-}
-
-impl Stay {
-    /// The end of the place's life, if it has one by itself.
-    #[must_use]
-    pub fn until_us(self) -> Option<u64> {
-        match self {
-            Self::Connected => None,
-            Self::Polled { until_us } | Self::Grace { until_us } => Some(until_us),
-        }
-    }
-}
-
-/// A place, as it is seen from outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
-    /// Whose it is.
-    pub owner: &'a [u8],
-    /// How it waits.
-    pub stay: Stay,
-    /// Its arrival number: microseconds of the wall clock when it was taken, made unique on the server.
-    pub arrival: u64,
-    /// The id of the numbered request that it stands for.
-    pub request_id: Option<u64>,
-}
-
-impl Place<'_> {
-    /// Whether its life is not over.
-    #[must_use]
-    pub fn is_live(&self, now: Now) -> bool {
-        self.stay.until_us().is_none_or(|until_us| until_us > now.mono_us)
-    }
-}
 
 #[derive(Clone)]
 struct Node {
@@ -115,19 +67,19 @@ impl Entry {
 
 /// The places of one lock, in order.
 #[derive(Clone)]
-pub struct Places {
+pub struct FairQueue {
     slots: Deadlines<Node>,
     by_owner: HashTable<Entry>,
     hasher: RandomState,
     first: Alarm,
     last: Alarm,
-    turn_until_us: Option<u64>,
+    reserved_until_us: Option<u64>,
     connected: usize,
     /// No place without a connection lives longer than this.
     latest_us: u64,
 }
 
-impl Default for Places {
+impl Default for FairQueue {
     fn default() -> Self {
         Self {
             slots: Deadlines::default(),
@@ -135,14 +87,14 @@ impl Default for Places {
             hasher: hasher(),
             first: Alarm::NONE,
             last: Alarm::NONE,
-            turn_until_us: None,
+            reserved_until_us: None,
             connected: 0,
             latest_us: 0,
         }
     }
 }
 
-impl Places {
+impl FairQueue {
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -179,15 +131,15 @@ impl Places {
 
     /// Until when the lock is reserved for the head.
     #[must_use]
-    pub fn turn_until_us(&self) -> Option<u64> {
-        self.turn_until_us
+    pub fn reserved_until_us(&self) -> Option<u64> {
+        self.reserved_until_us
     }
 
-    /// When the next life ends, or the turn.
+    /// When the next life ends, or the reservation.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         let life_us = self.slots.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != NEVER_US);
-        [life_us, self.turn_until_us].into_iter().flatten().min()
+        [life_us, self.reserved_until_us].into_iter().flatten().min()
     }
 
     /// A place whose life is over.
@@ -219,7 +171,7 @@ impl Places {
         }
         if self.first == next {
             self.first = at;
-            self.turn_until_us = None;
+            self.reserved_until_us = None;
         }
         if self.last == previous {
             self.last = at;
@@ -262,7 +214,7 @@ impl Places {
             Some(previous) => previous.next = node.next,
             None => {
                 self.first = node.next;
-                self.turn_until_us = None;
+                self.reserved_until_us = None;
             }
         }
         match self.slots.get_mut(node.next) {
@@ -272,16 +224,16 @@ impl Places {
     }
 
     /// Reserves the lock for the head.
-    pub(crate) fn set_turn(&mut self, until_us: u64) {
+    pub(crate) fn reserve(&mut self, until_us: u64) {
         if !self.is_empty() {
-            self.turn_until_us = Some(until_us);
+            self.reserved_until_us = Some(until_us);
         }
     }
 
     /// Cuts every place off from its connection: those of pollers keep what they had left and at least until
-    /// `until_us`, the others live until then. Nobody's turn is running.
+    /// `until_us`, the others live until then. The lock is reserved for nobody.
     pub(crate) fn detach_all(&mut self, until_us: u64) {
-        self.turn_until_us = None;
+        self.reserved_until_us = None;
         self.connected = 0;
         self.latest_us = self.latest_us.max(until_us);
         let mut at = self.first;
@@ -295,7 +247,7 @@ impl Places {
     /// Whether the life of every place is known to be over. Does not look at each: a queue of many may be found to be over
     /// a little late, when places that lived longer have left it.
     #[must_use]
-    pub fn are_over(&self, now: Now) -> bool {
+    pub fn is_over(&self, now: Now) -> bool {
         self.connected == 0 && self.latest_us <= now.mono_us
     }
 
@@ -312,10 +264,25 @@ impl Places {
         }
     }
 
-    /// Bytes on the heap, for MEMORY USAGE.
+    /// Drops some places of a queue that is no longer part of a lock. Returns whether there are more.
+    pub(crate) fn drop_some(&mut self, count: usize) -> bool {
+        for _ in 0..count {
+            let Some((_, node)) = self.slots.get(self.first) else {
+                break;
+            };
+            let next = node.next;
+            self.slots.remove(self.first);
+            self.first = next;
+        }
+        !self.is_empty()
+    }
+
+    /// Bytes on the heap, for MEMORY USAGE. The owners of a few places stand for all of them.
     #[must_use]
     pub(crate) fn heap_bytes(&self) -> usize {
-        let owners: usize = self.iter().map(|place| place.owner.len()).sum();
+        const SAMPLES: usize = 64;
+        let sample: usize = self.iter().take(SAMPLES).map(|place| place.owner.len()).sum();
+        let owners = sample.saturating_mul(self.len()).checked_div(self.len().min(SAMPLES)).unwrap_or(0);
         self.slots
             .heap_bytes()
             .saturating_add(owners)
@@ -355,17 +322,17 @@ fn is_of(slots: &Deadlines<Node>, entry: Entry, hash: u32, owner: &[u8]) -> bool
 }
 
 /// Two queues are equal if the same owners stay in the same way in the same order.
-impl PartialEq for Places {
+impl PartialEq for FairQueue {
     fn eq(&self, other: &Self) -> bool {
-        self.turn_until_us == other.turn_until_us && self.iter().eq(other.iter())
+        self.reserved_until_us == other.reserved_until_us && self.iter().eq(other.iter())
     }
 }
 
-impl Eq for Places {}
+impl Eq for FairQueue {}
 
-impl core::fmt::Debug for Places {
+impl core::fmt::Debug for FairQueue {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "turn {:?} ", self.turn_until_us)?;
+        write!(f, "reserved {:?} ", self.reserved_until_us)?;
         f.debug_list().entries(self.iter()).finish()
     }
 }
@@ -381,7 +348,7 @@ mod tests {
         Push(u8, Stay, bool),
         Stay(u8, Stay),
         Remove(u8),
-        Turn(u64),
+        Reserve(u64),
         DetachAll(u64),
     }
 
@@ -397,7 +364,7 @@ mod tests {
             4 => (0..12u8, stay(), any::<bool>()).prop_map(|(owner, stay, at_head)| Step::Push(owner, stay, at_head)),
             2 => (0..12u8, stay()).prop_map(|(owner, stay)| Step::Stay(owner, stay)),
             3 => (0..12u8).prop_map(Step::Remove),
-            1 => (1..50u64).prop_map(Step::Turn),
+            1 => (1..50u64).prop_map(Step::Reserve),
             1 => (1..50u64).prop_map(Step::DetachAll),
         ]
     }
@@ -406,9 +373,9 @@ mod tests {
         /// The oracle is a list that is searched from its head.
         #[test]
         fn agrees_with_a_plain_list(steps in prop::collection::vec(step(), 1..100)) {
-            let mut places = Places::default();
+            let mut places = FairQueue::default();
             let mut list: Vec<(u8, Stay)> = Vec::new();
-            let mut turn = None;
+            let mut reserved = None;
             for step in steps {
                 let head = list.first().map(|place| place.0);
                 match step {
@@ -430,13 +397,13 @@ mod tests {
                         places.remove(&[owner]);
                         list.retain(|place| place.0 != owner);
                     }
-                    Step::Turn(until_us) => {
-                        places.set_turn(until_us);
-                        turn = (!list.is_empty()).then_some(until_us);
+                    Step::Reserve(until_us) => {
+                        places.reserve(until_us);
+                        reserved = (!list.is_empty()).then_some(until_us);
                     }
                     Step::DetachAll(grace_us) => {
                         places.detach_all(grace_us);
-                        turn = None;
+                        reserved = None;
                         for (_, stay) in &mut list {
                             *stay = match *stay {
                                 Stay::Polled { until_us } => Stay::Polled { until_us: until_us.max(grace_us) },
@@ -446,14 +413,14 @@ mod tests {
                     }
                 }
                 if list.first().map(|place| place.0) != head {
-                    turn = None;
+                    reserved = None;
                 }
                 let seen: Vec<_> = places.iter().map(|place| (place.owner[0], place.stay)).collect();
                 prop_assert_eq!(&seen, &list);
                 prop_assert_eq!(places.len(), list.len());
-                prop_assert_eq!(places.turn_until_us(), turn);
+                prop_assert_eq!(places.reserved_until_us(), reserved);
                 let lives = list.iter().filter_map(|place| place.1.until_us());
-                prop_assert_eq!(places.next_deadline_us(), lives.chain(turn).min());
+                prop_assert_eq!(places.next_deadline_us(), lives.chain(reserved).min());
                 for owner in 0..12u8 {
                     let expected = list.iter().find(|place| place.0 == owner).map(|place| place.1);
                     prop_assert_eq!(places.get(&[owner]).map(|place| place.stay), expected);

@@ -32,27 +32,25 @@ impl<T> Chunked<T> {
     }
 
     pub(crate) fn push(&mut self, value: T) {
-        if self.len.is_multiple_of(CHUNK) {
+        let at = self.len / CHUNK;
+        if at == self.chunks.len() {
             // The first grows as it needs: a queue of one place must not cost a whole chunk.
-            self.chunks.push(if self.len == 0 { Vec::new() } else { Vec::with_capacity(CHUNK) });
+            self.chunks.push(if at == 0 { Vec::new() } else { Vec::with_capacity(CHUNK) });
         }
-        if let Some(chunk) = self.chunks.last_mut() {
+        if let Some(chunk) = self.chunks.get_mut(at) {
             chunk.push(value);
             self.len = self.len.saturating_add(1);
         }
     }
 
     pub(crate) fn pop(&mut self) -> Option<T> {
-        let value = self.chunks.last_mut()?.pop()?;
-        self.len = self.len.saturating_sub(1);
-        if self.chunks.last().is_some_and(Vec::is_empty) {
-            self.chunks.pop();
-        }
+        let last = self.len.checked_sub(1)?;
+        let at = last / CHUNK;
+        let value = self.chunks.get_mut(at)?.pop()?;
+        self.len = last;
+        // One chunk that is empty stays: a length that goes up and down across a border allocates nothing.
+        self.chunks.truncate(at.saturating_add(2));
         Some(value)
-    }
-
-    pub(crate) fn into_iter(self) -> impl Iterator<Item = T> {
-        self.chunks.into_iter().flatten()
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -78,6 +76,28 @@ mod tests {
         }
         chunked.push(7);
         assert_eq!((chunked.len(), chunked.get(1000)), (1001, Some(&7)));
-        assert_eq!(chunked.into_iter().count(), 1001);
+    }
+
+    #[test]
+    fn a_length_that_goes_to_and_fro_across_a_border_keeps_its_chunks() {
+        for border in [0, CHUNK, 3 * CHUNK] {
+            let mut chunked = Chunked::default();
+            for number in 0..=border {
+                chunked.push(number);
+            }
+            let bytes = chunked.heap_bytes();
+            for _ in 0..3 {
+                chunked.pop();
+                assert_eq!(chunked.heap_bytes(), bytes);
+                chunked.push(7);
+                assert_eq!(chunked.heap_bytes(), bytes);
+            }
+        }
+        let mut chunked = Chunked::default();
+        for number in 0..10 * CHUNK {
+            chunked.push(number);
+        }
+        while chunked.pop().is_some() {}
+        assert!(chunked.chunks.len() <= 2);
     }
 }

@@ -1,0 +1,12 @@
+//! Collections for a thread that must never stop: no step of theirs copies or rehashes everything that they have.
+
+mod chunked;
+pub(crate) mod deadlines;
+mod name_table;
+mod slots;
+mod small_set;
+
+pub use deadlines::{Alarm, Deadlines};
+pub(crate) use name_table::NameTable;
+pub(crate) use slots::Slots;
+pub(crate) use small_set::SmallSet;

@@ -1,0 +1,384 @@
+//! ACQUIRE and MACQUIRE: a request for one key or for many, all of them or none.
+//!
+//! The way of a request: each key is brought up to date; each says what it admits ([`admission::decide`]); earlier requests of
+//! the owner that still wait are dealt with; and then the request is granted, denied, or waits in the queue of each key.
+//!
+//! A request for several keys stands in the queue of each of them at the same position, and is granted in one step: when
+//! each key is held by its owner already, or is free with the request first in its queue. So two requests never wait for
+//! each other, and nobody passes one that waits.
+
+use alloc::vec::Vec;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::deadlock;
+use super::names::{NameId, Rank};
+use super::state::{Engine, Transaction, count};
+use super::wait_queues::{Entrant, RequestNames};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::{Kind, Mode};
+use crate::lock::admission::{self, Ahead, Decision};
+use crate::outbox::Answer;
+use crate::request::{Ask, Refusal, Request};
+use crate::time::MAX_TOKEN;
+
+/// The tokens of a request's keys, in their order.
+pub type Tokens = SmallVec<[u64; 1]>;
+
+/// The answer to ACQUIRE and MACQUIRE.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// The owner holds, with these tokens.
+    Granted(Tokens),
+    /// Not granted, and the request does not wait.
+    Denied,
+    /// The request waits under this ticket.
+    Waiting(u64),
+}
+
+type Decisions = SmallVec<[Decision; 1]>;
+
+/// What became of the requests of the same owner that waited when a numbered one came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Earlier {
+    /// There was none.
+    None,
+    /// The same one: its place is taken over.
+    Repeated { rank: Rank, arrival: u64 },
+    /// Lower ones, which have ended.
+    Ended,
+}
+
+impl Engine {
+    /// ACQUIRE, MACQUIRE. A request that waits gets a ticket; its answer comes through the outbox of a later call.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`] says why; nothing was changed on behalf of this request.
+    pub fn acquire(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+    ) -> Result<Acquired, Refusal> {
+        self.work.begin_command(tx.keys.len());
+        for id in tx.ids() {
+            self.reconcile_to_acquire(tx, id, request.kind);
+        }
+        let acquired = self.acquire_reconciled(tx, owner, request);
+        self.close(tx);
+        acquired
+    }
+
+    /// Brings a key up to date for a command that competes for the lock. What is left of a lock that is over goes, so that one
+    /// of another kind can come.
+    pub(super) fn reconcile_to_acquire(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, kind: Kind) {
+        self.reconcile(tx, id, false);
+        self.make_room(tx, id, kind);
+    }
+
+    fn acquire_reconciled(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+    ) -> Result<Acquired, Refusal> {
+        let mut decisions = self.decide(tx, owner, request)?;
+        if let [Decision::Repeat(token)] = decisions.as_slice() {
+            let client = tx.keys.client();
+            self.repeat(tx, KeyId(0), *token, request, client);
+            return Ok(Acquired::Granted(smallvec![*token]));
+        }
+        let earlier = self.supersede(tx, owner, request)?;
+        if earlier != Earlier::None {
+            decisions = self.decide(tx, owner, request)?;
+        }
+        if is_granted(&decisions) && !matches!(earlier, Earlier::Repeated { .. }) {
+            return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
+        }
+        if request.kind == Kind::Fair {
+            return self.queue_up(tx, owner, request);
+        }
+        if !matches!(request.ask, Ask::Wait { .. }) {
+            if earlier != Earlier::None {
+                // A place that was taken over by a request that does not wait is given up.
+                self.reconcile_all(tx);
+            }
+            return Ok(Acquired::Denied);
+        }
+        self.wait(tx, owner, request, earlier).map(Acquired::Waiting)
+    }
+
+    fn reconcile_all(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
+        for id in tx.ids() {
+            self.reconcile(tx, id, false);
+        }
+    }
+
+    /// What each key says. The first that refuses decides for all.
+    fn decide(
+        &self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+    ) -> Result<Decisions, Refusal> {
+        let mut decisions = Decisions::new();
+        for id in tx.ids() {
+            let ahead = self.ahead(tx, id, request.kind);
+            match admission::decide(tx.keys.value(id), ahead, owner, request, tx.now) {
+                Decision::Refuse(refusal) => return Err(refusal),
+                decision => decisions.push(decision),
+            }
+        }
+        Ok(decisions)
+    }
+
+    /// Who waits ahead of a newcomer.
+    pub(super) fn ahead(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, kind: Kind) -> Ahead {
+        let Some(record) = self.name(tx, id).and_then(|name| self.queues.names.get(name)) else {
+            return Ahead::default();
+        };
+        let first = record.queue.first();
+        Ahead {
+            any: first.is_some(),
+            upgrade: first.is_some_and(|first| first.rank == Rank::Upgrade),
+            other_kind: record.has_other_kind(kind),
+        }
+    }
+
+    /// Grants each key what it has decided.
+    fn grant_all(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+        decisions: &[Decision],
+    ) -> Result<Tokens, Refusal> {
+        self.check_tokens(decisions.len())?;
+        let had_place = self.has_place(tx, owner, request.kind);
+        let mut tokens = Tokens::new();
+        for (id, decision) in tx.ids().zip(decisions) {
+            let client = if request.session_ms.is_some() || has_session(tx, id, owner, request) {
+                tx.keys.client()
+            } else {
+                None
+            };
+            if let Decision::Repeat(token) = decision {
+                self.repeat(tx, id, *token, request, client);
+                tokens.push(*token);
+            } else {
+                let token = self.grant(tx, id, owner, request, client)?;
+                let name = self.name(tx, id);
+                self.confirm(name, token);
+                tokens.push(token);
+            }
+        }
+        count(if had_place { &mut self.stats.granted_after_waiting } else { &mut self.stats.granted_at_once });
+        Ok(tokens)
+    }
+
+    /// A repeated request is answered as it was, and renews the lease.
+    pub(super) fn repeat(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        token: u64,
+        request: &Request,
+        client: Option<u64>,
+    ) {
+        let Some(terms) = super::reconcile::terms_of(tx.keys, id, token) else {
+            return;
+        };
+        let renewal = super::release::Renewal {
+            lease_ms: Some(request.lease_ms),
+            session_ms: request.session_ms,
+            client,
+            // So that a WAIT after it proves something.
+            always: true,
+        };
+        self.renew_hold(tx, id, token, terms, &renewal);
+    }
+
+    /// Whether there are tokens for so many keys.
+    pub(super) fn check_tokens(&self, keys: usize) -> Result<(), Refusal> {
+        let left = MAX_TOKEN.saturating_sub(self.last_token);
+        if left < keys as u64 { Err(Refusal::NoTokens) } else { Ok(()) }
+    }
+
+    /// Whether one more request may wait.
+    pub(super) fn check_waiters(&self, tx: &Transaction<'_, impl Keyspace>, leaving: usize) -> Result<(), Refusal> {
+        let limit = tx.limits.max_waiters;
+        let waiting = self.queues.len().saturating_sub(leaving);
+        if waiting >= limit { Err(Refusal::MaxWaiters { limit }) } else { Ok(()) }
+    }
+
+    /// Lets a request wait at the end of its rank, or where an earlier one waited.
+    fn wait(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+        earlier: Earlier,
+    ) -> Result<u64, Refusal> {
+        if earlier == Earlier::None {
+            self.check_waiters(tx, 0)?;
+        }
+        let (rank, arrival) = match earlier {
+            Earlier::Repeated { rank, arrival } => (rank, arrival),
+            Earlier::None | Earlier::Ended => (rank_of(tx, owner, request), self.next_number(tx.now)?),
+        };
+        let ticket = self.enter(tx, owner, request, rank, arrival);
+        if earlier == Earlier::None {
+            self.check_deadlock(tx, ticket, &[])?;
+        }
+        Ok(ticket)
+    }
+
+    /// Puts a request into the queue of each of its keys.
+    pub(super) fn enter(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+        rank: Rank,
+        arrival: u64,
+    ) -> u64 {
+        let names: RequestNames = tx.ids().map(|id| self.intern(tx.keys.key(id))).collect();
+        let are_first: SmallVec<[bool; 1]> = names.iter().map(|name| self.queues.len_under(*name) == 0).collect();
+        let entrant =
+            Entrant { names: names.clone(), rank, arrival, owner, request: *request, client: tx.keys.client() };
+        let ticket = self.queues.enter(entrant, tx.now);
+        for ((id, name), is_first) in tx.ids().zip(names).zip(are_first) {
+            if is_first {
+                self.copy_holders(tx.keys, id, name);
+            } else {
+                self.copy_own_holds(tx.keys, id, name, owner);
+            }
+        }
+        ticket
+    }
+
+    /// Refuses a request that has just entered its queues, and takes it out again, if its owner would wait for itself once its
+    /// requests in `ends` have ended. If the searches of this turn have used their steps up, the timer looks.
+    pub(super) fn check_deadlock(
+        &mut self,
+        tx: &Transaction<'_, impl Keyspace>,
+        ticket: u64,
+        ends: &[u64],
+    ) -> Result<(), Refusal> {
+        let checked = deadlock::check(self, ticket, ends, tx.now);
+        match checked {
+            deadlock::Outcome::NoCycle => Ok(()),
+            deadlock::Outcome::Cycle(cycle) => {
+                self.withdraw(ticket);
+                Err(Refusal::Deadlock(cycle))
+            }
+            deadlock::Outcome::NotNow => {
+                self.suspect(ticket);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes back a request of which nobody was told.
+    fn withdraw(&mut self, ticket: u64) {
+        if let Some(waiter) = self.queues.leave(ticket) {
+            self.queues.owners.tidy(waiter.owner);
+        }
+    }
+
+    /// A numbered request meets earlier ones of its owner that still wait: the same one takes the place over, a higher id ends
+    /// them, a lower one is stale. An id that waits for other keys is used up.
+    fn supersede(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+    ) -> Result<Earlier, Refusal> {
+        let Some(request_id) = request.request_id.filter(|_| self.queues.len() > 0) else {
+            return Ok(Earlier::None);
+        };
+        let is_own = self.holds_all(tx, owner, request);
+        if request.kind == Kind::Fair && !is_own {
+            // An owner has one place on a fair lock, and each of its requests takes it over.
+            return Ok(Earlier::None);
+        }
+        let earlier = self.earlier(tx, owner, request, request_id)?;
+        if earlier.is_empty() {
+            return Ok(Earlier::None);
+        }
+        let is_repeat = earlier.iter().any(|(_, waiting_id)| *waiting_id == request_id);
+        if !is_repeat && !is_own && matches!(request.ask, Ask::Wait { .. }) {
+            // A higher id waits anew: it needs room beside all the others, also if the limit was lowered meanwhile; and it is
+            // refused before anything has ended.
+            self.check_waiters(tx, earlier.len())?;
+            let ends: SmallVec<[u64; 4]> = earlier.iter().map(|(ticket, _)| *ticket).collect();
+            let rank = rank_of(tx, owner, request);
+            let ticket = self.enter(tx, owner, request, rank, u64::MAX);
+            self.check_deadlock(tx, ticket, &ends)?;
+            self.withdraw(ticket);
+        }
+        let mut place = None;
+        for (ticket, _) in earlier {
+            place = self.queues.get(ticket).map(|waiter| (waiter.rank, waiter.arrival));
+            self.answer(tx, ticket, Answer::TakenOver);
+        }
+        if let Some((rank, arrival)) = place.filter(|_| is_repeat && !is_own) {
+            return Ok(Earlier::Repeated { rank, arrival });
+        }
+        self.reconcile_all(tx);
+        Ok(Earlier::Ended)
+    }
+
+    /// The numbered requests of the same owner and mode that wait for any of the keys, each once, with their ids.
+    fn earlier(
+        &self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+        request_id: u64,
+    ) -> Result<Vec<(u64, u64)>, Refusal> {
+        let mut earlier: Vec<(u64, u64)> = Vec::new();
+        let names: SmallVec<[Option<NameId>; 1]> = tx.ids().map(|id| self.name(tx, id)).collect();
+        for name in names.iter().flatten() {
+            let numbered = self.queues.numbered(owner, *name, request.mode);
+            let Some((ticket, waiting_id)) = numbered.filter(|numbered| !earlier.contains(numbered)) else {
+                continue;
+            };
+            let is_same_request = || {
+                self.queues.get(ticket).is_some_and(|waiter| {
+                    (waiter.request.verb, waiter.request.count) == (request.verb, request.count)
+                        && waiter.names.len() == names.len()
+                        && names.iter().all(|name| name.is_some_and(|name| waiter.names.contains(&name)))
+                })
+            };
+            if request_id < waiting_id || (request_id == waiting_id && !is_same_request()) {
+                return Err(Refusal::Stale { last_id: waiting_id });
+            }
+            earlier.push((ticket, waiting_id));
+        }
+        Ok(earlier)
+    }
+
+    /// Whether a request is a re-entry, which never waits.
+    fn holds_all(&self, tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) -> bool {
+        request.mode != Mode::Permits
+            && tx.keys.len() == 1
+            && matches!(Self::live_terms(tx, KeyId(0), request.kind, owner, request.mode), Ok(Some(_)))
+    }
+}
+
+fn is_granted(decisions: &[Decision]) -> bool {
+    decisions.iter().all(|decision| matches!(decision, Decision::Grant | Decision::Repeat(_)))
+}
+
+fn rank_of(tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) -> Rank {
+    let is_upgrade = admission::is_upgrade(tx.keys.value(KeyId(0)), owner, request, tx.now);
+    if is_upgrade { Rank::Upgrade } else { Rank::Newcomer }
+}
+
+/// Whether the owner has a hold with a session, which is bound to each connection that uses it.
+fn has_session(tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8], request: &Request) -> bool {
+    let hold = tx.keys.value(id).hold(request.kind, owner, request.mode, tx.now);
+    hold.is_ok_and(|hold| hold.is_some_and(|hold| hold.session_ms().is_some()))
+}

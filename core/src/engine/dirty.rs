@@ -1,0 +1,101 @@
+//! What the server has told of a name, to be acted upon when its key is open: by the next command on it or by the timer.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use super::names::Position;
+use crate::event::Terms;
+
+/// What there is to act upon under a name.
+#[derive(Default)]
+pub(super) struct Dirty {
+    /// A value came here by RESTORE, RENAME and the like: its holds are bound to no connection.
+    pub(super) arrived: bool,
+    /// Another value may lie under the name, or none.
+    pub(super) replaced: bool,
+    /// How far the look at a new value and its waiters has come.
+    pub(super) review: Option<Review>,
+    /// Grants whose waiter was gone before it could hear of them.
+    pub(super) undelivered: Vec<Undelivered>,
+    /// Holds, by token, and connections of theirs that closed.
+    pub(super) unbound: Vec<(u64, u64)>,
+    /// Owners on a fair lock whose connected waiter is gone.
+    pub(super) gone: Vec<Gone>,
+    /// Owners that were granted, whose other requests for the same are to be granted as well.
+    pub(super) granted: Vec<Box<[u8]>>,
+}
+
+/// An owner on a fair lock whose connected waiter is gone.
+pub(super) struct Gone {
+    pub(super) owner: Box<[u8]>,
+    /// It was answered nil, and so gives up its place.
+    pub(super) gave_up: bool,
+}
+
+impl Dirty {
+    /// Whether anything is left.
+    pub(super) fn is_clean(&self) -> bool {
+        !self.arrived
+            && !self.replaced
+            && self.review.is_none()
+            && self.undelivered.is_empty()
+            && self.unbound.is_empty()
+            && self.gone.is_empty()
+            && self.granted.is_empty()
+    }
+
+    /// Takes out what is about the value, and goes with it to another name.
+    pub(super) fn take_of_value(&mut self) -> Self {
+        Self {
+            undelivered: core::mem::take(&mut self.undelivered),
+            unbound: core::mem::take(&mut self.unbound),
+            gone: core::mem::take(&mut self.gone),
+            ..Self::default()
+        }
+    }
+
+    /// Adds what has come later.
+    pub(super) fn merge(&mut self, mut later: Self) {
+        self.arrived |= later.arrived;
+        self.replaced |= later.replaced;
+        self.review = later.review.or(self.review);
+        self.undelivered.append(&mut later.undelivered);
+        self.unbound.append(&mut later.unbound);
+        self.gone.append(&mut later.gone);
+        self.granted.append(&mut later.granted);
+    }
+}
+
+/// The look at a value that came under a name, and at those who wait there. It is taken in parts, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Review {
+    pub(super) stage: Stage,
+    /// The value came by other means than a grant.
+    pub(super) arrived: bool,
+}
+
+/// A part of a [`Review`]; the waiters up to the position were looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Waiters that what lies here now cannot serve are told so.
+    Misfits(Option<Position>),
+    /// Sessions of holds count as closed, of those below this index in the list of holds.
+    Sessions(usize),
+    /// Owners that wait for what they turn out to hold need not wait.
+    Holders(Option<Position>),
+    /// Connected waiters of a fair lock take their places in its queue, in the old order.
+    Places(Option<Position>),
+}
+
+/// A grant to a waiter of which it is not known that it was heard.
+pub(super) struct Undelivered {
+    pub(super) token: u64,
+    pub(super) count: u32,
+    /// The waiter's arrival number.
+    pub(super) arrival: u64,
+    pub(super) client: Option<u64>,
+    /// The grant has bound the hold to the waiter's connection, which it was not before.
+    pub(super) has_bound: bool,
+    /// The terms of the hold before, if there was one, and as this grant left them.
+    pub(super) before_and_after: Option<Box<(Terms, Terms)>>,
+}

@@ -1,0 +1,100 @@
+//! Owners that wait, or that hold what others wait for: the nodes of the graph of who waits for whom.
+//!
+//! Invariant: an owner is here exactly as long as it waits, or holds under a name that somebody waits for.
+
+use alloc::boxed::Box;
+
+use ahash::RandomState;
+
+use super::names::{NameId, Position};
+use crate::collections::{NameTable, Slots, SmallSet};
+use crate::kind::Mode;
+
+/// The number of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct OwnerId(pub(super) u32);
+
+/// A request of an owner, under one of its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Wait {
+    pub(super) name: NameId,
+    pub(super) mode: Mode,
+    pub(super) position: Position,
+}
+
+/// A hold of an owner under a name that somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Holding {
+    pub(super) name: NameId,
+    pub(super) token: u64,
+}
+
+/// What an owner waits for, and what it holds.
+pub(super) struct OwnerRecord {
+    bytes: Box<[u8]>,
+    pub(super) waits: SmallSet<Wait>,
+    pub(super) holdings: SmallSet<Holding>,
+}
+
+/// The owners, by number and by name.
+pub(super) struct Owners {
+    slots: Slots<OwnerRecord>,
+    by_bytes: NameTable,
+    hasher: RandomState,
+}
+
+impl Owners {
+    pub(super) fn new(hasher: RandomState) -> Self {
+        Self { slots: Slots::default(), by_bytes: NameTable::default(), hasher }
+    }
+
+    pub(super) fn find(&self, bytes: &[u8]) -> Option<OwnerId> {
+        if self.by_bytes.is_empty() {
+            return None;
+        }
+        let is_it = |number| self.slots.get(number).is_some_and(|record| *record.bytes == *bytes);
+        self.by_bytes.find(self.hasher.hash_one(bytes), is_it).map(OwnerId)
+    }
+
+    /// Finds an owner, or makes a record of one that neither waits nor holds yet: see [`Owners::tidy`].
+    pub(super) fn intern(&mut self, bytes: &[u8]) -> OwnerId {
+        if let Some(known) = self.find(bytes) {
+            return known;
+        }
+        let (waits, holdings) = (SmallSet::default(), SmallSet::default());
+        let number = self.slots.insert(OwnerRecord { bytes: bytes.into(), waits, holdings });
+        self.by_bytes.insert(self.hasher.hash_one(bytes), number);
+        OwnerId(number)
+    }
+
+    /// Forgets an owner that neither waits nor holds.
+    pub(super) fn tidy(&mut self, id: OwnerId) {
+        let is_idle = |record: &OwnerRecord| record.waits.is_empty() && record.holdings.is_empty();
+        if self.slots.get(id.0).is_some_and(is_idle)
+            && let Some(record) = self.slots.remove(id.0)
+        {
+            self.by_bytes.remove(self.hasher.hash_one(&*record.bytes), id.0);
+            if self.slots.is_oversized() {
+                self.slots = Slots::default();
+            }
+        }
+    }
+
+    pub(super) fn get(&self, id: OwnerId) -> Option<&OwnerRecord> {
+        self.slots.get(id.0)
+    }
+
+    pub(super) fn get_mut(&mut self, id: OwnerId) -> Option<&mut OwnerRecord> {
+        self.slots.get_mut(id.0)
+    }
+
+    /// The name of an owner.
+    pub(super) fn bytes(&self, id: OwnerId) -> &[u8] {
+        self.get(id).map_or(&[], |record| &record.bytes)
+    }
+
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = (OwnerId, &OwnerRecord)> {
+        self.slots.iter().map(|(number, record)| (OwnerId(number), record))
+    }
+}

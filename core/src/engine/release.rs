@@ -1,0 +1,220 @@
+//! RELEASE, RENEW and FORCERELEASE, and the same for many keys.
+//!
+//! These do not compete for the lock: a lease that ended is just not there to them, and need not be removed first.
+
+use alloc::vec::Vec;
+
+use smallvec::SmallVec;
+
+use super::state::{Engine, Transaction};
+use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::lock::Hold;
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::Kind;
+use crate::lock::admission;
+use crate::request::{Refusal, Release, Renew, RequestMark};
+
+/// The holds that are left of a request's keys, in their order.
+pub type HoldsLeft = SmallVec<[u32; 1]>;
+
+/// The part of ACQUIRE or RENEW that gives a hold a new lease.
+pub(super) struct Renewal {
+    pub(super) lease_ms: Option<u64>,
+    pub(super) session_ms: Option<u64>,
+    pub(super) client: Option<u64>,
+    /// Propagate it even if nothing changed.
+    pub(super) always: bool,
+}
+
+/// What a command meets that is about a hold: the token and the terms, and whether it is a repeat.
+struct Met {
+    token: u64,
+    terms: Terms,
+    is_repeat: bool,
+}
+
+impl Engine {
+    /// Runs a command that does not compete for the lock.
+    fn on_holds<K: Keyspace, R>(
+        &mut self,
+        tx: &mut Transaction<'_, K>,
+        decide: impl FnOnce(&mut Self, &mut Transaction<'_, K>) -> R,
+    ) -> R {
+        self.work.begin_command(tx.keys.len());
+        for id in tx.ids() {
+            self.reconcile_if_dirty(tx, id);
+        }
+        let decided = decide(self, tx);
+        self.close(tx);
+        decided
+    }
+
+    /// RELEASE, MRELEASE. Returns the holds left of each key. Once part of a MRELEASE was done, a repeat counts a key that is held
+    /// no longer as done.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NotOwner`] names the first key that is not held; nothing was changed.
+    pub fn release(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        request: &Release<'_>,
+    ) -> Result<HoldsLeft, Refusal> {
+        self.on_holds(tx, |engine, tx| {
+            let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
+            for id in tx.ids() {
+                let hold = tx.keys.value(id).hold(request.kind, request.owner, request.mode, tx.now)?;
+                met.push(match hold {
+                    None => None,
+                    Some(hold) => {
+                        let is_repeat = admission::is_repeat(hold, request.request_id, request.verb)?;
+                        if !is_repeat && hold.count() < request.count {
+                            return Err(Refusal::CountUnderflow { held: hold.count() });
+                        }
+                        Some(Met { token: hold.token(), terms: hold.terms(), is_repeat })
+                    }
+                });
+            }
+            let was_done = met.iter().flatten().any(|met| met.is_repeat);
+            if let Some(position) = met.iter().position(Option::is_none).filter(|_| !was_done) {
+                return Err(Refusal::NotOwner { position });
+            }
+            let mut left = HoldsLeft::new();
+            for (id, met) in tx.ids().zip(&met) {
+                left.push(match met {
+                    None => 0,
+                    Some(Met { terms, is_repeat: true, .. }) => terms.count,
+                    Some(met) => engine.give_back(tx, id, request, met),
+                });
+            }
+            if was_done && met.len() == 1 {
+                return Ok(left);
+            }
+            for id in tx.ids() {
+                engine.hand_over(tx, id);
+            }
+            Ok(left)
+        })
+    }
+
+    /// Takes the count of a request off a hold, or ends it. Returns what is left.
+    fn give_back(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        request: &Release<'_>,
+        Met { token, terms, .. }: &Met,
+    ) -> u32 {
+        let token = *token;
+        let name = self.name(tx, id);
+        self.confirm(name, token);
+        let left = terms.count.saturating_sub(request.count);
+        let event = if left == 0 {
+            Event::Ended { token, cause: EndCause::Released }
+        } else {
+            let mark = RequestMark::after(terms.request, request.request_id, request.verb);
+            let terms = Terms { count: left, request: mark, ..terms.clone() };
+            Event::Changed { token, cause: ChangeCause::Released, terms }
+        };
+        self.commit(tx, id, event);
+        left
+    }
+
+    /// After a hold ended or gave permits back: whoever can be served is.
+    fn hand_over(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
+        if self.is_waited_for(tx, id) || has_queue(tx, id) {
+            self.reconcile(tx, id, true);
+        }
+    }
+
+    /// RENEW, MRENEW. Returns the smallest lease left, in milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NotOwner`] names the first key that is not held; nothing was changed.
+    pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
+        self.on_holds(tx, |engine, tx| {
+            let mut met: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
+            for id in tx.ids() {
+                let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?;
+                met.push(held.ok_or(Refusal::NotOwner { position: id.0 })?);
+            }
+            let mut smallest_us = u64::MAX;
+            for (id, (token, terms)) in tx.ids().zip(met) {
+                let client = if terms.session_ms.is_some() { tx.keys.client() } else { None };
+                let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client, always: false };
+                smallest_us = smallest_us.min(engine.renew_hold(tx, id, token, terms, &renewal));
+            }
+            Ok(tx.now.left_ms(smallest_us))
+        })
+    }
+
+    /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
+    pub(super) fn renew_hold(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        token: u64,
+        terms: Terms,
+        renewal: &Renewal,
+    ) -> u64 {
+        let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
+        let renewed = Terms {
+            deadline_us: terms.deadline_us.max(tx.now.after_ms(lease_ms)),
+            lease_ms,
+            session_ms: renewal.session_ms.or(terms.session_ms),
+            ..terms
+        };
+        let deadline_us = renewed.deadline_us;
+        let name = self.name(tx, id);
+        self.confirm(name, token);
+        if renewal.always || renewed != terms {
+            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
+        }
+        self.bind(tx, id, token, renewal.client);
+        deadline_us
+    }
+
+    /// FORCERELEASE: ends every live hold, or the one with `token`. Returns whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::WrongType`] if the key holds something else.
+    pub fn force_release(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        kind: Kind,
+        token: Option<u64>,
+    ) -> Result<bool, Refusal> {
+        const KEY: KeyId = KeyId(0);
+        self.on_holds(tx, |engine, tx| {
+            let Some(lock) = tx.keys.value(KEY).of_kind(kind, tx.now)? else {
+                return Ok(false);
+            };
+            const ONE_BY_ONE: usize = 64;
+            let is_meant = |hold: &Hold| hold.is_live(tx.now) && token.is_none_or(|token| token == hold.token());
+            let events: Vec<Event> = match token {
+                Some(token) => lock.hold_with_token(token).filter(|hold| is_meant(hold)).map(forced).into_iter().collect(),
+                None if lock.holds().len() <= ONE_BY_ONE => lock.holds().iter().filter(|hold| is_meant(hold)).map(forced).collect(),
+                None if !lock.is_held(tx.now) => Vec::new(),
+                None => [Event::Cleared { cause: EndCause::Forced, except: None }].into(),
+            };
+            let was_held = !events.is_empty();
+            for event in events {
+                engine.commit(tx, KEY, event);
+            }
+            if was_held {
+                engine.hand_over(tx, KEY);
+            }
+            Ok(was_held)
+        })
+    }
+}
+
+fn forced(hold: &Hold) -> Event {
+    Event::Ended { token: hold.token(), cause: EndCause::Forced }
+}
+
+fn has_queue(tx: &Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
+    matches!(tx.keys.value(id), admission::Value::Lock(lock) if lock.queue().is_some())
+}

@@ -1,0 +1,444 @@
+//! What is to be done next, and when: everything that no command does.
+//!
+//! The module asks for the next job, opens the key that it is about, and lets the engine do it. What needs no key is done on
+//! the way.
+
+use alloc::vec::Vec;
+
+use super::connections::Binding;
+use super::deadlock::{self, Outcome};
+use super::dirty::Gone;
+use super::state::{Engine, Transaction, count};
+use super::work::{ANSWER, CHANGE};
+use crate::bytes::{Key, KeyRef};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::Kind;
+use crate::lock::admission::Value;
+use crate::outbox::{Answer, Outbox};
+use crate::time::{Now, US_PER_MS};
+
+/// Where something to do comes from, in the order in which they are looked at.
+#[derive(Clone, Copy, Debug)]
+enum Timer {
+    /// Names that the server has told something about, or that there was too much to do about in one go.
+    Dirty,
+    /// Values that were loaded.
+    Loaded,
+    /// Leases, lives of places, and reservations that end.
+    Lease,
+    /// Waiters whose time is over.
+    Timeout,
+    /// Waiters that may close a circle.
+    Suspect,
+    /// Connections that closed, with the holds that were bound to them.
+    Closed,
+    /// What is left of locks that ended all at once.
+    Leftovers,
+    /// Everything in a database that was swapped, flushed or loaded, or of a server that was promoted.
+    Sweep,
+    /// Keys that another node of the cluster serves, or none at the moment.
+    Postponed,
+}
+
+impl Timer {
+    const ALL: [Self; 9] = [
+        Self::Dirty,
+        Self::Loaded,
+        Self::Lease,
+        Self::Timeout,
+        Self::Suspect,
+        Self::Closed,
+        Self::Leftovers,
+        Self::Sweep,
+        Self::Postponed,
+    ];
+}
+
+/// What a timer comes to.
+enum Rang {
+    /// There is nothing to do now.
+    No,
+    /// Something was done that needs no key.
+    Done,
+    /// There is something to do about a key.
+    Key(Key),
+}
+
+/// A look at everything, a little at a time.
+#[derive(Clone, Debug)]
+pub(super) enum Sweep {
+    /// The records of names, from this slot on.
+    Names(u32),
+    /// The alarms of values, from this slot on.
+    Leases(u32),
+    /// The bindings of holds to connections, after this one.
+    Bindings(Option<Binding>),
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Self::Names(0)
+    }
+}
+
+/// Keys about which nothing may be decided now.
+#[derive(Default)]
+pub(super) struct Postponed {
+    keys: Vec<Key>,
+    /// Those whose time has come.
+    again: Vec<Key>,
+    at_us: u64,
+}
+
+/// How long a key is left alone.
+const POSTPONED_MS: u64 = 5;
+
+/// How many slots the sweep passes over, or leftovers are given back, at once; it costs as much as so many changes.
+const PARTS_AT_ONCE: u32 = 256;
+const COST_OF_PARTS: u32 = 32;
+
+/// How many holds of a connection are looked at as soon as it closes.
+const CLOSED_AT_ONCE: usize = 64;
+
+/// An alarm that has gone off, until its value has set it anew.
+const RUNG_US: u64 = u64::MAX;
+
+impl Engine {
+    /// A turn of the server's event loop begins, or a run of the timer: see `work.rs`.
+    pub fn begin_turn(&mut self) {
+        self.work.begin_turn();
+    }
+
+    /// When there is something to do next; `None` if nothing is ever due.
+    #[must_use]
+    pub fn next_timeout_us(&self) -> Option<u64> {
+        let at_once = |is_due: bool| is_due.then_some(0);
+        let of = |timer: Timer| match timer {
+            Timer::Dirty => at_once(!self.dirty.is_empty()),
+            Timer::Loaded => at_once(!self.loaded.is_empty()),
+            Timer::Lease => self.leases.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != RUNG_US),
+            Timer::Timeout => self.queues.next_timeout_us(),
+            Timer::Suspect => at_once(!self.suspects.is_empty()),
+            Timer::Closed => at_once(self.connections.has_work()),
+            Timer::Leftovers => at_once(!self.leftovers.is_empty()),
+            Timer::Sweep => at_once(self.sweep.is_some()),
+            Timer::Postponed => self.postponed.next_us(),
+        };
+        Timer::ALL.into_iter().filter_map(of).min()
+    }
+
+    /// The next key with something to do about it, for [`Engine::run_job`]. What needs no key is done on the way; waiters whose
+    /// time is over are answered. `None` also if enough was done for this turn: [`Engine::next_timeout_us`] tells.
+    pub fn next_job(&mut self, now: Now, out: &mut Outbox) -> Option<Key> {
+        self.work.begin_timer();
+        self.ringing = None;
+        while !self.work.is_used_up() {
+            let mut rang = Rang::No;
+            for timer in Timer::ALL {
+                rang = self.ring(timer, now, out);
+                if !matches!(rang, Rang::No) {
+                    break;
+                }
+            }
+            match rang {
+                Rang::No => return None,
+                Rang::Done => {}
+                Rang::Key(key) => return Some(key),
+            }
+        }
+        None
+    }
+
+    fn ring(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> Rang {
+        match timer {
+            Timer::Dirty => self.next_dirty().map_or(Rang::No, Rang::Key),
+            Timer::Loaded => self.loaded.pop().map_or(Rang::No, Rang::Key),
+            Timer::Lease => self.ring_lease(now),
+            Timer::Timeout => self.time_out_next(now, out),
+            Timer::Suspect => self.check_suspect(now, out),
+            Timer::Closed => self.look_at_closed(),
+            Timer::Leftovers => self.clean_up(),
+            Timer::Sweep => self.sweep_on(),
+            Timer::Postponed => self.ring_postponed(now),
+        }
+    }
+
+    /// Does what there is to do about a key.
+    pub fn run_job(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
+        self.work.begin_timer();
+        let ringing = self.ringing.take();
+        for id in tx.ids() {
+            self.verify_bindings(tx, id);
+            self.reconcile(tx, id, false);
+        }
+        self.close(tx);
+        // The value that it was for is gone, or has another one.
+        if let Some(alarm) = ringing.filter(|alarm| self.leases.get(*alarm).is_some_and(|(at_us, _)| at_us == RUNG_US)) {
+            self.leases.remove(alarm);
+        }
+    }
+
+    /// The next key that a replica has been told of, for [`Engine::observe`].
+    pub fn next_to_observe(&mut self) -> Option<Key> {
+        self.next_dirty().or_else(|| self.loaded.pop())
+    }
+
+    fn next_dirty(&mut self) -> Option<Key> {
+        while let Some(name) = self.dirty.pop_front() {
+            let Some(record) = self.queues.names.get_mut(name) else {
+                continue;
+            };
+            record.is_listed = false;
+            if record.dirty.is_some() {
+                return Some(record.key().to_key());
+            }
+            self.queues.names.tidy(name);
+        }
+        // There may have been an entry for each of a great many names: that memory goes back.
+        self.dirty.shrink_to(KEPT_ENTRIES);
+        None
+    }
+
+    fn ring_lease(&mut self, now: Now) -> Rang {
+        let Some((at_us, alarm)) = self.leases.peek().filter(|(at_us, _)| *at_us <= now.mono_us && *at_us != RUNG_US)
+        else {
+            return Rang::No;
+        };
+        debug_assert!(at_us <= now.mono_us);
+        match self.key_of(alarm) {
+            Some(key) => {
+                self.leases.set(alarm, RUNG_US);
+                self.ringing = Some(alarm);
+                Rang::Key(key)
+            }
+            None => {
+                self.leases.remove(alarm);
+                Rang::Done
+            }
+        }
+    }
+
+    /// The key of an alarm, if its value was not flushed.
+    fn key_of(&self, alarm: crate::collections::Alarm) -> Option<Key> {
+        let (_, name) = self.leases.get(alarm)?;
+        let (stable, generation) = (self.leases.side(alarm)?, self.leases.stamp(alarm)?);
+        let was_flushed = self.databases.was_flushed(stable, generation);
+        (!was_flushed).then(|| Key { name: name.clone(), db: self.databases.current(stable) })
+    }
+
+    /// Answers a waiter whose time is over.
+    fn time_out_next(&mut self, now: Now, out: &mut Outbox) -> Rang {
+        let Some(ticket) = self.queues.next_over(now) else {
+            return Rang::No;
+        };
+        let Some(waiter) = self.queues.get(ticket).filter(|_| self.work.take(ANSWER)) else {
+            return Rang::No;
+        };
+        let name = waiter.names.first().copied();
+        let gone = (waiter.request.kind == Kind::Fair)
+            .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: true });
+        let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
+        self.remove(ticket);
+        count(&mut self.stats.timed_out);
+        out.answer(ticket, Answer::TimedOut);
+        if let Some(name) = name {
+            if was_first || gone.is_some() {
+                self.mark(name, |dirty| dirty.gone.extend(gone));
+            } else {
+                self.queues.names.tidy(name);
+            }
+        }
+        Rang::Done
+    }
+
+    /// Remembers that a waiter may close a circle.
+    pub(super) fn suspect(&mut self, ticket: u64) {
+        if let Some(waiter) = self.queues.get_mut(ticket)
+            && !waiter.is_suspected
+        {
+            waiter.is_suspected = true;
+            self.suspects.push_back(ticket);
+        }
+    }
+
+    /// Answers a waiter that closes a circle.
+    fn check_suspect(&mut self, now: Now, out: &mut Outbox) -> Rang {
+        let Some(ticket) = self.suspects.pop_front() else {
+            return Rang::No;
+        };
+        match deadlock::check(self, ticket, &[], now) {
+            Outcome::NotNow => {
+                self.suspects.push_front(ticket);
+                return Rang::No;
+            }
+            outcome => {
+                if let Some(waiter) = self.queues.get_mut(ticket) {
+                    waiter.is_suspected = false;
+                }
+                if let Outcome::Cycle(cycle) = outcome {
+                    let names = self.remove(ticket).map(|waiter| waiter.names).unwrap_or_default();
+                    out.answer(ticket, Answer::Refused(crate::Refusal::Deadlock(cycle)));
+                    for name in names {
+                        self.mark(name, |_| {});
+                    }
+                }
+            }
+        }
+        self.work.take(CHANGE);
+        Rang::Done
+    }
+
+    /// Notes what ends with a connection that closed, of a few of its holds at once.
+    pub(super) fn look_at_first_closed(&mut self) {
+        for _ in 0..CLOSED_AT_ONCE {
+            if !self.end_next_binding() {
+                return;
+            }
+        }
+    }
+
+    fn end_next_binding(&mut self) -> bool {
+        let Some(Binding { client, token, key }) = self.connections.next_closed() else {
+            return false;
+        };
+        let name = self.intern(key.borrow());
+        self.mark(name, |dirty| dirty.unbound.push((token, client)));
+        true
+    }
+
+    fn look_at_closed(&mut self) -> Rang {
+        if self.work.take(CHANGE) && self.end_next_binding() {
+            return Rang::Done;
+        }
+        if self.connections.has_work() && self.work.take(COST_OF_PARTS) {
+            self.connections.drop_some(PARTS_AT_ONCE as usize);
+            return Rang::Done;
+        }
+        Rang::No
+    }
+
+    /// Cleans up after holds and places that ended all at once.
+    fn clean_up(&mut self) -> Rang {
+        let Some((key, mut leftovers)) = self.leftovers.pop() else {
+            return Rang::No;
+        };
+        if !self.work.take(COST_OF_PARTS) {
+            self.leftovers.push((key, leftovers));
+            return Rang::No;
+        }
+        for _ in 0..PARTS_AT_ONCE {
+            let Some(hold) = leftovers.holds.pop() else {
+                break;
+            };
+            for client in hold.clients(leftovers.bindings) {
+                let binding = Binding { client: *client, token: hold.token(), key: key.clone() };
+                self.connections.unbind(&binding);
+            }
+        }
+        let has_places = leftovers.queue.as_mut().is_some_and(|queue| queue.drop_some(PARTS_AT_ONCE as usize));
+        if has_places || !leftovers.holds.is_empty() {
+            self.leftovers.push((key, leftovers));
+        }
+        Rang::Done
+    }
+
+    /// Goes on with the sweep.
+    fn sweep_on(&mut self) -> Rang {
+        if self.sweep.is_none() || !self.work.take(COST_OF_PARTS) {
+            return Rang::No;
+        }
+        for _ in 0..PARTS_AT_ONCE {
+            match self.sweep.take() {
+                None => break,
+                Some(Sweep::Names(slot)) => match self.queues.names.in_slot(slot) {
+                    None => self.sweep = Some(Sweep::Leases(0)),
+                    Some(found) => {
+                        self.sweep = Some(Sweep::Names(slot.saturating_add(1)));
+                        let behind = found.filter(|(_, record)| {
+                            record.generation < self.databases.generation(record.key().db)
+                        });
+                        if let Some((_, record)) = behind {
+                            return Rang::Key(record.key().to_key());
+                        }
+                    }
+                },
+                Some(Sweep::Leases(slot)) => match self.leases.alarm_in_slot(slot) {
+                    None => self.sweep = Some(Sweep::Bindings(None)),
+                    Some(alarm) => {
+                        self.sweep = Some(Sweep::Leases(slot.saturating_add(1)));
+                        if let Some(rang) = self.sweep_lease(alarm) {
+                            return rang;
+                        }
+                    }
+                },
+                Some(Sweep::Bindings(after)) => {
+                    if let Some(next) = self.connections.next_after(after.as_ref()).cloned() {
+                        let key = next.key.clone();
+                        self.sweep = Some(Sweep::Bindings(Some(next)));
+                        return Rang::Key(key);
+                    }
+                }
+            }
+        }
+        Rang::Done
+    }
+
+    fn sweep_lease(&mut self, alarm: crate::collections::Alarm) -> Option<Rang> {
+        let stamp = self.leases.stamp(alarm)?;
+        let Some(key) = self.key_of(alarm) else {
+            self.leases.remove(alarm);
+            return None;
+        };
+        (stamp < self.databases.generation(key.db)).then_some(Rang::Key(key))
+    }
+
+    /// The sweep has come to a hold that is said to be bound to a connection: if it is not, that is forgotten.
+    fn verify_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId) {
+        let Some(Sweep::Bindings(Some(binding))) = &self.sweep else {
+            return;
+        };
+        let Binding { client, token, key } = binding;
+        let is_bound = match tx.keys.value(id) {
+            Value::Lock(lock) => lock.clients(*token).contains(client),
+            Value::Vacant | Value::Foreign => false,
+        };
+        if key.borrow() == tx.keys.key(id) && !is_bound {
+            let binding = binding.clone();
+            self.connections.unbind(&binding);
+        }
+    }
+
+    /// Leaves a key alone for a while, about which nothing may be decided now: another node of the cluster serves it, or none.
+    pub fn postpone(&mut self, key: KeyRef<'_>, now: Now) {
+        self.postponed.keys.push(key.to_key());
+        // A cluster that is down postpones everything; then there is no hurry.
+        let delay_ms = POSTPONED_MS.saturating_add(self.postponed.keys.len() as u64 / 100);
+        self.postponed.at_us = now.mono_us.saturating_add(delay_ms.saturating_mul(US_PER_MS));
+    }
+
+    fn ring_postponed(&mut self, now: Now) -> Rang {
+        let Postponed { keys, again, at_us } = &mut self.postponed;
+        if again.is_empty() && *at_us <= now.mono_us {
+            core::mem::swap(keys, again);
+        }
+        match again.pop() {
+            Some(key) => {
+                self.value_changed(key.borrow());
+                Rang::Done
+            }
+            None => Rang::No,
+        }
+    }
+}
+
+/// For how many entries room is kept in a list that is empty now.
+const KEPT_ENTRIES: usize = 1024;
+
+impl Postponed {
+    fn next_us(&self) -> Option<u64> {
+        if !self.again.is_empty() {
+            return Some(0);
+        }
+        (!self.keys.is_empty()).then_some(self.at_us)
+    }
+}

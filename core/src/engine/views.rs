@@ -1,0 +1,69 @@
+//! What can be seen of the engine without changing it.
+
+use super::state::{Engine, Stats};
+use crate::bytes::KeyRef;
+use crate::kind::Mode;
+use crate::time::{MAX_TOKEN, Now, US_PER_MS};
+
+/// A waiter, as WAITERS shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaiterView<'a> {
+    /// Who waits.
+    pub owner: &'a [u8],
+    /// For which mode.
+    pub mode: Mode,
+    /// How many holds or permits it wants.
+    pub count: u32,
+    /// For how long it has been waiting.
+    pub waited_ms: u64,
+}
+
+impl Engine {
+    /// The counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// How many locks are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// How many requests wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// How many wait under `key`.
+    #[must_use]
+    pub fn waiting_on(&self, key: KeyRef<'_>) -> usize {
+        self.queues.record(key).map_or(0, |record| record.queue.len())
+    }
+
+    /// Whether a ticket waits.
+    #[must_use]
+    pub fn is_waiting(&self, ticket: u64) -> bool {
+        self.queues.get(ticket).is_some()
+    }
+
+    /// Who waits under `key`, in order.
+    pub fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
+        let name = self.queues.names.find(key);
+        let waiters = name.into_iter().flat_map(|name| self.queues.in_order(name));
+        waiters.filter(move |(_, waiter)| !waiter.is_over(now)).map(move |(_, waiter)| WaiterView {
+            owner: self.queues.owner_of(waiter),
+            mode: waiter.request.mode,
+            count: waiter.request.count,
+            waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
+        })
+    }
+
+    /// How many more fencing tokens this server can give.
+    #[must_use]
+    pub fn tokens_left(&self) -> u64 {
+        MAX_TOKEN.saturating_sub(self.last_token)
+    }
+}

@@ -1,0 +1,438 @@
+//! Who waits: requests by ticket, in the queue of each of their names, by owner, and by the end of their time.
+//!
+//! Waiters belong to key *names*: they survive the deletion of a key. Each has a position of the whole server, which is
+//! the same in the queue of every name that it waits under, so requests for many keys meet in one order everywhere; and a
+//! ticket, which names who is to be answered. A retry of the same numbered request takes the place over: rank and arrival
+//! number stay, the ticket changes.
+//!
+//! Beside each queue stand the holders that it waits for: a copy of what the value says, so that the search for deadlocks
+//! (`deadlock.rs`) can go from owner to owner in both directions without opening keys.
+//!
+//! Entering, leaving from anywhere and looking at the head are O(log n) in the number of waiters, for each name.
+//!
+//! Invariants:
+//! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits.
+//! 2. A waiter has an alarm in `timeouts` exactly if it does not wait for ever.
+//! 3. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
+//!    owner's holdings. There are none where nobody waits.
+
+use ahash::RandomState;
+use smallvec::SmallVec;
+
+use super::dirty::Undelivered;
+use super::names::{Holder, NameId, NameRecord, Names, Position, Rank};
+use super::owners::{Holding, OwnerId, Owners, Wait};
+use crate::bytes::{Key, KeyRef};
+use crate::collections::{Alarm, Deadlines, Slots};
+use crate::kind::Mode;
+use crate::request::{Ask, Request, Verb};
+use crate::time::Now;
+
+/// The names that a request is about: nearly always one.
+pub(super) type RequestNames = SmallVec<[NameId; 1]>;
+
+/// A request that waits.
+pub(super) struct Waiter {
+    /// In the order in which they were asked for.
+    pub(super) names: RequestNames,
+    pub(super) rank: Rank,
+    pub(super) arrival: u64,
+    pub(super) owner: OwnerId,
+    pub(super) request: Request,
+    /// The connection that waits, if it is one that can close.
+    pub(super) client: Option<u64>,
+    pub(super) since_us: u64,
+    /// Of a request for many keys: which of them was not to be had when it was last looked at.
+    pub(super) held_up_by: usize,
+    /// It is in the engine's list of requests that may close a circle.
+    pub(super) is_suspected: bool,
+    alarm: Alarm,
+}
+
+impl Waiter {
+    /// Whether its time is over. What was answered nil is never granted, and what is over is answered nil.
+    pub(super) fn is_over(&self, now: Now) -> bool {
+        until_us(&self.request).is_some_and(|until_us| until_us <= now.mono_us)
+    }
+
+    /// Whether it is a request for many keys, which may be one.
+    pub(super) fn is_many(&self) -> bool {
+        self.request.verb == Verb::AcquireMany
+    }
+
+    pub(super) fn position(&self, ticket: u64) -> Position {
+        Position { rank: self.rank, arrival: self.arrival, ticket }
+    }
+}
+
+fn until_us(request: &Request) -> Option<u64> {
+    match request.ask {
+        Ask::Wait { until_us } => until_us,
+        Ask::Try | Ask::Queue { .. } => None,
+    }
+}
+
+/// A request that wants to wait.
+pub(super) struct Entrant<'a> {
+    pub(super) names: RequestNames,
+    pub(super) rank: Rank,
+    pub(super) arrival: u64,
+    pub(super) owner: &'a [u8],
+    pub(super) request: Request,
+    pub(super) client: Option<u64>,
+}
+
+enum State {
+    Waiting(Waiter),
+    /// It was granted, under these names, and nobody may have heard of it.
+    Granted(SmallVec<[(NameId, Undelivered); 1]>),
+}
+
+/// See the head of this file.
+pub(super) struct WaitQueues {
+    pub(super) names: Names,
+    pub(super) owners: Owners,
+    /// By the low half of a ticket. The high half is a running number, so that no ticket is given twice.
+    tickets: Slots<(u32, State)>,
+    last_number: u32,
+    timeouts: Deadlines<u64>,
+    waiting: usize,
+}
+
+impl WaitQueues {
+    pub(super) fn new(hasher: &RandomState) -> Self {
+        Self {
+            names: Names::new(hasher.clone()),
+            owners: Owners::new(hasher.clone()),
+            tickets: Slots::default(),
+            last_number: 0,
+            timeouts: Deadlines::default(),
+            waiting: 0,
+        }
+    }
+
+    /// How many wait on the whole server.
+    pub(super) fn len(&self) -> usize {
+        self.waiting
+    }
+
+    fn state(&self, ticket: u64) -> Option<&State> {
+        let (slot, number) = halves(ticket);
+        self.tickets.get(slot).filter(|(known, _)| *known == number).map(|(_, state)| state)
+    }
+
+    fn state_mut(&mut self, ticket: u64) -> Option<&mut State> {
+        let (slot, number) = halves(ticket);
+        self.tickets.get_mut(slot).filter(|(known, _)| *known == number).map(|(_, state)| state)
+    }
+
+    /// The waiter with a ticket.
+    pub(super) fn get(&self, ticket: u64) -> Option<&Waiter> {
+        match self.state(ticket)? {
+            State::Waiting(waiter) => Some(waiter),
+            State::Granted(_) => None,
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, ticket: u64) -> Option<&mut Waiter> {
+        match self.state_mut(ticket)? {
+            State::Waiting(waiter) => Some(waiter),
+            State::Granted(_) => None,
+        }
+    }
+
+    /// The name of a waiter's owner.
+    pub(super) fn owner_of(&self, waiter: &Waiter) -> &[u8] {
+        self.owners.bytes(waiter.owner)
+    }
+
+    /// Puts a request into the queue of each of its names. Returns its ticket.
+    pub(super) fn enter(&mut self, entrant: Entrant<'_>, now: Now) -> u64 {
+        let Entrant { names, rank, arrival, owner, request, client } = entrant;
+        let owner = self.owners.intern(owner);
+        let waiter = Waiter {
+            names,
+            rank,
+            arrival,
+            owner,
+            request,
+            client,
+            since_us: now.mono_us,
+            held_up_by: 0,
+            is_suspected: false,
+            alarm: Alarm::NONE,
+        };
+        self.last_number = self.last_number.checked_add(1).unwrap_or(1);
+        let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
+        let ticket = (u64::from(self.last_number) << u32::BITS) | u64::from(slot);
+        self.waiting = self.waiting.saturating_add(1);
+        let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, ticket));
+        let position = Position { rank, arrival, ticket };
+        if let Some((_, State::Waiting(waiter))) = self.tickets.get_mut(slot) {
+            waiter.alarm = alarm.unwrap_or(Alarm::NONE);
+            for name in &waiter.names {
+                if let Some(record) = self.names.get_mut(*name) {
+                    record.enter(position, request.kind);
+                }
+                if let Some(record) = self.owners.get_mut(owner) {
+                    record.waits.insert(Wait { name: *name, mode: request.mode, position });
+                }
+            }
+        }
+        ticket
+    }
+
+    /// Takes a waiter out of its queues. Its names may be idle afterwards, and so may its owner.
+    pub(super) fn leave(&mut self, ticket: u64) -> Option<Waiter> {
+        self.get(ticket)?;
+        let (_, state) = self.tickets.remove(halves(ticket).0)?;
+        if self.tickets.is_oversized() {
+            self.tickets = Slots::default();
+        }
+        self.unlink(ticket, state)
+    }
+
+    /// The same for a waiter that is being granted: its ticket stays, for [`WaitQueues::remember`].
+    pub(super) fn leave_for_grant(&mut self, ticket: u64) -> Option<Waiter> {
+        self.get(ticket)?;
+        let state = core::mem::replace(self.state_mut(ticket)?, State::Granted(SmallVec::new()));
+        self.unlink(ticket, state)
+    }
+
+    fn unlink(&mut self, ticket: u64, state: State) -> Option<Waiter> {
+        let State::Waiting(waiter) = state else {
+            return None;
+        };
+        self.waiting = self.waiting.saturating_sub(1);
+        if waiter.alarm != Alarm::NONE {
+            self.timeouts.remove(waiter.alarm);
+        }
+        let position = waiter.position(ticket);
+        for name in &waiter.names {
+            if let Some(owner) = self.owners.get_mut(waiter.owner) {
+                owner.waits.remove(Wait { name: *name, mode: waiter.request.mode, position });
+            }
+            if let Some(record) = self.names.get_mut(*name) {
+                record.leave(position, waiter.request.kind);
+                if record.queue.is_empty() {
+                    record.is_rejoining = false;
+                    self.forget_holders(*name);
+                }
+            }
+        }
+        Some(waiter)
+    }
+
+    /// How many wait under a name.
+    pub(super) fn len_under(&self, name: NameId) -> usize {
+        self.names.get(name).map_or(0, |record| record.queue.len())
+    }
+
+    /// The head of the queue of a name.
+    pub(super) fn first(&self, name: NameId) -> Option<(u64, &Waiter)> {
+        let ticket = self.names.get(name)?.queue.first()?.ticket;
+        Some((ticket, self.get(ticket)?))
+    }
+
+    /// The waiters under a name, in order.
+    pub(super) fn in_order(&self, name: NameId) -> impl Iterator<Item = (u64, &Waiter)> {
+        let queue = self.names.get(name).into_iter().flat_map(|record| record.queue.iter());
+        queue.filter_map(|position| Some((position.ticket, self.get(position.ticket)?)))
+    }
+
+    /// The first request with which an owner waits under a name in a mode, behind a position.
+    pub(super) fn next_of_owner(
+        &self,
+        owner: OwnerId,
+        name: NameId,
+        mode: Mode,
+        behind: Option<Position>,
+    ) -> Option<Position> {
+        let from = match behind {
+            Some(position) => core::ops::Bound::Excluded(Wait { name, mode, position }),
+            None => core::ops::Bound::Included(Wait { name, mode, position: Position::FIRST }),
+        };
+        let wait = self.owners.get(owner)?.waits.first_from(from)?;
+        (wait.name == name && wait.mode == mode).then_some(wait.position)
+    }
+
+    /// The first request with which an owner waits under a name in a mode.
+    pub(super) fn first_of(&self, owner: &[u8], name: NameId, mode: Mode) -> Option<u64> {
+        let owner = self.owners.find(owner)?;
+        self.next_of_owner(owner, name, mode, None).map(|position| position.ticket)
+    }
+
+    /// The numbered request of an owner that waits under a name in a mode: its ticket and its id.
+    pub(super) fn numbered(&self, owner: &[u8], name: NameId, mode: Mode) -> Option<(u64, u64)> {
+        let owner = self.owners.find(owner)?;
+        // An owner that numbers its requests has one at a time; one that does not has any number.
+        const LOOKED_AT: usize = 16;
+        let mut behind = None;
+        for _ in 0..LOOKED_AT {
+            let position = self.next_of_owner(owner, name, mode, behind)?;
+            if let Some(id) = self.get(position.ticket).and_then(|waiter| waiter.request.request_id) {
+                return Some((position.ticket, id));
+            }
+            behind = Some(position);
+        }
+        None
+    }
+
+    /// A ticket whose time is over.
+    pub(super) fn next_over(&self, now: Now) -> Option<u64> {
+        let (until_us, alarm) = self.timeouts.peek()?;
+        if until_us > now.mono_us {
+            return None;
+        }
+        self.timeouts.get(alarm).map(|(_, ticket)| *ticket)
+    }
+
+    /// When the next waiter gives up.
+    pub(super) fn next_timeout_us(&self) -> Option<u64> {
+        self.timeouts.peek().map(|(until_us, _)| until_us)
+    }
+
+    /// Remembers what a waiter was granted under a name, until it is known that it heard of it.
+    pub(super) fn remember(&mut self, ticket: u64, name: NameId, undelivered: Undelivered) {
+        if let Some(record) = self.names.get_mut(name) {
+            record.undelivered.insert((undelivered.token, ticket));
+        }
+        if let Some(State::Granted(granted)) = self.state_mut(ticket) {
+            granted.push((name, undelivered));
+        }
+    }
+
+    /// Takes out what a ticket was granted and may not have heard of. Names may be idle afterwards.
+    pub(super) fn take_undelivered(&mut self, ticket: u64) -> SmallVec<[(NameId, Undelivered); 1]> {
+        let (slot, _) = halves(ticket);
+        if !matches!(self.state(ticket), Some(State::Granted(_))) {
+            return SmallVec::new();
+        }
+        let Some((_, State::Granted(granted))) = self.tickets.remove(slot) else {
+            return SmallVec::new();
+        };
+        for (name, undelivered) in &granted {
+            if let Some(record) = self.names.get_mut(*name) {
+                record.undelivered.remove((undelivered.token, ticket));
+            }
+        }
+        granted
+    }
+
+    /// What a ticket was granted lies under other names now.
+    pub(super) fn rename_undelivered(&mut self, ticket: u64, mut rename: impl FnMut(&mut Names, &Key) -> NameId) {
+        let Some(State::Granted(granted)) = self.state(ticket) else {
+            return;
+        };
+        let known: SmallVec<[(NameId, u64); 1]> =
+            granted.iter().map(|(name, undelivered)| (*name, undelivered.token)).collect();
+        for (index, (name, token)) in known.into_iter().enumerate() {
+            let Some(key) = self.names.get(name).map(|record| record.key().to_key()) else {
+                continue;
+            };
+            let other = rename(&mut self.names, &key);
+            if let Some(record) = self.names.get_mut(name) {
+                record.undelivered.remove((token, ticket));
+            }
+            if let Some(record) = self.names.get_mut(other) {
+                record.undelivered.insert((token, ticket));
+            }
+            if let Some(State::Granted(granted)) = self.state_mut(ticket)
+                && let Some((known, _)) = granted.get_mut(index)
+            {
+                *known = other;
+            }
+            self.names.tidy(name);
+        }
+    }
+
+    /// Notes a holder under a name that is waited for.
+    pub(super) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
+        let owner = self.owners.intern(owner);
+        let holder = Holder { token, owner, mode, deadline_us };
+        match self.names.get_mut(name) {
+            Some(record) => match record.holders.binary_search_by_key(&token, |holder| holder.token) {
+                Ok(at) => {
+                    if let Some(known) = record.holders.get_mut(at) {
+                        *known = holder;
+                    }
+                }
+                Err(at) => record.holders.insert(at, holder),
+            },
+            None => return self.owners.tidy(owner),
+        }
+        if let Some(record) = self.owners.get_mut(owner) {
+            record.holdings.insert(Holding { name, token });
+        }
+    }
+
+    /// Notes that a holder holds no longer. Returns who it was, if that one still waits somewhere or holds something.
+    pub(super) fn remove_holder(&mut self, name: NameId, token: u64) -> Option<OwnerId> {
+        let record = self.names.get_mut(name)?;
+        let at = record.holders.binary_search_by_key(&token, |holder| holder.token).ok()?;
+        let owner = record.holders.remove(at).owner;
+        if let Some(record) = self.owners.get_mut(owner) {
+            record.holdings.remove(Holding { name, token });
+        }
+        self.owners.tidy(owner);
+        Some(owner)
+    }
+
+    /// Notes that it is not known who holds.
+    pub(super) fn forget_holders(&mut self, name: NameId) {
+        let Some(record) = self.names.get_mut(name) else {
+            return;
+        };
+        record.knows_holders = false;
+        for holder in core::mem::take(&mut record.holders) {
+            if let Some(owner) = self.owners.get_mut(holder.owner) {
+                owner.holdings.remove(Holding { name, token: holder.token });
+            }
+            self.owners.tidy(holder.owner);
+        }
+    }
+
+    /// The record of a key's name.
+    pub(super) fn record(&self, key: KeyRef<'_>) -> Option<&NameRecord> {
+        self.names.get(self.names.find(key)?)
+    }
+
+    /// Checks the invariants.
+    #[cfg(test)]
+    pub(super) fn assert_consistent(&self) {
+        let (mut in_queues, mut holders, mut waits, mut holdings) = (0, 0, 0, 0);
+        for (name, record) in self.names.iter() {
+            in_queues += record.queue.len();
+            holders += record.holders.len();
+            assert!(record.queue.len() > 0 || record.holders.is_empty());
+            for position in record.queue.iter() {
+                let waiter = self.get(position.ticket).expect("a waiter");
+                assert!(waiter.names.contains(&name) && waiter.position(position.ticket) == position);
+            }
+        }
+        for (id, owner) in self.owners.iter() {
+            waits += owner.waits.len();
+            holdings += owner.holdings.len();
+            assert!(owner.waits.len() + owner.holdings.len() > 0, "an owner is here for a reason");
+            for wait in owner.waits.iter() {
+                assert_eq!(self.get(wait.position.ticket).expect("a waiter").owner, id);
+            }
+        }
+        let (mut waiting, mut waited_for, mut alarms) = (0, 0, 0);
+        for (_, (_, state)) in self.tickets.iter() {
+            if let State::Waiting(waiter) = state {
+                waiting += 1;
+                waited_for += waiter.names.len();
+                alarms += usize::from(waiter.alarm != Alarm::NONE);
+            }
+        }
+        assert_eq!((waiting, alarms, holdings), (self.waiting, self.timeouts.len(), holders));
+        assert_eq!((in_queues, waits), (waited_for, waited_for));
+    }
+}
+
+/// The slot and the running number of a ticket.
+fn halves(ticket: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = ticket.to_le_bytes();
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
+}

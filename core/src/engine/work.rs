@@ -1,0 +1,78 @@
+//! How much may be done in one go: the server's only thread does nothing else meanwhile.
+//!
+//! Each command may do a little of what it finds to be done (a lease that ended, a waiter to serve). What is more comes out
+//! of an allowance that all commands of one turn of the server's event loop share, and then is left to the timer, which has
+//! an allowance of its own each time. Leaving it is always safe: a lease that is over has no effect, whoever waits is not
+//! passed, and a grant that is to be taken back only lasts a little longer.
+
+/// What one command may do for each of its keys, beyond what was asked of it.
+const OWN_UNITS: u32 = 8;
+
+/// What all commands of one turn may do in addition, and each run of the timer. It takes a few milliseconds.
+const SHARED_UNITS: u32 = 2_000;
+
+/// What an answer costs: the server has to write it, after the module's own part is done.
+pub(super) const ANSWER: u32 = 6;
+
+/// What any other change costs.
+pub(super) const CHANGE: u32 = 1;
+
+/// How many steps all searches for deadlocks of one turn may take.
+const SEARCH_STEPS: u32 = 20_000;
+
+/// The allowances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    own: u32,
+    shared: u32,
+    pub(super) search_steps: u32,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Self { own: 0, shared: SHARED_UNITS, search_steps: SEARCH_STEPS }
+    }
+}
+
+impl Work {
+    /// A turn of the event loop begins, or a run of the timer.
+    pub(super) fn begin_turn(&mut self) {
+        *self = Self::default();
+    }
+
+    /// A command on so many keys begins.
+    pub(super) fn begin_command(&mut self, keys: usize) {
+        self.own = u32::try_from(keys).unwrap_or(u32::MAX).saturating_mul(OWN_UNITS);
+    }
+
+    /// The timer goes on with something: it has the shared allowance only.
+    pub(super) fn begin_timer(&mut self) {
+        self.own = 0;
+    }
+
+    /// Takes from the allowances what something costs. `false` if they are used up.
+    pub(super) fn take(&mut self, units: u32) -> bool {
+        if let Some(left) = self.own.checked_sub(units) {
+            self.own = left;
+            return true;
+        }
+        match self.shared.checked_sub(units) {
+            Some(left) => {
+                self.shared = left;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whether nothing is left that the timer could do something with.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.shared < ANSWER
+    }
+
+    /// What was taken from the shared allowance of this turn.
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> u32 {
+        SHARED_UNITS.saturating_sub(self.shared)
+    }
+}

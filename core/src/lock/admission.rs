@@ -1,0 +1,301 @@
+//! What a lock answers to a request: the one place that knows what each kind admits.
+//!
+//! | the owner | the lock | then |
+//! |---|---|---|
+//! | holds in this mode, by this very request | | [`Decision::Repeat`] |
+//! | holds in this mode (not on semaphores) | | [`Decision::Grant`], past the queue: a re-entry |
+//! | holds WRITE, asks for READ | | [`Decision::Grant`], past the queue: a downgrade |
+//! | holds READ, asks for WRITE | no other owner holds, nobody else upgrades | [`Decision::Grant`], past the other waiters |
+//! | | has room, and nobody is ahead | [`Decision::Grant`] |
+//! | | anything else | [`Decision::Wait`] |
+//!
+//! A lock has room for an exclusive or a writing hold if no other owner holds it; for a reading one if no other owner
+//! writes; for permits if so many are free. Leases that are over do not count.
+//!
+//! Who waits ahead is told by the caller; but for a fair lock, whose queue is part of the value.
+
+use super::{Hold, Lock};
+use crate::kind::{Kind, Mode};
+use crate::request::{Ask, Numbered, Refusal, Request, RequestMark, Verb};
+use crate::time::Now;
+
+/// What lies under a key.
+#[derive(Clone, Copy, Debug)]
+pub enum Value<'a> {
+    /// Nothing.
+    Vacant,
+    /// A lock.
+    Lock(&'a Lock),
+    /// A value of another type.
+    Foreign,
+}
+
+/// Who waits ahead of a request under the key's name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// Anybody.
+    pub(crate) any: bool,
+    /// A reader that waits for WRITE: it stands ahead of the rest of the queue.
+    pub(crate) upgrade: bool,
+    /// Somebody who waits for a lock of another kind.
+    pub(crate) other_kind: bool,
+}
+
+/// What a request comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// The owner is to have it, in addition to what it has.
+    Grant,
+    /// This very request was granted before, as the hold with this token.
+    Repeat(u64),
+    /// Not now.
+    Wait,
+    /// It cannot be granted, whoever leaves.
+    Refuse(Refusal),
+}
+
+impl<'a> Value<'a> {
+    /// The kind check of every command: the lock if there is one. A lock of another kind whose leases and places are all
+    /// over is not there any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::WrongType`]; [`Refusal::NoSemaphore`] for a semaphore that is not there.
+    pub fn of_kind(self, kind: Kind, now: Now) -> Result<Option<&'a Lock>, Refusal> {
+        match self {
+            Self::Foreign => Err(Refusal::WrongType),
+            Self::Lock(lock) if lock.kind() == kind => Ok(Some(lock)),
+            Self::Lock(lock) if lock.is_live(now) => Err(Refusal::WrongType),
+            Self::Lock(_) | Self::Vacant if kind == Kind::Semaphore => Err(Refusal::NoSemaphore),
+            Self::Lock(_) | Self::Vacant => Ok(None),
+        }
+    }
+
+    /// The live hold that a command of its owner is about.
+    ///
+    /// # Errors
+    ///
+    /// As [`Value::of_kind`].
+    pub fn hold(self, kind: Kind, owner: &[u8], mode: Mode, now: Now) -> Result<Option<&'a Hold>, Refusal> {
+        Ok(self.of_kind(kind, now)?.and_then(|lock| lock.live_hold(owner, mode, now)))
+    }
+}
+
+/// Decides about a request for one key.
+pub(crate) fn decide(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now: Now) -> Decision {
+    match decided(value, ahead, owner, request, now) {
+        Ok(decision) => decision,
+        Err(refusal) => Decision::Refuse(refusal),
+    }
+}
+
+fn decided(
+    value: Value<'_>,
+    ahead: Ahead,
+    owner: &[u8],
+    request: &Request,
+    now: Now,
+) -> Result<Decision, Refusal> {
+    let lock = value.of_kind(request.kind, now)?;
+    if let Some(hold) = lock.and_then(|lock| lock.live_hold(owner, request.mode, now)) {
+        if RequestMark::classify(hold.request(), request.request_id, request.verb)? == Numbered::Repeat {
+            return Ok(Decision::Repeat(hold.token()));
+        }
+        if request.mode != Mode::Permits {
+            let fits = hold.count().checked_add(request.count).is_some();
+            return if fits { Ok(Decision::Grant) } else { Err(Refusal::CountOverflow) };
+        }
+    }
+    let waiting_id = lock.and_then(|lock| lock.place(owner)).and_then(|place| place.request_id);
+    if let (Some(id), Some(last_id)) = (request.request_id, waiting_id)
+        && id < last_id
+    {
+        return Err(Refusal::Stale { last_id });
+    }
+    let Some(lock) = lock else {
+        if request.kind == Kind::Fair && ahead.other_kind {
+            // Others wait under this name for many keys at once, and for a lock of another kind: none is made here.
+            return if request.ask == Ask::Try { Ok(Decision::Wait) } else { Err(Refusal::WrongType) };
+        }
+        return Ok(if ahead.any { Decision::Wait } else { Decision::Grant });
+    };
+    if request.mode == Mode::Permits && request.count > lock.permits() {
+        return Err(Refusal::TooManyPermits { permits: lock.permits() });
+    }
+    let has_room = match request.mode {
+        Mode::Exclusive | Mode::Write => !lock.is_held_by_another(owner, now),
+        Mode::Read => !lock.is_written_by_another(owner, now),
+        Mode::Permits => i64::from(request.count) <= lock.available(now),
+    };
+    let is_next = match claim(lock, owner, request, now) {
+        Claim::Downgrade => true,
+        Claim::Upgrade => !ahead.upgrade,
+        Claim::None if lock.kind() == Kind::Fair => {
+            lock.queue().and_then(|queue| queue.first()).is_none_or(|first| first.owner == owner)
+        }
+        Claim::None => !ahead.any,
+    };
+    Ok(if has_room && is_next { Decision::Grant } else { Decision::Wait })
+}
+
+/// What a request is to what its owner holds already in another mode.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// Nothing: it stands in line like everybody.
+    None,
+    /// A reader asks for WRITE: it goes ahead of the queue, which waits for it.
+    Upgrade,
+    /// The writer asks for READ: nobody can mind.
+    Downgrade,
+}
+
+fn claim(lock: &Lock, owner: &[u8], request: &Request, now: Now) -> Claim {
+    let holds = |mode| lock.live_hold(owner, mode, now).is_some();
+    match request.mode {
+        Mode::Read if holds(Mode::Write) => Claim::Downgrade,
+        Mode::Write if holds(Mode::Read) => Claim::Upgrade,
+        _ => Claim::None,
+    }
+}
+
+/// Whether a request that has to wait waits ahead of the queue.
+pub(crate) fn is_upgrade(value: Value<'_>, owner: &[u8], request: &Request, now: Now) -> bool {
+    let is_upgrade = |lock| claim(lock, owner, request, now) == Claim::Upgrade;
+    matches!(value, Value::Lock(lock) if request.mode == Mode::Write && is_upgrade(lock))
+}
+
+/// Whether a request for permits, or for a lock of this kind, can ever be granted what lies under the key now.
+///
+/// # Errors
+///
+/// Why it cannot.
+pub(crate) fn check_possible(value: Value<'_>, request: &Request, now: Now) -> Result<(), Refusal> {
+    match value.of_kind(request.kind, now)? {
+        Some(lock) if request.mode == Mode::Permits && request.count > lock.permits() => {
+            Err(Refusal::TooManyPermits { permits: lock.permits() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the request is a repeat of the one that made the hold what it is: answered as it was then, and nothing changes.
+///
+/// # Errors
+///
+/// [`Refusal::Stale`] if the hold has seen a later request.
+pub(crate) fn is_repeat(hold: &Hold, id: Option<u64>, verb: Verb) -> Result<bool, Refusal> {
+    Ok(RequestMark::classify(hold.request(), id, verb)? == Numbered::Repeat)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Event, Terms};
+
+    const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
+
+    fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {
+        let mut lock = Lock::new(kind, permits);
+        for (token, (owner, mode, count)) in (1..).zip(holds) {
+            let deadline_us = NOW.mono_us + 1;
+            let terms = Terms { count: *count, deadline_us, lease_ms: 1000, request: None, session_ms: None };
+            lock.apply(&Event::Granted { kind, owner: owner.as_bytes().into(), mode: *mode, token, terms });
+        }
+        lock
+    }
+
+    fn request(kind: Kind, mode: Mode, count: u32) -> Request {
+        Request {
+            verb: Verb::Acquire,
+            kind,
+            mode,
+            count,
+            lease_ms: 1000,
+            request_id: None,
+            session_ms: None,
+            ask: Ask::Try,
+        }
+    }
+
+    /// (who holds, who asks for what, admitted): the admission rule as a table.
+    #[test]
+    fn the_admission_rule_of_each_kind() {
+        use Mode::{Exclusive, Permits, Read, Write};
+        type Row<'a> = (Kind, &'a [(&'a str, Mode, u32)], (&'a str, Mode, u32), bool);
+        let rows: &[Row] = &[
+            (Kind::Mutex, &[], ("a", Exclusive, 1), true),
+            (Kind::Mutex, &[("a", Exclusive, 1)], ("b", Exclusive, 1), false),
+            (Kind::Fair, &[("a", Exclusive, 1)], ("b", Exclusive, 1), false),
+            (Kind::RwLock, &[], ("a", Write, 1), true),
+            (Kind::RwLock, &[("a", Read, 1), ("b", Read, 2)], ("c", Read, 1), true),
+            (Kind::RwLock, &[("a", Read, 1)], ("b", Write, 1), false),
+            (Kind::RwLock, &[("a", Read, 1)], ("a", Write, 1), true),
+            (Kind::RwLock, &[("a", Read, 1), ("b", Read, 1)], ("a", Write, 1), false),
+            (Kind::RwLock, &[("a", Write, 1)], ("a", Read, 1), true),
+            (Kind::RwLock, &[("a", Write, 1)], ("b", Read, 1), false),
+            (Kind::RwLock, &[("a", Write, 1), ("a", Read, 1)], ("b", Read, 1), false),
+            (Kind::Semaphore, &[("a", Permits, 2)], ("b", Permits, 1), true),
+            (Kind::Semaphore, &[("a", Permits, 2)], ("b", Permits, 2), false),
+            (Kind::Semaphore, &[("a", Permits, 2)], ("a", Permits, 2), false),
+            (Kind::Mutex, &[("a", Exclusive, 1)], ("a", Exclusive, 1), true),
+            (Kind::RwLock, &[("a", Read, 1), ("b", Read, 1)], ("a", Read, 1), true),
+        ];
+        for (kind, holds, (owner, mode, count), admitted) in rows {
+            let lock = with(*kind, 3, holds);
+            let expected = if *admitted { Decision::Grant } else { Decision::Wait };
+            let request = request(*kind, *mode, *count);
+            let decision = decide(Value::Lock(&lock), Ahead::default(), owner.as_bytes(), &request, NOW);
+            assert_eq!(decision, expected, "{kind:?} held by {holds:?}, asked by {owner} for {mode:?} {count}");
+        }
+    }
+
+    /// (what is held, who is ahead, who asks, admitted): who passes whom.
+    #[test]
+    fn who_passes_the_queue() {
+        use Mode::{Exclusive, Permits, Read, Write};
+        let nobody = Ahead::default();
+        let queue = Ahead { any: true, ..nobody };
+        let upgrade = Ahead { any: true, upgrade: true, ..nobody };
+        type Row<'a> = (Kind, &'a [(&'a str, Mode, u32)], Ahead, (&'a str, Mode), bool);
+        let rows: &[Row] = &[
+            (Kind::Mutex, &[("a", Exclusive, 1)], queue, ("a", Exclusive), true),
+            (Kind::RwLock, &[("a", Read, 1)], queue, ("b", Read), false),
+            (Kind::RwLock, &[("a", Read, 1)], queue, ("a", Read), true),
+            (Kind::RwLock, &[("a", Read, 1)], queue, ("a", Write), true),
+            (Kind::RwLock, &[("a", Read, 1)], upgrade, ("a", Write), false),
+            (Kind::RwLock, &[("a", Write, 1)], upgrade, ("a", Read), true),
+            (Kind::Semaphore, &[("a", Permits, 1)], queue, ("a", Permits), false),
+            (Kind::Semaphore, &[("a", Permits, 1)], nobody, ("a", Permits), true),
+        ];
+        for (kind, holds, ahead, (owner, mode), admitted) in rows {
+            let lock = with(*kind, 3, holds);
+            let expected = if *admitted { Decision::Grant } else { Decision::Wait };
+            let request = request(*kind, *mode, 1);
+            let decision = decide(Value::Lock(&lock), *ahead, owner.as_bytes(), &request, NOW);
+            assert_eq!(decision, expected, "{kind:?} held by {holds:?}, {ahead:?}, asked by {owner} for {mode:?}");
+        }
+        let decision = decide(Value::Vacant, queue, b"a", &request(Kind::Mutex, Exclusive, 1), NOW);
+        assert_eq!(decision, Decision::Wait, "a free key with a queue");
+    }
+
+    #[test]
+    fn what_cannot_be_granted_is_refused() {
+        let semaphore = with(Kind::Semaphore, 3, &[]);
+        let request_for = |count| request(Kind::Semaphore, Mode::Permits, count);
+        let refused = |value, request| match decide(value, Ahead::default(), b"a", &request, NOW) {
+            Decision::Refuse(refusal) => refusal,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(Value::Lock(&semaphore), request_for(4)), Refusal::TooManyPermits { permits: 3 });
+        assert_eq!(refused(Value::Vacant, request_for(1)), Refusal::NoSemaphore);
+        let mutex = request(Kind::Mutex, Mode::Exclusive, 1);
+        assert_eq!(refused(Value::Lock(&semaphore), mutex), Refusal::WrongType);
+        assert_eq!(refused(Value::Foreign, mutex), Refusal::WrongType);
+        let full = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, u32::MAX)]);
+        assert_eq!(refused(Value::Lock(&full), mutex), Refusal::CountOverflow);
+        // What is over is not there.
+        let later = Now { mono_us: NOW.mono_us + 1, ..NOW };
+        let rwlock = with(Kind::RwLock, 1, &[("b", Mode::Read, 1)]);
+        assert_eq!(decide(Value::Lock(&rwlock), Ahead::default(), b"a", &mutex, later), Decision::Grant);
+    }
+}

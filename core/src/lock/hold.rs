@@ -1,0 +1,276 @@
+//! A hold: what an owner has of a lock in one mode.
+//!
+//! There may be a million of them, so the fields are packed: most holds have a small count, no numbered request and no
+//! session, and take 72 bytes with an owner of up to 38.
+
+use alloc::boxed::Box;
+
+use smallvec::SmallVec;
+
+use crate::bytes::Owner;
+use crate::event::Terms;
+use crate::kind::Mode;
+use crate::request::RequestMark;
+use crate::time::Now;
+
+/// How many connections a hold is bound to at most. One more takes the place of the one that was bound longest ago, so that
+/// renewing over a pool of any size costs a bounded amount of memory.
+pub(crate) const MAX_BOUND_CLIENTS: usize = 8;
+
+/// What an owner has in one mode.
+#[derive(Debug)]
+pub struct Hold {
+    owner: Owner,
+    token: u64,
+    deadline_us: u64,
+    extras: Option<Box<Extras>>,
+    /// The lease in milliseconds, 365 days at most: low and high part.
+    lease_low: u32,
+    lease_high: u8,
+    mode: Mode,
+    /// The low half of the count; the high one is among the extras.
+    count_low: u16,
+}
+
+/// What most holds do not have.
+#[derive(Clone, Debug, Default)]
+struct Extras {
+    request: Option<RequestMark>,
+    session_ms: Option<u64>,
+    /// The connections that the hold is bound to, the one bound last at the end. Never saved, and not part of a copy.
+    clients: SmallVec<[u64; 1]>,
+    /// The generation of the lock's bindings (see `Lock::unbind_all`) in which they were bound.
+    bound_in: u32,
+    count_high: u16,
+}
+
+impl Extras {
+    fn is_needed(&self) -> bool {
+        self.request.is_some() || self.session_ms.is_some() || self.count_high != 0
+    }
+}
+
+/// A copy of a hold is bound to no connection.
+impl Clone for Hold {
+    fn clone(&self) -> Self {
+        Self::new(self.owner.clone(), self.mode, self.token, &self.terms())
+    }
+}
+
+/// Equal holds say the same of owner and terms. Connections are not compared.
+impl PartialEq for Hold {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.owner, self.mode, self.token) == (&other.owner, other.mode, other.token) && self.terms() == other.terms()
+    }
+}
+
+impl Eq for Hold {}
+
+impl Hold {
+    pub(crate) fn new(owner: Owner, mode: Mode, token: u64, terms: &Terms) -> Self {
+        let mut hold = Self {
+            owner,
+            token,
+            deadline_us: 0,
+            extras: None,
+            lease_low: 0,
+            lease_high: 0,
+            mode,
+            count_low: 0,
+        };
+        hold.set_terms(terms);
+        hold
+    }
+
+    pub(crate) fn set_terms(&mut self, terms: &Terms) {
+        self.deadline_us = terms.deadline_us;
+        let [a, b, c, d, high, ..] = terms.lease_ms.to_le_bytes();
+        (self.lease_low, self.lease_high) = (u32::from_le_bytes([a, b, c, d]), high);
+        let [low, high] = halves(terms.count);
+        self.count_low = low;
+        if let Some(extras) = &mut self.extras {
+            (extras.request, extras.session_ms, extras.count_high) = (terms.request, terms.session_ms, high);
+            if !extras.is_needed() {
+                self.extras = None;
+            }
+        } else if terms.request.is_some() || terms.session_ms.is_some() || high != 0 {
+            self.extras = Some(Box::new(Extras {
+                request: terms.request,
+                session_ms: terms.session_ms,
+                count_high: high,
+                ..Extras::default()
+            }));
+        }
+    }
+
+    /// Who holds.
+    #[must_use]
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// In which mode.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The fencing token.
+    #[must_use]
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Re-entries, or permits.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        let high = self.extras.as_ref().map_or(0, |extras| extras.count_high);
+        (u32::from(high) << u16::BITS) | u32::from(self.count_low)
+    }
+
+    /// When the lease ends.
+    #[must_use]
+    pub fn deadline_us(&self) -> u64 {
+        self.deadline_us
+    }
+
+    /// The lease that was last given, in milliseconds.
+    #[must_use]
+    pub fn lease_ms(&self) -> u64 {
+        (u64::from(self.lease_high) << u32::BITS) | u64::from(self.lease_low)
+    }
+
+    /// The last numbered request.
+    #[must_use]
+    pub fn request(&self) -> Option<RequestMark> {
+        self.extras.as_ref()?.request
+    }
+
+    /// The grace after the last connection that the hold is bound to closes.
+    #[must_use]
+    pub fn session_ms(&self) -> Option<u64> {
+        self.extras.as_ref()?.session_ms
+    }
+
+    /// The terms as they are.
+    #[must_use]
+    pub fn terms(&self) -> Terms {
+        Terms {
+            count: self.count(),
+            deadline_us: self.deadline_us,
+            lease_ms: self.lease_ms(),
+            request: self.request(),
+            session_ms: self.session_ms(),
+        }
+    }
+
+    /// Whether the lease has not ended.
+    #[must_use]
+    pub fn is_live(&self, now: Now) -> bool {
+        self.deadline_us > now.mono_us
+    }
+
+    /// Milliseconds of lease left, rounded up.
+    #[must_use]
+    pub fn lease_left_ms(&self, now: Now) -> u64 {
+        now.left_ms(self.deadline_us)
+    }
+
+    /// The connections that the hold is bound to, in the lock's present generation of bindings.
+    pub(crate) fn clients(&self, generation: u32) -> &[u64] {
+        match &self.extras {
+            Some(extras) if extras.bound_in == generation => &extras.clients,
+            _ => &[],
+        }
+    }
+
+    /// Binds the hold to one more connection, if it has a session. Returns whether it was not bound to that one, and the
+    /// connection that had to give way.
+    pub(crate) fn bind(&mut self, client: u64, generation: u32) -> (bool, Option<u64>) {
+        let Some(extras) = self.extras.as_mut().filter(|extras| extras.session_ms.is_some()) else {
+            return (false, None);
+        };
+        if extras.bound_in != generation {
+            extras.clients.clear();
+            extras.bound_in = generation;
+        }
+        let known = extras.clients.iter().position(|bound| *bound == client);
+        if let Some(known) = known {
+            extras.clients.remove(known);
+        }
+        let is_full = extras.clients.len() >= MAX_BOUND_CLIENTS;
+        let gives_way = is_full.then(|| extras.clients.remove(0));
+        extras.clients.push(client);
+        (known.is_none(), gives_way)
+    }
+
+    /// Makes the bindings of a generation those of generation 0, and forgets others.
+    pub(crate) fn rebase(&mut self, generation: u32) {
+        if let Some(extras) = &mut self.extras {
+            if extras.bound_in != generation {
+                extras.clients.clear();
+            }
+            extras.bound_in = 0;
+        }
+    }
+
+    /// Unbinds the hold from a connection.
+    pub(crate) fn unbind(&mut self, client: u64) {
+        if let Some(extras) = &mut self.extras {
+            extras.clients.retain(|bound| *bound != client);
+        }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let extras = self.extras.as_ref().map_or(0, |extras| {
+            let spilled = if extras.clients.spilled() { extras.clients.capacity() } else { 0 };
+            size_of::<Extras>().saturating_add(spilled.saturating_mul(size_of::<u64>()))
+        });
+        self.owner.heap_bytes().saturating_add(extras)
+    }
+}
+
+/// The low and the high half of a count.
+fn halves(count: u32) -> [u16; 2] {
+    let [a, b, c, d] = count.to_le_bytes();
+    [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Verb;
+    use crate::time::MAX_LEASE_MS;
+
+    #[test]
+    fn packed_fields_come_back() {
+        for count in [1, 65_535, 65_536, u32::MAX] {
+            for lease_ms in [1, u64::from(u32::MAX), 1 << 32, MAX_LEASE_MS] {
+                for request in [None, Some(RequestMark { id: 7, verb: Verb::Acquire })] {
+                    let terms = Terms { count, deadline_us: 9, lease_ms, request, session_ms: None };
+                    let mut hold = Hold::new((&b"o"[..]).into(), Mode::Read, 5, &terms);
+                    assert_eq!(hold.terms(), terms);
+                    hold.set_terms(&Terms { count: 1, request: None, ..terms.clone() });
+                    assert!(hold.extras.is_none());
+                    hold.set_terms(&terms);
+                    assert_eq!(hold.terms(), terms);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hold_is_bound_to_the_connections_that_used_it_last() {
+        let terms = Terms { count: 1, deadline_us: 9, lease_ms: 1, request: None, session_ms: Some(0) };
+        let mut hold = Hold::new((&b"o"[..]).into(), Mode::Read, 5, &terms);
+        for client in 0..8 {
+            assert_eq!(hold.bind(client, 0), (true, None));
+        }
+        assert_eq!(hold.bind(0, 0), (false, None));
+        assert_eq!(hold.bind(8, 0), (true, Some(1)));
+        assert_eq!(hold.clients(0), [2, 3, 4, 5, 6, 7, 0, 8]);
+        assert!(hold.clients(1).is_empty() && hold.clone().clients(0).is_empty());
+        assert_eq!(hold.bind(9, 1), (true, None));
+        assert_eq!((hold.clients(1), hold.clients(0)), (&[9][..], &[][..]));
+    }
+}
