@@ -84,6 +84,8 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     let is_done = if flags.is_master() { run(start_us, || run_next(ctx)) } else { run(start_us, || observe_next(ctx)) };
     if is_done && flags.is_master() {
         arm();
+    } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
+        arm_soon();
     }
 }
 

@@ -71,7 +71,7 @@ fn each_command_on_a_fair_lock_tells_its_effect() {
     client.call("RFAIRLOCK.RELEASE job a");
     journal.expect("an inner release", &[&format!("job partly-released {t} 1 # 90000 3a 10")]);
     client.call("RFAIRLOCK.FORCERELEASE job");
-    journal.expect("a forced release", &[&format!("job forced {t}"), "job turn @60000 b"]);
+    journal.expect("a forced release", &[&format!("job forced {t}"), "job reserved @60000 b"]);
     let t = client.acquire_fair("job b PX 40");
     journal.expect(
         "a turn that is used",

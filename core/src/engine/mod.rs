@@ -6,7 +6,7 @@
 //! | right after, until there is none | [`Engine::next_offer`], [`Engine::take_offer`] |
 //! | the timer | [`Engine::begin_turn`], [`Engine::next_timeout_us`], [`Engine::next_job`], [`Engine::run_job`], [`Engine::postpone`] |
 //! | the server tells | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`] |
-//! | a replica, a load | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::next_to_observe`], [`Engine::observe`] |
+//! | a replica, a load | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::has_to_observe`], [`Engine::next_to_observe`], [`Engine::observe`] |
 //! | to look at | `views.rs`, [`Engine::concerns_client`], [`Engine::has_undelivered_grants`] |
 //!
 //! Each request brings its keys up to date (`reconcile`), is decided (`admission` of the lock), applied (`state`: the one
@@ -15,7 +15,7 @@
 //! modules may react to an event by calling commands of ours.
 //!
 //! The files, from the bottom to the top; each uses only those before it:
-//! `work`, `databases`, `connections`, `dirty` + `names` + `owners` + `wait_queues` (who waits), `state`, `holders`,
+//! `work`, `databases`, `leases`, `connections`, `dirty` + `names` + `owners` + `wait_queues` (who waits), `state`, `holders`,
 //! `server_events`, `deadlock`, `grant_next` + `reconcile`, `release`, `fair` + `acquire`, `semaphore`, `timers`, `views`.
 
 mod acquire;
@@ -26,6 +26,7 @@ mod dirty;
 mod fair;
 mod grant_next;
 mod holders;
+mod leases;
 mod names;
 mod owners;
 mod reconcile;

@@ -51,7 +51,7 @@ impl Engine {
             return false;
         };
         let is_set = self.is_alarm_of(lock.alarm(), keys.key(id));
-        let reconciled_in = if is_set { self.leases.stamp(lock.alarm()).unwrap_or(0) } else { 0 };
+        let reconciled_in = if is_set { self.leases.reconciled_in(lock.alarm()).unwrap_or(0) } else { 0 };
         reconciled_in < generation && lock.next_deadline_us().is_some()
     }
 
@@ -98,7 +98,7 @@ impl Engine {
             lock.unbind_all();
             let alarm = lock.alarm();
             if self.is_alarm_of(alarm, tx.keys.key(id)) {
-                self.leases.set_stamp(alarm, generation);
+                self.leases.set_reconciled_in(alarm, generation);
             }
             // One without an alarm gets it now: that it has one says that it was taken in.
             self.set_alarm(tx.keys, id);

@@ -12,6 +12,7 @@ use crate::kind::Kind;
 
 use super::connections::Binding;
 use super::dirty::{Dirty, Gone, Undelivered};
+use super::leases::Leases;
 use super::names::NameId;
 use super::state::{Engine, count};
 use super::timers::Sweep;
@@ -142,7 +143,7 @@ impl Engine {
     /// The value under `key` went away. `alarm` and `bindings` (connection and token) are what it had.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, bindings: impl Iterator<Item = (u64, u64)>) {
         if self.is_alarm_of(alarm, key) {
-            self.leases.remove(alarm);
+            self.leases.remove(alarm, &self.databases);
         }
         for (number, (client, token)) in bindings.enumerate() {
             if number >= BINDINGS_AT_ONCE {
@@ -161,10 +162,13 @@ impl Engine {
     /// Every value of a database went away, or of all of them.
     pub fn flushed(&mut self, db: Option<u32>) {
         match db {
-            Some(db) => self.databases.flush(db),
+            Some(db) => {
+                self.databases.flush(db);
+                self.leases.flush(self.databases.stable(db));
+            }
             None => {
                 self.databases.flush_all();
-                self.leases = crate::collections::Deadlines::default();
+                self.leases = Leases::default();
                 self.connections.forget_bindings();
                 self.loaded.clear();
             }

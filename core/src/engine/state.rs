@@ -15,12 +15,13 @@ use smallvec::SmallVec;
 
 use super::connections::{Binding, Connections};
 use super::databases::Databases;
+use super::leases::Leases;
 use super::names::NameId;
 use super::timers::{Postponed, Sweep};
 use super::wait_queues::WaitQueues;
 use super::work::Work;
-use crate::bytes::{Key, KeyName, KeyRef};
-use crate::collections::{Alarm, Deadlines};
+use crate::bytes::{Key, KeyRef};
+use crate::collections::Alarm;
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
@@ -82,9 +83,7 @@ impl<'t, K: Keyspace> Transaction<'t, K> {
 
 /// The state of one server's locks beyond their values: who waits, what is due, which connections matter.
 pub struct Engine {
-    /// The alarms of values, by the name of the key; beside it the stable id of its database, and as a stamp the generation in
-    /// which the value was last reconciled.
-    pub(super) leases: Deadlines<KeyName, u32>,
+    pub(super) leases: Leases,
     pub(super) databases: Databases,
     pub(super) queues: WaitQueues,
     pub(super) connections: Connections,
@@ -116,7 +115,7 @@ impl Engine {
         let [a, b, c, d] = seeds;
         let hasher = RandomState::with_seeds(a, b, c, d);
         Self {
-            leases: Deadlines::default(),
+            leases: Leases::default(),
             databases: Databases::new(&hasher),
             queues: WaitQueues::new(&hasher),
             connections: Connections::default(),
@@ -355,7 +354,7 @@ impl Engine {
             Value::Lock(lock) if lock.is_disposable() => {
                 let alarm = lock.alarm();
                 if self.is_alarm_of(alarm, keys.key(id)) {
-                    self.leases.remove(alarm);
+                    self.leases.remove(alarm, &self.databases);
                 }
                 keys.remove(id);
             }
@@ -372,19 +371,11 @@ impl Engine {
         let (alarm, due_us, key) = (lock.alarm(), lock.next_deadline_us(), keys.key(id));
         let is_set = self.is_alarm_of(alarm, key);
         let alarm = match due_us {
-            Some(due_us) if is_set => {
-                if self.leases.get(alarm).is_some_and(|(at_us, _)| due_us < at_us) {
-                    self.leases.set(alarm, due_us);
-                }
-                return;
-            }
-            Some(due_us) => {
-                let (stable, generation) = (self.databases.stable(key.db), self.databases.generation(key.db));
-                self.leases.insert_with(due_us, key.name.into(), stable, generation)
-            }
+            Some(due_us) if is_set => return self.leases.hasten(alarm, due_us),
+            Some(due_us) => self.leases.insert(due_us, key, &self.databases),
             None => {
                 if is_set {
-                    self.leases.remove(alarm);
+                    self.leases.remove(alarm, &self.databases);
                 }
                 Alarm::NONE
             }
@@ -395,8 +386,7 @@ impl Engine {
     }
 
     pub(super) fn is_alarm_of(&self, alarm: Alarm, key: KeyRef<'_>) -> bool {
-        let is_its_name = self.leases.get(alarm).is_some_and(|(_, name)| name.as_slice() == key.name);
-        is_its_name && self.leases.side(alarm).is_some_and(|stable| self.databases.current(stable) == key.db)
+        self.leases.is_of(alarm, key, &self.databases)
     }
 
     /// Applies an effect that a master decided, or that the append-only file has. Decides nothing.

@@ -100,9 +100,6 @@ const COST_OF_PARTS: u32 = 32;
 /// How many holds of a connection are looked at as soon as it closes.
 const CLOSED_AT_ONCE: usize = 64;
 
-/// An alarm that has gone off, until its value has set it anew.
-const RUNG_US: u64 = u64::MAX;
-
 impl Engine {
     /// A turn of the server's event loop begins, or a run of the timer: see `work.rs`.
     pub fn begin_turn(&mut self) {
@@ -116,7 +113,7 @@ impl Engine {
         let of = |timer: Timer| match timer {
             Timer::Dirty => at_once(!self.dirty.is_empty()),
             Timer::Loaded => at_once(!self.loaded.is_empty()),
-            Timer::Lease => self.leases.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != RUNG_US),
+            Timer::Lease => self.leases.next_us(),
             Timer::Timeout => self.queues.next_timeout_us(),
             Timer::Suspect => at_once(!self.suspects.is_empty()),
             Timer::Closed => at_once(self.connections.has_work()),
@@ -173,14 +170,23 @@ impl Engine {
         }
         self.close(tx);
         // The value that it was for is gone, or has another one.
-        if let Some(alarm) = ringing.filter(|alarm| self.leases.get(*alarm).is_some_and(|(at_us, _)| at_us == RUNG_US)) {
-            self.leases.remove(alarm);
+        if let Some(alarm) = ringing.filter(|alarm| self.leases.has_rung(*alarm)) {
+            self.leases.remove(alarm, &self.databases);
         }
     }
 
-    /// The next key that a replica has been told of, for [`Engine::observe`].
+    /// The next key that a replica has been told of, for [`Engine::observe`]. What was flushed is forgotten on the way.
     pub fn next_to_observe(&mut self) -> Option<Key> {
+        self.work.begin_timer();
+        // What is behind is so until a promotion, which sweeps again.
+        while !matches!(self.sweep_on(), Rang::No) {}
         self.next_dirty().or_else(|| self.loaded.pop())
+    }
+
+    /// Whether a replica has yet to look at something.
+    #[must_use]
+    pub fn has_to_observe(&self) -> bool {
+        self.sweep.is_some() || !self.dirty.is_empty() || !self.loaded.is_empty()
     }
 
     fn next_dirty(&mut self) -> Option<Key> {
@@ -200,30 +206,19 @@ impl Engine {
     }
 
     fn ring_lease(&mut self, now: Now) -> Rang {
-        let Some((at_us, alarm)) = self.leases.peek().filter(|(at_us, _)| *at_us <= now.mono_us && *at_us != RUNG_US)
-        else {
+        let Some(alarm) = self.leases.ring(now) else {
             return Rang::No;
         };
-        debug_assert!(at_us <= now.mono_us);
-        match self.key_of(alarm) {
+        match self.leases.key(alarm, &self.databases) {
             Some(key) => {
-                self.leases.set(alarm, RUNG_US);
                 self.ringing = Some(alarm);
                 Rang::Key(key)
             }
             None => {
-                self.leases.remove(alarm);
+                self.leases.remove(alarm, &self.databases);
                 Rang::Done
             }
         }
-    }
-
-    /// The key of an alarm, if its value was not flushed.
-    fn key_of(&self, alarm: crate::collections::Alarm) -> Option<Key> {
-        let (_, name) = self.leases.get(alarm)?;
-        let (stable, generation) = (self.leases.side(alarm)?, self.leases.stamp(alarm)?);
-        let was_flushed = self.databases.was_flushed(stable, generation);
-        (!was_flushed).then(|| Key { name: name.clone(), db: self.databases.current(stable) })
     }
 
     /// Answers a waiter whose time is over.
@@ -362,7 +357,7 @@ impl Engine {
                         }
                     }
                 },
-                Some(Sweep::Leases(slot)) => match self.leases.alarm_in_slot(slot) {
+                Some(Sweep::Leases(slot)) => match self.leases.in_slot(slot) {
                     None => self.sweep = Some(Sweep::Bindings(None)),
                     Some(alarm) => {
                         self.sweep = Some(Sweep::Leases(slot.saturating_add(1)));
@@ -384,12 +379,12 @@ impl Engine {
     }
 
     fn sweep_lease(&mut self, alarm: crate::collections::Alarm) -> Option<Rang> {
-        let stamp = self.leases.stamp(alarm)?;
-        let Some(key) = self.key_of(alarm) else {
-            self.leases.remove(alarm);
+        let reconciled_in = self.leases.reconciled_in(alarm)?;
+        let Some(key) = self.leases.key(alarm, &self.databases) else {
+            self.leases.remove(alarm, &self.databases);
             return None;
         };
-        (stamp < self.databases.generation(key.db)).then_some(Rang::Key(key))
+        (reconciled_in < self.databases.generation(key.db)).then_some(Rang::Key(key))
     }
 
     /// The sweep has come to a hold that is said to be bound to a connection: if it is not, that is forgotten.

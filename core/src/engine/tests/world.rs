@@ -371,7 +371,7 @@ impl World {
             assert!(lock.lapsed_hold(self.now).is_none(), "no lapsed hold is left");
             if let Some(due_us) = lock.next_deadline_us() {
                 assert!(self.engine.is_alarm_of(lock.alarm(), key), "an alarm of its own");
-                let (at_us, _) = self.engine.leases.get(lock.alarm()).expect("an alarm");
+                let at_us = self.engine.leases.at_us(lock.alarm()).expect("an alarm");
                 assert!(at_us <= due_us, "an alarm is not later than what it is for");
                 alarms += 1;
             }
@@ -384,7 +384,7 @@ impl World {
                 self.check_head_waits(&key);
             }
         }
-        assert_eq!(self.engine.leases.len(), alarms, "no alarm is left behind");
+        assert_eq!((self.engine.leases.len(), self.engine.leases.all()), (alarms, alarms), "no alarm is left behind");
         for (_, record) in self.engine.queues.names.iter() {
             let is_needed = !record.queue.is_empty() || !record.undelivered.is_empty();
             assert!(is_needed, "no record is left behind: {:?}", record.key());
