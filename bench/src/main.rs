@@ -27,9 +27,9 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     module: PathBuf,
 
-    /// The module that does nothing, librlock_noop.so: the floor for `uncontended`
+    /// The module with the barest lock, librlock_bare.so: for `floor`, which is left out without it
     #[arg(long, value_name = "PATH")]
-    noop: Option<PathBuf>,
+    bare: Option<PathBuf>,
 
     /// The server's program
     #[arg(long, value_name = "PATH", default_value = "redis-server")]
@@ -56,6 +56,8 @@ struct Arguments {
 enum Section {
     /// Acquire and release a free lock, against SET NX PX
     Uncontended,
+    /// What of that is the server's own: a ladder from an empty command to scripts
+    Floor,
     /// Pass one lock around 64 connections, against BLPOP
     Handover,
     /// The same with 10 and with 5000 waiters
@@ -77,13 +79,14 @@ enum Section {
 impl Section {
     fn measure(self, arguments: &Arguments) -> Result<Vec<Line>> {
         let mut modules = vec![arguments.module.clone()];
-        if self == Self::Uncontended {
-            modules.extend(arguments.noop.clone());
+        if self == Self::Floor {
+            modules.push(arguments.bare.clone().context("floor needs --bare librlock_bare.so")?);
         }
         let mut server = Server::start(&ServerConfig { program: arguments.server.clone(), modules })?;
         let rounds = arguments.rounds;
         match self {
-            Self::Uncontended => sections::uncontended::measure(&mut server, rounds, arguments.noop.is_some()),
+            Self::Uncontended => sections::uncontended::measure(&mut server, rounds),
+            Self::Floor => sections::floor::measure(&mut server, rounds),
             Self::Handover => sections::handover::measure(&mut server, rounds),
             Self::QueueLength => sections::queue_length::measure(&mut server, rounds),
             Self::Memory => sections::memory::measure(&mut server, rounds, arguments.locks),
@@ -124,6 +127,7 @@ fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
     if arguments.sections.is_empty() {
         arguments.sections = Section::value_variants().to_vec();
+        arguments.sections.retain(|section| *section != Section::Floor || arguments.bare.is_some());
     }
     let mut report = Report { header: header(&arguments)?, sections: Vec::new() };
     let outcome = measure_all(&arguments, &mut report.sections);
