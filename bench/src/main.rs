@@ -39,6 +39,14 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
     rounds: usize,
 
+    /// How often each case of `stalls` is played
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    stall_rounds: usize,
+
+    /// Play only the cases of `stalls` whose names begin so
+    #[arg(long, value_name = "CASE", default_value = "")]
+    stall: String,
+
     /// How many locks `memory` and `mass-expiry` hold
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     locks: usize,
@@ -74,6 +82,8 @@ enum Section {
     Client,
     /// Waiting beside 10 and beside 10,000 waiters that form no circle
     Deadlock,
+    /// What others feel while one client is expensive
+    Stalls,
 }
 
 impl Section {
@@ -82,7 +92,8 @@ impl Section {
         if self == Self::Floor {
             modules.push(arguments.bare.clone().context("floor needs --bare librlock_bare.so")?);
         }
-        let mut server = Server::start(&ServerConfig { program: arguments.server.clone(), modules })?;
+        let config = ServerConfig { program: arguments.server.clone(), modules };
+        let mut server = Server::start(&config)?;
         let rounds = arguments.rounds;
         match self {
             Self::Uncontended => sections::uncontended::measure(&mut server, rounds),
@@ -95,6 +106,11 @@ impl Section {
             Self::Fair => sections::fair::measure(&mut server, rounds),
             Self::Client => sections::client::measure(&mut server, rounds),
             Self::Deadlock => sections::deadlock::measure(&mut server, rounds),
+            Self::Stalls => {
+                // Each of its cases has a server of its own.
+                drop(server);
+                sections::stalls::measure(&config, arguments.stall_rounds, &arguments.stall)
+            }
         }
     }
 
