@@ -69,7 +69,7 @@ lint: ## Check format and lints
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps
 
-bench: ## Measure the module against its peers (6 minutes); SECTION=memory for one part
+bench: ## Measure the module against its peers, and its longest pauses; SECTION=memory for one part
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
 	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION)

@@ -3,7 +3,7 @@
 //! Each section starts a server of its own and measures the two sides of a comparison in turns on it
 //! (A B A B …), so that whatever else the machine does meets both; a result is the median of the
 //! quotients of the rounds. Costs are the CPU time of the server's main thread wherever a client's own
-//! speed would blur the answer.
+//! speed would blur the answer. `stalls` is different: it looks for the longest pause that others feel.
 
 use std::fs;
 use std::path::PathBuf;

@@ -6,7 +6,7 @@
 //! proportion, as with thousands of connections that close, a case without locks stands beside the one with locks.
 //!
 //! A case that lets the server stand still is given up after half a minute, and the PING that had no answer by then is
-//! its result. A case that goes wrong has no result, and the error is printed.
+//! its result. A round that goes wrong has no result: the line says so, and the error is printed.
 
 mod chains;
 mod held;
@@ -57,6 +57,7 @@ impl Case {
                 // A server that stood still until it was given up has shown what there is to see.
                 let stood_still = |worst_ms: f64| worst_ms * 2.0 > stage::PATIENCE.as_secs_f64() * 1e3;
                 stage.watched = stage.watched.filter(|watched| stood_still(watched.worst_ms));
+                seen.failures += usize::from(stage.watched.is_none());
             }
             seen.push(stage);
         }
@@ -74,6 +75,7 @@ struct Seen {
     pings_waited: Series,
     worst_ran: Series,
     took: Series,
+    failures: usize,
     extras: Vec<(Extra, Series)>,
 }
 
@@ -101,7 +103,10 @@ impl Seen {
     }
 
     fn lines(self, case: &Case) -> Vec<Line> {
-        let measure = format!("{}: {}", case.id, case.what);
+        let mut measure = format!("{}: {}", case.id, case.what);
+        if self.failures > 0 {
+            measure += &format!(" ({} rounds went wrong)", self.failures);
+        }
         let line = Line::value(measure, Statistic::Max, Unit::Ms, self.worst.clone())
             .figure(Figure::new("median round", Unit::Ms, &self.worst))
             .figure(Figure::of(Statistic::Max, "server CPU within one PING: up to", Unit::Ms, &self.worst_ran))
