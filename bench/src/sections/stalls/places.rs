@@ -15,7 +15,7 @@ const PLACES: usize = 300_000;
 /// When places end together, they are all taken by then.
 const TIME_TO_QUEUE: Duration = Duration::from_secs(10);
 /// A place's life is counted from the moment when it is given, so the last ones end a little later than asked for.
-const AFTER_END: Duration = Duration::from_millis(10);
+const AFTER_END: Duration = Duration::from_millis(200);
 const LOCK: &[u8] = b"lock";
 const HOLDER: usize = 1_000_000;
 const LAST: usize = 2_000_000;
@@ -79,6 +79,13 @@ fn lapse_all(stage: &mut Stage) -> Result<()> {
     stage.watch(|server| {
         clock::sleep_until(end + AFTER_END);
         release(server)?;
-        server.control().call(&[b"RFAIRLOCK.WAITERS", LOCK, b"COUNT", b"1"])?.expect_array(0)
+        // On a busy machine some may still live, and have their turns.
+        while clock::now() < end + PATIENCE {
+            if server.control().call(&[b"RFAIRLOCK.WAITERS", LOCK, b"COUNT", b"1"])?.expect_array(0).is_ok() {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        bail!("some of the places have not ended")
     })
 }
