@@ -5,7 +5,7 @@ PORT         ?= 6379
 CLUSTER_PORT ?= 7000
 SERVER       ?= redis-server
 MODULE       := target/release/librlock.so
-NOOP         := target/release/librlock_noop.so
+BARE         := target/release/librlock_bare.so
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 
@@ -69,10 +69,10 @@ lint: ## Check format and lints
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps
 
-bench: ## Measure the module against its peers (6 minutes); SECTION=memory for one part
+bench: ## Measure the module against its peers, and its longest pauses; SECTION=memory for one part
 	@$(NEED) server
-	cargo build --release --package rlock --package rlock-bench --package rlock-bench-noop
-	target/release/rlock-bench --module $(MODULE) --noop $(NOOP) --server $(SERVER) $(SECTION)
+	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
+	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION)
 
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
 	@$(NEED) server

@@ -1,6 +1,6 @@
 //! One blocking connection: commands out, replies in, nothing in between.
 
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -8,10 +8,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::resp::{self, Frame, Inbox};
 
-/// Longer than any reply may take in a measurement.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longer than any reply may take in most measurements.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Enough for the replies to a whole batch of commands.
 const READ_BYTES: usize = 64 * 1024;
+/// What is read at once of replies that nobody looks at.
+const SKIP_BYTES: usize = 1024 * 1024;
 
 /// A connection on which the caller waits for its replies.
 pub struct Connection {
@@ -28,7 +30,7 @@ impl Connection {
     pub fn open(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(READ_TIMEOUT))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         Ok(Self { stream, inbox: Inbox::new(READ_BYTES) })
     }
 
@@ -41,21 +43,62 @@ impl Connection {
         self.stream.write_all(commands).context("cannot send to the server")
     }
 
+    /// Says how long to wait for a reply, or for room to send, instead of a minute for the one and for ever for the other.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is gone.
+    pub fn set_patience(&mut self, patience: Duration) -> Result<()> {
+        self.stream.set_read_timeout(Some(patience)).context("cannot set a timeout")?;
+        self.stream.set_write_timeout(Some(patience)).context("cannot set a timeout")
+    }
+
     /// Waits for the next reply.
     ///
     /// # Errors
     ///
-    /// If the connection ends or the server is silent for a minute.
+    /// If the connection ends or the server is silent for too long.
     pub fn reply(&mut self) -> Result<Frame<'_>> {
+        self.try_reply()?.context("the server is silent")
+    }
+
+    /// Waits for the next reply; `None` if the server is silent for too long. The reply may still come.
+    ///
+    /// # Errors
+    ///
+    /// If the connection ends.
+    pub fn try_reply(&mut self) -> Result<Option<Frame<'_>>> {
         loop {
             if let Some(len) = self.inbox.next_len()? {
-                return Ok(self.inbox.take(len));
+                return Ok(Some(self.inbox.take(len)));
             }
-            let count = self.inbox.fill_from(&mut self.stream).context("no reply from the server")?;
+            match self.inbox.fill_from(&mut self.stream) {
+                Ok(0) => bail!("the server has closed the connection"),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
+                Err(error) => return Err(error).context("no reply from the server"),
+            }
+        }
+    }
+
+    /// Reads and forgets replies until one ends what has arrived with `end`. For replies that are too long to be looked
+    /// at.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Connection::reply`].
+    pub fn skip_to(&mut self, end: &[u8]) -> Result<()> {
+        let mut chunk = vec![0; SKIP_BYTES];
+        let mut tail = Vec::new();
+        while !tail.ends_with(end) {
+            let count = self.stream.read(&mut chunk).context("no reply from the server")?;
             if count == 0 {
                 bail!("the server has closed the connection");
             }
+            tail.extend_from_slice(&chunk[..count]);
+            tail.drain(..tail.len().saturating_sub(end.len()));
         }
+        Ok(())
     }
 
     /// Sends one command and waits for its reply.

@@ -3,7 +3,7 @@
 //! Each section starts a server of its own and measures the two sides of a comparison in turns on it
 //! (A B A B …), so that whatever else the machine does meets both; a result is the median of the
 //! quotients of the rounds. Costs are the CPU time of the server's main thread wherever a client's own
-//! speed would blur the answer.
+//! speed would blur the answer. `stalls` is different: it looks for the longest pause that others feel.
 
 use std::fs;
 use std::path::PathBuf;
@@ -27,9 +27,9 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     module: PathBuf,
 
-    /// The module that does nothing, librlock_noop.so: the floor for `uncontended`
+    /// The module with the barest lock, librlock_bare.so: for `floor`, which is left out without it
     #[arg(long, value_name = "PATH")]
-    noop: Option<PathBuf>,
+    bare: Option<PathBuf>,
 
     /// The server's program
     #[arg(long, value_name = "PATH", default_value = "redis-server")]
@@ -38,6 +38,14 @@ struct Arguments {
     /// How often each side of a comparison is measured
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
     rounds: usize,
+
+    /// How often each case of `stalls` is played
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    stall_rounds: usize,
+
+    /// Play only the cases of `stalls` whose names begin so
+    #[arg(long, value_name = "CASE", default_value = "")]
+    stall: String,
 
     /// How many locks `memory` and `mass-expiry` hold
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
@@ -56,6 +64,8 @@ struct Arguments {
 enum Section {
     /// Acquire and release a free lock, against SET NX PX
     Uncontended,
+    /// What of that is the server's own: a ladder from an empty command to scripts
+    Floor,
     /// Pass one lock around 64 connections, against BLPOP
     Handover,
     /// The same with 10 and with 5000 waiters
@@ -72,18 +82,22 @@ enum Section {
     Client,
     /// Waiting beside 10 and beside 10,000 waiters that form no circle
     Deadlock,
+    /// What others feel while one client is expensive
+    Stalls,
 }
 
 impl Section {
     fn measure(self, arguments: &Arguments) -> Result<Vec<Line>> {
         let mut modules = vec![arguments.module.clone()];
-        if self == Self::Uncontended {
-            modules.extend(arguments.noop.clone());
+        if self == Self::Floor {
+            modules.push(arguments.bare.clone().context("floor needs --bare librlock_bare.so")?);
         }
-        let mut server = Server::start(&ServerConfig { program: arguments.server.clone(), modules })?;
+        let config = ServerConfig { program: arguments.server.clone(), modules };
+        let mut server = Server::start(&config)?;
         let rounds = arguments.rounds;
         match self {
-            Self::Uncontended => sections::uncontended::measure(&mut server, rounds, arguments.noop.is_some()),
+            Self::Uncontended => sections::uncontended::measure(&mut server, rounds),
+            Self::Floor => sections::floor::measure(&mut server, rounds),
             Self::Handover => sections::handover::measure(&mut server, rounds),
             Self::QueueLength => sections::queue_length::measure(&mut server, rounds),
             Self::Memory => sections::memory::measure(&mut server, rounds, arguments.locks),
@@ -92,6 +106,11 @@ impl Section {
             Self::Fair => sections::fair::measure(&mut server, rounds),
             Self::Client => sections::client::measure(&mut server, rounds),
             Self::Deadlock => sections::deadlock::measure(&mut server, rounds),
+            Self::Stalls => {
+                // Each of its cases has a server of its own.
+                drop(server);
+                sections::stalls::measure(&config, arguments.stall_rounds, &arguments.stall)
+            }
         }
     }
 
@@ -124,6 +143,7 @@ fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
     if arguments.sections.is_empty() {
         arguments.sections = Section::value_variants().to_vec();
+        arguments.sections.retain(|section| *section != Section::Floor || arguments.bare.is_some());
     }
     let mut report = Report { header: header(&arguments)?, sections: Vec::new() };
     let outcome = measure_all(&arguments, &mut report.sections);

@@ -69,6 +69,26 @@ impl<'a> Frame<'a> {
         });
         body.with_context(|| format!("expected a bulk string, got {self}"))
     }
+
+    /// Demands an array of so many elements.
+    ///
+    /// # Errors
+    ///
+    /// If the reply is anything else.
+    pub fn expect_array(self, len: usize) -> Result<()> {
+        ensure!(self.0.starts_with(format!("*{len}\r\n").as_bytes()), "expected an array of {len}, got {self}");
+        Ok(())
+    }
+
+    /// Demands an error with this code.
+    ///
+    /// # Errors
+    ///
+    /// If the reply is any other.
+    pub fn expect_error(self, code: &str) -> Result<()> {
+        ensure!(self.0.starts_with(format!("-{code} ").as_bytes()), "expected the error {code}, got {self}");
+        Ok(())
+    }
 }
 
 impl std::fmt::Display for Frame<'_> {
@@ -224,6 +244,10 @@ mod tests {
         assert!(Frame(b"$-1\r\n").bulk().is_err());
         assert!(Frame(b"+OK\r\n").expect(b"+OK\r\n").is_ok());
         assert!(Frame(b"+OK\r\n").expect(b":1\r\n").is_err());
+        assert!(Frame(b"*2\r\n:1\r\n:2\r\n").expect_array(2).is_ok());
+        assert!(Frame(b"*20\r\n").expect_array(2).is_err());
+        assert!(Frame(b"-WRONGTYPE no\r\n").expect_error("WRONGTYPE").is_ok());
+        assert!(Frame(b"-WRONGTYPE no\r\n").expect_error("WRONG").is_err());
     }
 
     #[test]

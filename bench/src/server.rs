@@ -100,6 +100,12 @@ impl Server {
         self.address
     }
 
+    /// The server's process.
+    #[must_use]
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A new connection.
     ///
     /// # Errors

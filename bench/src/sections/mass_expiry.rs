@@ -6,24 +6,23 @@
 //! the server that holds all these locks and does nothing, and by how long the server and the PING thread
 //! waited for a CPU that others had.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
-use rlock_bench::clock::{self, ThreadTimes};
-use rlock_bench::connection::Connection;
-use rlock_bench::resp;
+use anyhow::{Result, ensure};
+use rlock_bench::clock;
 use rlock_bench::server::Server;
 
 use super::fill::{self, Taking};
+use super::pings::{Pinging, Pings, waited_ms};
 use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 
 /// All leases end within this time.
 const SPREAD_MS: u64 = 1000;
 /// How long the idle server is watched before the first deadline.
 const IDLE_WATCH: Duration = Duration::from_millis(1200);
+/// One PING follows the other at once.
+const NO_PAUSE: Duration = Duration::ZERO;
 /// The pause between that watch and the first deadline.
 const GAP: Duration = Duration::from_millis(200);
 /// How long taking the locks may last: so much, and more for each lock.
@@ -44,13 +43,15 @@ struct RoundResult {
 /// Measures the stalls and the time until the last lock is gone.
 pub fn measure(server: &mut Server, rounds: usize, locks: usize) -> Result<Vec<Line>> {
     let [mut stall, mut p99, mut idle_stall, mut idle_p99] = std::array::from_fn(|_| Series::default());
-    let [mut server_waited, mut client_waited, mut gone_after] = std::array::from_fn(|_| Series::default());
+    let [mut server_ran, mut server_waited, mut client_waited, mut gone_after] =
+        std::array::from_fn(|_| Series::default());
     for _ in 0..rounds {
         let round = measure_round(server, locks)?;
         stall.push(round.expiry.times_ms.max());
         p99.push(round.expiry.times_ms.quantile(0.99));
         idle_stall.push(round.idle.times_ms.max());
         idle_p99.push(round.idle.times_ms.quantile(0.99));
+        server_ran.push(round.expiry.server_ran_ms.max());
         server_waited.push(round.server_waited_ms);
         client_waited.push(round.expiry.thread_waited_ms);
         gone_after.push(round.gone_after_ms);
@@ -73,6 +74,7 @@ pub fn measure(server: &mut Server, rounds: usize, locks: usize) -> Result<Vec<L
         .figure(Figure::new("PING p99", Unit::Ms, &p99))
         .figure(Figure::of(Statistic::Max, "idle right before: longest", Unit::Ms, &idle_stall))
         .figure(Figure::new("idle p99", Unit::Ms, &idle_p99))
+        .figure(Figure::of(Statistic::Max, "server CPU within one PING: up to", Unit::Ms, &server_ran))
         .figure(Figure::of(Statistic::Max, "server waited for a CPU, in all: up to", Unit::Ms, &server_waited))
         .figure(Figure::of(
             Statistic::Max,
@@ -96,13 +98,13 @@ fn measure_round(server: &mut Server, locks: usize) -> Result<RoundResult> {
     ensure!(clock::now() < idle_from, "taking {locks} locks lasted longer than {fill_time:?}");
 
     clock::sleep_until(idle_from);
-    let watch = Pinging::start(server.connect()?)?;
+    let watch = Pinging::start(server, NO_PAUSE)?;
     clock::sleep_until(first_deadline - GAP);
     let idle = watch.stop()?;
     ensure!(server.key_count()? == locks as u64, "locks were gone before their time");
 
     let server_before = server.main_thread_times();
-    let watch = Pinging::start(server.connect()?)?;
+    let watch = Pinging::start(server, NO_PAUSE)?;
     let gone = wait_until_no_keys(server, last_deadline)?;
     let expiry = watch.stop()?;
     let server_waited_ms = waited_ms(server_before, server.main_thread_times());
@@ -124,51 +126,5 @@ fn wait_until_no_keys(server: &mut Server, last_deadline: Instant) -> Result<Ins
         }
         ensure!(now < last_deadline + GONE_TIMEOUT, "{keys} locks are left {GONE_TIMEOUT:?} after their end");
         thread::sleep(GONE_POLL_INTERVAL);
-    }
-}
-
-/// How long a thread waited for a CPU between two looks; NaN where the kernel does not tell.
-fn waited_ms(before: Option<ThreadTimes>, after: Option<ThreadTimes>) -> f64 {
-    match (before, after) {
-        (Some(before), Some(after)) => (after.waited_ns - before.waited_ns) as f64 / 1e6,
-        _ => f64::NAN,
-    }
-}
-
-/// What one PING after the other has shown.
-struct Pings {
-    times_ms: Series,
-    /// How long the thread that sent them waited for a CPU.
-    thread_waited_ms: f64,
-}
-
-/// A thread that sends one PING after the other until it is stopped.
-struct Pinging {
-    stop: Arc<AtomicBool>,
-    thread: thread::JoinHandle<Result<Pings>>,
-}
-
-impl Pinging {
-    fn start(mut connection: Connection) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = thread::Builder::new().name("pinging".to_owned()).spawn(move || {
-            let ping = resp::command(&[b"PING"]);
-            let mut times_ms = Series::default();
-            let before = ThreadTimes::own();
-            while !stopped.load(Ordering::Relaxed) {
-                let sent = clock::now();
-                connection.send(&ping)?;
-                connection.reply()?.expect(b"+PONG\r\n")?;
-                times_ms.push(clock::as_ms(sent.elapsed()));
-            }
-            Ok(Pings { times_ms, thread_waited_ms: waited_ms(before, ThreadTimes::own()) })
-        })?;
-        Ok(Self { stop, thread })
-    }
-
-    fn stop(self) -> Result<Pings> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow!("the pinging thread has panicked"))?
     }
 }

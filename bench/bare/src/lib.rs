@@ -1,0 +1,263 @@
+//! A Redis module with the barest lock that could be called one, to measure what the server itself charges.
+//!
+//! `BARE.ACQUIRE key owner PX ms` puts a value with the owner's name under an empty key, `BARE.RELEASE key owner` compares
+//! and deletes it. There is no lease, no queue, no time and no token: the arguments behind the owner are there because
+//! a real lock has them, and are not looked at. Each pair exists once more for each service of the server's that a lock
+//! needs: `….EVENT` tells the keyspace's listeners, `….VERBATIM` propagates the command as it came, `….EFFECT`
+//! propagates an effect, `….BOTH` tells and propagates an effect. `BARE.NOOP` does nothing at all.
+//!
+//! It is used by the benchmark alone. What it does not check, the benchmark does not send.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use redis_module::raw;
+
+mod datatype;
+
+use datatype::Held;
+
+/// As in rlock, memory comes from the server.
+#[global_allocator]
+static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
+
+const MODULE_NAME: &CStr = c"bare";
+const MODULE_VERSION: c_int = 1;
+const OK: c_int = raw::REDISMODULE_OK as c_int;
+const ERR: c_int = raw::REDISMODULE_ERR as c_int;
+
+/// What is propagated in place of a command: as long as what rlock writes. The numbers mean nothing.
+const GRANTED: &[u8] = b"granted mutex exclusive 1795215258031730 1 1795215318031 60000 - -";
+const RELEASED: &[u8] = b"released 1795215258031730";
+
+/// The data type, as the server knows it; null before the load.
+static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(ptr::null_mut());
+
+/// Calls a function of the server's, all of which are there on every server that the benchmark starts.
+macro_rules! api {
+    ($name:ident $( , $arg:expr )* $(,)?) => {
+        match raw::$name {
+            Some(function) => function($($arg),*),
+            None => std::process::abort(),
+        }
+    };
+}
+pub(crate) use api;
+
+/// What a pair of commands does beside its change of the key.
+#[derive(Clone, Copy)]
+struct Services {
+    event: bool,
+    verbatim: bool,
+    effect: bool,
+}
+
+const NOTHING: u8 = 0;
+const EVENT: u8 = 1;
+const VERBATIM: u8 = 2;
+const EFFECT: u8 = 4;
+
+impl Services {
+    const fn of(bits: u8) -> Self {
+        Self { event: bits & EVENT != 0, verbatim: bits & VERBATIM != 0, effect: bits & EFFECT != 0 }
+    }
+
+    /// Tells the server of the change of `key`, in rlock's order.
+    ///
+    /// # Safety
+    ///
+    /// The context and the strings are those of the command that runs.
+    unsafe fn tell(self, ctx: *mut raw::RedisModuleCtx, change: &Change) {
+        // SAFETY: by the contract of this function; the format says one string and two buffers, and those are given.
+        unsafe {
+            api!(RedisModule_SignalModifiedKey, ctx, change.key);
+            if self.verbatim {
+                api!(RedisModule_ReplicateVerbatim, ctx);
+            }
+            if self.effect {
+                let owner = bytes(change.owner);
+                api!(
+                    RedisModule_Replicate,
+                    ctx,
+                    c"BARE.APPLY".as_ptr(),
+                    c"sbb".as_ptr(),
+                    change.key,
+                    change.facts.as_ptr(),
+                    change.facts.len(),
+                    owner.as_ptr(),
+                    owner.len()
+                );
+            }
+            if self.event {
+                let class = raw::REDISMODULE_NOTIFY_MODULE;
+                api!(RedisModule_NotifyKeyspaceEvent, ctx, class, change.event.as_ptr(), change.key);
+            }
+        }
+    }
+}
+
+struct Change {
+    key: *mut raw::RedisModuleString,
+    owner: *mut raw::RedisModuleString,
+    event: &'static CStr,
+    facts: &'static [u8],
+}
+
+/// The bytes of a string of the server's.
+///
+/// # Safety
+///
+/// The string is alive for all of `'s`.
+pub(crate) unsafe fn bytes<'s>(string: *mut raw::RedisModuleString) -> &'s [u8] {
+    let mut len = 0;
+    // SAFETY: by the contract of this function; the pointer has `len` bytes.
+    unsafe {
+        let start = api!(RedisModule_StringPtrLen, string, &raw mut len);
+        std::slice::from_raw_parts(start.cast::<u8>(), len)
+    }
+}
+
+/// `key` opened to read and write, with the lock that lies there: null if nothing does.
+///
+/// # Safety
+///
+/// The context and the key are those of the command that runs.
+unsafe fn open(
+    ctx: *mut raw::RedisModuleCtx,
+    key: *mut raw::RedisModuleString,
+) -> (*mut raw::RedisModuleKey, *mut Held) {
+    // SAFETY: by the contract of this function. A value is only taken for ours if it has our type.
+    unsafe {
+        let mode = (raw::REDISMODULE_READ | raw::REDISMODULE_WRITE).cast_signed();
+        let handle = api!(RedisModule_OpenKey, ctx, key, mode);
+        let is_held = api!(RedisModule_KeyType, handle) != raw::REDISMODULE_KEYTYPE_EMPTY as c_int
+            && api!(RedisModule_ModuleTypeGetType, handle) == TYPE.load(Ordering::Relaxed);
+        let held = if is_held { api!(RedisModule_ModuleTypeGetValue, handle).cast() } else { ptr::null_mut() };
+        (handle, held)
+    }
+}
+
+unsafe extern "C" fn noop(
+    ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    // SAFETY: the context is that of the command.
+    unsafe { api!(RedisModule_ReplyWithLongLong, ctx, 0) }
+}
+
+/// `BARE.APPLY key facts owner`: what is propagated. Nobody loads what the benchmark has propagated, so it does nothing.
+unsafe extern "C" fn apply(
+    ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    // SAFETY: the context is that of the command; the string is static.
+    unsafe { api!(RedisModule_ReplyWithSimpleString, ctx, c"OK".as_ptr()) }
+}
+
+unsafe extern "C" fn acquire<const SERVICES: u8>(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the context and the arguments are those of the command; the handle is closed once. The key takes the value
+    // over, and gives it to the type's `free` in the end.
+    unsafe {
+        if argc < 3 {
+            return api!(RedisModule_WrongArity, ctx);
+        }
+        let (key, owner) = (*argv.add(1), *argv.add(2));
+        let (handle, held) = open(ctx, key);
+        let new = if held.is_null() { Held::new(bytes(owner)) } else { None };
+        let Some(new) = new else {
+            api!(RedisModule_CloseKey, handle);
+            return api!(RedisModule_ReplyWithNull, ctx);
+        };
+        let value = Box::into_raw(Box::new(new)).cast::<c_void>();
+        api!(RedisModule_ModuleTypeSetValue, handle, TYPE.load(Ordering::Relaxed), value);
+        api!(RedisModule_CloseKey, handle);
+        Services::of(SERVICES).tell(ctx, &Change { key, owner, event: c"bare.acquire", facts: GRANTED });
+        api!(RedisModule_ReplyWithLongLong, ctx, 1)
+    }
+}
+
+unsafe extern "C" fn release<const SERVICES: u8>(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the context and the arguments are those of the command; the handle is closed once, and the value is not
+    // looked at after the key was deleted.
+    unsafe {
+        if argc < 3 {
+            return api!(RedisModule_WrongArity, ctx);
+        }
+        let (key, owner) = (*argv.add(1), *argv.add(2));
+        let (handle, held) = open(ctx, key);
+        if held.is_null() || (*held).owner() != bytes(owner) {
+            api!(RedisModule_CloseKey, handle);
+            return api!(RedisModule_ReplyWithNull, ctx);
+        }
+        api!(RedisModule_DeleteKey, handle);
+        api!(RedisModule_CloseKey, handle);
+        Services::of(SERVICES).tell(ctx, &Change { key, owner, event: c"bare.release", facts: RELEASED });
+        api!(RedisModule_ReplyWithLongLong, ctx, 0)
+    }
+}
+
+type Run = unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut *mut raw::RedisModuleString, c_int) -> c_int;
+
+/// The commands, with rlock's flags.
+const COMMANDS: [(&CStr, Run, &CStr); 12] = [
+    (c"bare.noop", noop, c"readonly fast"),
+    (c"bare.apply", apply, c"write"),
+    (c"bare.acquire", acquire::<NOTHING>, c"write deny-oom"),
+    (c"bare.release", release::<NOTHING>, c"write fast"),
+    (c"bare.acquire.event", acquire::<EVENT>, c"write deny-oom"),
+    (c"bare.release.event", release::<EVENT>, c"write fast"),
+    (c"bare.acquire.verbatim", acquire::<VERBATIM>, c"write deny-oom"),
+    (c"bare.release.verbatim", release::<VERBATIM>, c"write fast"),
+    (c"bare.acquire.effect", acquire::<EFFECT>, c"write deny-oom"),
+    (c"bare.release.effect", release::<EFFECT>, c"write fast"),
+    (c"bare.acquire.both", acquire::<{ EVENT | EFFECT }>, c"write deny-oom"),
+    (c"bare.release.both", release::<{ EVENT | EFFECT }>, c"write fast"),
+];
+
+/// The entry point that Redis calls once, when it loads the module.
+///
+/// # Safety
+///
+/// Redis alone may call this, with the context of the load.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "Redis looks the symbol up by this name")]
+pub unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    // SAFETY: `ctx` comes from Redis, the names are NUL-terminated and live for ever, and the function pointers are read
+    // after `Export_RedisModule_Init` has filled them.
+    unsafe {
+        let api_version = raw::REDISMODULE_APIVER_1 as c_int;
+        if raw::Export_RedisModule_Init(ctx, MODULE_NAME.as_ptr(), MODULE_VERSION, api_version) != OK {
+            return ERR;
+        }
+        // As rlock does, the module itself says when a key has changed.
+        let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED.cast_signed();
+        api!(RedisModule_SetModuleOptions, ctx, options);
+        let kind = datatype::register(ctx);
+        if kind.is_null() {
+            return ERR;
+        }
+        TYPE.store(kind, Ordering::Relaxed);
+        for (name, run, flags) in COMMANDS {
+            let name: *const c_char = name.as_ptr();
+            if api!(RedisModule_CreateCommand, ctx, name, Some(run), flags.as_ptr(), 1, 1, 1) != OK {
+                return ERR;
+            }
+        }
+    }
+    OK
+}

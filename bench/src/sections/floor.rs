@@ -1,0 +1,41 @@
+//! How much of what a lock costs is the server's: a ladder from a command that does nothing, over a module with the
+//! barest lock and each service of the server's that a lock needs, to this module and to scripts.
+//!
+//! Every rung is a ratio to SET NX PX and DEL, the least that one could do without a module.
+
+use anyhow::Result;
+use rlock_bench::server::Server;
+
+use super::pairs::{self, Listener, Pairs, Side};
+use crate::report::Line;
+
+const FOOT: Side = Side::SetDel;
+
+/// From the bottom up, with what the table says of each.
+const RUNGS: [(Side, &str); 10] = [
+    (Side::SetDel, "SET + DEL"),
+    (Side::Noop, "two empty module commands"),
+    (Side::Bare(""), "bare lock"),
+    (Side::Bare(".EVENT"), "bare lock, with keyspace events"),
+    (Side::Bare(".VERBATIM"), "bare lock, propagated verbatim"),
+    (Side::Bare(".EFFECT"), "bare lock, propagated as an effect"),
+    (Side::Bare(".BOTH"), "bare lock, with events and effects"),
+    (Side::Rlock, "rlock"),
+    (Side::SetScript, "SET + script"),
+    (Side::HashScripts, "scripts on a hash"),
+];
+
+/// Measures the server's CPU time per pair on every rung.
+pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
+    let sides = RUNGS.map(|(side, _)| side);
+    let mut measured = Pairs::connect(server)?;
+    let mut lines = Vec::new();
+    for listener in [Listener::Nobody, Listener::AppendOnlyFile] {
+        let costs_us = measured.measure(server, listener, &sides, rounds)?;
+        let figure = |side| pairs::figure(side, &sides, &costs_us);
+        for (side, rung) in RUNGS {
+            lines.push(Line::ratio(format!("{}: {rung}", listener.name()), figure(side), figure(FOOT)));
+        }
+    }
+    Ok(lines)
+}

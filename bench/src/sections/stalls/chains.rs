@@ -1,0 +1,41 @@
+//! Owners that wait for each other in long chains, which the search for deadlocks has to follow.
+
+use anyhow::Result;
+use rlock_bench::resp;
+
+use super::Case;
+use super::stage::{Crowd, LONG_LEASE_MS, Stage, acquire, is_integer, pipeline, wait_for_waiting};
+use crate::names;
+
+/// How many owners a chain has.
+const CHAIN: usize = 5000;
+/// How many requests at once would link the two.
+const LINKS: usize = 50;
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![Case::new(
+        "chains-link",
+        format!("{LINKS} requests at once that each link two chains of {CHAIN} owners who wait for each other"),
+        link,
+    )]
+}
+
+/// The owner of a number has the lock of that number, and all but the last ones of the chains wait for the next.
+fn link(stage: &mut Stage) -> Result<()> {
+    let wait = |owner: usize| {
+        acquire("RLOCK", names::lock_key(owner + 1).as_bytes(), owner, &[b"PX", LONG_LEASE_MS, b"BLOCK", b"0"])
+    };
+    let hold = |out: &mut Vec<u8>, index: usize| {
+        out.extend_from_slice(&acquire("RLOCK", names::lock_key(index).as_bytes(), index, &[b"PX", LONG_LEASE_MS]));
+    };
+    let end_of_first = CHAIN - 1;
+    pipeline(stage.server.control(), 2 * CHAIN, hold, is_integer)?;
+    let mut chains = Crowd::connect(stage, 2 * (CHAIN - 1))?;
+    chains.wait(&mut stage.server, |index| wait(if index < end_of_first { index } else { index + 1 }))?;
+    let mut links = Crowd::connect(stage, LINKS)?;
+    stage.watch(|server| {
+        links.ask(|_| [resp::command(&[b"PING"]), wait(end_of_first)].concat())?;
+        links.hear(|reply| reply.expect(b"+PONG\r\n"))?;
+        wait_for_waiting(server, 2 * (CHAIN - 1) + LINKS)
+    })
+}

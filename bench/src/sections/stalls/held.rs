@@ -1,0 +1,145 @@
+//! One lock with a great many holds.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use rlock_bench::clock;
+use rlock_bench::connection::Connection;
+
+use super::Case;
+use super::stage::{LONG_LEASE_MS, PATIENCE, Stage, acquire, is_integer, pipeline, wait_for_held};
+
+const HOLDS: usize = 300_000;
+const SESSION_HOLDS: usize = 200_000;
+/// When leases end together, all of them are taken by then.
+const TIME_TO_TAKE: Duration = Duration::from_secs(10);
+const LOCK: &[u8] = b"lock";
+const OTHER_LOCK: &[u8] = b"lock-renamed";
+const NEWCOMER: usize = 1_000_000;
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("held-lapse", format!("the leases of {HOLDS} readers end together"), lapse),
+        Case::new(
+            "held-lapse-write",
+            format!("the leases of {HOLDS} readers end together, and WRITE is asked"),
+            lapse_write,
+        ),
+        Case::new(
+            "held-lapse-other",
+            format!("the leases of {HOLDS} readers end together, and a mutex of that name is asked"),
+            lapse_other,
+        ),
+        Case::new("held-force", format!("FORCERELEASE of a semaphore that {HOLDS} hold"), force),
+        Case::new("held-rename", format!("RENAME of a semaphore with {SESSION_HOLDS} holds of sessions"), rename),
+        Case::new("held-del", format!("DEL of a semaphore with {SESSION_HOLDS} holds of sessions"), delete),
+        Case::new("held-unlink", format!("UNLINK of a semaphore that {HOLDS} hold"), unlink),
+        Case::new("held-close", format!("a connection with {SESSION_HOLDS} readers of one lock closes"), close),
+    ]
+}
+
+/// Many readers whose leases end at the same moment, which is returned.
+fn readers_until(stage: &mut Stage) -> Result<Instant> {
+    let end = clock::now() + TIME_TO_TAKE;
+    let read = |out: &mut Vec<u8>, index: usize| {
+        let lease_ms = end.saturating_duration_since(clock::now()).as_millis().max(1).to_string();
+        out.extend_from_slice(&acquire("RRWLOCK", LOCK, index, &[b"READ", b"PX", lease_ms.as_bytes()]));
+    };
+    pipeline(stage.server.control(), HOLDS, read, is_integer)?;
+    ensure!(clock::now() < end, "taking {HOLDS} holds lasted longer than {TIME_TO_TAKE:?}");
+    Ok(end)
+}
+
+fn lapse(stage: &mut Stage) -> Result<()> {
+    let end = readers_until(stage)?;
+    stage.watch(|server| {
+        clock::sleep_until(end);
+        wait_for_held(server, 0)
+    })
+}
+
+fn lapse_write(stage: &mut Stage) -> Result<()> {
+    let end = readers_until(stage)?;
+    let request = acquire("RRWLOCK", LOCK, NEWCOMER, &[b"WRITE", b"PX", LONG_LEASE_MS, b"BLOCK", b"0"]);
+    stage.watch(|server| {
+        clock::sleep_until(end);
+        server.control().send(&request)?;
+        is_integer(server.control().reply()?)
+    })
+}
+
+fn lapse_other(stage: &mut Stage) -> Result<()> {
+    let end = readers_until(stage)?;
+    let request = acquire("RLOCK", LOCK, NEWCOMER, &[b"PX", LONG_LEASE_MS]);
+    stage.watch(|server| {
+        clock::sleep_until(end);
+        // A lease is counted from the moment when it is given, so the last ones end a little later than asked for.
+        while clock::now() < end + PATIENCE {
+            server.control().send(&request)?;
+            let reply = server.control().reply()?;
+            if reply.integer().is_ok() {
+                return Ok(());
+            }
+            reply.expect_error("WRONGTYPE")?;
+            thread::sleep(Duration::from_micros(500));
+        }
+        bail!("the mutex was never granted")
+    })
+}
+
+/// A semaphore with room for all, and holds on it. Those of a session end with their connection, which is returned.
+fn semaphore(stage: &mut Stage, holds: usize, session: &[&[u8]]) -> Result<Connection> {
+    let permits = holds.to_string();
+    stage.server.control().call(&[b"RSEMAPHORE.INIT", LOCK, permits.as_bytes()])?.expect(b":1\r\n")?;
+    let mut connection = stage.connect()?;
+    let lease: [&[u8]; 2] = [b"PX", LONG_LEASE_MS];
+    let more = [&lease[..], session].concat();
+    let hold = |out: &mut Vec<u8>, index| out.extend_from_slice(&acquire("RSEMAPHORE", LOCK, index, &more));
+    pipeline(&mut connection, holds, hold, is_integer)?;
+    Ok(connection)
+}
+
+fn force(stage: &mut Stage) -> Result<()> {
+    let _holder = semaphore(stage, HOLDS, &[])?;
+    stage.watch(|server| {
+        server.control().call(&[b"RSEMAPHORE.FORCERELEASE", LOCK])?.expect(b":1\r\n")?;
+        wait_for_held(server, 0)
+    })
+}
+
+fn rename(stage: &mut Stage) -> Result<()> {
+    let _holder = semaphore(stage, SESSION_HOLDS, &[b"SESSION", b"1"])?;
+    stage.watch(|server| {
+        server.control().call(&[b"RENAME", LOCK, OTHER_LOCK])?.expect(b"+OK\r\n")?;
+        // Under another name they count as holds of closed connections.
+        wait_for_held(server, 0)
+    })
+}
+
+fn delete(stage: &mut Stage) -> Result<()> {
+    let _holder = semaphore(stage, SESSION_HOLDS, &[b"SESSION", b"1"])?;
+    stage.watch(|server| {
+        server.control().call(&[b"DEL", LOCK])?.expect(b":1\r\n")?;
+        wait_for_held(server, 0)
+    })
+}
+
+fn unlink(stage: &mut Stage) -> Result<()> {
+    let _holder = semaphore(stage, HOLDS, &[])?;
+    stage.watch(|server| {
+        server.control().call(&[b"UNLINK", LOCK])?.expect(b":1\r\n")?;
+        wait_for_held(server, 0)
+    })
+}
+
+fn close(stage: &mut Stage) -> Result<()> {
+    let mut holder = stage.connect()?;
+    let more: [&[u8]; 5] = [b"READ", b"PX", LONG_LEASE_MS, b"SESSION", b"1"];
+    let read = |out: &mut Vec<u8>, index| out.extend_from_slice(&acquire("RRWLOCK", LOCK, index, &more));
+    pipeline(&mut holder, SESSION_HOLDS, read, is_integer)?;
+    stage.watch(|server| {
+        drop(holder);
+        wait_for_held(server, 0)
+    })
+}

@@ -1,0 +1,91 @@
+//! Places in the queue of a fair lock that need no connection: one client may have a great many.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use rlock_bench::clock;
+use rlock_bench::server::Server;
+
+use super::Case;
+use super::stage::{LONG_LEASE_MS, PATIENCE, Stage, acquire, is_integer, is_nil, pipeline};
+use crate::names;
+
+const PLACES: usize = 300_000;
+/// When places end together, they are all taken by then.
+const TIME_TO_QUEUE: Duration = Duration::from_secs(10);
+/// A place's life is counted from the moment when it is given, so the last ones end a little later than asked for.
+const AFTER_END: Duration = Duration::from_millis(200);
+const LOCK: &[u8] = b"lock";
+const HOLDER: usize = 1_000_000;
+const LAST: usize = 2_000_000;
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new(
+            "places-lapse",
+            format!("{PLACES} places of a fair lock end together before one that lives, and the holder releases"),
+            lapse,
+        ),
+        Case::new(
+            "places-lapse-all",
+            format!("{PLACES} places of a fair lock end together, and the holder releases"),
+            lapse_all,
+        ),
+    ]
+}
+
+/// A held lock, and places behind it that end at the moment which is returned.
+fn places_until(stage: &mut Stage) -> Result<Instant> {
+    let end = clock::now() + TIME_TO_QUEUE;
+    let queue = |out: &mut Vec<u8>, index: usize| {
+        let life_ms = end.saturating_duration_since(clock::now()).as_millis().max(1).to_string();
+        out.extend_from_slice(&acquire("RFAIRLOCK", LOCK, index, &[b"QUEUE", life_ms.as_bytes()]));
+    };
+    stage.server.control().send(&acquire("RFAIRLOCK", LOCK, HOLDER, &[b"PX", LONG_LEASE_MS]))?;
+    is_integer(stage.server.control().reply()?)?;
+    pipeline(stage.server.control(), PLACES, queue, is_nil)?;
+    ensure!(clock::now() < end, "taking {PLACES} places lasted longer than {TIME_TO_QUEUE:?}");
+    Ok(end)
+}
+
+fn release(server: &mut Server) -> Result<()> {
+    let holder = names::owner_id(HOLDER);
+    server.control().call(&[b"RFAIRLOCK.RELEASE", LOCK, holder.as_bytes()])?.expect(b":0\r\n")
+}
+
+fn lapse(stage: &mut Stage) -> Result<()> {
+    let end = places_until(stage)?;
+    let ask = acquire("RFAIRLOCK", LOCK, LAST, &[b"QUEUE", LONG_LEASE_MS]);
+    stage.server.control().send(&ask)?;
+    is_nil(stage.server.control().reply()?)?;
+    stage.watch(|server| {
+        clock::sleep_until(end + AFTER_END);
+        release(server)?;
+        // The one that lives comes to its turn when the others are gone, and asks for it again and again.
+        while clock::now() < end + PATIENCE {
+            server.control().send(&ask)?;
+            if server.control().reply()?.integer().is_ok() {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        bail!("the last place never came to its turn")
+    })
+}
+
+fn lapse_all(stage: &mut Stage) -> Result<()> {
+    let end = places_until(stage)?;
+    stage.watch(|server| {
+        clock::sleep_until(end + AFTER_END);
+        release(server)?;
+        // On a busy machine some may still live, and have their turns.
+        while clock::now() < end + PATIENCE {
+            if server.control().call(&[b"RFAIRLOCK.WAITERS", LOCK, b"COUNT", b"1"])?.expect_array(0).is_ok() {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        bail!("some of the places have not ended")
+    })
+}
