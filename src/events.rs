@@ -6,6 +6,7 @@ use crate::clock;
 use crate::eviction;
 use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
+use crate::propagation;
 use crate::quarantine;
 use crate::state::{self, Note};
 use crate::timer;
@@ -23,10 +24,21 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         ServerEvent::Flushed(db) => Note::Flushed(db),
         ServerEvent::Swapped(first, second) => Note::Swapped(first, second),
         // What was loaded from the append-only file came by our own commands, and was not noted as an arrival.
-        ServerEvent::Promoted | ServerEvent::LoadEnded => Note::Promoted,
+        ServerEvent::Promoted | ServerEvent::LoadEnded => {
+            propagation::resume();
+            Note::Promoted
+        }
         ServerEvent::LoadFromMaster => return quarantine::on_load_from_master(),
-        ServerEvent::Configured => return eviction::look(ctx),
-        ServerEvent::Tick => return timer::on_tick(),
+        ServerEvent::Configured => {
+            propagation::on_configured();
+            return eviction::look(ctx);
+        }
+        ServerEvent::Forked => return propagation::on_fork(),
+        ServerEvent::SaveStarted => return propagation::resume(),
+        ServerEvent::Tick => {
+            propagation::on_tick(ctx);
+            return timer::on_tick();
+        }
         ServerEvent::AfterSleep => {
             clock::sync();
             quarantine::look(ctx);

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::clock;
 use crate::configuration;
 use crate::ffi::{Arg, Ctx, Keys};
+use crate::propagation;
 use crate::reply;
 use crate::state::{self, Note};
 use crate::timer;
@@ -52,7 +53,13 @@ pub(crate) fn on_keys<'c, R>(
     let result =
         state::with_engine(|engine| decide(engine, &mut Turn { now, limits, keys: &mut keys, out: &mut out }, &ids));
     close(ctx, &mut keys, &out);
-    tell(ctx, &keys, now, &out);
+    if propagation::is_on() {
+        propagate(ctx, &keys, now, &out);
+    } else {
+        // A command stands for its effects to nobody but the server, which counts the changes.
+        events(&out).for_each(|_| ctx.replicate_verbatim());
+    }
+    announce_all(ctx, &keys, &out);
     // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
     // before this client hears that it gave it up.
     match result {
@@ -73,7 +80,9 @@ pub(crate) fn settle(ctx: Ctx<'_>, name: Arg<'_>) {
         engine.settle_key(&mut Turn { now, limits, keys: &mut keys, out: &mut out }, KEY);
     });
     close(ctx, &mut keys, &out);
-    tell(ctx, &keys, now, &out);
+    // Also while nobody listens: outside of a command there is no request that could be passed on in place of effects.
+    propagate(ctx, &keys, now, &out);
+    announce_all(ctx, &keys, &out);
     wake(&mut out);
 }
 
@@ -103,9 +112,9 @@ fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, out: &Outbox) {
     }
 }
 
-/// Propagates the events, and then tells the keyspace's listeners: what a listener does comes after all of this in the
+/// Propagates the events. The keyspace's listeners are told afterwards: what a listener does comes after all of this in the
 /// stream, as it does here.
-fn tell(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, out: &Outbox) {
+fn propagate(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, out: &Outbox) {
     let mut facts = Facts::new();
     for (id, event) in events(out) {
         if let Some(name) = keys.name(id) {
@@ -113,6 +122,10 @@ fn tell(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, out: &Outbox) {
             ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
         }
     }
+}
+
+/// Tells the keyspace's listeners of the events.
+fn announce_all(ctx: Ctx<'_>, keys: &Keys<'_>, out: &Outbox) {
     for (id, event) in events(out) {
         if let Some(name) = keys.name(id) {
             announce(ctx, name, event);
