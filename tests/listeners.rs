@@ -115,6 +115,7 @@ fn a_primary_that_is_restarted_from_a_file_older_than_its_replica_does_not_let_i
     let upstream = format!("replicaof 127.0.0.1 {}", primary.port());
     let replica = Server::with(&[upstream.as_str()]);
     eventually(SOON, || client.info("repl_backlog_active") == "1");
+    assert!(!propagates(&mut client), "there is no snapshot yet");
     client.acquire("before a PX 600000");
     assert_eq!(client.call("SAVE"), "OK");
     client.acquire("after a PX 600000");

@@ -123,7 +123,8 @@ fn replicas_have_what_was_done_since_they_were_attached() {
         let lines: Vec<_> = lines.iter().map(String::as_str).chain(LINES).collect();
         let replica = Server::replica_of(&primary, &lines);
         writers.go_on_for(MANY);
-        let second_hand = random.random_ratio(1, 3).then(|| Server::replica_of(&replica, &lines));
+        // Without a channel of its own: Valkey (8.0.1 to 9.1.2) then tells a replica of a replica the wrong database.
+        let second_hand = random.random_ratio(1, 3).then(|| Server::replica_of(&replica, &LINES));
         // A link that is lost is restored from the backlog.
         if random.random_ratio(1, 3) {
             assert_eq!(observer.call("CLIENT KILL TYPE replica"), 1);
