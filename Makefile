@@ -10,7 +10,7 @@ NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test test-matrix campaigns failover lint bench client-cancel client-faults demo clean
+.PHONY: help build run cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,8 +51,15 @@ test: build ## Run every test: the core's, and the module's and the client's on 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
 	@$(NEED) server
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
-	  convergence:: damaged_files:: kill:: lazy_free:: many_storm:: mutations:: quarantine:: storm::
+	  convergence:: damaged_files:: kill:: lazy_free:: listeners_storm:: many_storm:: mutations:: quarantine:: storm::
 	RLOCK_DEADLOCK_REQUESTS=1000000 PROPTEST_CASES=20000 cargo test --release --package rlock-core
+
+mutant-gate: ## Let the tests notice a module that ignores when somebody begins to listen
+	@$(NEED) build
+	@$(NEED) server
+	cargo build --package rlock --features mutant-ignores-fork --target-dir target/mutant
+	RLOCK_MUTANT=1 RLOCK_MODULE=target/mutant/debug/librlock.so RLOCK_SERVER=$(SERVER) \
+	  cargo test --package rlock --test integration -- --test-threads=3 --nocapture listeners_storm::
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have (10 minutes); SERVERS=valkey-trixie for one
 	@$(NEED) server

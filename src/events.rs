@@ -6,6 +6,7 @@ use crate::clock;
 use crate::eviction;
 use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
+use crate::propagation;
 use crate::quarantine;
 use crate::server;
 use crate::state;
@@ -26,6 +27,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         // What was loaded from the append-only file came by our own commands, and was not noted as an arrival.
         ServerEvent::Promoted | ServerEvent::LoadEnded => {
             server::look(ctx);
+            propagation::resume();
             state::tell(Engine::promoted);
         }
         ServerEvent::Demoted | ServerEvent::LoadBegins => return server::look(ctx),
@@ -33,9 +35,15 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::look(ctx);
             return quarantine::on_load_from_master();
         }
-        ServerEvent::Configured => return eviction::look(ctx),
+        ServerEvent::Configured => {
+            propagation::on_configured();
+            return eviction::look(ctx);
+        }
+        ServerEvent::Forked => return propagation::on_fork(),
+        ServerEvent::SaveStarted => return propagation::resume(),
         ServerEvent::Tick => {
             server::look(ctx);
+            propagation::on_tick(ctx);
             return timer::on_tick();
         }
         ServerEvent::AfterSleep => return on_turn(ctx),

@@ -10,6 +10,7 @@ use rlock_core::{
 use crate::clock;
 use crate::configuration;
 use crate::ffi::{Arg, Asks, Ctx, Keys, log_warning};
+use crate::propagation;
 use crate::reply;
 use crate::server;
 use crate::state;
@@ -19,6 +20,13 @@ use crate::waiting;
 /// The key of a request that has one.
 pub(crate) const KEY: KeyId = KeyId(0);
 
+/// From where the engine is driven.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Within {
+    Command,
+    Timer,
+}
+
 /// Decides about keys, does what was decided, and replies. [`KeyId`]s count them in the order of `names`.
 pub(crate) fn on_keys<'c, R>(
     ctx: Ctx<'c>,
@@ -27,7 +35,7 @@ pub(crate) fn on_keys<'c, R>(
     reply: impl FnOnce(Result<R, Refusal>),
 ) {
     let mut out = Outbox::default();
-    let result = transact(ctx, names, Asks::Client, &mut out, decide);
+    let result = transact(ctx, names, (Within::Command, Asks::Client), &mut out, decide);
     // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
     // before this client hears that it gave it up.
     match result {
@@ -35,7 +43,7 @@ pub(crate) fn on_keys<'c, R>(
         None => ctx.reply_error(reply::INTERNAL_ERROR),
     }
     wake(&mut out);
-    take_offers(ctx);
+    take_offers(ctx, Within::Command);
     timer::arm();
 }
 
@@ -55,19 +63,19 @@ pub(crate) fn on_key<'c, R>(
 /// Does what there is to do about a key whose time has come.
 pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
     let mut out = Outbox::default();
-    transact(ctx, &[name], Asks::Module, &mut out, |engine, tx| engine.run_job(tx));
+    transact(ctx, &[name], (Within::Timer, Asks::Module), &mut out, |engine, tx| engine.run_job(tx));
     wake(&mut out);
-    take_offers(ctx);
+    take_offers(ctx, Within::Timer);
 }
 
 /// Grants the waiters for many keys that can have all of them, now that the keys that brought it about are closed.
-fn take_offers(ctx: Ctx<'_>) {
+fn take_offers(ctx: Ctx<'_>, within: Within) {
     while let Some((offer, keys)) = state::with_engine(Engine::next_offer).flatten() {
-        take_offer(ctx, offer, &keys);
+        take_offer(ctx, within, offer, &keys);
     }
 }
 
-fn take_offer(ctx: Ctx<'_>, offer: rlock_core::Offer, keys: &[Key]) {
+fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Key]) {
     let Some(first) = keys.first() else {
         return;
     };
@@ -82,7 +90,7 @@ fn take_offer(ctx: Ctx<'_>, offer: rlock_core::Offer, keys: &[Key]) {
         state::tell(|engine| engine.postpone(first.borrow(), clock::now()));
     } else {
         let mut out = Outbox::default();
-        transact(ctx, &args, Asks::Module, &mut out, |engine, tx| engine.take_offer(tx, offer));
+        transact(ctx, &args, (within, Asks::Module), &mut out, |engine, tx| engine.take_offer(tx, offer));
         wake(&mut out);
     }
     ctx.select_db(db);
@@ -92,7 +100,7 @@ fn take_offer(ctx: Ctx<'_>, offer: rlock_core::Offer, keys: &[Key]) {
 fn transact<'c, R>(
     ctx: Ctx<'c>,
     names: &[Arg<'c>],
-    asks: Asks,
+    (within, asks): (Within, Asks),
     out: &mut Outbox,
     decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> R,
 ) -> Option<R> {
@@ -100,7 +108,14 @@ fn transact<'c, R>(
     let (now, limits) = (clock::now(), configuration::limits());
     let result = state::with_engine(|engine| decide(engine, &mut Transaction::new(now, limits, &mut keys, out)));
     close(ctx, &mut keys, out);
-    tell(ctx, &keys, now, out);
+    // Also while nobody listens the timer does: outside of a command there is no request to be passed on in place of effects.
+    if propagation::is_on() || within == Within::Timer {
+        propagate(ctx, &keys, now, out);
+    } else {
+        // A command stands for its effects to nobody but the server, which counts the changes.
+        events(out).for_each(|_| ctx.replicate_verbatim());
+    }
+    announce_all(ctx, &keys, out);
     result
 }
 
@@ -137,9 +152,9 @@ fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, out: &Outbox) {
     }
 }
 
-/// Propagates the events, and then tells the keyspace's listeners: what a listener does comes after all of this in the
+/// Propagates the events. The keyspace's listeners are told afterwards: what a listener does comes after all of this in the
 /// stream, as it does here.
-fn tell(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, out: &Outbox) {
+fn propagate(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, out: &Outbox) {
     let mut facts = Facts::new();
     for (id, event) in events(out) {
         if let Some(name) = keys.name(id) {
@@ -147,6 +162,10 @@ fn tell(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, out: &Outbox) {
             ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
         }
     }
+}
+
+/// Tells the keyspace's listeners of the events.
+fn announce_all(ctx: Ctx<'_>, keys: &Keys<'_>, out: &Outbox) {
     for (id, event) in events(out) {
         if let Some(name) = keys.name(id) {
             announce(ctx, name, event);

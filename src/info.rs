@@ -2,6 +2,7 @@
 
 use crate::eviction;
 use crate::ffi::InfoCtx;
+use crate::propagation;
 use crate::quarantine;
 use crate::state;
 
@@ -20,5 +21,6 @@ pub(crate) fn write(info: &InfoCtx) {
         info.add(c"tokens_left", engine.tokens_left());
     });
     info.add(c"quarantine_left_ms", quarantine::remaining_ms());
+    info.add(c"propagating", propagation::is_on().into());
     info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());
 }

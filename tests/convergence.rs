@@ -9,7 +9,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::support::{
-    Client, Command, Reply, Server, any_key, any_lock_command, at_length, eventually, move_changes_the_database, seed,
+    Command, Server, any_key, any_lock_command, at_length, eventually, move_changes_the_database, seed, shown,
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -72,28 +72,6 @@ impl Drop for Over<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
-}
-
-/// What both sides must show of a key. Leases run, waits run, and a connection is known only where it is.
-#[track_caller]
-fn shown(client: &mut Client, key: &str) -> String {
-    let info = client.call(format!("RLOCK.INFO {key}"));
-    let (Reply::Array(_) | Reply::Map(_)) = info else {
-        return format!("{info:?}");
-    };
-    let kind = info.field("kind").text();
-    let holders = info.field("holders");
-    let mut all: Vec<_> = holders
-        .array()
-        .iter()
-        .map(|holder| ["owner", "mode", "holds", "token"].map(|name| format!("{:?}", holder.field(name))).join(" "))
-        .collect();
-    // Waiters of other kinds are connections, which only the primary has.
-    if kind == "fair" {
-        let waiters = client.call(format!("RLOCK.WAITERS {key}"));
-        all.extend(waiters.array().iter().map(|waiter| format!("{:?}", waiter.field("owner"))));
-    }
-    format!("{kind} {all:?}")
 }
 
 /// Stops all writing for a while and compares everything.

@@ -24,6 +24,8 @@ mod kill;
 mod lazy_free;
 mod leases;
 mod leaving;
+mod listeners;
+mod listeners_storm;
 mod many;
 mod many_storm;
 mod moves;

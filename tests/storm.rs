@@ -95,7 +95,8 @@ fn digest(client: &mut Client) -> String {
 fn remove_idle_semaphores(client: &mut Client) {
     for number in 0..KEYS {
         let info = client.call(format!("RLOCK.INFO lock-{number}"));
-        if info != Reply::Nil && info.field("kind") == "semaphore" && info.field("holders").array().is_empty() {
+        let is_lock = !matches!(info, Reply::Nil | Reply::Error(_));
+        if is_lock && info.field("kind") == "semaphore" && info.field("holders").array().is_empty() {
             client.call(format!("DEL lock-{number}"));
         }
     }

@@ -34,6 +34,10 @@ pub(crate) enum ServerEvent {
     Configured,
     /// A load of the data set ended, well or not.
     LoadEnded,
+    /// A child was forked, and no command has run since.
+    Forked,
+    /// The server begins to save its data set itself, without a child.
+    SaveStarted,
     /// The server's regular tick.
     Tick,
     /// The event loop has written what there was to write, and has slept.
@@ -49,6 +53,8 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) -> bool {
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
         raw::REDISMODULE_EVENT_LOADING,
         raw::REDISMODULE_EVENT_CONFIG,
+        raw::REDISMODULE_EVENT_FORK_CHILD,
+        raw::REDISMODULE_EVENT_PERSISTENCE,
         raw::REDISMODULE_EVENT_CRON_LOOP,
         raw::REDISMODULE_EVENT_EVENTLOOP,
     ];
@@ -119,6 +125,11 @@ unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Serv
             raw::REDISMODULE_EVENT_LOADING,
             raw::REDISMODULE_SUBEVENT_LOADING_ENDED | raw::REDISMODULE_SUBEVENT_LOADING_FAILED,
         ) => Some(ServerEvent::LoadEnded),
+        (raw::REDISMODULE_EVENT_FORK_CHILD, raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN) => Some(ServerEvent::Forked),
+        (
+            raw::REDISMODULE_EVENT_PERSISTENCE,
+            raw::REDISMODULE_SUBEVENT_PERSISTENCE_SYNC_RDB_START | raw::REDISMODULE_SUBEVENT_PERSISTENCE_SYNC_AOF_START,
+        ) => Some(ServerEvent::SaveStarted),
         (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
         (raw::REDISMODULE_EVENT_EVENTLOOP, raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP) => {
             Some(ServerEvent::AfterSleep)

@@ -35,7 +35,7 @@ pub(crate) struct Args<'c> {
 pub(crate) struct Flags(c_int);
 
 impl Flags {
-    fn has(self, flag: u32) -> bool {
+    pub(super) fn has(self, flag: u32) -> bool {
         self.0 & flag.cast_signed() != 0
     }
 

@@ -13,6 +13,7 @@ mod command_info;
 mod context;
 mod datatype;
 mod keys;
+mod listeners;
 mod main_thread;
 mod memory_policy;
 mod registration;

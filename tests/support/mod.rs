@@ -6,6 +6,7 @@ mod cluster;
 mod events;
 mod family;
 mod journal;
+mod likeness;
 mod lock_commands;
 mod process;
 mod program;
@@ -14,6 +15,7 @@ mod reply;
 mod sentinel;
 mod server;
 mod wall_clock;
+mod writers;
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -23,6 +25,7 @@ pub use cluster::Cluster;
 pub use events::Events;
 pub use family::{ALL, BINARY, EXCLUSIVE, Family, MUTEX, REENTRANT, TRANSIENT, WRITE};
 pub use journal::{Journal, is_brace, show};
+pub use likeness::{picture, shown};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
 #[allow(unused_imports, reason = "the tests of the client use it")]
 pub use process::OwnedProcess;
@@ -32,6 +35,7 @@ pub use reply::Reply;
 pub use sentinel::Sentinels;
 pub use server::{Server, free_port};
 pub use wall_clock::WallClock;
+pub use writers::{Scope, Writers};
 
 /// Waits until the condition holds, and fails if it does not before the deadline.
 #[track_caller]

@@ -1,0 +1,38 @@
+//! Who the server propagates to.
+
+use std::ffi::{CStr, c_int};
+
+use redis_module::raw;
+
+use super::context::Flags;
+use super::{Ctx, api};
+
+impl Flags {
+    /// The append-only file is on, or is about to be.
+    pub(crate) fn has_append_only_file(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_AOF)
+    }
+
+    /// The server has a child that writes a snapshot, or one of a module's.
+    pub(crate) fn has_child(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_ACTIVE_CHILD)
+    }
+}
+
+impl Ctx<'_> {
+    /// Whether a replica is attached, in whatever state, or could catch up from a backlog. Also if the server does not say.
+    pub(crate) fn has_replica_or_backlog(self) -> bool {
+        // SAFETY: the context is alive; the information is freed once, after its fields were looked at.
+        unsafe {
+            let info = api!(RedisModule_GetServerInfo, self.raw(), c"replication".as_ptr());
+            let is_zero = |field: &CStr| {
+                let mut status = raw::REDISMODULE_ERR as c_int;
+                let number = api!(RedisModule_ServerInfoGetFieldUnsigned, info, field.as_ptr(), &raw mut status);
+                status == raw::REDISMODULE_OK as c_int && number == 0
+            };
+            let has_none = is_zero(c"connected_slaves") && is_zero(c"repl_backlog_active");
+            api!(RedisModule_FreeServerInfo, self.raw(), info);
+            !has_none
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Connections that do all kinds of things with locks, as fast as they can, until they are told to stop. They come back
+//! when a server ends their connection, and do not mind what it answers.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::client::{Client, Command, in_script};
+use super::eventually;
+use super::lock_commands::{any_key, any_lock_command};
+
+/// Connections to each server.
+const CLIENTS: usize = 2;
+
+/// Commands in one write. One that waits holds up those behind it.
+const BATCH: usize = 30;
+
+/// Far above anything a healthy server needs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the writers may do.
+#[derive(Clone, Copy)]
+pub struct Scope {
+    pub keys: usize,
+    pub databases: usize,
+    /// Holds that are bound to their connection. They end with a server, while others outlive it.
+    pub sessions: bool,
+}
+
+pub struct Writers {
+    over: Arc<AtomicBool>,
+    answered: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Writers {
+    /// Writes to the servers on these ports, until it is stopped or dropped.
+    pub fn start(ports: &[u16], scope: Scope, seed: u64) -> Writers {
+        let (over, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let connections = ports.iter().flat_map(|port| [*port; CLIENTS]).enumerate();
+        let threads = connections
+            .map(|(number, port)| {
+                let (over, answered) = (over.clone(), answered.clone());
+                let mut random = StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(number as u64));
+                thread::spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        // The next connection comes a moment later: a server that is down is not helped by more.
+                        if write(port, scope, &mut random, &over, &answered).is_err() {
+                            thread::sleep(Duration::from_millis(5));
+                        }
+                    }
+                })
+            })
+            .collect();
+        Writers { over, answered, threads }
+    }
+
+    /// Waits until so many more commands were answered.
+    #[track_caller]
+    pub fn go_on_for(&self, commands: usize) {
+        let goal = self.answered.load(Ordering::Relaxed) + commands;
+        eventually(Duration::from_secs(20), || self.answered.load(Ordering::Relaxed) >= goal);
+    }
+
+    /// Returns when the last command was answered.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // A writer that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn write(port: u16, scope: Scope, random: &mut StdRng, over: &AtomicBool, answered: &AtomicUsize) -> io::Result<()> {
+    let mut client = Client::connect(port)?;
+    while !over.load(Ordering::Relaxed) {
+        let batch: Vec<_> = (0..BATCH).flat_map(|_| step(random, scope)).collect();
+        client.try_send(&batch)?;
+        for _ in &batch {
+            client.reply_within(PATIENCE)?;
+        }
+        answered.fetch_add(batch.len(), Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// One command by itself or in a script, or some in a transaction.
+fn step(random: &mut StdRng, scope: Scope) -> Vec<Command> {
+    match random.random_range(0..20) {
+        0 => vec![in_script(any(random, scope).into())],
+        1 => {
+            let inner = (0..3).map(|_| any(random, scope).into()).collect::<Vec<Command>>();
+            [vec!["MULTI".into()], inner, vec!["EXEC".into()]].concat()
+        }
+        _ => vec![any(random, scope).into()],
+    }
+}
+
+fn any(random: &mut StdRng, scope: Scope) -> String {
+    let key = any_key(random, scope.keys);
+    match random.random_range(0..1000) {
+        0..10 => format!("DEL {key}"),
+        10..20 => format!("RENAME {key} {}", any_key(random, scope.keys)),
+        20..30 => format!("COPY {key} {} REPLACE", any_key(random, scope.keys)),
+        30..40 => format!("SELECT {}", random.random_range(0..scope.databases)),
+        40..42 => "SWAPDB 0 1".to_owned(),
+        _ => {
+            // Some leases end during the run, others are there when it is over.
+            let lease_ms =
+                if random.random() { random.random_range(1..50) } else { random.random_range(120_000..600_000) };
+            let command = any_lock_command(random, scope.keys, lease_ms, 100);
+            match command.split_once(" SESSION ") {
+                Some((plain, _)) if !scope.sessions => plain.to_owned(),
+                _ => command,
+            }
+        }
+    }
+}
