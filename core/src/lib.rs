@@ -38,10 +38,10 @@ mod places;
 mod queue;
 mod request;
 mod sessions;
+mod slot;
 #[cfg(test)]
 mod strategies;
 mod time;
-mod twin;
 
 pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};
 pub use codec::{DecodeError, decode, encode};
@@ -55,5 +55,5 @@ pub use lock::{Kind, Lock, Mode};
 pub use outbox::{Answer, Outbox, Output};
 pub use places::{Place, Places, Stay, seed_hashing};
 pub use request::{Acquire, Ask, Limits, Refusal, Release, Renew, RequestMark, Verb, WaitEdge};
+pub use slot::{SlotTags, Tag};
 pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, US_PER_MS};
-pub use twin::Twins;
