@@ -192,8 +192,8 @@ pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
 /// Applies an effect that a master decided. Nothing is propagated from here: the command passes itself on.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'static str> {
     let mut keys = Keys::open(ctx, &[name], Asks::Module);
-    let applied = state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event))
-        .unwrap_or(Err("the engine is in use"));
+    let applied =
+        state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(Err("the engine is in use"));
     if applied.is_ok() && matches!(event, Event::Granted { .. }) {
         keys.clear_expire(KEY);
     }

@@ -8,7 +8,6 @@ use crate::ffi::{self, Args, LoadError, Registrar, Type};
 use crate::server;
 use crate::state;
 use crate::value;
-use crate::waiting;
 
 /// The version that MODULE LIST shows: major * 10000 + minor * 100 + patch.
 pub(crate) const MODULE_VERSION: i32 = number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
@@ -34,12 +33,6 @@ pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), Load
     server::look(registrar.ctx());
     state::init(registrar.random());
     rlock_core::seed_hashing(registrar.random());
-    let [first, second] = registrar.random::<2>();
-    let mut secret = [0; 16];
-    for (place, byte) in secret.iter_mut().zip(first.to_le_bytes().into_iter().chain(second.to_le_bytes())) {
-        *place = byte;
-    }
-    waiting::init(secret);
     ffi::log_notice(concat!("version ", env!("CARGO_PKG_VERSION"), ", commit ", env!("RLOCK_COMMIT")));
     Ok(())
 }

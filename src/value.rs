@@ -160,7 +160,9 @@ pub(crate) fn load_aux(load: &Load, version: i32) -> bool {
             true
         }
         Some(token) => {
-            log_warning(&format!("the last token in the file is {token}, beyond {MAX_TOKEN}: it was not written by rlock"));
+            log_warning(&format!(
+                "the last token in the file is {token}, beyond {MAX_TOKEN}: it was not written by rlock"
+            ));
             false
         }
         None => false,

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use ahash::RandomState;
-use rlock_core::{Answer, Twins};
+use rlock_core::Answer;
 
 use crate::ffi::{self, Arg, Blocked, Ctx, MainThread};
 use crate::reply;
@@ -23,16 +23,13 @@ struct Waiting {
 static WAITING: MainThread<HashMap<u64, Waiting, RandomState>> =
     MainThread::new(HashMap::with_hasher(RandomState::with_seeds(0x2545_f491, 0x4f6c_dd1d, 0x9e37_79b9, 0x7f4a_7c15)));
 
-static TWIN_SECRET: MainThread<[u8; 16]> = MainThread::new([0; 16]);
-
 /// Blocks the client of this command under `ticket`. `false` if the server does not want to, or if a listener of the
 /// events of this very command has changed the lock so that the ticket was served already; the engine has been told.
 pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
     if state::with_engine(|engine| engine.is_waiting(ticket)) != Some(true) {
         return false;
     }
-    let name = ctx.string(&twin_of(ctx, key.bytes()));
-    match ffi::block(ctx, name.arg(), ticket) {
+    match ffi::block(ctx, key, ticket) {
         Some(handle) => {
             let waiting = Waiting { handle, answer: None };
             WAITING.with(|table| table.insert(ticket, waiting));
@@ -43,17 +40,6 @@ pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
             false
         }
     }
-}
-
-/// The name to block on, which is not the lock's own: see [`Twins`].
-fn twin_of(ctx: Ctx<'_>, name: &[u8]) -> Vec<u8> {
-    let twins = Twins::new(TWIN_SECRET.with(|secret| *secret).unwrap_or_default());
-    if ctx.flags().is_cluster() { twins.in_slot(name) } else { twins.anywhere(name) }
-}
-
-/// Sets the random part of the names to block on. Called once, when the module is loaded.
-pub(crate) fn init(secret: [u8; 16]) {
-    TWIN_SECRET.with(|place| *place = secret);
 }
 
 /// Answers a waiter.

@@ -117,3 +117,27 @@ fn a_waiter_for_many_keys_is_sent_after_its_slot() {
     waiter.reply().expect_error("MOVED");
     assert_eq!(on_source.info_number("rlock_waiting"), 0);
 }
+
+#[test]
+fn a_waiter_is_sent_after_its_slot_whatever_braces_its_key_has() {
+    let [source, target] = start_cluster();
+    let (mut on_source, mut on_target) = (source.client(), target.client());
+    let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
+    on_source.acquire("job a PX 60000");
+    let mut of_another_slot = source.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    for key in ["a}b", "{}a", "{a", "}{", "{{c}}b"] {
+        let slot = on_source.call(format!("CLUSTER KEYSLOT {key}")).int();
+        on_source.acquire(&format!("{key} a PX 60000"));
+        let mut waiter = source.waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0"));
+        on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0]));
+        on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
+        assert_eq!(on_source.call(format!("MIGRATE 127.0.0.1 {} {key} 0 5000", target.port())), "OK");
+        for client in [&mut on_target, &mut on_source] {
+            assert_eq!(client.call(format!("CLUSTER SETSLOT {slot} NODE {}", ids[1])), "OK");
+        }
+        let reply = waiter.reply();
+        let line = reply.expect_error("MOVED");
+        assert!(line.starts_with(&format!("MOVED {slot} ")), "{key}: {line}");
+    }
+    assert_still_waiting(&mut of_another_slot);
+}

@@ -340,7 +340,10 @@ fn what_becomes_of_places_is_propagated_and_a_denied_try_is_not() {
     expect("a cancelled place", &["queued connected # 3 tail c", "queued polled:# # - tail d", "left cancelled d"]);
     call("RELEASE job a");
     c.reply().int();
-    expect("a reservation", &["released #", "reserved # b", "left missed b", "granted fair exclusive # 1 # 20000 3a - c"]);
+    expect(
+        "a reservation",
+        &["released #", "reserved # b", "left missed b", "granted fair exclusive # 1 # 20000 3a - c"],
+    );
 }
 
 #[test]

@@ -32,10 +32,10 @@ mod lock;
 mod outbox;
 mod place;
 mod request;
+mod slot;
 #[cfg(test)]
 mod strategies;
 mod time;
-mod twin;
 
 pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};
 pub use codec::{DecodeError, decode, encode};
@@ -50,7 +50,5 @@ pub use lock::{FairQueue, Hold, Lock, seed_hashing};
 pub use outbox::{Answer, Outbox, Output};
 pub use place::{Place, Stay};
 pub use request::{Ask, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
-pub use time::{
-    MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, TOKEN_CLOCK_END_US, US_PER_MS,
-};
-pub use twin::Twins;
+pub use slot::{SlotTags, Tag};
+pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, TOKEN_CLOCK_END_US, US_PER_MS};

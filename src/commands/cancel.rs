@@ -27,11 +27,6 @@ impl Command for Cancel {
 fn cancel(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
     check_master()?;
-    execute::on_key(
-        ctx,
-        key,
-        |engine, tx| engine.cancel(tx, owner),
-        |cancelled| ctx.reply_integer(cancelled.into()),
-    );
+    execute::on_key(ctx, key, |engine, tx| engine.cancel(tx, owner), |cancelled| ctx.reply_integer(cancelled.into()));
     Ok(())
 }

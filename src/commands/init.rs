@@ -27,11 +27,6 @@ impl Command for Init {
 fn init(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, permits) = (arguments::key(args)?, arguments::permits(args, 2)?);
     check_master()?;
-    execute::on_key(
-        ctx,
-        key,
-        |engine, tx| engine.init_semaphore(tx, permits),
-        |made| ctx.reply_integer(made.into()),
-    );
+    execute::on_key(ctx, key, |engine, tx| engine.init_semaphore(tx, permits), |made| ctx.reply_integer(made.into()));
     Ok(())
 }

@@ -32,17 +32,8 @@ fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
     let options = arguments::options(args, target.options_at, &[Opt::Px, Opt::Ex])?;
     check_master()?;
-    let request = rlock_core::Renew {
-        kind: F::KIND,
-        owner: target.owner,
-        mode: target.mode,
-        lease_ms: options.lease_ms,
-    };
-    execute::on_key(
-        ctx,
-        target.key,
-        |engine, tx| engine.renew(tx, &request),
-        |left_ms| ctx.reply_integer(left_ms),
-    );
+    let request =
+        rlock_core::Renew { kind: F::KIND, owner: target.owner, mode: target.mode, lease_ms: options.lease_ms };
+    execute::on_key(ctx, target.key, |engine, tx| engine.renew(tx, &request), |left_ms| ctx.reply_integer(left_ms));
     Ok(())
 }

@@ -1,15 +1,15 @@
 //! Blocking a client and answering it later.
 //!
-//! The client is blocked on a name with no timeout of the server's, and unblocked one at a time: waiters keep their own
-//! order and their own deadlines. The reply callback, which the server would call if somebody made a key of that name,
-//! always says "not yet"; the answer is written by the timeout callback, whoever causes it to run.
+//! The client is blocked on a name (`blocking_key`) with no timeout of the server's, and unblocked one at a time: waiters keep
+//! their own order and their own deadlines. The reply callback, which the server would call if somebody made a key of that
+//! name, always says "not yet"; the answer is written by the timeout callback, whoever causes it to run.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
 
-use super::{Arg, Ctx, api, guard};
+use super::{Arg, Ctx, api, blocking_key, guard};
 use crate::waiting;
 
 /// The server's handle of a blocked client. Valid until its disconnect callback ran or it was unblocked;
@@ -38,9 +38,10 @@ pub(super) fn is_valkey() -> bool {
     KEEPS_ANSWERS_BACK.load(Ordering::Relaxed)
 }
 
-/// Blocks the client of this command on a name. `None` if the server does not want to.
-pub(crate) fn block(ctx: Ctx<'_>, name: Arg<'_>, ticket: u64) -> Option<Blocked> {
-    let mut keys = [name.raw()];
+/// Blocks the client of this command, which waits for `key`. `None` if the server does not want to.
+pub(crate) fn block(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> Option<Blocked> {
+    let name = blocking_key::for_waiters_of(ctx, key);
+    let mut keys = [name.arg().raw()];
     // SAFETY: the context and the name are alive, the server keeps its own reference; the private data is a number, not a pointer.
     let handle = unsafe {
         api!(

@@ -8,6 +8,7 @@
 //! 3. No panic leaves a callback ([`guard`]): it would take the server down, with everybody's data.
 
 mod blocked;
+mod blocking_key;
 mod callbacks;
 mod command_info;
 mod context;

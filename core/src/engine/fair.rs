@@ -89,11 +89,7 @@ impl Engine {
         kind == Kind::Fair && self.place_of(tx, owner).is_ok_and(|place| place.is_some())
     }
 
-    fn place_of<'a>(
-        &self,
-        tx: &'a Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-    ) -> Result<Option<Place<'a>>, Refusal> {
+    fn place_of<'a>(&self, tx: &'a Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<Option<Place<'a>>, Refusal> {
         Ok(tx.keys.value(KEY).of_kind(Kind::Fair, tx.now)?.and_then(|lock| lock.place(owner)))
     }
 
@@ -110,16 +106,11 @@ impl Engine {
         cancelled
     }
 
-    fn cancel_reconciled(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-    ) -> Result<bool, Refusal> {
+    fn cancel_reconciled(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<bool, Refusal> {
         if !self.place_of(tx, owner)?.is_some_and(|place| place.is_live(tx.now)) {
             return Ok(false);
         }
-        while let Some(ticket) =
-            self.name(tx, KEY).and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive))
+        while let Some(ticket) = self.name(tx, KEY).and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive))
         {
             self.answer_place(tx, ticket, Answer::Cancelled);
         }

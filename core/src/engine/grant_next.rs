@@ -37,11 +37,20 @@ enum Head {
     Nobody,
     Waiter(u64),
     /// A place without a connection, for which the lock is to be reserved.
-    Reserve { owner: Owner, until_us: u64 },
+    Reserve {
+        owner: Owner,
+        until_us: u64,
+    },
     /// A place that is lost.
-    Drop { owner: Owner, cause: LeaveCause },
+    Drop {
+        owner: Owner,
+        cause: LeaveCause,
+    },
     /// A place whose connection is gone, which is not known to it yet.
-    Abandoned { owner: Owner, request_id: Option<u64> },
+    Abandoned {
+        owner: Owner,
+        request_id: Option<u64>,
+    },
 }
 
 /// What became of a waiter.
@@ -253,9 +262,8 @@ impl Engine {
             return Ok(*token);
         }
         let before = Self::live_terms(tx, id, request.kind, owner, request.mode)?;
-        let is_bound = |keys: &_, token| {
-            waiter.client.is_some_and(|client| clients_of(keys, id, token).contains(&client))
-        };
+        let is_bound =
+            |keys: &_, token| waiter.client.is_some_and(|client| clients_of(keys, id, token).contains(&client));
         let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(&*tx.keys, *token));
         let token = self.grant(tx, id, owner, request, waiter.client)?;
         let after = before.as_ref().and_then(|_| super::reconcile::terms_of(tx.keys, id, token));
@@ -310,7 +318,8 @@ impl Engine {
     ) {
         for owner in core::mem::take(owners) {
             for mode in Mode::ALL {
-                let holds = matches!(tx.keys.value(id), Value::Lock(lock) if lock.live_hold(&owner, mode, tx.now).is_some());
+                let holds =
+                    matches!(tx.keys.value(id), Value::Lock(lock) if lock.live_hold(&owner, mode, tx.now).is_some());
                 if holds {
                     self.grant_siblings(tx, id, &owner, mode);
                 }
@@ -319,7 +328,13 @@ impl Engine {
     }
 
     /// Grants a request of an owner that holds already, wherever it stands.
-    pub(super) fn grant_sibling(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64, freed: bool) {
+    pub(super) fn grant_sibling(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        ticket: u64,
+        freed: bool,
+    ) {
         let Some(waiter) = self.queues.get(ticket) else {
             return;
         };
@@ -362,9 +377,9 @@ impl Engine {
         };
         let keys = waiter.names.len();
         let in_turn = (0..keys).map(|step| step.saturating_add(waiter.held_up_by).checked_rem(keys).unwrap_or(0));
-        let held_up_by = in_turn.clone().find(|index| {
-            waiter.names.get(*index).is_some_and(|name| !self.is_to_be_had(tx, *name, ticket, waiter))
-        });
+        let held_up_by = in_turn
+            .clone()
+            .find(|index| waiter.names.get(*index).is_some_and(|name| !self.is_to_be_had(tx, *name, ticket, waiter)));
         match held_up_by {
             Some(index) => {
                 if let Some(waiter) = self.queues.get_mut(ticket) {
@@ -416,7 +431,8 @@ impl Engine {
         }
         let mut decisions = Vec::with_capacity(tx.keys.len());
         for id in tx.ids() {
-            let is_first = self.name(tx, id).and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
+            let is_first =
+                self.name(tx, id).and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
             let ahead = Ahead { any: !is_first, ..Ahead::default() };
             match admission::decide(tx.keys.value(id), ahead, owner.as_slice(), &request, tx.now) {
                 Decision::Refuse(refusal) => return self.answer(tx, ticket, Answer::Refused(refusal)),

@@ -8,9 +8,9 @@ use smallvec::SmallVec;
 
 use super::state::{Engine, Transaction};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
-use crate::lock::Hold;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
+use crate::lock::Hold;
 use crate::lock::admission;
 use crate::request::{Refusal, Release, Renew, RequestMark};
 
@@ -194,8 +194,12 @@ impl Engine {
             const ONE_BY_ONE: usize = 64;
             let is_meant = |hold: &Hold| hold.is_live(tx.now) && token.is_none_or(|token| token == hold.token());
             let events: Vec<Event> = match token {
-                Some(token) => lock.hold_with_token(token).filter(|hold| is_meant(hold)).map(forced).into_iter().collect(),
-                None if lock.holds().len() <= ONE_BY_ONE => lock.holds().iter().filter(|hold| is_meant(hold)).map(forced).collect(),
+                Some(token) => {
+                    lock.hold_with_token(token).filter(|hold| is_meant(hold)).map(forced).into_iter().collect()
+                }
+                None if lock.holds().len() <= ONE_BY_ONE => {
+                    lock.holds().iter().filter(|hold| is_meant(hold)).map(forced).collect()
+                }
                 None if !lock.is_held(tx.now) => Vec::new(),
                 None => [Event::Cleared { cause: EndCause::Forced, except: None }].into(),
             };

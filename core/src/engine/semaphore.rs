@@ -16,11 +16,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`Refusal::WrongType`] if the key holds something else.
-    pub fn init_semaphore(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        permits: u32,
-    ) -> Result<bool, Refusal> {
+    pub fn init_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<bool, Refusal> {
         self.work.begin_command(tx.keys.len());
         self.reconcile_to_acquire(tx, KEY, Kind::Semaphore);
         let made = match tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now) {
@@ -41,11 +37,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something else.
-    pub fn resize_semaphore(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        permits: u32,
-    ) -> Result<i64, Refusal> {
+    pub fn resize_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
         self.work.begin_command(tx.keys.len());
         self.reconcile_if_dirty(tx, KEY);
         let resized = self.resize_reconciled(tx, permits);
@@ -53,11 +45,7 @@ impl Engine {
         resized
     }
 
-    fn resize_reconciled(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        permits: u32,
-    ) -> Result<i64, Refusal> {
+    fn resize_reconciled(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
         let before = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map(|lock| lock.permits());
         if before != Some(permits) {
             self.commit(tx, KEY, Event::Sized { permits });

@@ -85,7 +85,8 @@ impl Engine {
             return;
         };
         let next = |engine: &Self| {
-            let (of, ticket) = engine.queues.names.get(name)?.undelivered.first_from(core::ops::Bound::Included((token, 0)))?;
+            let (of, ticket) =
+                engine.queues.names.get(name)?.undelivered.first_from(core::ops::Bound::Included((token, 0)))?;
             (of == token).then_some(ticket)
         };
         while let Some(ticket) = next(self) {

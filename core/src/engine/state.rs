@@ -228,13 +228,7 @@ impl Engine {
     }
 
     /// Binds a hold to a connection, if it has a session.
-    pub(super) fn bind(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        token: u64,
-        client: Option<u64>,
-    ) {
+    pub(super) fn bind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: Option<u64>) {
         let (Some(client), Some(lock)) = (client, tx.keys.lock_mut(id)) else {
             return;
         };
@@ -394,12 +388,7 @@ impl Engine {
     /// # Errors
     ///
     /// What is wrong, if it cannot be applied to what lies under the key. Nothing was changed.
-    pub fn apply_effect(
-        &mut self,
-        keys: &mut impl Keyspace,
-        id: KeyId,
-        event: &Event,
-    ) -> Result<(), &'static str> {
+    pub fn apply_effect(&mut self, keys: &mut impl Keyspace, id: KeyId, event: &Event) -> Result<(), &'static str> {
         match keys.value(id) {
             Value::Foreign => return Err("the key holds something else than a lock"),
             Value::Lock(lock) => lock.check(event)?,

@@ -349,9 +349,8 @@ impl Engine {
                     None => self.sweep = Some(Sweep::Leases(0)),
                     Some(found) => {
                         self.sweep = Some(Sweep::Names(slot.saturating_add(1)));
-                        let behind = found.filter(|(_, record)| {
-                            record.generation < self.databases.generation(record.key().db)
-                        });
+                        let behind =
+                            found.filter(|(_, record)| record.generation < self.databases.generation(record.key().db));
                         if let Some((_, record)) = behind {
                             return Rang::Key(record.key().to_key());
                         }

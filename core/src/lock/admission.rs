@@ -89,13 +89,7 @@ pub(crate) fn decide(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Req
     }
 }
 
-fn decided(
-    value: Value<'_>,
-    ahead: Ahead,
-    owner: &[u8],
-    request: &Request,
-    now: Now,
-) -> Result<Decision, Refusal> {
+fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now: Now) -> Result<Decision, Refusal> {
     let lock = value.of_kind(request.kind, now)?;
     if let Some(hold) = lock.and_then(|lock| lock.live_hold(owner, request.mode, now)) {
         if RequestMark::classify(hold.request(), request.request_id, request.verb)? == Numbered::Repeat {

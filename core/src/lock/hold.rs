@@ -68,16 +68,8 @@ impl Eq for Hold {}
 
 impl Hold {
     pub(crate) fn new(owner: Owner, mode: Mode, token: u64, terms: &Terms) -> Self {
-        let mut hold = Self {
-            owner,
-            token,
-            deadline_us: 0,
-            extras: None,
-            lease_low: 0,
-            lease_high: 0,
-            mode,
-            count_low: 0,
-        };
+        let mut hold =
+            Self { owner, token, deadline_us: 0, extras: None, lease_low: 0, lease_high: 0, mode, count_low: 0 };
         hold.set_terms(terms);
         hold
     }

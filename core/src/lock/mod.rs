@@ -527,7 +527,9 @@ impl Lock {
     /// Every binding of a hold to a connection: the connection, and the token.
     pub fn bindings(&self) -> impl Iterator<Item = (u64, u64)> {
         let generation = self.generation();
-        let of_hold = move |hold: &Hold| -> Bindings { hold.clients(generation).iter().map(|client| (*client, hold.token())).collect() };
+        let of_hold = move |hold: &Hold| -> Bindings {
+            hold.clients(generation).iter().map(|client| (*client, hold.token())).collect()
+        };
         self.holds().iter().flat_map(of_hold)
     }
 

@@ -53,13 +53,10 @@ fn lines(world: &World, refused: Option<(&[Key], &Asked)>) -> BTreeMap<Key, Vec<
             && keys.contains(&key)
         {
             let lock = world.lock(&key);
-            let reads =
-                lock.is_some_and(|lock| lock.live_hold(owner.as_slice(), Mode::Read, world.now).is_some());
+            let reads = lock.is_some_and(|lock| lock.live_hold(owner.as_slice(), Mode::Read, world.now).is_some());
             let place = lock.and_then(|lock| lock.place(owner.as_slice()));
             let index = match (request.mode, place) {
-                (Mode::Write, _) if reads => {
-                    waiters.iter().take_while(|waiter| waiter.rank == Rank::Upgrade).count()
-                }
+                (Mode::Write, _) if reads => waiters.iter().take_while(|waiter| waiter.rank == Rank::Upgrade).count(),
                 (_, Some(place)) => waiters.iter().take_while(|waiter| waiter.arrival < place.arrival).count(),
                 _ => line.len(),
             };

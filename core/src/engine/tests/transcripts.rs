@@ -84,8 +84,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "renew" => told.push(renew(world, &words)),
         "force" => {
             let token = words.number("token");
-            let forced =
-                world.on_key(&key(words.at(1)), |engine, tx| engine.force_release(tx, words.kind().0, token));
+            let forced = world.on_key(&key(words.at(1)), |engine, tx| engine.force_release(tx, words.kind().0, token));
             told.push(format!("{forced:?}"));
         }
         "advance" => world.advance(words.at(1).parse().unwrap()),

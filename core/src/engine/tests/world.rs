@@ -329,9 +329,11 @@ impl World {
             let Value::Lock(lock) = value else { continue };
             for (client, token) in lock.bindings() {
                 let key = Key { db: *db, name: name.as_slice().into() };
-                let is_known = self.engine.connections.bindings().any(|binding| {
-                    (binding.client, binding.token) == (client, token) && binding.key == key
-                });
+                let is_known = self
+                    .engine
+                    .connections
+                    .bindings()
+                    .any(|binding| (binding.client, binding.token) == (client, token) && binding.key == key);
                 let is_dirty = self.engine.queues.record(key.borrow()).is_some_and(|record| record.dirty.is_some());
                 let is_behind = self.engine.sweep.is_some();
                 assert!(is_known || is_dirty || is_behind, "connection {client} knows of hold {token}");
