@@ -215,10 +215,11 @@ pub(crate) fn key(args: Args<'_>) -> Result<Arg<'_>, ArgumentError> {
 
 /// A number as Redis reads them: digits only, no sign, no leading zero.
 fn number(bytes: &[u8]) -> Option<u64> {
-    let is_plain = match bytes {
-        [] => false,
-        [b'0'] => true,
-        [first, rest @ ..] => (b'1'..=b'9').contains(first) && rest.iter().all(u8::is_ascii_digit),
-    };
-    if is_plain { std::str::from_utf8(bytes).ok()?.parse().ok() } else { None }
+    if matches!(bytes, [] | [b'0', _, ..]) {
+        return None;
+    }
+    bytes.iter().try_fold(0_u64, |number, byte| {
+        let digit = byte.checked_sub(b'0').filter(|digit| *digit <= 9)?;
+        number.checked_mul(10)?.checked_add(u64::from(digit))
+    })
 }

@@ -4,8 +4,10 @@
 //! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
 use rlock_core::{
-    Engine, Event, Facts, Key, KeyId, Keyspace, Now, Outbox, Output, Owner, Refusal, Transaction, write_effect,
+    Effect, Engine, Event, Facts, Key, KeyId, Keyspace, Now, Outbox, Owner, Refusal, Told, Transaction, write_effect,
 };
+
+use smallvec::SmallVec;
 
 use crate::clock;
 use crate::configuration;
@@ -27,6 +29,14 @@ enum Within {
     Timer,
 }
 
+impl Within {
+    /// A command stands for its effects while nobody listens. The timer has no request that could be passed on in their
+    /// place, and propagates them always.
+    fn outbox(self) -> Outbox {
+        Outbox::new(propagation::is_on() || self == Self::Timer)
+    }
+}
+
 /// Decides about keys, does what was decided, and replies. [`KeyId`]s count them in the order of `names`.
 pub(crate) fn on_keys<'c, R>(
     ctx: Ctx<'c>,
@@ -34,17 +44,18 @@ pub(crate) fn on_keys<'c, R>(
     decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> Result<R, Refusal>,
     reply: impl FnOnce(Result<R, Refusal>),
 ) {
-    let mut out = Outbox::default();
-    let result = transact(ctx, names, (Within::Command, Asks::Client), &mut out, decide);
+    let mut out = Within::Command.outbox();
+    let Some((result, next)) = transact(ctx, names, Asks::Client, &mut out, decide) else {
+        return ctx.reply_error(reply::INTERNAL_ERROR);
+    };
     // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
     // before this client hears that it gave it up.
-    match result {
-        Some(result) => reply(result),
-        None => ctx.reply_error(reply::INTERNAL_ERROR),
+    reply(result);
+    wake(out);
+    if next.has_offers {
+        take_offers(ctx, Within::Command);
     }
-    wake(&mut out);
-    take_offers(ctx, Within::Command);
-    timer::arm();
+    timer::arm_for(next.timeout_us);
 }
 
 /// The same for one key, with the usual reply to a refusal.
@@ -62,10 +73,12 @@ pub(crate) fn on_key<'c, R>(
 
 /// Does what there is to do about a key whose time has come.
 pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
-    let mut out = Outbox::default();
-    transact(ctx, &[name], (Within::Timer, Asks::Module), &mut out, |engine, tx| engine.run_job(tx));
-    wake(&mut out);
-    take_offers(ctx, Within::Timer);
+    let mut out = Within::Timer.outbox();
+    let next = transact(ctx, &[name], Asks::Module, &mut out, |engine, tx| engine.run_job(tx));
+    wake(out);
+    if next.is_some_and(|((), next)| next.has_offers) {
+        take_offers(ctx, Within::Timer);
+    }
 }
 
 /// Grants the waiters for many keys that can have all of them, now that the keys that brought it about are closed.
@@ -89,96 +102,81 @@ fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Ke
     if server::is_cluster() && !args.iter().all(|name| ctx.serves(*name)) {
         state::tell(|engine| engine.postpone(first.borrow(), clock::now()));
     } else {
-        let mut out = Outbox::default();
-        transact(ctx, &args, (within, Asks::Module), &mut out, |engine, tx| engine.take_offer(tx, offer));
-        wake(&mut out);
+        let mut out = within.outbox();
+        transact(ctx, &args, Asks::Module, &mut out, |engine, tx| engine.take_offer(tx, offer));
+        wake(out);
     }
     ctx.select_db(db);
+}
+
+/// What there is to do after a transaction.
+struct Next {
+    has_offers: bool,
+    timeout_us: Option<u64>,
 }
 
 /// Opens keys, gives them to the engine, closes them, and tells of what has changed. `None` if the engine is in use.
 fn transact<'c, R>(
     ctx: Ctx<'c>,
     names: &[Arg<'c>],
-    (within, asks): (Within, Asks),
+    asks: Asks,
     out: &mut Outbox,
     decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> R,
-) -> Option<R> {
+) -> Option<(R, Next)> {
     let mut keys = Keys::open(ctx, names, asks);
     let (now, limits) = (clock::now(), configuration::limits());
-    let result = state::with_engine(|engine| decide(engine, &mut Transaction::new(now, limits, &mut keys, out)));
-    close(ctx, &mut keys, out);
-    // Also while nobody listens the timer does: outside of a command there is no request to be passed on in place of effects.
-    if propagation::is_on() || within == Within::Timer {
-        propagate(ctx, &keys, now, out);
-    } else {
-        // A command stands for its effects to nobody but the server, which counts the changes.
-        events(out).for_each(|_| ctx.replicate_verbatim());
+    let result = state::with_engine(|engine| {
+        let result = decide(engine, &mut Transaction::new(now, limits, &mut keys, out));
+        (result, Next { has_offers: engine.has_offers(), timeout_us: engine.next_timeout_us() })
+    });
+    close(ctx, &mut keys, out.effects());
+    propagate(ctx, &keys, now, out.effects());
+    for effect in out.effects() {
+        // A listener may run commands of ours, and finds everything at rest.
+        if let (Some(keyspace_event), Some(name)) = (effect.keyspace_event, keys.name(effect.key)) {
+            ctx.notify(keyspace_event, name);
+        }
     }
-    announce_all(ctx, &keys, out);
     result
 }
 
-/// The events in the outbox, with their keys.
-fn events(out: &Outbox) -> impl Iterator<Item = (KeyId, &Event)> {
-    out.as_slice().iter().filter_map(|output| match output {
-        Output::Effect { key, event } => Some((*key, event)),
-        Output::Answer { .. } => None,
-    })
-}
-
 /// Closes the keys, with what the server has to know of their change.
-fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, out: &Outbox) {
-    for (id, event) in events(out) {
-        if matches!(event, Event::Granted { .. }) {
-            keys.clear_expire(id);
-        }
+fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, effects: &[Effect]) {
+    for effect in effects.iter().filter(|effect| effect.is_grant) {
+        keys.clear_expire(effect.key);
     }
     keys.close();
-    let mut changed: Vec<KeyId> = Vec::new();
-    for (id, _) in events(out) {
-        if changed.contains(&id) {
-            continue;
-        }
-        if let Some(name) = keys.name(id) {
+    let mut signalled: SmallVec<[KeyId; 1]> = SmallVec::new();
+    for Effect { key, .. } in effects {
+        if !signalled.contains(key)
+            && let Some(name) = keys.name(*key)
+        {
+            signalled.push(*key);
             ctx.signal_modified(name);
         }
-        // One key is the common case, and needs no list.
-        if keys.len() > 1 {
-            changed.push(id);
-        } else {
-            return;
-        }
     }
 }
 
-/// Propagates the events. The keyspace's listeners are told afterwards: what a listener does comes after all of this in the
+/// Propagates what happened. The keyspace's listeners are told afterwards: what a listener does comes after all of this in the
 /// stream, as it does here.
-fn propagate(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, out: &Outbox) {
-    let mut facts = Facts::new();
-    for (id, event) in events(out) {
-        if let Some(name) = keys.name(id) {
-            let owner = write_effect(event, now, &mut facts);
-            ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
-        }
-    }
-}
-
-/// Tells the keyspace's listeners of the events.
-fn announce_all(ctx: Ctx<'_>, keys: &Keys<'_>, out: &Outbox) {
-    for (id, event) in events(out) {
-        if let Some(name) = keys.name(id) {
-            announce(ctx, name, event);
+fn propagate(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, effects: &[Effect]) {
+    for Effect { key, event, .. } in effects {
+        match (event, keys.name(*key)) {
+            (Some(event), Some(name)) => {
+                let mut facts = Facts::new();
+                let owner = write_effect(event, now, &mut facts);
+                ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
+            }
+            // The command stands for it to nobody but the server, which counts the changes.
+            _ => ctx.replicate_verbatim(),
         }
     }
 }
 
 /// Answers the waiters that have an answer.
-pub(crate) fn wake(out: &mut Outbox) {
-    for output in out.drain() {
-        if let Output::Answer { ticket, answer } = output {
-            waiting::finish(ticket, answer);
-        }
+pub(crate) fn wake(out: Outbox) {
+    for Told { ticket, answer, .. } in out.into_answers() {
+        waiting::finish(ticket, answer);
     }
 }
 

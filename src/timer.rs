@@ -27,7 +27,12 @@ static ARMED: MainThread<Option<Armed>> = MainThread::new(None);
 
 /// Arms the timer for the next deadline, if it is not armed for an earlier moment.
 pub(crate) fn arm() {
-    if let Some(due_us) = state::with_engine(|engine| engine.next_timeout_us()).flatten() {
+    arm_for(state::with_engine(|engine| engine.next_timeout_us()).flatten());
+}
+
+/// Arms the timer for a deadline that is known.
+pub(crate) fn arm_for(due_us: Option<u64>) {
+    if let Some(due_us) = due_us {
         arm_at(due_us);
     }
 }
@@ -103,9 +108,9 @@ fn run(start_us: u64, mut step: impl FnMut() -> bool) -> bool {
 /// Does the next thing that is due. `false` if there is none, or if enough was done for now.
 fn run_next(ctx: Ctx<'_>) -> bool {
     let now = clock::now();
-    let mut out = Outbox::default();
+    let mut out = Outbox::new(true);
     let next = state::with_engine(|engine| engine.next_job(now, &mut out));
-    execute::wake(&mut out);
+    execute::wake(out);
     let Some(key) = next.flatten() else {
         return false;
     };

@@ -121,8 +121,8 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
 }
 
 /// Applies what was read. What does not fit is refused as it is when it comes from a master.
-fn apply(lock: &mut Lock, event: &Event) -> Result<(), DecodeError> {
-    lock.check(event).map_err(DecodeError)?;
+fn apply(lock: &mut Lock, event: Event) -> Result<(), DecodeError> {
+    lock.check(&event).map_err(DecodeError)?;
     lock.apply(event);
     Ok(())
 }
@@ -148,12 +148,12 @@ fn decode_places(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(
             GRACE => Stay::Grace { until_us: now.from_unix_ms(reader.number()?) },
             _ => return Err(DecodeError("stay")),
         };
-        apply(lock, &Event::Queued { owner, stay, arrival, request_id, at_head: false })?;
+        apply(lock, Event::Queued { owner, stay, arrival, request_id, at_head: false })?;
     }
     let reserved_until_unix_ms = reader.number()?;
     let head = lock.queue().and_then(FairQueue::first).map(|head| Owner::from(head.owner));
     if let Some(owner) = head.filter(|_| reserved_until_unix_ms != 0) {
-        apply(lock, &Event::Reserved { owner, until_us: now.from_unix_ms(reserved_until_unix_ms) })?;
+        apply(lock, Event::Reserved { owner, until_us: now.from_unix_ms(reserved_until_unix_ms) })?;
     }
     Ok(())
 }
@@ -196,7 +196,7 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
             session_ms,
         },
     };
-    apply(lock, &granted)
+    apply(lock, granted)
 }
 
 fn kind_number(kind: Kind) -> u64 {

@@ -162,6 +162,17 @@ impl Event {
         }
     }
 
+    /// The kind of the lock that it creates if there is none.
+    #[must_use]
+    pub fn creates(&self) -> Option<Kind> {
+        match self {
+            Self::Granted { kind, .. } => Some(*kind),
+            Self::Queued { .. } => Some(Kind::Fair),
+            Self::Sized { .. } => Some(Kind::Semaphore),
+            _ => None,
+        }
+    }
+
     /// The keyspace event that tells of it: one per change of holder, none for a change of terms.
     #[must_use]
     pub fn keyspace_event(&self) -> Option<&'static core::ffi::CStr> {

@@ -47,7 +47,7 @@ pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};
 pub use lock::admission::Value;
 pub use lock::{FairQueue, Hold, Lock, seed_hashing};
-pub use outbox::{Answer, Outbox, Output};
+pub use outbox::{Answer, Effect, Outbox, Told};
 pub use place::{Place, Stay};
 pub use request::{Ask, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
 pub use slot::{SlotTags, Tag};

@@ -1,6 +1,8 @@
 //! What a request leaves to be done outside.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ffi::CStr;
 
 use smallvec::SmallVec;
 
@@ -25,48 +27,72 @@ pub enum Answer {
     Refused(Refusal),
 }
 
-/// Something to do outside, after the engine returned.
+/// Something that happened to a lock: to be propagated, and told to the keyspace's listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// Propagate the event and tell the keyspace's listeners.
-    Effect {
-        /// The key that it is about.
-        key: KeyId,
-        /// What happened.
-        event: Event,
-    },
-    /// Answer a waiter.
-    Answer {
-        /// The ticket that [`crate::Acquired::Waiting`] gave.
-        ticket: u64,
-        /// What to tell.
-        answer: Answer,
-    },
+pub struct Effect {
+    /// The key that it is about.
+    pub key: KeyId,
+    /// What the keyspace's listeners are told.
+    pub keyspace_event: Option<&'static CStr>,
+    /// Whether a hold came to be.
+    pub is_grant: bool,
+    /// What happened; `None` if nobody wants to have it propagated.
+    pub event: Option<Event>,
 }
 
-/// What a request leaves to be done, in order.
-#[derive(Debug, Default)]
+/// An answer to a waiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The ticket that [`crate::Acquired::Waiting`] gave.
+    pub ticket: u64,
+    /// What to tell.
+    pub answer: Answer,
+    /// How many effects came before it.
+    pub after: usize,
+}
+
+/// What a request leaves to be done outside, after the engine returned: effects, and answers to waiters, each in order.
+#[derive(Debug)]
 pub struct Outbox {
-    outputs: SmallVec<[Output; 2]>,
+    effects: SmallVec<[Effect; 1]>,
+    answers: Vec<Told>,
+    is_heard: bool,
 }
 
 impl Outbox {
-    /// What is to be done, in order; the outbox is empty afterwards.
-    pub fn drain(&mut self) -> impl Iterator<Item = Output> + '_ {
-        self.outputs.drain(..)
-    }
-
-    /// What is to be done, in order.
+    /// An outbox with nothing in it. `is_heard` tells that events are to be propagated; otherwise they are not kept.
     #[must_use]
-    pub fn as_slice(&self) -> &[Output] {
-        &self.outputs
+    pub fn new(is_heard: bool) -> Self {
+        Self { effects: SmallVec::new(), answers: Vec::new(), is_heard }
     }
 
-    pub(crate) fn effect(&mut self, key: KeyId, event: Event) {
-        self.outputs.push(Output::Effect { key, event });
+    /// What happened.
+    #[must_use]
+    pub fn effects(&self) -> &[Effect] {
+        &self.effects
+    }
+
+    /// What waiters are to be told.
+    #[must_use]
+    pub fn answers(&self) -> &[Told] {
+        &self.answers
+    }
+
+    /// The answers, to be given.
+    pub fn into_answers(self) -> Vec<Told> {
+        self.answers
+    }
+
+    pub(crate) fn effect(&mut self, key: KeyId, event: &Event) {
+        self.effects.push(Effect {
+            key,
+            keyspace_event: event.keyspace_event(),
+            is_grant: matches!(event, Event::Granted { .. }),
+            event: self.is_heard.then(|| event.clone()),
+        });
     }
 
     pub(crate) fn answer(&mut self, ticket: u64, answer: Answer) {
-        self.outputs.push(Output::Answer { ticket, answer });
+        self.answers.push(Told { ticket, answer, after: self.effects.len() });
     }
 }

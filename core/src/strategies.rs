@@ -108,11 +108,11 @@ pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
                 if (is_exclusive || mode == Mode::Write) && !lock.holds().is_empty() {
                     break;
                 }
-                lock.apply(&Event::Granted { kind, owner, mode, token, terms });
+                lock.apply(Event::Granted { kind, owner, mode, token, terms });
             }
             for (owner, stay, arrival, request_id) in places {
-                lock.apply(&Event::Queued { owner: owner.clone(), stay, arrival, request_id, at_head: false });
-                lock.apply(&Event::Reserved { owner, until_us: now.after_ms(arrival % 1000) });
+                lock.apply(Event::Queued { owner: owner.clone(), stay, arrival, request_id, at_head: false });
+                lock.apply(Event::Reserved { owner, until_us: now.after_ms(arrival % 1000) });
             }
             lock
         },

@@ -402,6 +402,12 @@ impl Engine {
         record.holders.is_empty() && record.queue.first().is_some_and(|first| first.ticket == ticket)
     }
 
+    /// Whether a waiter was offered something.
+    #[must_use]
+    pub fn has_offers(&self) -> bool {
+        !self.grantable.is_empty()
+    }
+
     /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`].
     pub fn next_offer(&mut self) -> Option<(Offer, Vec<Key>)> {
         while let Some((ticket, freed)) = self.grantable.pop_front() {

@@ -20,6 +20,9 @@ use core::ops::Bound;
 impl Engine {
     /// Brings a key up to date. `freed` tells that the caller has just ended a hold.
     pub(super) fn reconcile(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, freed: bool) {
+        if self.is_at_rest(tx, id) {
+            return;
+        }
         let mut freed = freed;
         if self.is_dirty(tx, id) {
             freed |= self.act(tx, id);
@@ -27,6 +30,21 @@ impl Engine {
         freed |= self.expire(tx, id);
         self.drop_lapsed_queue(tx, id);
         self.grant_next(tx, id, freed);
+    }
+
+    /// Whether there is plainly nothing to do about a key: the common case of a lock that nobody waits for.
+    pub(super) fn is_at_rest(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
+        if self.name(tx, id).is_some() {
+            return false;
+        }
+        match tx.keys.value(id) {
+            Value::Vacant | Value::Foreign => true,
+            Value::Lock(lock) => {
+                let is_due = lock.next_deadline_us().is_some_and(|due_us| due_us <= tx.now.mono_us);
+                let generation = self.databases.generation(tx.keys.key(id).db);
+                !is_due && lock.queue().is_none() && !self.is_behind(tx.keys, id, generation)
+            }
+        }
     }
 
     /// Brings a key up to date if the server has told something about it. What commands do that do not compete for the lock:

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
+use super::reconcile::terms_of;
 use super::state::{Engine, Transaction};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::{KeyId, Keyspace};
@@ -26,10 +27,10 @@ pub(super) struct Renewal {
     pub(super) always: bool,
 }
 
-/// What a command meets that is about a hold: the token and the terms, and whether it is a repeat.
+/// What RELEASE meets: the token and the count of a hold, and whether it is a repeat.
 struct Met {
     token: u64,
-    terms: Terms,
+    count: u32,
     is_repeat: bool,
 }
 
@@ -71,7 +72,7 @@ impl Engine {
                         if !is_repeat && hold.count() < request.count {
                             return Err(Refusal::CountUnderflow { held: hold.count() });
                         }
-                        Some(Met { token: hold.token(), terms: hold.terms(), is_repeat })
+                        Some(Met { token: hold.token(), count: hold.count(), is_repeat })
                     }
                 });
             }
@@ -83,12 +84,9 @@ impl Engine {
             for (id, met) in tx.ids().zip(&met) {
                 left.push(match met {
                     None => 0,
-                    Some(Met { terms, is_repeat: true, .. }) => terms.count,
+                    Some(Met { count, is_repeat: true, .. }) => *count,
                     Some(met) => engine.give_back(tx, id, request, met),
                 });
-            }
-            if was_done && met.len() == 1 {
-                return Ok(left);
             }
             for id in tx.ids() {
                 engine.hand_over(tx, id);
@@ -103,18 +101,20 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         id: KeyId,
         request: &Release<'_>,
-        Met { token, terms, .. }: &Met,
+        Met { token, count, .. }: &Met,
     ) -> u32 {
         let token = *token;
         let name = self.name(tx, id);
         self.confirm(name, token);
-        let left = terms.count.saturating_sub(request.count);
-        let event = if left == 0 {
-            Event::Ended { token, cause: EndCause::Released }
-        } else {
-            let mark = RequestMark::after(terms.request, request.request_id, request.verb);
-            let terms = Terms { count: left, request: mark, ..terms.clone() };
-            Event::Changed { token, cause: ChangeCause::Released, terms }
+        let left = count.saturating_sub(request.count);
+        let terms = if left == 0 { None } else { terms_of(tx.keys, id, token) };
+        let event = match terms {
+            None => Event::Ended { token, cause: EndCause::Released },
+            Some(terms) => {
+                let mark = RequestMark::after(terms.request, request.request_id, request.verb);
+                let terms = Terms { count: left, request: mark, ..terms };
+                Event::Changed { token, cause: ChangeCause::Released, terms }
+            }
         };
         self.commit(tx, id, event);
         left

@@ -192,11 +192,12 @@ impl Engine {
         request: &Request,
         client: Option<u64>,
     ) -> Result<u64, Refusal> {
-        if request.mode.is_alone() {
+        let is_vacant = matches!(tx.keys.value(id), Value::Vacant);
+        if request.mode.is_alone() && !is_vacant {
             // Who holds alone is alone in the value, too.
             self.clear_lapsed(tx, id, Some(owner));
         }
-        let held = Self::live_terms(tx, id, request.kind, owner, request.mode)?;
+        let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
         let deadline_us = tx.now.after_ms(request.lease_ms);
         let (token, event) = match held {
             Some((token, terms)) => {
@@ -275,8 +276,8 @@ impl Engine {
             _ => {}
         }
         let name = self.name(tx, id);
-        self.apply(tx.keys, id, name, &event);
-        tx.out.effect(id, event);
+        tx.out.effect(id, &event);
+        self.apply(tx.keys, id, name, event);
     }
 
     fn count_end(&mut self, cause: EndCause, holds: u64) {
@@ -296,13 +297,8 @@ impl Engine {
     }
 
     /// Makes an event true, in the value and in the copy of its holders.
-    fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: &Event) {
-        let creates = match event {
-            Event::Granted { kind, .. } => Some(*kind),
-            Event::Queued { .. } => Some(Kind::Fair),
-            Event::Sized { .. } => Some(Kind::Semaphore),
-            _ => None,
-        };
+    fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
+        let noted = name.filter(|name| self.queues.len_under(*name) > 0).map(|name| (name, event.clone()));
         match keys.lock_mut(id) {
             Some(lock) => {
                 if let Some(leftovers) = lock.apply(event) {
@@ -310,7 +306,7 @@ impl Engine {
                 }
             }
             None => {
-                if let (Some(kind), Value::Vacant) = (creates, keys.value(id)) {
+                if let (Some(kind), Value::Vacant) = (event.creates(), keys.value(id)) {
                     let mut lock = Lock::new(kind, 1);
                     lock.apply(event);
                     keys.insert(id, lock);
@@ -318,8 +314,8 @@ impl Engine {
                 }
             }
         }
-        if let Some(name) = name {
-            self.note_holder(keys, id, name, event);
+        if let Some((name, event)) = noted {
+            self.note_holder(keys, id, name, &event);
         }
     }
 
@@ -392,16 +388,14 @@ impl Engine {
         match keys.value(id) {
             Value::Foreign => return Err("the key holds something else than a lock"),
             Value::Lock(lock) => lock.check(event)?,
-            Value::Vacant => match event {
-                Event::Granted { .. } | Event::Queued { .. } | Event::Sized { .. } => {}
-                _ => return Err("there is no lock"),
-            },
+            Value::Vacant if event.creates().is_some() => {}
+            Value::Vacant => return Err("there is no lock"),
         }
         if let Some(number) = event.number() {
             self.raise_token(number);
         }
         let name = self.queues.names.find(keys.key(id));
-        self.apply(keys, id, name, event);
+        self.apply(keys, id, name, event.clone());
         self.close_key(keys, id);
         Ok(())
     }

@@ -193,7 +193,7 @@ mod tests {
         for (token, (owner, mode, count)) in (1..).zip(holds) {
             let deadline_us = NOW.mono_us + 1;
             let terms = Terms { count: *count, deadline_us, lease_ms: 1000, request: None, session_ms: None };
-            lock.apply(&Event::Granted { kind, owner: owner.as_bytes().into(), mode: *mode, token, terms });
+            lock.apply(Event::Granted { kind, owner: owner.as_bytes().into(), mode: *mode, token, terms });
         }
         lock
     }

@@ -232,6 +232,9 @@ impl Lock {
     /// When the next lease, the life of a place, or a reservation ends.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
+        if let Body::Held(hold) = &self.body {
+            return Some(hold.deadline_us());
+        }
         let lease_us = match self.index() {
             Some(index) => index.first_deadline_us(),
             None => self.holds().iter().map(Hold::deadline_us).min(),
@@ -330,46 +333,50 @@ impl Lock {
 
     /// Makes `event` true. Total: an event about a hold that is not here changes nothing. Returns what is left to be cleaned
     /// up, if that is a lot.
-    pub(crate) fn apply(&mut self, event: &Event) -> Option<Leftovers> {
+    pub(crate) fn apply(&mut self, event: Event) -> Option<Leftovers> {
         match event {
             Event::Granted { owner, mode, token, terms, .. } => {
-                let leftovers = self.displace(owner, *mode);
-                self.leave(owner);
-                self.push_hold(Hold::new(owner.clone(), *mode, *token, terms));
+                if matches!(self.body, Body::Free) {
+                    self.body = Body::Held(Hold::new(owner, mode, token, &terms));
+                    return None;
+                }
+                let leftovers = self.displace(&owner, mode);
+                self.leave(&owner);
+                self.push_hold(Hold::new(owner, mode, token, &terms));
                 return leftovers;
             }
             Event::Changed { token, terms, .. } => {
-                if let Some(at) = self.position_of_token(*token) {
-                    self.change_hold(at, |hold| hold.set_terms(terms));
+                if let Some(at) = self.position_of_token(token) {
+                    self.change_hold(at, |hold| hold.set_terms(&terms));
                 }
             }
             Event::Ended { token, .. } => {
-                if let Some(at) = self.position_of_token(*token) {
+                if let Some(at) = self.position_of_token(token) {
                     self.remove_hold(at);
                 }
             }
             Event::Cleared { except, .. } => return Some(self.clear_holds(except.as_ref())),
             Event::Sized { permits } => {
                 if let (Kind::Semaphore, Body::Wide(wide)) = (self.kind, &mut self.body) {
-                    wide.permits = *permits;
+                    wide.permits = permits;
                 }
             }
             Event::Queued { owner, stay, arrival, request_id, at_head } if self.kind == Kind::Fair => {
-                let place = Place { owner: owner.as_slice(), stay: *stay, arrival: *arrival, request_id: *request_id };
-                self.widened(|wide| wide.queue.get_or_insert_default().push(place, *at_head));
+                let place = Place { owner: owner.as_slice(), stay, arrival, request_id };
+                self.widened(|wide| wide.queue.get_or_insert_default().push(place, at_head));
             }
             Event::Queued { .. } => {}
             Event::Kept { owner, stay, request_id } => {
-                self.change_queue(|queue| queue.set_stay(owner.as_slice(), *stay, *request_id));
+                self.change_queue(|queue| queue.set_stay(owner.as_slice(), stay, request_id));
             }
-            Event::Left { owner, .. } => self.leave(owner),
+            Event::Left { owner, .. } => self.leave(&owner),
             Event::QueueLapsed => {
                 let queue = self.widened(|wide| wide.queue.take());
                 self.narrow();
                 return Some(Leftovers { queue, ..Leftovers::default() });
             }
-            Event::Reserved { until_us, .. } => self.change_queue(|queue| queue.reserve(*until_us)),
-            Event::Detached { until_us } => self.change_queue(|queue| queue.detach_all(*until_us)),
+            Event::Reserved { until_us, .. } => self.change_queue(|queue| queue.reserve(until_us)),
+            Event::Detached { until_us } => self.change_queue(|queue| queue.detach_all(until_us)),
         }
         None
     }
@@ -608,7 +615,7 @@ mod tests {
     fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {
         let mut lock = Lock::new(kind, permits);
         for (token, (owner, mode, count)) in (1..).zip(holds) {
-            lock.apply(&Event::Granted {
+            lock.apply(Event::Granted {
                 kind,
                 owner: owner.as_bytes().into(),
                 mode: *mode,
@@ -634,8 +641,8 @@ mod tests {
     fn events_about_a_hold_that_is_not_here_change_nothing() {
         let mut lock = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]);
         let before = lock.clone();
-        lock.apply(&Event::Ended { token: 99, cause: EndCause::Expired });
-        lock.apply(&Event::Changed { token: 99, cause: crate::event::ChangeCause::Renewed, terms: terms(5, 7) });
+        lock.apply(Event::Ended { token: 99, cause: EndCause::Expired });
+        lock.apply(Event::Changed { token: 99, cause: crate::event::ChangeCause::Renewed, terms: terms(5, 7) });
         assert_eq!(lock, before);
     }
 
@@ -661,16 +668,16 @@ mod tests {
                 match (at, grows || what > 2) {
                     (None, _) => {
                         let terms = terms(count, deadline_us);
-                        lock.apply(&Event::Granted { kind, owner: (&[owner][..]).into(), mode, token, terms });
+                        lock.apply(Event::Granted { kind, owner: (&[owner][..]).into(), mode, token, terms });
                         list.push((owner, token, count, deadline_us));
                     }
                     (Some(at), true) => {
                         let cause = crate::event::ChangeCause::Renewed;
-                        lock.apply(&Event::Changed { token: list[at].1, cause, terms: terms(count, deadline_us) });
+                        lock.apply(Event::Changed { token: list[at].1, cause, terms: terms(count, deadline_us) });
                         (list[at].2, list[at].3) = (count, deadline_us);
                     }
                     (Some(at), false) => {
-                        lock.apply(&Event::Ended { token: list[at].1, cause: EndCause::Released });
+                        lock.apply(Event::Ended { token: list[at].1, cause: EndCause::Released });
                         list.remove(at);
                     }
                 }
@@ -720,14 +727,14 @@ mod tests {
         let mut lock = Lock::new(Kind::Semaphore, 100);
         let grant = |lock: &mut Lock, number: u8| {
             let (kind, mode, token) = (Kind::Semaphore, Mode::Permits, u64::from(number) + 1);
-            lock.apply(&Event::Granted { kind, owner: (&[number][..]).into(), mode, token, terms: terms(1, 7) });
+            lock.apply(Event::Granted { kind, owner: (&[number][..]).into(), mode, token, terms: terms(1, 7) });
         };
         for number in 0..100 {
             grant(&mut lock, number);
             assert_eq!(lock.index().is_some(), lock.holds().len() >= MIN_INDEXED);
         }
         for token in 1..=100 {
-            lock.apply(&Event::Ended { token, cause: EndCause::Expired });
+            lock.apply(Event::Ended { token, cause: EndCause::Expired });
             assert_eq!(lock.index().is_some(), lock.holds().len() > MAX_FEW);
         }
     }

@@ -4,11 +4,11 @@
 use proptest::prelude::*;
 use std::vec::Vec;
 
-use super::world::{LIMITS, World, key};
+use super::world::{LIMITS, Output, World, key};
 use crate::engine::Acquired;
 use crate::event::{EndCause, Event};
 use crate::kind::{Kind, Mode};
-use crate::outbox::{Answer, Output};
+use crate::outbox::Answer;
 use crate::request::{Ask, Refusal, Release, Renew, Request, RequestMark, Verb};
 
 #[derive(Clone, Debug)]
@@ -341,7 +341,7 @@ fn run_oracle(oracle: &mut Oracle, step: &Step) -> Option<Told> {
 /// What left the engine, in the oracle's words.
 fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
     let (mut told, mut ended) = (Vec::new(), Vec::new());
-    for (_, _, output) in std::mem::take(&mut world.outputs) {
+    for (_, output) in std::mem::take(&mut world.outputs) {
         match output {
             Output::Answer { ticket, answer } => told.push((
                 world.number_of(ticket),

@@ -6,14 +6,14 @@ use std::format;
 use std::string::{String, ToString};
 use std::vec::Vec;
 
-use super::world::{Value, World, key};
+use super::world::{Output, Value, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::event::{ChangeCause, Event, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::lock::{FairQueue, Lock};
-use crate::outbox::{Answer, Output};
+use crate::outbox::Answer;
 use crate::place::Stay;
 use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
@@ -153,12 +153,12 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         other => panic!("no command {other}"),
     }
     let mut ends = 0;
-    for (at_us, key, output) in std::mem::take(&mut world.outputs) {
+    for (at_us, output) in std::mem::take(&mut world.outputs) {
         // A crowd leaves as a number.
         let is_end = matches!(output, Output::Effect { event: Event::Ended { .. }, .. });
         ends = if is_end { ends + 1 } else { 0 };
         match ends {
-            0..=SHOWN_ENDS => told.push(describe(world, at_us, &String::from_utf8_lossy(key.name.as_slice()), &output)),
+            0..=SHOWN_ENDS => told.push(describe(world, at_us, &output)),
             _ => {
                 if ends > SHOWN_ENDS + 1 {
                     told.pop();
@@ -296,10 +296,10 @@ fn show(world: &World, name: &str) -> Vec<String> {
     lines
 }
 
-fn describe(world: &World, now_us: u64, name: &str, output: &Output) -> String {
+fn describe(world: &World, now_us: u64, output: &Output) -> String {
     match output {
         Output::Answer { ticket, answer } => describe_answer(world.number_of(*ticket), answer),
-        Output::Effect { event, .. } => describe_event(now_us, name, event),
+        Output::Effect { key, event } => describe_event(now_us, &String::from_utf8_lossy(key.name.as_slice()), event),
     }
 }
 

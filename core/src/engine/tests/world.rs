@@ -12,7 +12,7 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision, Value as Lies};
 use crate::lock::{FairQueue, Lock};
-use crate::outbox::{Answer, Outbox, Output};
+use crate::outbox::{Answer, Outbox, Told};
 use crate::place::Stay;
 use crate::request::Limits;
 use crate::time::{Now, US_PER_MS};
@@ -79,13 +79,19 @@ impl Keyspace for Open<'_> {
     }
 }
 
+/// What left the engine.
+pub(super) enum Output {
+    Effect { key: Key, event: Event },
+    Answer { ticket: u64, answer: Answer },
+}
+
 pub(super) struct World {
     pub(super) engine: Engine,
     pub(super) values: BTreeMap<(u32, Vec<u8>), Value>,
     pub(super) now: Now,
     pub(super) limits: Limits,
     /// Everything that left the engine and was not looked at yet, with the moment.
-    pub(super) outputs: Vec<(u64, Key, Output)>,
+    pub(super) outputs: Vec<(u64, Output)>,
     /// The connection that the next request comes from.
     pub(super) client: Option<u64>,
     tokens: BTreeSet<u64>,
@@ -155,11 +161,11 @@ impl World {
         keys: &[Key],
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
     ) -> R {
-        let mut out = Outbox::default();
+        let mut out = Outbox::new(true);
         let mut open = Open { open: keys.to_vec(), client: self.client, values: &mut self.values };
         let mut tx = Transaction::new(self.now, self.limits, &mut open, &mut out);
         let result = request(&mut self.engine, &mut tx);
-        self.take(keys, &mut out);
+        self.take(keys, &out);
         result
     }
 
@@ -199,34 +205,37 @@ impl World {
         self.ticket(number).is_some_and(|ticket| self.waiting.contains(&ticket))
     }
 
-    fn take(&mut self, open: &[Key], out: &mut Outbox) {
-        for output in out.drain() {
-            let key = match &output {
-                Output::Effect { key, .. } => open[key.0].clone(),
-                Output::Answer { .. } => key("(none)"),
-            };
-            match &output {
-                Output::Effect { event: Event::Granted { token, .. }, .. } => {
-                    let last = self.tokens.last().copied().unwrap_or(0);
-                    assert!(*token > last, "tokens rise");
-                    self.tokens.insert(*token);
-                }
-                Output::Effect { .. } => {}
-                Output::Answer { ticket, answer } => {
-                    let is_first = self.waiting.remove(ticket)
-                        || (!self.tickets.contains(ticket) && self.answered_early.insert(*ticket));
-                    assert!(is_first, "{ticket} is answered once: {answer:?}");
-                    let tokens: &[u64] = match answer {
-                        Answer::Granted(token) => &[*token],
-                        Answer::GrantedMany(tokens) => tokens,
-                        _ => &[],
-                    };
-                    let given = tokens.iter().all(|token| self.tokens.contains(token));
-                    assert!(given, "an answer has tokens that were given");
-                }
+    fn take(&mut self, open: &[Key], out: &Outbox) {
+        let mut answers = out.answers().iter().peekable();
+        for index in 0..=out.effects().len() {
+            while let Some(told) = answers.next_if(|told| told.after <= index) {
+                self.take_answer(told);
             }
-            self.outputs.push((self.now.mono_us, key, output));
+            let Some(effect) = out.effects().get(index) else {
+                break;
+            };
+            let event = effect.event.clone().expect("a world hears everything");
+            if let Event::Granted { token, .. } = &event {
+                let last = self.tokens.last().copied().unwrap_or(0);
+                assert!(*token > last, "tokens rise");
+                self.tokens.insert(*token);
+            }
+            self.outputs.push((self.now.mono_us, Output::Effect { key: open[effect.key.0].clone(), event }));
         }
+    }
+
+    fn take_answer(&mut self, Told { ticket, answer, .. }: &Told) {
+        let is_first =
+            self.waiting.remove(ticket) || (!self.tickets.contains(ticket) && self.answered_early.insert(*ticket));
+        assert!(is_first, "{ticket} is answered once: {answer:?}");
+        let tokens: &[u64] = match answer {
+            Answer::Granted(token) => &[*token],
+            Answer::GrantedMany(tokens) => tokens,
+            _ => &[],
+        };
+        let given = tokens.iter().all(|token| self.tokens.contains(token));
+        assert!(given, "an answer has tokens that were given");
+        self.outputs.push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone() }));
     }
 
     /// Lets time pass; every deadline is met at its moment.
@@ -255,9 +264,9 @@ impl World {
     pub(super) fn run_timer(&mut self) {
         self.engine.begin_turn();
         loop {
-            let mut out = Outbox::default();
+            let mut out = Outbox::new(true);
             let next = self.engine.next_job(self.now, &mut out);
-            self.take(&[], &mut out);
+            self.take(&[], &out);
             match next {
                 Some(key) => self.on_key(&key, |engine, tx| engine.run_job(tx)),
                 None if self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us) => {
