@@ -13,6 +13,7 @@ mod propagation;
 mod reply;
 mod sentinel;
 mod server;
+mod stopwatch;
 mod wall_clock;
 
 use std::sync::OnceLock;
@@ -31,6 +32,7 @@ pub use propagation::propagated;
 pub use reply::Reply;
 pub use sentinel::Sentinels;
 pub use server::{Server, free_port};
+pub use stopwatch::Stopwatch;
 pub use wall_clock::WallClock;
 
 /// Waits until the condition holds, and fails if it does not before the deadline.
