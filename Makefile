@@ -45,8 +45,8 @@ cluster: build ## Start a local cluster with the module, three masters and three
 test: build ## Run every test: the core's, and the module's and the client's on real servers
 	@$(NEED) server
 	cargo test --package rlock-core --package rlock-bench
-	RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=4
-	RLOCK_SERVER=$(SERVER) cargo test --package rlock-client -- --test-threads=4
+	RLOCK_SERVER=$(SERVER) ./tools/test rlock
+	RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
 	@$(NEED) server

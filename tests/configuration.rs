@@ -130,7 +130,7 @@ fn info_counts_what_happens() {
     expect("a hand-over", [1, 0, 1, 1, 1, 0, 0, 1, 1]);
     client.call("RLOCK.FORCERELEASE job");
     expect("a forced release", [0, 0, 1, 1, 1, 0, 1, 1, 1]);
-    client.acquire("job d PX 500");
+    client.acquire("job d PX 1500");
     expect("a grant to expire", [1, 0, 2, 1, 1, 0, 1, 1, 1]);
     eventually(SOON, || client.call("EXISTS job") == 0);
     expect("an expiry", [0, 0, 2, 1, 1, 1, 1, 1, 1]);

@@ -65,15 +65,15 @@ fn a_wait_that_ends_during_a_pause_gets_nil_afterwards() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
     // Once the lock stays held, and once it gets free during the pause and would be there for the taking.
-    for (timed_out, lease_ms) in [(1, 60_000), (2, 100)] {
+    for (timed_out, lease_ms) in [(1, 60_000), (2, 500)] {
         client.acquire(&format!("job a PX {lease_ms}"));
-        let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 150");
+        let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 600");
         let start = Instant::now();
-        client.call("CLIENT PAUSE 400 WRITE");
+        client.call("CLIENT PAUSE 1000 WRITE");
         assert_eq!(waiter.reply(), Reply::Nil, "lease {lease_ms}");
         let waited = start.elapsed();
         // A server that counts whole milliseconds may begin its pause a fraction of one early.
-        assert!(waited >= Duration::from_millis(398), "timed out during the pause, after {waited:?}");
+        assert!(waited >= Duration::from_millis(998), "timed out during the pause, after {waited:?}");
         assert_eq!(client.info_number("rlock_timed_out"), timed_out);
         client.call("RLOCK.FORCERELEASE job");
         eventually(SOON, || client.call("EXISTS job") == 0);
@@ -140,7 +140,7 @@ fn a_lapsed_lease_shows_nowhere_on_a_replica_which_waits_for_the_primary_to_end_
     for family in ALL {
         on_primary.speak(*family);
         on_primary.make(&family.key("job"));
-        on_primary.acquire(&format!("{} a PX 1000", family.key("job")));
+        on_primary.acquire(&format!("{} a PX 2500", family.key("job")));
     }
     on_primary.call("CLIENT PAUSE 60000 WRITE");
     replica.catch_up_with(&primary);
@@ -252,7 +252,7 @@ fn watch_is_broken_by_a_change_and_not_by_a_denied_try() {
     let lapse = |other: &mut Client| eventually(SOON, || other.call("EXISTS job") == 0);
     assert!(!watch_survives(&server, lapse), "the end of a lease");
 
-    client.acquire("job a PX 100");
+    client.acquire("job a PX 500");
     let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     assert!(!watch_survives(&server, |_| drop(waiter.reply())), "a hand-over at the end of a lease");
 }

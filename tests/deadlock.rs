@@ -262,7 +262,7 @@ fn the_end_of_a_lease_breaks_what_a_move_has_closed() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
-    client.acquire("y b PX 800");
+    client.acquire("y b PX 2000");
     client.acquire("elsewhere b PX 60000");
     let mut a = server.waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
     client.acquire("z c PX 60000");

@@ -94,9 +94,9 @@ fn what_happens_without_a_command_tells_its_effects() {
     let mut client = journal.server.client();
     let waiter =
         |journal: &Journal, owner: &str| journal.server.waiter(format!("RLOCK.ACQUIRE job {owner} PX 20000 BLOCK 0"));
-    let a = client.acquire("job a PX 300");
+    let a = client.acquire("job a PX 1000");
     let mut waits = waiter(&journal, "b");
-    journal.expect("a grant", &[&format!("job granted mutex exclusive {a} 1 @300 300 - - a")]);
+    journal.expect("a grant", &[&format!("job granted mutex exclusive {a} 1 @1000 1000 - - a")]);
     let b = waits.reply().int();
     journal.expect(
         "the end of a lease",

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Reply, Sentinels, Server, eventually};
+use crate::support::{Client, Reply, Sentinels, Server, Stopwatch, eventually};
 
 /// Deaths of a primary in one run of the test. `make failover` sets more.
 const FAILOVERS: &str = "RLOCK_FAILOVERS";
@@ -23,7 +23,7 @@ const KEYS: u32 = 2;
 const SOON: Duration = Duration::from_secs(30);
 
 /// A client that is blocked on a server that dies or steps down knows of it in that time.
-const NO_LONGER_THAN: Duration = Duration::from_secs(2);
+const NO_LONGER_THAN_MS: u64 = 2000;
 
 /// What all workers have seen together.
 #[derive(Default)]
@@ -143,11 +143,11 @@ impl Left {
     }
 
     #[track_caller]
-    fn assert_cut_off_since(self, death: Instant) {
+    fn assert_cut_off(self, since_death: &Stopwatch) {
         for mut waiter in self.blocked {
-            assert_eq!(waiter.reply_within(NO_LONGER_THAN).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+            assert_eq!(waiter.reply_within(SOON).unwrap_err().kind(), ErrorKind::UnexpectedEof);
         }
-        assert!(death.elapsed() < NO_LONGER_THAN, "{:?}", death.elapsed());
+        since_death.assert_took_ms(0..NO_LONGER_THAN_MS, "the end of a connection");
     }
 }
 
@@ -162,11 +162,10 @@ fn assert_takes_over(primary: &Server, round: u32, kept_token: i64, lapses_at: I
     assert_eq!(client.call(format!("RLOCK.RELEASE {kept} a")), 0);
     assert!(waiter.reply().int() > kept_token);
 
-    let due = lapses_at.max(Instant::now());
+    let left = lapses_at.saturating_duration_since(Instant::now());
+    let watch = Stopwatch::start();
     assert!(client.acquire(&format!("lapsing-{round} b PX 60000 BLOCK 0")) > kept_token);
-    // Time itself, with a margin for a busy machine.
-    let late = Instant::now().saturating_duration_since(due);
-    assert!(late < Duration::from_secs(1), "granted {late:?} after the end of the lease");
+    watch.assert_took_ms(0..left.as_millis() as u64 + 1000, "what was left of the lease");
 }
 
 fn failovers() -> u32 {
@@ -201,14 +200,14 @@ fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_o
             let (kept_token, lapses_at) = (left.kept_token, left.lapses_at);
 
             servers[at].kill();
-            let death = Instant::now();
+            let since_death = Stopwatch::start();
             load.era.fetch_add(1, Ordering::SeqCst);
-            left.assert_cut_off_since(death);
+            left.assert_cut_off(&since_death);
             eventually(SOON, || sentinels.primary().is_some_and(|port| port != old));
             let new = sentinels.primary().expect("a primary");
             let next = servers.iter().position(|server| server.port() == new).expect("one of the servers");
             eventually(SOON, || servers[next].client().info("role") == "master");
-            eprintln!("round {round}: a new primary after {:?}", death.elapsed());
+            eprintln!("round {round}: a new primary after {:?}", since_death.elapsed());
 
             assert_takes_over(&servers[next], round, kept_token, lapses_at);
             load.wait_for_grants();
@@ -221,7 +220,7 @@ fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_o
     eprintln!("{} tokens", lock(&load.tokens).len());
 }
 
-const PAUSE: Duration = Duration::from_millis(600);
+const PAUSE: Duration = Duration::from_millis(1000);
 
 /// Locks that get free, and waits that end, in the middle of a pause: by then `b` wants one, `late` has given up on the other.
 struct InThePause {
@@ -234,11 +233,11 @@ impl InThePause {
     #[track_caller]
     fn begin(server: &Server, key: &str) -> InThePause {
         let mut client = server.client();
-        client.acquire(&format!("{key} a PX 150"));
-        client.acquire(&format!("{key}-late a PX 150"));
+        client.acquire(&format!("{key} a PX 500"));
+        client.acquire(&format!("{key}-late a PX 500"));
         let start = Instant::now();
         let b = server.waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0"));
-        let late = server.waiter(format!("RLOCK.ACQUIRE {key}-late late PX 60000 BLOCK 150"));
+        let late = server.waiter(format!("RLOCK.ACQUIRE {key}-late late PX 60000 BLOCK 500"));
         InThePause { b, late, start }
     }
 
@@ -313,13 +312,13 @@ fn a_failover_ends_the_waits_and_the_new_primary_grants_at_once() {
             assert_eq!(waiter.reply_within(left).unwrap_err().kind(), ErrorKind::TimedOut);
         }
     });
-    let resumed = Instant::now();
+    let since_resumed = Stopwatch::start();
     eventually(SOON, || replica.client().info("role") == "master");
     for waiter in [&mut b, &mut late] {
-        let answer = waiter.reply_within(NO_LONGER_THAN).expect("an answer");
+        let answer = waiter.reply();
         assert!(!matches!(answer, Reply::Int(_)), "granted by a server that had stepped down: {answer:?}");
     }
-    assert!(resumed.elapsed() < NO_LONGER_THAN, "{:?}", resumed.elapsed());
+    since_resumed.assert_took_ms(0..NO_LONGER_THAN_MS, "an answer");
     let mut on_new = replica.client();
     assert_eq!(on_new.holder("kept").expect("it is held").identity(), ("a", 1, kept_token));
     assert!(on_new.acquire("job b PX 60000") > kept_token);

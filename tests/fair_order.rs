@@ -1,22 +1,27 @@
 //! Fair locks: the order of a long queue, and what those cost the others who never come.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::support::{Client, Command, Events, Reply, Server, eventually, seed};
+use crate::support::{Client, Command, Events, Reply, Server, Stopwatch, eventually, seed};
 
 const SOON: Duration = Duration::from_secs(5);
 const WAITERS: usize = 1000;
 
-/// What a busy machine may add to a measured time.
-const NOISE: Duration = Duration::from_millis(700);
+/// What the way there and back may add to a measured time.
+const NOISE_MS: u64 = 700;
 
-fn start_with_grace(grace: Duration) -> Server {
-    Server::with(&[&format!("rlock.fair-grace-ms {}", grace.as_millis())])
+fn start_with_grace_ms(grace_ms: u64) -> Server {
+    Server::with(&[&format!("rlock.fair-grace-ms {grace_ms}")])
+}
+
+fn soon_after_ms(ms: u64) -> Range<u64> {
+    ms..ms + NOISE_MS
 }
 
 /// A connection that waits for `job`. Should it be cut when it has just been granted, the hold ends with it.
@@ -65,9 +70,9 @@ type Leave = fn(&mut Client, &str, Client);
 
 #[test]
 fn those_who_leave_a_queue_change_nothing_for_the_order_of_the_others() {
-    let grace = Duration::from_millis(200);
+    let grace_ms = 200;
     let mut random = StdRng::seed_from_u64(seed());
-    let server = start_with_grace(grace);
+    let server = start_with_grace_ms(grace_ms);
     let mut client = server.client();
     let mut last = client.acquire_fair("job first PX 60000");
     // The connection is a part of it: it ends the hold.
@@ -82,12 +87,11 @@ fn those_who_leave_a_queue_change_nothing_for_the_order_of_the_others() {
 
     let (mut served, mut left) = (0, 0);
     while let Some((owner, mut waiter)) = waiting.pop_front() {
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         assert_eq!(client.call(format!("RFAIRLOCK.RELEASE job {}", holder.0)), 0);
         let token = waiter.reply().int();
         // Whoever died has done so before this release: also of several in a row, each is given up within the grace.
-        let waited = start.elapsed();
-        assert!(waited < grace + NOISE, "{owner} has waited {waited:?} for the dead");
+        watch.assert_took_ms(0..grace_ms + NOISE_MS, "a wait for the dead");
         assert!(token > last, "tokens rise in the order of holding");
         (holder, last) = ((owner, waiter), token);
         served += 1;
@@ -107,7 +111,7 @@ fn those_who_leave_a_queue_change_nothing_for_the_order_of_the_others() {
 
 #[test]
 fn the_dead_whose_grace_is_over_cost_nothing() {
-    let server = start_with_grace(Duration::from_millis(300));
+    let server = start_with_grace_ms(300);
     let mut client = server.client();
     client.acquire_fair("job first PX 60000");
     let (mut living, mut dead) = (Vec::new(), Vec::new());
@@ -130,26 +134,25 @@ fn the_dead_whose_grace_is_over_cost_nothing() {
 }
 
 #[test]
-fn those_who_died_together_cost_one_grace_together() {
-    let grace = Duration::from_millis(500);
-    let server = start_with_grace(grace);
+fn timed_those_who_died_together_cost_one_grace_together() {
+    let grace_ms = 500;
+    let server = start_with_grace_ms(grace_ms);
     let mut client = server.client();
     client.acquire_fair("job first PX 60000");
     let dead: Vec<_> = (0..50).map(|number| waiter(&server, &format!("w{number}"))).collect();
     let mut next = waiter(&server, "next");
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     drop(dead);
     eventually(SOON, || client.places("job").iter().filter(|place| place.ends_with("detached")).count() == 50);
     assert_eq!(client.call("RFAIRLOCK.RELEASE job first"), 0);
     next.reply().int();
-    let waited = start.elapsed();
-    assert!((grace..grace + NOISE).contains(&waited), "{waited:?}");
+    watch.assert_took_ms(soon_after_ms(grace_ms), "one grace for all");
 }
 
 #[test]
-fn each_poller_that_never_comes_costs_its_successor_the_grace() {
-    let grace = Duration::from_millis(300);
-    let server = start_with_grace(grace);
+fn timed_each_poller_that_never_comes_costs_its_successor_the_grace() {
+    let grace_ms = 300;
+    let server = start_with_grace_ms(grace_ms);
     let mut client = server.client();
     client.acquire_fair("job first PX 60000");
     for owner in ["p", "q", "r"] {
@@ -157,27 +160,25 @@ fn each_poller_that_never_comes_costs_its_successor_the_grace() {
     }
     let mut next = waiter(&server, "next");
     let mut events = Events::subscribe(&server);
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     assert_eq!(client.call("RFAIRLOCK.RELEASE job first"), 0);
     next.reply().int();
-    let waited = start.elapsed();
-    assert!((grace * 3..grace * 3 + NOISE).contains(&waited), "{waited:?}");
+    watch.assert_took_ms(soon_after_ms(grace_ms * 3), "the grace of three");
     let turn = "rlock.turn job";
     assert_eq!(events.so_far(), ["rlock.release job", turn, turn, turn, "rlock.acquire job"]);
 }
 
 #[test]
-fn a_poller_whose_life_ends_in_its_turn_costs_no_more_than_that() {
-    let server = start_with_grace(Duration::from_secs(60));
+fn timed_a_poller_whose_life_ends_in_its_turn_costs_no_more_than_that() {
+    let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     client.acquire_fair("job first PX 60000");
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE job p QUEUE 300"), Reply::Nil);
     let mut next = waiter(&server, "next");
     assert_eq!(client.call("RFAIRLOCK.RELEASE job first"), 0);
     next.reply().int();
-    let waited = start.elapsed();
-    assert!((Duration::from_millis(300)..Duration::from_millis(300) + NOISE).contains(&waited), "{waited:?}");
+    watch.assert_took_ms(soon_after_ms(300), "the life of the place");
 }
 
 #[test]

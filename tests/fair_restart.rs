@@ -12,8 +12,8 @@ use crate::support::{Client, Command, Events, Reply, Server, eventually, propaga
 const SOON: Duration = Duration::from_secs(5);
 
 /// Long enough for a hundred owners to come back on a busy machine.
-const GRACE: Duration = Duration::from_secs(2);
-const GRACE_LINE: &str = "rlock.fair-grace-ms 2000";
+const GRACE: Duration = Duration::from_secs(3);
+const GRACE_LINE: &str = "rlock.fair-grace-ms 3000";
 
 #[derive(Clone, Copy, PartialEq)]
 enum Waits {
@@ -354,7 +354,7 @@ fn a_replica_shows_the_places_and_decides_nothing() {
     on_primary.acquire_fair("job a PX 60000");
     on_primary.call("RFAIRLOCK.ACQUIRE job b QUEUE 60000");
     let _c = primary.waiter("RFAIRLOCK.ACQUIRE job c PX 60000 BLOCK 0");
-    on_primary.call("RFAIRLOCK.ACQUIRE job d QUEUE 1500");
+    on_primary.call("RFAIRLOCK.ACQUIRE job d QUEUE 3000");
     replica.catch_up_with(&primary);
     let places = ["b detached", "c connected", "d detached"];
     assert_eq!(on_primary.places("job"), places);

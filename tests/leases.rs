@@ -1,17 +1,19 @@
 //! A lease ends by itself, on time, and the lock goes on to whoever waits.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{ALL, Client, Command, EXCLUSIVE, Events, Reply, Server, TRANSIENT, eventually};
+use crate::support::{ALL, Client, Command, EXCLUSIVE, Events, Reply, Server, Stopwatch, TRANSIENT, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
 const SAMPLES: usize = 200;
 const OTHER_LOCKS: usize = 100_000;
 
-/// How much later than the deadline of a lease the next waiter has its answer.
+const LEASE: Duration = Duration::from_millis(20);
+
+/// How much later than the deadline of a lease the next waiter has its answer. Sorted.
 fn hand_over_delays(client: &mut Client) -> Vec<Duration> {
-    let lease = Duration::from_millis(20);
     let sample = |_| {
         let start = Instant::now();
         client.acquire("job a PX 20");
@@ -20,39 +22,59 @@ fn hand_over_delays(client: &mut Client) -> Vec<Duration> {
         let held = start.elapsed();
         assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
         // A deadline is a whole millisecond, so it may lie a fraction of one before the lease's full length.
-        assert!(held + Duration::from_millis(1) >= lease, "the lease ended early, after {held:?}");
-        held.saturating_sub(lease)
+        assert!(held + Duration::from_millis(1) >= LEASE, "the lease ended early, after {held:?}");
+        held.saturating_sub(LEASE)
     };
     let mut delays: Vec<_> = (0..SAMPLES).map(sample).collect();
     delays.sort();
     delays
 }
 
-/// An idle server is within 5 ms in 99 of 100 cases. The other tests run beside this one, on few cores, so the bounds
-/// leave room for the machine, and one good round of three is enough: noise makes a module late, but never on time. A
-/// module that relied on the server's own cycle of 100 ms would miss both bounds in every round.
+/// How late the machine is with the same work, done by no module: somebody is woken after the length of a lease, and a server
+/// answers. Sorted.
+fn delays_of_the_machine(client: &mut Client) -> Vec<Duration> {
+    let sample = |_| {
+        let start = Instant::now();
+        thread::sleep(LEASE);
+        assert_eq!(client.call("PING"), "PONG");
+        start.elapsed().saturating_sub(LEASE)
+    };
+    let mut delays: Vec<_> = (0..SAMPLES).map(sample).collect();
+    delays.sort();
+    delays
+}
+
+/// An idle server is within 5 ms in 99 of 100 cases. On a busy machine it is later by what that machine is late with anything, which
+/// is measured at the same time. One good round of three is enough: noise makes a module late, but never on time. A module that
+/// relied on the server's own cycle of 100 ms would miss both bounds in every round.
 #[track_caller]
-fn assert_punctual(client: &mut Client) {
+fn assert_punctual(server: &Server) {
+    let (mut client, mut other) = (server.client(), server.client());
     let mut rounds = Vec::new();
     for _ in 0..3 {
-        let delays = hand_over_delays(client);
-        let (median, p99) = (delays[SAMPLES / 2], delays[SAMPLES * 99 / 100]);
-        if median < Duration::from_millis(5) && p99 < Duration::from_millis(20) {
+        let (delays, of_machine) = thread::scope(|scope| {
+            let of_machine = scope.spawn(|| delays_of_the_machine(&mut other));
+            (hand_over_delays(&mut client), of_machine.join().expect("no panic"))
+        });
+        let [is_median, is_p99] = [(SAMPLES / 2, 5), (SAMPLES * 99 / 100, 20)]
+            .map(|(at, within_ms)| delays[at] < Duration::from_millis(within_ms) + of_machine[at]);
+        if is_median && is_p99 {
             return;
         }
-        rounds.push((median, p99));
+        let shown = |delays: &[Duration]| (delays[SAMPLES / 2], delays[SAMPLES * 99 / 100]);
+        rounds.push((shown(&delays), shown(&of_machine)));
     }
-    panic!("median and p99 of three rounds: {rounds:?}");
+    panic!("median and p99 of the module and of the machine, in three rounds: {rounds:?}");
 }
 
 #[test]
-fn the_next_waiter_is_granted_when_the_lease_ends() {
+fn timed_the_next_waiter_is_granted_when_the_lease_ends() {
     let server = Server::start();
-    assert_punctual(&mut server.client());
+    assert_punctual(&server);
 }
 
 #[test]
-fn the_end_of_a_lease_is_as_punctual_with_100_000_other_locks_held() {
+fn timed_the_end_of_a_lease_is_as_punctual_with_100_000_other_locks_held() {
     let server = Server::start();
     let mut client = server.client();
     for first in (0..OTHER_LOCKS).step_by(1000) {
@@ -61,36 +83,33 @@ fn the_end_of_a_lease_is_as_punctual_with_100_000_other_locks_held() {
         assert!(client.call_in_one_step(&batch).iter().all(|reply| reply.int() > 0));
     }
     assert_eq!(client.info_number("rlock_held"), OTHER_LOCKS as i64);
-    assert_punctual(&mut client);
+    assert_punctual(&server);
 }
 
 #[test]
-fn a_lapsed_lock_is_removed_without_any_command() {
+fn timed_a_lapsed_lock_is_removed_without_any_command() {
     for server in Server::for_each(TRANSIENT) {
         let mut events = Events::subscribe(&server);
         let mut client = server.client();
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         client.acquire("job a PX 200");
         assert_eq!(events.next(), "rlock.acquire job");
         assert_eq!(events.next(), "rlock.expire job");
-        let held = start.elapsed();
-        assert!(held >= Duration::from_millis(199), "{held:?}");
-        assert!(held < Duration::from_millis(600), "{held:?}");
+        watch.assert_took_ms(199..600, "the lease");
         // DBSIZE looks at no key, so it can have removed none.
         assert_eq!(client.call("DBSIZE"), 0);
     }
 }
 
 #[test]
-fn a_renewed_lease_ends_at_its_new_deadline() {
+fn timed_a_renewed_lease_ends_at_its_new_deadline() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         client.acquire("job a PX 100");
         client.call("LOCK.RENEW job a PX 600");
         client.acquire("job b BLOCK 0");
-        let held = start.elapsed();
-        assert!((599..1200).contains(&held.as_millis()), "{held:?}");
+        watch.assert_took_ms(599..1200, "the renewed lease");
     }
 }
 
@@ -121,16 +140,15 @@ fn every_lock_has_a_lease_of_its_own() {
 }
 
 #[test]
-fn a_dead_holder_in_a_row_of_dead_holders_costs_only_its_lease() {
+fn timed_a_dead_holder_in_a_row_of_dead_holders_costs_only_its_lease() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         client.acquire("job dead-0 PX 100");
         let _dead: Vec<_> =
             (1..5).map(|number| server.waiter(format!("LOCK.ACQUIRE job dead-{number} PX 100 BLOCK 0"))).collect();
         let mut alive = server.waiter("LOCK.ACQUIRE job alive BLOCK 0");
         assert_ne!(alive.reply(), Reply::Nil);
-        let waited = start.elapsed();
-        assert!((499..1500).contains(&waited.as_millis()), "five leases of 100 ms took {waited:?}");
+        watch.assert_took_ms(499..1500, "five leases of 100 ms");
     }
 }

@@ -96,7 +96,7 @@ fn a_waiter_is_granted_by_whatever_frees_the_last_of_its_keys() {
         let mut client = server.client();
         client.acquire("x a PX 100");
         client.acquire("y b PX 60000");
-        client.acquire(if name == "the end of a lease" { "z c PX 400" } else { "z c PX 60000" });
+        client.acquire(if name == "the end of a lease" { "z c PX 1500" } else { "z c PX 60000" });
         let mut waiter = server.waiter("RLOCK.MACQUIRE 3 x y z d PX 60000 BLOCK 0");
         // One lease ends, and one key is deleted; both stay free for the one that waits, and nothing is granted yet.
         eventually(SOON, || client.call("EXISTS x") == 0);
@@ -143,7 +143,7 @@ fn a_waiter_that_leaves_lets_those_behind_it_go_on_everywhere() {
         let server = Server::start();
         let mut client = server.client();
         client.acquire("x a PX 60000");
-        let block_ms = if name == "timeout" { 300 } else { 0 };
+        let block_ms = if name == "timeout" { 1500 } else { 0 };
         let waiter = server.waiter(format!("RLOCK.MACQUIRE 3 x y z b BLOCK {block_ms}"));
         let mut on_y = server.waiter("RLOCK.ACQUIRE y c PX 60000 BLOCK 0");
         let mut on_z = server.waiter("RLOCK.MACQUIRE 2 z w c PX 60000 BLOCK 0");
@@ -371,12 +371,12 @@ fn a_grant_of_many_keys_is_one_step_in_the_file_and_on_a_replica() {
 fn a_pause_in_between_delays_all_keys() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
-    client.acquire("x a PX 100");
+    client.acquire("x a PX 500");
     let mut waiter = server.waiter("RLOCK.MACQUIRE 2 x y b PX 60000 BLOCK 0");
     let start = Instant::now();
-    client.call("CLIENT PAUSE 400 WRITE");
+    client.call("CLIENT PAUSE 800 WRITE");
     assert_eq!(waiter.reply().array().len(), 2);
-    assert!(start.elapsed() >= Duration::from_millis(400), "{:?}", start.elapsed());
+    assert!(start.elapsed() >= Duration::from_millis(800), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! A lock under another name, in another database or on another server is the same lock: its holder, count, token, requests,
 //! queue, and the moment at which its lease ends.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::support::{Client, Command, Reply, Server, eventually, move_changes_the_database, skipped_here};
+use crate::support::{Client, Command, Reply, Server, Stopwatch, eventually, move_changes_the_database, skipped_here};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -148,16 +148,15 @@ fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
 }
 
 #[test]
-fn a_lease_ends_elsewhere_when_it_would_have_ended_here() {
+fn timed_a_lease_ends_elsewhere_when_it_would_have_ended_here() {
     let scene = Scene::new();
     for way in ways() {
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         let token = scene.here.client().acquire("job a PX 500");
         let mut there = scene.go(way);
         // Nobody asks for it: the end of its lease is known there by itself.
         eventually(SOON, || there.call(format!("EXISTS {}", way.to.key)) == 0);
-        let lasted = start.elapsed();
-        assert!((499..1500).contains(&lasted.as_millis()), "{lasted:?}");
+        watch.assert_took_ms(499..1500, "the lease");
         assert!(there.acquire(&format!("{} b PX 60000", way.to.key)) > token);
         scene.check_copies_and_clean_up();
     }

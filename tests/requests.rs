@@ -270,10 +270,10 @@ fn an_id_below_one_that_waits_is_stale() {
 fn a_repeat_after_the_connection_was_lost_finds_the_session_again() {
     for server in Server::for_each(ALL) {
         let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
-        let token = one.acquire("job a PX 60000 SESSION 2000 REQ 1");
+        let token = one.acquire("job a PX 60000 SESSION 20000 REQ 1");
         drop(one);
         eventually(SOON, || client.holder("job").is_some_and(|holder| holder.session == 0));
-        assert_eq!(two.acquire("job a PX 60000 SESSION 2000 REQ 1"), token);
+        assert_eq!(two.acquire("job a PX 60000 SESSION 20000 REQ 1"), token);
         let holder = client.holder("job").expect("it is held");
         assert_eq!((holder.identity(), holder.session), (("a", 1, token), 1));
         assert!(holder.lease_ms > 50_000, "{holder:?}");

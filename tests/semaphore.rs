@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Command, Reply, Server, eventually};
+use crate::support::{Client, Command, Reply, Server, Stopwatch, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -155,15 +155,14 @@ fn a_further_request_of_a_holder_waits_and_adds_to_its_hold() {
 }
 
 #[test]
-fn the_permits_of_a_dead_owner_come_back_with_its_lease() {
+fn timed_the_permits_of_a_dead_owner_come_back_with_its_lease() {
     let (server, mut client) = with_permits(3);
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     client.call("RSEMAPHORE.ACQUIRE job dead PERMITS 2 PX 300").int();
     take(&mut client, "a", 1);
     let mut next = waiter(&server, "b", 2);
     next.reply().int();
-    let waited = start.elapsed();
-    assert!((299..800).contains(&waited.as_millis()), "{waited:?}");
+    watch.assert_took_ms(299..800, "the lease");
     assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 1);
     give(&mut client, "dead", 1).expect_error("NOTOWNER");
 }

@@ -1,8 +1,8 @@
 //! SESSION: the end of a connection is felt by the locks that are bound to it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::support::{ALL, Client, Command, EXCLUSIVE, REENTRANT, Reply, Server, TRANSIENT, eventually};
+use crate::support::{ALL, Client, Command, EXCLUSIVE, REENTRANT, Reply, Server, Stopwatch, TRANSIENT, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -15,32 +15,30 @@ fn close(server: &Server, client: Client) {
 }
 
 #[test]
-fn a_crash_does_not_hold_the_lock_for_the_rest_of_its_lease() {
+fn timed_a_crash_does_not_hold_the_lock_for_the_rest_of_its_lease() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut holder = server.client();
         holder.acquire("job a PX 60000 SESSION 0");
         let mut next = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         drop(holder);
         next.reply().int();
-        let waited = start.elapsed();
-        assert!(waited < Duration::from_millis(600), "{waited:?}");
+        watch.assert_took_ms(0..600, "the end of a session");
     }
 }
 
 #[test]
-fn the_grace_of_a_session_counts_from_the_end_of_the_connection() {
+fn timed_the_grace_of_a_session_counts_from_the_end_of_the_connection() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut holder = server.client();
         holder.acquire("job a PX 60000 SESSION 500");
         let mut next = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
         // Time itself: what passes while the connection lives must not count.
         assert!(next.reply_within(Duration::from_millis(700)).is_err());
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         drop(holder);
         next.reply().int();
-        let waited = start.elapsed();
-        assert!((499..1200).contains(&waited.as_millis()), "{waited:?}");
+        watch.assert_took_ms(499..1200, "the grace of a session");
     }
 }
 
@@ -123,7 +121,7 @@ fn renew_and_reentry_bind_no_hold_that_has_no_session() {
 }
 
 #[test]
-fn a_renewal_over_a_new_connection_rebinds_within_the_grace() {
+fn timed_a_renewal_over_a_new_connection_rebinds_within_the_grace() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
         one.acquire("job a PX 60000 SESSION 1500");
@@ -135,11 +133,10 @@ fn a_renewal_over_a_new_connection_rebinds_within_the_grace() {
         assert!(renewed > 55_000, "{renewed}");
         assert_eq!(client.holder("job").expect("it is held").session, 1);
 
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         drop(two);
         client.acquire("job b BLOCK 0");
-        let waited = start.elapsed();
-        assert!((1499..2100).contains(&waited.as_millis()), "bound anew, with its ms: {waited:?}");
+        watch.assert_took_ms(1499..2100, "the grace of a session that was bound anew");
     }
 }
 
@@ -155,15 +152,14 @@ fn a_lapsed_session_cannot_be_resumed() {
 }
 
 #[test]
-fn the_end_of_a_connection_only_ever_brings_the_deadline_nearer() {
+fn timed_the_end_of_a_connection_only_ever_brings_the_deadline_nearer() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut one, mut client) = (server.client(), server.client());
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         one.acquire("job a PX 400 SESSION 60000");
         close(&server, one);
         client.acquire("job b BLOCK 0");
-        let waited = start.elapsed();
-        assert!((399..1000).contains(&waited.as_millis()), "{waited:?}");
+        watch.assert_took_ms(399..1000, "a lease that ends before the grace");
     }
 }
 

@@ -15,9 +15,9 @@ fn a_replica_that_was_restarted_without_its_primary_takes_over_from_its_own_file
         let mut replica = Server::replica_of(&primary, lines);
         let mut client = primary.client();
         let token = client.acquire("long a PX 60000 REQ 4");
-        client.acquire("short a PX 1000");
+        client.acquire("short a PX 2500");
         client.acquire("session a PX 60000 SESSION 0");
-        client.acquire_fair("fair a PX 1000");
+        client.acquire_fair("fair a PX 2500");
         client.call("RFAIRLOCK.ACQUIRE fair b QUEUE 60000");
         let connected = primary.waiter("RFAIRLOCK.ACQUIRE fair c PX 60000 BLOCK 0");
         replica.catch_up_with(&primary);
@@ -50,8 +50,8 @@ fn a_replica_that_was_restarted_without_its_primary_takes_over_from_its_own_file
 fn a_demoted_server_decides_nothing_more_until_it_is_promoted_again() {
     let server = Server::with_aof(&["rlock.fair-grace-ms 60000"]);
     let mut client = server.client();
-    client.acquire("short a PX 700");
-    client.acquire_fair("fair a PX 700");
+    client.acquire("short a PX 2000");
+    client.acquire_fair("fair a PX 2000");
     client.acquire("long a PX 60000");
     let session = server.waiter("RLOCK.ACQUIRE long b BLOCK 0");
     let mut holder = server.client();
@@ -87,7 +87,7 @@ fn a_promotion_serves_waiters_of_the_new_primary_when_a_lease_ends() {
     let mut client = primary.client();
     let keys: Vec<_> = (0..50).map(|number| format!("job-{number}")).collect();
     for key in &keys {
-        client.acquire(&format!("{key} a PX 1500"));
+        client.acquire(&format!("{key} a PX 3000"));
     }
     replica.catch_up_with(&primary);
     drop(primary);
@@ -106,14 +106,14 @@ fn a_pause_with_a_replica_ends_no_lease_and_propagates_nothing() {
     let primary = Server::with_aof(&["rlock.fair-grace-ms 50"]);
     let replica = Server::replica_of(&primary, &[]);
     let mut client = primary.client();
-    client.acquire("job a PX 100");
-    client.acquire_fair("fair a PX 100");
-    client.call("RFAIRLOCK.ACQUIRE fair b QUEUE 100");
+    client.acquire("job a PX 1000");
+    client.acquire_fair("fair a PX 1000");
+    client.call("RFAIRLOCK.ACQUIRE fair b QUEUE 1000");
     client.acquire("free a PX 60000");
     let mut holder = primary.client();
     holder.acquire("session a PX 60000 SESSION 0");
     let mut waiters =
-        ["RLOCK.ACQUIRE job c BLOCK 0", "RFAIRLOCK.ACQUIRE fair c BLOCK 0", "RLOCK.ACQUIRE free c BLOCK 150"]
+        ["RLOCK.ACQUIRE job c BLOCK 0", "RFAIRLOCK.ACQUIRE fair c BLOCK 0", "RLOCK.ACQUIRE free c BLOCK 600"]
             .map(|command| primary.waiter(command));
     let mut released = primary.client();
     client.call("CLIENT PAUSE 60000 WRITE");

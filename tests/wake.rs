@@ -1,5 +1,6 @@
 //! Every way in which a name gets free serves the next waiter, in every situation in which it can happen.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::{
@@ -8,6 +9,8 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
+/// Long enough for all to be ready before it ends.
+const LEASE: Duration = Duration::from_millis(1000);
 
 /// How `job`, held by `a`, is taken from under its waiters.
 enum Freeing {
@@ -133,9 +136,9 @@ fn set_up(server: &Server, (name, freeing, _): &Way) -> Scene {
     client.call("FLUSHALL");
     client.make("job");
     let (lease_and_session, command) = match freeing {
-        LeaseEnd => ("PX 200", None),
-        SessionEnd => ("PX 60000 SESSION 0", None),
-        Freeing::Command(prepare) => ("PX 60000", Some(prepare(&mut client))),
+        LeaseEnd => (format!("PX {}", LEASE.as_millis()), None),
+        SessionEnd => ("PX 60000 SESSION 0".to_owned(), None),
+        Freeing::Command(prepare) => ("PX 60000".to_owned(), Some(prepare(&mut client))),
     };
     client.make("job");
     holder.acquire(&format!("job a {lease_and_session}"));
@@ -221,15 +224,24 @@ fn every_way_a_lock_gets_free_serves_the_next() {
     }
 }
 
+/// All families at once, where each row waits for a restart or a pause.
+fn for_each_family_at_once(play: impl Fn(Family) + Sync) {
+    thread::scope(|scope| {
+        for family in EXCLUSIVE {
+            scope.spawn(|| play(*family));
+        }
+    });
+}
+
 #[test]
 fn every_way_a_lock_gets_free_is_the_same_after_a_restart() {
-    for family in EXCLUSIVE {
-        play_all(&mut Server::with_aof(&[]).speaking(*family), |server| {
+    for_each_family_at_once(|family| {
+        play_all(&mut Server::with_aof(&[]).speaking(family), |server| {
             let before = state_of_job(server);
             server.kill_and_restart();
             assert_eq!(state_of_job(server), before);
         });
-    }
+    });
 }
 
 #[test]
@@ -251,22 +263,23 @@ fn every_way_a_lock_gets_free_is_the_same_on_a_replica() {
 /// With an append-only file, for propagating during a pause is what kills a server.
 #[test]
 fn nothing_is_granted_while_the_server_is_paused_and_all_is_afterwards() {
-    for family in EXCLUSIVE {
-        let server = Server::with_aof(&[]).speaking(*family);
+    for_each_family_at_once(|family| {
+        let server = Server::with_aof(&[]).speaking(family);
         for way in ways() {
             let Scene { mut client, mut holder, waiters, command } = set_up(&server, way);
+            // A lease ends within the pause as well.
+            let pause = if matches!(way.1, LeaseEnd) { LEASE + PAUSE } else { PAUSE };
             let start = Instant::now();
-            client.call(format!("CLIENT PAUSE {} WRITE", PAUSE.as_millis()));
-            // The lease of a way without a command ends within the pause as well.
+            client.call(format!("CLIENT PAUSE {} WRITE", pause.as_millis()));
             match (&way.1, command) {
                 (SessionEnd, _) => drop(holder),
                 (_, Some(command)) => holder.send(command),
                 (_, None) => {}
             }
             check(&mut client, way.2, server.family(), waiters);
-            assert!(start.elapsed() >= PAUSE, "after {:?}", start.elapsed());
+            assert!(start.elapsed() >= pause, "after {:?}", start.elapsed());
         }
-    }
+    });
 }
 
 #[test]

@@ -15,8 +15,8 @@ use crate::support::OwnedProcess;
 /// The process. It is killed when this is dropped.
 pub struct Child {
     process: OwnedProcess,
-    /// Its lines, each with the moment when it was read here.
-    lines: Receiver<(Instant, String)>,
+    /// Its lines.
+    lines: Receiver<String>,
     /// What it has said so far, for the message of a test that fails.
     said: Vec<String>,
 }
@@ -37,24 +37,24 @@ impl Child {
             for line in BufReader::new(reader).lines() {
                 let Ok(line) = line else { return };
                 // The test may have ended.
-                let _ = sender.send((Instant::now(), line));
+                let _ = sender.send(line);
             }
         });
         Child { process, lines, said: Vec::new() }
     }
 
-    /// Waits for a line that contains these words, and hands out when it came, with all of it.
+    /// Waits for a line that contains these words, and hands out all of it.
     #[track_caller]
-    pub fn wait_for(&mut self, words: &str) -> (Instant, String) {
+    pub fn wait_for(&mut self, words: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let (at, line) = match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            let line = match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => line,
                 Err(error) => panic!("no line with {words:?} ({error}) after {:#?}", self.said),
             };
             self.said.push(line.clone());
             if line.contains(words) {
-                return (at, line);
+                return line;
             }
         }
     }
@@ -65,7 +65,7 @@ impl Child {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok((_, line)) => self.said.push(line),
+                Ok(line) => self.said.push(line),
                 Err(RecvTimeoutError::Disconnected) => return std::mem::take(&mut self.said),
                 Err(error) => panic!("it does not end ({error}) after {:#?}", self.said),
             }

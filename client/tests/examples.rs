@@ -66,8 +66,9 @@ fn a_worker_with_fencing_writes_its_steps() {
 fn candidates_lead_one_after_the_other() {
     let server = Server::start();
     let url = url(&server);
+    // With a grace that a busy machine does not use up.
     let mut candidates: Vec<_> =
-        ["one", "two", "three"].map(|name| Child::run("leader_election", &[&url, name, "50"])).into();
+        ["one", "two", "three"].map(|name| Child::run("leader_election", &[&url, name, "50", "10000"])).into();
     let mut terms: Vec<u64> = candidates
         .iter_mut()
         .map(|candidate| {

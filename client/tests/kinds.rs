@@ -221,13 +221,12 @@ async fn locks_in_several_places_are_taken_in_one_order() {
 async fn a_grant_that_too_few_replicas_have_is_given_back() {
     let server = Server::start();
     let client = connect(&server).await;
-    let lock = client.lock("k").replicas(1, Duration::from_millis(200));
-    let refused = lock.acquire().await;
+    let refused = client.lock("k").replicas(1, Duration::from_millis(200)).acquire().await;
     assert!(matches!(refused, Err(Error::Replicas { wanted: 1, acknowledged: 0 })), "{refused:?}");
     assert_eq!(server.client().call("EXISTS k"), 0);
 
     let replica = Server::replica_of(&server, &[]);
-    let guard = lock.acquire().await.expect("one replica has it");
+    let guard = client.lock("k").replicas(1, PATIENCE).acquire().await.expect("one replica has it");
     assert_ne!(replica.client().call("RLOCK.INFO k"), Reply::Nil);
     guard.release().await.expect("it was held");
 }

@@ -1,18 +1,18 @@
 //! Holders whose process is killed or stopped. The processes are those of the examples.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::child::Child;
-use crate::support::{Server, eventually};
+use crate::support::{Server, Stopwatch, eventually};
 use crate::{PATIENCE, url};
 
-/// What the candidates of the example ask for.
-const GRACE: Duration = Duration::from_millis(200);
+/// What the candidates ask for: a leader that the machine keeps from running for so long resigns, which is not what is tested here.
+const GRACE: Duration = Duration::from_millis(600);
 
-/// A death is to be felt in that time. On a busy machine one in a while takes longer.
-const FELT_WITHIN: Duration = Duration::from_millis(300);
+/// A death is to be felt in that time, but for the lateness of the machine.
+const FELT_WITHIN: Duration = Duration::from_millis(700);
 
 const DEATHS: u32 = 6;
 
@@ -25,28 +25,30 @@ fn wait_for_waiter(server: &Server, key: &str) {
 }
 
 #[test]
-fn a_session_passes_on_soon_after_its_process_was_killed() {
+fn timed_a_session_passes_on_soon_after_its_process_was_killed() {
     let server = Server::start();
-    let candidate = |number: u32| Child::run("leader_election", &[&url(&server), &number.to_string(), VERY_LONG_MS]);
+    let grace_ms = GRACE.as_millis().to_string();
+    let candidate =
+        |number: u32| Child::run("leader_election", &[&url(&server), &number.to_string(), VERY_LONG_MS, &grace_ms]);
     let mut leader = candidate(0);
     leader.wait_for("leads");
     let mut took = Vec::new();
     for number in 1..=DEATHS {
         let mut next = candidate(number);
         wait_for_waiter(&server, "example:leader");
-        let killed = Instant::now();
+        let watch = Stopwatch::start();
         leader.kill();
-        let (at, _) = next.wait_for("leads");
-        took.push(at - killed);
+        next.wait_for("leads");
+        took.push((watch.elapsed(), watch.lateness()));
         leader = next;
     }
-    took.sort();
-    eprintln!("another process held after {took:?}");
+    eprintln!("another process held after so long, on a machine that was late by so much: {took:?}");
     // The grace counts from the end of the connection, which comes after the kill.
-    assert!(took[0] >= GRACE, "{took:?}");
-    assert!(took[0] < FELT_WITHIN, "{took:?}");
+    assert!(took.iter().all(|(time, _)| *time >= GRACE), "{took:?}");
+    // One in a while takes longer.
+    assert!(took.iter().any(|(time, lateness)| *time < FELT_WITHIN + *lateness), "{took:?}");
     // The lease of 30 s would end between 20 s and 30 s later.
-    assert!(took.last().is_some_and(|longest| *longest < Duration::from_secs(5)), "{took:?}");
+    assert!(took.iter().all(|(time, lateness)| *time < Duration::from_secs(5) + *lateness), "{took:?}");
 }
 
 /// A server, and a folder for the store of the workers.
@@ -78,21 +80,18 @@ fn token_in(line: &str) -> u64 {
 }
 
 #[test]
-fn without_a_session_a_lock_passes_on_at_the_end_of_the_lease() {
+fn timed_without_a_session_a_lock_passes_on_at_the_end_of_the_lease() {
     let place = Workplace::new();
     let mut holder = place.worker(VERY_LONG_MS);
     holder.wait_for("computing");
     let mut next = place.worker("0");
     wait_for_waiter(&place.server, "example:fencing");
-    let asked = Instant::now();
-    let left_ms = place.server.client().holder("example:fencing").expect("it is held").lease_ms;
-    let left = Duration::from_millis(left_ms.try_into().expect("a span"));
+    let watch = Stopwatch::start();
+    let left_ms = place.server.client().holder("example:fencing").expect("it is held").lease_ms.unsigned_abs();
     holder.kill();
-    let (at, _) = next.wait_for("holds");
-    eprintln!("{left:?} were left, another process held after {:?}", at - asked);
+    next.wait_for("holds");
     // What is left is told in whole milliseconds. The last renewal may have been under way.
-    assert!(at - asked + Duration::from_millis(2) >= left, "{:?} of {left:?}", at - asked);
-    assert!(at - asked < Duration::from_secs(1) + PATIENCE / 10, "{:?} of {left:?}", at - asked);
+    watch.assert_took_ms(left_ms.saturating_sub(2)..3000, "what was left of the lease");
     next.wait_for_end();
 }
 
@@ -102,11 +101,11 @@ fn without_a_session_a_lock_passes_on_at_the_end_of_the_lease() {
 fn overtaken_at(words: &str) -> (Vec<String>, u64) {
     let place = Workplace::new();
     let mut first = place.worker("1000");
-    let token = token_in(&first.wait_for("holds").1);
+    let token = token_in(&first.wait_for("holds"));
     first.wait_for(words);
     first.stop();
     let mut second = place.worker("0");
-    let later_token = token_in(&second.wait_for("holds").1);
+    let later_token = token_in(&second.wait_for("holds"));
     assert!(later_token > token);
     assert_eq!(second.wait_for_end().last().map(String::as_str), Some("released"));
     first.go_on();

@@ -1,10 +1,10 @@
 //! Waiting: order, time, connections, and what happens when these are used up.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rlock_client::{Client, Error};
 
-use crate::support::Server;
+use crate::support::{Server, Stopwatch};
 use crate::{connect, connections, eventually, url};
 
 #[tokio::test]
@@ -22,25 +22,24 @@ async fn a_waiter_gets_the_lock_when_it_is_released() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_in_time_and_leaves_no_place() {
+async fn timed_a_wait_ends_in_time_and_leaves_no_place() {
     let server = Server::start();
     let client = connect(&server).await;
     let _guard = client.lock("k").acquire().await.expect("a free lock");
-    let started = Instant::now();
+    let watch = Stopwatch::start();
     let timeout = Duration::from_millis(300);
     assert!(matches!(client.lock("k").acquire_timeout(timeout).await, Err(Error::Timeout)));
-    assert!(started.elapsed() >= timeout);
-    assert!(started.elapsed() < timeout + Duration::from_millis(400), "the server ended it: {:?}", started.elapsed());
+    watch.assert_took_ms(300..700, "a wait that the server ends");
     eventually(|| server.client().waiting_owners("k").is_empty()).await;
 }
 
 #[tokio::test]
-async fn a_wait_ends_in_time_also_behind_a_server_that_does_not_answer() {
+async fn timed_a_wait_ends_in_time_also_behind_a_server_that_does_not_answer() {
     let server = Server::start();
     let client = connect(&server).await;
     let holder = connect(&server).await;
     let guard = holder.lock("held").acquire().await.expect("a free lock");
-    let started = Instant::now();
+    let watch = Stopwatch::start();
     let (free, held) = (client.lock("free"), client.lock("held"));
     let waiter = tokio::spawn(async move { held.acquire_timeout(Duration::from_millis(300)).await });
     eventually(|| server.client().waiting_owners("held").len() == 1).await;
@@ -56,7 +55,7 @@ async fn a_wait_ends_in_time_also_behind_a_server_that_does_not_answer() {
     let attempt = free.acquire_timeout(Duration::from_millis(300)).await;
     assert!(matches!(attempt, Err(Error::Timeout | Error::Connection { .. })), "{attempt:?}");
     assert!(matches!(waiter.await.expect("no panic"), Err(Error::Timeout)));
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    watch.assert_took_ms(300..2000, "a wait that the server does not end");
     // What was asked meanwhile is taken back when the server goes on.
     let server = stopped.await.expect("no panic");
     guard.release().await.expect("it was held");
@@ -68,13 +67,15 @@ async fn a_wait_ends_in_time_also_behind_a_server_that_does_not_answer() {
 async fn a_hold_counts_from_its_confirmation_and_not_from_the_beginning_of_the_wait() {
     let server = Server::start();
     let client = connect(&server).await;
-    let lease = Duration::from_millis(500);
+    // Half of it is enough for a machine that is late.
+    let lease = Duration::from_secs(2);
     let guard = client.lock("k").acquire().await.expect("a free lock");
     let waiter = tokio::spawn({
         let lock = client.lock("k").lease(lease);
         async move { lock.acquire().await }
     });
-    tokio::time::sleep(lease * 2).await;
+    // Time itself: what passes here must not count.
+    tokio::time::sleep(lease + lease / 4).await;
     guard.release().await.expect("it was held");
     let next = waiter.await.expect("no panic").expect("a grant");
     assert!(next.valid_for() > lease / 2, "{:?}", next.valid_for());
@@ -93,10 +94,10 @@ async fn tasks_of_one_client_are_served_in_their_order_over_one_connection() {
             told.send(number).expect("the test listens");
             guard.release().await.expect("it was held");
         });
-        // The next one comes when this one stands in line.
+        // The line forms behind the first one that waits at the server. From then on a few turns of the runtime lead into it.
+        eventually(|| server.client().waiting_owners("k").len() == 1).await;
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    eventually(|| server.client().waiting_owners("k").len() == 1).await;
     assert_eq!(connections(&server), 2, "the shared connection and a waiting one");
     guard.release().await.expect("it was held");
     for number in 0..20 {
@@ -180,14 +181,14 @@ async fn a_long_wait_moves_to_a_fresh_connection_and_keeps_its_place() {
             }
         });
         eventually(|| server.client().info_number("rlock_waiting") == 2).await;
-        let connected = server.client().info_number("total_connections_received");
-        tokio::time::sleep(refresh * 5).await;
-        let order = || -> Vec<String> {
-            let waiters = server.client().call(format!("{}.WAITERS {kind}", family(kind)));
-            waiters.array().iter().map(|waiter| waiter.field("owner").text()).collect()
-        };
-        assert_eq!(order(), ["first", "second"]);
-        assert!(server.client().info_number("total_connections_received") >= connected + 3, "it has moved");
+        // One connection for all looks, for each connection counts.
+        let mut observer = server.client();
+        let connected = observer.info_number("total_connections_received");
+        eventually(|| observer.info_number("total_connections_received") >= connected + 3).await;
+        let waiters = observer.call(format!("{}.WAITERS {kind}", family(kind)));
+        let order: Vec<_> = waiters.array().iter().map(|waiter| waiter.field("owner").text()).collect();
+        assert_eq!(order, ["first", "second"]);
+        drop(observer);
         eventually(|| connections(&server) <= 4).await;
         server.client().call(format!("{}.RELEASE {kind} holder", family(kind)));
         first.await.expect("no panic").expect("a grant, and its release");

@@ -14,6 +14,7 @@ mod propagation;
 mod reply;
 mod sentinel;
 mod server;
+mod stopwatch;
 mod wall_clock;
 mod writers;
 
@@ -34,6 +35,7 @@ pub use propagation::propagated;
 pub use reply::Reply;
 pub use sentinel::Sentinels;
 pub use server::{Server, free_port};
+pub use stopwatch::Stopwatch;
 pub use wall_clock::WallClock;
 pub use writers::{Scope, Writers};
 
