@@ -146,7 +146,13 @@ fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, effects: &[Effect]) {
         keys.clear_expire(effect.key);
     }
     keys.close();
-    let mut signalled: SmallVec<[KeyId; 1]> = SmallVec::new();
+    if keys.len() == 1 {
+        if let (Some(name), false) = (keys.name(KEY), effects.is_empty()) {
+            ctx.signal_modified(name);
+        }
+        return;
+    }
+    let mut signalled: SmallVec<[KeyId; 8]> = SmallVec::new();
     for Effect { key, .. } in effects {
         if !signalled.contains(key)
             && let Some(name) = keys.name(*key)
@@ -175,6 +181,9 @@ fn propagate(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, effects: &[Effect]) {
 
 /// Answers the waiters that have an answer.
 pub(crate) fn wake(out: Outbox) {
+    if out.answers().is_empty() {
+        return;
+    }
     for Told { ticket, answer, .. } in out.into_answers() {
         waiting::finish(ticket, answer);
     }

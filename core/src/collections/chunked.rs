@@ -23,10 +23,12 @@ impl<T> Chunked<T> {
         self.len
     }
 
+    #[inline]
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
         self.chunks.get(index / CHUNK)?.get(index % CHUNK)
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
         self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK)
     }

@@ -15,6 +15,9 @@ use crate::lock::Hold;
 use crate::lock::admission;
 use crate::request::{Refusal, Release, Renew, RequestMark};
 
+/// The key of a request that has one.
+const KEY: KeyId = KeyId(0);
+
 /// The holds that are left of a request's keys, in their order.
 pub type HoldsLeft = SmallVec<[u32; 1]>;
 
@@ -61,6 +64,9 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
+        if tx.keys.len() == 1 && request.request_id.is_none() && self.is_at_rest(tx, KEY) {
+            return self.release_at_rest(tx, request);
+        }
         self.on_holds(tx, |engine, tx| {
             let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
             for id in tx.ids() {
@@ -93,6 +99,23 @@ impl Engine {
             }
             Ok(left)
         })
+    }
+
+    /// The short way of the most frequent request: of one hold, with nothing to bring up to date and nobody who waits.
+    fn release_at_rest(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        request: &Release<'_>,
+    ) -> Result<HoldsLeft, Refusal> {
+        let hold = tx.keys.value(KEY).hold(request.kind, request.owner, request.mode, tx.now)?;
+        let hold = hold.ok_or(Refusal::NotOwner { position: 0 })?;
+        let met = Met { token: hold.token(), count: hold.count(), is_repeat: false };
+        if met.count < request.count {
+            return Err(Refusal::CountUnderflow { held: met.count });
+        }
+        let left = self.give_back(tx, KEY, request, &met);
+        self.close_key(tx.keys, KEY);
+        Ok(HoldsLeft::from_elem(left, 1))
     }
 
     /// Takes the count of a request off a hold, or ends it. Returns what is left.
@@ -186,7 +209,6 @@ impl Engine {
         kind: Kind,
         token: Option<u64>,
     ) -> Result<bool, Refusal> {
-        const KEY: KeyId = KeyId(0);
         self.on_holds(tx, |engine, tx| {
             let Some(lock) = tx.keys.value(KEY).of_kind(kind, tx.now)? else {
                 return Ok(false);

@@ -157,10 +157,12 @@ impl Engine {
     }
 
     /// The record of a key's name, if there is one.
+    #[inline]
     pub(super) fn name<K: Keyspace>(&self, tx: &mut Transaction<'_, K>, id: KeyId) -> Option<NameId> {
-        if self.queues.names.is_empty() {
-            return None;
-        }
+        if self.queues.names.is_empty() { None } else { self.find_name(tx, id) }
+    }
+
+    fn find_name<K: Keyspace>(&self, tx: &mut Transaction<'_, K>, id: KeyId) -> Option<NameId> {
         let state = self.queues.names.state();
         if let Some((found_at, name)) = tx.names.get(id.0)
             && *found_at == state

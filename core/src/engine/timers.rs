@@ -109,15 +109,18 @@ impl Engine {
     /// When there is something to do next; `None` if nothing is ever due.
     #[must_use]
     pub fn next_timeout_us(&self) -> Option<u64> {
-        // Asked after each command: the most frequent case comes first.
-        let next_us = [self.leases.next_us(), self.queues.next_timeout_us(), self.postponed.next_us()];
         let has_more = !self.dirty.is_empty()
             || !self.loaded.is_empty()
             || !self.suspects.is_empty()
             || self.connections.has_work()
             || !self.leftovers.is_empty()
             || self.sweep.is_some();
-        if has_more { Some(0) } else { next_us.into_iter().flatten().min() }
+        if has_more {
+            return Some(0);
+        }
+        let earlier = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+        let next_us = earlier(self.leases.next_us(), self.queues.next_timeout_us());
+        earlier(next_us, self.postponed.next_us())
     }
 
     /// The next key with something to do about it, for [`Engine::run_job`]. What needs no key is done on the way; waiters whose
