@@ -41,5 +41,6 @@ mod sessions;
 mod storm;
 mod support;
 mod takeover;
+mod token_limits;
 mod waiting;
 mod wake;

@@ -20,7 +20,6 @@ use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision};
 use crate::outbox::Answer;
 use crate::request::{Ask, Refusal, Request};
-use crate::time::MAX_TOKEN;
 
 /// The tokens of a request's keys, in their order.
 pub type Tokens = SmallVec<[u64; 1]>;
@@ -180,7 +179,7 @@ impl Engine {
         request: &Request,
         decisions: &[Decision],
     ) -> Result<Tokens, Refusal> {
-        self.check_tokens(decisions.len())?;
+        self.check_tokens(tx, owner, request)?;
         let had_place = self.has_place(tx, owner, request.kind);
         let mut tokens = Tokens::new();
         for (id, decision) in tx.ids().zip(decisions) {
@@ -225,10 +224,19 @@ impl Engine {
         self.renew_hold(tx, id, token, terms, &renewal);
     }
 
-    /// Whether there are tokens for so many keys.
-    pub(super) fn check_tokens(&self, keys: usize) -> Result<(), Refusal> {
-        let left = MAX_TOKEN.saturating_sub(self.last_token);
-        if left < keys as u64 { Err(Refusal::NoTokens) } else { Ok(()) }
+    /// Whether there is a token for each hold that a request would begin.
+    pub(super) fn check_tokens(
+        &self,
+        tx: &Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+    ) -> Result<(), Refusal> {
+        let left = self.tokens_left();
+        if left >= tx.keys.len() as u64 {
+            return Ok(());
+        }
+        let is_new = |id: &KeyId| !matches!(Self::live_terms(tx, *id, request.kind, owner, request.mode), Ok(Some(_)));
+        if left < tx.ids().filter(is_new).count() as u64 { Err(Refusal::NoTokens) } else { Ok(()) }
     }
 
     /// Whether one more request may wait.

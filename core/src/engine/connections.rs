@@ -47,8 +47,8 @@ impl Connections {
         self.undelivered.insert((client, ticket));
     }
 
-    /// Notes that it is settled whether a ticket heard of its grant.
-    pub(super) fn settle(&mut self, client: u64, ticket: u64) {
+    /// Forgets a grant that was heard of, or is taken back.
+    pub(super) fn forget_grant(&mut self, client: u64, ticket: u64) {
         self.undelivered.remove(&(client, ticket));
     }
 

@@ -447,6 +447,9 @@ impl Engine {
                 decision => decisions.push(decision),
             }
         }
+        if let Err(refusal) = self.check_tokens(tx, owner.as_slice(), &request) {
+            return self.answer(tx, ticket, Answer::Refused(refusal));
+        }
         let held_before: Vec<bool> = tx.ids().map(|id| self.holds(tx, id, owner.as_slice())).collect();
         let Some(waiter) = self.queues.leave_for_grant(ticket) else {
             return;
@@ -456,7 +459,7 @@ impl Engine {
             match self.give(tx, id, ticket, owner.as_slice(), &waiter, decision) {
                 Ok(token) => tokens.push(token),
                 Err(refusal) => {
-                    // Only the tokens may have been used up in between: what was given is taken back.
+                    // Each key has said that it admits the request. If that was not so, what was given is taken back.
                     tx.out.answer(ticket, Answer::Refused(refusal));
                     return self.waiter_left(ticket, true);
                 }

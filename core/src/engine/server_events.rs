@@ -38,7 +38,7 @@ impl Engine {
     /// A connection closed.
     pub fn client_closed(&mut self, client: u64) {
         while let Some(ticket) = self.connections.undelivered_to(client) {
-            self.connections.settle(client, ticket);
+            self.connections.forget_grant(client, ticket);
             self.take_back(ticket);
         }
         self.connections.close(client);
@@ -55,7 +55,7 @@ impl Engine {
     fn take_back(&mut self, ticket: u64) {
         for (name, undelivered) in self.queues.take_undelivered(ticket) {
             if let Some(client) = undelivered.client {
-                self.connections.settle(client, ticket);
+                self.connections.forget_grant(client, ticket);
             }
             self.mark(name, |dirty| dirty.undelivered.push(undelivered));
         }
@@ -97,7 +97,7 @@ impl Engine {
     fn confirm_ticket(&mut self, ticket: u64) {
         for (name, Undelivered { client, .. }) in self.queues.take_undelivered(ticket) {
             if let Some(client) = client {
-                self.connections.settle(client, ticket);
+                self.connections.forget_grant(client, ticket);
             }
             self.queues.names.tidy(name);
         }

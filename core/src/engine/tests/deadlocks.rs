@@ -132,7 +132,7 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
         match outcome {
             Outcome::Waits => {
                 waited += 1;
-                // What is owed to a key is not known to anybody before it is settled. A request for permits closes
+                // What is dirty is not known to anybody before it is reconciled. A request for permits closes
                 // no cycle, but its owner may be in one that a renamed key made.
                 let is_known = !world.has_dirty() && request.mode != Mode::Permits;
                 let is_missed = is_known && is_in_cycle(&world, owner, None);
@@ -238,7 +238,7 @@ fn disturb(world: &mut World, random: &mut Random) {
         }
         _ => {}
     }
-    // What the server has told is settled by the timer before the next command comes, but for what is on that command's keys.
+    // What the server has told is acted upon by the timer before the next command comes, but for what is on that command's keys.
     if random.below(2) == 0 {
         world.run_timer();
     }

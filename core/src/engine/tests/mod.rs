@@ -3,5 +3,6 @@
 mod deadlocks;
 mod model;
 mod safety;
+mod tokens;
 mod transcripts;
 mod world;

@@ -87,6 +87,8 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             let forced = world.on_key(&key(words.at(1)), |engine, tx| engine.force_release(tx, words.kind().0, token));
             told.push(format!("{forced:?}"));
         }
+        "clock" => world.now.wall_us = words.at(1).parse().unwrap(),
+        "seen" => world.engine.raise_token(words.at(1).parse().unwrap()),
         "advance" => world.advance(words.at(1).parse().unwrap()),
         "pause" => world.pause(words.at(1).parse().unwrap()),
         "timer" => world.run_timer(),
@@ -137,7 +139,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             let left_ms = world.on_keys(&keys(&words), |engine, tx| engine.renew(tx, &request));
             told.push(left_ms.map_or_else(refused_of, |left_ms| format!("{left_ms} ms")));
         }
-        "crowd" => {
+        "many" => {
             for number in 0..words.at(2).parse::<u32>().unwrap() {
                 let line = format!("{line} ").replace(words.at(2), &format!("holder-{number}"));
                 acquire(world, &Words::of(&line), Verb::Acquire);
@@ -154,7 +156,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
     }
     let mut ends = 0;
     for (at_us, output) in std::mem::take(&mut world.outputs) {
-        // A crowd leaves as a number.
+        // Many ends are shown as a number.
         let is_end = matches!(output, Output::Effect { event: Event::Ended { .. }, .. });
         ends = if is_end { ends + 1 } else { 0 };
         match ends {

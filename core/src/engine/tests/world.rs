@@ -275,7 +275,7 @@ impl World {
                 None => break,
             }
         }
-        self.check_settled();
+        self.check_at_rest();
     }
 
     /// A value goes away by a command of the server's, as DEL does it.
@@ -369,8 +369,8 @@ impl World {
         is_dirty || !self.engine.suspects.is_empty()
     }
 
-    /// What must hold once everything that was due is done: whoever can hold does, and nothing is left behind.
-    fn check_settled(&self) {
+    /// What must hold once everything that was due was done: whoever can hold does, and nothing is left behind.
+    fn check_at_rest(&self) {
         let mut alarms = 0;
         for ((db, name), value) in &self.values {
             let key = KeyRef { name, db: *db };
@@ -387,7 +387,7 @@ impl World {
                 alarms += 1;
             }
             if lock.kind() == Kind::Fair {
-                self.check_queue_settled(key, lock);
+                self.check_places_at_rest(key, lock);
             }
         }
         for key in self.waited_for() {
@@ -439,7 +439,7 @@ impl World {
 
     /// A fair lock that is free is reserved for its head, which is not there; and connected places are those of the
     /// connections that wait, in the same order.
-    fn check_queue_settled(&self, key: KeyRef<'_>, lock: &Lock) {
+    fn check_places_at_rest(&self, key: KeyRef<'_>, lock: &Lock) {
         let places = lock.queue();
         if lock.live_holds(self.now).next().is_none() {
             let places = places.expect("a fair lock that is neither held nor waited for is gone");
