@@ -54,8 +54,10 @@ pub(crate) fn on_keys<'c, R>(
     wake(out);
     if next.has_offers {
         take_offers(ctx, Within::Command);
+        timer::arm();
+    } else {
+        timer::arm_for(next.timeout_us);
     }
-    timer::arm_for(next.timeout_us);
 }
 
 /// The same for one key, with the usual reply to a refusal.

@@ -19,14 +19,17 @@ pub(crate) fn not_owner_of(key: &[u8]) -> String {
     format!("NOTOWNER this owner does not hold \"{}\": it never did, or its lease has ended", shown(key))
 }
 
-/// DEADLOCK with the cycle, or as much of it as was kept. A key that the user may not read is not named.
+/// DEADLOCK with the cycle, or as much of it as was kept. Of a key that the user may not read neither the name is told nor who
+/// waits for it or holds it, but for the owner that asks.
 fn deadlock(ctx: Ctx<'_>, cycle: &[WaitEdge]) -> String {
+    let me = cycle.first().map(|edge| &edge.waiter);
     let edge = |edge: &WaitEdge| {
         let key = ctx.string(edge.key.name.as_slice());
-        let key = if ctx.user_may_read(key.arg()) { shown(edge.key.name.as_slice()) } else { "*".to_string() };
-        let (waiter, ahead) = (shown(edge.waiter.as_slice()), shown(edge.ahead.as_slice()));
+        let may_read = ctx.user_may_read(key.arg());
+        let owner = |owner| if may_read || Some(owner) == me { shown(owner.as_slice()) } else { "*".to_string() };
+        let key = if may_read { shown(edge.key.name.as_slice()) } else { "*".to_string() };
         let how = if edge.is_held { "held by" } else { "behind" };
-        format!("{waiter} waits for {key} {how} {ahead}")
+        format!("{} waits for {key} {how} {}", owner(&edge.waiter), owner(&edge.ahead))
     };
     let edges: Vec<String> = cycle.iter().map(edge).collect();
     format!("DEADLOCK the owner would wait for itself: {}", edges.join(", "))
@@ -73,6 +76,9 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
         Refusal::NoSemaphore => {
             ctx.reply_error("NOSEMAPHORE there is no semaphore under this key; make one with RSEMAPHORE.INIT");
         }
+        Refusal::NoPermission => ctx.reply_error(
+            "NOPERM this user has no permission any more to acquire the lock; its rights were changed while it waited",
+        ),
         Refusal::NoTokens => ctx.reply_error(
             "NOTOKENS the fencing tokens of this server are used up, because a clock or a file was wrong; \
              see rlock_tokens_left in docs/operations.md",

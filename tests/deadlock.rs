@@ -233,7 +233,7 @@ fn keys_that_the_user_may_not_read_are_not_named() {
         let mut client = server.client();
         assert_eq!(client.call(format!("AUTH {user} secret")), "OK");
         let line = client.call("RLOCK.ACQUIRE mine:1 c BLOCK 0").expect_error("DEADLOCK").to_owned();
-        let circle = "c waits for mine:1 held by a, a waits for * held by b, b waits for * held by c";
+        let circle = "c waits for mine:1 held by a, * waits for * held by *, * waits for * held by c";
         assert!(line.ends_with(circle), "{line}");
     }
 }

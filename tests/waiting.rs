@@ -239,3 +239,34 @@ fn no_more_than_max_waiters_wait() {
         assert_eq!(client.waiting_owners("job"), ["b", "c"]);
     }
 }
+
+#[test]
+fn rights_that_are_taken_away_while_a_client_waits_count() {
+    let server = Server::start();
+    let mut admin = server.client();
+    for (rights, lost) in [("+@all", "-rlock.acquire -rlock.macquire"), ("+@all", "resetkeys ~other")] {
+        admin.call(format!("ACL SETUSER worker on >secret allkeys {rights}"));
+        admin.acquire("job a PX 60000");
+        let mut workers: Vec<_> = (0..2)
+            .map(|_| {
+                let mut worker = server.client();
+                assert_eq!(worker.call("AUTH worker secret"), "OK");
+                worker
+            })
+            .collect();
+        workers[0].send("RLOCK.ACQUIRE job b BLOCK 0");
+        eventually(SOON, || admin.waiting_owners("job").len() == 1);
+        workers[1].send("RLOCK.MACQUIRE 2 job more c BLOCK 0");
+        eventually(SOON, || admin.waiting_owners("job").len() == 2);
+        let mut next = server.waiter("RLOCK.ACQUIRE job d PX 60000 BLOCK 0");
+        admin.call(format!("ACL SETUSER worker {lost}"));
+        assert_eq!(admin.call("RLOCK.RELEASE job a"), 0);
+        for worker in &mut workers {
+            worker.reply().expect_error("NOPERM");
+        }
+        next.reply().int();
+        assert!(admin.is_free("more"));
+        assert_eq!(admin.call("RLOCK.RELEASE job d"), 0);
+        admin.call("ACL DELUSER worker");
+    }
+}

@@ -3,6 +3,7 @@
 use crate::bytes::KeyRef;
 use crate::lock::Lock;
 use crate::lock::admission::Value;
+use crate::request::Request;
 
 /// The number of an open key in a [`Keyspace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,4 +25,6 @@ pub trait Keyspace {
     fn remove(&mut self, id: KeyId);
     /// The connection that asks, if it is one that can close: not a script, not another module, not the timer.
     fn client(&self) -> Option<u64>;
+    /// Whether the user of a connection, which has waited, may still make this request for the open keys.
+    fn is_permitted(&self, client: u64, request: &Request) -> bool;
 }

@@ -158,6 +158,8 @@ pub enum Refusal {
         /// The limit.
         limit: usize,
     },
+    /// The rights of the user were taken away while it waited.
+    NoPermission,
     /// The fencing tokens of this server are used up: see [`crate::MAX_TOKEN`].
     NoTokens,
     /// The lock has as many places as it may have.

@@ -16,12 +16,14 @@ mod resize;
 mod ttl;
 mod waiters;
 
-use rlock_core::{Keyspace, Lock, Now, Refusal, Value};
+use std::ffi::CStr;
+
+use rlock_core::{Keyspace, Kind, Lock, Now, Refusal, Request, Value, Verb};
 
 use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
 use crate::arguments::ArgumentError;
 use crate::execute::KEY;
-use crate::ffi::{Arg, ArgumentSpec, Ctx, Keys, LoadError, Registrar, ValueSpec};
+use crate::ffi::{Arg, ArgumentSpec, Command, Ctx, Keys, LoadError, Registrar, ValueSpec};
 use crate::quarantine;
 use crate::reply;
 use crate::server;
@@ -51,6 +53,17 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
     registrar.command::<ttl::Ttl<F>>()?;
     registrar.command::<info::Info<F>>()?;
     registrar.command::<waiters::Waiters<F>>()
+}
+
+/// The name of the command that made a request.
+pub(crate) fn acquire_name(request: &Request) -> &'static CStr {
+    match (request.verb, request.kind) {
+        (Verb::AcquireMany, _) => many::Acquire::SPEC.name,
+        (_, Kind::Mutex) => Mutex::NAMES.acquire,
+        (_, Kind::Fair) => Fair::NAMES.acquire,
+        (_, Kind::RwLock) => RwLock::NAMES.acquire,
+        (_, Kind::Semaphore) => Semaphore::NAMES.acquire,
+    }
 }
 
 /// Why a command is answered with an error.

@@ -283,27 +283,6 @@ impl<'c> Ctx<'c> {
         true
     }
 
-    /// Whether the user of this connection may read the key. Another module's client has no user, and may not.
-    pub(crate) fn user_may_read(self, key: Arg<'_>) -> bool {
-        // SAFETY: the context and the key are alive; the name and the user are freed once, if there are any.
-        unsafe {
-            // Not `GetCurrentUserName`, which follows a null pointer if there is no user.
-            let name = api!(RedisModule_GetClientUserNameById, self.raw, api!(RedisModule_GetClientId, self.raw));
-            if name.is_null() {
-                return false;
-            }
-            let user = api!(RedisModule_GetModuleUserFromUserName, name);
-            api!(RedisModule_FreeString, self.raw, name);
-            if user.is_null() {
-                return false;
-            }
-            let flags = raw::REDISMODULE_CMD_KEY_ACCESS.cast_signed();
-            let status = api!(RedisModule_ACLCheckKeyPermissions, user, key.raw, flags);
-            api!(RedisModule_FreeModuleUser, user);
-            status == raw::REDISMODULE_OK as c_int
-        }
-    }
-
     /// Whether writing to replicas is forbidden now (CLIENT PAUSE, FAILOVER).
     pub(crate) fn is_paused(self) -> bool {
         // SAFETY: no arguments.

@@ -17,6 +17,7 @@ mod keys;
 mod listeners;
 mod main_thread;
 mod memory_policy;
+mod permissions;
 mod registration;
 mod timers;
 

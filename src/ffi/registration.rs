@@ -279,6 +279,7 @@ fn missing_function() -> Option<&'static str> {
         };
     }
     first_missing!(
+        RedisModule_ACLCheckCommandPermissions,
         RedisModule_ACLCheckKeyPermissions,
         RedisModule_AvoidReplicaTraffic,
         RedisModule_BlockClientOnKeys,

@@ -168,9 +168,16 @@ impl Engine {
         match decision {
             _ if is_over => self.time_out(tx, id, ticket),
             Decision::Refuse(refusal) => self.answer(tx, ticket, Answer::Refused(refusal)),
+            _ if !self.is_permitted(tx, ticket) => self.answer(tx, ticket, Answer::Refused(Refusal::NoPermission)),
             decision => self.grant_to_waiter(tx, id, ticket, &decision, freed),
         }
         Served::Answered
+    }
+
+    /// Whether a waiter still may have what it waits for: its user's rights may have been taken away meanwhile.
+    fn is_permitted(&self, tx: &Transaction<'_, impl Keyspace>, ticket: u64) -> bool {
+        let waiter = self.queues.get(ticket).and_then(|waiter| Some((waiter.client?, &waiter.request)));
+        waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, request))
     }
 
     /// Takes a waiter out of line that is not granted. The other keys of a request for several have a queue to serve, and other
@@ -348,6 +355,7 @@ impl Engine {
         match admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request, tx.now) {
             Decision::Wait => {}
             Decision::Refuse(refusal) => self.answer(tx, ticket, Answer::Refused(refusal)),
+            _ if !self.is_permitted(tx, ticket) => self.answer(tx, ticket, Answer::Refused(Refusal::NoPermission)),
             decision => {
                 let Some(waiter) = self.queues.get(ticket) else {
                     return;
@@ -446,6 +454,9 @@ impl Engine {
                 _ if self.is_dirty(tx, id) => return,
                 decision => decisions.push(decision),
             }
+        }
+        if !self.is_permitted(tx, ticket) {
+            return self.answer(tx, ticket, Answer::Refused(Refusal::NoPermission));
         }
         if let Err(refusal) = self.check_tokens(tx, owner.as_slice(), &request) {
             return self.answer(tx, ticket, Answer::Refused(refusal));

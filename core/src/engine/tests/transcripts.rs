@@ -88,6 +88,9 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             told.push(format!("{forced:?}"));
         }
         "clock" => world.now.wall_us = words.at(1).parse().unwrap(),
+        "bar" => {
+            world.barred.insert(words.at(1).parse().unwrap());
+        }
         "seen" => world.engine.raise_token(words.at(1).parse().unwrap()),
         "advance" => world.advance(words.at(1).parse().unwrap()),
         "pause" => world.pause(words.at(1).parse().unwrap()),

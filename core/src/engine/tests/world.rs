@@ -14,7 +14,7 @@ use crate::lock::admission::{self, Ahead, Decision, Value as Lies};
 use crate::lock::{FairQueue, Lock};
 use crate::outbox::{Answer, Outbox, Told};
 use crate::place::Stay;
-use crate::request::Limits;
+use crate::request::{Limits, Request};
 use crate::time::{Now, US_PER_MS};
 
 pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20 };
@@ -29,6 +29,7 @@ pub(super) enum Value {
 pub(super) struct Open<'w> {
     open: Vec<Key>,
     client: Option<u64>,
+    barred: &'w BTreeSet<u64>,
     values: &'w mut BTreeMap<(u32, Vec<u8>), Value>,
 }
 
@@ -77,6 +78,10 @@ impl Keyspace for Open<'_> {
     fn client(&self) -> Option<u64> {
         self.client
     }
+
+    fn is_permitted(&self, client: u64, _request: &Request) -> bool {
+        !self.barred.contains(&client)
+    }
 }
 
 /// What left the engine.
@@ -94,6 +99,8 @@ pub(super) struct World {
     pub(super) outputs: Vec<(u64, Output)>,
     /// The connection that the next request comes from.
     pub(super) client: Option<u64>,
+    /// Connections that may not acquire any more.
+    pub(super) barred: BTreeSet<u64>,
     tokens: BTreeSet<u64>,
     /// Tickets by their number: the first that waited is 1.
     tickets: Vec<u64>,
@@ -116,6 +123,7 @@ impl World {
             limits: LIMITS,
             outputs: Vec::new(),
             client: None,
+            barred: BTreeSet::new(),
             tickets: Vec::new(),
             tokens: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -162,7 +170,8 @@ impl World {
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
     ) -> R {
         let mut out = Outbox::new(true);
-        let mut open = Open { open: keys.to_vec(), client: self.client, values: &mut self.values };
+        let mut open =
+            Open { open: keys.to_vec(), client: self.client, barred: &self.barred, values: &mut self.values };
         let mut tx = Transaction::new(self.now, self.limits, &mut open, &mut out);
         let result = request(&mut self.engine, &mut tx);
         self.take(keys, &out);

@@ -1,0 +1,50 @@
+//! What the users of connections may do.
+
+use std::ffi::c_int;
+
+use redis_module::raw;
+
+use super::{Arg, Ctx, api};
+
+impl Ctx<'_> {
+    /// Whether the user of this connection may read the key. Another module's client has no user, and may not.
+    pub(crate) fn user_may_read(self, key: Arg<'_>) -> bool {
+        // SAFETY: the context is alive.
+        let client = unsafe { api!(RedisModule_GetClientId, self.raw()) };
+        let may_read = |user| {
+            let flags = raw::REDISMODULE_CMD_KEY_ACCESS.cast_signed();
+            // SAFETY: the user and the key are alive.
+            unsafe { api!(RedisModule_ACLCheckKeyPermissions, user, key.raw(), flags) }
+        };
+        self.with_user_of(client, may_read) == Some(raw::REDISMODULE_OK as c_int)
+    }
+
+    /// Whether the user of a connection may run a command. If the connection is gone, nobody can say that it may not.
+    pub(crate) fn client_may_run(self, client: u64, command: &[Arg<'_>]) -> bool {
+        let mut words: Vec<*mut raw::RedisModuleString> = command.iter().map(|word| word.raw()).collect();
+        let count = c_int::try_from(words.len()).unwrap_or(c_int::MAX);
+        // SAFETY: the user is alive, and so are the words, of which there are so many.
+        let may_run = |user| unsafe { api!(RedisModule_ACLCheckCommandPermissions, user, words.as_mut_ptr(), count) };
+        self.with_user_of(client, may_run).is_none_or(|status| status == raw::REDISMODULE_OK as c_int)
+    }
+
+    /// Gives the user of a connection to `ask`, if there is one.
+    fn with_user_of(self, client: u64, ask: impl FnOnce(*mut raw::RedisModuleUser) -> c_int) -> Option<c_int> {
+        // SAFETY: the context is alive; the name and the user are freed once, if there are any.
+        unsafe {
+            // Not `GetCurrentUserName`, which follows a null pointer if there is no user.
+            let name = api!(RedisModule_GetClientUserNameById, self.raw(), client);
+            if name.is_null() {
+                return None;
+            }
+            let user = api!(RedisModule_GetModuleUserFromUserName, name);
+            api!(RedisModule_FreeString, self.raw(), name);
+            if user.is_null() {
+                return None;
+            }
+            let answer = ask(user);
+            api!(RedisModule_FreeModuleUser, user);
+            Some(answer)
+        }
+    }
+}
