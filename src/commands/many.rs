@@ -19,7 +19,7 @@ impl Command for Acquire {
         access: Access::Write,
         keys: KeyArguments::Counted,
         summary: c"Acquires several locks for an owner in one step, all or none, and returns their fencing tokens.",
-        complexity: c"O(K) with K keys, O(K log N) with N waiters",
+        complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
         arguments: &[OWNER, LEASE, BLOCK, SESSION, REQ],
     };
 
@@ -45,7 +45,7 @@ impl Command for Release {
         access: Access::Write,
         keys: KeyArguments::Counted,
         summary: c"Gives one hold of each key back, all or none, and returns the holds left of each.",
-        complexity: c"O(K) with K keys, O(K log N) with N waiters",
+        complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
         arguments: &[OWNER, REQ],
     };
 

@@ -22,8 +22,7 @@ pub enum Taking {
 }
 
 impl Taking {
-    fn push_command(self, out: &mut Vec<u8>, index: usize, lease_ms: u64) {
-        let (key, owner) = (names::lock_key(index), names::owner_id(index));
+    fn push_command(self, out: &mut Vec<u8>, (key, owner): (String, String), lease_ms: u64) {
         let lease_ms = lease_ms.to_string();
         let (key, owner, lease_ms) = (key.as_bytes(), owner.as_bytes(), lease_ms.as_bytes());
         match self {
@@ -47,6 +46,17 @@ impl Taking {
 /// Takes the locks 0 to `count`, pipelined on a connection that is closed afterwards. `lease_ms` is
 /// asked for each lock at the moment when its command is written.
 pub fn fill(server: &mut Server, taking: Taking, count: usize, lease_ms: impl Fn(usize) -> u64) -> Result<()> {
+    fill_named(server, taking, count, |index| (names::lock_key(index), names::owner_id(index)), lease_ms)
+}
+
+/// The same with names of one's own: of the lock, and of its owner.
+pub fn fill_named(
+    server: &mut Server,
+    taking: Taking,
+    count: usize,
+    name: impl Fn(usize) -> (String, String),
+    lease_ms: impl Fn(usize) -> u64,
+) -> Result<()> {
     let mut connection = server.connect()?;
     let mut commands = Vec::new();
     let mut sent = 0;
@@ -54,7 +64,7 @@ pub fn fill(server: &mut Server, taking: Taking, count: usize, lease_ms: impl Fn
         let batch = BATCH.min(count - sent);
         commands.clear();
         for index in sent..sent + batch {
-            taking.push_command(&mut commands, index, lease_ms(index));
+            taking.push_command(&mut commands, name(index), lease_ms(index));
         }
         connection.send(&commands)?;
         for _ in 0..batch {

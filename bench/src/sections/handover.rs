@@ -19,7 +19,9 @@ const CONNECTIONS: usize = 64;
 const HANDOVERS: u64 = 20_000;
 const WARM_UP_HANDOVERS: u64 = 2_000;
 const LEASE_MS: u64 = 30_000;
-const AIM: Aim = Aim::AtLeast(0.9);
+const SLEEPING_AIM: Aim = Aim::AtLeast(0.95);
+const SPINNING_AIM: Aim = Aim::AtLeast(0.9);
+const CPU_AIM: Aim = Aim::AtMost(1.15);
 
 #[derive(Default)]
 struct Rounds {
@@ -60,13 +62,13 @@ impl Comparison {
         Ok(())
     }
 
-    fn rate(&self, client: &str) -> Line {
+    fn rate(&self, client: &str, aim: Aim) -> Line {
         Line::ratio(
             format!("hand-overs per second among {CONNECTIONS}, {client}"),
             Figure::new("RLOCK", Unit::PerSecond, &self.lock.per_second),
             Figure::new("BLPOP/RPUSH", Unit::PerSecond, &self.list.per_second),
         )
-        .aim(AIM)
+        .aim(aim)
     }
 
     fn server_cpu(&self, client: &str) -> Line {
@@ -75,6 +77,7 @@ impl Comparison {
             Figure::new("RLOCK", Unit::Us, &self.lock.server_cpu_us),
             Figure::new("BLPOP/RPUSH", Unit::Us, &self.list.server_cpu_us),
         )
+        .aim(CPU_AIM)
     }
 
     fn client_busy(rounds: &Rounds, side: &str) -> Figure {
@@ -96,11 +99,11 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
     let (sleeps, spins) = ("client sleeps", "client spins");
     Ok(vec![
         sleeping
-            .rate(sleeps)
+            .rate(sleeps, SLEEPING_AIM)
             .figure(Comparison::client_busy(&sleeping.lock, "RLOCK"))
             .figure(Comparison::client_busy(&sleeping.list, "BLPOP")),
         sleeping.server_cpu(sleeps),
-        spinning.rate(spins),
+        spinning.rate(spins, SPINNING_AIM),
         spinning.server_cpu(spins),
     ])
 }

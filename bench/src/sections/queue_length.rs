@@ -58,7 +58,7 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
     Ok(vec![
         ratio("RLOCK, server CPU per hand-over", &lock_long.server_cpu_us, &lock_short.server_cpu_us)
             .aim(Aim::AtMost(1.3)),
-        ratio("RLOCK, time per hand-over", &lock_long.wall_us, &lock_short.wall_us).aim(Aim::AtMost(1.3)),
+        ratio("RLOCK, time per hand-over", &lock_long.wall_us, &lock_short.wall_us).aim(Aim::AtMost(1.2)),
         ratio("BLPOP/RPUSH, server CPU per hand-over", &list_long.server_cpu_us, &list_short.server_cpu_us),
         ratio("BLPOP/RPUSH, time per hand-over", &list_long.wall_us, &list_short.wall_us),
     ])
