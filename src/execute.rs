@@ -148,7 +148,7 @@ fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, effects: &[Effect]) {
         keys.clear_expire(effect.key);
     }
     keys.close();
-    if keys.len() == 1 {
+    if keys.count() == 1 {
         if let (Some(name), false) = (keys.name(KEY), effects.is_empty()) {
             ctx.signal_modified(name);
         }

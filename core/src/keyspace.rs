@@ -12,7 +12,7 @@ pub struct KeyId(pub usize);
 /// The open keys of one request, all of one database, each once.
 pub trait Keyspace {
     /// How many keys are open: their numbers are 0 to this, exclusive.
-    fn len(&self) -> usize;
+    fn count(&self) -> usize;
     /// The name of an open key.
     fn key(&self, id: KeyId) -> KeyRef<'_>;
     /// What lies under it now.

@@ -136,7 +136,7 @@ fn find(handle: *mut raw::RedisModuleKey) -> Found {
 }
 
 impl Keyspace for Keys<'_> {
-    fn len(&self) -> usize {
+    fn count(&self) -> usize {
         self.open.len()
     }
 

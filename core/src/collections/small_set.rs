@@ -1,21 +1,15 @@
 //! An ordered set that most often has one element, and then takes no allocation.
 
-use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
 /// A set of `T` in order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) enum SmallSet<T> {
+    #[default]
     Empty,
     One(T),
-    Many(Box<BTreeSet<T>>),
-}
-
-impl<T> Default for SmallSet<T> {
-    fn default() -> Self {
-        Self::Empty
-    }
+    Many(BTreeSet<T>),
 }
 
 impl<T: Ord + Copy> SmallSet<T> {
@@ -35,7 +29,7 @@ impl<T: Ord + Copy> SmallSet<T> {
         match self {
             Self::Empty => *self = Self::One(element),
             Self::One(one) if *one == element => {}
-            Self::One(one) => *self = Self::Many(Box::new([*one, element].into_iter().collect())),
+            Self::One(one) => *self = Self::Many([*one, element].into_iter().collect()),
             Self::Many(set) => {
                 set.insert(element);
             }

@@ -63,7 +63,7 @@ impl Engine {
         if let Some(acquired) = self.acquire_at_rest(tx, owner, request) {
             return acquired;
         }
-        self.work.begin_command(tx.keys.len());
+        self.work.begin_command(tx.keys.count());
         for id in tx.ids() {
             self.reconcile_to_acquire(tx, id, request.kind);
         }
@@ -81,7 +81,7 @@ impl Engine {
         request: &Request,
     ) -> Option<Result<Acquired, Refusal>> {
         const KEY: KeyId = KeyId(0);
-        if tx.keys.len() != 1 || request.request_id.is_some() || !self.is_at_rest(tx, KEY) {
+        if tx.keys.count() != 1 || request.request_id.is_some() || !self.is_at_rest(tx, KEY) {
             return None;
         }
         match admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now) {
@@ -232,7 +232,7 @@ impl Engine {
         request: &Request,
     ) -> Result<(), Refusal> {
         let left = self.tokens_left();
-        if left >= tx.keys.len() as u64 {
+        if left >= tx.keys.count() as u64 {
             return Ok(());
         }
         let is_new = |id: &KeyId| !matches!(Self::live_terms(tx, *id, request.kind, owner, request.mode), Ok(Some(_)));
@@ -397,7 +397,7 @@ impl Engine {
     /// Whether a request is a re-entry, which never waits.
     fn holds_all(&self, tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) -> bool {
         request.mode != Mode::Permits
-            && tx.keys.len() == 1
+            && tx.keys.count() == 1
             && matches!(Self::live_terms(tx, KeyId(0), request.kind, owner, request.mode), Ok(Some(_)))
     }
 }

@@ -99,7 +99,7 @@ impl Engine {
     ///
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn cancel(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<bool, Refusal> {
-        self.work.begin_command(tx.keys.len());
+        self.work.begin_command(tx.keys.count());
         self.reconcile_if_dirty(tx, KEY);
         let cancelled = self.cancel_reconciled(tx, owner);
         self.close(tx);

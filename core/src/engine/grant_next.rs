@@ -430,7 +430,7 @@ impl Engine {
     /// Grants a waiter for many keys, which are open in its order. If one of them turns out not to be to be had, it goes on
     /// waiting.
     pub fn take_offer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, offer: Offer) {
-        self.work.begin_command(tx.keys.len());
+        self.work.begin_command(tx.keys.count());
         self.take_offer_of(tx, offer);
         self.close(tx);
     }
@@ -443,7 +443,7 @@ impl Engine {
         if waiter.is_over(tx.now) {
             return self.time_out(tx, KeyId(0), ticket);
         }
-        let mut decisions = Vec::with_capacity(tx.keys.len());
+        let mut decisions = Vec::with_capacity(tx.keys.count());
         for id in tx.ids() {
             let is_first =
                 self.name(tx, id).and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);

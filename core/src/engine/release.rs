@@ -44,7 +44,7 @@ impl Engine {
         tx: &mut Transaction<'_, K>,
         decide: impl FnOnce(&mut Self, &mut Transaction<'_, K>) -> R,
     ) -> R {
-        self.work.begin_command(tx.keys.len());
+        self.work.begin_command(tx.keys.count());
         for id in tx.ids() {
             self.reconcile_if_dirty(tx, id);
         }
@@ -64,7 +64,7 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
-        if tx.keys.len() == 1 && request.request_id.is_none() && self.is_at_rest(tx, KEY) {
+        if tx.keys.count() == 1 && request.request_id.is_none() && self.is_at_rest(tx, KEY) {
             return self.release_at_rest(tx, request);
         }
         self.on_holds(tx, |engine, tx| {

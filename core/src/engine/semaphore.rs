@@ -17,7 +17,7 @@ impl Engine {
     ///
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn init_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<bool, Refusal> {
-        self.work.begin_command(tx.keys.len());
+        self.work.begin_command(tx.keys.count());
         self.reconcile_to_acquire(tx, KEY, Kind::Semaphore);
         let made = match tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now) {
             Ok(_) => Ok(false),
@@ -38,7 +38,7 @@ impl Engine {
     ///
     /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something else.
     pub fn resize_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
-        self.work.begin_command(tx.keys.len());
+        self.work.begin_command(tx.keys.count());
         self.reconcile_if_dirty(tx, KEY);
         let resized = self.resize_reconciled(tx, permits);
         self.close(tx);
@@ -76,7 +76,7 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Result<u32, Refusal> {
-        self.work.begin_command(tx.keys.len());
+        self.work.begin_command(tx.keys.count());
         self.reconcile_to_acquire(tx, KEY, Kind::Semaphore);
         let taken = self.drain_reconciled(tx, owner, request);
         self.close(tx);

@@ -77,7 +77,7 @@ impl<'t, K: Keyspace> Transaction<'t, K> {
 
     /// Every open key.
     pub(super) fn ids(&self) -> impl Iterator<Item = KeyId> + use<K> {
-        (0..self.keys.len()).map(KeyId)
+        (0..self.keys.count()).map(KeyId)
     }
 }
 

@@ -41,7 +41,7 @@ impl Open<'_> {
 }
 
 impl Keyspace for Open<'_> {
-    fn len(&self) -> usize {
+    fn count(&self) -> usize {
         self.open.len()
     }
 
