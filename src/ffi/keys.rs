@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use redis_module::raw;
-use rlock_core::{KeyId, KeyRef, Keyspace, Lock, Request, Value, Verb};
+use rlock_core::{KeyId, KeyRef, Keyspace, Kind, Lock, Request, Value, Verb};
 use smallvec::SmallVec;
 
 use super::callbacks::OWN_DELETE;
@@ -201,14 +201,18 @@ impl Keyspace for Keys<'_> {
     fn is_permitted(&self, client: u64, request: &Request) -> bool {
         let name = self.ctx.string(commands::acquire_name(request).to_bytes());
         let count = self.ctx.string(self.open.len().to_string().as_bytes());
+        let mode = self.ctx.string(request.mode.name().as_bytes());
         let mut words: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
         words.push(name.arg());
         if request.verb == Verb::AcquireMany {
             words.push(count.arg());
         }
         words.extend(self.open.iter().map(|open| open.name));
-        // The owner: any word will do.
+        // The owner, for which any word will do.
         words.push(name.arg());
+        if request.kind == Kind::RwLock {
+            words.push(mode.arg());
+        }
         self.ctx.client_may_run(client, &words)
     }
 }
