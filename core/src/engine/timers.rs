@@ -331,7 +331,8 @@ impl Engine {
             }
         }
         let has_places = leftovers.queue.as_mut().is_some_and(|queue| queue.drop_some(PARTS_AT_ONCE as usize));
-        if has_places || !leftovers.holds.is_empty() {
+        let has_index = leftovers.index.as_mut().is_some_and(|index| index.drop_some(PARTS_AT_ONCE as usize));
+        if has_places || has_index || !leftovers.holds.is_empty() {
             self.leftovers.push((key, leftovers));
         }
         Rang::Done

@@ -114,8 +114,13 @@ impl HoldIndex {
     pub(crate) fn live(&self, now_us: u64) -> Live {
         let mut live = self.live.get();
         if now_us > live.after_us {
-            for (_, count) in self.deadlines.range((live.after_us, u64::MAX)..=(now_us, u64::MAX)) {
-                live.take_off(*count);
+            if self.last_deadline_us().is_none_or(|last_us| last_us <= now_us) {
+                // However many have ended together, nobody has to look at each of them.
+                live = Live::default();
+            } else {
+                for (_, count) in self.deadlines.range((live.after_us, u64::MAX)..=(now_us, u64::MAX)) {
+                    live.take_off(*count);
+                }
             }
             live.after_us = now_us;
             self.live.set(live);
@@ -184,6 +189,21 @@ impl HoldIndex {
         if hold.mode() == Mode::Write {
             self.writer = Some(hold.token());
         }
+    }
+
+    /// Drops a part of the index of holds that are no longer part of a lock. Returns whether there is more.
+    pub(crate) fn drop_some(&mut self, count: usize) -> bool {
+        for _ in 0..count {
+            if self.deadlines.pop_first().is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.deadlines.len()
     }
 
     /// Bytes on the heap, roughly: what the tables have room for, and a tree of two numbers an entry.

@@ -3,5 +3,6 @@
 mod deadlocks;
 mod model;
 mod safety;
+mod steps;
 mod transcripts;
 mod world;

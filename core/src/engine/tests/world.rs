@@ -150,7 +150,7 @@ impl World {
         result
     }
 
-    fn transact<R>(
+    pub(super) fn transact<R>(
         &mut self,
         keys: &[Key],
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
@@ -199,7 +199,7 @@ impl World {
         self.ticket(number).is_some_and(|ticket| self.waiting.contains(&ticket))
     }
 
-    fn take(&mut self, open: &[Key], out: &mut Outbox) {
+    pub(super) fn take(&mut self, open: &[Key], out: &mut Outbox) {
         for output in out.drain() {
             let key = match &output {
                 Output::Effect { key, .. } => open[key.0].clone(),
