@@ -65,6 +65,16 @@ impl Work {
         }
     }
 
+    /// The same for what cannot be divided. If there is not enough left for it, the turn has done enough, and the next one begins
+    /// with it.
+    pub(super) fn take_whole(&mut self, units: u32) -> bool {
+        let is_enough = self.take(units);
+        if !is_enough {
+            self.shared = 0;
+        }
+        is_enough
+    }
+
     /// Whether nothing is left that the timer could do something with.
     pub(super) fn is_used_up(&self) -> bool {
         self.shared < ANSWER

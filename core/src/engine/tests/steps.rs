@@ -1,6 +1,7 @@
 //! How much is done in one go, while the server's only thread does nothing else: thousands wait or hold, something concerns all of
 //! them at once, and what each turn does is counted. Steps are counted and not timed, so that this holds on a busy machine.
 
+use core::slice::from_ref;
 use std::format;
 use std::string::String;
 use std::vec::Vec;
@@ -15,6 +16,8 @@ use crate::request::{Ask, Limits, Refusal, Release, Request, Verb};
 
 /// How many wait or hold.
 const MANY: usize = 3000;
+/// As many keys as one request may be for.
+const KEYS: usize = 128;
 const LEASE_MS: u64 = 1000;
 const GRACE_MS: u64 = 20;
 const HOLDER: usize = MANY;
@@ -113,7 +116,7 @@ impl Crowded {
     fn crowd(&mut self, key: &Key, owner: impl Fn(usize) -> usize, request: &Request) {
         for index in 0..MANY {
             self.world.client = Some(index as u64 + 1);
-            self.acquire(core::slice::from_ref(key), owner(index), request).unwrap();
+            self.acquire(from_ref(key), owner(index), request).unwrap();
         }
         self.count();
     }
@@ -154,10 +157,10 @@ fn itself(index: usize) -> usize {
 fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize) -> usize) -> (Crowded, Key) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     if kind == Kind::Semaphore {
-        crowded.command(&[lock.clone()], |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
-        crowded.acquire(&[lock.clone()], HOLDER, &request(kind, held, Ask::Try)).unwrap();
+        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
+        crowded.acquire(from_ref(&lock), HOLDER, &request(kind, held, Ask::Try)).unwrap();
     }
-    crowded.acquire(&[lock.clone()], HOLDER, &request(kind, held, Ask::Try)).unwrap();
+    crowded.acquire(from_ref(&lock), HOLDER, &request(kind, held, Ask::Try)).unwrap();
     crowded.crowd(&lock, owner, &request(kind, wanted, FOREVER));
     assert_eq!(crowded.world.engine.waiting(), MANY);
     (crowded, lock)
@@ -168,7 +171,7 @@ fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded, Key) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     if kind == Kind::Semaphore {
         let permits = u32::try_from(MANY).unwrap();
-        crowded.command(&[lock.clone()], |engine, tx| engine.init_semaphore(tx, permits)).unwrap();
+        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, permits)).unwrap();
     }
     crowded.crowd(&lock, itself, &Request { session_ms, ..request(kind, mode, Ask::Try) });
     (crowded, lock)
@@ -211,7 +214,7 @@ fn those_who_wait_for_what_is_gone_are_told_in_parts() {
 fn waits_that_end_together_are_answered_in_parts() {
     for kind in [Kind::Mutex, Kind::Fair] {
         let (mut crowded, lock) = (Crowded::new(), key("lock"));
-        crowded.acquire(&[lock.clone()], HOLDER, &request(kind, Mode::Exclusive, Ask::Try)).unwrap();
+        crowded.acquire(from_ref(&lock), HOLDER, &request(kind, Mode::Exclusive, Ask::Try)).unwrap();
         let until_us = Some(crowded.world.now.after_ms(5));
         crowded.crowd(&lock, itself, &request(kind, Mode::Exclusive, Ask::Wait { until_us }));
         crowded.world.pause(5);
@@ -223,7 +226,7 @@ fn waits_that_end_together_are_answered_in_parts() {
 #[test]
 fn grants_that_nobody_heard_of_are_taken_back_in_parts() {
     let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
-    crowded.release(&[lock.clone()], Kind::RwLock, Mode::Write);
+    crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
     crowded.all_answered();
     crowded.count();
     for client in 1..=MANY as u64 {
@@ -249,11 +252,11 @@ fn places_of_connections_that_closed_are_released_and_lapse_in_parts() {
 fn places_before_one_that_lives_lapse_in_parts() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
-    crowded.acquire(&[lock.clone()], HOLDER, &queue(1)).unwrap();
+    crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
     crowded.crowd(&lock, itself, &queue(5));
-    crowded.acquire(&[lock.clone()], HOLDER + 1, &queue(LEASE_MS)).unwrap();
+    crowded.acquire(from_ref(&lock), HOLDER + 1, &queue(LEASE_MS)).unwrap();
     crowded.world.pause(5);
-    crowded.release(&[lock.clone()], Kind::Fair, Mode::Exclusive);
+    crowded.release(from_ref(&lock), Kind::Fair, Mode::Exclusive);
     crowded.settle();
     assert_eq!(crowded.world.lock(&lock).unwrap().queue().unwrap().len(), 1);
 }
@@ -307,4 +310,19 @@ fn sessions_that_end_with_a_connection_are_ended_in_parts() {
     assert_eq!(crowded.effects, MANY);
     crowded.advance(5);
     assert_eq!((crowded.effects, crowded.world.values.len()), (2 * MANY, 0));
+}
+
+#[test]
+fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
+    let mut crowded = Crowded::new();
+    let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
+    let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
+    crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
+    for _ in 0..MANY / KEYS {
+        crowded.acquire(&keys, 0, &all(FOREVER)).unwrap();
+    }
+    crowded.count();
+    crowded.release(&keys, Kind::Mutex, Mode::Exclusive);
+    crowded.settle();
+    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / KEYS, 0));
 }
