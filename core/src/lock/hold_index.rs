@@ -43,19 +43,16 @@ pub(crate) struct HoldIndex {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Live {
     after_us: u64,
-    pub(crate) holds: usize,
     /// The sum of their counts.
     pub(crate) total: u64,
 }
 
 impl Live {
     fn add(&mut self, count: u32) {
-        self.holds = self.holds.saturating_add(1);
         self.total = self.total.saturating_add(u64::from(count));
     }
 
     fn take_off(&mut self, count: u32) {
-        self.holds = self.holds.saturating_sub(1);
         self.total = self.total.saturating_sub(u64::from(count));
     }
 }
@@ -108,6 +105,12 @@ impl HoldIndex {
     /// The latest deadline.
     pub(crate) fn last_deadline_us(&self) -> Option<u64> {
         self.deadlines.last_key_value().map(|((deadline_us, _), _)| *deadline_us)
+    }
+
+    /// The tokens of the holds that end after `now_us`, the one that ends last first.
+    pub(crate) fn latest_first(&self, now_us: u64) -> impl Iterator<Item = u64> {
+        let latest = self.deadlines.keys().rev();
+        latest.take_while(move |(deadline_us, _)| *deadline_us > now_us).map(|(_, token)| *token)
     }
 
     /// The holds that end after `now_us`.

@@ -282,9 +282,10 @@ impl Lock {
     /// Whether an owner other than `owner` has a live hold.
     fn is_held_by_another(&self, owner: &[u8], now: Now) -> bool {
         match self.index() {
+            // An owner has few holds, so another one's is soon found.
             Some(index) => {
-                let own = Mode::ALL.into_iter().filter(|mode| self.live_hold(owner, *mode, now).is_some()).count();
-                index.live(now.mono_us).holds > own
+                let mut live = index.latest_first(now.mono_us).filter_map(|token| self.hold_with_token(token));
+                live.any(|hold| hold.owner().as_slice() != owner)
             }
             None => self.live_holds(now).any(|hold| hold.owner().as_slice() != owner),
         }
