@@ -44,8 +44,21 @@ impl Crowded {
         Self { world, answers: 0, effects: 0, turns: 0 }
     }
 
-    /// One command is one turn of the server's event loop.
+    /// A command and, if it leaves something to be done, the timer: that goes off in the same turn of the server's event loop.
     fn command<R>(
+        &mut self,
+        keys: &[Key],
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
+    ) -> R {
+        let result = self.command_alone(keys, request);
+        if self.has_work() {
+            self.run_timer();
+        }
+        self.end_turn();
+        result
+    }
+
+    fn command_alone<R>(
         &mut self,
         keys: &[Key],
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
@@ -54,20 +67,24 @@ impl Crowded {
         let result = self.world.transact(keys, request);
         self.take_offers();
         self.world.client = None;
-        self.end_turn();
         result
+    }
+
+    fn has_work(&self) -> bool {
+        self.world.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.world.now.mono_us)
     }
 
     /// Lets the timer run until there is nothing left to do at this moment.
     fn settle(&mut self) {
-        while self.world.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.world.now.mono_us) {
-            self.timer_turn();
+        while self.has_work() {
+            self.run_timer();
+            self.end_turn();
             assert!(self.turns < 100 * MANY, "it comes to an end");
         }
     }
 
     /// One run of the timer, as long as it goes on.
-    fn timer_turn(&mut self) {
+    fn run_timer(&mut self) {
         self.world.engine.begin_turn();
         loop {
             let mut out = Outbox::default();
@@ -77,7 +94,6 @@ impl Crowded {
             self.world.transact(&[key], |engine, tx| engine.run_job(tx));
             self.take_offers();
         }
-        self.end_turn();
     }
 
     fn take_offers(&mut self) {
@@ -273,11 +289,12 @@ fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
     crowded.world.pause(LEASE_MS);
     let write = request(Kind::RwLock, Mode::Write, Ask::Try);
-    assert!(matches!(crowded.acquire(&[lock], HOLDER, &write), Ok(Acquired::Granted(_))));
+    let written = crowded.command_alone(&[lock], |engine, tx| engine.acquire(tx, b"writer", &write));
+    assert!(matches!(written, Ok(Acquired::Granted(_))));
     assert_cleaned_up_in_parts(&mut crowded);
 
     let (mut crowded, lock) = held(Kind::Semaphore, Mode::Permits, Some(5));
-    crowded.command(&[lock], |engine, tx| engine.force_release(tx, Kind::Semaphore, None)).unwrap();
+    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Kind::Semaphore, None)).unwrap();
     assert_cleaned_up_in_parts(&mut crowded);
 }
 
@@ -288,7 +305,7 @@ fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
     };
     let left = indexed(crowded);
     assert!(left > MANY / 4, "the command leaves what many held to the timer: {left}");
-    crowded.timer_turn();
+    crowded.run_timer();
     assert_eq!(indexed(crowded), 0);
     let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
     assert!(taken > left / 10, "{taken} steps for {left} holds");
