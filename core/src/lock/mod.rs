@@ -519,6 +519,14 @@ impl Lock {
         }
     }
 
+    /// Goes on with the places of a queue that was detached, see [`FairQueue::settle_some`]. Returns whether there are more.
+    pub(crate) fn settle_places(&mut self, count: usize) -> bool {
+        match &mut self.body {
+            Body::Wide(wide) => wide.queue.as_mut().is_some_and(|queue| queue.settle_some(count)),
+            Body::Free | Body::Held(_) => false,
+        }
+    }
+
     fn leave(&mut self, owner: &Owner) {
         if let Body::Wide(wide) = &mut self.body
             && let Some(queue) = &mut wide.queue

@@ -278,6 +278,25 @@ fn places_before_one_that_lives_lapse_in_parts() {
 }
 
 #[test]
+fn places_that_come_with_a_value_are_cut_off_in_parts() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
+    crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
+    crowded.crowd(&lock, itself, &queue(5));
+    let value = crowded.world.unlink(&lock).unwrap();
+    let other = key("other");
+    crowded.world.arrive(&other, value);
+    crowded.run_timer();
+    let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
+    assert!(taken > MANY / 10, "{taken} steps for {MANY} places");
+    crowded.settle();
+    crowded.advance(5);
+    assert_eq!(crowded.world.lock(&other).unwrap().queue().unwrap().len(), MANY, "they live for a grace");
+    crowded.advance(GRACE_MS);
+    assert!(crowded.world.lock(&other).unwrap().queue().is_none());
+}
+
+#[test]
 fn leases_that_end_together_are_ended_in_parts() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.advance(LEASE_MS);
