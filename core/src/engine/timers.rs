@@ -95,7 +95,8 @@ const POSTPONED_MS: u64 = 5;
 
 /// How many slots the sweep passes over, or leftovers are given back, at once; it costs as much as so many changes.
 const PARTS_AT_ONCE: u32 = 256;
-const COST_OF_PARTS: u32 = 32;
+const COST_OF_PARTS: u32 = PARTS_AT_ONCE / SLOTS_PER_CHANGE;
+const SLOTS_PER_CHANGE: u32 = 8;
 
 /// How many holds of a connection are looked at as soon as it closes.
 const CLOSED_AT_ONCE: usize = 64;
@@ -340,10 +341,11 @@ impl Engine {
 
     /// Goes on with the sweep.
     fn sweep_on(&mut self) -> Rang {
-        if self.sweep.is_none() || !self.work.take(COST_OF_PARTS) {
-            return Rang::No;
-        }
-        for _ in 0..PARTS_AT_ONCE {
+        for part in 0..PARTS_AT_ONCE {
+            // It stops at whatever is found: only what it has passed over counts.
+            if self.sweep.is_none() || (part.is_multiple_of(SLOTS_PER_CHANGE) && !self.work.take(CHANGE)) {
+                return if part == 0 { Rang::No } else { Rang::Done };
+            }
             match self.sweep.take() {
                 None => break,
                 Some(Sweep::Names(slot)) => match self.queues.names.in_slot(slot) {

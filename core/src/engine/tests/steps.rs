@@ -349,6 +349,21 @@ fn sessions_that_end_with_a_connection_are_ended_in_parts() {
 }
 
 #[test]
+fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
+    let mut crowded = Crowded::new();
+    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
+    for owner in 0..MANY {
+        crowded.world.client = Some(1);
+        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
+    }
+    crowded.count();
+    crowded.world.engine.promoted();
+    crowded.settle();
+    assert_eq!(crowded.effects, MANY, "their sessions count as closed");
+    assert!(crowded.turns < MANY / 100, "{} runs of the timer", crowded.turns);
+}
+
+#[test]
 fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     let mut crowded = Crowded::new();
     let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
