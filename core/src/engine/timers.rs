@@ -118,7 +118,7 @@ impl Engine {
             Timer::Timeout => self.queues.next_timeout_us(),
             Timer::Suspect => at_once(!self.suspects.is_empty()),
             Timer::Closed => at_once(self.connections.has_work()),
-            Timer::Leftovers => at_once(!self.leftovers.is_empty()),
+            Timer::Leftovers => at_once(!self.leftovers.is_empty() || self.has_retired()),
             Timer::Sweep => at_once(self.sweep.is_some()),
             Timer::Postponed => self.postponed.next_us(),
         };
@@ -313,8 +313,17 @@ impl Engine {
         Rang::No
     }
 
-    /// Cleans up after holds and places that ended all at once.
+    fn has_retired(&self) -> bool {
+        self.leases.has_retired() || self.queues.has_retired()
+    }
+
+    /// Cleans up after holds and places that ended all at once, and after the last of a great many locks or waiters.
     fn clean_up(&mut self) -> Rang {
+        if self.has_retired() && self.work.take(COST_OF_PARTS) {
+            self.leases.give_back();
+            self.queues.give_back();
+            return Rang::Done;
+        }
         let Some((key, mut leftovers)) = self.leftovers.pop() else {
             return Rang::No;
         };

@@ -364,6 +364,23 @@ fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
 }
 
 #[test]
+fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
+    const LOCKS: usize = 50_000;
+    let mut crowded = Crowded::new();
+    for owner in 0..LOCKS {
+        crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
+    }
+    crowded.world.pause(LEASE_MS);
+    while crowded.world.engine.held() > 0 {
+        crowded.run_timer();
+        crowded.end_turn();
+    }
+    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
+    crowded.settle();
+    assert!(!crowded.world.engine.leases.has_retired());
+}
+
+#[test]
 fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     let mut crowded = Crowded::new();
     let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
