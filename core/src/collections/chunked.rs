@@ -55,6 +55,12 @@ impl<T> Chunked<T> {
         Some(value)
     }
 
+    /// Drops what is in the last chunk, and gives its memory back.
+    pub(crate) fn drop_chunk(&mut self) {
+        self.chunks.pop();
+        self.len = self.len.min(self.chunks.len().saturating_mul(CHUNK));
+    }
+
     pub(crate) fn heap_bytes(&self) -> usize {
         let places: usize = self.chunks.iter().map(Vec::capacity).sum();
         places.saturating_mul(size_of::<T>()).saturating_add(self.chunks.capacity().saturating_mul(size_of::<Vec<T>>()))

@@ -50,11 +50,13 @@ pub struct Deadlines<T, S = ()> {
     heap: Chunked<Entry>,
     slots: Chunked<SlotOf<T, S>>,
     free: u32,
+    /// Slots of a set that had many deadlines and has become empty: see [`Deadlines::give_back`].
+    retired: Chunked<SlotOf<T, S>>,
 }
 
 impl<T, S> Default for Deadlines<T, S> {
     fn default() -> Self {
-        Self { heap: Chunked::default(), slots: Chunked::default(), free: NO_SLOT }
+        Self { heap: Chunked::default(), slots: Chunked::default(), free: NO_SLOT, retired: Chunked::default() }
     }
 }
 
@@ -154,9 +156,24 @@ impl<T, S: Copy> Deadlines<T, S> {
         }
         let value = self.give_slot(alarm.0);
         if self.is_empty() && self.slots.len() > KEPT_SLOTS {
-            *self = Self::default();
+            let emptied = core::mem::take(self);
+            self.retired = emptied.slots;
         }
         value
+    }
+
+    /// Whether there is memory to give back.
+    #[must_use]
+    pub fn has_retired(&self) -> bool {
+        self.retired.len() > 0
+    }
+
+    /// Gives some of the memory back that a set of many had: all at once would take milliseconds.
+    pub fn give_back(&mut self) {
+        self.retired.drop_chunk();
+        if !self.has_retired() {
+            self.retired = Chunked::default();
+        }
     }
 
     /// The earliest deadline.
@@ -182,7 +199,8 @@ impl<T, S: Copy> Deadlines<T, S> {
     /// Bytes on the heap, those behind the values apart.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        self.heap.heap_bytes().saturating_add(self.slots.heap_bytes())
+        let slots = self.slots.heap_bytes().saturating_add(self.retired.heap_bytes());
+        self.heap.heap_bytes().saturating_add(slots)
     }
 
     fn sift_up(&mut self, mut position: usize) {
@@ -362,6 +380,12 @@ mod tests {
         let alarms: Vec<_> = (0..10_000).map(|at_us| deadlines.insert(at_us, ())).collect();
         for alarm in alarms {
             deadlines.remove(alarm);
+        }
+        let before = deadlines.heap_bytes();
+        deadlines.give_back();
+        assert!((1..before).contains(&deadlines.heap_bytes()), "in parts");
+        while deadlines.has_retired() {
+            deadlines.give_back();
         }
         assert_eq!(deadlines.heap_bytes(), 0);
     }

@@ -85,6 +85,8 @@ pub(super) enum Stage {
     Holders(Option<Position>),
     /// Connected waiters of a fair lock take their places in its queue, in the old order.
     Places(Option<Position>),
+    /// The lives of places that came off from their connections are written down.
+    Lives,
 }
 
 /// A grant to a waiter of which it is not known that it was heard.

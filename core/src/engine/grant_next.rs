@@ -419,18 +419,39 @@ impl Engine {
     /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`].
     pub fn next_offer(&mut self) -> Option<(Offer, Vec<Key>)> {
         while let Some((ticket, freed)) = self.grantable.pop_front() {
-            if let Some(waiter) = self.queues.get(ticket) {
+            let Some(waiter) = self.queues.get(ticket) else {
+                continue;
+            };
+            let changes = u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE);
+            if self.work.take_whole(changes.saturating_add(ANSWER)) {
                 let keys = waiter.names.iter().filter_map(|name| Some(self.queues.names.get(*name)?.key().to_key()));
                 return Some((Offer { ticket, freed }, keys.collect()));
             }
+            self.offer_again(ticket);
         }
         None
+    }
+
+    /// The allowance is used up: the timer comes back to a waiter, as the first in the queue of its first key or, if its owner holds
+    /// that, as one that is granted past the queue.
+    fn offer_again(&mut self, ticket: u64) {
+        let Some(waiter) = self.queues.get(ticket) else {
+            return;
+        };
+        let owner: Box<[u8]> = self.queues.owner_of(waiter).into();
+        if let Some(name) = waiter.names.first().copied() {
+            self.mark(name, |dirty| {
+                if dirty.granted.last() != Some(&owner) {
+                    dirty.granted.push(owner);
+                }
+            });
+        }
     }
 
     /// Grants a waiter for many keys, which are open in its order. If one of them turns out not to be to be had, it goes on
     /// waiting.
     pub fn take_offer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, offer: Offer) {
-        self.work.begin_command(tx.keys.count());
+        self.work.begin_timer();
         self.take_offer_of(tx, offer);
         self.close(tx);
     }

@@ -104,6 +104,16 @@ impl Leases {
         self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us == RUNG_US)
     }
 
+    /// Whether there is memory to give back.
+    pub(super) fn has_retired(&self) -> bool {
+        self.alarms.has_retired()
+    }
+
+    /// Gives some of it back.
+    pub(super) fn give_back(&mut self) {
+        self.alarms.give_back();
+    }
+
     /// The alarm in a slot; `None` if there is no such slot.
     pub(super) fn in_slot(&self, slot: u32) -> Option<Alarm> {
         self.alarms.alarm_in_slot(slot)

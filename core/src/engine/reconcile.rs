@@ -175,6 +175,14 @@ impl Engine {
                     record.is_rejoining = rejoined.is_err();
                 }
                 rejoined.map_err(|after| Stopped(Stage::Places(after)))?;
+                Ok(Some(Stage::Lives))
+            }
+            Stage::Lives => {
+                while tx.keys.lock_mut(id).is_some_and(|lock| lock.settle_places(LIVES_AT_ONCE)) {
+                    if !self.work.take(COST_OF_LIVES) {
+                        return Err(Stopped(Stage::Lives));
+                    }
+                }
                 Ok(None)
             }
         }
@@ -493,6 +501,10 @@ impl Engine {
         }
     }
 }
+
+/// How many lives of places are written down at once; it costs as much as so many changes.
+const LIVES_AT_ONCE: usize = 64;
+const COST_OF_LIVES: u32 = 8;
 
 /// The allowance was used up in the middle of a stage.
 struct Stopped(Stage);

@@ -95,7 +95,8 @@ const POSTPONED_MS: u64 = 5;
 
 /// How many slots the sweep passes over, or leftovers are given back, at once; it costs as much as so many changes.
 const PARTS_AT_ONCE: u32 = 256;
-const COST_OF_PARTS: u32 = 32;
+const COST_OF_PARTS: u32 = PARTS_AT_ONCE / SLOTS_PER_CHANGE;
+const SLOTS_PER_CHANGE: u32 = 8;
 
 /// How many holds of a connection are looked at as soon as it closes.
 const CLOSED_AT_ONCE: usize = 64;
@@ -114,6 +115,7 @@ impl Engine {
             || !self.suspects.is_empty()
             || self.connections.has_work()
             || !self.leftovers.is_empty()
+            || self.has_retired()
             || self.sweep.is_some();
         if has_more {
             return Some(0);
@@ -311,8 +313,17 @@ impl Engine {
         Rang::No
     }
 
-    /// Cleans up after holds and places that ended all at once.
+    fn has_retired(&self) -> bool {
+        self.leases.has_retired() || self.queues.has_retired()
+    }
+
+    /// Cleans up after holds and places that ended all at once, and after the last of a great many locks or waiters.
     fn clean_up(&mut self) -> Rang {
+        if self.has_retired() && self.work.take(COST_OF_PARTS) {
+            self.leases.give_back();
+            self.queues.give_back();
+            return Rang::Done;
+        }
         let Some((key, mut leftovers)) = self.leftovers.pop() else {
             return Rang::No;
         };
@@ -330,7 +341,8 @@ impl Engine {
             }
         }
         let has_places = leftovers.queue.as_mut().is_some_and(|queue| queue.drop_some(PARTS_AT_ONCE as usize));
-        if has_places || !leftovers.holds.is_empty() {
+        let has_index = leftovers.index.as_mut().is_some_and(|index| index.drop_some(PARTS_AT_ONCE as usize));
+        if has_places || has_index || !leftovers.holds.is_empty() {
             self.leftovers.push((key, leftovers));
         }
         Rang::Done
@@ -338,10 +350,11 @@ impl Engine {
 
     /// Goes on with the sweep.
     fn sweep_on(&mut self) -> Rang {
-        if self.sweep.is_none() || !self.work.take(COST_OF_PARTS) {
-            return Rang::No;
-        }
-        for _ in 0..PARTS_AT_ONCE {
+        for part in 0..PARTS_AT_ONCE {
+            // It stops at whatever is found: only what it has passed over counts.
+            if self.sweep.is_none() || (part.is_multiple_of(SLOTS_PER_CHANGE) && !self.work.take(CHANGE)) {
+                return if part == 0 { Rang::No } else { Rang::Done };
+            }
             match self.sweep.take() {
                 None => break,
                 Some(Sweep::Names(slot)) => match self.queues.names.in_slot(slot) {

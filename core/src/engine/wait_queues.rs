@@ -287,6 +287,16 @@ impl WaitQueues {
         self.timeouts.get(alarm).map(|(_, ticket)| *ticket)
     }
 
+    /// Whether there is memory to give back.
+    pub(super) fn has_retired(&self) -> bool {
+        self.timeouts.has_retired()
+    }
+
+    /// Gives some of it back.
+    pub(super) fn give_back(&mut self) {
+        self.timeouts.give_back();
+    }
+
     /// When the next waiter gives up.
     pub(super) fn next_timeout_us(&self) -> Option<u64> {
         self.timeouts.peek().map(|(until_us, _)| until_us)

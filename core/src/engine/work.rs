@@ -8,8 +8,9 @@
 /// What one command may do for each of its keys, beyond what was asked of it.
 const OWN_UNITS: u32 = 8;
 
-/// What all commands of one turn may do in addition, and each run of the timer. It takes a few milliseconds.
-const SHARED_UNITS: u32 = 2_000;
+/// What all commands of one turn may do in addition, and the same again for the timer, which goes off in the same turn if they leave
+/// something to it. Both together, and the server's part of it, take a few milliseconds.
+const SHARED_UNITS: u32 = 1_000;
 
 /// What an answer costs: the server has to write it, after the module's own part is done.
 pub(super) const ANSWER: u32 = 6;
@@ -63,6 +64,16 @@ impl Work {
             }
             None => false,
         }
+    }
+
+    /// The same for what cannot be divided. If there is not enough left for it, the turn has done enough, and the next one begins
+    /// with it.
+    pub(super) fn take_whole(&mut self, units: u32) -> bool {
+        let is_enough = self.take(units);
+        if !is_enough {
+            self.shared = 0;
+        }
+        is_enough
     }
 
     /// Whether nothing is left that the timer could do something with.

@@ -3,12 +3,15 @@
 //! A place belongs to an owner, and an owner has one at most. A waiter whose connection is blocked has a place that lives
 //! as long as it waits; a waiter that only polls has one that lives until it asks again, or not.
 //!
-//! Taking a place, leaving from anywhere, and finding one are O(1); setting the end of a life is O(log n).
+//! Taking a place, leaving from anywhere, and finding one are O(1); setting the end of a life is O(log n). Cutting all of them off
+//! from their connections is O(1) as well: a place remembers how often that had happened when it was last looked at, so what it comes
+//! to can be worked out by whoever looks, and is written down in parts, see [`FairQueue::settle_some`].
 //!
 //! Invariants:
 //! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
 //! 2. `by_owner` has each of them exactly once.
 //! 3. The lock is reserved only for a first place, and the reservation goes with it.
+//! 4. Every place before `unsettled` in the list is settled.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +31,8 @@ struct Node {
     request_id: u64,
     previous: Alarm,
     next: Alarm,
+    /// How often all places had been cut off when the end of its life was set.
+    settled_in: u32,
     is_polled: bool,
 }
 
@@ -77,6 +82,11 @@ pub struct FairQueue {
     connected: usize,
     /// No place without a connection lives longer than this.
     latest_us: u64,
+    /// How often all places were cut off from their connections, until when they live at least, and the first place for which
+    /// that is not written down.
+    detached: u32,
+    detached_until_us: u64,
+    unsettled: Alarm,
 }
 
 impl Default for FairQueue {
@@ -90,6 +100,9 @@ impl Default for FairQueue {
             reserved_until_us: None,
             connected: 0,
             latest_us: 0,
+            detached: 0,
+            detached_until_us: 0,
+            unsettled: Alarm::NONE,
         }
     }
 }
@@ -135,18 +148,20 @@ impl FairQueue {
         self.reserved_until_us
     }
 
-    /// When the next life ends, or the reservation.
+    /// When the next life ends, or the reservation; not later than that while not all places are settled.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         let life_us = self.slots.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != NEVER_US);
-        [life_us, self.reserved_until_us].into_iter().flatten().min()
+        let unsettled_us = self.slots.get(self.unsettled).map(|_| self.detached_until_us);
+        [life_us, unsettled_us, self.reserved_until_us].into_iter().flatten().min()
     }
 
     /// A place whose life is over.
     #[must_use]
     pub fn over(&self, now_us: u64) -> Option<Place<'_>> {
         let (at_us, at) = self.slots.peek()?;
-        if at_us <= now_us { self.place(at) } else { None }
+        let is_over = |place: &Place<'_>| place.stay.until_us().is_some_and(|until_us| until_us <= now_us);
+        if at_us <= now_us { self.place(at).filter(is_over) } else { None }
     }
 
     /// Takes a place at the end of the queue, or at its head. An owner that has one keeps that, and only stays
@@ -160,7 +175,8 @@ impl FairQueue {
         let (previous, next) = if at_head { (Alarm::NONE, self.first) } else { (self.last, Alarm::NONE) };
         let is_polled = matches!(stay, Stay::Polled { .. });
         let request_id = request_id.unwrap_or(0);
-        let node = Node { owner: owner.into(), arrival, request_id, previous, next, is_polled };
+        let settled_in = self.detached;
+        let node = Node { owner: owner.into(), arrival, request_id, previous, next, settled_in, is_polled };
         let at = self.slots.insert(stay.until_us().unwrap_or(NEVER_US), node);
         self.count_in(stay);
         if let Some(node) = self.slots.get_mut(previous) {
@@ -189,7 +205,9 @@ impl FairQueue {
             self.count_out(place.stay);
             self.count_in(stay);
         }
+        let settled_in = self.detached;
         if let Some(node) = self.slots.get_mut(at) {
+            node.settled_in = settled_in;
             node.is_polled = matches!(stay, Stay::Polled { .. });
             node.request_id = request_id.unwrap_or(0);
         }
@@ -210,6 +228,9 @@ impl FairQueue {
         let Some(node) = self.slots.remove(at) else {
             return;
         };
+        if self.unsettled == at {
+            self.unsettled = node.next;
+        }
         match self.slots.get_mut(node.previous) {
             Some(previous) => previous.next = node.next,
             None => {
@@ -231,17 +252,32 @@ impl FairQueue {
     }
 
     /// Cuts every place off from its connection: those of pollers keep what they had left and at least until
-    /// `until_us`, the others live until then. The lock is reserved for nobody.
+    /// `until_us`, the others live until then, or as long as when this happened before. The lock is reserved for nobody.
     pub(crate) fn detach_all(&mut self, until_us: u64) {
         self.reserved_until_us = None;
         self.connected = 0;
-        self.latest_us = self.latest_us.max(until_us);
-        let mut at = self.first;
-        while let Some((life_us, node)) = self.slots.get(at) {
-            let (is_polled, next) = (node.is_polled, node.next);
-            self.slots.set(at, if is_polled { life_us.max(until_us) } else { until_us });
-            at = next;
+        self.detached = self.detached.wrapping_add(1);
+        self.detached_until_us = self.detached_until_us.max(until_us);
+        self.latest_us = self.latest_us.max(self.detached_until_us);
+        self.unsettled = self.first;
+    }
+
+    /// Writes down what cutting off came to for some of the places. Returns whether there are more.
+    pub(crate) fn settle_some(&mut self, count: usize) -> bool {
+        for _ in 0..count {
+            let at = self.unsettled;
+            let (Some(place), Some((_, node))) = (self.place(at), self.slots.get(at)) else {
+                return false;
+            };
+            let (until_us, next) = (place.stay.until_us().unwrap_or(NEVER_US), node.next);
+            self.slots.set(at, until_us);
+            let settled_in = self.detached;
+            if let Some(node) = self.slots.get_mut(at) {
+                node.settled_in = settled_in;
+            }
+            self.unsettled = next;
         }
+        self.slots.get(self.unsettled).is_some()
     }
 
     /// Whether the life of every place is known to be over. Does not look at each: a queue of many may be found to be over
@@ -291,9 +327,12 @@ impl FairQueue {
 
     fn place(&self, at: Alarm) -> Option<Place<'_>> {
         let (until_us, node) = self.slots.get(at)?;
+        let is_settled = node.settled_in == self.detached;
         let stay = match (until_us, node.is_polled) {
-            (NEVER_US, _) => Stay::Connected,
-            (until_us, true) => Stay::Polled { until_us },
+            (until_us, true) if is_settled => Stay::Polled { until_us },
+            (until_us, true) => Stay::Polled { until_us: until_us.max(self.detached_until_us) },
+            (_, false) if !is_settled => Stay::Grace { until_us: self.detached_until_us },
+            (NEVER_US, false) => Stay::Connected,
             (until_us, false) => Stay::Grace { until_us },
         };
         Some(Place {
@@ -350,6 +389,7 @@ mod tests {
         Remove(u8),
         Reserve(u64),
         DetachAll(u64),
+        Settle(usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -366,6 +406,7 @@ mod tests {
             3 => (0..12u8).prop_map(Step::Remove),
             1 => (1..50u64).prop_map(Step::Reserve),
             1 => (1..50u64).prop_map(Step::DetachAll),
+            2 => (1..5usize).prop_map(Step::Settle),
         ]
     }
 
@@ -375,7 +416,7 @@ mod tests {
         fn agrees_with_a_plain_list(steps in prop::collection::vec(step(), 1..100)) {
             let mut places = FairQueue::default();
             let mut list: Vec<(u8, Stay)> = Vec::new();
-            let mut reserved = None;
+            let (mut reserved, mut detached_until_us) = (None, 0);
             for step in steps {
                 let head = list.first().map(|place| place.0);
                 match step {
@@ -401,9 +442,14 @@ mod tests {
                         places.reserve(until_us);
                         reserved = (!list.is_empty()).then_some(until_us);
                     }
-                    Step::DetachAll(grace_us) => {
-                        places.detach_all(grace_us);
+                    Step::Settle(count) => {
+                        places.settle_some(count);
+                    }
+                    Step::DetachAll(until_us) => {
+                        places.detach_all(until_us);
                         reserved = None;
+                        detached_until_us = detached_until_us.max(until_us);
+                        let grace_us = detached_until_us;
                         for (_, stay) in &mut list {
                             *stay = match *stay {
                                 Stay::Polled { until_us } => Stay::Polled { until_us: until_us.max(grace_us) },
@@ -420,7 +466,15 @@ mod tests {
                 prop_assert_eq!(places.len(), list.len());
                 prop_assert_eq!(places.reserved_until_us(), reserved);
                 let lives = list.iter().filter_map(|place| place.1.until_us());
-                prop_assert_eq!(places.next_deadline_us(), lives.chain(reserved).min());
+                let next_us = lives.chain(reserved).min();
+                prop_assert!(next_us.is_none_or(|next_us| places.next_deadline_us() <= Some(next_us)));
+                let is_over = |place: Place<'_>| place.stay.until_us().is_some_and(|until_us| until_us <= 25);
+                prop_assert!(places.over(25).is_none_or(is_over));
+                let mut settled = places.clone();
+                while settled.settle_some(1) {}
+                prop_assert_eq!((settled.next_deadline_us(), &settled), (next_us, &places));
+                let first_over = list.iter().find(|place| place.1.until_us().is_some_and(|until_us| until_us <= 25));
+                prop_assert_eq!(settled.over(25).is_some(), first_over.is_some());
                 for owner in 0..12u8 {
                     let expected = list.iter().find(|place| place.0 == owner).map(|place| place.1);
                     prop_assert_eq!(places.get(&[owner]).map(|place| place.stay), expected);

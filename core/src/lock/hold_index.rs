@@ -43,19 +43,16 @@ pub(crate) struct HoldIndex {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Live {
     after_us: u64,
-    pub(crate) holds: usize,
     /// The sum of their counts.
     pub(crate) total: u64,
 }
 
 impl Live {
     fn add(&mut self, count: u32) {
-        self.holds = self.holds.saturating_add(1);
         self.total = self.total.saturating_add(u64::from(count));
     }
 
     fn take_off(&mut self, count: u32) {
-        self.holds = self.holds.saturating_sub(1);
         self.total = self.total.saturating_sub(u64::from(count));
     }
 }
@@ -110,12 +107,23 @@ impl HoldIndex {
         self.deadlines.last_key_value().map(|((deadline_us, _), _)| *deadline_us)
     }
 
+    /// The tokens of the holds that end after `now_us`, the one that ends last first.
+    pub(crate) fn latest_first(&self, now_us: u64) -> impl Iterator<Item = u64> {
+        let latest = self.deadlines.keys().rev();
+        latest.take_while(move |(deadline_us, _)| *deadline_us > now_us).map(|(_, token)| *token)
+    }
+
     /// The holds that end after `now_us`.
     pub(crate) fn live(&self, now_us: u64) -> Live {
         let mut live = self.live.get();
         if now_us > live.after_us {
-            for (_, count) in self.deadlines.range((live.after_us, u64::MAX)..=(now_us, u64::MAX)) {
-                live.take_off(*count);
+            if self.last_deadline_us().is_none_or(|last_us| last_us <= now_us) {
+                // However many have ended together, nobody has to look at each of them.
+                live = Live::default();
+            } else {
+                for (_, count) in self.deadlines.range((live.after_us, u64::MAX)..=(now_us, u64::MAX)) {
+                    live.take_off(*count);
+                }
             }
             live.after_us = now_us;
             self.live.set(live);
@@ -184,6 +192,21 @@ impl HoldIndex {
         if hold.mode() == Mode::Write {
             self.writer = Some(hold.token());
         }
+    }
+
+    /// Drops a part of the index of holds that are no longer part of a lock. Returns whether there is more.
+    pub(crate) fn drop_some(&mut self, count: usize) -> bool {
+        for _ in 0..count {
+            if self.deadlines.pop_first().is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.deadlines.len()
     }
 
     /// Bytes on the heap, roughly: what the tables have room for, and a tree of two numbers an entry.

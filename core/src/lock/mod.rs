@@ -28,7 +28,8 @@ use crate::time::Now;
 
 pub use fair_queue::{FairQueue, seed_hashing};
 pub use hold::Hold;
-use hold_index::{HoldIndex, MAX_FEW, MIN_INDEXED};
+pub(crate) use hold_index::HoldIndex;
+use hold_index::{MAX_FEW, MIN_INDEXED};
 
 /// A lock of any kind.
 pub struct Lock {
@@ -67,6 +68,7 @@ pub(crate) struct Leftovers {
     pub(crate) holds: Vec<Hold>,
     /// The generation in which their bindings count.
     pub(crate) bindings: u32,
+    pub(crate) index: Option<HoldIndex>,
     pub(crate) queue: Option<FairQueue>,
 }
 
@@ -283,9 +285,10 @@ impl Lock {
     /// Whether an owner other than `owner` has a live hold.
     fn is_held_by_another(&self, owner: &[u8], now: Now) -> bool {
         match self.index() {
+            // An owner has few holds, so another one's is soon found.
             Some(index) => {
-                let own = Mode::ALL.into_iter().filter(|mode| self.live_hold(owner, *mode, now).is_some()).count();
-                index.live(now.mono_us).holds > own
+                let mut live = index.latest_first(now.mono_us).filter_map(|token| self.hold_with_token(token));
+                live.any(|hold| hold.owner().as_slice() != owner)
             }
             None => self.live_holds(now).any(|hold| hold.owner().as_slice() != owner),
         }
@@ -400,6 +403,7 @@ impl Lock {
 
     /// Takes out every hold, but those of one owner.
     fn clear_holds(&mut self, except: Option<&Owner>) -> Leftovers {
+        let own = except.map(|owner| self.take_holds_of(owner)).unwrap_or_default();
         let mut leftovers = Leftovers::default();
         match mem::replace(&mut self.body, Body::Free) {
             Body::Free => {}
@@ -407,17 +411,24 @@ impl Lock {
             Body::Wide(mut wide) => {
                 leftovers.holds = mem::take(&mut wide.holds);
                 leftovers.bindings = wide.bindings;
-                wide.index = None;
+                leftovers.index = wide.index.take();
                 self.body = Body::Wide(wide);
             }
         }
-        let is_own = |hold: &Hold| Some(hold.owner()) == except;
-        while let Some(at) = except.and_then(|_| leftovers.holds.iter().position(is_own)) {
-            let hold = leftovers.holds.swap_remove(at);
-            self.push_hold(hold);
-        }
+        own.into_iter().for_each(|hold| self.push_hold(hold));
         self.narrow();
         leftovers
+    }
+
+    /// Takes out the holds of one owner. What is left may be narrower than it is, see invariant 4.
+    fn take_holds_of(&mut self, owner: &Owner) -> SmallVec<[Hold; 2]> {
+        let mut taken = SmallVec::new();
+        for mode in Mode::ALL {
+            if let Some(at) = self.position(owner.as_slice(), mode) {
+                taken.extend(self.take_hold(at));
+            }
+        }
+        taken
     }
 
     fn push_hold(&mut self, hold: Hold) {
@@ -449,21 +460,30 @@ impl Lock {
         }
     }
 
-    /// The last hold takes the place of the one that goes: the same on every server that applies the same events.
     fn remove_hold(&mut self, at: usize) {
+        self.take_hold(at);
+        if let Body::Wide(wide) = &mut self.body {
+            if wide.holds.len() <= MAX_FEW && wide.index.is_some() {
+                wide.index = None;
+                wide.holds.shrink_to_fit();
+            }
+            self.narrow();
+        }
+    }
+
+    /// The last hold takes the place of the one that goes: the same on every server that applies the same events.
+    fn take_hold(&mut self, at: usize) -> Option<Hold> {
         match &mut self.body {
-            Body::Free => {}
-            Body::Held(_) => self.body = Body::Free,
+            Body::Free => None,
+            Body::Held(_) => match mem::replace(&mut self.body, Body::Free) {
+                Body::Held(hold) => Some(hold),
+                _ => None,
+            },
             Body::Wide(wide) => {
                 if let Some(index) = &mut wide.index {
                     index.remove(&wide.holds, at);
                 }
-                wide.holds.swap_remove(at);
-                if wide.holds.len() <= MAX_FEW && wide.index.is_some() {
-                    wide.index = None;
-                    wide.holds.shrink_to_fit();
-                }
-                self.narrow();
+                Some(wide.holds.swap_remove(at))
             }
         }
     }
@@ -503,6 +523,14 @@ impl Lock {
             && let Some(queue) = &mut wide.queue
         {
             change(queue);
+        }
+    }
+
+    /// Goes on with the places of a queue that was detached, see [`FairQueue::settle_some`]. Returns whether there are more.
+    pub(crate) fn settle_places(&mut self, count: usize) -> bool {
+        match &mut self.body {
+            Body::Wide(wide) => wide.queue.as_mut().is_some_and(|queue| queue.settle_some(count)),
+            Body::Free | Body::Held(_) => false,
         }
     }
 

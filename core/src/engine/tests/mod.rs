@@ -3,6 +3,7 @@
 mod deadlocks;
 mod model;
 mod safety;
+mod steps;
 mod tokens;
 mod transcripts;
 mod world;

@@ -164,7 +164,7 @@ impl World {
         result
     }
 
-    fn transact<R>(
+    pub(super) fn transact<R>(
         &mut self,
         keys: &[Key],
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
@@ -214,7 +214,7 @@ impl World {
         self.ticket(number).is_some_and(|ticket| self.waiting.contains(&ticket))
     }
 
-    fn take(&mut self, open: &[Key], out: &Outbox) {
+    pub(super) fn take(&mut self, open: &[Key], out: &Outbox) {
         let mut answers = out.answers().iter().peekable();
         for index in 0..=out.effects().len() {
             while let Some(told) = answers.next_if(|told| told.after <= index) {

@@ -1,0 +1,396 @@
+//! How much is done in one go, while the server's only thread does nothing else: thousands wait or hold, something concerns all of
+//! them at once, and what each turn does is counted. Steps are counted and not timed, so that this holds on a busy machine.
+
+use core::slice::from_ref;
+use std::format;
+use std::string::String;
+use std::vec::Vec;
+
+use super::world::{Open, Output, Value, World, key};
+use crate::bytes::Key;
+use crate::engine::{Acquired, Engine, Transaction};
+use crate::kind::{Kind, Mode};
+use crate::lock::HoldIndex;
+use crate::outbox::Outbox;
+use crate::request::{Ask, Limits, Refusal, Release, Request, Verb};
+
+/// How many wait or hold.
+const MANY: usize = 3000;
+/// As many keys as one request may be for.
+const KEYS: usize = 128;
+const LEASE_MS: u64 = 1000;
+const GRACE_MS: u64 = 20;
+const HOLDER: usize = MANY;
+
+/// How many waiters one turn may answer: the server has to write all of these answers before it does anything else.
+const MOST_ANSWERS: usize = 400;
+/// How many changes one turn may make.
+const MOST_EFFECTS: usize = 2_100;
+
+const FOREVER: Ask = Ask::Wait { until_us: None };
+
+/// A world that does not check everything after each step, and counts what a turn does.
+struct Crowded {
+    world: World,
+    answers: usize,
+    effects: usize,
+    turns: usize,
+}
+
+impl Crowded {
+    fn new() -> Self {
+        let mut world = World::new();
+        world.limits = Limits { max_waiters: 2 * MANY, max_places: 2 * MANY, fair_grace_ms: GRACE_MS };
+        Self { world, answers: 0, effects: 0, turns: 0 }
+    }
+
+    /// A command and, if it leaves something to be done, the timer: that goes off in the same turn of the server's event loop.
+    fn command<R>(
+        &mut self,
+        keys: &[Key],
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
+    ) -> R {
+        let result = self.command_alone(keys, request);
+        if self.has_work() {
+            self.run_timer();
+        }
+        self.end_turn();
+        result
+    }
+
+    fn command_alone<R>(
+        &mut self,
+        keys: &[Key],
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
+    ) -> R {
+        self.world.engine.begin_turn();
+        let result = self.world.transact(keys, request);
+        self.take_offers();
+        self.world.client = None;
+        result
+    }
+
+    fn has_work(&self) -> bool {
+        self.world.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.world.now.mono_us)
+    }
+
+    /// Lets the timer run until there is nothing left to do at this moment.
+    fn settle(&mut self) {
+        while self.has_work() {
+            self.run_timer();
+            self.end_turn();
+            assert!(self.turns < 100 * MANY, "it comes to an end");
+        }
+    }
+
+    /// One run of the timer, as long as it goes on.
+    fn run_timer(&mut self) {
+        self.world.engine.begin_turn();
+        loop {
+            let mut out = Outbox::new(true);
+            let next = self.world.engine.next_job(self.world.now, &mut out);
+            self.world.take(&[], &out);
+            let Some(key) = next else { break };
+            self.world.transact(&[key], |engine, tx| engine.run_job(tx));
+            self.take_offers();
+        }
+    }
+
+    fn take_offers(&mut self) {
+        while let Some((offer, keys)) = self.world.engine.next_offer() {
+            self.world.transact(&keys, |engine, tx| engine.take_offer(tx, offer));
+        }
+    }
+
+    fn end_turn(&mut self) {
+        let (mut answers, mut effects) = (0, 0);
+        for (_, output) in self.world.outputs.drain(..) {
+            match output {
+                Output::Answer { .. } => answers += 1,
+                Output::Effect { .. } => effects += 1,
+            }
+        }
+        assert!(answers <= MOST_ANSWERS, "{answers} answers in one turn");
+        assert!(effects <= MOST_EFFECTS, "{effects} changes in one turn");
+        (self.answers, self.effects, self.turns) = (self.answers + answers, self.effects + effects, self.turns + 1);
+    }
+
+    /// Begins to count anew.
+    fn count(&mut self) {
+        (self.answers, self.effects, self.turns) = (0, 0, 0);
+    }
+
+    fn acquire(&mut self, keys: &[Key], owner: usize, request: &Request) -> Result<Acquired, Refusal> {
+        let acquired = self.command(keys, |engine, tx| engine.acquire(tx, name(owner).as_bytes(), request));
+        if let Ok(Acquired::Waiting(ticket)) = acquired {
+            self.world.expect_answer(ticket);
+        }
+        acquired
+    }
+
+    /// Owners from the first on do the same, and what comes of it is counted from then on.
+    fn crowd(&mut self, key: &Key, owner: impl Fn(usize) -> usize, request: &Request) {
+        for index in 0..MANY {
+            self.world.client = Some(index as u64 + 1);
+            self.acquire(from_ref(key), owner(index), request).unwrap();
+        }
+        self.count();
+    }
+
+    fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
+        let owner = name(HOLDER);
+        let verb = if keys.len() > 1 { Verb::ReleaseMany } else { Verb::Release };
+        let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None };
+        self.command(keys, |engine, tx| engine.release(tx, &request)).unwrap();
+    }
+
+    /// Lets time pass. Nothing is due before the end.
+    fn advance(&mut self, ms: u64) {
+        self.world.pause(ms);
+        self.settle();
+    }
+
+    /// The timer answers whoever is left of the crowd.
+    fn all_answered(&mut self) {
+        self.settle();
+        assert_eq!((self.answers, self.world.engine.waiting()), (MANY, 0));
+    }
+}
+
+fn name(owner: usize) -> String {
+    format!("owner-{owner}")
+}
+
+fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
+    Request { verb: Verb::Acquire, kind, mode, count: 1, lease_ms: LEASE_MS, request_id: None, session_ms: None, ask }
+}
+
+fn itself(index: usize) -> usize {
+    index
+}
+
+/// A lock that is held, and a crowd that waits for it.
+fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize) -> usize) -> (Crowded, Key) {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    if kind == Kind::Semaphore {
+        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
+        crowded.acquire(from_ref(&lock), HOLDER, &request(kind, held, Ask::Try)).unwrap();
+    }
+    crowded.acquire(from_ref(&lock), HOLDER, &request(kind, held, Ask::Try)).unwrap();
+    crowded.crowd(&lock, owner, &request(kind, wanted, FOREVER));
+    assert_eq!(crowded.world.engine.waiting(), MANY);
+    (crowded, lock)
+}
+
+/// A lock that many hold.
+fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded, Key) {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    if kind == Kind::Semaphore {
+        let permits = u32::try_from(MANY).unwrap();
+        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, permits)).unwrap();
+    }
+    crowded.crowd(&lock, itself, &Request { session_ms, ..request(kind, mode, Ask::Try) });
+    (crowded, lock)
+}
+
+#[test]
+fn requests_of_one_owner_are_granted_in_parts() {
+    let (mut crowded, lock) = waiting(Kind::Mutex, Mode::Exclusive, Mode::Exclusive, |_| 0);
+    crowded.release(&[lock], Kind::Mutex, Mode::Exclusive);
+    crowded.all_answered();
+}
+
+#[test]
+fn readers_are_let_in_in_parts() {
+    let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
+    crowded.release(&[lock], Kind::RwLock, Mode::Write);
+    crowded.all_answered();
+}
+
+#[test]
+fn those_who_wait_for_permits_are_served_in_parts() {
+    for permits in [u32::try_from(2 * MANY).unwrap(), 0] {
+        let (mut crowded, lock) = waiting(Kind::Semaphore, Mode::Permits, Mode::Permits, itself);
+        crowded.command(&[lock], |engine, tx| engine.resize_semaphore(tx, permits)).unwrap();
+        crowded.all_answered();
+    }
+}
+
+#[test]
+fn those_who_wait_for_what_is_gone_are_told_in_parts() {
+    let (mut crowded, lock) = waiting(Kind::Semaphore, Mode::Permits, Mode::Permits, itself);
+    crowded.world.unlink(&lock);
+    crowded.all_answered();
+    let (mut crowded, lock) = waiting(Kind::Mutex, Mode::Exclusive, Mode::Exclusive, itself);
+    crowded.world.arrive(&lock, Value::Foreign);
+    crowded.all_answered();
+}
+
+#[test]
+fn waits_that_end_together_are_answered_in_parts() {
+    for kind in [Kind::Mutex, Kind::Fair] {
+        let (mut crowded, lock) = (Crowded::new(), key("lock"));
+        crowded.acquire(from_ref(&lock), HOLDER, &request(kind, Mode::Exclusive, Ask::Try)).unwrap();
+        let until_us = Some(crowded.world.now.after_ms(5));
+        crowded.crowd(&lock, itself, &request(kind, Mode::Exclusive, Ask::Wait { until_us }));
+        crowded.world.pause(5);
+        crowded.release(&[lock], kind, Mode::Exclusive);
+        crowded.all_answered();
+    }
+}
+
+#[test]
+fn grants_that_nobody_heard_of_are_taken_back_in_parts() {
+    let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
+    crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
+    crowded.all_answered();
+    crowded.count();
+    for client in 1..=MANY as u64 {
+        crowded.world.engine.client_closed(client);
+    }
+    crowded.settle();
+    assert_eq!((crowded.effects, crowded.world.lock(&lock).is_none()), (MANY, true));
+}
+
+#[test]
+fn places_of_connections_that_closed_are_released_and_lapse_in_parts() {
+    let (mut crowded, lock) = waiting(Kind::Fair, Mode::Exclusive, Mode::Exclusive, itself);
+    for number in 1..=MANY {
+        crowded.world.waiter_left(number, false);
+    }
+    crowded.settle();
+    assert_eq!(crowded.effects, MANY, "each place is kept for a grace");
+    crowded.advance(GRACE_MS);
+    assert!(crowded.world.lock(&lock).unwrap().queue().is_none());
+}
+
+#[test]
+fn places_before_one_that_lives_lapse_in_parts() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
+    crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
+    crowded.crowd(&lock, itself, &queue(5));
+    crowded.acquire(from_ref(&lock), HOLDER + 1, &queue(LEASE_MS)).unwrap();
+    crowded.world.pause(5);
+    crowded.release(from_ref(&lock), Kind::Fair, Mode::Exclusive);
+    crowded.settle();
+    assert_eq!(crowded.world.lock(&lock).unwrap().queue().unwrap().len(), 1);
+}
+
+#[test]
+fn places_that_come_with_a_value_are_cut_off_in_parts() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
+    crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
+    crowded.crowd(&lock, itself, &queue(5));
+    let value = crowded.world.unlink(&lock).unwrap();
+    let other = key("other");
+    crowded.world.arrive(&other, value);
+    crowded.run_timer();
+    let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
+    assert!(taken > MANY / 10, "{taken} steps for {MANY} places");
+    crowded.settle();
+    crowded.advance(5);
+    assert_eq!(crowded.world.lock(&other).unwrap().queue().unwrap().len(), MANY, "they live for a grace");
+    crowded.advance(GRACE_MS);
+    assert!(crowded.world.lock(&other).unwrap().queue().is_none());
+}
+
+#[test]
+fn leases_that_end_together_are_ended_in_parts() {
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
+    crowded.advance(LEASE_MS);
+    assert_eq!((crowded.effects, crowded.world.lock(&lock).is_none()), (MANY, true));
+}
+
+#[test]
+fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
+    crowded.world.pause(LEASE_MS);
+    let write = request(Kind::RwLock, Mode::Write, Ask::Try);
+    let written = crowded.command_alone(&[lock], |engine, tx| engine.acquire(tx, b"writer", &write));
+    assert!(matches!(written, Ok(Acquired::Granted(_))));
+    assert_cleaned_up_in_parts(&mut crowded);
+
+    let (mut crowded, lock) = held(Kind::Semaphore, Mode::Permits, Some(5));
+    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Kind::Semaphore, None)).unwrap();
+    assert_cleaned_up_in_parts(&mut crowded);
+}
+
+fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
+    let indexed = |crowded: &Crowded| -> usize {
+        let leftovers = crowded.world.engine.leftovers.iter();
+        leftovers.map(|(_, leftovers)| leftovers.index.as_ref().map_or(0, HoldIndex::len)).sum()
+    };
+    let left = indexed(crowded);
+    assert!(left > MANY / 4, "the command leaves what many held to the timer: {left}");
+    crowded.run_timer();
+    assert_eq!(indexed(crowded), 0);
+    let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
+    assert!(taken > left / 10, "{taken} steps for {left} holds");
+    assert_eq!(crowded.world.engine.connections.bindings().count(), 0);
+}
+
+#[test]
+fn sessions_that_end_with_a_connection_are_ended_in_parts() {
+    let mut crowded = Crowded::new();
+    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
+    for owner in 0..MANY {
+        crowded.world.client = Some(1);
+        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
+    }
+    crowded.count();
+    crowded.world.engine.client_closed(1);
+    assert!(crowded.world.engine.dirty.len() < 100, "when the connection closes, a few are looked at");
+    crowded.settle();
+    assert_eq!(crowded.effects, MANY);
+    crowded.advance(5);
+    assert_eq!((crowded.effects, crowded.world.values.len()), (2 * MANY, 0));
+}
+
+#[test]
+fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
+    let mut crowded = Crowded::new();
+    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
+    for owner in 0..MANY {
+        crowded.world.client = Some(1);
+        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
+    }
+    crowded.count();
+    crowded.world.engine.promoted();
+    crowded.settle();
+    assert_eq!(crowded.effects, MANY, "their sessions count as closed");
+    assert!(crowded.turns < MANY / 100, "{} runs of the timer", crowded.turns);
+}
+
+#[test]
+fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
+    const LOCKS: usize = 50_000;
+    let mut crowded = Crowded::new();
+    for owner in 0..LOCKS {
+        crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
+    }
+    crowded.world.pause(LEASE_MS);
+    while crowded.world.engine.held() > 0 {
+        crowded.run_timer();
+        crowded.end_turn();
+    }
+    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
+    crowded.settle();
+    assert!(!crowded.world.engine.leases.has_retired());
+}
+
+#[test]
+fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
+    let mut crowded = Crowded::new();
+    let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
+    let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
+    crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
+    for _ in 0..MANY / KEYS {
+        crowded.acquire(&keys, 0, &all(FOREVER)).unwrap();
+    }
+    crowded.count();
+    crowded.release(&keys, Kind::Mutex, Mode::Exclusive);
+    crowded.settle();
+    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / KEYS, 0));
+}
