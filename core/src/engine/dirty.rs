@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use super::names::Position;
 use crate::event::Terms;
+use crate::kind::Mode;
 
 /// What there is to act upon under a name.
 #[derive(Default)]
@@ -22,7 +23,15 @@ pub(super) struct Dirty {
     /// Owners on a fair lock whose connected waiter is gone.
     pub(super) gone: Vec<Gone>,
     /// Owners that were granted, whose other requests for the same are to be granted as well.
-    pub(super) granted: Vec<Box<[u8]>>,
+    pub(super) granted: Vec<Siblings>,
+}
+
+/// Requests of an owner that are to be granted since it holds.
+pub(super) struct Siblings {
+    pub(super) owner: Box<[u8]>,
+    pub(super) mode: Mode,
+    /// Up to here they were looked at. One for many keys may stay, so it is not looked for from the head each time.
+    pub(super) behind: Option<Position>,
 }
 
 /// An owner on a fair lock whose connected waiter is gone.

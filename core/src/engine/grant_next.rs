@@ -14,11 +14,10 @@
 //! A waiter for many keys at the head of one of them is *offered* all of them, once all are to be had: it is granted right
 //! after, in a transaction in which all of them are open ([`Engine::next_offer`]).
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::dirty::Undelivered;
-use super::names::NameId;
+use super::dirty::{Siblings, Undelivered};
+use super::names::{NameId, Position};
 use super::state::{Engine, Transaction, count};
 use super::wait_queues::Waiter;
 use super::work::{ANSWER, CHANGE};
@@ -283,6 +282,11 @@ impl Engine {
 
     /// A grant is under way to its waiter.
     fn expect_delivery(&mut self, ticket: u64, client: Option<u64>) {
+        if !self.queues.is_undelivered(ticket) {
+            // A repeat has given nothing that could be taken back.
+            self.queues.take_undelivered(ticket);
+            return;
+        }
         if let Some(client) = client {
             self.connections.grant(client, ticket);
         }
@@ -291,38 +295,56 @@ impl Engine {
 
     /// Grants the other requests with which an owner waits for what it holds now: they are re-entries. A writer's READ is granted
     /// as well, as if it asked now.
-    fn grant_siblings(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8], mode: Mode) {
+    pub(super) fn grant_siblings(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        owner: &[u8],
+        mode: Mode,
+    ) {
         let Some(name) = self.name(tx, id) else {
             return;
         };
         for mode in mode.covers() {
-            let mut behind = None;
-            while let Some(id_of) = self.queues.owners.find(owner)
-                && let Some(position) = self.queues.next_of_owner(id_of, name, *mode, behind)
-            {
-                if !self.work.take(ANSWER) {
-                    return self.mark(name, |dirty| dirty.granted.push(owner.into()));
-                }
-                behind = Some(position);
-                self.grant_sibling(tx, id, position.ticket, false);
-            }
+            self.grant_siblings_behind(tx, id, name, (owner, *mode), None);
         }
     }
 
-    /// The same for owners for which it was left to the timer.
-    pub(super) fn grant_siblings_of(
+    fn grant_siblings_behind(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         id: KeyId,
-        owners: &mut Vec<Box<[u8]>>,
+        name: NameId,
+        (owner, mode): (&[u8], Mode),
+        behind: Option<Position>,
     ) {
-        for owner in core::mem::take(owners) {
-            for mode in Mode::ALL {
-                let holds =
-                    matches!(tx.keys.value(id), Value::Lock(lock) if lock.live_hold(&owner, mode, tx.now).is_some());
-                if holds {
-                    self.grant_siblings(tx, id, &owner, mode);
-                }
+        let mut behind = behind;
+        while let Some(owner_id) = self.queues.owners.find(owner)
+            && let Some(position) = self.queues.next_of_owner(owner_id, name, mode, behind)
+        {
+            if !self.work.take(ANSWER) {
+                let left = Siblings { owner: owner.into(), mode, behind };
+                return self.mark(name, |dirty| dirty.granted.push(left));
+            }
+            behind = Some(position);
+            self.grant_sibling(tx, id, position.ticket, false);
+        }
+    }
+
+    /// Goes on with those that were left to the timer, if their owner still holds.
+    pub(super) fn go_on_with_siblings(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        left: &mut Vec<Siblings>,
+    ) {
+        for Siblings { owner, mode, behind } in core::mem::take(left) {
+            let covers = |held: &Mode| held.covers().contains(&mode);
+            let lock = if let Value::Lock(lock) = tx.keys.value(id) { Some(lock) } else { None };
+            let holds = |held| lock.is_some_and(|lock| lock.live_hold(&owner, held, tx.now).is_some());
+            if Mode::ALL.into_iter().filter(covers).any(holds) {
+                self.grant_siblings_behind(tx, id, name, (&owner, mode), behind);
             }
         }
     }
