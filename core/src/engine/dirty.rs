@@ -42,15 +42,19 @@ pub(super) struct Gone {
 }
 
 impl Dirty {
-    /// Whether anything is left.
+    /// Whether nothing is left.
     pub(super) fn is_clean(&self) -> bool {
+        self.has_requests_only() && self.granted.is_empty()
+    }
+
+    /// Whether nothing is left but requests to be granted.
+    pub(super) fn has_requests_only(&self) -> bool {
         !self.arrived
             && !self.replaced
             && self.review.is_none()
             && self.undelivered.is_empty()
             && self.unbound.is_empty()
             && self.gone.is_empty()
-            && self.granted.is_empty()
     }
 
     /// Takes out what is about the value, and goes with it to another name.

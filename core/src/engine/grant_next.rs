@@ -451,6 +451,7 @@ impl Engine {
         if waiter.is_over(tx.now) {
             return self.time_out(tx, KeyId(0), ticket);
         }
+        let position = waiter.position(ticket);
         let mut decisions = Vec::with_capacity(tx.keys.len());
         for id in tx.ids() {
             let is_first =
@@ -459,7 +460,7 @@ impl Engine {
             match admission::decide(tx.keys.value(id), ahead, owner.as_slice(), &request, tx.now) {
                 Decision::Refuse(refusal) => return self.answer(tx, ticket, Answer::Refused(refusal)),
                 Decision::Wait => return,
-                _ if self.is_dirty(tx, id) => return,
+                _ if self.is_unsettled(tx, id) => return self.offer_again(tx, id, owner.as_slice(), position),
                 decision => decisions.push(decision),
             }
         }
@@ -490,6 +491,15 @@ impl Engine {
             }
         }
         self.queues.owners.tidy(waiter.owner);
+    }
+
+    /// Offers a waiter a key again when what the server has told of it was acted upon: that brings back the head of its queue,
+    /// and who holds it already.
+    fn offer_again(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8], position: Position) {
+        let behind = Position { ticket: position.ticket.saturating_sub(1), ..position };
+        let siblings = Siblings { owner: owner.into(), mode: Mode::Exclusive, behind: Some(behind) };
+        let name = self.intern(tx.keys.key(id));
+        self.mark(name, |dirty| dirty.granted.push(siblings));
     }
 
     fn holds(&self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8]) -> bool {

@@ -51,6 +51,16 @@ impl Engine {
         is_told || self.is_behind(tx.keys, id, generation)
     }
 
+    /// The same, but for what says nothing about who holds: that there are requests to be granted.
+    pub(super) fn is_unsettled(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
+        let record = self.name(tx, id).and_then(|name| self.queues.names.get(name));
+        let generation = self.databases.generation(tx.keys.key(id).db);
+        let is_told = record.is_some_and(|record| {
+            record.dirty.as_ref().is_some_and(|dirty| !dirty.has_requests_only()) || record.generation < generation
+        });
+        is_told || self.is_behind(tx.keys, id, generation)
+    }
+
     /// Whether a value was last reconciled in an earlier generation, or never. One without a deadline has nothing that could be.
     fn is_behind(&self, keys: &impl Keyspace, id: KeyId, generation: u32) -> bool {
         let Value::Lock(lock) = keys.value(id) else {
@@ -146,7 +156,12 @@ impl Engine {
             Stage::Misfits(after) => {
                 self.refuse_misfits(tx, id, name, after).map_err(|after| Stopped(Stage::Misfits(after)))?;
                 let holds = if let Value::Lock(lock) = tx.keys.value(id) { lock.holds().len() } else { 0 };
-                Ok(Some(if arrived { Stage::Sessions(holds) } else { Stage::Places(None) }))
+                Ok(Some(match holds {
+                    _ if arrived => Stage::Sessions(holds),
+                    0 => Stage::Places(None),
+                    // Who holds it was not known, and who waits for it and others together was passed over.
+                    _ => Stage::Holders(None),
+                }))
             }
             Stage::Sessions(below) => match self.close_sessions(tx, id, below) {
                 0 => Ok(Some(Stage::Holders(None))),
@@ -154,7 +169,9 @@ impl Engine {
             },
             Stage::Holders(after) => {
                 self.grant_to_holders(tx, id, name, after).map_err(|after| Stopped(Stage::Holders(after)))?;
-                self.detach_places(tx, id, name);
+                if arrived {
+                    self.detach_places(tx, id, name);
+                }
                 Ok(Some(Stage::Places(None)))
             }
             Stage::Places(after) => {

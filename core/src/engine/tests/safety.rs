@@ -296,8 +296,14 @@ fn run(world: &mut World, step: Step) {
 
 /// Runs a history to its end, and checks that nothing is left.
 fn run_all(world: &mut World, steps: Vec<Step>) {
+    if std::env::var("TRACE").is_ok() {
+        std::eprintln!("=== RUN");
+    }
     world.arrive(&name(2), Value::Lock(Lock::new(Kind::Semaphore, PERMITS)));
     for step in steps {
+        if std::env::var("TRACE").is_ok() {
+            std::eprintln!("{:?} {step:?}", world.now.mono_us);
+        }
         run(world, step);
         world.check();
     }
