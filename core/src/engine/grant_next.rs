@@ -14,6 +14,7 @@
 //! A waiter for many keys at the head of one of them is *offered* all of them, once all are to be had: it is granted right
 //! after, in a transaction in which all of them are open ([`Engine::next_offer`]).
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::dirty::{Siblings, Undelivered};
