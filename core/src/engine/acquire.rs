@@ -195,6 +195,10 @@ impl Engine {
                 let token = self.grant(tx, id, owner, request, client)?;
                 let name = self.name(tx, id);
                 self.confirm(name, token);
+                if name.is_some() {
+                    // The queue may have been left to the timer with the owner at its head.
+                    self.grant_siblings(tx, id, owner, request.mode);
+                }
                 tokens.push(token);
             }
         }

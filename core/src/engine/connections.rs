@@ -101,6 +101,11 @@ impl Connections {
         }
     }
 
+    /// Whether there are connections whose holds were not all looked at yet.
+    pub(super) fn has_closed(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
     /// Whether there is something to do in parts.
     pub(super) fn has_work(&self) -> bool {
         !self.closed.is_empty() || !self.stale.is_empty()

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use super::names::Position;
 use crate::event::Terms;
+use crate::kind::Mode;
 
 /// What there is to act upon under a name.
 #[derive(Default)]
@@ -22,7 +23,15 @@ pub(super) struct Dirty {
     /// Owners on a fair lock whose connected waiter is gone.
     pub(super) gone: Vec<Gone>,
     /// Owners that were granted, whose other requests for the same are to be granted as well.
-    pub(super) granted: Vec<Box<[u8]>>,
+    pub(super) granted: Vec<Siblings>,
+}
+
+/// Requests of an owner that are to be granted since it holds.
+pub(super) struct Siblings {
+    pub(super) owner: Box<[u8]>,
+    pub(super) mode: Mode,
+    /// Up to here they were looked at. One for many keys may stay, so it is not looked for from the head each time.
+    pub(super) behind: Option<Position>,
 }
 
 /// An owner on a fair lock whose connected waiter is gone.
@@ -33,15 +42,19 @@ pub(super) struct Gone {
 }
 
 impl Dirty {
-    /// Whether anything is left.
+    /// Whether nothing is left.
     pub(super) fn is_clean(&self) -> bool {
+        self.has_requests_only() && self.granted.is_empty()
+    }
+
+    /// Whether nothing is left but requests to be granted.
+    pub(super) fn has_requests_only(&self) -> bool {
         !self.arrived
             && !self.replaced
             && self.review.is_none()
             && self.undelivered.is_empty()
             && self.unbound.is_empty()
             && self.gone.is_empty()
-            && self.granted.is_empty()
     }
 
     /// Takes out what is about the value, and goes with it to another name.

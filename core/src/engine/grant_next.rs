@@ -17,8 +17,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::dirty::Undelivered;
-use super::names::NameId;
+use super::dirty::{Siblings, Undelivered};
+use super::names::{NameId, Position};
 use super::state::{Engine, Transaction, count};
 use super::wait_queues::Waiter;
 use super::work::{ANSWER, CHANGE};
@@ -290,6 +290,11 @@ impl Engine {
 
     /// A grant is under way to its waiter.
     fn expect_delivery(&mut self, ticket: u64, client: Option<u64>) {
+        if !self.queues.is_undelivered(ticket) {
+            // A repeat has given nothing that could be taken back.
+            self.queues.take_undelivered(ticket);
+            return;
+        }
         if let Some(client) = client {
             self.connections.grant(client, ticket);
         }
@@ -298,38 +303,56 @@ impl Engine {
 
     /// Grants the other requests with which an owner waits for what it holds now: they are re-entries. A writer's READ is granted
     /// as well, as if it asked now.
-    fn grant_siblings(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8], mode: Mode) {
+    pub(super) fn grant_siblings(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        owner: &[u8],
+        mode: Mode,
+    ) {
         let Some(name) = self.name(tx, id) else {
             return;
         };
         for mode in mode.covers() {
-            let mut behind = None;
-            while let Some(id_of) = self.queues.owners.find(owner)
-                && let Some(position) = self.queues.next_of_owner(id_of, name, *mode, behind)
-            {
-                if !self.work.take(ANSWER) {
-                    return self.mark(name, |dirty| dirty.granted.push(owner.into()));
-                }
-                behind = Some(position);
-                self.grant_sibling(tx, id, position.ticket, false);
-            }
+            self.grant_siblings_behind(tx, id, name, (owner, *mode), None);
         }
     }
 
-    /// The same for owners for which it was left to the timer.
-    pub(super) fn grant_siblings_of(
+    fn grant_siblings_behind(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         id: KeyId,
-        owners: &mut Vec<Box<[u8]>>,
+        name: NameId,
+        (owner, mode): (&[u8], Mode),
+        behind: Option<Position>,
     ) {
-        for owner in core::mem::take(owners) {
-            for mode in Mode::ALL {
-                let holds =
-                    matches!(tx.keys.value(id), Value::Lock(lock) if lock.live_hold(&owner, mode, tx.now).is_some());
-                if holds {
-                    self.grant_siblings(tx, id, &owner, mode);
-                }
+        let mut behind = behind;
+        while let Some(owner_id) = self.queues.owners.find(owner)
+            && let Some(position) = self.queues.next_of_owner(owner_id, name, mode, behind)
+        {
+            if !self.work.take(ANSWER) {
+                let left = Siblings { owner: owner.into(), mode, behind };
+                return self.mark(name, |dirty| dirty.granted.push(left));
+            }
+            behind = Some(position);
+            self.grant_sibling(tx, id, position.ticket, false);
+        }
+    }
+
+    /// Goes on with those that were left to the timer, if their owner still holds.
+    pub(super) fn go_on_with_siblings(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        left: &mut Vec<Siblings>,
+    ) {
+        for Siblings { owner, mode, behind } in core::mem::take(left) {
+            let covers = |held: &Mode| held.covers().contains(&mode);
+            let lock = if let Value::Lock(lock) = tx.keys.value(id) { Some(lock) } else { None };
+            let holds = |held| lock.is_some_and(|lock| lock.live_hold(&owner, held, tx.now).is_some());
+            if Mode::ALL.into_iter().filter(covers).any(holds) {
+                self.grant_siblings_behind(tx, id, name, (&owner, mode), behind);
             }
         }
     }
@@ -427,24 +450,20 @@ impl Engine {
                 let keys = waiter.names.iter().filter_map(|name| Some(self.queues.names.get(*name)?.key().to_key()));
                 return Some((Offer { ticket, freed }, keys.collect()));
             }
-            self.offer_again(ticket);
+            self.offer_later(ticket);
         }
         None
     }
 
     /// The allowance is used up: the timer comes back to a waiter, as the first in the queue of its first key or, if its owner holds
     /// that, as one that is granted past the queue.
-    fn offer_again(&mut self, ticket: u64) {
+    fn offer_later(&mut self, ticket: u64) {
         let Some(waiter) = self.queues.get(ticket) else {
             return;
         };
-        let owner: Box<[u8]> = self.queues.owner_of(waiter).into();
+        let siblings = just_before(self.queues.owner_of(waiter), waiter.position(ticket));
         if let Some(name) = waiter.names.first().copied() {
-            self.mark(name, |dirty| {
-                if dirty.granted.last() != Some(&owner) {
-                    dirty.granted.push(owner);
-                }
-            });
+            self.mark(name, |dirty| dirty.granted.push(siblings));
         }
     }
 
@@ -464,6 +483,7 @@ impl Engine {
         if waiter.is_over(tx.now) {
             return self.time_out(tx, KeyId(0), ticket);
         }
+        let position = waiter.position(ticket);
         let mut decisions = Vec::with_capacity(tx.keys.count());
         for id in tx.ids() {
             let is_first =
@@ -472,7 +492,7 @@ impl Engine {
             match admission::decide(tx.keys.value(id), ahead, owner.as_slice(), &request, tx.now) {
                 Decision::Refuse(refusal) => return self.answer(tx, ticket, Answer::Refused(refusal)),
                 Decision::Wait => return,
-                _ if self.is_dirty(tx, id) => return,
+                _ if self.is_unsettled(tx, id) => return self.offer_again(tx, id, owner.as_slice(), position),
                 decision => decisions.push(decision),
             }
         }
@@ -511,6 +531,14 @@ impl Engine {
         self.queues.owners.tidy(waiter.owner);
     }
 
+    /// Offers a waiter a key again when what the server has told of it was acted upon: that brings back the head of its queue,
+    /// and who holds it already.
+    fn offer_again(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8], position: Position) {
+        let siblings = just_before(owner, position);
+        let name = self.intern(tx.keys.key(id));
+        self.mark(name, |dirty| dirty.granted.push(siblings));
+    }
+
     fn holds(&self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8]) -> bool {
         matches!(tx.keys.value(id), Value::Lock(lock) if lock.live_hold(owner, Mode::Exclusive, tx.now).is_some())
     }
@@ -521,6 +549,12 @@ impl Engine {
 pub struct Offer {
     ticket: u64,
     freed: bool,
+}
+
+/// The requests of an owner from `position` on.
+fn just_before(owner: &[u8], position: Position) -> Siblings {
+    let behind = Position { ticket: position.ticket.saturating_sub(1), ..position };
+    Siblings { owner: owner.into(), mode: Mode::Exclusive, behind: Some(behind) }
 }
 
 fn clients_of(keys: &impl Keyspace, id: KeyId, token: u64) -> &[u64] {

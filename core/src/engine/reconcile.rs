@@ -24,12 +24,18 @@ impl Engine {
             return;
         }
         let mut freed = freed;
+        let changes = tx.out.effects().len();
         if self.is_dirty(tx, id) {
             freed |= self.act(tx, id);
         }
         freed |= self.expire(tx, id);
         self.drop_lapsed_queue(tx, id);
         self.grant_next(tx, id, freed);
+        if tx.out.effects().len() != changes {
+            // A value that was made here and has no alarm would be taken for one that arrived, if the same command comes here
+            // again.
+            self.set_alarm(tx.keys, id);
+        }
     }
 
     /// Whether there is plainly nothing to do about a key: the common case of a lock that nobody waits for.
@@ -60,6 +66,16 @@ impl Engine {
         let record = self.name(tx, id).and_then(|name| self.queues.names.get(name));
         let generation = self.databases.generation(tx.keys.key(id).db);
         let is_told = record.is_some_and(|record| record.dirty.is_some() || record.generation < generation);
+        is_told || self.is_behind(tx.keys, id, generation)
+    }
+
+    /// The same, but for what says nothing about who holds: that there are requests to be granted.
+    pub(super) fn is_unsettled(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
+        let record = self.name(tx, id).and_then(|name| self.queues.names.get(name));
+        let generation = self.databases.generation(tx.keys.key(id).db);
+        let is_told = record.is_some_and(|record| {
+            record.dirty.as_ref().is_some_and(|dirty| !dirty.has_requests_only()) || record.generation < generation
+        });
         is_told || self.is_behind(tx.keys, id, generation)
     }
 
@@ -96,7 +112,7 @@ impl Engine {
         self.undo(tx, id, &mut dirty.undelivered);
         self.end_sessions(tx, id, &mut dirty.unbound);
         self.release_places(tx, id, name, &mut dirty.gone);
-        self.grant_siblings_of(tx, id, &mut dirty.granted);
+        self.go_on_with_siblings(tx, id, name, &mut dirty.granted);
         if let Some(record) = self.queues.names.get_mut(name) {
             let come = record.dirty.take().filter(|come| !come.is_clean());
             if come.is_some() || !dirty.is_clean() {
@@ -158,7 +174,12 @@ impl Engine {
             Stage::Misfits(after) => {
                 self.refuse_misfits(tx, id, name, after).map_err(|after| Stopped(Stage::Misfits(after)))?;
                 let holds = if let Value::Lock(lock) = tx.keys.value(id) { lock.holds().len() } else { 0 };
-                Ok(Some(if arrived { Stage::Sessions(holds) } else { Stage::Places(None) }))
+                Ok(Some(match holds {
+                    _ if arrived => Stage::Sessions(holds),
+                    0 => Stage::Places(None),
+                    // Who holds it was not known, and who waits for it and others together was passed over.
+                    _ => Stage::Holders(None),
+                }))
             }
             Stage::Sessions(below) => match self.close_sessions(tx, id, below) {
                 0 => Ok(Some(Stage::Holders(None))),
@@ -166,10 +187,16 @@ impl Engine {
             },
             Stage::Holders(after) => {
                 self.grant_to_holders(tx, id, name, after).map_err(|after| Stopped(Stage::Holders(after)))?;
-                self.detach_places(tx, id);
+                if arrived {
+                    self.detach_places(tx, id, name);
+                }
                 Ok(Some(Stage::Places(None)))
             }
             Stage::Places(after) => {
+                if self.queues.names.get(name).is_some_and(|record| record.has_kind(Kind::Fair)) {
+                    // A place is taken in the queue of a fair lock, and not of what is left of another one.
+                    self.make_room(tx, id, Kind::Fair);
+                }
                 let rejoined = self.rejoin(tx, id, name, after);
                 if let Some(record) = self.queues.names.get_mut(name) {
                     record.is_rejoining = rejoined.is_err();
@@ -284,10 +311,12 @@ impl Engine {
     }
 
     /// Cuts the places of a fair lock that came off from their connections.
-    fn detach_places(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
+    fn detach_places(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId) {
         if matches!(tx.keys.value(id), Value::Lock(lock) if lock.queue().is_some()) {
             let until_us = tx.now.after_ms(tx.limits.fair_grace_ms);
             self.commit(tx, id, Event::Detached { until_us });
+            // Places whose life was over live again: who waits for a lock of another kind may have been passed over.
+            self.note_kind(Some(name), Kind::Fair);
         }
     }
 
@@ -486,6 +515,17 @@ impl Engine {
         }
         if lapsed(tx, id).is_some() {
             self.commit(tx, id, Event::Cleared { cause: EndCause::Expired, except: except.map(Into::into) });
+        }
+    }
+
+    /// Ends a lapsed hold for writing of another owner, before readers come in its place.
+    pub(super) fn end_lapsed_writer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8]) {
+        if let Value::Lock(lock) = tx.keys.value(id)
+            && let Some(writer) = lock.writer().filter(|writer| !writer.is_live(tx.now))
+            && writer.owner().as_slice() != owner
+        {
+            let token = writer.token();
+            self.commit(tx, id, Event::Ended { token, cause: EndCause::Expired });
         }
     }
 

@@ -18,7 +18,7 @@ use super::state::{Engine, count};
 use super::timers::Sweep;
 
 /// How many bindings of a value that went away are forgotten at once.
-const BINDINGS_AT_ONCE: usize = 64;
+const BINDINGS_AT_ONCE: usize = if cfg!(test) { 1 } else { 64 };
 
 impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
@@ -138,7 +138,8 @@ impl Engine {
 
     /// A value was loaded. Until it is looked at it is behind its generation, and reconciled by the first command that meets it.
     pub fn value_loaded(&mut self, key: Key) {
-        self.loaded.push(key);
+        let Key { name, db } = key;
+        self.loaded.push(Key { name, db: self.databases.stable(db) });
     }
 
     /// The value under `key` went away. `alarm` and `bindings` (connection and token) are what it had.

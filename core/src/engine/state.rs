@@ -89,7 +89,7 @@ pub struct Engine {
     pub(super) connections: Connections,
     /// Names with something to act upon, in the order in which they became so.
     pub(super) dirty: VecDeque<NameId>,
-    /// Keys that were loaded and have no alarm yet.
+    /// Keys that were loaded and have no alarm yet, with the stable id of their database in its place.
     pub(super) loaded: Vec<Key>,
     pub(super) postponed: Postponed,
     pub(super) sweep: Option<Sweep>,
@@ -198,6 +198,8 @@ impl Engine {
         if request.mode.is_alone() && !is_vacant {
             // Who holds alone is alone in the value, too.
             self.clear_lapsed(tx, id, Some(owner));
+        } else if request.mode == Mode::Read {
+            self.end_lapsed_writer(tx, id, owner);
         }
         let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
         let deadline_us = tx.now.after_ms(request.lease_ms);
@@ -322,7 +324,7 @@ impl Engine {
     }
 
     /// A lock came under a name: those who wait there for a lock of another kind are told.
-    fn note_kind(&mut self, name: Option<NameId>, kind: Kind) {
+    pub(super) fn note_kind(&mut self, name: Option<NameId>, kind: Kind) {
         if let Some(name) = name
             && self.queues.names.get(name).is_some_and(|record| record.has_other_kind(kind))
         {

@@ -94,12 +94,12 @@ pub(super) struct Postponed {
 const POSTPONED_MS: u64 = 5;
 
 /// How many slots the sweep passes over, or leftovers are given back, at once; it costs as much as so many changes.
-const PARTS_AT_ONCE: u32 = 256;
+const PARTS_AT_ONCE: u32 = if cfg!(test) { 8 } else { 256 };
 const COST_OF_PARTS: u32 = PARTS_AT_ONCE / SLOTS_PER_CHANGE;
 const SLOTS_PER_CHANGE: u32 = 8;
 
 /// How many holds of a connection are looked at as soon as it closes.
-const CLOSED_AT_ONCE: usize = 64;
+const CLOSED_AT_ONCE: usize = if cfg!(test) { 1 } else { 64 };
 
 impl Engine {
     /// A turn of the server's event loop begins, or a run of the timer: see `work.rs`.
@@ -150,7 +150,7 @@ impl Engine {
     fn ring(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> Rang {
         match timer {
             Timer::Dirty => self.next_dirty().map_or(Rang::No, Rang::Key),
-            Timer::Loaded => self.loaded.pop().map_or(Rang::No, Rang::Key),
+            Timer::Loaded => self.next_loaded().map_or(Rang::No, Rang::Key),
             Timer::Lease => self.ring_lease(now),
             Timer::Timeout => self.time_out_next(now, out),
             Timer::Suspect => self.check_suspect(now, out),
@@ -181,7 +181,7 @@ impl Engine {
         self.work.begin_timer();
         // What is behind is so until a promotion, which sweeps again.
         while !matches!(self.sweep_on(), Rang::No) {}
-        self.next_dirty().or_else(|| self.loaded.pop())
+        self.next_dirty().or_else(|| self.next_loaded())
     }
 
     /// Whether a replica has yet to look at something.
@@ -204,6 +204,11 @@ impl Engine {
         // There may have been an entry for each of a great many names: that memory goes back.
         self.dirty.shrink_to(KEPT_ENTRIES);
         None
+    }
+
+    fn next_loaded(&mut self) -> Option<Key> {
+        let Key { name, db: stable } = self.loaded.pop()?;
+        Some(Key { name, db: self.databases.current(stable) })
     }
 
     fn ring_lease(&mut self, now: Now) -> Rang {
@@ -303,7 +308,7 @@ impl Engine {
     }
 
     fn look_at_closed(&mut self) -> Rang {
-        if self.work.take(CHANGE) && self.end_next_binding() {
+        if self.connections.has_closed() && self.work.take(CHANGE) && self.end_next_binding() {
             return Rang::Done;
         }
         if self.connections.has_work() && self.work.take(COST_OF_PARTS) {

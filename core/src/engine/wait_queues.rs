@@ -312,6 +312,11 @@ impl WaitQueues {
         }
     }
 
+    /// Whether a ticket was granted something, and may not have heard of it.
+    pub(super) fn is_undelivered(&self, ticket: u64) -> bool {
+        matches!(self.state(ticket), Some(State::Granted(granted)) if !granted.is_empty())
+    }
+
     /// Takes out what a ticket was granted and may not have heard of. Names may be idle afterwards.
     pub(super) fn take_undelivered(&mut self, ticket: u64) -> SmallVec<[(NameId, Undelivered); 1]> {
         let (slot, _) = halves(ticket);

@@ -27,22 +27,56 @@ pub(super) struct Work {
     own: u32,
     shared: u32,
     pub(super) search_steps: u32,
+    #[cfg(test)]
+    scarcity: Option<Scarcity>,
+}
+
+/// Allowances so small that work stops in the middle of everything that can be left to the timer.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scarcity {
+    pub(super) own: u32,
+    /// At least 1. What costs more than all of it costs all of it, so that each turn gets somewhere.
+    pub(super) shared: u32,
+    pub(super) search_steps: u32,
 }
 
 impl Default for Work {
     fn default() -> Self {
-        Self { own: 0, shared: SHARED_UNITS, search_steps: SEARCH_STEPS }
+        Self {
+            own: 0,
+            shared: SHARED_UNITS,
+            search_steps: SEARCH_STEPS,
+            #[cfg(test)]
+            scarcity: None,
+        }
     }
 }
 
 impl Work {
     /// A turn of the event loop begins, or a run of the timer.
     pub(super) fn begin_turn(&mut self) {
+        #[cfg(test)]
+        if let Some(Scarcity { shared, search_steps, .. }) = self.scarcity {
+            *self = Self { own: 0, shared, search_steps, ..*self };
+            return;
+        }
         *self = Self::default();
+    }
+
+    #[cfg(test)]
+    pub(super) fn make_scarce(&mut self, scarcity: Scarcity) {
+        self.scarcity = Some(scarcity);
+        self.begin_turn();
     }
 
     /// A command on so many keys begins.
     pub(super) fn begin_command(&mut self, keys: usize) {
+        #[cfg(test)]
+        if let Some(Scarcity { own, .. }) = self.scarcity {
+            self.own = own;
+            return;
+        }
         self.own = u32::try_from(keys).unwrap_or(u32::MAX).saturating_mul(OWN_UNITS);
     }
 
@@ -53,6 +87,8 @@ impl Work {
 
     /// Takes from the allowances what something costs. `false` if they are used up.
     pub(super) fn take(&mut self, units: u32) -> bool {
+        #[cfg(test)]
+        let units = self.scarcity.map_or(units, |scarcity| units.min(scarcity.shared));
         if let Some(left) = self.own.checked_sub(units) {
             self.own = left;
             return true;
@@ -78,6 +114,10 @@ impl Work {
 
     /// Whether nothing is left that the timer could do something with.
     pub(super) fn is_used_up(&self) -> bool {
+        #[cfg(test)]
+        if let Some(scarcity) = self.scarcity {
+            return self.shared < ANSWER.min(scarcity.shared);
+        }
         self.shared < ANSWER
     }
 

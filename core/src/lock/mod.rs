@@ -231,11 +231,15 @@ impl Lock {
         self.queue()?.get(owner)
     }
 
-    /// When the next lease, the life of a place, or a reservation ends.
+    /// When the next lease, the life of a place, or a reservation ends. At once, if it is free and reserved for nobody, and
+    /// its head is yet to be served: whoever comes upon such a lock after its master crashed has to be told.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         if let Body::Held(hold) = &self.body {
             return Some(hold.deadline_us());
+        }
+        if self.holds().is_empty() && self.queue().is_some_and(|queue| queue.reserved_until_us().is_none()) {
+            return Some(0);
         }
         let lease_us = match self.index() {
             Some(index) => index.first_deadline_us(),
@@ -294,16 +298,17 @@ impl Lock {
         }
     }
 
+    /// The hold for writing, live or not.
+    pub(crate) fn writer(&self) -> Option<&Hold> {
+        match self.index() {
+            Some(index) => index.writer().and_then(|token| self.hold_with_token(token)),
+            None => self.holds().iter().find(|hold| hold.mode() == Mode::Write),
+        }
+    }
+
     /// Whether an owner other than `owner` has a live hold for writing.
     fn is_written_by_another(&self, owner: &[u8], now: Now) -> bool {
-        let is_other = |hold: &Hold| hold.mode() == Mode::Write && hold.owner().as_slice() != owner;
-        match self.index() {
-            Some(index) => {
-                let writer = index.writer().and_then(|token| self.hold_with_token(token));
-                writer.is_some_and(|hold| hold.is_live(now) && is_other(hold))
-            }
-            None => self.live_holds(now).any(is_other),
-        }
+        self.writer().is_some_and(|hold| hold.is_live(now) && hold.owner().as_slice() != owner)
     }
 
     /// Whether [`Lock::apply`] can make an event true here, that comes from outside: from a payload or from a master. The

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::world::{Value, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
+use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::request::{Ask, Release, Renew, Request, Verb};
@@ -75,6 +76,7 @@ enum Step {
     Swap,
     Flush,
     Promote,
+    FailOver,
 }
 
 /// Key 0 is a mutex, key 1 a rwlock, key 2 a semaphore, key 3 a fair lock, as far as the commands on it go.
@@ -137,6 +139,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Swap),
         1 => Just(Step::Flush),
         1 => Just(Step::Promote),
+        1 => Just(Step::FailOver),
     ]
 }
 
@@ -284,20 +287,33 @@ fn run(world: &mut World, step: Step) {
                 world.arrive(&name(to), Value::Lock(lock));
             }
         }
-        Step::Swap => {
-            world.forget_used();
-            for ((db, name), value) in std::mem::take(&mut world.values) {
-                world.values.insert((1 - db, name), value);
-            }
-            world.engine.swapped(0, 1);
-        }
-        Step::Flush => {
-            world.forget_used();
-            world.values.clear();
-            world.engine.flushed(None);
-        }
+        Step::Swap => world.swap(),
+        Step::Flush => world.flush(),
+        Step::FailOver => world.fail_over(),
         Step::Promote => world.engine.promoted(),
     }
+}
+
+/// Runs a history to its end, and checks that nothing is left.
+fn run_all(world: &mut World, steps: Vec<Step>) {
+    world.arrive(&name(2), Value::Lock(Lock::new(Kind::Semaphore, PERMITS)));
+    for step in steps {
+        run(world, step);
+        world.check();
+    }
+    // Everything has a deadline: when all of them are over, only waiters without one may be left.
+    for _ in 0..50 {
+        world.advance(200);
+    }
+    world.engine.confirm_grants(|_| true);
+    let idle = world.values.values().all(|value| match value {
+        Value::Lock(lock) => lock.holds().is_empty(),
+        Value::Foreign => true,
+    });
+    assert!(idle, "a hold outlived its lease");
+    assert_eq!(world.engine.held(), 0);
+    assert_eq!(world.engine.waiting(), 0, "a free lock leaves nobody waiting");
+    assert!(!world.engine.concerns_client(0) && !world.engine.concerns_client(1));
 }
 
 proptest! {
@@ -305,24 +321,21 @@ proptest! {
 
     #[test]
     fn any_history_is_safe_and_leaves_nothing_behind(steps in prop::collection::vec(step(), 1..120)) {
+        run_all(&mut World::new(), steps);
+    }
+
+    /// Work stops in the middle of everything, and the timer has to come back to it.
+    #[test]
+    fn any_history_is_safe_however_little_is_done_at_once(
+        own in 0..12u32,
+        shared in 1..10u32,
+        search_steps in 300..1000u32,
+        shares_turns in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
         let mut world = World::new();
-        world.arrive(&name(2), Value::Lock(Lock::new(Kind::Semaphore, PERMITS)));
-        for step in steps {
-            run(&mut world, step);
-            world.check();
-        }
-        // Everything has a deadline: when all of them are over, only waiters without one may be left.
-        for _ in 0..50 {
-            world.advance(200);
-        }
-        world.engine.confirm_grants(|_| true);
-        let idle = world.values.values().all(|value| match value {
-            Value::Lock(lock) => lock.holds().is_empty(),
-            Value::Foreign => true,
-        });
-        prop_assert!(idle, "a hold outlived its lease");
-        prop_assert_eq!(world.engine.held(), 0);
-        prop_assert_eq!(world.engine.waiting(), 0, "a free lock leaves nobody waiting");
-        prop_assert!(!world.engine.concerns_client(0) && !world.engine.concerns_client(1));
+        world.shares_turns = shares_turns;
+        world.engine.work.make_scarce(Scarcity { own, shared, search_steps });
+        run_all(&mut world, steps);
     }
 }

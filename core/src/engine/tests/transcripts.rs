@@ -150,10 +150,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.outputs.clear();
         }
         "preset" => preset_count(world, &words),
-        "flush" => {
-            world.values.clear();
-            world.engine.flushed(None);
-        }
+        "flush" => world.flush(),
         "show" => told.extend(show(world, words.at(1))),
         other => panic!("no command {other}"),
     }
@@ -273,7 +270,11 @@ fn preset_count(world: &mut World, words: &Words<'_>) {
         cause: ChangeCause::Reentered,
         terms: Terms { count: words.count(), ..hold.terms() },
     };
-    world.on_key(&key(words.at(1)), |engine, tx| engine.apply_effect(tx.keys, KeyId(0), &event).unwrap());
+    world.on_key(&key(words.at(1)), |engine, tx| {
+        engine.apply_effect(tx.keys, KeyId(0), &event).unwrap();
+        tx.out.effect(KeyId(0), &event);
+    });
+    world.outputs.clear();
 }
 
 fn show(world: &World, name: &str) -> Vec<String> {

@@ -108,6 +108,11 @@ pub(super) struct World {
     answered_early: BTreeSet<u64>,
     /// How many permits of each semaphore were in use, and how many there were, after the last step; forgotten when values move.
     used: BTreeMap<(u32, Vec<u8>), (u64, u64)>,
+    /// A replica: it is told of effects, and of what the server itself does, and of nothing else.
+    replica: Engine,
+    replica_values: BTreeMap<(u32, Vec<u8>), Value>,
+    /// Whether commands that follow each other share the allowance of a turn.
+    pub(super) shares_turns: bool,
 }
 
 pub(super) fn key(name: &str) -> Key {
@@ -129,6 +134,9 @@ impl World {
             waiting: BTreeSet::new(),
             answered_early: BTreeSet::new(),
             used: BTreeMap::new(),
+            replica: Engine::new([1, 2, 3, 4]),
+            replica_values: BTreeMap::new(),
+            shares_turns: false,
         }
     }
 
@@ -154,7 +162,17 @@ impl World {
         keys: &[Key],
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
     ) -> R {
-        self.engine.begin_turn();
+        if !self.shares_turns {
+            self.engine.begin_turn();
+        }
+        self.within_turn(keys, request)
+    }
+
+    fn within_turn<R>(
+        &mut self,
+        keys: &[Key],
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
+    ) -> R {
         let result = self.transact(keys, request);
         self.client = None;
         while let Some((offer, keys)) = self.engine.next_offer() {
@@ -229,6 +247,14 @@ impl World {
                 assert!(*token > last, "tokens rise");
                 self.tokens.insert(*token);
             }
+            let mut copy = Open {
+                open: [open[effect.key.0].clone()].into(),
+                client: None,
+                barred: &self.barred,
+                values: &mut self.replica_values,
+            };
+            let applied = self.replica.apply_effect(&mut copy, KeyId(0), &event);
+            assert_eq!(applied, Ok(()), "a replica can apply {event:?} to {:?}", open[effect.key.0]);
             self.outputs.push((self.now.mono_us, Output::Effect { key: open[effect.key.0].clone(), event }));
         }
     }
@@ -245,6 +271,51 @@ impl World {
         let given = tokens.iter().all(|token| self.tokens.contains(token));
         assert!(given, "an answer has tokens that were given");
         self.outputs.push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone() }));
+    }
+
+    /// Two databases change places.
+    pub(super) fn swap(&mut self) {
+        self.forget_used();
+        for values in [&mut self.values, &mut self.replica_values] {
+            for ((db, name), value) in std::mem::take(values) {
+                values.insert((1 - db, name), value);
+            }
+        }
+        self.engine.swapped(0, 1);
+        self.replica.swapped(0, 1);
+    }
+
+    /// Every value goes away.
+    pub(super) fn flush(&mut self) {
+        self.forget_used();
+        self.values.clear();
+        self.replica_values.clear();
+        self.engine.flushed(None);
+        self.replica.flushed(None);
+    }
+
+    /// The replica takes over, and the master becomes one that has loaded its data. Whoever waited or was connected is gone.
+    pub(super) fn fail_over(&mut self) {
+        let work = self.engine.work;
+        std::mem::swap(&mut self.engine, &mut self.replica);
+        std::mem::swap(&mut self.values, &mut self.replica_values);
+        self.replica = Engine::new([1, 2, 3, 4]);
+        self.replica.raise_token(self.engine.last_token());
+        self.replica_values.clear();
+        for (at, value) in &self.values {
+            let copy = match value {
+                Value::Lock(lock) => Value::Lock(lock.clone()),
+                Value::Foreign => Value::Foreign,
+            };
+            self.replica_values.insert(at.clone(), copy);
+            self.replica.value_loaded(Key { db: at.0, name: at.1.as_slice().into() });
+        }
+        self.engine.work = work;
+        self.tickets.clear();
+        self.waiting.clear();
+        self.answered_early.clear();
+        self.outputs.clear();
+        self.engine.promoted();
     }
 
     /// Lets time pass; every deadline is met at its moment.
@@ -272,12 +343,13 @@ impl World {
     /// What the module's timer does, until nothing is left to do at this moment.
     pub(super) fn run_timer(&mut self) {
         self.engine.begin_turn();
-        loop {
+        for step in 0.. {
+            assert!(step < 100_000, "the timer comes to an end");
             let mut out = Outbox::new(true);
             let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &out);
             match next {
-                Some(key) => self.on_key(&key, |engine, tx| engine.run_job(tx)),
+                Some(key) => self.within_turn(&[key], |engine, tx| engine.run_job(tx)),
                 None if self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us) => {
                     self.engine.begin_turn();
                 }
@@ -290,6 +362,10 @@ impl World {
     /// A value goes away by a command of the server's, as DEL does it.
     pub(super) fn unlink(&mut self, key: &Key) -> Option<Value> {
         self.forget_used();
+        if let Some(Value::Lock(mut lock)) = self.replica_values.remove(&(key.db, key.name.as_slice().to_vec())) {
+            let alarm = lock.take_alarm();
+            self.replica.value_unlinked(key.borrow(), alarm, core::iter::empty());
+        }
         let mut value = self.values.remove(&(key.db, key.name.as_slice().to_vec()))?;
         if let Value::Lock(lock) = &mut value {
             let alarm = lock.alarm();
@@ -304,6 +380,14 @@ impl World {
     pub(super) fn arrive(&mut self, key: &Key, value: Value) {
         self.unlink(key);
         let is_lock = matches!(value, Value::Lock(_));
+        let copy = match &value {
+            Value::Lock(lock) => Value::Lock(lock.clone()),
+            Value::Foreign => Value::Foreign,
+        };
+        self.replica_values.insert((key.db, key.name.as_slice().to_vec()), copy);
+        if is_lock {
+            self.replica.value_arrived(key.borrow());
+        }
         self.values.insert((key.db, key.name.as_slice().to_vec()), value);
         if is_lock {
             self.engine.value_arrived(key.borrow());
@@ -339,6 +423,19 @@ impl World {
             }
         }
         self.check_bindings();
+        self.check_replica();
+    }
+
+    /// A replica has what the master has.
+    fn check_replica(&self) {
+        let seen = |values: &BTreeMap<(u32, Vec<u8>), Value>| {
+            let all = values.iter().map(|(at, value)| match value {
+                Value::Lock(lock) => (at.clone(), Some(lock.clone())),
+                Value::Foreign => (at.clone(), None),
+            });
+            all.collect::<Vec<_>>()
+        };
+        assert_eq!(seen(&self.replica_values), seen(&self.values), "a replica has what its master has");
     }
 
     /// A hold is known by each of the connections that it is bound to.
