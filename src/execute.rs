@@ -211,6 +211,9 @@ pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'
         // A master is sent effects only with a slot that Valkey moves to it: the value comes here without its connections.
         state::tell(|engine| engine.value_arrived(key.borrow()));
         timer::arm_soon();
+    } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
+        // Much that ended at once is cleaned up in parts.
+        timer::arm_soon();
     }
     applied
 }

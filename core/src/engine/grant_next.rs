@@ -323,7 +323,9 @@ impl Engine {
         while let Some(owner_id) = self.queues.owners.find(owner)
             && let Some(position) = self.queues.next_of_owner(owner_id, name, mode, behind)
         {
-            if !self.work.take(ANSWER) {
+            // On a fair lock it is one at most, and its place must not be made anew beside the hold.
+            let is_fair = self.queues.get(position.ticket).is_some_and(|waiter| waiter.request.kind == Kind::Fair);
+            if !is_fair && !self.work.take(ANSWER) {
                 let left = Siblings { owner: owner.into(), mode, behind };
                 return self.mark(name, |dirty| dirty.granted.push(left));
             }

@@ -221,7 +221,8 @@ impl Engine {
         self.sweep = Some(Sweep::default());
     }
 
-    /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told.
+    /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told, and a master
+    /// with a key of a slot that another node has now.
     pub fn observe(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         if let Some(name) = self.queues.names.find(keys.key(id)) {
             if let Some(record) = self.queues.names.get_mut(name) {
@@ -230,5 +231,7 @@ impl Engine {
             self.queues.names.tidy(name);
         }
         self.set_alarm(keys, id);
+        let ringing = self.ringing.take();
+        self.forget_if_rung(ringing);
     }
 }

@@ -11,6 +11,7 @@ use super::dirty::Gone;
 use super::state::{Engine, Transaction, count};
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};
+use crate::collections::Alarm;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::Value;
@@ -169,24 +170,30 @@ impl Engine {
             self.reconcile(tx, id, false);
         }
         self.close(tx);
-        // The value that it was for is gone, or has another one.
-        if let Some(alarm) = ringing.filter(|alarm| self.leases.has_rung(*alarm)) {
+        self.forget_if_rung(ringing);
+    }
+
+    /// Removes an alarm that has gone off and was not set anew: the value that it was for is gone, or has another one.
+    pub(super) fn forget_if_rung(&mut self, alarm: Option<Alarm>) {
+        if let Some(alarm) = alarm.filter(|alarm| self.leases.has_rung(*alarm)) {
             self.leases.remove(alarm, &self.databases);
         }
     }
 
-    /// The next key that a replica has been told of, for [`Engine::observe`]. What was flushed is forgotten on the way.
+    /// The next key that a replica has been told of, for [`Engine::observe`]. What was flushed is forgotten on the way, and what
+    /// is left of locks that ended all at once.
     pub fn next_to_observe(&mut self) -> Option<Key> {
         self.work.begin_timer();
         // What is behind is so until a promotion, which sweeps again.
         while !matches!(self.sweep_on(), Rang::No) {}
+        while !matches!(self.clean_up(), Rang::No) {}
         self.next_dirty().or_else(|| self.next_loaded())
     }
 
     /// Whether a replica has yet to look at something.
     #[must_use]
     pub fn has_to_observe(&self) -> bool {
-        self.sweep.is_some() || !self.dirty.is_empty() || !self.loaded.is_empty()
+        self.sweep.is_some() || !self.dirty.is_empty() || !self.loaded.is_empty() || !self.leftovers.is_empty()
     }
 
     fn next_dirty(&mut self) -> Option<Key> {
@@ -382,7 +389,7 @@ impl Engine {
         Rang::Done
     }
 
-    fn sweep_lease(&mut self, alarm: crate::collections::Alarm) -> Option<Rang> {
+    fn sweep_lease(&mut self, alarm: Alarm) -> Option<Rang> {
         let reconciled_in = self.leases.reconciled_in(alarm)?;
         let Some(key) = self.leases.key(alarm, &self.databases) else {
             self.leases.remove(alarm, &self.databases);

@@ -409,7 +409,7 @@ impl WaitQueues {
         for (name, record) in self.names.iter() {
             in_queues += record.queue.len();
             holders += record.holders.len();
-            assert!(record.queue.len() > 0 || record.holders.is_empty());
+            assert!(!record.queue.is_empty() || record.holders.is_empty());
             for position in record.queue.iter() {
                 let waiter = self.get(position.ticket).expect("a waiter");
                 assert!(waiter.names.contains(&name) && waiter.position(position.ticket) == position);

@@ -248,11 +248,26 @@ impl World {
                 let applied = self.replica.apply_effect(&mut open, KeyId(0), event);
                 assert_eq!(applied, Ok(()), "a replica can apply {event:?} to {key:?}");
             }
-            if std::env::var("TRACE").is_ok() {
-                std::eprintln!("  {key:?} {output:?}");
-            }
             self.outputs.push((self.now.mono_us, key, output));
         }
+    }
+
+    /// Looks at a key without deciding anything.
+    pub(super) fn observe(&mut self, key: &Key) {
+        let mut open = Open { open: [key.clone()].into(), client: None, values: &mut self.values };
+        self.engine.observe(&mut open, KeyId(0));
+    }
+
+    /// What the timer of the replica does, until nothing is left to look at.
+    pub(super) fn observe_on_replica(&mut self) {
+        while self.replica.has_to_observe() {
+            self.replica.begin_turn();
+            while let Some(key) = self.replica.next_to_observe() {
+                let mut open = Open { open: [key].into(), client: None, values: &mut self.replica_values };
+                self.replica.observe(&mut open, KeyId(0));
+            }
+        }
+        assert!(self.replica.leftovers.is_empty(), "a replica cleans up after what ended at once");
     }
 
     /// Two databases change places.
@@ -330,31 +345,6 @@ impl World {
             let mut out = Outbox::default();
             let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &mut out);
-            if std::env::var("TRACE").is_ok() {
-                std::eprintln!(
-                    "job {next:?} {:?} {:?} {:?}",
-                    self.engine.sweep,
-                    self.engine.work,
-                    self.engine
-                        .queues
-                        .names
-                        .iter()
-                        .map(|(n, r)| (
-                            n,
-                            r.is_rejoining,
-                            r.dirty.as_ref().map(|d| (
-                                d.arrived,
-                                d.replaced,
-                                d.review,
-                                d.undelivered.len(),
-                                d.unbound.len(),
-                                d.gone.len(),
-                                d.granted.len()
-                            ))
-                        ))
-                        .collect::<Vec<_>>()
-                );
-            }
             match next {
                 Some(key) => self.within_turn(&[key], |engine, tx| engine.run_job(tx)),
                 None if self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us) => {
