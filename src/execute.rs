@@ -53,7 +53,7 @@ pub(crate) fn on_keys<'c, R>(
     reply(result);
     wake(out);
     if next.has_offers {
-        take_offers(ctx, Within::Command);
+        while take_next_offer(ctx, Within::Command) {}
         timer::arm();
     } else {
         timer::arm_for(next.timeout_us);
@@ -76,18 +76,23 @@ pub(crate) fn on_key<'c, R>(
 /// Does what there is to do about a key whose time has come.
 pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
     let mut out = Within::Timer.outbox();
-    let next = transact(ctx, &[name], Asks::Module, &mut out, |engine, tx| engine.run_job(tx));
+    transact(ctx, &[name], Asks::Module, &mut out, |engine, tx| engine.run_job(tx));
     wake(out);
-    if next.is_some_and(|((), next)| next.has_offers) {
-        take_offers(ctx, Within::Timer);
-    }
 }
 
-/// Grants the waiters for many keys that can have all of them, now that the keys that brought it about are closed.
-fn take_offers(ctx: Ctx<'_>, within: Within) {
-    while let Some((offer, keys)) = state::with_engine(Engine::next_offer).flatten() {
-        take_offer(ctx, within, offer, &keys);
+/// Grants a waiter that was offered many keys and had to be left to the timer, or that a job of the timer has offered them. `false`
+/// if there is none.
+pub(crate) fn run_offer(ctx: Ctx<'_>) -> bool {
+    take_next_offer(ctx, Within::Timer)
+}
+
+/// Grants a waiter for many keys that can have all of them, now that the keys that brought it about are closed.
+fn take_next_offer(ctx: Ctx<'_>, within: Within) -> bool {
+    let next = state::with_engine(Engine::next_offer).flatten();
+    if let Some((offer, keys)) = &next {
+        take_offer(ctx, within, *offer, keys);
     }
+    next.is_some()
 }
 
 fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Key]) {
@@ -219,6 +224,9 @@ pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'
     if flags.is_master() && !flags.is_loading() {
         // A master is sent effects only with a slot that Valkey moves to it: the value comes here without its connections.
         state::tell(|engine| engine.value_arrived(key.borrow()));
+        timer::arm_soon();
+    } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
+        // Much that ended at once is cleaned up in parts.
         timer::arm_soon();
     }
     applied

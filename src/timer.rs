@@ -107,6 +107,9 @@ fn run(start_us: u64, mut step: impl FnMut() -> bool) -> bool {
 
 /// Does the next thing that is due. `false` if there is none, or if enough was done for now.
 fn run_next(ctx: Ctx<'_>) -> bool {
+    if execute::run_offer(ctx) {
+        return true;
+    }
     let now = clock::now();
     let mut out = Outbox::new(true);
     let next = state::with_engine(|engine| engine.next_job(now, &mut out));

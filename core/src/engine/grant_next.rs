@@ -330,7 +330,9 @@ impl Engine {
         while let Some(owner_id) = self.queues.owners.find(owner)
             && let Some(position) = self.queues.next_of_owner(owner_id, name, mode, behind)
         {
-            if !self.work.take(ANSWER) {
+            // On a fair lock it is one at most, and its place must not be made anew beside the hold.
+            let is_fair = self.queues.get(position.ticket).is_some_and(|waiter| waiter.request.kind == Kind::Fair);
+            if !is_fair && !self.work.take(ANSWER) {
                 let left = Siblings { owner: owner.into(), mode, behind };
                 return self.mark(name, |dirty| dirty.granted.push(left));
             }
@@ -439,32 +441,32 @@ impl Engine {
         !self.grantable.is_empty()
     }
 
-    /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`].
+    /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`]. `None` also if enough was done
+    /// for this turn: the timer begins the next one with the rest.
     pub fn next_offer(&mut self) -> Option<(Offer, Vec<Key>)> {
-        while let Some((ticket, freed)) = self.grantable.pop_front() {
-            let Some(waiter) = self.queues.get(ticket) else {
-                continue;
-            };
-            let changes = u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE);
-            if self.work.take_whole(changes.saturating_add(ANSWER)) {
+        while let Some((ticket, freed)) = self.grantable.front().copied() {
+            if let Some(waiter) = self.queues.get(ticket) {
+                let changes = u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE);
+                if !self.work.take_whole(changes.saturating_add(ANSWER)) {
+                    return None;
+                }
+                self.grantable.pop_front();
                 let keys = waiter.names.iter().filter_map(|name| Some(self.queues.names.get(*name)?.key().to_key()));
                 return Some((Offer { ticket, freed }, keys.collect()));
             }
-            self.offer_later(ticket);
+            self.grantable.pop_front();
         }
         None
     }
 
-    /// The allowance is used up: the timer comes back to a waiter, as the first in the queue of its first key or, if its owner holds
-    /// that, as one that is granted past the queue.
-    fn offer_later(&mut self, ticket: u64) {
+    /// Offers a waiter a key again when what the server has told of it was acted upon: that brings back the head of its queue,
+    /// and who holds it already.
+    fn offer_again(&mut self, name: NameId, ticket: u64) {
         let Some(waiter) = self.queues.get(ticket) else {
             return;
         };
         let siblings = just_before(self.queues.owner_of(waiter), waiter.position(ticket));
-        if let Some(name) = waiter.names.first().copied() {
-            self.mark(name, |dirty| dirty.granted.push(siblings));
-        }
+        self.mark(name, |dirty| dirty.granted.push(siblings));
     }
 
     /// Grants a waiter for many keys, which are open in its order. If one of them turns out not to be to be had, it goes on
@@ -483,7 +485,6 @@ impl Engine {
         if waiter.is_over(tx.now) {
             return self.time_out(tx, KeyId(0), ticket);
         }
-        let position = waiter.position(ticket);
         let mut decisions = Vec::with_capacity(tx.keys.count());
         for id in tx.ids() {
             let is_first =
@@ -492,7 +493,10 @@ impl Engine {
             match admission::decide(tx.keys.value(id), ahead, owner.as_slice(), &request, tx.now) {
                 Decision::Refuse(refusal) => return self.answer(tx, ticket, Answer::Refused(refusal)),
                 Decision::Wait => return,
-                _ if self.is_unsettled(tx, id) => return self.offer_again(tx, id, owner.as_slice(), position),
+                _ if self.is_unsettled(tx, id) => {
+                    let name = self.intern(tx.keys.key(id));
+                    return self.offer_again(name, ticket);
+                }
                 decision => decisions.push(decision),
             }
         }
@@ -529,14 +533,6 @@ impl Engine {
             }
         }
         self.queues.owners.tidy(waiter.owner);
-    }
-
-    /// Offers a waiter a key again when what the server has told of it was acted upon: that brings back the head of its queue,
-    /// and who holds it already.
-    fn offer_again(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8], position: Position) {
-        let siblings = just_before(owner, position);
-        let name = self.intern(tx.keys.key(id));
-        self.mark(name, |dirty| dirty.granted.push(siblings));
     }
 
     fn holds(&self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8]) -> bool {

@@ -17,9 +17,6 @@ use super::names::NameId;
 use super::state::{Engine, count};
 use super::timers::Sweep;
 
-/// How many bindings of a value that went away are forgotten at once.
-const BINDINGS_AT_ONCE: usize = if cfg!(test) { 1 } else { 64 };
-
 impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
     /// was granted without hearing of it. `gave_up` tells that it was answered nil.
@@ -148,7 +145,7 @@ impl Engine {
             self.leases.remove(alarm, &self.databases);
         }
         for (number, (client, token)) in bindings.enumerate() {
-            if number >= BINDINGS_AT_ONCE {
+            if number >= self.work.bindings {
                 // The sweep forgets the rest.
                 self.sweep = Some(Sweep::default());
                 break;
@@ -221,7 +218,8 @@ impl Engine {
         self.sweep = Some(Sweep::default());
     }
 
-    /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told.
+    /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told, and a master
+    /// with a key of a slot that another node has now.
     pub fn observe(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         if let Some(name) = self.queues.names.find(keys.key(id)) {
             if let Some(record) = self.queues.names.get_mut(name) {
@@ -230,5 +228,7 @@ impl Engine {
             self.queues.names.tidy(name);
         }
         self.set_alarm(keys, id);
+        let ringing = self.ringing.take();
+        self.forget_if_rung(ringing);
     }
 }

@@ -9,8 +9,9 @@ use super::connections::Binding;
 use super::deadlock::{self, Outcome};
 use super::dirty::Gone;
 use super::state::{Engine, Transaction, count};
-use super::work::{ANSWER, CHANGE};
+use super::work::{ANSWER, CHANGE, PARTS_PER_CHANGE};
 use crate::bytes::{Key, KeyRef};
+use crate::collections::Alarm;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::Value;
@@ -93,14 +94,6 @@ pub(super) struct Postponed {
 /// How long a key is left alone.
 const POSTPONED_MS: u64 = 5;
 
-/// How many slots the sweep passes over, or leftovers are given back, at once; it costs as much as so many changes.
-const PARTS_AT_ONCE: u32 = if cfg!(test) { 8 } else { 256 };
-const COST_OF_PARTS: u32 = PARTS_AT_ONCE / SLOTS_PER_CHANGE;
-const SLOTS_PER_CHANGE: u32 = 8;
-
-/// How many holds of a connection are looked at as soon as it closes.
-const CLOSED_AT_ONCE: usize = if cfg!(test) { 1 } else { 64 };
-
 impl Engine {
     /// A turn of the server's event loop begins, or a run of the timer: see `work.rs`.
     pub fn begin_turn(&mut self) {
@@ -111,6 +104,7 @@ impl Engine {
     #[must_use]
     pub fn next_timeout_us(&self) -> Option<u64> {
         let has_more = !self.dirty.is_empty()
+            || self.has_offers()
             || !self.loaded.is_empty()
             || !self.suspects.is_empty()
             || self.connections.has_work()
@@ -170,24 +164,30 @@ impl Engine {
             self.reconcile(tx, id, false);
         }
         self.close(tx);
-        // The value that it was for is gone, or has another one.
-        if let Some(alarm) = ringing.filter(|alarm| self.leases.has_rung(*alarm)) {
+        self.forget_if_rung(ringing);
+    }
+
+    /// Removes an alarm that has gone off and was not set anew: the value that it was for is gone, or has another one.
+    pub(super) fn forget_if_rung(&mut self, alarm: Option<Alarm>) {
+        if let Some(alarm) = alarm.filter(|alarm| self.leases.has_rung(*alarm)) {
             self.leases.remove(alarm, &self.databases);
         }
     }
 
-    /// The next key that a replica has been told of, for [`Engine::observe`]. What was flushed is forgotten on the way.
+    /// The next key that a replica has been told of, for [`Engine::observe`]. What was flushed is forgotten on the way, and what
+    /// is left of locks that ended all at once.
     pub fn next_to_observe(&mut self) -> Option<Key> {
         self.work.begin_timer();
         // What is behind is so until a promotion, which sweeps again.
         while !matches!(self.sweep_on(), Rang::No) {}
+        while !matches!(self.clean_up(), Rang::No) {}
         self.next_dirty().or_else(|| self.next_loaded())
     }
 
     /// Whether a replica has yet to look at something.
     #[must_use]
     pub fn has_to_observe(&self) -> bool {
-        self.sweep.is_some() || !self.dirty.is_empty() || !self.loaded.is_empty()
+        self.sweep.is_some() || !self.dirty.is_empty() || !self.loaded.is_empty() || !self.leftovers.is_empty()
     }
 
     fn next_dirty(&mut self) -> Option<Key> {
@@ -291,7 +291,7 @@ impl Engine {
 
     /// Notes what ends with a connection that closed, of a few of its holds at once.
     pub(super) fn look_at_first_closed(&mut self) {
-        for _ in 0..CLOSED_AT_ONCE {
+        for _ in 0..self.work.bindings {
             if !self.end_next_binding() {
                 return;
             }
@@ -311,8 +311,8 @@ impl Engine {
         if self.connections.has_closed() && self.work.take(CHANGE) && self.end_next_binding() {
             return Rang::Done;
         }
-        if self.connections.has_work() && self.work.take(COST_OF_PARTS) {
-            self.connections.drop_some(PARTS_AT_ONCE as usize);
+        if self.connections.has_work() && self.work.take_parts() {
+            self.connections.drop_some(self.work.parts as usize);
             return Rang::Done;
         }
         Rang::No
@@ -324,7 +324,7 @@ impl Engine {
 
     /// Cleans up after holds and places that ended all at once, and after the last of a great many locks or waiters.
     fn clean_up(&mut self) -> Rang {
-        if self.has_retired() && self.work.take(COST_OF_PARTS) {
+        if self.has_retired() && self.work.take_parts() {
             self.leases.give_back();
             self.queues.give_back();
             return Rang::Done;
@@ -332,11 +332,11 @@ impl Engine {
         let Some((key, mut leftovers)) = self.leftovers.pop() else {
             return Rang::No;
         };
-        if !self.work.take(COST_OF_PARTS) {
+        if !self.work.take_parts() {
             self.leftovers.push((key, leftovers));
             return Rang::No;
         }
-        for _ in 0..PARTS_AT_ONCE {
+        for _ in 0..self.work.parts {
             let Some(hold) = leftovers.holds.pop() else {
                 break;
             };
@@ -345,8 +345,8 @@ impl Engine {
                 self.connections.unbind(&binding);
             }
         }
-        let has_places = leftovers.queue.as_mut().is_some_and(|queue| queue.drop_some(PARTS_AT_ONCE as usize));
-        let has_index = leftovers.index.as_mut().is_some_and(|index| index.drop_some(PARTS_AT_ONCE as usize));
+        let has_places = leftovers.queue.as_mut().is_some_and(|queue| queue.drop_some(self.work.parts as usize));
+        let has_index = leftovers.index.as_mut().is_some_and(|index| index.drop_some(self.work.parts as usize));
         if has_places || has_index || !leftovers.holds.is_empty() {
             self.leftovers.push((key, leftovers));
         }
@@ -355,9 +355,9 @@ impl Engine {
 
     /// Goes on with the sweep.
     fn sweep_on(&mut self) -> Rang {
-        for part in 0..PARTS_AT_ONCE {
+        for part in 0..self.work.parts {
             // It stops at whatever is found: only what it has passed over counts.
-            if self.sweep.is_none() || (part.is_multiple_of(SLOTS_PER_CHANGE) && !self.work.take(CHANGE)) {
+            if self.sweep.is_none() || (part.is_multiple_of(PARTS_PER_CHANGE) && !self.work.take(CHANGE)) {
                 return if part == 0 { Rang::No } else { Rang::Done };
             }
             match self.sweep.take() {
@@ -394,7 +394,7 @@ impl Engine {
         Rang::Done
     }
 
-    fn sweep_lease(&mut self, alarm: crate::collections::Alarm) -> Option<Rang> {
+    fn sweep_lease(&mut self, alarm: Alarm) -> Option<Rang> {
         let reconciled_in = self.leases.reconciled_in(alarm)?;
         let Some(key) = self.leases.key(alarm, &self.databases) else {
             self.leases.remove(alarm, &self.databases);

@@ -21,12 +21,25 @@ pub(super) const CHANGE: u32 = 1;
 /// How many steps all searches for deadlocks of one turn may take.
 const SEARCH_STEPS: u32 = 20_000;
 
+/// How many slots the sweep passes over, or leftovers are given back, at once.
+const PARTS: u32 = 256;
+
+/// How many parts cost as much as a change.
+pub(super) const PARTS_PER_CHANGE: u32 = 8;
+
+/// How many bindings of a connection that closed, or of a value that went away, are looked at at once.
+const BINDINGS: usize = 64;
+
 /// The allowances.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     own: u32,
     shared: u32,
     pub(super) search_steps: u32,
+    /// How many slots or leftovers are one step.
+    pub(super) parts: u32,
+    /// How many bindings are one step.
+    pub(super) bindings: usize,
     #[cfg(test)]
     scarcity: Option<Scarcity>,
 }
@@ -39,6 +52,8 @@ pub(super) struct Scarcity {
     /// At least 1. What costs more than all of it costs all of it, so that each turn gets somewhere.
     pub(super) shared: u32,
     pub(super) search_steps: u32,
+    pub(super) parts: u32,
+    pub(super) bindings: usize,
 }
 
 impl Default for Work {
@@ -47,6 +62,8 @@ impl Default for Work {
             own: 0,
             shared: SHARED_UNITS,
             search_steps: SEARCH_STEPS,
+            parts: PARTS,
+            bindings: BINDINGS,
             #[cfg(test)]
             scarcity: None,
         }
@@ -57,8 +74,8 @@ impl Work {
     /// A turn of the event loop begins, or a run of the timer.
     pub(super) fn begin_turn(&mut self) {
         #[cfg(test)]
-        if let Some(Scarcity { shared, search_steps, .. }) = self.scarcity {
-            *self = Self { own: 0, shared, search_steps, ..*self };
+        if let Some(Scarcity { shared, search_steps, parts, bindings, .. }) = self.scarcity {
+            *self = Self { own: 0, shared, search_steps, parts, bindings, ..*self };
             return;
         }
         *self = Self::default();
@@ -100,6 +117,11 @@ impl Work {
             }
             None => false,
         }
+    }
+
+    /// Takes what one step over [`Work::parts`] costs.
+    pub(super) fn take_parts(&mut self) -> bool {
+        self.take(self.parts / PARTS_PER_CHANGE)
     }
 
     /// The same for what cannot be divided. If there is not enough left for it, the turn has done enough, and the next one begins

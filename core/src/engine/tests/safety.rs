@@ -9,6 +9,7 @@ use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
+use crate::outbox::Outbox;
 use crate::request::{Ask, Release, Renew, Request, Verb};
 
 const PERMITS: u32 = 3;
@@ -305,6 +306,7 @@ fn run_all(world: &mut World, steps: Vec<Step>) {
     for _ in 0..50 {
         world.advance(200);
     }
+    world.observe_on_replica();
     world.engine.confirm_grants(|_| true);
     let idle = world.values.values().all(|value| match value {
         Value::Lock(lock) => lock.holds().is_empty(),
@@ -330,12 +332,26 @@ proptest! {
         own in 0..12u32,
         shared in 1..10u32,
         search_steps in 300..1000u32,
+        parts in 1..16u32,
+        bindings in 1..3usize,
         shares_turns in any::<bool>(),
         steps in prop::collection::vec(step(), 1..120),
     ) {
         let mut world = World::new();
         world.shares_turns = shares_turns;
-        world.engine.work.make_scarce(Scarcity { own, shared, search_steps });
+        world.engine.work.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
         run_all(&mut world, steps);
     }
+}
+
+/// As after a slot was trimmed on a node that has given it away: nothing is told of the values that went with it.
+#[test]
+fn the_alarm_of_a_value_that_went_unnoticed_is_forgotten() {
+    let mut world = World::new();
+    run(&mut world, Step::AcquireMany { keys: 1, owner: 0, lease_ms: 10, block_ms: None, id: None, client: 0 });
+    world.values.clear();
+    world.pause(10);
+    let key = world.engine.next_job(world.now, &mut Outbox::new(true)).expect("a lease is over");
+    world.observe(&key);
+    assert_eq!(world.engine.held(), 0);
 }

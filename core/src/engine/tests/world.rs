@@ -175,11 +175,15 @@ impl World {
     ) -> R {
         let result = self.transact(keys, request);
         self.client = None;
+        self.take_offers();
+        self.check();
+        result
+    }
+
+    fn take_offers(&mut self) {
         while let Some((offer, keys)) = self.engine.next_offer() {
             self.transact(&keys, |engine, tx| engine.take_offer(tx, offer));
         }
-        self.check();
-        result
     }
 
     pub(super) fn transact<R>(
@@ -273,6 +277,26 @@ impl World {
         self.outputs.push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone() }));
     }
 
+    /// Looks at a key without deciding anything.
+    pub(super) fn observe(&mut self, key: &Key) {
+        let mut open =
+            Open { open: [key.clone()].into(), client: None, barred: &self.barred, values: &mut self.values };
+        self.engine.observe(&mut open, KeyId(0));
+    }
+
+    /// What the timer of the replica does, until nothing is left to look at.
+    pub(super) fn observe_on_replica(&mut self) {
+        while self.replica.has_to_observe() {
+            self.replica.begin_turn();
+            while let Some(key) = self.replica.next_to_observe() {
+                let mut open =
+                    Open { open: [key].into(), client: None, barred: &self.barred, values: &mut self.replica_values };
+                self.replica.observe(&mut open, KeyId(0));
+            }
+        }
+        assert!(self.replica.leftovers.is_empty(), "a replica cleans up after what ended at once");
+    }
+
     /// Two databases change places.
     pub(super) fn swap(&mut self) {
         self.forget_used();
@@ -345,6 +369,7 @@ impl World {
         self.engine.begin_turn();
         for step in 0.. {
             assert!(step < 100_000, "the timer comes to an end");
+            self.take_offers();
             let mut out = Outbox::new(true);
             let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &out);
