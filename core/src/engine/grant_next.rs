@@ -152,11 +152,13 @@ impl Engine {
         };
         let owner = self.queues.owner_of(waiter);
         let is_over = waiter.is_over(tx.now);
+        let cut_off = self.queues.notified.cut_off(waiter);
+        let is_out = is_over || cut_off.is_some();
         let decision = admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request, tx.now);
-        if !is_over && decision == Decision::Wait {
+        if !is_out && decision == Decision::Wait {
             return Served::Waits;
         }
-        let is_offer = !is_over && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
+        let is_offer = !is_out && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
         if is_offer {
             self.offer(tx, ticket, freed);
             return Served::Waits;
@@ -167,6 +169,7 @@ impl Engine {
         }
         match decision {
             _ if is_over => self.time_out(tx, id, ticket),
+            _ if let Some(answer) = cut_off => self.answer(tx, ticket, answer),
             Decision::Refuse(refusal) => self.answer(tx, ticket, Answer::Refused(refusal)),
             _ if !self.is_permitted(tx, ticket) => self.answer(tx, ticket, Answer::Refused(Refusal::NoPermission)),
             decision => self.grant_to_waiter(tx, id, ticket, &decision, freed),
@@ -200,8 +203,8 @@ impl Engine {
 
     /// Answers a waiter that is not granted.
     pub(super) fn answer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
-        self.remove(ticket);
-        tx.out.answer(ticket, answer);
+        let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
+        tx.out.answer(ticket, notice, answer);
     }
 
     fn time_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
@@ -237,13 +240,13 @@ impl Engine {
                 if freed {
                     count(&mut self.stats.handed_over);
                 }
-                self.expect_delivery(ticket, waiter.client);
-                tx.out.answer(ticket, Answer::Granted(token));
+                self.expect_delivery(ticket, &waiter);
+                tx.out.answer(ticket, waiter.notice(), Answer::Granted(token));
                 self.grant_siblings(tx, id, owner.as_slice(), waiter.request.mode);
             }
             Err(refusal) => {
                 self.queues.take_undelivered(ticket);
-                tx.out.answer(ticket, Answer::Refused(refusal));
+                tx.out.answer(ticket, waiter.notice(), Answer::Refused(refusal));
                 if kind == Kind::Fair {
                     self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
                 }
@@ -289,16 +292,18 @@ impl Engine {
     }
 
     /// A grant is under way to its waiter.
-    fn expect_delivery(&mut self, ticket: u64, client: Option<u64>) {
+    fn expect_delivery(&mut self, ticket: u64, waiter: &Waiter) {
         if !self.queues.is_undelivered(ticket) {
             // A repeat has given nothing that could be taken back.
             self.queues.take_undelivered(ticket);
             return;
         }
-        if let Some(client) = client {
+        if let Some(client) = waiter.client {
             self.connections.grant(client, ticket);
         }
-        self.undelivered.push(ticket);
+        if waiter.request.notify.is_none() {
+            self.undelivered.push(ticket);
+        }
     }
 
     /// Grants the other requests with which an owner waits for what it holds now: they are re-entries. A writer's READ is granted
@@ -381,6 +386,9 @@ impl Engine {
         if waiter.is_over(tx.now) {
             return self.time_out(tx, id, ticket);
         }
+        if let Some(answer) = self.queues.notified.cut_off(waiter) {
+            return self.answer(tx, ticket, answer);
+        }
         if waiter.is_many() {
             return self.offer(tx, ticket, freed);
         }
@@ -400,11 +408,11 @@ impl Engine {
                 let given = self.give(tx, id, ticket, owner.as_slice(), &waiter, &decision);
                 if given.is_ok() {
                     count(&mut self.stats.granted_after_waiting);
-                    self.expect_delivery(ticket, waiter.client);
+                    self.expect_delivery(ticket, &waiter);
                 } else {
                     self.queues.take_undelivered(ticket);
                 }
-                tx.out.answer(ticket, given.map_or_else(Answer::Refused, Answer::Granted));
+                tx.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
                 self.queues.owners.tidy(waiter.owner);
             }
         }
@@ -493,6 +501,9 @@ impl Engine {
         if waiter.is_over(tx.now) {
             return self.time_out(tx, KeyId(0), ticket);
         }
+        if let Some(answer) = self.queues.notified.cut_off(waiter) {
+            return self.answer(tx, ticket, answer);
+        }
         let mut decisions = Vec::with_capacity(tx.keys.count());
         for id in tx.ids() {
             let is_first =
@@ -524,7 +535,7 @@ impl Engine {
                 Ok(token) => tokens.push(token),
                 Err(refusal) => {
                     // Each key has said that it admits the request. If that was not so, what was given is taken back.
-                    tx.out.answer(ticket, Answer::Refused(refusal));
+                    tx.out.answer(ticket, waiter.notice(), Answer::Refused(refusal));
                     return self.waiter_left(ticket, true);
                 }
             }
@@ -533,8 +544,8 @@ impl Engine {
         if freed {
             count(&mut self.stats.handed_over);
         }
-        self.expect_delivery(ticket, waiter.client);
-        tx.out.answer(ticket, Answer::GrantedMany(tokens.into()));
+        self.expect_delivery(ticket, &waiter);
+        tx.out.answer(ticket, waiter.notice(), Answer::GrantedMany(tokens.into()));
         for (id, held_before) in tx.ids().zip(held_before) {
             if !held_before {
                 self.grant_siblings(tx, id, owner.as_slice(), Mode::Exclusive);

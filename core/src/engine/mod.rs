@@ -19,6 +19,7 @@
 //! `server_events`, `deadlock`, `grant_next` + `reconcile`, `release`, `fair` + `acquire`, `semaphore`, `timers`, `views`.
 
 mod acquire;
+mod cancel;
 mod connections;
 mod databases;
 mod deadlock;
@@ -28,6 +29,7 @@ mod grant_next;
 mod holders;
 mod leases;
 mod names;
+mod notified;
 mod owners;
 mod reconcile;
 mod release;

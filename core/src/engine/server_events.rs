@@ -39,13 +39,14 @@ impl Engine {
             self.take_back(ticket);
         }
         self.connections.close(client);
+        self.cut_off_client(client);
         self.look_at_first_closed();
     }
 
     /// Whether the closing of a connection would change anything.
     #[must_use]
     pub fn concerns_client(&self, client: u64) -> bool {
-        self.connections.concerns(client)
+        self.connections.concerns(client) || self.queues.notified.first_of(client).is_some()
     }
 
     /// What a ticket was granted is to be taken back.
@@ -91,7 +92,7 @@ impl Engine {
         }
     }
 
-    fn confirm_ticket(&mut self, ticket: u64) {
+    pub(super) fn confirm_ticket(&mut self, ticket: u64) {
         for (name, Undelivered { client, .. }) in self.queues.take_undelivered(ticket) {
             if let Some(client) = client {
                 self.connections.forget_grant(client, ticket);
@@ -201,7 +202,11 @@ impl Engine {
             let name = self.intern(key.borrow());
             self.mark(name, |dirty| dirty.merge(of_value));
         }
-        for ticket in self.undelivered.clone() {
+        let mut undelivered = self.undelivered.clone();
+        undelivered.extend(self.connections.undelivered());
+        undelivered.sort_unstable();
+        undelivered.dedup();
+        for ticket in undelivered {
             // A generation that is behind: the name was swapped.
             self.queues.rename_undelivered(ticket, |names, key| {
                 names.intern(KeyRef { db: swapped(key.db), ..key.borrow() }, 0)

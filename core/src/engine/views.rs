@@ -16,6 +16,8 @@ pub struct WaiterView<'a> {
     pub count: u32,
     /// For how long it has been waiting.
     pub waited_ms: u64,
+    /// No connection is blocked for it: its answer is published.
+    pub is_notified: bool,
 }
 
 impl Engine {
@@ -57,6 +59,7 @@ impl Engine {
             owner: self.queues.owner_of(waiter),
             mode: waiter.request.mode,
             count: waiter.request.count,
+            is_notified: waiter.request.notify.is_some(),
             waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
         })
     }

@@ -13,7 +13,8 @@
 //! Invariants:
 //! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits.
 //! 2. A waiter has an alarm in `timeouts` exactly if it does not wait for ever.
-//! 3. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
+//! 3. A waiter without a blocked connection is in `notified`, under the connection that asked.
+//! 4. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
 //!    owner's holdings. There are none where nobody waits.
 
 use ahash::RandomState;
@@ -21,10 +22,12 @@ use smallvec::SmallVec;
 
 use super::dirty::Undelivered;
 use super::names::{Holder, NameId, NameRecord, Names, Position, Rank};
+use super::notified::Notified;
 use super::owners::{Holding, OwnerId, OwnerRecord, Owners, Wait};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{Alarm, Deadlines, Slots};
 use crate::kind::Mode;
+use crate::outbox::{Answer, Notice};
 use crate::request::{Ask, Request, Verb};
 use crate::time::Now;
 
@@ -58,6 +61,19 @@ impl Waiter {
     /// Whether it is a request for many keys, which may be one.
     pub(super) fn is_many(&self) -> bool {
         self.request.verb == Verb::AcquireMany
+    }
+
+    /// Where its answer is published, if no connection is blocked for it.
+    pub(super) fn notice(&self) -> Option<Notice> {
+        let Request { notify, request_id, .. } = self.request;
+        Some(Notice { channel: notify?, id: request_id?, client: self.client? })
+    }
+
+    /// What it is told when `later`, a request of the same owner, stands in its place.
+    pub(super) fn answer_to_succeeded(&self, later: &Request) -> Answer {
+        let Request { request_id, notify, .. } = self.request;
+        let is_continued = notify.is_some() && (request_id, notify) == (later.request_id, later.notify);
+        if is_continued { Answer::Continued } else { Answer::TakenOver }
     }
 
     pub(super) fn position(&self, ticket: u64) -> Position {
@@ -96,6 +112,7 @@ pub(super) struct WaitQueues {
     tickets: Slots<(u32, State)>,
     last_number: u32,
     timeouts: Deadlines<u64>,
+    pub(super) notified: Notified,
     waiting: usize,
 }
 
@@ -107,6 +124,7 @@ impl WaitQueues {
             tickets: Slots::default(),
             last_number: 0,
             timeouts: Deadlines::default(),
+            notified: Notified::default(),
             waiting: 0,
         }
     }
@@ -166,6 +184,9 @@ impl WaitQueues {
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
         let ticket = (u64::from(self.last_number) << u32::BITS) | u64::from(slot);
         self.waiting = self.waiting.saturating_add(1);
+        if let (Some(_), Some(client)) = (request.notify, client) {
+            self.notified.enter(client, ticket);
+        }
         let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, ticket));
         let position = Position { rank, arrival, ticket };
         if let Some((_, State::Waiting(waiter))) = self.tickets.get_mut(slot) {
@@ -206,6 +227,9 @@ impl WaitQueues {
         self.waiting = self.waiting.saturating_sub(1);
         if waiter.alarm != Alarm::NONE {
             self.timeouts.remove(waiter.alarm);
+        }
+        if let (Some(_), Some(client)) = (waiter.request.notify, waiter.client) {
+            self.notified.leave(client, ticket);
         }
         let position = waiter.position(ticket);
         for name in &waiter.names {
@@ -448,6 +472,11 @@ impl WaitQueues {
         }
         assert_eq!((waiting, alarms, holdings), (self.waiting, self.timeouts.len(), holders));
         assert_eq!((in_queues, waits), (waited_for, waited_for));
+        let notified = self.tickets.iter().filter(|(_, (_, state))| match state {
+            State::Waiting(waiter) => waiter.notice().is_some(),
+            State::Granted(_) => false,
+        });
+        assert_eq!(notified.count(), self.notified.len());
     }
 }
 

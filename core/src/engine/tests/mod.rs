@@ -4,6 +4,7 @@ mod deadlocks;
 mod model;
 mod safety;
 mod steps;
+mod subscribers;
 mod tokens;
 mod transcripts;
 mod world;
