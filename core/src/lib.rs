@@ -50,5 +50,5 @@ pub use lock::{FairQueue, Hold, Lock, seed_hashing};
 pub use outbox::{Answer, Effect, Notice, Outbox, Told};
 pub use place::{Place, Stay};
 pub use request::{Ask, Cancel, Channel, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
-pub use slot::{SlotTags, Tag};
+pub use slot::{SlotTags, Tag, slot_of};
 pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, TOKEN_CLOCK_END_US, US_PER_MS};

@@ -91,8 +91,7 @@ impl Notified {
         self.is_demoted || !self.closed.is_empty() || !self.gone.is_empty()
     }
 
-    /// How many wait, for a check of the invariants.
-    #[cfg(test)]
+    /// How many wait.
     pub(super) fn len(&self) -> usize {
         self.waits.len()
     }
@@ -156,6 +155,12 @@ impl Engine {
             self.mark(*name, |dirty| dirty.gone.extend(gone));
         }
         true
+    }
+
+    /// Nobody listened to what there was to be told to a ticket: what it was granted is taken back.
+    pub fn unheard(&mut self, ticket: u64) {
+        count(&mut self.stats.unheard);
+        self.waiter_left(ticket, false);
     }
 
     /// The answer to a ticket was published to somebody: what was granted stays granted.

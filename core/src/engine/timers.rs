@@ -198,7 +198,11 @@ impl Engine {
     /// Whether a replica has yet to look at something.
     #[must_use]
     pub fn has_to_observe(&self) -> bool {
-        self.sweep.is_some() || !self.dirty.is_empty() || !self.loaded.is_empty() || !self.leftovers.is_empty()
+        self.has_cut_off()
+            || self.sweep.is_some()
+            || !self.dirty.is_empty()
+            || !self.loaded.is_empty()
+            || !self.leftovers.is_empty()
     }
 
     fn next_dirty(&mut self) -> Option<Key> {
@@ -287,12 +291,12 @@ impl Engine {
                 if let Some(waiter) = self.queues.get_mut(ticket) {
                     waiter.is_suspected = false;
                 }
-                if let Outcome::Cycle(cycle) = outcome {
-                    if let Some(waiter) = self.remove(ticket) {
-                        out.answer(ticket, waiter.notice(), Answer::Refused(crate::Refusal::Deadlock(cycle)));
-                        for name in waiter.names {
-                            self.mark(name, |_| {});
-                        }
+                if let Outcome::Cycle(cycle) = outcome
+                    && let Some(waiter) = self.remove(ticket)
+                {
+                    out.answer(ticket, waiter.notice(), Answer::Refused(crate::Refusal::Deadlock(cycle)));
+                    for name in waiter.names {
+                        self.mark(name, |_| {});
                     }
                 }
             }

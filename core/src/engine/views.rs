@@ -39,6 +39,12 @@ impl Engine {
         self.queues.len()
     }
 
+    /// How many of them have no blocked connection.
+    #[must_use]
+    pub fn waiting_notified(&self) -> usize {
+        self.queues.notified.len()
+    }
+
     /// How many wait under `key`.
     #[must_use]
     pub fn waiting_on(&self, key: KeyRef<'_>) -> usize {
@@ -49,6 +55,13 @@ impl Engine {
     #[must_use]
     pub fn is_waiting(&self, ticket: u64) -> bool {
         self.queues.get(ticket).is_some()
+    }
+
+    /// Whether an owner's place on a fair lock is one of a request that waits without a blocked connection.
+    #[must_use]
+    pub fn is_notified(&self, key: KeyRef<'_>, owner: &[u8]) -> bool {
+        let ticket = self.queues.names.find(key).and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive));
+        ticket.and_then(|ticket| self.queues.get(ticket)).is_some_and(|waiter| waiter.request.notify.is_some())
     }
 
     /// Who waits under `key`, in order.
