@@ -63,13 +63,7 @@ impl Engine {
         if let Some(acquired) = self.acquire_at_rest(tx, owner, request) {
             return acquired;
         }
-        self.work.begin_command(tx.keys.count());
-        for id in tx.ids() {
-            self.reconcile_to_acquire(tx, id, request.kind);
-        }
-        let acquired = self.acquire_reconciled(tx, owner, request);
-        self.close(tx);
-        acquired
+        self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request))
     }
 
     /// The short way of the most frequent request: for one key, with nothing to bring up to date and nobody who waits, so that
@@ -93,13 +87,6 @@ impl Engine {
             Decision::Wait if request.ask == Ask::Try => Some(Ok(Acquired::Denied)),
             Decision::Wait | Decision::Repeat(_) | Decision::Refuse(_) => None,
         }
-    }
-
-    /// Brings a key up to date for a command that competes for the lock. What is left of a lock that is over goes, so that one
-    /// of another kind can come.
-    pub(super) fn reconcile_to_acquire(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, kind: Kind) {
-        self.reconcile(tx, id, false);
-        self.make_room(tx, id, kind);
     }
 
     fn acquire_reconciled(

@@ -99,11 +99,7 @@ impl Engine {
     ///
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn cancel(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<bool, Refusal> {
-        self.work.begin_command(tx.keys.count());
-        self.reconcile_if_dirty(tx, KEY);
-        let cancelled = self.cancel_reconciled(tx, owner);
-        self.close(tx);
-        cancelled
+        self.run_plain(tx, |engine, tx| engine.cancel_reconciled(tx, owner))
     }
 
     fn cancel_reconciled(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<bool, Refusal> {

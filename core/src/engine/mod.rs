@@ -19,6 +19,7 @@
 //! `server_events`, `deadlock`, `grant_next` + `reconcile`, `release`, `fair` + `acquire`, `semaphore`, `timers`, `views`.
 
 mod acquire;
+mod command;
 mod connections;
 mod databases;
 mod deadlock;

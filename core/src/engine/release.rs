@@ -38,21 +38,6 @@ struct Met {
 }
 
 impl Engine {
-    /// Runs a command that does not compete for the lock.
-    fn on_holds<K: Keyspace, R>(
-        &mut self,
-        tx: &mut Transaction<'_, K>,
-        decide: impl FnOnce(&mut Self, &mut Transaction<'_, K>) -> R,
-    ) -> R {
-        self.work.begin_command(tx.keys.count());
-        for id in tx.ids() {
-            self.reconcile_if_dirty(tx, id);
-        }
-        let decided = decide(self, tx);
-        self.close(tx);
-        decided
-    }
-
     /// RELEASE, MRELEASE. Returns the holds left of each key. Once part of a MRELEASE was done, a repeat counts a key that is held
     /// no longer as done.
     ///
@@ -67,7 +52,7 @@ impl Engine {
         if tx.keys.count() == 1 && request.request_id.is_none() && self.is_at_rest(tx, KEY) {
             return self.release_at_rest(tx, request);
         }
-        self.on_holds(tx, |engine, tx| {
+        self.run_plain(tx, |engine, tx| {
             let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
             for id in tx.ids() {
                 let hold = tx.keys.value(id).hold(request.kind, request.owner, request.mode, tx.now)?;
@@ -156,7 +141,7 @@ impl Engine {
     ///
     /// [`Refusal::NotOwner`] names the first key that is not held; nothing was changed.
     pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
-        self.on_holds(tx, |engine, tx| {
+        self.run_plain(tx, |engine, tx| {
             let mut met: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
             for id in tx.ids() {
                 let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?;
@@ -209,7 +194,7 @@ impl Engine {
         kind: Kind,
         token: Option<u64>,
     ) -> Result<bool, Refusal> {
-        self.on_holds(tx, |engine, tx| {
+        self.run_plain(tx, |engine, tx| {
             let Some(lock) = tx.keys.value(KEY).of_kind(kind, tx.now)? else {
                 return Ok(false);
             };
