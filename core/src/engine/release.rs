@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use super::reconcile::terms_of;
-use super::state::{Engine, Transaction};
+use super::grant::Renewal;
+use super::state::{Engine, Transaction, terms_of};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
@@ -20,15 +20,6 @@ const KEY: KeyId = KeyId(0);
 
 /// The holds that are left of a request's keys, in their order.
 pub type HoldsLeft = SmallVec<[u32; 1]>;
-
-/// The part of ACQUIRE or RENEW that gives a hold a new lease.
-pub(super) struct Renewal {
-    pub(super) lease_ms: Option<u64>,
-    pub(super) session_ms: Option<u64>,
-    pub(super) client: Option<u64>,
-    /// Propagate it even if nothing changed.
-    pub(super) always: bool,
-}
 
 /// What RELEASE meets: the token and the count of a hold, and whether it is a repeat.
 struct Met {
@@ -155,32 +146,6 @@ impl Engine {
             }
             Ok(tx.now.left_ms(smallest_us))
         })
-    }
-
-    /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
-    pub(super) fn renew_hold(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        token: u64,
-        terms: Terms,
-        renewal: &Renewal,
-    ) -> u64 {
-        let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
-        let renewed = Terms {
-            deadline_us: terms.deadline_us.max(tx.now.after_ms(lease_ms)),
-            lease_ms,
-            session_ms: renewal.session_ms.or(terms.session_ms),
-            ..terms
-        };
-        let deadline_us = renewed.deadline_us;
-        let name = self.name(tx, id);
-        self.confirm(name, token);
-        if renewal.always || renewed != terms {
-            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
-        }
-        self.bind(tx, id, token, renewal.client);
-        deadline_us
     }
 
     /// FORCERELEASE: ends every live hold, or the one with `token`. Returns whether there was one.

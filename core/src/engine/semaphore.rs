@@ -1,6 +1,6 @@
 //! What only a semaphore is asked: to be made, to have another number of permits, to give all that are free.
 
-use super::names::NameId;
+use super::positions::NameId;
 use super::state::{Engine, Transaction, count};
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};

@@ -6,7 +6,8 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-use super::world::{Open, Output, Value, World, key};
+use super::keyspace::{Open, Value};
+use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Engine, Transaction};
 use crate::kind::{Kind, Mode};
