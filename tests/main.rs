@@ -30,6 +30,7 @@ mod many;
 mod many_storm;
 mod moves;
 mod mutations;
+mod once;
 mod payloads;
 mod persistence;
 mod quarantine;

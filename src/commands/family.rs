@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use rlock_core::{Kind, Mode};
 
-use super::{BLOCK, LEASE, MODE, OWNER, PERMITS, QUEUE, REQ, SESSION};
+use super::{BLOCK, LEASE, MODE, ONCE, OWNER, PERMITS, QUEUE, REQ, SESSION, TOKEN};
 use crate::arguments::{self, ArgumentError, Opt};
 use crate::ffi::{Arg, Args, ArgumentSpec};
 
@@ -13,7 +13,7 @@ pub(super) trait Family {
     const KIND: Kind;
     /// The mode of every hold; `None` if the command says READ or WRITE behind the owner.
     const MODE: Option<Mode>;
-    /// Whether its INFO, TTL and WAITERS answer for a lock of any kind.
+    /// Whether its INFO, PTTL and WAITERS answer for a lock of any kind.
     const READS_ANY_KIND: bool;
     const NAMES: Names;
     /// The options of ACQUIRE and RELEASE.
@@ -33,7 +33,7 @@ pub(super) struct Names {
     pub(super) renew: &'static CStr,
     pub(super) force_release: &'static CStr,
     pub(super) holds: &'static CStr,
-    pub(super) ttl: &'static CStr,
+    pub(super) pttl: &'static CStr,
     pub(super) info: &'static CStr,
     pub(super) waiters: &'static CStr,
 }
@@ -75,15 +75,15 @@ impl Family for Mutex {
         renew: c"RLOCK.RENEW",
         force_release: c"RLOCK.FORCERELEASE",
         holds: c"RLOCK.HOLDS",
-        ttl: c"RLOCK.TTL",
+        pttl: c"RLOCK.PTTL",
         info: c"RLOCK.INFO",
         waiters: c"RLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
@@ -100,15 +100,16 @@ impl Family for Fair {
         renew: c"RFAIRLOCK.RENEW",
         force_release: c"RFAIRLOCK.FORCERELEASE",
         holds: c"RFAIRLOCK.HOLDS",
-        ttl: c"RFAIRLOCK.TTL",
+        pttl: c"RFAIRLOCK.PTTL",
         info: c"RFAIRLOCK.INFO",
         waiters: c"RFAIRLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, QUEUE, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, QUEUE, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
@@ -125,15 +126,15 @@ impl Family for RwLock {
         renew: c"RRWLOCK.RENEW",
         force_release: c"RRWLOCK.FORCERELEASE",
         holds: c"RRWLOCK.HOLDS",
-        ttl: c"RRWLOCK.TTL",
+        pttl: c"RRWLOCK.PTTL",
         info: c"RRWLOCK.INFO",
         waiters: c"RRWLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE];
 }
 
@@ -150,14 +151,15 @@ impl Family for Semaphore {
         renew: c"RSEMAPHORE.RENEW",
         force_release: c"RSEMAPHORE.FORCERELEASE",
         holds: c"RSEMAPHORE.HOLDS",
-        ttl: c"RSEMAPHORE.TTL",
+        pttl: c"RSEMAPHORE.PTTL",
         info: c"RSEMAPHORE.INFO",
         waiters: c"RSEMAPHORE.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }

@@ -10,10 +10,10 @@ mod holds;
 mod info;
 mod init;
 mod many;
+mod pttl;
 mod release;
 mod renew;
 mod resize;
-mod ttl;
 mod waiters;
 
 use std::ffi::CStr;
@@ -50,7 +50,7 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
     registrar.command::<renew::Renew<F>>()?;
     registrar.command::<force_release::ForceRelease<F>>()?;
     registrar.command::<holds::Holds<F>>()?;
-    registrar.command::<ttl::Ttl<F>>()?;
+    registrar.command::<pttl::Pttl<F>>()?;
     registrar.command::<info::Info<F>>()?;
     registrar.command::<waiters::Waiters<F>>()
 }
@@ -168,6 +168,11 @@ const PERMITS: ArgumentSpec = option(c"permits", c"PERMITS");
 const SIZE: ArgumentSpec = ArgumentSpec { name: c"permits", token: None, optional: false, value: ValueSpec::Integer };
 
 const REQ: ArgumentSpec = option(c"id", c"REQ");
+const ONCE: ArgumentSpec =
+    ArgumentSpec { name: c"once", token: Some(c"ONCE"), optional: true, value: ValueSpec::Token };
+const TOKEN: ArgumentSpec = option(c"token", c"TOKEN");
+const TOKENS: ArgumentSpec =
+    ArgumentSpec { name: c"token", token: Some(c"TOKENS"), optional: true, value: ValueSpec::Integers };
 const BLOCK: ArgumentSpec = option(c"wait-milliseconds", c"BLOCK");
 const QUEUE: ArgumentSpec = option(c"life-milliseconds", c"QUEUE");
 const SESSION: ArgumentSpec = option(c"grace-milliseconds", c"SESSION");

@@ -83,7 +83,7 @@ impl Engine {
                 Some(granted)
             }
             Decision::Wait if request.ask == Ask::Try => Some(Ok(Acquired::Denied)),
-            Decision::Wait | Decision::Repeat(_) | Decision::Refuse(_) => None,
+            Decision::Wait | Decision::Repeat(_) | Decision::Held(_) | Decision::Refuse(_) => None,
         }
     }
 
@@ -174,7 +174,7 @@ impl Engine {
             } else {
                 None
             };
-            if let Decision::Repeat(token) = decision {
+            if let Decision::Repeat(token) | Decision::Held(token) = decision {
                 self.repeat(tx, id, *token, request, client);
                 tokens.push(*token);
             } else {
@@ -296,7 +296,7 @@ impl Engine {
 }
 
 fn is_granted(decisions: &[Decision]) -> bool {
-    decisions.iter().all(|decision| matches!(decision, Decision::Grant | Decision::Repeat(_)))
+    decisions.iter().all(|decision| matches!(decision, Decision::Grant | Decision::Repeat(_) | Decision::Held(_)))
 }
 
 fn rank_of(tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) -> Rank {

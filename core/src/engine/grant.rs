@@ -14,6 +14,8 @@ pub(super) struct Renewal {
     pub(super) lease_ms: Option<u64>,
     pub(super) session_ms: Option<u64>,
     pub(super) client: Option<u64>,
+    /// The last numbered request of the hold from now on.
+    pub(super) mark: Option<RequestMark>,
     /// Propagate it even if nothing changed.
     pub(super) always: bool,
 }
@@ -82,7 +84,7 @@ impl Engine {
         Ok(token)
     }
 
-    /// A repeated request is answered as it was, and renews the lease.
+    /// A request for what its owner has already is answered with that, and renews the lease.
     pub(super) fn repeat(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -98,6 +100,7 @@ impl Engine {
             lease_ms: Some(request.lease_ms),
             session_ms: request.session_ms,
             client,
+            mark: RequestMark::after(terms.request, request.request_id, request.verb),
             // So that a WAIT after it proves something.
             always: true,
         };
@@ -118,6 +121,7 @@ impl Engine {
             deadline_us: terms.deadline_us.max(tx.now.after_ms(lease_ms)),
             lease_ms,
             session_ms: renewal.session_ms.or(terms.session_ms),
+            request: renewal.mark,
             ..terms
         };
         let deadline_us = renewed.deadline_us;

@@ -91,7 +91,7 @@ impl Engine {
         decision: &Decision,
     ) -> Result<u64, Refusal> {
         let request = &waiter.request;
-        if let Decision::Repeat(token) = decision {
+        if let Decision::Repeat(token) | Decision::Held(token) = decision {
             // It has given nothing that could be taken back.
             self.repeat(tx, id, *token, request, waiter.client);
             return Ok(*token);
