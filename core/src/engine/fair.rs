@@ -3,8 +3,7 @@
 //! A connected waiter of a fair lock is in both: it has a place in the value, which gives its order, and a ticket among the
 //! waiters of the name, by which it is answered.
 
-use super::acquire::Acquired;
-use super::names::Rank;
+use super::positions::Rank;
 use super::state::{Engine, Transaction};
 use crate::bytes::Owner;
 use crate::event::Event;
@@ -17,17 +16,18 @@ use crate::request::{Ask, Refusal, Request};
 const KEY: KeyId = KeyId(0);
 
 impl Engine {
-    /// ACQUIRE on a fair lock that is not to be had now: the owner takes a place, or keeps the one that it has.
+    /// ACQUIRE on a fair lock that is not to be had now: the owner takes a place, or keeps the one that it has. Returns a ticket if
+    /// the request waits.
     pub(super) fn queue_up(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
-    ) -> Result<Acquired, Refusal> {
+    ) -> Result<Option<u64>, Refusal> {
         let stay = match request.ask {
             Ask::Try => {
                 self.detach_repeated(tx, owner, request);
-                return Ok(Acquired::Denied);
+                return Ok(None);
             }
             Ask::Queue { life_ms } => Stay::Polled { until_us: tx.now.after_ms(life_ms) },
             Ask::Wait { .. } => Stay::Connected,
@@ -44,7 +44,7 @@ impl Engine {
         let is_rejoining = name.and_then(|name| self.queues.names.get(name)).is_some_and(|record| record.is_rejoining);
         if is_rejoining && mine.is_none() && stay != Stay::Connected {
             // The places of those who waited before are being made anew, and this one must not come before them.
-            return Ok(Acquired::Denied);
+            return Ok(None);
         }
         if stay == Stay::Connected && replaced.is_none() {
             self.check_waiters(tx, 0)?;
@@ -78,7 +78,7 @@ impl Engine {
             }
             Some(_) => {}
         }
-        Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting))
+        Ok(ticket)
     }
 
     /// The request that an owner waits with was sent again, and does not want to wait: its place goes on without a connection.

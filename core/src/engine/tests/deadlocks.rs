@@ -9,7 +9,7 @@ use std::vec::Vec;
 
 use super::world::{World, key};
 use crate::bytes::{Key, Owner};
-use crate::engine::{Acquired, names::Rank};
+use crate::engine::{Acquired, positions::Rank};
 use crate::kind::{Kind, Mode};
 use crate::request::{Ask, Limits, Refusal, Release, Request, Verb, WaitEdge};
 

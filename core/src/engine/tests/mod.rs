@@ -1,6 +1,8 @@
 //! The engine in a world without a server: stories in `testdata/`, and random histories against an oracle.
 
+mod checks;
 mod deadlocks;
+mod keyspace;
 mod model;
 mod safety;
 mod steps;

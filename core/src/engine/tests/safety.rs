@@ -5,7 +5,8 @@ use core::num::NonZeroU32;
 
 use proptest::prelude::*;
 
-use super::world::{Value, World, key};
+use super::keyspace::Value;
+use super::world::{World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::work::Scarcity;

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use std::vec::Vec;
 
-use super::world::{Output, Value, World, key};
+use super::keyspace::Value;
+use super::world::{Output, World, key};
 use crate::codec::{decode, encode};
 use crate::effect::{Facts, parse_effect, write_effect};
 use crate::engine::Acquired;

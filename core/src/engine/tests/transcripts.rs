@@ -6,7 +6,8 @@ use std::format;
 use std::string::{String, ToString};
 use std::vec::Vec;
 
-use super::world::{Output, Value, World, key};
+use super::keyspace::Value;
+use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::event::{ChangeCause, Event, Terms};
