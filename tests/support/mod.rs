@@ -8,6 +8,7 @@ mod family;
 mod journal;
 mod likeness;
 mod lock_commands;
+mod notified;
 mod process;
 mod program;
 mod propagation;
