@@ -79,56 +79,74 @@ fn assert_nothing_is_left_to_a_leaver(
 
 #[test]
 fn a_waiter_killed_in_the_tick_of_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(Server::waiter, |_, client, leaver| {
-        let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
-        let answers = client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill]);
-        assert_eq!(answers, [Reply::Int(0), Reply::Int(1)]);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |_, client, leaver| {
+            let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+            let answers = client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill]);
+            assert_eq!(answers, [Reply::Int(0), Reply::Int(1)]);
+        },
+    );
 }
 
 #[test]
 fn a_waiter_killed_just_before_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(Server::waiter, |_, client, leaver| {
-        let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
-        let answers = client.call_in_one_step(&[kill, "RLOCK.RELEASE job a".into()]);
-        assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |_, client, leaver| {
+            let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+            let answers = client.call_in_one_step(&[kill, "RLOCK.RELEASE job a".into()]);
+            assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
+        },
+    );
 }
 
 #[test]
 fn a_waiter_unblocked_just_before_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(Server::blocked_waiter, |_, client, mut leaver| {
-        let unblock = format!("CLIENT UNBLOCK {}", leaver.id()).into();
-        let answers = client.call_in_one_step(&[unblock, "RLOCK.RELEASE job a".into()]);
-        assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
-        assert_eq!(leaver.reply(), Reply::Nil);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.blocked_waiter(command),
+        |_, client, mut leaver| {
+            let unblock = format!("CLIENT UNBLOCK {}", leaver.id()).into();
+            let answers = client.call_in_one_step(&[unblock, "RLOCK.RELEASE job a".into()]);
+            assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
+            assert_eq!(leaver.reply(), Reply::Nil);
+        },
+    );
 }
 
 #[test]
 fn a_waiter_whose_socket_closed_before_the_release_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(Server::waiter, |_, client, leaver| {
-        drop(leaver);
-        assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |_, client, leaver| {
+            drop(leaver);
+            assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+        },
+    );
 }
 
 #[test]
 fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(Server::waiter, |server, client, leaver| {
-        server.while_stopped(|| {
-            drop(leaver);
-            client.send("RLOCK.RELEASE job a");
-        });
-        assert_eq!(client.reply(), 0);
-    });
-    assert_nothing_is_left_to_a_leaver(Server::waiter, |server, client, leaver| {
-        server.while_stopped(|| {
-            client.send("RLOCK.RELEASE job a");
-            drop(leaver);
-        });
-        assert_eq!(client.reply(), 0);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |server, client, leaver| {
+            server.while_stopped(|| {
+                drop(leaver);
+                client.send("RLOCK.RELEASE job a");
+            });
+            assert_eq!(client.reply(), 0);
+        },
+    );
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |server, client, leaver| {
+            server.while_stopped(|| {
+                client.send("RLOCK.RELEASE job a");
+                drop(leaver);
+            });
+            assert_eq!(client.reply(), 0);
+        },
+    );
 }
 
 #[test]
