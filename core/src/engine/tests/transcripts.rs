@@ -286,7 +286,7 @@ fn preset_count(world: &mut World, words: &Words<'_>) {
     };
     world.on_key(&key(words.at(1)), |engine, tx| {
         engine.apply_effect(tx.keys, KeyId(0), &event).unwrap();
-        tx.out.effect(KeyId(0), &event);
+        tx.out.effect(KeyId(0), &event, false);
     });
     world.outputs.clear();
 }
