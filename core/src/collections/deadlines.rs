@@ -77,7 +77,7 @@ impl<T, S: Copy> Deadlines<T, S> {
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.heap.len() == 0
+        self.heap.is_empty()
     }
 
     /// Adds a deadline with its side and stamp.
@@ -165,7 +165,7 @@ impl<T, S: Copy> Deadlines<T, S> {
     /// Whether there is memory to give back.
     #[must_use]
     pub fn has_retired(&self) -> bool {
-        self.retired.len() > 0
+        !self.retired.is_empty()
     }
 
     /// Gives some of the memory back that a set of many had: all at once would take milliseconds.
