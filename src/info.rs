@@ -2,6 +2,7 @@
 
 use crate::eviction;
 use crate::ffi::InfoCtx;
+use crate::notices;
 use crate::propagation;
 use crate::quarantine;
 use crate::state;
@@ -18,8 +19,11 @@ pub(crate) fn write(info: &InfoCtx) {
         info.add(c"forced", stats.forced);
         info.add(c"handed_over", stats.handed_over);
         info.add(c"disconnected", stats.disconnected);
+        info.add(c"unheard", stats.unheard);
+        info.add(c"waiting_notified", engine.waiting_notified() as u64);
         info.add(c"tokens_left", engine.tokens_left());
     });
+    info.add(c"notices_queued", notices::outgoing() as u64);
     info.add(c"quarantine_left_ms", quarantine::remaining_ms());
     info.add(c"propagating", propagation::is_on().into());
     info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());

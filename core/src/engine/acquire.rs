@@ -16,7 +16,6 @@ use super::state::{Engine, Transaction, count};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision};
-use crate::outbox::Answer;
 use crate::request::{Ask, Refusal, Request};
 
 /// The tokens of a request's keys, in their order.
@@ -247,8 +246,12 @@ impl Engine {
         }
         let mut place = None;
         for (ticket, _) in earlier {
-            place = self.queues.get(ticket).map(|waiter| (waiter.rank, waiter.arrival));
-            self.answer(tx, ticket, Answer::TakenOver);
+            let Some(waiter) = self.queues.get(ticket) else {
+                continue;
+            };
+            place = Some((waiter.rank, waiter.arrival));
+            let answer = waiter.answer_to_succeeded(request);
+            self.answer(tx, ticket, answer);
         }
         if let Some((rank, arrival)) = place.filter(|_| is_repeat && !is_own) {
             return Ok(Earlier::Repeated { rank, arrival });

@@ -1,21 +1,26 @@
 //! Grants to waiters that may not have been heard of: they are confirmed, or taken back.
+//!
+//! A blocked connection has heard of its grant when the answer was written, and who waits without one when it was published.
 
 use super::dirty::Undelivered;
 use super::positions::NameId;
 use super::state::Engine;
+use super::waiter::Waiter;
 
 impl Engine {
     /// A grant is under way to its waiter.
-    pub(super) fn expect_delivery(&mut self, ticket: u64, client: Option<u64>) {
+    pub(super) fn expect_delivery(&mut self, ticket: u64, waiter: &Waiter) {
         if !self.queues.is_undelivered(ticket) {
             // A repeat has given nothing that could be taken back.
             self.queues.take_undelivered(ticket);
             return;
         }
-        if let Some(client) = client {
+        if let Some(client) = waiter.client {
             self.connections.grant(client, ticket);
         }
-        self.undelivered.push(ticket);
+        if waiter.request.notify.is_none() {
+            self.undelivered.push(ticket);
+        }
     }
 
     /// The answers of the tickets for which `is_answered` holds were sent, and connections that could not take theirs
@@ -28,6 +33,11 @@ impl Engine {
                 self.undelivered.push(ticket);
             }
         }
+    }
+
+    /// The answer to a ticket was published to somebody: what was granted stays granted.
+    pub fn published(&mut self, ticket: u64) {
+        self.confirm_ticket(ticket);
     }
 
     /// Whether there are grants that were not confirmed.

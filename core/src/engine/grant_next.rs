@@ -122,13 +122,13 @@ impl Engine {
             return Served::Waits;
         };
         let (owner, mode) = (Owner::from(self.queues.owner_of(waiter)), waiter.request.mode);
-        let is_over = waiter.is_over(tx.now);
+        let is_out = self.is_out(waiter, tx.now);
         let decision =
             admission::decide(tx.keys.value(id), Ahead::default(), owner.as_slice(), &waiter.request, tx.now);
-        if !is_over && decision == Decision::Wait {
+        if !is_out && decision == Decision::Wait {
             return Served::Waits;
         }
-        let is_offer = !is_over && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
+        let is_offer = !is_out && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
         if is_offer {
             self.offer(tx, ticket, freed);
             return Served::Waits;
@@ -137,8 +137,7 @@ impl Engine {
             self.leave_to_timer(tx, id);
             return Served::Waits;
         }
-        if is_over {
-            self.time_out(tx, id, ticket);
+        if self.end_if_out(tx, id, ticket) {
             return Served::Answered;
         }
         if self.serve(tx, id, ticket, decision) {

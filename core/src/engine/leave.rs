@@ -26,7 +26,7 @@ impl Engine {
 
     /// Answers a waiter that is not granted.
     pub(super) fn answer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
-        self.remove(ticket);
-        tx.out.answer(ticket, answer);
+        let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
+        tx.out.answer(ticket, notice, answer);
     }
 }

@@ -5,8 +5,8 @@
 //! | a client asks | [`Engine::acquire`], [`Engine::release`], [`Engine::renew`], [`Engine::force_release`], [`Engine::cancel`], [`Engine::init_semaphore`], [`Engine::resize_semaphore`], [`Engine::drain_semaphore`] |
 //! | right after, until there is none | [`Engine::next_offer`], [`Engine::take_offer`] |
 //! | the timer | [`Engine::begin_turn`], [`Engine::next_timeout_us`], [`Engine::next_job`], [`Engine::run_job`], [`Engine::postpone`] |
-//! | the server tells | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`] |
-//! | a replica, a load | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::has_to_observe`], [`Engine::next_to_observe`], [`Engine::observe`] |
+//! | the server tells | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`], [`Engine::demoted`], [`Engine::channel_gone`], [`Engine::published`], [`Engine::unheard`] |
+//! | a replica, a load | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::has_to_observe`], [`Engine::next_to_observe`], [`Engine::observe`], [`Engine::end_cut_off`] |
 //! | to look at | `views.rs`, [`Engine::concerns_client`], [`Engine::has_undelivered_grants`] |
 //!
 //! Each request brings its keys up to date (`reconcile`), is decided (`admission` of the lock), applied (`write`: the one
@@ -18,20 +18,22 @@
 //!
 //! | | |
 //! |---|---|
-//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `names`, `waiter`, `wait_queues`; all of it together: `state`, `views` |
-//! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `grant` |
+//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `names`, `waiter`, `notified`, `wait_queues`; all of it together: `state`, `views` |
+//! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `cut_off`, `grant` |
 //! | what the server tells | `server_events`, `closed_connections` |
 //! | who is served | `offers`, `serve`, `siblings`, `grant_next`, `up_to_date`, `multi_key` |
 //! | a key is brought up to date | `review`, `reconcile`, `command` |
-//! | what clients ask | `deadlock`, `begin_wait`, `fair`, `acquire`, `release`, `semaphore` |
+//! | what clients ask | `deadlock`, `begin_wait`, `fair`, `cancel`, `acquire`, `release`, `semaphore` |
 //! | what is due | `sweep`, `timers`, `observe` |
 
 mod acquire;
 mod backlog;
 mod begin_wait;
+mod cancel;
 mod closed_connections;
 mod command;
 mod connections;
+mod cut_off;
 mod databases;
 mod deadlock;
 mod delivery;
@@ -45,6 +47,7 @@ mod leases;
 mod leave;
 mod multi_key;
 mod names;
+mod notified;
 mod observe;
 mod offers;
 mod owners;

@@ -23,13 +23,13 @@ impl Engine {
     }
 
     fn take_offer_of(&mut self, tx: &mut Transaction<'_, impl Keyspace>, Offer { ticket, freed }: Offer) {
+        if self.end_if_out(tx, KeyId(0), ticket) {
+            return;
+        }
         let Some(waiter) = self.queues.get(ticket) else {
             return;
         };
         let (owner, request) = (Owner::from(self.queues.owner_of(waiter)), waiter.request);
-        if waiter.is_over(tx.now) {
-            return self.time_out(tx, KeyId(0), ticket);
-        }
         let mut decisions = Vec::with_capacity(tx.keys.count());
         for id in tx.ids() {
             let is_first =
@@ -61,7 +61,7 @@ impl Engine {
                 Ok(token) => tokens.push(token),
                 Err(refusal) => {
                     // Each key has said that it admits the request. If that was not so, what was given is taken back.
-                    tx.out.answer(ticket, Answer::Refused(refusal));
+                    tx.out.answer(ticket, waiter.notice(), Answer::Refused(refusal));
                     return self.waiter_left(ticket, true);
                 }
             }
@@ -70,8 +70,8 @@ impl Engine {
         if freed {
             count(&mut self.stats.handed_over);
         }
-        self.expect_delivery(ticket, waiter.client);
-        tx.out.answer(ticket, Answer::GrantedMany(tokens.into()));
+        self.expect_delivery(ticket, &waiter);
+        tx.out.answer(ticket, waiter.notice(), Answer::GrantedMany(tokens.into()));
         for (id, held_before) in tx.ids().zip(held_before) {
             if !held_before {
                 self.grant_siblings(tx, id, owner.as_slice(), Mode::Exclusive);

@@ -19,7 +19,11 @@ impl Engine {
     /// Whether a replica has yet to look at something.
     #[must_use]
     pub fn has_to_observe(&self) -> bool {
-        self.sweep.is_some() || !self.dirty.is_empty() || !self.loaded.is_empty() || !self.leftovers.is_empty()
+        self.has_cut_off()
+            || self.sweep.is_some()
+            || !self.dirty.is_empty()
+            || !self.loaded.is_empty()
+            || !self.leftovers.is_empty()
     }
 
     /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told, and a master

@@ -12,6 +12,7 @@ use crate::kind::Kind;
 use crate::lock::admission::{Decision, Value};
 use crate::outbox::Answer;
 use crate::request::Refusal;
+use crate::time::Now;
 
 impl Engine {
     /// Answers a waiter for one key what was decided. Returns whether it was granted.
@@ -50,11 +51,11 @@ impl Engine {
         let is_granted = given.is_ok();
         if is_granted {
             count(&mut self.stats.granted_after_waiting);
-            self.expect_delivery(ticket, waiter.client);
+            self.expect_delivery(ticket, &waiter);
         } else {
             self.queues.take_undelivered(ticket);
         }
-        tx.out.answer(ticket, given.map_or_else(Answer::Refused, Answer::Granted));
+        tx.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
         self.queues.owners.tidy(waiter.owner);
         let has_place = matches!(tx.keys.value(id), Value::Lock(lock) if lock.place(owner.as_slice()).is_some());
         if !is_granted && has_place {
@@ -67,6 +68,28 @@ impl Engine {
     pub(super) fn is_permitted(&self, tx: &Transaction<'_, impl Keyspace>, ticket: u64) -> bool {
         let waiter = self.queues.get(ticket).and_then(|waiter| Some((waiter.client?, &waiter.request)));
         waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, request))
+    }
+
+    /// Whether a wait is over, by its time or because the request is cut off.
+    pub(super) fn is_out(&self, waiter: &Waiter, now: Now) -> bool {
+        waiter.is_over(now) || self.queues.notified.cut_off(waiter).is_some()
+    }
+
+    /// Answers a waiter whose wait is over. `false` if it is not.
+    pub(super) fn end_if_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) -> bool {
+        let Some(waiter) = self.queues.get(ticket) else {
+            return true;
+        };
+        if waiter.is_over(tx.now) {
+            self.time_out(tx, id, ticket);
+            return true;
+        }
+        let cut_off = self.queues.notified.cut_off(waiter);
+        let is_cut_off = cut_off.is_some();
+        if let Some(answer) = cut_off {
+            self.answer(tx, ticket, answer);
+        }
+        is_cut_off
     }
 
     /// Answers a waiter whose time is over.

@@ -31,6 +31,12 @@ impl Engine {
         }
     }
 
+    /// Nobody listened to what there was to be told to a ticket: what it was granted is taken back.
+    pub fn unheard(&mut self, ticket: u64) {
+        count(&mut self.stats.unheard);
+        self.waiter_left(ticket, false);
+    }
+
     /// A connection closed.
     pub fn client_closed(&mut self, client: u64) {
         while let Some(ticket) = self.connections.undelivered_to(client) {
@@ -38,6 +44,7 @@ impl Engine {
             self.take_back(ticket);
         }
         self.connections.close(client);
+        self.cut_off_client(client);
         self.look_at_first_closed();
     }
 
@@ -62,7 +69,7 @@ impl Engine {
     /// Whether the closing of a connection would change anything.
     #[must_use]
     pub fn concerns_client(&self, client: u64) -> bool {
-        self.connections.concerns(client)
+        self.connections.concerns(client) || self.queues.notified.first_of(client).is_some()
     }
 
     fn mark_key(&mut self, key: KeyRef<'_>, note: impl FnOnce(&mut Dirty)) {
@@ -149,7 +156,11 @@ impl Engine {
             let name = self.intern(key.borrow());
             self.mark(name, |dirty| dirty.merge(of_value));
         }
-        for ticket in self.undelivered.clone() {
+        let mut undelivered = self.undelivered.clone();
+        undelivered.extend(self.connections.undelivered());
+        undelivered.sort_unstable();
+        undelivered.dedup();
+        for ticket in undelivered {
             // A generation that is behind: the name was swapped.
             self.queues.rename_undelivered(ticket, |names, key| {
                 names.intern(KeyRef { db: swapped(key.db), ..key.borrow() }, 0)

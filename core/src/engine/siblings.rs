@@ -85,12 +85,12 @@ impl Engine {
         ticket: u64,
         freed: bool,
     ) {
+        if self.end_if_out(tx, id, ticket) {
+            return;
+        }
         let Some(waiter) = self.queues.get(ticket) else {
             return;
         };
-        if waiter.is_over(tx.now) {
-            return self.time_out(tx, id, ticket);
-        }
         if waiter.is_many() {
             return self.offer(tx, ticket, freed);
         }

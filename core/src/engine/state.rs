@@ -42,6 +42,8 @@ pub struct Stats {
     pub handed_over: u64,
     /// Waiters that left because their connection closed or was unblocked.
     pub disconnected: u64,
+    /// Grants that were taken back because nobody listened to the channel on which they were to be published.
+    pub unheard: u64,
 }
 
 /// One more of what is counted.

@@ -31,6 +31,8 @@ enum Timer {
     Suspect,
     /// Connections that closed, with the holds that were bound to them.
     Closed,
+    /// Waits without a blocked connection that are over.
+    CutOff,
     /// What is left of locks that ended all at once.
     Leftovers,
     /// Everything in a database that was swapped, flushed or loaded, or of a server that was promoted.
@@ -40,13 +42,14 @@ enum Timer {
 }
 
 impl Timer {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Dirty,
         Self::Loaded,
         Self::Lease,
         Self::Timeout,
         Self::Suspect,
         Self::Closed,
+        Self::CutOff,
         Self::Leftovers,
         Self::Sweep,
         Self::Postponed,
@@ -67,6 +70,7 @@ impl Engine {
             || !self.loaded.is_empty()
             || !self.suspects.is_empty()
             || self.connections.has_work()
+            || self.has_cut_off()
             || !self.leftovers.is_empty()
             || self.has_retired()
             || self.sweep.is_some();
@@ -108,6 +112,13 @@ impl Engine {
             Timer::Timeout => self.time_out_next(now, out),
             Timer::Suspect => self.check_suspect(now, out),
             Timer::Closed => self.look_at_closed(),
+            Timer::CutOff => {
+                if self.end_next_cut_off(out) {
+                    Rang::Done
+                } else {
+                    Rang::No
+                }
+            }
             Timer::Leftovers => self.clean_up(),
             Timer::Sweep => self.sweep_on(),
             Timer::Postponed => self.ring_postponed(now),
@@ -182,9 +193,9 @@ impl Engine {
         let gone = (waiter.request.kind == Kind::Fair)
             .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: true });
         let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
-        self.remove(ticket);
+        let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
         count(&mut self.stats.timed_out);
-        out.answer(ticket, Answer::TimedOut);
+        out.answer(ticket, notice, Answer::TimedOut);
         if let Some(name) = name {
             if was_first || gone.is_some() {
                 self.mark(name, |dirty| dirty.gone.extend(gone));
@@ -209,10 +220,11 @@ impl Engine {
                 if let Some(waiter) = self.queues.get_mut(ticket) {
                     waiter.is_suspected = false;
                 }
-                if let Outcome::Cycle(cycle) = outcome {
-                    let names = self.remove(ticket).map(|waiter| waiter.names).unwrap_or_default();
-                    out.answer(ticket, Answer::Refused(crate::Refusal::Deadlock(cycle)));
-                    for name in names {
+                if let Outcome::Cycle(cycle) = outcome
+                    && let Some(waiter) = self.remove(ticket)
+                {
+                    out.answer(ticket, waiter.notice(), Answer::Refused(crate::Refusal::Deadlock(cycle)));
+                    for name in waiter.names {
                         self.mark(name, |_| {});
                     }
                 }

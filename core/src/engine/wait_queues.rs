@@ -13,7 +13,8 @@
 //! Invariants:
 //! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits.
 //! 2. A waiter has an alarm in `timeouts` exactly if it does not wait for ever.
-//! 3. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
+//! 3. A waiter without a blocked connection is in `notified`, under the connection that asked.
+//! 4. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
 //!    owner's holdings. There are none where nobody waits.
 
 use ahash::RandomState;
@@ -21,6 +22,7 @@ use smallvec::SmallVec;
 
 use super::dirty::Undelivered;
 use super::names::{Holder, NameRecord, Names};
+use super::notified::Notified;
 use super::owners::{Holding, OwnerRecord, Owners, Wait};
 use super::positions::{NameId, OwnerId, Position};
 use super::waiter::{Entrant, Waiter, until_us};
@@ -43,6 +45,7 @@ pub(super) struct WaitQueues {
     tickets: Slots<(u32, State)>,
     last_number: u32,
     timeouts: Deadlines<u64>,
+    pub(super) notified: Notified,
     waiting: usize,
 }
 
@@ -54,6 +57,7 @@ impl WaitQueues {
             tickets: Slots::default(),
             last_number: 0,
             timeouts: Deadlines::default(),
+            notified: Notified::default(),
             waiting: 0,
         }
     }
@@ -113,6 +117,9 @@ impl WaitQueues {
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
         let ticket = (u64::from(self.last_number) << u32::BITS) | u64::from(slot);
         self.waiting = self.waiting.saturating_add(1);
+        if let (Some(_), Some(client)) = (request.notify, client) {
+            self.notified.enter(client, ticket);
+        }
         let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, ticket));
         let position = Position { rank, arrival, ticket };
         if let Some((_, State::Waiting(waiter))) = self.tickets.get_mut(slot) {
@@ -153,6 +160,9 @@ impl WaitQueues {
         self.waiting = self.waiting.saturating_sub(1);
         if waiter.alarm != Alarm::NONE {
             self.timeouts.remove(waiter.alarm);
+        }
+        if let (Some(_), Some(client)) = (waiter.request.notify, waiter.client) {
+            self.notified.leave(client, ticket);
         }
         let position = waiter.position(ticket);
         for name in &waiter.names {
@@ -395,6 +405,11 @@ impl WaitQueues {
         }
         assert_eq!((waiting, alarms, holdings), (self.waiting, self.timeouts.len(), holders));
         assert_eq!((in_queues, waits), (waited_for, waited_for));
+        let notified = self.tickets.iter().filter(|(_, (_, state))| match state {
+            State::Waiting(waiter) => waiter.notice().is_some(),
+            State::Granted(_) => false,
+        });
+        assert_eq!(notified.count(), self.notified.len());
     }
 }
 

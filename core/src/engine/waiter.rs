@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::positions::{NameId, OwnerId, Position, Rank};
 use crate::collections::Alarm;
+use crate::outbox::{Answer, Notice};
 use crate::request::{Ask, Request, Verb};
 use crate::time::Now;
 
@@ -37,6 +38,19 @@ impl Waiter {
     /// Whether it is a request for many keys, which may be one.
     pub(super) fn is_many(&self) -> bool {
         self.request.verb == Verb::AcquireMany
+    }
+
+    /// Where its answer is published, if no connection is blocked for it.
+    pub(super) fn notice(&self) -> Option<Notice> {
+        let Request { notify, request_id, .. } = self.request;
+        Some(Notice { channel: notify?, id: request_id?, client: self.client? })
+    }
+
+    /// What it is told when `later`, a request of the same owner, stands in its place.
+    pub(super) fn answer_to_succeeded(&self, later: &Request) -> Answer {
+        let Request { request_id, notify, .. } = self.request;
+        let is_continued = notify.is_some() && (request_id, notify) == (later.request_id, later.notify);
+        if is_continued { Answer::Continued } else { Answer::TakenOver }
     }
 
     pub(super) fn position(&self, ticket: u64) -> Position {

@@ -6,6 +6,7 @@ mod keyspace;
 mod model;
 mod safety;
 mod steps;
+mod subscribers;
 mod tokens;
 mod transcripts;
 mod world;

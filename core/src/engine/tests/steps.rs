@@ -172,6 +172,7 @@ fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
         request_id: None,
         session_ms: None,
         is_once: false,
+        notify: None,
         ask,
     }
 }

@@ -41,6 +41,7 @@ proptest! {
                 request_id: None,
                 session_ms: None,
                 is_once: false,
+                notify: None,
                 ask: if kind == Kind::Fair { Ask::Queue { life_ms: 1000 } } else { Ask::Try },
             };
             let last = world.engine.last_token();

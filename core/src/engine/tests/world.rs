@@ -11,7 +11,7 @@ use crate::engine::{Engine, Transaction};
 use crate::event::Event;
 use crate::keyspace::KeyId;
 use crate::lock::Lock;
-use crate::outbox::{Answer, Outbox, Told};
+use crate::outbox::{Answer, Notice, Outbox, Told};
 use crate::request::Limits;
 use crate::time::{Now, US_PER_MS};
 
@@ -20,7 +20,7 @@ pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_g
 /// What left the engine.
 pub(super) enum Output {
     Effect { key: Key, event: Event },
-    Answer { ticket: u64, answer: Answer },
+    Answer { ticket: u64, answer: Answer, notice: Option<Notice> },
 }
 
 pub(super) struct World {
@@ -39,6 +39,8 @@ pub(super) struct World {
     tickets: Vec<u64>,
     waiting: BTreeSet<u64>,
     answered_early: BTreeSet<u64>,
+    /// Tickets that were granted, whose answer is to be published.
+    pub(super) unpublished: Vec<(u64, Notice)>,
     /// How many permits of each semaphore were in use, and how many there were, after the last step; forgotten when values move.
     pub(super) used: BTreeMap<(u32, Vec<u8>), (u64, u64)>,
     /// A replica: it is told of effects, and of what the server itself does, and of nothing else.
@@ -66,6 +68,7 @@ impl World {
             tokens: BTreeSet::new(),
             waiting: BTreeSet::new(),
             answered_early: BTreeSet::new(),
+            unpublished: Vec::new(),
             used: BTreeMap::new(),
             replica: Engine::new([1, 2, 3, 4]),
             replica_values: BTreeMap::new(),
@@ -196,7 +199,8 @@ impl World {
         }
     }
 
-    fn take_answer(&mut self, Told { ticket, answer, .. }: &Told) {
+    fn take_answer(&mut self, Told { ticket, answer, notice, .. }: &Told) {
+        self.keep_to_publish(*ticket, *notice, answer);
         let is_first =
             self.waiting.remove(ticket) || (!self.tickets.contains(ticket) && self.answered_early.insert(*ticket));
         assert!(is_first, "{ticket} is answered once: {answer:?}");
@@ -207,7 +211,8 @@ impl World {
         };
         let given = tokens.iter().all(|token| self.tokens.contains(token));
         assert!(given, "an answer has tokens that were given");
-        self.outputs.push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone() }));
+        self.outputs
+            .push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone(), notice: *notice }));
     }
 
     /// Looks at a key without deciding anything.
@@ -271,6 +276,7 @@ impl World {
         self.tickets.clear();
         self.waiting.clear();
         self.answered_early.clear();
+        self.unpublished.clear();
         self.outputs.clear();
         self.engine.promoted();
     }
