@@ -79,6 +79,12 @@ impl<T> Chunked<T> {
         }
     }
 
+    /// Takes the chunks of another over, for nothing but to drop them.
+    pub(crate) fn take_over(&mut self, other: Self) {
+        self.chunks.extend(other.chunks);
+        self.len = self.len.saturating_add(other.len);
+    }
+
     /// Drops what is in the last chunk, and gives its memory back.
     pub(crate) fn drop_chunk(&mut self) {
         self.chunks.pop();

@@ -50,7 +50,7 @@ pub struct Deadlines<T, S = ()> {
     heap: Chunked<Entry>,
     slots: Chunked<SlotOf<T, S>>,
     free: u32,
-    /// Slots of a set that had many deadlines and has become empty: see [`Deadlines::give_back`].
+    /// Slots of a set that had many deadlines and was cleared, or has become empty: see [`Deadlines::give_back`].
     retired: Chunked<SlotOf<T, S>>,
 }
 
@@ -156,10 +156,16 @@ impl<T, S: Copy> Deadlines<T, S> {
         }
         let value = self.give_slot(alarm.0);
         if self.is_empty() && self.slots.len() > KEPT_SLOTS {
-            let emptied = core::mem::take(self);
-            self.retired = emptied.slots;
+            self.clear();
         }
         value
+    }
+
+    /// Removes every deadline at once. The memory goes back in parts, see [`Deadlines::give_back`].
+    pub fn clear(&mut self) {
+        let cleared = core::mem::take(self);
+        self.retired = cleared.retired;
+        self.retired.take_over(cleared.slots);
     }
 
     /// Whether there is memory to give back.
