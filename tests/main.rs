@@ -1,5 +1,6 @@
 //! The module in real servers, one file per concern. Each test owns its servers, so all may run at once.
 
+mod access;
 mod bad_input;
 mod clock;
 mod cluster;

@@ -21,6 +21,7 @@ impl<F: Family> Command for ForceRelease<F> {
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
         arguments: &[option(c"token", c"TOKEN")],
     };
+    const IS_DANGEROUS: bool = true;
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, force_release::<F>(ctx, args));
