@@ -39,13 +39,13 @@ impl Refusals {
     #[track_caller]
     fn expect(&mut self, command: impl Into<Command>, code: &str, words: &[&str]) {
         let command = command.into();
-        let lease_before = self.client.call("RLOCK.TTL job").int();
+        let lease_before = self.client.call("RLOCK.PTTL job").int();
         let reply = self.client.call(command.clone());
         let error = reply.expect_error(code).to_lowercase();
         let named = words.iter().any(|word| error.contains(word));
         assert!(named, "{command:?} answers {error:?}, which names none of {words:?}");
         assert_eq!(snapshot(&mut self.client), self.state, "{command:?} has changed something");
-        let lease_after = self.client.call("RLOCK.TTL job").int();
+        let lease_after = self.client.call("RLOCK.PTTL job").int();
         assert!(lease_after <= lease_before, "{command:?} has renewed");
         assert!(lease_after > lease_before - 2000, "{command:?} has brought the deadline nearer");
     }
@@ -67,8 +67,8 @@ fn a_wrong_number_of_arguments() {
         "RLOCK.HOLDS",
         "RLOCK.HOLDS job",
         "RLOCK.HOLDS job a b",
-        "RLOCK.TTL",
-        "RLOCK.TTL job a",
+        "RLOCK.PTTL",
+        "RLOCK.PTTL job a",
         "RLOCK.INFO",
         "RLOCK.INFO job a",
         "RLOCK.WAITERS",
@@ -185,7 +185,7 @@ fn a_key_of_another_type() {
         "RLOCK.RENEW text a",
         "RLOCK.FORCERELEASE text",
         "RLOCK.HOLDS text a",
-        "RLOCK.TTL text",
+        "RLOCK.PTTL text",
         "RLOCK.INFO text",
         "RLOCK.WAITERS text",
     ] {
@@ -236,7 +236,7 @@ fn random_command(random: &mut StdRng) -> Command {
         "RLOCK.RENEW",
         "RLOCK.FORCERELEASE",
         "RLOCK.HOLDS",
-        "RLOCK.TTL",
+        "RLOCK.PTTL",
         "RLOCK.INFO",
         "RLOCK.WAITERS",
         "RLOCK.APPLY",

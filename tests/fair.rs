@@ -53,7 +53,7 @@ fn a_plain_try_passes_nobody_also_when_the_lock_is_free() {
     queue(&mut client, "b");
     assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
     for _ in 0..3 {
-        assert_eq!(client.call("RFAIRLOCK.TTL job"), -2, "it is free");
+        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "it is free");
         assert_eq!(client.call("RFAIRLOCK.ACQUIRE job c"), Reply::Nil);
     }
     assert_eq!(client.places("job"), ["b detached"]);
@@ -313,7 +313,7 @@ fn wrong_arguments_are_refused_and_change_nothing() {
 fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
     const COMMON: [&str; 6] =
         ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "FORCERELEASE key", "HOLDS key a"];
-    const READING: [&str; 3] = ["INFO key", "TTL key", "WAITERS key"];
+    const READING: [&str; 3] = ["INFO key", "PTTL key", "WAITERS key"];
     let server = Server::start();
     let mut client = server.client();
     client.acquire("mutex a PX 60000");
@@ -332,7 +332,7 @@ fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
     }
     // These answer for a lock of any kind.
     assert_eq!(call("RLOCK", "INFO key", "fair").field("kind"), "fair");
-    assert!(call("RLOCK", "TTL key", "fair").int() > 50_000);
+    assert!(call("RLOCK", "PTTL key", "fair").int() > 50_000);
     assert_eq!(call("RLOCK", "WAITERS key", "fair").array().len(), 1);
     assert_eq!(client.call("RLOCK.HOLDS mutex a"), 1);
     assert_eq!(client.call("RFAIRLOCK.HOLDS fair a"), 1);

@@ -172,7 +172,7 @@ fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
         let step = if round % 2 == 0 { [release, kill] } else { [kill, release] };
         client.call_in_one_step(&step);
         eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
-        assert_eq!(client.call("RFAIRLOCK.TTL job"), -2, "nobody holds it");
+        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "nobody holds it");
         client.acquire_fair("job b PX 60000");
         assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0, "it holds once");
         c.reply().int();
@@ -195,7 +195,7 @@ fn timed_the_end_of_a_session_serves_the_queue() {
 
     // The connection is the waiter's own, and its end is felt as well.
     drop(b);
-    eventually(SOON, || client.call("RFAIRLOCK.TTL job") == -2);
+    eventually(SOON, || client.call("RFAIRLOCK.PTTL job") == -2);
     // A poller binds the connection over which it is granted.
     let mut c = server.client();
     c.acquire_fair("job c PX 60000 SESSION 300");

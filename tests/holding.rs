@@ -135,14 +135,14 @@ fn reentry_and_renew_never_bring_the_deadline_nearer() {
         let mut client = server.client();
         client.acquire("job a PX 100000");
         client.acquire("job a PX 1000");
-        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 100_000);
         assert_fresh(client.call("LOCK.RENEW job a PX 1000").int(), 100_000);
         client.acquire("job a");
-        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 100_000);
         client.acquire("job a EX 200");
-        assert_fresh(client.call("LOCK.TTL job").int(), 200_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 200_000);
         assert_fresh(client.call("LOCK.RENEW job a EX 300").int(), 300_000);
-        assert_fresh(client.call("LOCK.TTL job").int(), 300_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 300_000);
     }
 }
 
@@ -152,7 +152,7 @@ fn renew_without_a_lease_uses_the_one_last_given() {
         let mut client = server.client();
         client.acquire("job a PX 2000");
         // After half of it has run a renewal shows the whole again, neither the rest nor the default.
-        eventually(SOON, || client.call("LOCK.TTL job").int() <= 1000);
+        eventually(SOON, || client.call("LOCK.PTTL job").int() <= 1000);
         let renewed = client.call("LOCK.RENEW job a").int();
         assert!((1001..=2000).contains(&renewed), "{renewed}");
 
@@ -171,7 +171,7 @@ fn releasing_an_inner_hold_leaves_the_lease_alone() {
         client.acquire("job a PX 20000");
         client.acquire("job a PX 100000");
         assert_eq!(client.call("LOCK.RELEASE job a"), 1);
-        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 100_000);
     }
 }
 
@@ -180,7 +180,7 @@ fn the_default_lease_is_30_seconds() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a");
-        assert_fresh(client.call("LOCK.TTL job").int(), 30_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 30_000);
     }
 }
 
@@ -189,7 +189,7 @@ fn a_lock_nobody_holds_has_no_ttl_no_info_no_holds_and_no_waiters() {
     for server in Server::for_each(TRANSIENT) {
         let mut client = server.client();
         let assert_absent = |client: &mut Client| {
-            assert_eq!(client.call("LOCK.TTL job"), -2);
+            assert_eq!(client.call("LOCK.PTTL job"), -2);
             assert_eq!(client.call("LOCK.INFO job"), Reply::Nil);
             assert_eq!(client.call("LOCK.HOLDS job a"), 0);
             assert_eq!(client.call("LOCK.WAITERS job"), Reply::Array(vec![]));
@@ -292,7 +292,7 @@ fn a_lapsed_lease_shows_nowhere_even_before_it_is_removed() {
         client.acquire("job a PX 100");
         // Nothing is removed during a pause, so the reading commands below meet the lapsed hold itself.
         client.call("CLIENT PAUSE 60000 WRITE");
-        eventually(SOON, || client.call("LOCK.TTL job") == -2);
+        eventually(SOON, || client.call("LOCK.PTTL job") == -2);
         assert_eq!(client.call("LOCK.HOLDS job a"), 0);
         assert_eq!(client.holder("job"), None);
         client.call("CLIENT UNPAUSE");

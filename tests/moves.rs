@@ -132,7 +132,7 @@ fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
         assert_eq!(there.holder(key).expect("it is held").identity(), ("a", 2, token));
         assert_eq!(there.acquire(&format!("{key} a REQ 2")), token, "the last request is known");
         there.call(format!("RLOCK.ACQUIRE {key} a REQ 1")).expect_error("STALE");
-        let left = there.call(format!("RLOCK.TTL {key}")).int();
+        let left = there.call(format!("RLOCK.PTTL {key}")).int();
         assert!((40_000..=60_005).contains(&left), "{left} ms");
         assert_eq!(there.call(format!("RLOCK.ACQUIRE {key} c")), Reply::Nil);
 

@@ -136,9 +136,9 @@ fn a_repeated_acquire_renews_the_lease_and_never_shortens_it() {
         let mut client = server.client();
         client.acquire("job a PX 20000 REQ 1");
         client.acquire("job a PX 60000 REQ 1");
-        assert!(client.call("LOCK.TTL job").int() > 50_000);
+        assert!(client.call("LOCK.PTTL job").int() > 50_000);
         client.acquire("job a PX 1000 REQ 1");
-        assert!(client.call("LOCK.TTL job").int() > 50_000);
+        assert!(client.call("LOCK.PTTL job").int() > 50_000);
     }
 }
 

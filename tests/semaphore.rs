@@ -229,7 +229,7 @@ fn drain_takes_what_is_free_unless_somebody_waits() {
     assert_eq!(client.call("RSEMAPHORE.HOLDS job c"), 0);
     give(&mut client, "b", 1);
     assert_eq!(client.call("RSEMAPHORE.DRAIN job b PX 60000"), 1, "it adds to a hold");
-    assert!(client.call("RSEMAPHORE.TTL job").int() > 50_000);
+    assert!(client.call("RSEMAPHORE.PTTL job").int() > 50_000);
     give(&mut client, "b", 1);
     let _large = waiter(&server, "large", 5);
     assert_eq!(client.call("RSEMAPHORE.DRAIN job c"), 0);
@@ -299,7 +299,7 @@ fn a_semaphore_has_to_be_made_and_is_made_once() {
         client.call(writing).expect_error("NOSEMAPHORE");
     }
     assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 0);
-    assert_eq!(client.call("RSEMAPHORE.TTL job"), -2);
+    assert_eq!(client.call("RSEMAPHORE.PTTL job"), -2);
     assert_eq!(client.call("RSEMAPHORE.INFO job"), Reply::Nil);
     assert_eq!(client.call("RSEMAPHORE.WAITERS job"), Reply::Array(vec![]));
     assert_eq!(client.call("EXISTS job"), 0);

@@ -120,7 +120,7 @@ fn a_waiters_lease_starts_when_it_is_granted() {
         std::thread::sleep(Duration::from_millis(1500));
         client.call("LOCK.RELEASE job a");
         waiter.reply().int();
-        let left = client.call("LOCK.TTL job").int();
+        let left = client.call("LOCK.PTTL job").int();
         assert!((1501..=3000).contains(&left), "{left}");
     }
 }

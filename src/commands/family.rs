@@ -13,7 +13,7 @@ pub(super) trait Family {
     const KIND: Kind;
     /// The mode of every hold; `None` if the command says READ or WRITE behind the owner.
     const MODE: Option<Mode>;
-    /// Whether its INFO, TTL and WAITERS answer for a lock of any kind.
+    /// Whether its INFO, PTTL and WAITERS answer for a lock of any kind.
     const READS_ANY_KIND: bool;
     const NAMES: Names;
     /// The options of ACQUIRE and RELEASE.
@@ -33,7 +33,7 @@ pub(super) struct Names {
     pub(super) renew: &'static CStr,
     pub(super) force_release: &'static CStr,
     pub(super) holds: &'static CStr,
-    pub(super) ttl: &'static CStr,
+    pub(super) pttl: &'static CStr,
     pub(super) info: &'static CStr,
     pub(super) waiters: &'static CStr,
 }
@@ -75,7 +75,7 @@ impl Family for Mutex {
         renew: c"RLOCK.RENEW",
         force_release: c"RLOCK.FORCERELEASE",
         holds: c"RLOCK.HOLDS",
-        ttl: c"RLOCK.TTL",
+        pttl: c"RLOCK.PTTL",
         info: c"RLOCK.INFO",
         waiters: c"RLOCK.WAITERS",
     };
@@ -100,7 +100,7 @@ impl Family for Fair {
         renew: c"RFAIRLOCK.RENEW",
         force_release: c"RFAIRLOCK.FORCERELEASE",
         holds: c"RFAIRLOCK.HOLDS",
-        ttl: c"RFAIRLOCK.TTL",
+        pttl: c"RFAIRLOCK.PTTL",
         info: c"RFAIRLOCK.INFO",
         waiters: c"RFAIRLOCK.WAITERS",
     };
@@ -125,7 +125,7 @@ impl Family for RwLock {
         renew: c"RRWLOCK.RENEW",
         force_release: c"RRWLOCK.FORCERELEASE",
         holds: c"RRWLOCK.HOLDS",
-        ttl: c"RRWLOCK.TTL",
+        pttl: c"RRWLOCK.PTTL",
         info: c"RRWLOCK.INFO",
         waiters: c"RRWLOCK.WAITERS",
     };
@@ -150,7 +150,7 @@ impl Family for Semaphore {
         renew: c"RSEMAPHORE.RENEW",
         force_release: c"RSEMAPHORE.FORCERELEASE",
         holds: c"RSEMAPHORE.HOLDS",
-        ttl: c"RSEMAPHORE.TTL",
+        pttl: c"RSEMAPHORE.PTTL",
         info: c"RSEMAPHORE.INFO",
         waiters: c"RSEMAPHORE.WAITERS",
     };

@@ -10,10 +10,10 @@ mod holds;
 mod info;
 mod init;
 mod many;
+mod pttl;
 mod release;
 mod renew;
 mod resize;
-mod ttl;
 mod waiters;
 
 use std::ffi::CStr;
@@ -50,7 +50,7 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
     registrar.command::<renew::Renew<F>>()?;
     registrar.command::<force_release::ForceRelease<F>>()?;
     registrar.command::<holds::Holds<F>>()?;
-    registrar.command::<ttl::Ttl<F>>()?;
+    registrar.command::<pttl::Pttl<F>>()?;
     registrar.command::<info::Info<F>>()?;
     registrar.command::<waiters::Waiters<F>>()
 }

@@ -249,7 +249,7 @@ fn kill(stage: &mut Stage) -> Result<()> {
         exec_and_kill(server, &[b"RRWLOCK.RELEASE", LOCK, holder.as_bytes(), b"WRITE"])?;
         server.wait_for_info("connected_clients", 2, Duration::from_secs(60))?;
         // Nobody has heard of a grant, so nobody keeps one.
-        server.control().call(&[b"RRWLOCK.TTL", LOCK])?.expect(b":-2\r\n")
+        server.control().call(&[b"RRWLOCK.PTTL", LOCK])?.expect(b":-2\r\n")
     })
 }
 

@@ -1,4 +1,4 @@
-//! `RLOCK.TTL key`, for a lock of any kind.
+//! `RLOCK.PTTL key`, for a lock of any kind.
 
 use std::marker::PhantomData;
 
@@ -8,14 +8,14 @@ use crate::arguments;
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
-/// What TTL answers when nobody holds, as Redis does for a key that is not there.
+/// What PTTL answers when nobody holds, as Redis does for a key that is not there.
 const NOT_HELD: i64 = -2;
 
-pub(super) struct Ttl<F>(PhantomData<F>);
+pub(super) struct Pttl<F>(PhantomData<F>);
 
-impl<F: Family> Command for Ttl<F> {
+impl<F: Family> Command for Pttl<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: F::NAMES.ttl,
+        name: F::NAMES.pttl,
         flags: c"readonly fast",
         arity: 2,
         access: Access::Read,
@@ -26,11 +26,11 @@ impl<F: Family> Command for Ttl<F> {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, ttl::<F>(ctx, args));
+        reply_failure(ctx, pttl::<F>(ctx, args));
     }
 }
 
-fn ttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     let longest_ms = read_lock::<F, _>(ctx, arguments::key(args)?, F::READS_ANY_KIND, now, |lock| {
         lock.and_then(|lock| lock.last_deadline_us()).map_or(0, |deadline_us| now.left_ms(deadline_us))
