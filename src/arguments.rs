@@ -3,14 +3,24 @@
 use rlock_core::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Mode};
 
 use crate::ffi::{Arg, Args};
-use crate::reply;
+use crate::reply::shown;
 
 /// Why arguments are refused: the text of the error.
 pub(crate) struct ArgumentError(String);
 
 impl ArgumentError {
-    fn syntax() -> Self {
-        Self(reply::SYNTAX.into())
+    fn syntax(what: &str) -> Self {
+        Self(format!("ERR syntax error: {what}"))
+    }
+
+    /// A word that the command does not know.
+    fn unknown(word: &[u8], expected: &str) -> Self {
+        Self::syntax(&format!("'{}' {expected}", shown(word)))
+    }
+
+    /// Less than the server has counted, which would be a bug.
+    fn missing(what: &str) -> Self {
+        Self::syntax(&format!("{what} is missing"))
     }
 
     fn number(name: &str, min: u64, max: u64, unit: &str) -> Self {
@@ -123,14 +133,16 @@ pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Opt
     let mut index = first;
     while let Some(name) = args.get(index) {
         let name = name.bytes();
-        let option = known
-            .iter()
-            .find(|option| name.eq_ignore_ascii_case(option.name().as_bytes()))
-            .ok_or_else(ArgumentError::syntax)?;
-        let value = args.get(index.saturating_add(1)).ok_or_else(ArgumentError::syntax)?;
+        let option =
+            known.iter().find(|option| name.eq_ignore_ascii_case(option.name().as_bytes())).ok_or_else(|| {
+                ArgumentError::unknown(name, &format!("is no option here; known are {}", names_of(known)))
+            })?;
+        let no_value = || ArgumentError::syntax(&format!("{} has no value", option.name()));
+        let value = args.get(index.saturating_add(1)).ok_or_else(no_value)?;
         let place = option.place(&mut options);
         if place.is_some() {
-            return Err(ArgumentError::syntax());
+            let which = if matches!(option, Opt::Px | Opt::Ex) { "a lease (PX or EX)" } else { option.name() };
+            return Err(ArgumentError::syntax(&format!("{which} is given twice")));
         }
         let (min, max, unit) = option.range();
         let number = number(value.bytes())
@@ -140,9 +152,15 @@ pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Opt
         index = index.saturating_add(2);
     }
     if options.block_ms.is_some() && options.queue_ms.is_some() {
-        return Err(ArgumentError::syntax());
+        return Err(ArgumentError::syntax("it is either BLOCK or QUEUE"));
     }
     Ok(options)
+}
+
+/// The names of options, for a person.
+fn names_of(options: &[Opt]) -> String {
+    let names: Vec<_> = options.iter().map(|option| option.name()).collect();
+    names.join(", ")
 }
 
 /// The key and the owner that most commands begin with.
@@ -152,7 +170,7 @@ pub(crate) fn key_and_owner(args: Args<'_>) -> Result<(Arg<'_>, &[u8]), Argument
 
 /// The owner in argument `index`.
 fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
-    let owner = args.get(index).ok_or_else(ArgumentError::syntax)?.bytes();
+    let owner = args.get(index).ok_or_else(|| ArgumentError::missing("the owner"))?.bytes();
     if (1..=MAX_OWNER_BYTES).contains(&owner.len()) {
         Ok(owner)
     } else {
@@ -160,13 +178,37 @@ fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
     }
 }
 
+/// Reads the options of a command for many keys. Where they make no sense, and the owner has the name of an option, it was forgotten.
+pub(crate) fn options_of_many(
+    args: Args<'_>,
+    many: &KeysAndOwner<'_>,
+    known: &[Opt],
+) -> Result<Options, ArgumentError> {
+    options(args, many.options_at, known).map_err(|error| {
+        let is_option = known.iter().any(|option| many.owner.eq_ignore_ascii_case(option.name().as_bytes()));
+        if is_option {
+            ArgumentError::unknown(many.owner, "stands where the owner has to be: the owner is missing")
+        } else {
+            error
+        }
+    })
+}
+
+/// The owner behind several keys. If it is forgotten, the last key or nothing stands there.
+fn owner_behind_keys(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
+    let none =
+        || ArgumentError::syntax("the owner is missing: it stands behind the keys, of which numkeys says how many");
+    args.get(index).ok_or_else(none)?;
+    owner(args, index)
+}
+
 /// READ or WRITE in argument `index`.
 pub(crate) fn mode(args: Args<'_>, index: usize) -> Result<Mode, ArgumentError> {
-    let word = args.get(index).ok_or_else(ArgumentError::syntax)?.bytes();
+    let word = args.get(index).ok_or_else(|| ArgumentError::missing("the mode, READ or WRITE,"))?.bytes();
     [Mode::Read, Mode::Write]
         .into_iter()
         .find(|mode| word.eq_ignore_ascii_case(mode.name().as_bytes()))
-        .ok_or_else(ArgumentError::syntax)
+        .ok_or_else(|| ArgumentError::unknown(word, "stands where READ or WRITE has to be, behind the owner"))
 }
 
 /// The number of permits in argument `index`.
@@ -196,13 +238,14 @@ pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, Argumen
     let count = key_count(args).ok_or_else(|| ArgumentError::number("numkeys", 1, MAX_KEYS as u64, ""))?;
     let mut keys = Vec::with_capacity(count);
     for index in 0..count {
-        keys.push(args.get(index.saturating_add(2)).ok_or_else(ArgumentError::syntax)?);
+        let too_few = || ArgumentError::syntax(&format!("numkeys is {count}, and so many keys are not there"));
+        keys.push(args.get(index.saturating_add(2)).ok_or_else(too_few)?);
     }
     let mut names: Vec<&[u8]> = keys.iter().map(|key| key.bytes()).collect();
     names.sort_unstable();
     if names.is_sorted_by(|name, next| name < next) {
         let owner_at = count.saturating_add(2);
-        Ok(KeysAndOwner { keys, owner: owner(args, owner_at)?, options_at: owner_at.saturating_add(1) })
+        Ok(KeysAndOwner { keys, owner: owner_behind_keys(args, owner_at)?, options_at: owner_at.saturating_add(1) })
     } else {
         Err(ArgumentError("ERR a key is given twice".into()))
     }
@@ -210,7 +253,7 @@ pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, Argumen
 
 /// The key.
 pub(crate) fn key(args: Args<'_>) -> Result<Arg<'_>, ArgumentError> {
-    args.get(1).ok_or_else(ArgumentError::syntax)
+    args.get(1).ok_or_else(|| ArgumentError::missing("the key"))
 }
 
 /// A number as Redis reads them: digits only, no sign, no leading zero.

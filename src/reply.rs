@@ -1,17 +1,17 @@
 //! The strings on the wire.
 
-use rlock_core::{Answer, Refusal, WaitEdge};
+use rlock_core::{Answer, Kind, Refusal, WaitEdge};
 
 use crate::ffi::Ctx;
 
 pub(crate) const INTERNAL_ERROR: &str =
     "ERR a bug in rlock was caught, see the server's log; the lock is as it was or as was asked";
 pub(crate) const READONLY: &str = "READONLY You can't write against a read only replica.";
-pub(crate) const SYNTAX: &str = "ERR syntax error";
 pub(crate) const SESSION_WITHOUT_CONNECTION: &str =
     "ERR SESSION needs a connection of its own: it cannot be used in scripts and by other modules";
 pub(crate) const EFFECT_FROM_CLIENT: &str =
     "ERR RLOCK.APPLY is internal: it is taken only from a master or from the append-only file";
+pub(crate) const EFFECT_UNREADABLE: &str = "ERR this effect cannot be read";
 pub(crate) const EFFECT_MISFIT: &str = "ERR the key holds something else than this effect is about";
 
 /// NOTOWNER of one of several keys.
@@ -36,7 +36,7 @@ fn deadlock(ctx: Ctx<'_>, cycle: &[WaitEdge]) -> String {
 }
 
 /// A name in an error: escaped as redis-cli shows it, and cut at 64 bytes.
-fn shown(name: &[u8]) -> String {
+pub(crate) fn shown(name: &[u8]) -> String {
     const MAX_SHOWN: usize = 64;
     let mut text = String::new();
     for byte in name.iter().take(MAX_SHOWN) {
@@ -55,7 +55,18 @@ fn shown(name: &[u8]) -> String {
 /// Why a request changed nothing, for the person who gets it.
 pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
     match refusal {
-        Refusal::WrongType => ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value"),
+        Refusal::WrongType { found: None } => {
+            ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value");
+        }
+        Refusal::WrongType { found: Some(kind) } => {
+            let (name, family) = match kind {
+                Kind::Mutex => ("mutex", "RLOCK"),
+                Kind::Fair => ("fair lock", "RFAIRLOCK"),
+                Kind::RwLock => ("read-write lock", "RRWLOCK"),
+                Kind::Semaphore => ("semaphore", "RSEMAPHORE"),
+            };
+            ctx.reply_error(&format!("WRONGTYPE the key holds a {name}, which the commands of {family} are for"));
+        }
         // A command for many keys names the one that is meant: see `crate::commands::many`.
         Refusal::NotOwner { .. } => {
             ctx.reply_error("NOTOWNER this owner does not hold the lock: it never did, or its lease has ended")

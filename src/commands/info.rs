@@ -35,7 +35,7 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let connected = state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
-    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, now, |lock| match lock {
+    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |lock| match lock {
         Some(lock) => {
             let waiting = if lock.kind() == Kind::Fair { lock.queue().map_or(0, FairQueue::len) } else { connected };
             if is_there(lock, now) || waiting > 0 {

@@ -29,8 +29,9 @@ impl Command for Acquire {
 }
 
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let options = arguments::options(args, options_at, &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req])?;
+    let many = arguments::keys_and_owner(args)?;
+    let options = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req])?;
+    let KeysAndOwner { keys, owner, .. } = many;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
     acquire_keys(ctx, &keys, owner, wanted, options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
 }
@@ -55,8 +56,9 @@ impl Command for Release {
 }
 
 fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let request_id = arguments::options(args, options_at, &[Opt::Req])?.request_id;
+    let many = arguments::keys_and_owner(args)?;
+    let request_id = arguments::options_of_many(args, &many, &[Opt::Req])?.request_id;
+    let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
     let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id };
@@ -92,8 +94,9 @@ impl Command for Renew {
 }
 
 fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let lease_ms = arguments::options(args, options_at, &[Opt::Px, Opt::Ex])?.lease_ms;
+    let many = arguments::keys_and_owner(args)?;
+    let lease_ms = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex])?.lease_ms;
+    let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
     let request = rlock_core::Renew { kind, owner, mode, lease_ms };

@@ -169,5 +169,13 @@ const SIZE: ArgumentSpec = ArgumentSpec { name: c"permits", token: None, optiona
 
 const REQ: ArgumentSpec = option(c"id", c"REQ");
 const BLOCK: ArgumentSpec = option(c"wait-milliseconds", c"BLOCK");
-const QUEUE: ArgumentSpec = option(c"life-milliseconds", c"QUEUE");
+const BLOCK_OR_QUEUE: ArgumentSpec = ArgumentSpec {
+    name: c"way-to-wait",
+    token: None,
+    optional: true,
+    value: ValueSpec::OneOf(&[
+        ArgumentSpec { name: c"wait-milliseconds", token: Some(c"BLOCK"), optional: false, value: ValueSpec::Integer },
+        ArgumentSpec { name: c"life-milliseconds", token: Some(c"QUEUE"), optional: false, value: ValueSpec::Integer },
+    ]),
+};
 const SESSION: ArgumentSpec = option(c"grace-milliseconds", c"SESSION");

@@ -32,7 +32,7 @@ impl<F: Family> Command for Pttl<F> {
 
 fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
-    let longest_ms = read_lock::<F, _>(ctx, arguments::key(args)?, F::READS_ANY_KIND, now, |lock| {
+    let longest_ms = read_lock::<F, _>(ctx, arguments::key(args)?, F::IS_FOR_ANY_KIND, now, |lock| {
         lock.and_then(|lock| lock.last_deadline_us()).map_or(0, |deadline_us| now.left_ms(deadline_us))
     })?;
     match longest_ms {
