@@ -1,6 +1,7 @@
 //! Arguments of commands: owners, numbers and options, checked before anything is touched.
 
 use rlock_core::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Mode};
+use smallvec::SmallVec;
 
 use crate::ffi::{Arg, Args};
 use crate::reply::shown;
@@ -18,6 +19,10 @@ impl ArgumentError {
         Self::syntax(&format!("'{}' {expected}", shown(word)))
     }
 
+    fn twice(what: &str) -> Self {
+        Self::syntax(&format!("{what} is given twice"))
+    }
+
     /// Less than the server has counted, which would be a bug.
     fn missing(what: &str) -> Self {
         Self::syntax(&format!("{what} is missing"))
@@ -33,7 +38,7 @@ impl ArgumentError {
 }
 
 /// The options that may follow the key and owner.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     /// `PX ms` or `EX s`.
     pub(crate) lease_ms: Option<u64>,
@@ -45,8 +50,10 @@ pub(crate) struct Options {
     pub(crate) session_ms: Option<u64>,
     /// `REQ id`.
     pub(crate) request_id: Option<u64>,
-    /// `TOKEN t`.
-    pub(crate) token: Option<u64>,
+    /// `TOKEN t`, or `TOKENS t …` with one for each key.
+    pub(crate) tokens: SmallVec<[u64; 1]>,
+    /// `ONCE`.
+    pub(crate) is_once: bool,
     /// `COUNT n`.
     pub(crate) count: Option<u64>,
     /// `PERMITS n`.
@@ -55,7 +62,7 @@ pub(crate) struct Options {
 
 impl Options {
     /// How many holds the command is about: the permits of a semaphore, 1 of anything else.
-    pub(crate) fn holds(self) -> u32 {
+    pub(crate) fn holds(&self) -> u32 {
         self.permits.map_or(1, |permits| u32::try_from(permits).unwrap_or(u32::MAX))
     }
 }
@@ -70,6 +77,8 @@ pub(crate) enum Opt {
     Session,
     Req,
     Token,
+    Tokens,
+    Once,
     Count,
     Permits,
 }
@@ -92,6 +101,8 @@ impl Opt {
             Self::Session => "SESSION",
             Self::Req => "REQ",
             Self::Token => "TOKEN",
+            Self::Tokens => "TOKENS",
+            Self::Once => "ONCE",
             Self::Count => "COUNT",
             Self::Permits => "PERMITS",
         }
@@ -106,24 +117,34 @@ impl Opt {
             Self::Block => (0, MAX, MS),
             Self::Session => (0, MAX_LEASE_MS, MS),
             Self::Req => (1, MAX, ""),
-            Self::Token => (1, MAX_TOKEN, ""),
-            Self::Count => (0, MAX, ""),
+            Self::Token | Self::Tokens => (1, MAX_TOKEN, ""),
+            Self::Count | Self::Once => (0, MAX, ""),
             Self::Permits => (1, MAX_PERMITS, ""),
         }
     }
 
-    /// Where the value goes. PX and EX share a place, so that giving both is giving one twice.
-    fn place(self, options: &mut Options) -> &mut Option<u64> {
+    /// Where the value goes, if it is one number. PX and EX share a place, so that giving both is giving one twice.
+    fn place(self, options: &mut Options) -> Option<&mut Option<u64>> {
         match self {
-            Self::Px | Self::Ex => &mut options.lease_ms,
-            Self::Block => &mut options.block_ms,
-            Self::Queue => &mut options.queue_ms,
-            Self::Session => &mut options.session_ms,
-            Self::Req => &mut options.request_id,
-            Self::Token => &mut options.token,
-            Self::Count => &mut options.count,
-            Self::Permits => &mut options.permits,
+            Self::Px | Self::Ex => Some(&mut options.lease_ms),
+            Self::Block => Some(&mut options.block_ms),
+            Self::Queue => Some(&mut options.queue_ms),
+            Self::Session => Some(&mut options.session_ms),
+            Self::Req => Some(&mut options.request_id),
+            Self::Count => Some(&mut options.count),
+            Self::Permits => Some(&mut options.permits),
+            Self::Token | Self::Tokens | Self::Once => None,
         }
+    }
+
+    /// Reads a number that belongs to the option.
+    fn number(self, args: Args<'_>, index: usize) -> Result<u64, ArgumentError> {
+        let none = || ArgumentError::syntax(&format!("{} has no value", self.name()));
+        let value = args.get(index).ok_or_else(none)?;
+        let (min, max, unit) = self.range();
+        number(value.bytes())
+            .filter(|number| (min..=max).contains(number))
+            .ok_or_else(|| ArgumentError::number(self.name(), min, max, unit))
     }
 }
 
@@ -137,19 +158,30 @@ pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Opt
             known.iter().find(|option| name.eq_ignore_ascii_case(option.name().as_bytes())).ok_or_else(|| {
                 ArgumentError::unknown(name, &format!("is no option here; known are {}", names_of(known)))
             })?;
-        let no_value = || ArgumentError::syntax(&format!("{} has no value", option.name()));
-        let value = args.get(index.saturating_add(1)).ok_or_else(no_value)?;
-        let place = option.place(&mut options);
-        if place.is_some() {
-            let which = if matches!(option, Opt::Px | Opt::Ex) { "a lease (PX or EX)" } else { option.name() };
-            return Err(ArgumentError::syntax(&format!("{which} is given twice")));
+        index = index.saturating_add(1);
+        match option {
+            Opt::Once if options.is_once => return Err(ArgumentError::twice(option.name())),
+            Opt::Once => options.is_once = true,
+            Opt::Token | Opt::Tokens if !options.tokens.is_empty() => return Err(ArgumentError::twice(option.name())),
+            Opt::Token | Opt::Tokens => {
+                // A command for many keys has said how many.
+                let count = if *option == Opt::Tokens { key_count(args).unwrap_or(1) } else { 1 };
+                for _ in 0..count {
+                    options.tokens.push(option.number(args, index)?);
+                    index = index.saturating_add(1);
+                }
+            }
+            _ => {
+                let number = option.number(args, index)?;
+                let place = option.place(&mut options).ok_or_else(|| ArgumentError::twice(option.name()))?;
+                if place.is_some() {
+                    let is_lease = matches!(option, Opt::Px | Opt::Ex);
+                    return Err(ArgumentError::twice(if is_lease { "a lease (PX or EX)" } else { option.name() }));
+                }
+                *place = Some(if *option == Opt::Ex { number.saturating_mul(1000) } else { number });
+                index = index.saturating_add(1);
+            }
         }
-        let (min, max, unit) = option.range();
-        let number = number(value.bytes())
-            .filter(|number| (min..=max).contains(number))
-            .ok_or_else(|| ArgumentError::number(option.name(), min, max, unit))?;
-        *place = Some(if *option == Opt::Ex { number.saturating_mul(1000) } else { number });
-        index = index.saturating_add(2);
     }
     if options.block_ms.is_some() && options.queue_ms.is_some() {
         return Err(ArgumentError::syntax("it is either BLOCK or QUEUE"));

@@ -80,6 +80,11 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
         Refusal::CountUnderflow { held } => {
             ctx.reply_error(&format!("ERR the owner holds only {held}"));
         }
+        Refusal::HoldsOther { held } => {
+            ctx.reply_error(&format!(
+                "ERR ONCE asks for another number of permits than the owner holds, which is {held}"
+            ));
+        }
         Refusal::Deadlock(cycle) => ctx.reply_error(&deadlock(ctx, &cycle)),
         Refusal::TooManyPermits { permits } => {
             ctx.reply_error(&format!("ERR the semaphore has {permits} permits, more cannot be asked for at once"));

@@ -31,6 +31,7 @@ mod many;
 mod many_storm;
 mod moves;
 mod mutations;
+mod once;
 mod operator;
 mod payloads;
 mod persistence;

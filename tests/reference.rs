@@ -69,6 +69,7 @@ fn usage_of(argument: &Reply) -> String {
         "oneof" if !flags.contains(&"optional".to_owned()) => inner("|"),
         "oneof" => inner(" | "),
         "block" => inner(" "),
+        _ if field("token").is_some() && flags.contains(&"multiple".to_owned()) => "value …".to_owned(),
         _ if field("token").is_some() => "value".to_owned(),
         _ if flags.contains(&"multiple".to_owned()) => format!("{name} [{name} …]"),
         _ => name,

@@ -72,6 +72,8 @@ pub struct Request {
     pub request_id: Option<u64>,
     /// `SESSION ms`.
     pub session_ms: Option<u64>,
+    /// `ONCE`: an owner that holds already in this mode is answered its token, and nothing is counted.
+    pub is_once: bool,
     /// `BLOCK ms` where blocking is possible, or `QUEUE ms`.
     pub ask: Ask,
 }
@@ -91,6 +93,8 @@ pub struct Release<'a> {
     pub count: u32,
     /// `REQ id`.
     pub request_id: Option<u64>,
+    /// `TOKEN t`, or `TOKENS t …` with one for each key: a hold with another token is none. Empty: any token will do.
+    pub tokens: &'a [u64],
 }
 
 /// RENEW.
@@ -104,6 +108,8 @@ pub struct Renew<'a> {
     pub mode: Mode,
     /// The lease from now; `None` is the lease that the hold was last given.
     pub lease_ms: Option<u64>,
+    /// As in [`Release`].
+    pub tokens: &'a [u64],
 }
 
 /// One owner waits for another.
@@ -144,6 +150,11 @@ pub enum Refusal {
         /// What the owner holds.
         held: u32,
     },
+    /// `ONCE` asks for another number of permits than the owner holds.
+    HoldsOther {
+        /// What the owner holds.
+        held: u32,
+    },
     /// More permits were asked for than the semaphore has.
     TooManyPermits {
         /// What it has.
@@ -170,6 +181,18 @@ pub enum Refusal {
         /// The limit.
         limit: usize,
     },
+}
+
+impl Request {
+    /// Whether the request need not wait any longer once its owner holds in mode `held`.
+    pub(crate) fn is_met_by(&self, held: Mode) -> bool {
+        held.covers().contains(&self.mode) || (self.is_once && held == self.mode)
+    }
+}
+
+/// Whether a hold with `token` is the one that a command means by its `TOKEN` or `TOKENS`, for its key number `position`.
+pub(crate) fn is_meant(tokens: &[u64], position: usize, token: u64) -> bool {
+    tokens.is_empty() || tokens.get(position) == Some(&token)
 }
 
 /// What a numbered request is to the hold that it meets.

@@ -1,4 +1,4 @@
-//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [SESSION ms] [REQ id]`, on a fair lock with `[QUEUE ms]`, on a
+//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [SESSION ms] [REQ id] [ONCE]`, on a fair lock with `[QUEUE ms]`, on a
 //! read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
 
 use std::marker::PhantomData;
@@ -58,7 +58,7 @@ pub(super) fn acquire_keys<'c>(
     reply_refusal: impl FnOnce(Ctx<'c>, Refusal),
 ) -> Result<(), Failure> {
     check_may_grant(ctx)?;
-    check_session(ctx, options)?;
+    check_session(ctx, &options)?;
     let may_block = options.block_ms.is_some() && !ctx.flags().denies_blocking();
     let decide = |engine: &mut Engine, tx: &mut Transaction<'_, _>| {
         let request = Request {
@@ -69,7 +69,8 @@ pub(super) fn acquire_keys<'c>(
             lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
             request_id: options.request_id,
             session_ms: options.session_ms,
-            ask: ask(options, may_block, tx.now),
+            is_once: options.is_once,
+            ask: ask(&options, may_block, tx.now),
         };
         engine.acquire(tx, owner, &request)
     };
@@ -89,7 +90,7 @@ pub(super) fn acquire_keys<'c>(
 }
 
 /// SESSION needs a connection.
-fn check_session(ctx: Ctx<'_>, options: Options) -> Result<(), Failure> {
+fn check_session(ctx: Ctx<'_>, options: &Options) -> Result<(), Failure> {
     if options.session_ms.is_some() && ctx.connection(ctx.flags()).is_none() {
         return Err(Failure::Text(reply::SESSION_WITHOUT_CONNECTION));
     }
@@ -97,7 +98,7 @@ fn check_session(ctx: Ctx<'_>, options: Options) -> Result<(), Failure> {
 }
 
 /// What the request does if it is not granted at once. Where the client must not be blocked, BLOCK is one attempt.
-fn ask(options: Options, may_block: bool, now: Now) -> Ask {
+fn ask(options: &Options, may_block: bool, now: Now) -> Ask {
     match (options.block_ms, options.queue_ms) {
         (Some(_), _) if !may_block => Ask::Try,
         (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },

@@ -40,6 +40,7 @@ fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
         request_id: None,
         session_ms: None,
+        is_once: false,
         ask: Ask::Try,
     };
     execute::on_key(

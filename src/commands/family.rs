@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use rlock_core::{Kind, Mode};
 
-use super::{BLOCK, BLOCK_OR_QUEUE, LEASE, MODE, OWNER, PERMITS, REQ, SESSION};
+use super::{BLOCK, BLOCK_OR_QUEUE, LEASE, MODE, ONCE, OWNER, PERMITS, REQ, SESSION, TOKEN};
 use crate::arguments::{self, ArgumentError, Opt};
 use crate::ffi::{Arg, Args, ArgumentSpec};
 
@@ -79,11 +79,11 @@ impl Family for Mutex {
         info: c"RLOCK.INFO",
         waiters: c"RLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
@@ -104,11 +104,12 @@ impl Family for Fair {
         info: c"RFAIRLOCK.INFO",
         waiters: c"RFAIRLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK_OR_QUEUE, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK_OR_QUEUE, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
@@ -129,11 +130,11 @@ impl Family for RwLock {
         info: c"RRWLOCK.INFO",
         waiters: c"RRWLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE];
 }
 
@@ -154,10 +155,11 @@ impl Family for Semaphore {
         info: c"RSEMAPHORE.INFO",
         waiters: c"RSEMAPHORE.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }

@@ -3,7 +3,7 @@
 use rlock_core::{Kind, Mode, Refusal, Verb};
 
 use super::acquire::{Wanted, acquire_keys};
-use super::{BLOCK, Failure, LEASE, OWNER, REQ, SESSION, check_master, reply_failure};
+use super::{BLOCK, Failure, LEASE, ONCE, OWNER, REQ, SESSION, TOKENS, check_master, reply_failure};
 use crate::arguments::{self, KeysAndOwner, Opt};
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -20,7 +20,7 @@ impl Command for Acquire {
         keys: KeyArguments::Counted,
         summary: c"Acquires several locks for an owner in one step, all or none, and returns their fencing tokens.",
         complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
-        arguments: &[OWNER, LEASE, BLOCK, SESSION, REQ],
+        arguments: &[OWNER, LEASE, BLOCK, SESSION, REQ, ONCE],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -30,7 +30,8 @@ impl Command for Acquire {
 
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let options = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req])?;
+    let known = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    let options = arguments::options_of_many(args, &many, &known)?;
     let KeysAndOwner { keys, owner, .. } = many;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
     acquire_keys(ctx, &keys, owner, wanted, options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
@@ -47,7 +48,7 @@ impl Command for Release {
         keys: KeyArguments::Counted,
         summary: c"Gives one hold of each key back, all or none, and returns the holds left of each.",
         complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
-        arguments: &[OWNER, REQ],
+        arguments: &[OWNER, REQ, TOKENS],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -57,11 +58,12 @@ impl Command for Release {
 
 fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let request_id = arguments::options_of_many(args, &many, &[Opt::Req])?.request_id;
+    let options = arguments::options_of_many(args, &many, &[Opt::Req, Opt::Tokens])?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-    let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id };
+    let (request_id, tokens) = (options.request_id, &options.tokens[..]);
+    let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id, tokens };
     execute::on_keys(
         ctx,
         &keys,
@@ -85,7 +87,7 @@ impl Command for Renew {
         keys: KeyArguments::Counted,
         summary: c"Gives the hold of each key a new lease, all or none, and returns the smallest lease left.",
         complexity: c"O(K) with K keys",
-        arguments: &[OWNER, LEASE],
+        arguments: &[OWNER, LEASE, TOKENS],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -95,11 +97,11 @@ impl Command for Renew {
 
 fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let lease_ms = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex])?.lease_ms;
+    let options = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex, Opt::Tokens])?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-    let request = rlock_core::Renew { kind, owner, mode, lease_ms };
+    let request = rlock_core::Renew { kind, owner, mode, lease_ms: options.lease_ms, tokens: &options.tokens };
     execute::on_keys(
         ctx,
         &keys,

@@ -168,6 +168,11 @@ const PERMITS: ArgumentSpec = option(c"permits", c"PERMITS");
 const SIZE: ArgumentSpec = ArgumentSpec { name: c"permits", token: None, optional: false, value: ValueSpec::Integer };
 
 const REQ: ArgumentSpec = option(c"id", c"REQ");
+const ONCE: ArgumentSpec =
+    ArgumentSpec { name: c"once", token: Some(c"ONCE"), optional: true, value: ValueSpec::Token };
+const TOKEN: ArgumentSpec = option(c"token", c"TOKEN");
+const TOKENS: ArgumentSpec =
+    ArgumentSpec { name: c"token", token: Some(c"TOKENS"), optional: true, value: ValueSpec::Integers };
 const BLOCK: ArgumentSpec = option(c"wait-milliseconds", c"BLOCK");
 const BLOCK_OR_QUEUE: ArgumentSpec = ArgumentSpec {
     name: c"way-to-wait",

@@ -1,4 +1,4 @@
-//! `RLOCK.RENEW key owner [PX ms | EX s]`
+//! `RLOCK.RENEW key owner [PX ms | EX s] [TOKEN t]`
 
 use std::marker::PhantomData;
 
@@ -30,10 +30,15 @@ impl<F: Family> Command for Renew<F> {
 
 fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
-    let options = arguments::options(args, target.options_at, &[Opt::Px, Opt::Ex])?;
+    let options = arguments::options(args, target.options_at, &[Opt::Px, Opt::Ex, Opt::Token])?;
     check_master()?;
-    let request =
-        rlock_core::Renew { kind: F::KIND, owner: target.owner, mode: target.mode, lease_ms: options.lease_ms };
+    let request = rlock_core::Renew {
+        kind: F::KIND,
+        owner: target.owner,
+        mode: target.mode,
+        lease_ms: options.lease_ms,
+        tokens: &options.tokens,
+    };
     execute::on_key(ctx, target.key, |engine, tx| engine.renew(tx, &request), |left_ms| ctx.reply_integer(left_ms));
     Ok(())
 }

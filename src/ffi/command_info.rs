@@ -51,6 +51,8 @@ pub(crate) struct ArgumentSpec {
 pub(crate) enum ValueSpec {
     Bytes,
     Integer,
+    /// One or more.
+    Integers,
     /// Its token alone.
     Token,
     OneOf(&'static [ArgumentSpec]),
@@ -149,6 +151,10 @@ fn argument(spec: &ArgumentSpec, nested: &mut Vec<Vec<raw::RedisModuleCommandArg
     argument.type_ = match spec.value {
         ValueSpec::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
         ValueSpec::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        ValueSpec::Integers => {
+            argument.flags |= raw::REDISMODULE_CMD_ARG_MULTIPLE.cast_signed();
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER
+        }
         ValueSpec::Token => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         ValueSpec::OneOf(choices) => {
             let mut choices: Vec<_> = choices.iter().map(|spec| self::argument(spec, nested)).collect();

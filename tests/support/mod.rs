@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub use client::{Client, Command, in_script};
 pub use cluster::Cluster;
 pub use events::Events;
-pub use family::{ALL, BINARY, EXCLUSIVE, Family, MUTEX, REENTRANT, TRANSIENT, WRITE};
+pub use family::{ALL, BINARY, EXCLUSIVE, FAIR, Family, MUTEX, REENTRANT, TRANSIENT, WRITE};
 pub use journal::{Journal, is_brace, show};
 pub use likeness::{picture, shown};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};

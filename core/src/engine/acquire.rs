@@ -19,7 +19,7 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision};
 use crate::outbox::Answer;
-use crate::request::{Ask, Refusal, Request};
+use crate::request::{Ask, Refusal, Request, RequestMark};
 
 /// The tokens of a request's keys, in their order.
 pub type Tokens = SmallVec<[u64; 1]>;
@@ -91,7 +91,7 @@ impl Engine {
                 Some(granted)
             }
             Decision::Wait if request.ask == Ask::Try => Some(Ok(Acquired::Denied)),
-            Decision::Wait | Decision::Repeat(_) | Decision::Refuse(_) => None,
+            Decision::Wait | Decision::Repeat(_) | Decision::Held(_) | Decision::Refuse(_) => None,
         }
     }
 
@@ -188,7 +188,7 @@ impl Engine {
             } else {
                 None
             };
-            if let Decision::Repeat(token) = decision {
+            if let Decision::Repeat(token) | Decision::Held(token) = decision {
                 self.repeat(tx, id, *token, request, client);
                 tokens.push(*token);
             } else {
@@ -206,7 +206,7 @@ impl Engine {
         Ok(tokens)
     }
 
-    /// A repeated request is answered as it was, and renews the lease.
+    /// A request for what its owner has already is answered with that, and renews the lease.
     pub(super) fn repeat(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -222,6 +222,7 @@ impl Engine {
             lease_ms: Some(request.lease_ms),
             session_ms: request.session_ms,
             client,
+            mark: RequestMark::after(terms.request, request.request_id, request.verb),
             // So that a WAIT after it proves something.
             always: true,
         };
@@ -407,7 +408,7 @@ impl Engine {
 }
 
 fn is_granted(decisions: &[Decision]) -> bool {
-    decisions.iter().all(|decision| matches!(decision, Decision::Grant | Decision::Repeat(_)))
+    decisions.iter().all(|decision| matches!(decision, Decision::Grant | Decision::Repeat(_) | Decision::Held(_)))
 }
 
 fn rank_of(tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) -> Rank {

@@ -263,7 +263,7 @@ impl Engine {
         decision: &Decision,
     ) -> Result<u64, Refusal> {
         let request = &waiter.request;
-        if let Decision::Repeat(token) = decision {
+        if let Decision::Repeat(token) | Decision::Held(token) = decision {
             // It has given nothing that could be taken back.
             self.repeat(tx, id, *token, request, waiter.client);
             return Ok(*token);
@@ -302,7 +302,7 @@ impl Engine {
     }
 
     /// Grants the other requests with which an owner waits for what it holds now: they are re-entries. A writer's READ is granted
-    /// as well, as if it asked now.
+    /// as well, as if it asked now. On a semaphore each request is one of its own, unless it says `ONCE`.
     pub(super) fn grant_siblings(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -315,6 +315,9 @@ impl Engine {
         };
         for mode in mode.covers() {
             self.grant_siblings_behind(tx, id, name, (owner, *mode), None);
+        }
+        if mode == Mode::Permits && self.queues.asks_once(owner) {
+            self.grant_siblings_behind(tx, id, name, (owner, mode), None);
         }
     }
 
@@ -330,14 +333,19 @@ impl Engine {
         while let Some(owner_id) = self.queues.owners.find(owner)
             && let Some(position) = self.queues.next_of_owner(owner_id, name, mode, behind)
         {
+            let Some(request) = self.queues.get(position.ticket).map(|waiter| waiter.request) else {
+                return;
+            };
+            let is_passed = mode == Mode::Permits && !request.is_once;
             // On a fair lock it is one at most, and its place must not be made anew beside the hold.
-            let is_fair = self.queues.get(position.ticket).is_some_and(|waiter| waiter.request.kind == Kind::Fair);
-            if !is_fair && !self.work.take(ANSWER) {
+            if request.kind != Kind::Fair && !self.work.take(if is_passed { CHANGE } else { ANSWER }) {
                 let left = Siblings { owner: owner.into(), mode, behind };
                 return self.mark(name, |dirty| dirty.granted.push(left));
             }
             behind = Some(position);
-            self.grant_sibling(tx, id, position.ticket, false);
+            if !is_passed {
+                self.grant_sibling(tx, id, position.ticket, false);
+            }
         }
     }
 
@@ -350,7 +358,7 @@ impl Engine {
         left: &mut Vec<Siblings>,
     ) {
         for Siblings { owner, mode, behind } in core::mem::take(left) {
-            let covers = |held: &Mode| held.covers().contains(&mode);
+            let covers = |held: &Mode| *held == mode || held.covers().contains(&mode);
             let lock = if let Value::Lock(lock) = tx.keys.value(id) { Some(lock) } else { None };
             let holds = |held| lock.is_some_and(|lock| lock.live_hold(&owner, held, tx.now).is_some());
             if Mode::ALL.into_iter().filter(covers).any(holds) {

@@ -302,8 +302,8 @@ impl Engine {
             let Value::Lock(lock) = tx.keys.value(id) else {
                 return;
             };
-            let covers = |mode: &Mode| mode.covers().contains(&waiter.request.mode);
-            if Mode::ALL.iter().any(|mode| covers(mode) && lock.live_hold(owner, *mode, tx.now).is_some()) {
+            let meets = |mode: &Mode| waiter.request.is_met_by(*mode);
+            if Mode::ALL.iter().any(|mode| meets(mode) && lock.live_hold(owner, *mode, tx.now).is_some()) {
                 engine.work.take(ANSWER);
                 engine.grant_sibling(tx, id, ticket, false);
             }

@@ -13,7 +13,7 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::Hold;
 use crate::lock::admission;
-use crate::request::{Refusal, Release, Renew, RequestMark};
+use crate::request::{Refusal, Release, Renew, RequestMark, is_meant};
 
 /// The key of a request that has one.
 const KEY: KeyId = KeyId(0);
@@ -26,6 +26,8 @@ pub(super) struct Renewal {
     pub(super) lease_ms: Option<u64>,
     pub(super) session_ms: Option<u64>,
     pub(super) client: Option<u64>,
+    /// The last numbered request of the hold from now on.
+    pub(super) mark: Option<RequestMark>,
     /// Propagate it even if nothing changed.
     pub(super) always: bool,
 }
@@ -58,7 +60,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Refusal::NotOwner`] names the first key that is not held; nothing was changed.
+    /// [`Refusal::NotOwner`] names the first key that is not held, or not with its token; nothing was changed.
     pub fn release(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -71,7 +73,7 @@ impl Engine {
             let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
             for id in tx.ids() {
                 let hold = tx.keys.value(id).hold(request.kind, request.owner, request.mode, tx.now)?;
-                met.push(match hold {
+                met.push(match hold.filter(|hold| is_meant(request.tokens, id.0, hold.token())) {
                     None => None,
                     Some(hold) => {
                         let is_repeat = admission::is_repeat(hold, request.request_id, request.verb)?;
@@ -108,6 +110,7 @@ impl Engine {
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
         let hold = tx.keys.value(KEY).hold(request.kind, request.owner, request.mode, tx.now)?;
+        let hold = hold.filter(|hold| is_meant(request.tokens, KEY.0, hold.token()));
         let hold = hold.ok_or(Refusal::NotOwner { position: 0 })?;
         let met = Met { token: hold.token(), count: hold.count(), is_repeat: false };
         if met.count < request.count {
@@ -154,18 +157,20 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Refusal::NotOwner`] names the first key that is not held; nothing was changed.
+    /// [`Refusal::NotOwner`] names the first key that is not held, or not with its token; nothing was changed.
     pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
         self.on_holds(tx, |engine, tx| {
             let mut met: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
             for id in tx.ids() {
-                let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?;
+                let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?
+                    .filter(|(token, _)| is_meant(request.tokens, id.0, *token));
                 met.push(held.ok_or(Refusal::NotOwner { position: id.0 })?);
             }
             let mut smallest_us = u64::MAX;
             for (id, (token, terms)) in tx.ids().zip(met) {
                 let client = if terms.session_ms.is_some() { tx.keys.client() } else { None };
-                let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client, always: false };
+                let mark = terms.request;
+                let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client, mark, always: false };
                 smallest_us = smallest_us.min(engine.renew_hold(tx, id, token, terms, &renewal));
             }
             Ok(tx.now.left_ms(smallest_us))
@@ -186,6 +191,7 @@ impl Engine {
             deadline_us: terms.deadline_us.max(tx.now.after_ms(lease_ms)),
             lease_ms,
             session_ms: renewal.session_ms.or(terms.session_ms),
+            request: renewal.mark,
             ..terms
         };
         let deadline_us = renewed.deadline_us;
@@ -219,13 +225,13 @@ impl Engine {
                 return Ok(false);
             };
             const ONE_BY_ONE: usize = 64;
-            let is_meant = |hold: &Hold| hold.is_live(tx.now) && token.is_none_or(|token| token == hold.token());
+            let is_ended = |hold: &Hold| hold.is_live(tx.now) && token.is_none_or(|token| token == hold.token());
             let events: Vec<Event> = match token {
                 Some(token) => {
-                    lock.hold_with_token(token).filter(|hold| is_meant(hold)).map(forced).into_iter().collect()
+                    lock.hold_with_token(token).filter(|hold| is_ended(hold)).map(forced).into_iter().collect()
                 }
                 None if lock.holds().len() <= ONE_BY_ONE => {
-                    lock.holds().iter().filter(|hold| is_meant(hold)).map(forced).collect()
+                    lock.holds().iter().filter(|hold| is_ended(hold)).map(forced).collect()
                 }
                 None if !lock.is_held(tx.now) => Vec::new(),
                 None => [Event::Cleared { cause: EndCause::Forced, except: None }].into(),

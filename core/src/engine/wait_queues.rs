@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use super::dirty::Undelivered;
 use super::names::{Holder, NameId, NameRecord, Names, Position, Rank};
-use super::owners::{Holding, OwnerId, Owners, Wait};
+use super::owners::{Holding, OwnerId, OwnerRecord, Owners, Wait};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{Alarm, Deadlines, Slots};
 use crate::kind::Mode;
@@ -175,7 +175,7 @@ impl WaitQueues {
                     record.enter(position, request.kind);
                 }
                 if let Some(record) = self.owners.get_mut(owner) {
-                    record.waits.insert(Wait { name: *name, mode: request.mode, position });
+                    record.enter(Wait { name: *name, mode: request.mode, position }, &request);
                 }
             }
         }
@@ -210,7 +210,7 @@ impl WaitQueues {
         let position = waiter.position(ticket);
         for name in &waiter.names {
             if let Some(owner) = self.owners.get_mut(waiter.owner) {
-                owner.waits.remove(Wait { name: *name, mode: waiter.request.mode, position });
+                owner.leave(Wait { name: *name, mode: waiter.request.mode, position }, &waiter.request);
             }
             if let Some(record) = self.names.get_mut(*name) {
                 record.leave(position, waiter.request.kind);
@@ -260,6 +260,11 @@ impl WaitQueues {
     pub(super) fn first_of(&self, owner: &[u8], name: NameId, mode: Mode) -> Option<u64> {
         let owner = self.owners.find(owner)?;
         self.next_of_owner(owner, name, mode, None).map(|position| position.ticket)
+    }
+
+    /// Whether an owner waits for permits with `ONCE` anywhere.
+    pub(super) fn asks_once(&self, owner: &[u8]) -> bool {
+        self.owners.find(owner).and_then(|owner| self.owners.get(owner)).is_some_and(OwnerRecord::asks_once)
     }
 
     /// The numbered request of an owner that waits under a name in a mode: its ticket and its id.

@@ -3,6 +3,7 @@
 //! | the owner | the lock | then |
 //! |---|---|---|
 //! | holds in this mode, by this very request | | [`Decision::Repeat`] |
+//! | holds in this mode, asks for it `ONCE` | | [`Decision::Held`] |
 //! | holds in this mode (not on semaphores) | | [`Decision::Grant`], past the queue: a re-entry |
 //! | holds WRITE, asks for READ | | [`Decision::Grant`], past the queue: a downgrade |
 //! | holds READ, asks for WRITE | no other owner holds, nobody else upgrades | [`Decision::Grant`], past the other waiters |
@@ -48,6 +49,8 @@ pub(crate) enum Decision {
     Grant,
     /// This very request was granted before, as the hold with this token.
     Repeat(u64),
+    /// The owner has what it asks for `ONCE`: the hold with this token.
+    Held(u64),
     /// Not now.
     Wait,
     /// It cannot be granted, whoever leaves.
@@ -94,6 +97,14 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
     if let Some(hold) = lock.and_then(|lock| lock.live_hold(owner, request.mode, now)) {
         if RequestMark::classify(hold.request(), request.request_id, request.verb)? == Numbered::Repeat {
             return Ok(Decision::Repeat(hold.token()));
+        }
+        if request.is_once {
+            let is_enough = request.mode != Mode::Permits || hold.count() == request.count;
+            return if is_enough {
+                Ok(Decision::Held(hold.token()))
+            } else {
+                Err(Refusal::HoldsOther { held: hold.count() })
+            };
         }
         if request.mode != Mode::Permits {
             let fits = hold.count().checked_add(request.count).is_some();
@@ -207,6 +218,7 @@ mod tests {
             lease_ms: 1000,
             request_id: None,
             session_ms: None,
+            is_once: false,
             ask: Ask::Try,
         }
     }

@@ -200,7 +200,7 @@ fn request(world: &World, random: &mut Random) -> (Vec<Key>, Asked) {
     };
     let lease_ms = u64::from(random.below(200)) + 1;
     let (request_id, session_ms) = (None, None);
-    (keys, (owner, Request { verb, kind, mode, count: 1, lease_ms, request_id, session_ms, ask }))
+    (keys, (owner, Request { verb, kind, mode, count: 1, lease_ms, request_id, session_ms, is_once: false, ask }))
 }
 
 /// Something that takes edges away, or moves them.
@@ -215,7 +215,8 @@ fn disturb(world: &mut World, random: &mut Random) {
             });
             if let Some((kind, owner, mode)) = hold {
                 let owner = owner.as_slice();
-                let request = Release { verb: Verb::Release, kind, owner, mode, count: 1, request_id: None };
+                let request =
+                    Release { verb: Verb::Release, kind, owner, mode, count: 1, request_id: None, tokens: &[] };
                 let _ = world.on_key(&key, |engine, tx| engine.release(tx, &request));
             }
         }

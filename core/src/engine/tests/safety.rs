@@ -25,6 +25,7 @@ enum Step {
         block_ms: Option<u64>,
         id: Option<u64>,
         session_ms: Option<u64>,
+        is_once: bool,
         client: u64,
     },
     Release {
@@ -108,10 +109,10 @@ fn step() -> impl Strategy<Value = Step> {
     let id = || proptest::option::weighted(0.3, 1..6u64);
     let client = || 0..4u64;
     prop_oneof![
-        10 => (at(), 1..=PERMITS, 1..80u64, proptest::option::of(0..60u64), id(), proptest::option::of(0..40u64), client())
-            .prop_map(|((key, owner, mode), permits, lease_ms, block_ms, id, session_ms, client)| {
+        10 => (at(), 1..=PERMITS, 1..80u64, proptest::option::of(0..60u64), id(), proptest::option::of(0..40u64), any::<bool>(), client())
+            .prop_map(|((key, owner, mode), permits, lease_ms, block_ms, id, session_ms, is_once, client)| {
                 let count = if mode == Mode::Permits { permits } else { 1 };
-                Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client }
+                Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, is_once, client }
             }),
         6 => (at(), id()).prop_map(|((key, owner, mode), id)| Step::Release { key, owner, mode, id }),
         2 => (at(), client()).prop_map(|((key, owner, mode), client)| Step::Renew { key, owner, mode, client }),
@@ -169,7 +170,7 @@ fn wait_or_try(world: &World, block_ms: Option<u64>) -> Ask {
 
 fn run(world: &mut World, step: Step) {
     match step {
-        Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client } => {
+        Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, is_once, client } => {
             let request = Request {
                 verb: Verb::Acquire,
                 kind: kind(key, mode),
@@ -178,6 +179,7 @@ fn run(world: &mut World, step: Step) {
                 lease_ms,
                 request_id: id,
                 session_ms,
+                is_once,
                 ask: match block_ms {
                     // Only a fair lock knows QUEUE.
                     None if key == 3 && lease_ms % 2 == 0 => Ask::Queue { life_ms: lease_ms },
@@ -192,13 +194,20 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Release { key, owner, mode, id } => {
             let owner = [owner];
-            let request =
-                Release { verb: Verb::Release, kind: kind(key, mode), owner: &owner, mode, count: 1, request_id: id };
+            let request = Release {
+                verb: Verb::Release,
+                kind: kind(key, mode),
+                owner: &owner,
+                mode,
+                count: 1,
+                request_id: id,
+                tokens: &[],
+            };
             let _ = world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
         }
         Step::Renew { key, owner, mode, client } => {
             let owner = [owner];
-            let request = Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None };
+            let request = Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None, tokens: &[] };
             world.client = Some(client);
             let _ = world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
         }
@@ -215,6 +224,7 @@ fn run(world: &mut World, step: Step) {
                 lease_ms,
                 request_id: id,
                 session_ms: Some(5),
+                is_once: false,
                 ask: wait_or_try(world, block_ms),
             };
             let keys = mutexes(keys);
@@ -233,13 +243,13 @@ fn run(world: &mut World, step: Step) {
         Step::ReleaseMany { keys, owner, id } => {
             let owner = [owner];
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-            let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: id };
+            let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: id, tokens: &[] };
             let _ = world.on_keys(&mutexes(keys), |engine, tx| engine.release(tx, &request));
         }
         Step::RenewMany { keys, owner } => {
             let owner = [owner];
             let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-            let request = Renew { kind, owner: &owner, mode, lease_ms: None };
+            let request = Renew { kind, owner: &owner, mode, lease_ms: None, tokens: &[] };
             let _ = world.on_keys(&mutexes(keys), |engine, tx| engine.renew(tx, &request));
         }
         Step::Init(permits) => {
@@ -257,6 +267,7 @@ fn run(world: &mut World, step: Step) {
                 lease_ms: 30,
                 request_id: None,
                 session_ms: None,
+                is_once: false,
                 ask: Ask::Try,
             };
             let _ = world.on_key(&name(2), |engine, tx| engine.drain_semaphore(tx, &[owner], &request));

@@ -140,7 +140,7 @@ impl Crowded {
     fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
         let owner = name(HOLDER);
         let verb = if keys.len() > 1 { Verb::ReleaseMany } else { Verb::Release };
-        let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None };
+        let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
         self.command(keys, |engine, tx| engine.release(tx, &request)).unwrap();
     }
 
@@ -162,7 +162,17 @@ fn name(owner: usize) -> String {
 }
 
 fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
-    Request { verb: Verb::Acquire, kind, mode, count: 1, lease_ms: LEASE_MS, request_id: None, session_ms: None, ask }
+    Request {
+        verb: Verb::Acquire,
+        kind,
+        mode,
+        count: 1,
+        lease_ms: LEASE_MS,
+        request_id: None,
+        session_ms: None,
+        is_once: false,
+        ask,
+    }
 }
 
 fn itself(index: usize) -> usize {

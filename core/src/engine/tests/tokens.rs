@@ -39,6 +39,7 @@ proptest! {
                 lease_ms: 1000,
                 request_id: None,
                 session_ms: None,
+                is_once: false,
                 ask: if kind == Kind::Fair { Ask::Queue { life_ms: 1000 } } else { Ask::Try },
             };
             let last = world.engine.last_token();

@@ -70,6 +70,12 @@ impl<'a> Words<'a> {
         }
     }
 
+    /// `tokens=1,2`. The few that tests use are never given back.
+    fn tokens(&self) -> &'static [u64] {
+        let tokens = self.named.get("tokens").into_iter().flat_map(|tokens| tokens.split(','));
+        tokens.map(|token| token.parse().unwrap()).collect::<Vec<u64>>().leak()
+    }
+
     fn count(&self) -> u32 {
         self.number("n").map_or(1, |n| u32::try_from(n).unwrap())
     }
@@ -192,6 +198,7 @@ fn request(world: &mut World, words: &Words<'_>, verb: Verb) -> Request {
         lease_ms: words.number("px").unwrap_or(1000),
         request_id: words.number("req"),
         session_ms: words.number("session"),
+        is_once: words.at(words.positional.len() - 1) == "once",
         ask: match (words.number("block"), words.number("queue")) {
             (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
             (None, Some(life_ms)) => Ask::Queue { life_ms },
@@ -216,7 +223,7 @@ fn acquire(world: &mut World, words: &Words<'_>, verb: Verb) -> String {
 fn release_request<'a>(words: &Words<'a>) -> Release<'a> {
     let (kind, mode) = words.kind();
     let (owner, request_id) = (words.at(2).as_bytes(), words.number("req"));
-    Release { verb: Verb::Release, kind, owner, mode, count: words.count(), request_id }
+    Release { verb: Verb::Release, kind, owner, mode, count: words.count(), request_id, tokens: words.tokens() }
 }
 
 fn release(world: &mut World, words: &Words<'_>) -> String {
@@ -228,7 +235,7 @@ fn release(world: &mut World, words: &Words<'_>) -> String {
 fn renew_request<'a>(world: &mut World, words: &Words<'a>) -> Renew<'a> {
     let (kind, mode) = words.kind();
     world.client = words.number("client");
-    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px") }
+    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px"), tokens: words.tokens() }
 }
 
 fn renew(world: &mut World, words: &Words<'_>) -> String {
