@@ -234,6 +234,22 @@ fn owner_behind_keys(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentErro
     owner(args, index)
 }
 
+/// `OWNER owner` in argument `index` and the next, which is the last, if it is there.
+pub(crate) fn owner_option(args: Args<'_>, index: usize) -> Result<Option<&[u8]>, ArgumentError> {
+    let Some(word) = args.get(index) else {
+        return Ok(None);
+    };
+    if !word.bytes().eq_ignore_ascii_case(b"OWNER") {
+        return Err(ArgumentError::unknown(word.bytes(), "is no option here; known are OWNER"));
+    }
+    let owner_at = index.saturating_add(1);
+    args.get(owner_at).ok_or_else(|| ArgumentError::syntax("the option OWNER has no value"))?;
+    match args.get(owner_at.saturating_add(1)) {
+        None => owner(args, owner_at).map(Some),
+        Some(more) => Err(ArgumentError::unknown(more.bytes(), "is more than the one owner")),
+    }
+}
+
 /// READ or WRITE in argument `index`.
 pub(crate) fn mode(args: Args<'_>, index: usize) -> Result<Mode, ArgumentError> {
     let word = args.get(index).ok_or_else(|| ArgumentError::missing("the mode, READ or WRITE,"))?.bytes();

@@ -29,6 +29,7 @@ mod listeners;
 mod listeners_storm;
 mod many;
 mod many_storm;
+mod monitoring;
 mod moves;
 mod mutations;
 mod once;

@@ -14,6 +14,7 @@ mod pttl;
 mod release;
 mod renew;
 mod resize;
+mod top;
 mod waiters;
 
 use std::ffi::CStr;
@@ -38,6 +39,7 @@ pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
     registrar.command::<init::Init>()?;
     registrar.command::<resize::Resize>()?;
     registrar.command::<drain::Drain>()?;
+    registrar.command::<top::Top>()?;
     registrar.command::<many::Acquire>()?;
     registrar.command::<many::Release>()?;
     registrar.command::<many::Renew>()?;

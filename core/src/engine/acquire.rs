@@ -13,7 +13,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::deadlock;
 use super::names::{NameId, Rank};
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use super::wait_queues::{Entrant, RequestNames};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
@@ -68,6 +69,11 @@ impl Engine {
             self.reconcile_to_acquire(tx, id, request.kind);
         }
         let acquired = self.acquire_reconciled(tx, owner, request);
+        match &acquired {
+            Ok(Acquired::Denied) if request.ask == Ask::Try => count(&mut self.stats.of(request.kind).denied),
+            Ok(_) => {}
+            Err(refusal) => self.stats.count_refusal(request.kind, refusal),
+        }
         self.close(tx);
         acquired
     }
@@ -90,7 +96,10 @@ impl Engine {
                 self.close_key(tx.keys, KEY);
                 Some(granted)
             }
-            Decision::Wait if request.ask == Ask::Try => Some(Ok(Acquired::Denied)),
+            Decision::Wait if request.ask == Ask::Try => {
+                count(&mut self.stats.of(request.kind).denied);
+                Some(Ok(Acquired::Denied))
+            }
             Decision::Wait | Decision::Repeat(_) | Decision::Held(_) | Decision::Refuse(_) => None,
         }
     }
@@ -202,7 +211,8 @@ impl Engine {
                 tokens.push(token);
             }
         }
-        count(if had_place { &mut self.stats.granted_after_waiting } else { &mut self.stats.granted_at_once });
+        let stats = self.stats.of(request.kind);
+        count(if had_place { &mut stats.granted_after_waiting } else { &mut stats.granted_at_once });
         Ok(tokens)
     }
 

@@ -19,7 +19,8 @@ use alloc::vec::Vec;
 
 use super::dirty::{Siblings, Undelivered};
 use super::names::{NameId, Position};
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use super::wait_queues::Waiter;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, Owner};
@@ -200,14 +201,19 @@ impl Engine {
 
     /// Answers a waiter that is not granted.
     pub(super) fn answer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
-        self.remove(ticket);
+        if let Some(waiter) = self.remove(ticket) {
+            match &answer {
+                Answer::TimedOut => count(&mut self.stats.of(waiter.request.kind).timed_out),
+                Answer::Refused(refusal) => self.stats.count_refusal(waiter.request.kind, refusal),
+                Answer::Granted(_) | Answer::GrantedMany(_) | Answer::TakenOver | Answer::Cancelled => {}
+            }
+        }
         tx.out.answer(ticket, answer);
     }
 
     fn time_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
         let waiter = self.queues.get(ticket).filter(|waiter| waiter.request.kind == Kind::Fair);
         let owner: Option<Owner> = waiter.map(|waiter| self.queues.owner_of(waiter).into());
-        count(&mut self.stats.timed_out);
         self.answer(tx, ticket, Answer::TimedOut);
         if let Some(owner) = owner {
             self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
@@ -233,9 +239,9 @@ impl Engine {
         };
         match self.give(tx, id, ticket, owner.as_slice(), &waiter, decision) {
             Ok(token) => {
-                count(&mut self.stats.granted_after_waiting);
+                self.stats.count_wait(waiter.request.kind, waiter.since_us, tx.now);
                 if freed {
-                    count(&mut self.stats.handed_over);
+                    count(&mut self.stats.of(waiter.request.kind).handed_over);
                 }
                 self.expect_delivery(ticket, waiter.client);
                 tx.out.answer(ticket, Answer::Granted(token));
@@ -399,7 +405,7 @@ impl Engine {
                 };
                 let given = self.give(tx, id, ticket, owner.as_slice(), &waiter, &decision);
                 if given.is_ok() {
-                    count(&mut self.stats.granted_after_waiting);
+                    self.stats.count_wait(waiter.request.kind, waiter.since_us, tx.now);
                     self.expect_delivery(ticket, waiter.client);
                 } else {
                     self.queues.take_undelivered(ticket);
@@ -529,9 +535,9 @@ impl Engine {
                 }
             }
         }
-        count(&mut self.stats.granted_after_waiting);
+        self.stats.count_wait(waiter.request.kind, waiter.since_us, tx.now);
         if freed {
-            count(&mut self.stats.handed_over);
+            count(&mut self.stats.of(waiter.request.kind).handed_over);
         }
         self.expect_delivery(ticket, waiter.client);
         tx.out.answer(ticket, Answer::GrantedMany(tokens.into()));

@@ -16,10 +16,11 @@
 //!
 //! The files, from the bottom to the top; each uses only those before it:
 //! `work`, `databases`, `leases`, `connections`, `dirty` + `names` + `owners` + `wait_queues` (who waits), `state`, `holders`,
-//! `server_events`, `deadlock`, `grant_next` + `reconcile`, `release`, `fair` + `acquire`, `semaphore`, `timers`, `views`.
+//! `server_events`, `deadlock`, `grant_next` + `reconcile`, `release`, `fair` + `acquire`, `semaphore`, `timers`, `views` + `contention`. `statistics` counts for all of them.
 
 mod acquire;
 mod connections;
+mod contention;
 mod databases;
 mod deadlock;
 mod dirty;
@@ -34,6 +35,7 @@ mod release;
 mod semaphore;
 mod server_events;
 mod state;
+mod statistics;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -42,7 +44,9 @@ mod wait_queues;
 mod work;
 
 pub use acquire::{Acquired, Tokens};
+pub use contention::{Contended, Longest};
 pub use grant_next::Offer;
 pub use release::HoldsLeft;
-pub use state::{Engine, Stats, Transaction};
+pub use state::{Engine, Transaction};
+pub use statistics::{KindStats, WaitSummary};
 pub use views::WaiterView;

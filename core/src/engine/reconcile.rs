@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use super::dirty::{Dirty, Gone, Review, Stage, Undelivered};
 use super::names::{NameId, Position};
 use super::state::{Engine, Transaction};
+use super::statistics::count;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
@@ -360,6 +361,9 @@ impl Engine {
             let Some(terms) = terms_of(tx.keys, id, token) else {
                 continue;
             };
+            if let Value::Lock(lock) = tx.keys.value(id) {
+                count(&mut self.stats.of(lock.kind()).undone);
+            }
             let left = terms.count.saturating_sub(grant.count);
             if left == 0 {
                 self.give_place_back(tx, id, &grant);

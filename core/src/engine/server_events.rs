@@ -14,7 +14,8 @@ use super::connections::Binding;
 use super::dirty::{Dirty, Gone, Undelivered};
 use super::leases::Leases;
 use super::names::NameId;
-use super::state::{Engine, count};
+use super::state::Engine;
+use super::statistics::count;
 use super::timers::Sweep;
 
 impl Engine {
@@ -26,7 +27,7 @@ impl Engine {
         let Some(waiter) = self.remove(ticket) else {
             return self.take_back(ticket);
         };
-        count(&mut self.stats.disconnected);
+        count(&mut self.stats.of(waiter.request.kind).disconnected);
         if let Some(name) = waiter.names.first() {
             self.mark(*name, |dirty| dirty.gone.extend(gone));
         }

@@ -17,6 +17,7 @@ use super::connections::{Binding, Connections};
 use super::databases::Databases;
 use super::leases::Leases;
 use super::names::NameId;
+use super::statistics::Statistics;
 use super::timers::{Postponed, Sweep};
 use super::wait_queues::WaitQueues;
 use super::work::Work;
@@ -30,30 +31,6 @@ use crate::lock::{Leftovers, Lock};
 use crate::outbox::Outbox;
 use crate::request::{Limits, Refusal, Request, RequestMark};
 use crate::time::{MAX_TOKEN, Now, TOKEN_CLOCK_END_US};
-
-/// What happened since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Requests granted without waiting, re-entries included.
-    pub granted_at_once: u64,
-    /// Requests granted after waiting.
-    pub granted_after_waiting: u64,
-    /// Waiters that were answered nil because their time was over.
-    pub timed_out: u64,
-    /// Holds whose lease ended.
-    pub expired: u64,
-    /// Holds ended by FORCERELEASE.
-    pub forced: u64,
-    /// New holds given to a waiter in the very step that ended another hold.
-    pub handed_over: u64,
-    /// Waiters that left because their connection closed or was unblocked.
-    pub disconnected: u64,
-}
-
-/// One more of what is counted.
-pub(super) fn count(counter: &mut u64) {
-    *counter = counter.saturating_add(1);
-}
 
 /// What one request is decided with: the time, the open keys, and a place for what it leaves to be done.
 pub struct Transaction<'t, K> {
@@ -105,7 +82,9 @@ pub struct Engine {
     pub(super) work: Work,
     pub(super) hasher: RandomState,
     pub(super) last_token: u64,
-    pub(super) stats: Stats,
+    pub(super) stats: Statistics,
+    /// Where the next look at the names that are waited for begins.
+    pub(super) next_look: u32,
 }
 
 impl Engine {
@@ -131,7 +110,8 @@ impl Engine {
             work: Work::default(),
             hasher,
             last_token: 0,
-            stats: Stats::default(),
+            stats: Statistics::default(),
+            next_look: 0,
         }
     }
 
@@ -270,12 +250,12 @@ impl Engine {
     pub(super) fn commit(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
         match &event {
             Event::Ended { token, cause } => {
-                self.count_end(*cause, 1);
+                self.count_end(tx, id, *cause, 1);
                 self.forget_bindings(tx, id, *token);
             }
             Event::Cleared { cause, .. } => {
                 let holds = tx.keys.lock_mut(id).map_or(0, |lock| lock.holds().len());
-                self.count_end(*cause, holds as u64);
+                self.count_end(tx, id, *cause, holds as u64);
             }
             _ => {}
         }
@@ -284,12 +264,16 @@ impl Engine {
         self.apply(tx.keys, id, name, event);
     }
 
-    fn count_end(&mut self, cause: EndCause, holds: u64) {
-        match cause {
-            EndCause::Expired => self.stats.expired = self.stats.expired.saturating_add(holds),
-            EndCause::Forced => self.stats.forced = self.stats.forced.saturating_add(holds),
-            EndCause::Released | EndCause::Undone => {}
-        }
+    fn count_end(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, cause: EndCause, holds: u64) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        let counter = match cause {
+            EndCause::Expired => &mut self.stats.of(lock.kind()).expired,
+            EndCause::Forced => &mut self.stats.of(lock.kind()).forced,
+            EndCause::Released | EndCause::Undone => return,
+        };
+        *counter = counter.saturating_add(holds);
     }
 
     fn forget_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {

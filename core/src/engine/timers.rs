@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 use super::connections::Binding;
 use super::deadlock::{self, Outcome};
 use super::dirty::Gone;
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use super::work::{ANSWER, CHANGE, PARTS_PER_CHANGE};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
@@ -239,8 +240,9 @@ impl Engine {
         let gone = (waiter.request.kind == Kind::Fair)
             .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: true });
         let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
+        let kind = waiter.request.kind;
         self.remove(ticket);
-        count(&mut self.stats.timed_out);
+        count(&mut self.stats.of(kind).timed_out);
         out.answer(ticket, Answer::TimedOut);
         if let Some(name) = name {
             if was_first || gone.is_some() {
@@ -277,7 +279,11 @@ impl Engine {
                     waiter.is_suspected = false;
                 }
                 if let Outcome::Cycle(cycle) = outcome {
-                    let names = self.remove(ticket).map(|waiter| waiter.names).unwrap_or_default();
+                    let waiter = self.remove(ticket);
+                    if let Some(waiter) = &waiter {
+                        count(&mut self.stats.of(waiter.request.kind).deadlocks);
+                    }
+                    let names = waiter.map(|waiter| waiter.names).unwrap_or_default();
                     out.answer(ticket, Answer::Refused(crate::Refusal::Deadlock(cycle)));
                     for name in names {
                         self.mark(name, |_| {});

@@ -1,8 +1,9 @@
 //! What can be seen of the engine without changing it.
 
-use super::state::{Engine, Stats};
+use super::state::Engine;
+use super::statistics::{KindStats, WaitSummary};
 use crate::bytes::KeyRef;
-use crate::kind::Mode;
+use crate::kind::{Kind, Mode};
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
 
 /// A waiter, as WAITERS shows it.
@@ -19,10 +20,14 @@ pub struct WaiterView<'a> {
 }
 
 impl Engine {
-    /// The counters.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.stats
+    /// What happened to locks of a kind since the start.
+    pub fn stats(&mut self, kind: Kind) -> KindStats {
+        *self.stats.of(kind)
+    }
+
+    /// How long waits took.
+    pub fn wait_summary(&mut self, now: Now) -> WaitSummary {
+        self.stats.waits.summary(now)
     }
 
     /// How many locks are held.
@@ -35,6 +40,12 @@ impl Engine {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queues.len()
+    }
+
+    /// How many wait for locks of a kind.
+    #[must_use]
+    pub fn waiting_for(&self, kind: Kind) -> usize {
+        self.queues.len_of(kind)
     }
 
     /// How many wait under `key`.

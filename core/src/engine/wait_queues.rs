@@ -24,7 +24,7 @@ use super::names::{Holder, NameId, NameRecord, Names, Position, Rank};
 use super::owners::{Holding, OwnerId, OwnerRecord, Owners, Wait};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{Alarm, Deadlines, Slots};
-use crate::kind::Mode;
+use crate::kind::{Kind, Mode};
 use crate::request::{Ask, Request, Verb};
 use crate::time::Now;
 
@@ -97,6 +97,8 @@ pub(super) struct WaitQueues {
     last_number: u32,
     timeouts: Deadlines<u64>,
     waiting: usize,
+    /// The same by kind.
+    of_kind: [usize; 4],
 }
 
 impl WaitQueues {
@@ -108,12 +110,18 @@ impl WaitQueues {
             last_number: 0,
             timeouts: Deadlines::default(),
             waiting: 0,
+            of_kind: [0; 4],
         }
     }
 
     /// How many wait on the whole server.
     pub(super) fn len(&self) -> usize {
         self.waiting
+    }
+
+    /// How many wait for locks of a kind.
+    pub(super) fn len_of(&self, kind: Kind) -> usize {
+        self.of_kind.get(kind as usize).copied().unwrap_or(0)
     }
 
     fn state(&self, ticket: u64) -> Option<&State> {
@@ -166,6 +174,9 @@ impl WaitQueues {
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
         let ticket = (u64::from(self.last_number) << u32::BITS) | u64::from(slot);
         self.waiting = self.waiting.saturating_add(1);
+        if let Some(waiting) = self.of_kind.get_mut(request.kind as usize) {
+            *waiting = waiting.saturating_add(1);
+        }
         let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, ticket));
         let position = Position { rank, arrival, ticket };
         if let Some((_, State::Waiting(waiter))) = self.tickets.get_mut(slot) {
@@ -204,6 +215,9 @@ impl WaitQueues {
             return None;
         };
         self.waiting = self.waiting.saturating_sub(1);
+        if let Some(waiting) = self.of_kind.get_mut(waiter.request.kind as usize) {
+            *waiting = waiting.saturating_sub(1);
+        }
         if waiter.alarm != Alarm::NONE {
             self.timeouts.remove(waiter.alarm);
         }
