@@ -21,6 +21,7 @@ mod fair_leaving;
 mod fair_order;
 mod fair_restart;
 mod holding;
+mod install;
 mod kill;
 mod lazy_free;
 mod leases;

@@ -34,7 +34,7 @@ pub use program::cli;
 pub use propagation::propagated;
 pub use reply::Reply;
 pub use sentinel::Sentinels;
-pub use server::{Server, free_port};
+pub use server::{Server, free_port, module_path};
 pub use stopwatch::Stopwatch;
 pub use wall_clock::WallClock;
 pub use writers::{Scope, Writers};

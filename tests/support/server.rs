@@ -384,7 +384,7 @@ fn excerpt(log: &str) -> String {
 }
 
 /// The module under test. `cargo test` does not build it, so an old one would be tested without a word.
-fn module_path() -> &'static Path {
+pub fn module_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
         // Whoever names a file means that file, whatever its age.
