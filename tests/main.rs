@@ -49,6 +49,7 @@ mod storm;
 mod support;
 mod takeover;
 mod token_limits;
+mod upgrade;
 mod versions;
 mod waiting;
 mod wake;

@@ -167,6 +167,12 @@ impl Server {
         started.unwrap_or_else(|log| panic!("no start:\n{log}"))
     }
 
+    /// The same on a port that it can have again after a restart.
+    pub fn member_without_module(lines: &[&str]) -> Server {
+        let started = Server::try_start_with(quiet_port(), Environment::new(), "", lines);
+        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+    }
+
     /// Takes the module out of the configuration of a killed server, and starts it again on the files that it has left.
     #[track_caller]
     pub fn try_restart_without_module(&mut self) -> Result<(), String> {
