@@ -70,7 +70,6 @@ fn a_wrong_number_of_arguments() {
         "RLOCK.PTTL",
         "RLOCK.PTTL job a",
         "RLOCK.INFO",
-        "RLOCK.INFO job a",
         "RLOCK.WAITERS",
     ] {
         refusals.expect(command, "ERR", &["wrong number of arguments"]);
