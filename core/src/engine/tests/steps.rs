@@ -444,6 +444,23 @@ fn no_kind_of_work_keeps_the_others_waiting() {
 }
 
 #[test]
+fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
+    let mut crowded = Crowded::new();
+    let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
+    let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
+    crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
+    crowded.acquire(&keys, 0, &all(FOREVER)).unwrap();
+    let owner = name(HOLDER);
+    let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
+    let release = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+    crowded.world.engine.begin_turn();
+    crowded.world.transact(&keys, |engine, tx| engine.release(tx, &release)).unwrap();
+    assert_eq!(crowded.world.engine.grantable.len(), 1, "and not once for each key");
+    crowded.take_offers();
+    crowded.settle();
+}
+
+#[test]
 fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     let mut crowded = Crowded::new();
     let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
