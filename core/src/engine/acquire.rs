@@ -86,9 +86,12 @@ impl Engine {
         }
         match admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now) {
             Decision::Grant => {
-                let granted = self.grant_all(tx, owner, request, &[Decision::Grant]).map(Acquired::Granted);
+                let granted = self.grant_key(tx, KEY, owner, request, &Decision::Grant);
                 self.close_key(tx.keys, KEY);
-                Some(granted)
+                Some(granted.map(|token| {
+                    count(&mut self.stats.granted_at_once);
+                    Acquired::Granted(smallvec![token])
+                }))
             }
             Decision::Wait if request.ask == Ask::Try => Some(Ok(Acquired::Denied)),
             Decision::Wait | Decision::Repeat(_) | Decision::Refuse(_) => None,
@@ -183,27 +186,34 @@ impl Engine {
         let had_place = self.has_place(tx, owner, request.kind);
         let mut tokens = Tokens::new();
         for (id, decision) in tx.ids().zip(decisions) {
-            let client = if request.session_ms.is_some() || has_session(tx, id, owner, request) {
-                tx.keys.client()
-            } else {
-                None
-            };
-            if let Decision::Repeat(token) = decision {
-                self.repeat(tx, id, *token, request, client);
-                tokens.push(*token);
-            } else {
-                let token = self.grant(tx, id, owner, request, client)?;
-                let name = self.name(tx, id);
-                self.confirm(name, token);
-                if name.is_some() {
-                    // The queue may have been left to the timer with the owner at its head.
-                    self.grant_siblings(tx, id, owner, request.mode);
-                }
-                tokens.push(token);
-            }
+            tokens.push(self.grant_key(tx, id, owner, request, decision)?);
         }
         count(if had_place { &mut self.stats.granted_after_waiting } else { &mut self.stats.granted_at_once });
         Ok(tokens)
+    }
+
+    /// Grants one key what it has decided, and returns the token.
+    fn grant_key(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        owner: &[u8],
+        request: &Request,
+        decision: &Decision,
+    ) -> Result<u64, Refusal> {
+        let client =
+            if request.session_ms.is_some() || has_session(tx, id, owner, request) { tx.keys.client() } else { None };
+        if let Decision::Repeat(token) = decision {
+            self.repeat(tx, id, *token, request, client);
+            return Ok(*token);
+        }
+        let token = self.grant(tx, id, owner, request, client)?;
+        if let Some(name) = self.name(tx, id) {
+            self.confirm(name, token);
+            // The queue may have been left to the timer with the owner at its head.
+            self.grant_siblings(tx, id, owner, request.mode);
+        }
+        Ok(token)
     }
 
     /// A repeated request is answered as it was, and renews the lease.

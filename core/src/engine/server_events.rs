@@ -77,10 +77,7 @@ impl Engine {
     }
 
     /// The owner of a hold has used it: it knows of it, and of all that was granted together with it.
-    pub(super) fn confirm(&mut self, name: Option<NameId>, token: u64) {
-        let Some(name) = name else {
-            return;
-        };
+    pub(super) fn confirm(&mut self, name: NameId, token: u64) {
         let next = |engine: &Self| {
             let (of, ticket) =
                 engine.queues.names.get(name)?.undelivered.first_from(core::ops::Bound::Included((token, 0)))?;
@@ -141,9 +138,7 @@ impl Engine {
 
     /// The value under `key` went away. `alarm` and `bindings` (connection and token) are what it had.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, bindings: impl Iterator<Item = (u64, u64)>) {
-        if self.is_alarm_of(alarm, key) {
-            self.leases.remove(alarm, &self.databases);
-        }
+        self.leases.remove_of(alarm, key, &self.databases);
         for (number, (client, token)) in bindings.enumerate() {
             if number >= self.work.bindings {
                 // The sweep forgets the rest.

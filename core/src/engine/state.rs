@@ -203,7 +203,8 @@ impl Engine {
         }
         let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
         let deadline_us = tx.now.after_ms(request.lease_ms);
-        let (token, event) = match held {
+        // Each event is committed where it is made: the compiler then knows which one it is.
+        let token = match held {
             Some((token, terms)) => {
                 let terms = Terms {
                     count: terms.count.checked_add(request.count).ok_or(Refusal::CountOverflow)?,
@@ -212,7 +213,8 @@ impl Engine {
                     request: RequestMark::after(terms.request, request.request_id, request.verb),
                     session_ms: request.session_ms.or(terms.session_ms),
                 };
-                (token, Event::Changed { token, cause: ChangeCause::Reentered, terms })
+                self.commit_inline(tx, id, Event::Changed { token, cause: ChangeCause::Reentered, terms });
+                token
             }
             None => {
                 let token = self.next_number(tx.now)?;
@@ -224,17 +226,19 @@ impl Engine {
                     session_ms: request.session_ms,
                 };
                 let (kind, mode, owner) = (request.kind, request.mode, owner.into());
-                (token, Event::Granted { kind, owner, mode, token, terms })
+                self.commit_inline(tx, id, Event::Granted { kind, owner, mode, token, terms });
+                token
             }
         };
-        self.commit(tx, id, event);
-        self.bind(tx, id, token, client);
+        if let Some(client) = client {
+            self.bind(tx, id, token, client);
+        }
         Ok(token)
     }
 
     /// Binds a hold to a connection, if it has a session.
-    pub(super) fn bind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: Option<u64>) {
-        let (Some(client), Some(lock)) = (client, tx.keys.lock_mut(id)) else {
+    pub(super) fn bind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: u64) {
+        let Some(lock) = tx.keys.lock_mut(id) else {
             return;
         };
         let (is_new, gives_way) = lock.bind(token, client);
@@ -267,7 +271,15 @@ impl Engine {
     }
 
     /// Makes an event true here and leaves it in the outbox for everywhere else.
+    #[inline(never)]
     pub(super) fn commit(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
+        self.commit_inline(tx, id, event);
+    }
+
+    /// [`Engine::commit`], compiled into its caller: for grants and releases, whose events then need not be built in memory and
+    /// taken apart again.
+    #[inline(always)]
+    pub(super) fn commit_inline(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
         match &event {
             Event::Ended { token, cause } => {
                 self.count_end(*cause, 1);
@@ -301,6 +313,7 @@ impl Engine {
     }
 
     /// Makes an event true, in the value and in the copy of its holders.
+    #[inline(always)]
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
         let noted = name.filter(|name| self.queues.len_under(*name) > 0).map(|name| (name, event.clone()));
         match keys.lock_mut(id) {
@@ -346,10 +359,7 @@ impl Engine {
     pub(super) fn close_key(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         match keys.value(id) {
             Value::Lock(lock) if lock.is_disposable() => {
-                let alarm = lock.alarm();
-                if self.is_alarm_of(alarm, keys.key(id)) {
-                    self.leases.remove(alarm, &self.databases);
-                }
+                self.leases.remove_of(lock.alarm(), keys.key(id), &self.databases);
                 keys.remove(id);
             }
             Value::Lock(_) => self.set_alarm(keys, id),

@@ -341,6 +341,7 @@ impl Lock {
 
     /// Makes `event` true. Total: an event about a hold that is not here changes nothing. Returns what is left to be cleaned
     /// up, if that is a lot.
+    #[inline(always)]
     pub(crate) fn apply(&mut self, event: Event) -> Option<Leftovers> {
         match event {
             Event::Granted { owner, mode, token, terms, .. } => {
