@@ -118,8 +118,16 @@ impl Opt {
 }
 
 /// Reads the options from argument `first` on: in any order, each once, in any letter case.
+#[inline]
 pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Options, ArgumentError> {
     let mut options = Options::default();
+    if args.get(first).is_some() {
+        read_options(args, first, known, &mut options)?;
+    }
+    Ok(options)
+}
+
+fn read_options(args: Args<'_>, first: usize, known: &[Opt], options: &mut Options) -> Result<(), ArgumentError> {
     let mut index = first;
     while let Some(name) = args.get(index) {
         let name = name.bytes();
@@ -128,7 +136,7 @@ pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Opt
             .find(|option| name.eq_ignore_ascii_case(option.name().as_bytes()))
             .ok_or_else(ArgumentError::syntax)?;
         let value = args.get(index.saturating_add(1)).ok_or_else(ArgumentError::syntax)?;
-        let place = option.place(&mut options);
+        let place = option.place(options);
         if place.is_some() {
             return Err(ArgumentError::syntax());
         }
@@ -142,7 +150,7 @@ pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Opt
     if options.block_ms.is_some() && options.queue_ms.is_some() {
         return Err(ArgumentError::syntax());
     }
-    Ok(options)
+    Ok(())
 }
 
 /// The key and the owner that most commands begin with.

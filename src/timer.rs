@@ -113,7 +113,7 @@ fn run_next(ctx: Ctx<'_>) -> bool {
     let now = clock::now();
     let mut out = Outbox::new(true);
     let next = state::with_engine(|engine| engine.next_job(now, &mut out));
-    execute::wake(out);
+    execute::wake(&mut out);
     let Some(key) = next.flatten() else {
         return false;
     };

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::CStr;
+use core::mem;
 
 use smallvec::SmallVec;
 
@@ -79,10 +80,11 @@ impl Outbox {
     }
 
     /// The answers, to be given.
-    pub fn into_answers(self) -> Vec<Told> {
-        self.answers
+    pub fn take_answers(&mut self) -> Vec<Told> {
+        mem::take(&mut self.answers)
     }
 
+    #[inline(always)]
     pub(crate) fn effect(&mut self, key: KeyId, event: &Event) {
         self.effects.push(Effect {
             key,

@@ -37,7 +37,7 @@ fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
     let options = arguments::options(args, target.options_at, F::ACQUIRE_OPTIONS)?;
     let wanted = Wanted { verb: Verb::Acquire, kind: F::KIND, mode: target.mode };
-    acquire_keys(ctx, &[target.key], target.owner, wanted, options, reply::refusal)
+    acquire_keys(ctx, &[target.key], target.owner, wanted, &options, reply::refusal)
 }
 
 /// What a command that acquires is for.
@@ -54,7 +54,7 @@ pub(super) fn acquire_keys<'c>(
     keys: &[Arg<'c>],
     owner: &[u8],
     Wanted { verb, kind, mode }: Wanted,
-    options: Options,
+    options: &Options,
     reply_refusal: impl FnOnce(Ctx<'c>, Refusal),
 ) -> Result<(), Failure> {
     check_may_grant(ctx)?;
@@ -89,7 +89,7 @@ pub(super) fn acquire_keys<'c>(
 }
 
 /// SESSION needs a connection.
-fn check_session(ctx: Ctx<'_>, options: Options) -> Result<(), Failure> {
+fn check_session(ctx: Ctx<'_>, options: &Options) -> Result<(), Failure> {
     if options.session_ms.is_some() && ctx.connection(ctx.flags()).is_none() {
         return Err(Failure::Text(reply::SESSION_WITHOUT_CONNECTION));
     }
@@ -97,7 +97,7 @@ fn check_session(ctx: Ctx<'_>, options: Options) -> Result<(), Failure> {
 }
 
 /// What the request does if it is not granted at once. Where the client must not be blocked, BLOCK is one attempt.
-fn ask(options: Options, may_block: bool, now: Now) -> Ask {
+fn ask(options: &Options, may_block: bool, now: Now) -> Ask {
     match (options.block_ms, options.queue_ms) {
         (Some(_), _) if !may_block => Ask::Try,
         (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },

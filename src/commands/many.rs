@@ -32,7 +32,7 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
     let options = arguments::options(args, options_at, &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req])?;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
-    acquire_keys(ctx, &keys, owner, wanted, options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
+    acquire_keys(ctx, &keys, owner, wanted, &options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
 }
 
 pub(super) struct Release;

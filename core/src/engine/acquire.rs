@@ -193,6 +193,7 @@ impl Engine {
     }
 
     /// Grants one key what it has decided, and returns the token.
+    #[inline(always)]
     fn grant_key(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,

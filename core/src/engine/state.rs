@@ -304,6 +304,7 @@ impl Engine {
         }
     }
 
+    #[inline(always)]
     fn forget_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
         if let Value::Lock(lock) = tx.keys.value(id) {
             for client in lock.clients(token) {
