@@ -187,7 +187,7 @@ fn propagate(ctx: Ctx<'_>, names: &[Arg<'_>], now: Now, effects: &[Effect]) {
 }
 
 fn propagate_event(ctx: Ctx<'_>, name: Arg<'_>, now: Now, event: &Event) {
-    let mut facts = Facts::new();
+    let mut facts = Facts::default();
     let owner = write_effect(event, now, &mut facts);
     ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
 }
