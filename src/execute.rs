@@ -146,7 +146,7 @@ fn transact<'c, R>(
     }
     drop(keys);
     signal_modified(ctx, names, effects);
-    propagate(ctx, names, now, effects);
+    propagate(ctx, names, now, out);
     for effect in effects {
         // A listener may run commands of ours, and finds everything at rest.
         if let (Some(keyspace_event), Some(name)) = (effect.keyspace_event, names.get(effect.key.0)) {
@@ -176,9 +176,9 @@ fn signal_modified(ctx: Ctx<'_>, names: &[Arg<'_>], effects: &[Effect]) {
 /// Propagates what happened. The keyspace's listeners are told afterwards: what a listener does comes after all of this in the
 /// stream, as it does here.
 #[inline]
-fn propagate(ctx: Ctx<'_>, names: &[Arg<'_>], now: Now, effects: &[Effect]) {
-    for Effect { key, event, .. } in effects {
-        match (event, names.get(key.0)) {
+fn propagate(ctx: Ctx<'_>, names: &[Arg<'_>], now: Now, out: &Outbox) {
+    for (number, Effect { key, .. }) in out.effects().iter().enumerate() {
+        match (out.event(number), names.get(key.0)) {
             (Some(event), Some(name)) => propagate_event(ctx, *name, now, event),
             // The command stands for it to nobody but the server, which counts the changes.
             _ => ctx.replicate_verbatim(),

@@ -28,7 +28,7 @@ pub enum Answer {
     Refused(Refusal),
 }
 
-/// Something that happened to a lock: to be propagated, and told to the keyspace's listeners.
+/// Something that happened to a lock: to be propagated ([`Outbox::event`]), and told to the keyspace's listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
     /// The key that it is about.
@@ -37,8 +37,6 @@ pub struct Effect {
     pub keyspace_event: Option<&'static CStr>,
     /// Whether a hold came to be.
     pub is_grant: bool,
-    /// What happened; `None` if nobody wants to have it propagated.
-    pub event: Option<Event>,
 }
 
 /// An answer to a waiter.
@@ -56,6 +54,8 @@ pub struct Told {
 #[derive(Debug)]
 pub struct Outbox {
     effects: SmallVec<[Effect; 1]>,
+    /// What happened, in the same order. Kept apart because it is large, and mostly there is none.
+    events: SmallVec<[Event; 1]>,
     answers: Vec<Told>,
     is_heard: bool,
 }
@@ -64,13 +64,19 @@ impl Outbox {
     /// An outbox with nothing in it. `is_heard` tells that events are to be propagated; otherwise they are not kept.
     #[must_use]
     pub fn new(is_heard: bool) -> Self {
-        Self { effects: SmallVec::new(), answers: Vec::new(), is_heard }
+        Self { effects: SmallVec::new(), events: SmallVec::new(), answers: Vec::new(), is_heard }
     }
 
     /// What happened.
     #[must_use]
     pub fn effects(&self) -> &[Effect] {
         &self.effects
+    }
+
+    /// What happened in the effect with a number. `None` if nobody wants to have it propagated.
+    #[must_use]
+    pub fn event(&self, number: usize) -> Option<&Event> {
+        self.events.get(number)
     }
 
     /// What waiters are to be told.
@@ -90,8 +96,10 @@ impl Outbox {
             key,
             keyspace_event: event.keyspace_event(),
             is_grant: matches!(event, Event::Granted { .. }),
-            event: self.is_heard.then(|| event.clone()),
         });
+        if self.is_heard {
+            self.events.push(event.clone());
+        }
     }
 
     pub(crate) fn answer(&mut self, ticket: u64, answer: Answer) {

@@ -316,7 +316,20 @@ impl Engine {
     /// Makes an event true, in the value and in the copy of its holders.
     #[inline(always)]
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
-        let noted = name.filter(|name| self.queues.len_under(*name) > 0).map(|name| (name, event.clone()));
+        match name.filter(|name| self.queues.len_under(*name) > 0) {
+            None => self.change_value(keys, id, name, event),
+            Some(waited_for) => self.change_and_note(keys, id, waited_for, event),
+        }
+    }
+
+    #[inline(never)]
+    fn change_and_note(&mut self, keys: &mut impl Keyspace, id: KeyId, name: NameId, event: Event) {
+        self.change_value(keys, id, Some(name), event.clone());
+        self.note_holder(keys, id, name, &event);
+    }
+
+    #[inline(always)]
+    fn change_value(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
         match keys.lock_mut(id) {
             Some(lock) => {
                 if let Some(leftovers) = lock.apply(event) {
@@ -331,9 +344,6 @@ impl Engine {
                     self.note_kind(name, kind);
                 }
             }
-        }
-        if let Some((name, event)) = noted {
-            self.note_holder(keys, id, name, &event);
         }
     }
 
