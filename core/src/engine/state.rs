@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! 1. Holds are granted in [`Engine::grant`] and nowhere else.
-//! 2. Values change in [`Engine::commit`] and nowhere else, each time with an event in the outbox. (What a master decided, or
+//! 2. Values change in [`Engine::commit`] and nowhere else (grants and releases have it compiled in, as
+//!    [`Engine::commit_inline`]), each time with an event in the outbox. (What a master decided, or
 //!    a file has, is applied in [`Engine::apply_effect`], through the same [`Engine::apply`].)
 //! 3. After a command, a key whose value has a deadline has an alarm in `leases` that is due not later than that. It may be due
 //!    earlier: a renewal does not move it, it finds the new deadline when it goes off.
@@ -276,8 +277,8 @@ impl Engine {
         self.commit_inline(tx, id, event);
     }
 
-    /// [`Engine::commit`], compiled into its caller: for grants and releases, whose events then need not be built in memory and
-    /// taken apart again.
+    /// The body of [`Engine::commit`], compiled into its caller. Grants and releases are most of all commits, and the compiler
+    /// drops what is not about their kind of event.
     #[inline(always)]
     pub(super) fn commit_inline(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
         match &event {
