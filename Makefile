@@ -42,11 +42,12 @@ cluster: build ## Start a local cluster with the module, three masters and three
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./tools/cluster
 
-test: build ## Run every test: the core's, and the module's and the client's on real servers
+test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
 	@$(NEED) server
 	cargo test --package rlock-core --package rlock-bench
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
+	RLOCK_SERVER=$(SERVER) ./tools/test rlock-tool
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
 	@$(NEED) server
