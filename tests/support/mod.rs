@@ -73,6 +73,11 @@ pub fn move_changes_the_database() -> bool {
     })
 }
 
+/// Whether snapshots can have the last token beside the keys without having to have it: from Redis 7.2 on.
+pub fn snapshots_may_have_the_last_token(client: &mut Client) -> bool {
+    !client.info("redis_version").starts_with("7.0.")
+}
+
 /// The seed of a random test. Shown when the test fails; RLOCK_SEED runs that test again.
 pub fn seed() -> u64 {
     let given = std::env::var("RLOCK_SEED").ok().map(|seed| seed.parse().expect("a number"));
