@@ -8,9 +8,12 @@ MODULE       := target/release/librlock.so
 BARE         := target/release/librlock_bare.so
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
+REVISION     ?= 1
+# Its own copy beside what it builds, if there is none on the machine: `cargo install` would put it among the user's programs.
+CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo clean
+.PHONY: help build run cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +98,22 @@ demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench
 	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
+
+deb: build ## Build the Debian package in target/debian/: module, configuration, tool, manual; REVISION=2 for another one
+	@$(NEED) deb
+	cargo build --release --package rlock-tool
+	cargo run --quiet --package rlock-tool --example generate -- target/generated
+	$(CARGO_DEB) --package rlock-tool --no-build --strip --deb-revision $(REVISION)
+
+demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
+	@$(NEED) root
+	$(MAKE) deb REVISION=1
+	$(MAKE) deb REVISION=2
+	./packaging/demo-install docs/demo-install.txt
+
+picture: build ## Draw `rlock top` over a thousand contended locks into docs/rlock-top.svg
+	@$(NEED) server
+	RLOCK_PICTURE=$(CURDIR)/docs/rlock-top.svg RLOCK_SERVER=$(SERVER) cargo test --package rlock-tool --test tool -- picture::
 
 clean: ## Remove what was built, what `make run` left, and the servers of the matrix
 	cargo clean
