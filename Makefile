@@ -9,6 +9,7 @@ BARE         := target/release/librlock_bare.so
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 REVISION     ?= 1
+DEBS         ?= target/debian
 # Its own copy beside what it builds, if there is none on the machine: `cargo install` would put it among the user's programs.
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
@@ -103,13 +104,15 @@ deb: build ## Build the Debian package in target/debian/: module, configuration,
 	@$(NEED) deb
 	cargo build --release --package rlock-tool
 	cargo run --quiet --package rlock-tool --example generate -- target/generated
-	$(CARGO_DEB) --package rlock-tool --no-build --strip --deb-revision $(REVISION)
+	$(CARGO_DEB) --package rlock-tool --no-build --strip --deb-revision $(REVISION) --output $(DEBS)/
 
 demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
 	@$(NEED) root
-	$(MAKE) deb REVISION=1
-	$(MAKE) deb REVISION=2
-	./packaging/demo-install docs/demo-install.txt
+	@# Each into a folder of its own: cargo-deb takes older revisions away.
+	$(MAKE) deb REVISION=1 DEBS=target/demo/1
+	$(MAKE) deb REVISION=2 DEBS=target/demo/2
+	cp target/demo/[12]/*.deb target/demo/
+	./packaging/demo-install target/demo docs/demo-install.txt
 
 picture: build ## Draw `rlock top` over a thousand contended locks into docs/rlock-top.svg
 	@$(NEED) server

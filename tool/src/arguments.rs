@@ -29,27 +29,35 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// Run a command while holding a lock
+    ///
+    /// The lock is renewed while the command runs, and released when it ends. The command finds the fencing token in RLOCK_TOKEN, and the
+    /// key and the owner in RLOCK_KEY and RLOCK_OWNER. Its exit status becomes that of rlock.
+    ///
+    /// If the lock is lost, or is about to be because no server answers, the command gets SIGTERM, and SIGKILL after --kill-after.
+    /// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to it. If rlock itself is killed, the command is killed too, and
+    /// the lock ends with its session or lease.
     Run(Run),
     /// Watch the most contended locks
+    ///
+    /// Walks over the keys in small steps with pauses between them, so it takes little of the server whatever is on it. q ends it, s sorts
+    /// by another column, the arrows scroll, space stops and starts the picture.
     Top(Top),
     /// List all locks
     Ls(Ls),
     /// Show who holds a lock and who waits for it
     Show(Show),
     /// Take a lock away from whoever holds it
+    ///
+    /// The holder hears of it when it renews or releases. Until then it works on: only a resource that looks at the fencing token refuses it.
     Release(Release),
     /// Wait until a lock is free, without taking it
+    ///
+    /// Free means that nobody holds it and nobody waits for it; of a semaphore, that a permit is available. It looks ten times a
+    /// second. Nothing says that the lock is still free a moment later: to be the next one, use run.
     Wait(Wait),
 }
 
-/// Runs a command while holding a lock.
-///
-/// The lock is renewed while the command runs, and released when it ends. The command finds the fencing token in RLOCK_TOKEN, and the
-/// key and the owner in RLOCK_KEY and RLOCK_OWNER. Its exit status becomes that of rlock.
-///
-/// If the lock is lost, or is about to be because no server answers, the command gets SIGTERM, and SIGKILL after --kill-after.
-/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to it. If rlock itself is killed, the command is killed too, and
-/// the lock ends with its session or lease.
+/// What `run` is told.
 #[derive(Args, Debug)]
 #[command(after_help = TABLE)]
 pub struct Run {
@@ -89,10 +97,7 @@ pub struct Run {
     pub command: Vec<OsString>,
 }
 
-/// Shows the most contended locks.
-///
-/// Walks over the keys in small steps with pauses between them, so it takes little of the server whatever is on it. q ends it, s sorts
-/// by another column, the arrows scroll, space stops and starts the picture.
+/// What `top` is told.
 #[derive(Args, Debug)]
 pub struct Top {
     /// Look once, print the table and end
@@ -109,7 +114,7 @@ pub struct Top {
     pub every: Duration,
 }
 
-/// Lists all locks.
+/// What `ls` is told.
 #[derive(Args, Debug)]
 pub struct Ls {
     /// Only keys of this form, as SCAN's MATCH has it
@@ -120,7 +125,7 @@ pub struct Ls {
     pub json: bool,
 }
 
-/// Shows who holds a lock and who waits for it.
+/// What `show` is told.
 #[derive(Args, Debug)]
 pub struct Show {
     /// The lock
@@ -133,9 +138,7 @@ pub struct Show {
     pub json: bool,
 }
 
-/// Takes a lock away from whoever holds it.
-///
-/// The holder hears of it when it renews or releases. Until then it works on: only a resource that looks at the fencing token refuses it.
+/// What `release` is told.
 #[derive(Args, Debug)]
 pub struct Release {
     /// The lock
@@ -148,10 +151,7 @@ pub struct Release {
     pub token: Option<u64>,
 }
 
-/// Waits until a lock is free, without taking it.
-///
-/// Free means that nobody holds it and nobody waits for it; of a semaphore, that a permit is available. It looks ten times a
-/// second. Nothing says that the lock is still free a moment later: to be the next one, use run.
+/// What `wait` is told.
 #[derive(Args, Debug)]
 pub struct Wait {
     /// The lock
