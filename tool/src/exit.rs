@@ -41,6 +41,9 @@ Exit status:
   128+n  a signal n ended the command, or rlock while it waited
 Any other status of run is that of the command.";
 
+/// What is said of a server that does not know the commands.
+const NO_MODULE: &str = "the server has not loaded the module rlock";
+
 /// Why something was not done, and what to exit with.
 #[derive(Debug)]
 pub struct Failure {
@@ -70,10 +73,15 @@ impl Failure {
     }
 
     fn refused(text: &str) -> Self {
-        // What a server without the module says to its commands.
-        let is_stranger = text.contains("unknown command");
-        let hint = if is_stranger { "; it has not loaded the module rlock" } else { "" };
-        Self::new(REFUSED, format!("the server refused: {text}{hint}"))
+        // What a server without the module says to its commands, and then repeats all arguments.
+        if text.contains("unknown command") {
+            return Self::new(REFUSED, NO_MODULE);
+        }
+        Self::new(REFUSED, format!("the server refused: {text}"))
+    }
+
+    pub(crate) fn is_about_missing_module(&self) -> bool {
+        self.message == NO_MODULE
     }
 }
 

@@ -33,6 +33,9 @@ pub(crate) async fn list(url: &str, options: Ls) -> Result<u8, Failure> {
             break;
         }
     }
+    if seen.is_empty() {
+        observer.expect_module().await?;
+    }
     if !options.json {
         rows.sort();
         print(&text::table(COLUMNS, &rows));

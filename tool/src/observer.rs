@@ -222,6 +222,19 @@ impl Observer {
         Ok(())
     }
 
+    /// Refuses a server that has not loaded the module: there, an empty list would be misleading.
+    ///
+    /// # Errors
+    ///
+    /// If the module is missing.
+    pub async fn expect_module(&mut self) -> Result<(), Failure> {
+        match self.lock(b"").await {
+            Err(failure) if failure.is_about_missing_module() => Err(failure),
+            // Whatever else it says, such as that this user may not look at that key, it is the module that says so.
+            _ => Ok(()),
+        }
+    }
+
     /// A section of INFO, by field.
     ///
     /// # Errors

@@ -120,6 +120,18 @@ fn a_command_that_ends_by_itself_after_the_loss_does_not_hide_it() {
     assert_eq!(run.status(), 123);
 }
 
+/// Nothing can keep the command from running meanwhile. The token is for that.
+#[test]
+fn a_rlock_that_was_stopped_ends_the_command_as_soon_as_it_goes_on() {
+    let (server, desk) = (Server::start(), Desk::new());
+    let mut run = Running::start(&server, &format!("run k --lease 500ms -- {}", waiting(&desk, "")));
+    desk.wait_for("id");
+    run.signal(libc::SIGSTOP);
+    eventually(|| server.client().holder("k").is_none());
+    run.signal(libc::SIGCONT);
+    assert_eq!(run.status(), 123);
+}
+
 #[test]
 fn timed_a_server_that_is_silent_ends_the_command_before_the_lease_ends() {
     let (mut server, desk) = (Server::start(), Desk::new());

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::commands::{Running, finish, status, text, wait_for_waiters};
-use crate::support::{Command, Server};
+use crate::support::{Client, Command, OwnedProcess, Server, free_port};
 
 fn json(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).expect("JSON")
@@ -123,6 +123,25 @@ fn top_shows_the_most_contended_first() {
     assert!(seen["locks"][0]["longest_wait_ms"].is_i64());
     let out = text(&finish(&server, "top --once").stdout);
     assert!(out.lines().nth(1).is_some_and(|line| line.starts_with("mutex")), "{out}");
+}
+
+#[test]
+fn a_server_without_the_module_is_told_from_one_without_locks() {
+    let server = Server::start();
+    for line in ["ls", "top --once", "show k", "run k -- true"] {
+        assert_ne!(status(&server, line), 122, "{line}");
+    }
+    let (port, folder) = (free_port(), tempfile::tempdir().expect("a folder"));
+    let mut plain = std::process::Command::new(std::env::var_os("RLOCK_SERVER").unwrap_or("redis-server".into()));
+    plain.args(["--bind", "127.0.0.1", "--save", "", "--port", &port.to_string()]).current_dir(folder.path());
+    let _plain = OwnedProcess::new(plain.stdout(std::process::Stdio::null()).spawn().expect("a server"));
+    crate::eventually(|| Client::connect(port).is_ok());
+    for line in ["ls", "top --once", "show k", "run k -- true"] {
+        let line = format!("--url redis://127.0.0.1:{port}/ {line}");
+        let output = finish(&server, &line);
+        assert_eq!(output.status.code(), Some(122), "{line}");
+        assert_eq!(text(&output.stderr), "rlock: the server has not loaded the module rlock\n", "{line}");
+    }
 }
 
 /// To list a lock's holders takes the server as long as they are many.

@@ -73,6 +73,9 @@ impl Survey {
             }
             tokio::time::sleep(step_started.elapsed() * PAUSES_PER_STEP).await;
         }
+        if survey.locks_seen == 0 {
+            observer.expect_module().await?;
+        }
         observer.add_longest_waits(&mut survey.locks).await?;
         survey.took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         survey.taken_at = Some(Instant::now());
