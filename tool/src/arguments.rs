@@ -177,6 +177,21 @@ mod tests {
     }
 
     #[test]
+    fn the_document_names_every_option() {
+        use clap::CommandFactory;
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/tool.md");
+        let document = std::fs::read_to_string(path).expect("the document is there");
+        for command in Arguments::command().get_subcommands() {
+            let begin = format!("rlock {} ", command.get_name());
+            let synopsis = document.lines().find(|line| line.starts_with(&begin));
+            let synopsis = synopsis.unwrap_or_else(|| panic!("{begin} is missing"));
+            for option in command.get_arguments().filter_map(clap::Arg::get_long) {
+                assert!(synopsis.contains(&format!("--{option}")), "{synopsis}: --{option}");
+            }
+        }
+    }
+
+    #[test]
     fn a_lock_has_one_kind() {
         let parse = |words: &str| Arguments::try_parse_from(words.split(' '));
         assert!(parse("rlock run k --fair -- true").is_ok());
