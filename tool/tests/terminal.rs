@@ -92,6 +92,22 @@ fn top_is_drawn_follows_what_happens_and_ends() {
     assert!(terminal.shown().contains("\x1b[?1049l"), "the screen is put back");
 }
 
+#[test]
+fn top_says_that_the_server_is_gone_and_goes_on_when_it_is_back() {
+    let mut server = Server::member(&[]);
+    server.client().acquire("orders:42 alice PX 600000");
+    let mut terminal = Terminal::start(&server, "top --every 100ms");
+    terminal.wait_for("orders:42");
+    server.kill();
+    // In red: a word of every such message.
+    terminal.wait_for("\x1b[38;5;1");
+    server.restart_in_place(&[]);
+    server.client().acquire("invoices:7 bob PX 600000");
+    terminal.wait_for("invoices:7");
+    terminal.press(b"q");
+    assert_eq!(terminal.status(), 0);
+}
+
 /// The terminal sends it to rlock and to the command.
 #[test]
 fn control_c_ends_the_command_and_frees_the_lock() {

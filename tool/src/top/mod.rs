@@ -65,7 +65,7 @@ pub(crate) async fn top(url: &str, options: Top) -> Result<u8, Failure> {
     }
     // The terminal is put back also on a panic.
     let mut terminal = ratatui::try_init().map_err(|error| Failure::new(FAILED, format!("no terminal: {error}")))?;
-    let outcome = watch(&mut terminal, &mut observer, &without_password(url), &options).await;
+    let outcome = watch(&mut terminal, observer, url, &options).await;
     ratatui::restore();
     outcome
 }
@@ -78,20 +78,20 @@ enum Wish {
 
 async fn watch(
     terminal: &mut ratatui::DefaultTerminal,
-    observer: &mut Observer,
-    address: &str,
+    mut observer: Observer,
+    url: &str,
     options: &Top,
 ) -> Result<u8, Failure> {
-    let mut view = View::new(address);
+    let mut view = View::new(&without_password(url));
     loop {
         // Keys are heard while the server is being looked at, however long that takes.
         let taken = {
-            let survey = Survey::take(observer, options.count);
+            let survey = Survey::take(&mut observer, options.count);
             let mut survey = std::pin::pin!(survey);
             loop {
                 tokio::select! {
                     biased;
-                    taken = &mut survey => break Some(taken?),
+                    taken = &mut survey => break Some(taken),
                     () = tokio::time::sleep(GLANCE) => {}
                 }
                 if let Wish::End = glance(terminal, &mut view)? {
@@ -99,9 +99,17 @@ async fn watch(
                 }
             }
         };
-        let Some(survey) = taken else { return Ok(DONE) };
-        if !view.is_stopped {
-            view.show(survey);
+        match taken {
+            None => return Ok(DONE),
+            Some(Ok(survey)) => view.show(survey),
+            // A server that was there before may be restarting.
+            Some(Err(failure)) if view.has_seen() => {
+                view.trouble = Some(failure.message);
+                if let Ok(again) = Observer::connect(url).await {
+                    observer = again;
+                }
+            }
+            Some(Err(failure)) => return Err(failure),
         }
         let next = Instant::now() + options.every;
         loop {

@@ -32,17 +32,29 @@ pub struct View {
     offset: usize,
     /// Whether the picture stands still.
     pub is_stopped: bool,
+    /// Why there is nothing newer to show.
+    pub trouble: Option<String>,
 }
 
 impl View {
     /// An empty one.
     pub fn new(address: &str) -> Self {
         let address = address.to_owned();
-        Self { address, survey: Survey::default(), before: None, order: Order::Waiters, offset: 0, is_stopped: false }
+        let (survey, before, order) = (Survey::default(), None, Order::Waiters);
+        Self { address, survey, before, order, offset: 0, is_stopped: false, trouble: None }
     }
 
-    /// Shows what was seen last. Rates are against what was seen before.
+    /// Whether anything was seen yet.
+    pub fn has_seen(&self) -> bool {
+        self.survey.taken_at.is_some()
+    }
+
+    /// Shows what was seen last, unless the picture stands still. Rates are against what was seen before.
     pub fn show(&mut self, survey: Survey) {
+        self.trouble = None;
+        if self.is_stopped {
+            return;
+        }
         let before = std::mem::replace(&mut self.survey, survey);
         self.before = before.taken_at.is_some().then_some(before);
         self.sort();
@@ -137,7 +149,10 @@ fn head_lines(view: &View) -> Vec<Line<'static>> {
             Span::raw(", expired "),
             number(format!("{:.0}", view.rate(|totals| totals.expired))),
         ]),
-        Line::from(seen),
+        match &view.trouble {
+            Some(trouble) => Line::styled(trouble.clone(), Style::new().fg(Color::Red)),
+            None => Line::from(seen),
+        },
         Line::default(),
     ]
 }
