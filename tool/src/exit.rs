@@ -73,8 +73,8 @@ impl Failure {
     }
 
     fn refused(text: &str) -> Self {
-        // What a server without the module says to its commands, and then repeats all arguments.
-        if text.contains("unknown command") {
+        // What a server without the module says to its commands, before it repeats all arguments, and Valkey 9 to the name of its type.
+        if text.contains("unknown command") || text.contains("unknown type name") {
             return Self::new(REFUSED, NO_MODULE);
         }
         Self::new(REFUSED, format!("the server refused: {text}"))
