@@ -108,19 +108,38 @@ fn top_says_that_the_server_is_gone_and_goes_on_when_it_is_back() {
     assert_eq!(terminal.status(), 0);
 }
 
-/// The terminal sends it to rlock and to the command.
 #[test]
 fn control_c_ends_the_command_and_frees_the_lock() {
-    let (server, desk) = (Server::start(), Desk::new());
-    let trap = format!("trap \"echo told >> {}; sleep 0.3; exit 9\" INT", desk.path("told"));
-    let mut terminal =
-        Terminal::start(&server, &format!("run k -- sh -c '{trap}; echo ready; while :; do sleep 0.02; done'"));
+    let server = Server::start();
+    let mut terminal = Terminal::start(
+        &server,
+        "run k -- sh -c 'trap \"sleep 0.3; exit 9\" INT; echo ready; while :; do sleep 0.02; done'",
+    );
     wait_for_holder(&server, "k");
     terminal.wait_for("ready");
     terminal.press(b"\x03");
     assert_eq!(terminal.status(), 9);
-    assert_eq!(desk.read("told"), "told\n", "it was told once");
     assert_eq!(server.client().holder("k"), None);
+}
+
+/// It sends what is typed to the command as well, which would hear it twice.
+#[test]
+fn an_interrupt_is_left_to_the_terminal() {
+    let (server, desk) = (Server::start(), Desk::new());
+    let told = desk.path("told");
+    let traps = format!("trap \"echo INT >> {told}\" INT; trap \"echo USR1 >> {told}; exit 9\" USR1");
+    let mut terminal =
+        Terminal::start(&server, &format!("run k -- sh -c '{traps}; echo ready; while :; do sleep 0.02; done'"));
+    terminal.wait_for("ready");
+    let owner = server.client().holder("k").expect("a holder").owner;
+    let tool = owner.split(':').nth(1).and_then(|id| id.parse().ok()).expect("an id of a process");
+    // Without a terminal both would be passed on, in this order.
+    for signal in [libc::SIGINT, libc::SIGUSR1] {
+        // SAFETY: only numbers are passed. The process holds the lock, so it lives.
+        assert_eq!(unsafe { libc::kill(tool, signal) }, 0, "there is no process to signal");
+    }
+    assert_eq!(terminal.status(), 9);
+    assert_eq!(desk.read("told"), "USR1\n");
 }
 
 #[test]
