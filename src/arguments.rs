@@ -39,7 +39,7 @@ impl ArgumentError {
 
 /// The options that may follow the key and owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Options {
+pub(crate) struct Options<'a> {
     /// `PX ms` or `EX s`.
     pub(crate) lease_ms: Option<u64>,
     /// `BLOCK ms`; 0 waits for ever.
@@ -54,13 +54,15 @@ pub(crate) struct Options {
     pub(crate) tokens: SmallVec<[u64; 1]>,
     /// `ONCE`.
     pub(crate) is_once: bool,
+    /// `NOTIFY channel`.
+    pub(crate) channel: Option<&'a [u8]>,
     /// `COUNT n`.
     pub(crate) count: Option<u64>,
     /// `PERMITS n`.
     pub(crate) permits: Option<u64>,
 }
 
-impl Options {
+impl Options<'_> {
     /// How many holds the command is about: the permits of a semaphore, 1 of anything else.
     pub(crate) fn holds(&self) -> u32 {
         self.permits.map_or(1, |permits| u32::try_from(permits).unwrap_or(u32::MAX))
@@ -79,6 +81,7 @@ pub(crate) enum Opt {
     Token,
     Tokens,
     Once,
+    Notify,
     Count,
     Permits,
 }
@@ -103,6 +106,7 @@ impl Opt {
             Self::Token => "TOKEN",
             Self::Tokens => "TOKENS",
             Self::Once => "ONCE",
+            Self::Notify => "NOTIFY",
             Self::Count => "COUNT",
             Self::Permits => "PERMITS",
         }
@@ -118,13 +122,13 @@ impl Opt {
             Self::Session => (0, MAX_LEASE_MS, MS),
             Self::Req => (1, MAX, ""),
             Self::Token | Self::Tokens => (1, MAX_TOKEN, ""),
-            Self::Count | Self::Once => (0, MAX, ""),
+            Self::Count | Self::Once | Self::Notify => (0, MAX, ""),
             Self::Permits => (1, MAX_PERMITS, ""),
         }
     }
 
     /// Where the value goes, if it is one number. PX and EX share a place, so that giving both is giving one twice.
-    fn place(self, options: &mut Options) -> Option<&mut Option<u64>> {
+    fn place<'o>(self, options: &'o mut Options<'_>) -> Option<&'o mut Option<u64>> {
         match self {
             Self::Px | Self::Ex => Some(&mut options.lease_ms),
             Self::Block => Some(&mut options.block_ms),
@@ -133,7 +137,7 @@ impl Opt {
             Self::Req => Some(&mut options.request_id),
             Self::Count => Some(&mut options.count),
             Self::Permits => Some(&mut options.permits),
-            Self::Token | Self::Tokens | Self::Once => None,
+            Self::Token | Self::Tokens | Self::Once | Self::Notify => None,
         }
     }
 
@@ -149,7 +153,7 @@ impl Opt {
 }
 
 /// Reads the options from argument `first` on: in any order, each once, in any letter case.
-pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Options, ArgumentError> {
+pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result<Options<'a>, ArgumentError> {
     let mut options = Options::default();
     let mut index = first;
     while let Some(name) = args.get(index) {
@@ -162,6 +166,12 @@ pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Opt
         match option {
             Opt::Once if options.is_once => return Err(ArgumentError::twice(option.name())),
             Opt::Once => options.is_once = true,
+            Opt::Notify if options.channel.is_some() => return Err(ArgumentError::twice(option.name())),
+            Opt::Notify => {
+                let none = || ArgumentError::syntax(&format!("{} has no channel", option.name()));
+                options.channel = Some(args.get(index).ok_or_else(none)?.bytes());
+                index = index.saturating_add(1);
+            }
             Opt::Token | Opt::Tokens if !options.tokens.is_empty() => return Err(ArgumentError::twice(option.name())),
             Opt::Token | Opt::Tokens => {
                 // A command for many keys has said how many.
@@ -195,6 +205,20 @@ fn names_of(options: &[Opt]) -> String {
     names.join(", ")
 }
 
+/// Where the options from `first` on have a channel, for the server, which asks before anything else is looked at.
+pub(crate) fn channel_at(args: Args<'_>, first: usize) -> Option<usize> {
+    let mut index = first;
+    loop {
+        let name = args.get(index)?.bytes();
+        let value = index.saturating_add(1);
+        index = match () {
+            () if name.eq_ignore_ascii_case(Opt::Notify.name().as_bytes()) => return Some(value),
+            () if name.eq_ignore_ascii_case(Opt::Once.name().as_bytes()) => value,
+            () => value.saturating_add(1),
+        };
+    }
+}
+
 /// The key and the owner that most commands begin with.
 pub(crate) fn key_and_owner(args: Args<'_>) -> Result<(Arg<'_>, &[u8]), ArgumentError> {
     Ok((key(args)?, owner(args, 2)?))
@@ -211,11 +235,11 @@ fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
 }
 
 /// Reads the options of a command for many keys. Where they make no sense, and the owner has the name of an option, it was forgotten.
-pub(crate) fn options_of_many(
-    args: Args<'_>,
+pub(crate) fn options_of_many<'a>(
+    args: Args<'a>,
     many: &KeysAndOwner<'_>,
     known: &[Opt],
-) -> Result<Options, ArgumentError> {
+) -> Result<Options<'a>, ArgumentError> {
     options(args, many.options_at, known).map_err(|error| {
         let is_option = known.iter().any(|option| many.owner.eq_ignore_ascii_case(option.name().as_bytes()));
         if is_option {

@@ -4,7 +4,7 @@
 //! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
 use rlock_core::{
-    Effect, Engine, Event, Facts, Key, KeyId, Keyspace, Now, Outbox, Owner, Refusal, Told, Transaction, write_effect,
+    Effect, Engine, Event, Facts, Key, KeyId, Keyspace, Now, Outbox, Owner, Refusal, Transaction, write_effect,
 };
 
 use smallvec::SmallVec;
@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::clock;
 use crate::configuration;
 use crate::ffi::{Arg, Asks, Ctx, Keys, log_warning};
+use crate::notices;
 use crate::propagation;
 use crate::reply;
 use crate::server;
@@ -191,8 +192,11 @@ pub(crate) fn wake(out: Outbox) {
     if out.answers().is_empty() {
         return;
     }
-    for Told { ticket, answer, .. } in out.into_answers() {
-        waiting::finish(ticket, answer);
+    for told in out.into_answers() {
+        match told.notice {
+            Some(notice) => notices::post(told, notice),
+            None => waiting::finish(told.ticket, told.answer),
+        }
     }
 }
 

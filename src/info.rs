@@ -7,6 +7,7 @@ use rlock_core::Kind;
 use crate::clock;
 use crate::eviction;
 use crate::ffi::InfoCtx;
+use crate::notices;
 use crate::propagation;
 use crate::quarantine;
 use crate::state;
@@ -35,8 +36,11 @@ pub(crate) fn write(info: &InfoCtx) {
                 add(info, &format!("{}_{name}", kind.name()), count);
             }
         }
+        info.add(c"unheard", engine.unheard_grants());
+        info.add(c"waiting_notified", engine.waiting_notified() as u64);
         info.add(c"tokens_left", engine.tokens_left());
     });
+    info.add(c"notices_queued", notices::outgoing() as u64);
     info.add(c"quarantine_left_ms", quarantine::remaining_ms());
     info.add(c"propagating", propagation::is_on().into());
     info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());

@@ -263,7 +263,7 @@ fn who_holds_and_who_waits_can_be_seen() {
             assert_eq!(client.waiting_owners("job"), ["b", "c"]);
             for waiter in waiters.array() {
                 assert!(is_map(waiter), "{waiter:?}");
-                assert_eq!(waiter.field_names(), ["connected", "mode", "owner", "waited-ms"]);
+                assert_eq!(waiter.field_names(), ["connected", "mode", "notify", "owner", "waited-ms"]);
                 assert_eq!(waiter.field("mode"), server.family().shown_mode);
                 assert_eq!(waiter.field("connected"), 1);
                 assert!((0..10_000).contains(&waiter.field("waited-ms").int()), "{waiter:?}");

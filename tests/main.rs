@@ -33,6 +33,7 @@ mod many_storm;
 mod monitoring;
 mod moves;
 mod mutations;
+mod notify;
 mod once;
 mod operator;
 mod payloads;

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::event::Event;
 use crate::keyspace::KeyId;
-use crate::request::Refusal;
+use crate::request::{Channel, Refusal};
 
 /// What a waiter is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +21,16 @@ pub enum Answer {
     TimedOut,
     /// The same owner asked again, and that request stands in its place.
     TakenOver,
-    /// Its place was given up by CANCEL.
+    /// The same request was sent again, for the same channel, and is answered in its place: there is nothing to tell.
+    Continued,
+    /// It was ended by CANCEL.
     Cancelled,
+    /// The connection that asked has closed.
+    Closed,
+    /// This server is a replica now.
+    Demoted,
+    /// Another node of the cluster serves its keys now.
+    Moved,
     /// What lies under the name now cannot serve it.
     Refused(Refusal),
 }
@@ -40,6 +48,17 @@ pub struct Effect {
     pub event: Option<Event>,
 }
 
+/// Where the answer to a request goes that waits without a blocked connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The channel on which it is published.
+    pub channel: Channel,
+    /// The id of the request.
+    pub id: u64,
+    /// The connection that asked.
+    pub client: u64,
+}
+
 /// An answer to a waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
@@ -47,6 +66,8 @@ pub struct Told {
     pub ticket: u64,
     /// What to tell.
     pub answer: Answer,
+    /// Where to publish it; `None` for a connection that is blocked.
+    pub notice: Option<Notice>,
     /// How many effects came before it.
     pub after: usize,
 }
@@ -92,7 +113,7 @@ impl Outbox {
         });
     }
 
-    pub(crate) fn answer(&mut self, ticket: u64, answer: Answer) {
-        self.answers.push(Told { ticket, answer, after: self.effects.len() });
+    pub(crate) fn answer(&mut self, ticket: u64, notice: Option<Notice>, answer: Answer) {
+        self.answers.push(Told { ticket, answer, notice, after: self.effects.len() });
     }
 }

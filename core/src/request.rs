@@ -1,6 +1,7 @@
 //! What is asked of a lock, and why it may be refused.
 
 use alloc::boxed::Box;
+use core::num::NonZeroU32;
 
 use crate::bytes::{Key, Owner};
 use crate::kind::{Kind, Mode};
@@ -55,6 +56,10 @@ pub struct Limits {
     pub fair_grace_ms: u64,
 }
 
+/// The number that the module has given to a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Channel(pub NonZeroU32);
+
 /// ACQUIRE or MACQUIRE, but for the owner and the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -74,6 +79,8 @@ pub struct Request {
     pub session_ms: Option<u64>,
     /// `ONCE`: an owner that holds already in this mode is answered its token, and nothing is counted.
     pub is_once: bool,
+    /// `NOTIFY channel`: where the answer is published if the request has to wait. It needs an id, and a connection.
+    pub notify: Option<Channel>,
     /// `BLOCK ms` where blocking is possible, or `QUEUE ms`.
     pub ask: Ask,
 }
@@ -95,6 +102,17 @@ pub struct Release<'a> {
     pub request_id: Option<u64>,
     /// `TOKEN t`, or `TOKENS t …` with one for each key: a hold with another token is none. Empty: any token will do.
     pub tokens: &'a [u64],
+}
+
+/// CANCEL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cancel<'a> {
+    /// The family of the command.
+    pub kind: Kind,
+    /// Whose requests.
+    pub owner: &'a [u8],
+    /// `REQ id`: the one with that id. All of them without it.
+    pub request_id: Option<u64>,
 }
 
 /// RENEW.

@@ -41,6 +41,7 @@ fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         request_id: None,
         session_ms: None,
         is_once: false,
+        notify: None,
         ask: Ask::Try,
     };
     execute::on_key(

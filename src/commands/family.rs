@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use rlock_core::{Kind, Mode};
 
-use super::{BLOCK, BLOCK_OR_QUEUE, LEASE, MODE, ONCE, OWNER, PERMITS, REQ, SESSION, TOKEN};
+use super::{BLOCK, BLOCK_OR_QUEUE, LEASE, MODE, NOTIFY, ONCE, OWNER, PERMITS, REQ, SESSION, TOKEN};
 use crate::arguments::{self, ArgumentError, Opt};
 use crate::ffi::{Arg, Args, ArgumentSpec};
 
@@ -30,6 +30,7 @@ pub(super) trait Family {
 pub(super) struct Names {
     pub(super) acquire: &'static CStr,
     pub(super) release: &'static CStr,
+    pub(super) cancel: &'static CStr,
     pub(super) renew: &'static CStr,
     pub(super) force_release: &'static CStr,
     pub(super) holds: &'static CStr,
@@ -72,6 +73,7 @@ impl Family for Mutex {
     const NAMES: Names = Names {
         acquire: c"RLOCK.ACQUIRE",
         release: c"RLOCK.RELEASE",
+        cancel: c"RLOCK.CANCEL",
         renew: c"RLOCK.RENEW",
         force_release: c"RLOCK.FORCERELEASE",
         holds: c"RLOCK.HOLDS",
@@ -79,9 +81,10 @@ impl Family for Mutex {
         info: c"RLOCK.INFO",
         waiters: c"RLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
     const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
     const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
@@ -97,6 +100,7 @@ impl Family for Fair {
     const NAMES: Names = Names {
         acquire: c"RFAIRLOCK.ACQUIRE",
         release: c"RFAIRLOCK.RELEASE",
+        cancel: c"RFAIRLOCK.CANCEL",
         renew: c"RFAIRLOCK.RENEW",
         force_release: c"RFAIRLOCK.FORCERELEASE",
         holds: c"RFAIRLOCK.HOLDS",
@@ -105,9 +109,9 @@ impl Family for Fair {
         waiters: c"RFAIRLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req, Opt::Once];
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK_OR_QUEUE, SESSION, REQ, ONCE];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK_OR_QUEUE, NOTIFY, SESSION, REQ, ONCE];
     const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
     const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
@@ -123,6 +127,7 @@ impl Family for RwLock {
     const NAMES: Names = Names {
         acquire: c"RRWLOCK.ACQUIRE",
         release: c"RRWLOCK.RELEASE",
+        cancel: c"RRWLOCK.CANCEL",
         renew: c"RRWLOCK.RENEW",
         force_release: c"RRWLOCK.FORCERELEASE",
         holds: c"RRWLOCK.HOLDS",
@@ -130,9 +135,10 @@ impl Family for RwLock {
         info: c"RRWLOCK.INFO",
         waiters: c"RRWLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
     const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ, TOKEN];
     const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE];
@@ -148,6 +154,7 @@ impl Family for Semaphore {
     const NAMES: Names = Names {
         acquire: c"RSEMAPHORE.ACQUIRE",
         release: c"RSEMAPHORE.RELEASE",
+        cancel: c"RSEMAPHORE.CANCEL",
         renew: c"RSEMAPHORE.RENEW",
         force_release: c"RSEMAPHORE.FORCERELEASE",
         holds: c"RSEMAPHORE.HOLDS",
@@ -156,9 +163,9 @@ impl Family for Semaphore {
         waiters: c"RSEMAPHORE.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, SESSION, REQ, ONCE];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
     const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ, TOKEN];
     const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];

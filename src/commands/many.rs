@@ -3,7 +3,7 @@
 use rlock_core::{Kind, Mode, Refusal, Verb};
 
 use super::acquire::{Wanted, acquire_keys};
-use super::{BLOCK, Failure, LEASE, ONCE, OWNER, REQ, SESSION, TOKENS, check_master, reply_failure};
+use super::{BLOCK, Failure, LEASE, NOTIFY, ONCE, OWNER, REQ, SESSION, TOKENS, check_master, reply_failure};
 use crate::arguments::{self, KeysAndOwner, Opt};
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -14,14 +14,20 @@ pub(super) struct Acquire;
 impl Command for Acquire {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MACQUIRE",
-        flags: c"write deny-oom getkeys-api blocking",
+        flags: c"write deny-oom getkeys-api getchannels-api blocking",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
         summary: c"Acquires several locks for an owner in one step, all or none, and returns their fencing tokens.",
         complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
-        arguments: &[OWNER, LEASE, BLOCK, SESSION, REQ, ONCE],
+        arguments: &[OWNER, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE],
     };
+
+    const MAY_PUBLISH: bool = true;
+
+    fn channel_at(args: Args<'_>) -> Option<usize> {
+        arguments::channel_at(args, arguments::key_count(args)?.saturating_add(3))
+    }
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, acquire(ctx, args));
@@ -30,7 +36,7 @@ impl Command for Acquire {
 
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let known = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once];
+    let known = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
     let options = arguments::options_of_many(args, &many, &known)?;
     let KeysAndOwner { keys, owner, .. } = many;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };

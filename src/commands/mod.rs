@@ -35,7 +35,6 @@ pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
     register_family::<Fair>(registrar)?;
     register_family::<RwLock>(registrar)?;
     register_family::<Semaphore>(registrar)?;
-    registrar.command::<cancel::Cancel>()?;
     registrar.command::<init::Init>()?;
     registrar.command::<resize::Resize>()?;
     registrar.command::<drain::Drain>()?;
@@ -50,6 +49,7 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
     registrar.command::<acquire::Acquire<F>>()?;
     registrar.command::<release::Release<F>>()?;
     registrar.command::<renew::Renew<F>>()?;
+    registrar.command::<cancel::Cancel<F>>()?;
     registrar.command::<force_release::ForceRelease<F>>()?;
     registrar.command::<holds::Holds<F>>()?;
     registrar.command::<pttl::Pttl<F>>()?;
@@ -170,6 +170,8 @@ const PERMITS: ArgumentSpec = option(c"permits", c"PERMITS");
 const SIZE: ArgumentSpec = ArgumentSpec { name: c"permits", token: None, optional: false, value: ValueSpec::Integer };
 
 const REQ: ArgumentSpec = option(c"id", c"REQ");
+const NOTIFY: ArgumentSpec =
+    ArgumentSpec { name: c"channel", token: Some(c"NOTIFY"), optional: true, value: ValueSpec::Bytes };
 const ONCE: ArgumentSpec =
     ArgumentSpec { name: c"once", token: Some(c"ONCE"), optional: true, value: ValueSpec::Token };
 const TOKEN: ArgumentSpec = option(c"token", c"TOKEN");

@@ -35,7 +35,7 @@ fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     let mut locks = state::with_engine(|engine| engine.most_contended(MAX_COUNT, now)).ok_or(ENGINE_IN_USE)?;
     // What a user may not read is not there to that user.
-    locks.retain(|lock| ctx.user_may_read(ctx.string(lock.key.name.as_slice()).arg()));
+    locks.retain(|lock| ctx.user_may_read(ctx.client(), ctx.string(lock.key.name.as_slice()).arg()));
     locks.truncate(limit);
     ctx.reply_array(locks.len());
     for lock in locks {

@@ -16,6 +16,12 @@ pub(crate) trait Command {
     const SPEC: CommandSpec;
     /// Whether it goes over the heads of owners: for operators.
     const IS_DANGEROUS: bool = false;
+    /// Whether it has an option that names a channel.
+    const MAY_PUBLISH: bool = false;
+    /// Which argument is the channel to which it may publish.
+    fn channel_at(_args: Args<'_>) -> Option<usize> {
+        None
+    }
     /// Runs it and replies. The number of arguments fits [`CommandSpec::arity`].
     fn run(ctx: Ctx<'_>, args: Args<'_>);
 }
@@ -194,6 +200,12 @@ unsafe extern "C" fn entry<C: Command>(
         }
         return raw::REDISMODULE_OK as c_int;
     }
+    if C::MAY_PUBLISH && ctx.is_asked_for_channels() {
+        if let Some(index) = C::channel_at(args) {
+            ctx.tell_channel(index, args);
+        }
+        return raw::REDISMODULE_OK as c_int;
+    }
     let arity = C::SPEC.arity;
     let fits = if arity >= 0 { argc == arity } else { argc >= -arity };
     if !fits {
@@ -309,6 +321,9 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_BlockClientOnKeys,
         RedisModule_BlockedClientDisconnected,
         RedisModule_Call,
+        RedisModule_CallReplyArrayElement,
+        RedisModule_CallReplyInteger,
+        RedisModule_ChannelAtPosWithFlags,
         RedisModule_CloseKey,
         RedisModule_CreateCommand,
         RedisModule_CreateDataType,
@@ -344,6 +359,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_InfoAddFieldULongLong,
         RedisModule_InfoAddSection,
         RedisModule_IsIOError,
+        RedisModule_IsChannelsPositionRequest,
         RedisModule_IsKeysPositionRequest,
         RedisModule_KeyAtPos,
         RedisModule_KeyType,
@@ -356,6 +372,8 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_ModuleTypeSetValue,
         RedisModule_NotifyKeyspaceEvent,
         RedisModule_OpenKey,
+        RedisModule_PublishMessage,
+        RedisModule_PublishMessageShard,
         RedisModule_RegisterInfoFunc,
         RedisModule_RegisterNumericConfig,
         RedisModule_Replicate,

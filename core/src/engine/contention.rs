@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use super::names::NameId;
+use super::positions::NameId;
 use super::state::Engine;
 use crate::bytes::{Key, Owner};
 use crate::kind::Kind;

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::names::Position;
+use super::positions::Position;
 use crate::event::Terms;
 use crate::kind::Mode;
 

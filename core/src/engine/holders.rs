@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::names::NameId;
+use super::positions::NameId;
 use super::state::Engine;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};

@@ -6,14 +6,10 @@ use alloc::boxed::Box;
 
 use ahash::RandomState;
 
-use super::names::{NameId, Position};
+use super::positions::{NameId, OwnerId, Position};
 use crate::collections::{NameTable, Slots, SmallSet};
 use crate::kind::Mode;
 use crate::request::Request;
-
-/// The number of an owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct OwnerId(pub(super) u32);
 
 /// A request of an owner, under one of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

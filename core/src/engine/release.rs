@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use super::reconcile::terms_of;
-use super::state::{Engine, Transaction};
+use super::grant::Renewal;
+use super::state::{Engine, Transaction, terms_of};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
@@ -21,17 +21,6 @@ const KEY: KeyId = KeyId(0);
 /// The holds that are left of a request's keys, in their order.
 pub type HoldsLeft = SmallVec<[u32; 1]>;
 
-/// The part of ACQUIRE or RENEW that gives a hold a new lease.
-pub(super) struct Renewal {
-    pub(super) lease_ms: Option<u64>,
-    pub(super) session_ms: Option<u64>,
-    pub(super) client: Option<u64>,
-    /// The last numbered request of the hold from now on.
-    pub(super) mark: Option<RequestMark>,
-    /// Propagate it even if nothing changed.
-    pub(super) always: bool,
-}
-
 /// What RELEASE meets: the token and the count of a hold, and whether it is a repeat.
 struct Met {
     token: u64,
@@ -40,21 +29,6 @@ struct Met {
 }
 
 impl Engine {
-    /// Runs a command that does not compete for the lock.
-    fn on_holds<K: Keyspace, R>(
-        &mut self,
-        tx: &mut Transaction<'_, K>,
-        decide: impl FnOnce(&mut Self, &mut Transaction<'_, K>) -> R,
-    ) -> R {
-        self.work.begin_command(tx.keys.count());
-        for id in tx.ids() {
-            self.reconcile_if_dirty(tx, id);
-        }
-        let decided = decide(self, tx);
-        self.close(tx);
-        decided
-    }
-
     /// RELEASE, MRELEASE. Returns the holds left of each key. Once part of a MRELEASE was done, a repeat counts a key that is held
     /// no longer as done.
     ///
@@ -69,7 +43,7 @@ impl Engine {
         if tx.keys.count() == 1 && request.request_id.is_none() && self.is_at_rest(tx, KEY) {
             return self.release_at_rest(tx, request);
         }
-        self.on_holds(tx, |engine, tx| {
+        self.run_plain(tx, |engine, tx| {
             let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
             for id in tx.ids() {
                 let hold = tx.keys.value(id).hold(request.kind, request.owner, request.mode, tx.now)?;
@@ -159,7 +133,7 @@ impl Engine {
     ///
     /// [`Refusal::NotOwner`] names the first key that is not held, or not with its token; nothing was changed.
     pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
-        self.on_holds(tx, |engine, tx| {
+        self.run_plain(tx, |engine, tx| {
             let mut met: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
             for id in tx.ids() {
                 let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?
@@ -177,33 +151,6 @@ impl Engine {
         })
     }
 
-    /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
-    pub(super) fn renew_hold(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        token: u64,
-        terms: Terms,
-        renewal: &Renewal,
-    ) -> u64 {
-        let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
-        let renewed = Terms {
-            deadline_us: terms.deadline_us.max(tx.now.after_ms(lease_ms)),
-            lease_ms,
-            session_ms: renewal.session_ms.or(terms.session_ms),
-            request: renewal.mark,
-            ..terms
-        };
-        let deadline_us = renewed.deadline_us;
-        let name = self.name(tx, id);
-        self.confirm(name, token);
-        if renewal.always || renewed != terms {
-            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
-        }
-        self.bind(tx, id, token, renewal.client);
-        deadline_us
-    }
-
     /// FORCERELEASE: ends every live hold of a lock of a kind, or of any, or the one with `token`. Returns whether there was one.
     ///
     /// # Errors
@@ -215,7 +162,7 @@ impl Engine {
         kind: Option<Kind>,
         token: Option<u64>,
     ) -> Result<bool, Refusal> {
-        self.on_holds(tx, |engine, tx| {
+        self.run_plain(tx, |engine, tx| {
             let found = match (tx.keys.value(KEY), kind) {
                 (admission::Value::Lock(lock), None) => Some(lock),
                 (admission::Value::Vacant, None) => None,

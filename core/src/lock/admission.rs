@@ -219,6 +219,7 @@ mod tests {
             request_id: None,
             session_ms: None,
             is_once: false,
+            notify: None,
             ask: Ask::Try,
         }
     }

@@ -11,7 +11,7 @@ use core::cell::Cell;
 use ahash::RandomState;
 use hashbrown::{HashMap, HashTable};
 
-use super::fair_queue;
+use super::hashing::hasher;
 use super::hold::Hold;
 use crate::kind::Mode;
 
@@ -65,7 +65,7 @@ impl HoldIndex {
     pub(crate) fn of(holds: &[Hold]) -> Self {
         let mut index = Self {
             by_owner: HashTable::new(),
-            by_token: HashMap::with_hasher(fair_queue::hasher()),
+            by_token: HashMap::with_hasher(hasher()),
             deadlines: BTreeMap::new(),
             live: Cell::default(),
             writer: None,

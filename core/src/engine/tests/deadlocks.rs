@@ -9,7 +9,7 @@ use std::vec::Vec;
 
 use super::world::{World, key};
 use crate::bytes::{Key, Owner};
-use crate::engine::{Acquired, names::Rank};
+use crate::engine::{Acquired, positions::Rank};
 use crate::kind::{Kind, Mode};
 use crate::request::{Ask, Limits, Refusal, Release, Request, Verb, WaitEdge};
 
@@ -200,7 +200,13 @@ fn request(world: &World, random: &mut Random) -> (Vec<Key>, Asked) {
     };
     let lease_ms = u64::from(random.below(200)) + 1;
     let (request_id, session_ms) = (None, None);
-    (keys, (owner, Request { verb, kind, mode, count: 1, lease_ms, request_id, session_ms, is_once: false, ask }))
+    (
+        keys,
+        (
+            owner,
+            Request { verb, kind, mode, count: 1, lease_ms, request_id, session_ms, is_once: false, notify: None, ask },
+        ),
+    )
 }
 
 /// Something that takes edges away, or moves them.

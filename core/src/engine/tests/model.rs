@@ -264,6 +264,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 request_id,
                 session_ms: None,
                 is_once,
+                notify: None,
                 ask: match block_ms {
                     Some(block_ms) => Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) },
                     None => Ask::Try,
@@ -366,7 +367,7 @@ fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
     let (mut told, mut ended) = (Vec::new(), Vec::new());
     for (_, output) in std::mem::take(&mut world.outputs) {
         match output {
-            Output::Answer { ticket, answer } => told.push((
+            Output::Answer { ticket, answer, .. } => told.push((
                 world.number_of(ticket),
                 match answer {
                     Answer::Granted(_) => Told::Granted,

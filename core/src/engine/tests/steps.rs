@@ -6,7 +6,8 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-use super::world::{Open, Output, Value, World, key};
+use super::keyspace::{Open, Value};
+use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Engine, Transaction};
 use crate::kind::{Kind, Mode};
@@ -171,6 +172,7 @@ fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
         request_id: None,
         session_ms: None,
         is_once: false,
+        notify: None,
         ask,
     }
 }
@@ -201,6 +203,18 @@ fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded, Key) {
     }
     crowded.crowd(&lock, itself, &Request { session_ms, ..request(kind, mode, Ask::Try) });
     (crowded, lock)
+}
+
+/// Many locks that are all bound to connection 1.
+fn of_one_session() -> Crowded {
+    let mut crowded = Crowded::new();
+    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
+    for owner in 0..MANY {
+        crowded.world.client = Some(1);
+        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
+    }
+    crowded.count();
+    crowded
 }
 
 #[test]
@@ -343,13 +357,7 @@ fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
 
 #[test]
 fn sessions_that_end_with_a_connection_are_ended_in_parts() {
-    let mut crowded = Crowded::new();
-    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
-    for owner in 0..MANY {
-        crowded.world.client = Some(1);
-        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
-    }
-    crowded.count();
+    let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1);
     assert!(crowded.world.engine.dirty.len() < 100, "when the connection closes, a few are looked at");
     crowded.settle();
@@ -360,13 +368,7 @@ fn sessions_that_end_with_a_connection_are_ended_in_parts() {
 
 #[test]
 fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
-    let mut crowded = Crowded::new();
-    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
-    for owner in 0..MANY {
-        crowded.world.client = Some(1);
-        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
-    }
-    crowded.count();
+    let mut crowded = of_one_session();
     crowded.world.engine.promoted();
     crowded.settle();
     assert_eq!(crowded.effects, MANY, "their sessions count as closed");

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use std::vec::Vec;
 
-use super::world::{Output, Value, World, key};
+use super::keyspace::Value;
+use super::world::{Output, World, key};
 use crate::codec::{decode, encode};
 use crate::effect::{Facts, parse_effect, write_effect};
 use crate::engine::Acquired;
@@ -40,6 +41,7 @@ proptest! {
                 request_id: None,
                 session_ms: None,
                 is_once: false,
+                notify: None,
                 ask: if kind == Kind::Fair { Ask::Queue { life_ms: 1000 } } else { Ask::Try },
             };
             let last = world.engine.last_token();

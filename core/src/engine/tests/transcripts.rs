@@ -6,16 +6,17 @@ use std::format;
 use std::string::{String, ToString};
 use std::vec::Vec;
 
-use super::world::{Output, Value, World, key};
+use super::keyspace::Value;
+use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::event::{ChangeCause, Event, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::lock::{FairQueue, Lock};
-use crate::outbox::Answer;
+use crate::outbox::{Answer, Notice};
 use crate::place::Stay;
-use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
+use crate::request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
 
 #[test]
@@ -102,13 +103,18 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "advance" => world.advance(words.at(1).parse().unwrap()),
         "pause" => world.pause(words.at(1).parse().unwrap()),
         "timer" => world.run_timer(),
-        "closes" => world.engine.client_closed(words.at(1).parse().unwrap()),
+        "closes" => world.client_closes(words.at(1).parse().unwrap()),
+        "publish" => world.publish(true),
+        "publish-to-nobody" => world.publish(false),
+        "demote" => world.demote(),
+        "gone" => world.engine.channel_gone(Channel(words.at(1).parse().unwrap())),
         "leaves" => world.waiter_left(words.at(1).parse().unwrap(), false),
         "unblocked" => world.waiter_left(words.at(1).parse().unwrap(), true),
         "cancel" => {
-            let owner = words.at(2).as_bytes();
-            let cancelled = world.on_key(&key(words.at(1)), |engine, tx| engine.cancel(tx, owner));
-            told.push(cancelled.map_or_else(refused, |cancelled| format!("{cancelled}")));
+            let (kind, _) = words.kind();
+            let request = Cancel { kind, owner: words.at(2).as_bytes(), request_id: words.number("req") };
+            let ended = world.on_key(&key(words.at(1)), |engine, tx| engine.cancel(tx, &request));
+            told.push(ended.map_or_else(refused, |ended| format!("{ended} ended")));
         }
         "promote" => world.engine.promoted(),
         "sent" => world.engine.confirm_grants(|_| true),
@@ -199,6 +205,7 @@ fn request(world: &mut World, words: &Words<'_>, verb: Verb) -> Request {
         request_id: words.number("req"),
         session_ms: words.number("session"),
         is_once: words.at(words.positional.len() - 1) == "once",
+        notify: words.number("notify").map(|channel| Channel(u32::try_from(channel).unwrap().try_into().unwrap())),
         ask: match (words.number("block"), words.number("queue")) {
             (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
             (None, Some(life_ms)) => Ask::Queue { life_ms },
@@ -314,19 +321,32 @@ fn show(world: &World, name: &str) -> Vec<String> {
 
 fn describe(world: &World, now_us: u64, output: &Output) -> String {
     match output {
-        Output::Answer { ticket, answer } => describe_answer(world.number_of(*ticket), answer),
+        Output::Answer { ticket, answer, notice } => {
+            let ticket = world.number_of(*ticket);
+            match notice {
+                None => format!("  {ticket} <- {}", describe_answer(answer)),
+                Some(Notice { channel, id, client }) => {
+                    let answer = describe_answer(answer);
+                    format!("  {ticket} <- channel {} of client {client}: id {id} {answer}", channel.0)
+                }
+            }
+        }
         Output::Effect { key, event } => describe_event(now_us, &String::from_utf8_lossy(key.name.as_slice()), event),
     }
 }
 
-fn describe_answer(ticket: usize, answer: &Answer) -> String {
+fn describe_answer(answer: &Answer) -> String {
     match answer {
-        Answer::Granted(token) => format!("  {ticket} <- granted {token}"),
-        Answer::GrantedMany(tokens) => format!("  {ticket} <- granted {tokens:?}"),
-        Answer::TimedOut => format!("  {ticket} <- nil"),
-        Answer::Cancelled => format!("  {ticket} <- cancelled"),
-        Answer::TakenOver => format!("  {ticket} <- taken over"),
-        Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(refusal.clone())),
+        Answer::Granted(token) => format!("granted {token}"),
+        Answer::GrantedMany(tokens) => format!("granted {tokens:?}"),
+        Answer::TimedOut => "nil".to_string(),
+        Answer::Cancelled => "cancelled".to_string(),
+        Answer::TakenOver => "taken over".to_string(),
+        Answer::Continued => "continued".to_string(),
+        Answer::Closed => "closed".to_string(),
+        Answer::Demoted => "demoted".to_string(),
+        Answer::Moved => "moved".to_string(),
+        Answer::Refused(refusal) => refused(refusal.clone()),
     }
 }
 
