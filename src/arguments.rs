@@ -141,10 +141,14 @@ impl Opt {
         }
     }
 
+    /// The word behind the option.
+    fn value(self, args: Args<'_>, index: usize) -> Result<Arg<'_>, ArgumentError> {
+        args.get(index).ok_or_else(|| ArgumentError::syntax(&format!("{} has no value", self.name())))
+    }
+
     /// Reads a number that belongs to the option.
     fn number(self, args: Args<'_>, index: usize) -> Result<u64, ArgumentError> {
-        let none = || ArgumentError::syntax(&format!("{} has no value", self.name()));
-        let value = args.get(index).ok_or_else(none)?;
+        let value = self.value(args, index)?;
         let (min, max, unit) = self.range();
         number(value.bytes())
             .filter(|number| (min..=max).contains(number))
@@ -168,8 +172,7 @@ pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result
             Opt::Once => options.is_once = true,
             Opt::Notify if options.channel.is_some() => return Err(ArgumentError::twice(option.name())),
             Opt::Notify => {
-                let none = || ArgumentError::syntax(&format!("{} has no channel", option.name()));
-                options.channel = Some(args.get(index).ok_or_else(none)?.bytes());
+                options.channel = Some(option.value(args, index)?.bytes());
                 index = index.saturating_add(1);
             }
             Opt::Token | Opt::Tokens if !options.tokens.is_empty() => return Err(ArgumentError::twice(option.name())),
@@ -199,12 +202,6 @@ pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result
     Ok(options)
 }
 
-/// The names of options, for a person.
-fn names_of(options: &[Opt]) -> String {
-    let names: Vec<_> = options.iter().map(|option| option.name()).collect();
-    names.join(", ")
-}
-
 /// Where the options from `first` on have a channel, for the server, which asks before anything else is looked at.
 pub(crate) fn channel_at(args: Args<'_>, first: usize) -> Option<usize> {
     let mut index = first;
@@ -217,6 +214,12 @@ pub(crate) fn channel_at(args: Args<'_>, first: usize) -> Option<usize> {
             () => value.saturating_add(1),
         };
     }
+}
+
+/// The names of options, for a person.
+fn names_of(options: &[Opt]) -> String {
+    let names: Vec<_> = options.iter().map(|option| option.name()).collect();
+    names.join(", ")
 }
 
 /// The key and the owner that most commands begin with.

@@ -14,14 +14,14 @@ use crate::arguments;
 pub(crate) trait Command {
     /// What the server is told of it.
     const SPEC: CommandSpec;
-    /// Whether it goes over the heads of owners: for operators.
-    const IS_DANGEROUS: bool = false;
     /// Whether it has an option that names a channel.
     const MAY_PUBLISH: bool = false;
     /// Which argument is the channel to which it may publish.
     fn channel_at(_args: Args<'_>) -> Option<usize> {
         None
     }
+    /// Whether it goes over the heads of owners: for operators.
+    const IS_DANGEROUS: bool = false;
     /// Runs it and replies. The number of arguments fits [`CommandSpec::arity`].
     fn run(ctx: Ctx<'_>, args: Args<'_>);
 }

@@ -28,14 +28,20 @@ impl Engine {
     /// Answers a waiter that is not granted.
     pub(super) fn answer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
         let waiter = self.remove(ticket);
-        if let Some(waiter) = &waiter {
+        if let Some(Waiter { request, .. }) = &waiter {
             match &answer {
-                Answer::TimedOut => count(&mut self.stats.of(waiter.request.kind).timed_out),
-                Answer::Refused(refusal) => self.stats.count_refusal(waiter.request.kind, refusal),
-                _ => {}
+                Answer::TimedOut => count(&mut self.stats.of(request.kind).timed_out),
+                Answer::Refused(refusal) => self.stats.count_refusal(request.kind, refusal),
+                Answer::Closed | Answer::Demoted | Answer::Moved => {
+                    count(&mut self.stats.of(request.kind).disconnected);
+                }
+                Answer::Granted(_)
+                | Answer::GrantedMany(_)
+                | Answer::TakenOver
+                | Answer::Continued
+                | Answer::Cancelled => {}
             }
         }
-        let notice = waiter.and_then(|waiter| waiter.notice());
-        tx.out.answer(ticket, notice, answer);
+        tx.out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
     }
 }

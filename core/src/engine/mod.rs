@@ -18,7 +18,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | what is known | `work`, `statistics`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `names`, `waiter`, `notified`, `wait_queues`; all of it together: `state`, `views`, `contention` |
+//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `names`, `waiter`, `notified`, `wait_queues`, `statistics`; all of it together: `state`, `views`, `contention` |
 //! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `cut_off`, `grant` |
 //! | what the server tells | `server_events`, `closed_connections` |
 //! | who is served | `offers`, `serve`, `siblings`, `grant_next`, `up_to_date`, `multi_key` |

@@ -70,7 +70,7 @@ pub(super) struct Statistics {
     rwlock: KindStats,
     semaphore: KindStats,
     pub(super) waits: WaitTimes,
-    /// Grants that were taken back because nobody listened to the channel on which they were to be published.
+    /// Grants taken back because nobody listened to the channel on which they were to be published.
     pub(super) unheard: u64,
 }
 

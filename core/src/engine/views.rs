@@ -27,7 +27,7 @@ impl Engine {
         *self.stats.of(kind)
     }
 
-    /// Grants that were taken back because nobody listened to the channel on which they were to be published.
+    /// How many grants were taken back because nobody listened to the channel on which they were to be published.
     #[must_use]
     pub fn unheard_grants(&self) -> u64 {
         self.stats.unheard
@@ -50,16 +50,16 @@ impl Engine {
         self.queues.len()
     }
 
-    /// How many of them have no blocked connection.
-    #[must_use]
-    pub fn waiting_notified(&self) -> usize {
-        self.queues.notified.len()
-    }
-
     /// How many wait for locks of a kind.
     #[must_use]
     pub fn waiting_for(&self, kind: Kind) -> usize {
         self.queues.len_of(kind)
+    }
+
+    /// How many of them have no blocked connection.
+    #[must_use]
+    pub fn waiting_notified(&self) -> usize {
+        self.queues.notified.len()
     }
 
     /// How many wait under `key`.

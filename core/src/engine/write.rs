@@ -31,16 +31,21 @@ impl Engine {
             _ => {}
         }
         let name = self.name(tx, id);
-        tx.out.effect(id, &event);
+        let clears_expire = tx.keys.value(id).clears_expire(&event);
+        tx.out.effect(id, &event, clears_expire);
         self.apply(tx.keys, id, name, event);
     }
 
     fn count_end(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, cause: EndCause, holds: u64) {
-        if let (Value::Lock(lock), EndCause::Expired | EndCause::Forced) = (tx.keys.value(id), cause) {
-            let stats = self.stats.of(lock.kind());
-            let counter = if cause == EndCause::Expired { &mut stats.expired } else { &mut stats.forced };
-            *counter = counter.saturating_add(holds);
-        }
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        let counter = match cause {
+            EndCause::Expired => &mut self.stats.of(lock.kind()).expired,
+            EndCause::Forced => &mut self.stats.of(lock.kind()).forced,
+            EndCause::Released | EndCause::Undone => return,
+        };
+        *counter = counter.saturating_add(holds);
     }
 
     fn forget_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
