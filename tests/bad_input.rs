@@ -94,6 +94,8 @@ fn a_syntax_error() {
         "RLOCK.FORCERELEASE job a",
         "RLOCK.FORCERELEASE job REQ 6",
         "RLOCK.WAITERS job 3",
+        "RLOCK.INFO job a",
+        "RLOCK.INFO job OWNER",
         // Options without their value.
         "RLOCK.ACQUIRE job a PX",
         "RLOCK.ACQUIRE job a EX",
