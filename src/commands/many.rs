@@ -3,6 +3,7 @@
 use rlock_core::{Kind, Mode, Refusal, Verb};
 
 use super::acquire::{Wanted, acquire_keys};
+use super::renew::renew_keys;
 use super::{BLOCK, Failure, LEASE, NOTIFY, ONCE, OWNER, REQ, SESSION, TOKENS, check_master, reply_failure};
 use crate::arguments::{self, KeysAndOwner, Opt};
 use crate::execute;
@@ -35,12 +36,10 @@ impl Command for Acquire {
 }
 
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let options = arguments::options(
-        args,
-        options_at,
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify],
-    )?;
+    let many = arguments::keys_and_owner(args)?;
+    let known = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+    let options = arguments::options_of_many(args, &many, &known)?;
+    let KeysAndOwner { keys, owner, .. } = many;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
     acquire_keys(ctx, &keys, owner, wanted, options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
 }
@@ -65,8 +64,9 @@ impl Command for Release {
 }
 
 fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let options = arguments::options(args, options_at, &[Opt::Req, Opt::Tokens])?;
+    let many = arguments::keys_and_owner(args)?;
+    let options = arguments::options_of_many(args, &many, &[Opt::Req, Opt::Tokens])?;
+    let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
     let (request_id, tokens) = (options.request_id, &options.tokens[..]);
@@ -103,15 +103,16 @@ impl Command for Renew {
 }
 
 fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let options = arguments::options(args, options_at, &[Opt::Px, Opt::Ex, Opt::Tokens])?;
+    let many = arguments::keys_and_owner(args)?;
+    let options = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex, Opt::Tokens])?;
+    let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
     let request = rlock_core::Renew { kind, owner, mode, lease_ms: options.lease_ms, tokens: &options.tokens };
     execute::on_keys(
         ctx,
         &keys,
-        |engine, tx| engine.renew(tx, &request),
+        |engine, tx| renew_keys(engine, tx, &request),
         |renewed| match renewed {
             Ok(left_ms) => ctx.reply_integer(left_ms),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),

@@ -12,7 +12,8 @@ use alloc::vec::Vec;
 use smallvec::{SmallVec, smallvec};
 
 use super::positions::{NameId, Rank};
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision};
@@ -60,7 +61,13 @@ impl Engine {
         if let Some(acquired) = self.acquire_at_rest(tx, owner, request) {
             return acquired;
         }
-        self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request))
+        let acquired = self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request));
+        match &acquired {
+            Ok(Acquired::Denied) if request.ask == Ask::Try => count(&mut self.stats.of(request.kind).denied),
+            Ok(_) => {}
+            Err(refusal) => self.stats.count_refusal(request.kind, refusal),
+        }
+        acquired
     }
 
     /// The short way of the most frequent request: for one key, with nothing to bring up to date and nobody who waits, so that
@@ -81,7 +88,10 @@ impl Engine {
                 self.close_key(tx.keys, KEY);
                 Some(granted)
             }
-            Decision::Wait if request.ask == Ask::Try => Some(Ok(Acquired::Denied)),
+            Decision::Wait if request.ask == Ask::Try => {
+                count(&mut self.stats.of(request.kind).denied);
+                Some(Ok(Acquired::Denied))
+            }
             Decision::Wait | Decision::Repeat(_) | Decision::Held(_) | Decision::Refuse(_) => None,
         }
     }
@@ -187,7 +197,8 @@ impl Engine {
                 tokens.push(token);
             }
         }
-        count(if had_place { &mut self.stats.granted_after_waiting } else { &mut self.stats.granted_at_once });
+        let stats = self.stats.of(request.kind);
+        count(if had_place { &mut stats.granted_after_waiting } else { &mut stats.granted_at_once });
         Ok(tokens)
     }
 

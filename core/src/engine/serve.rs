@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use super::dirty::Undelivered;
-use super::state::{Engine, Transaction, count, terms_of};
+use super::state::{Engine, Transaction, terms_of};
 use super::waiter::Waiter;
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause, Terms};
@@ -50,7 +50,7 @@ impl Engine {
         let given = self.give(tx, id, ticket, owner.as_slice(), &waiter, decision);
         let is_granted = given.is_ok();
         if is_granted {
-            count(&mut self.stats.granted_after_waiting);
+            self.stats.count_wait(waiter.request.kind, waiter.since_us, tx.now);
             self.expect_delivery(ticket, &waiter);
         } else {
             self.queues.take_undelivered(ticket);
@@ -94,7 +94,6 @@ impl Engine {
 
     /// Answers a waiter whose time is over.
     pub(super) fn time_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
-        count(&mut self.stats.timed_out);
         self.give_up(tx, id, ticket, Answer::TimedOut);
     }
 

@@ -13,7 +13,8 @@ use super::backlog::Sweep;
 use super::connections::Binding;
 use super::dirty::{Dirty, Gone};
 use super::positions::NameId;
-use super::state::{Engine, count};
+use super::state::Engine;
+use super::statistics::count;
 
 impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
@@ -24,7 +25,7 @@ impl Engine {
         let Some(waiter) = self.remove(ticket) else {
             return self.take_back(ticket);
         };
-        count(&mut self.stats.disconnected);
+        count(&mut self.stats.of(waiter.request.kind).disconnected);
         if let Some(name) = waiter.names.first() {
             self.mark(*name, |dirty| dirty.gone.extend(gone));
         }

@@ -28,7 +28,7 @@ use super::positions::{NameId, OwnerId, Position};
 use super::waiter::{Entrant, Waiter, until_us};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{Alarm, Deadlines, Slots};
-use crate::kind::Mode;
+use crate::kind::{Kind, Mode};
 use crate::time::Now;
 
 enum State {
@@ -47,6 +47,8 @@ pub(super) struct WaitQueues {
     timeouts: Deadlines<u64>,
     pub(super) notified: Notified,
     waiting: usize,
+    /// The same by kind.
+    of_kind: [usize; 4],
 }
 
 impl WaitQueues {
@@ -59,12 +61,18 @@ impl WaitQueues {
             timeouts: Deadlines::default(),
             notified: Notified::default(),
             waiting: 0,
+            of_kind: [0; 4],
         }
     }
 
     /// How many wait on the whole server.
     pub(super) fn len(&self) -> usize {
         self.waiting
+    }
+
+    /// How many wait for locks of a kind.
+    pub(super) fn len_of(&self, kind: Kind) -> usize {
+        self.of_kind.get(kind as usize).copied().unwrap_or(0)
     }
 
     fn state(&self, ticket: u64) -> Option<&State> {
@@ -117,6 +125,9 @@ impl WaitQueues {
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
         let ticket = (u64::from(self.last_number) << u32::BITS) | u64::from(slot);
         self.waiting = self.waiting.saturating_add(1);
+        if let Some(waiting) = self.of_kind.get_mut(request.kind as usize) {
+            *waiting = waiting.saturating_add(1);
+        }
         if let (Some(_), Some(client)) = (request.notify, client) {
             self.notified.enter(client, ticket);
         }
@@ -158,6 +169,9 @@ impl WaitQueues {
             return None;
         };
         self.waiting = self.waiting.saturating_sub(1);
+        if let Some(waiting) = self.of_kind.get_mut(waiter.request.kind as usize) {
+            *waiting = waiting.saturating_sub(1);
+        }
         if waiter.alarm != Alarm::NONE {
             self.timeouts.remove(waiter.alarm);
         }

@@ -21,26 +21,31 @@ impl Engine {
     pub(super) fn commit(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
         match &event {
             Event::Ended { token, cause } => {
-                self.count_end(*cause, 1);
+                self.count_end(tx, id, *cause, 1);
                 self.forget_bindings(tx, id, *token);
             }
             Event::Cleared { cause, .. } => {
                 let holds = tx.keys.lock_mut(id).map_or(0, |lock| lock.holds().len());
-                self.count_end(*cause, holds as u64);
+                self.count_end(tx, id, *cause, holds as u64);
             }
             _ => {}
         }
         let name = self.name(tx, id);
-        tx.out.effect(id, &event);
+        let clears_expire = tx.keys.value(id).clears_expire(&event);
+        tx.out.effect(id, &event, clears_expire);
         self.apply(tx.keys, id, name, event);
     }
 
-    fn count_end(&mut self, cause: EndCause, holds: u64) {
-        match cause {
-            EndCause::Expired => self.stats.expired = self.stats.expired.saturating_add(holds),
-            EndCause::Forced => self.stats.forced = self.stats.forced.saturating_add(holds),
-            EndCause::Released | EndCause::Undone => {}
-        }
+    fn count_end(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, cause: EndCause, holds: u64) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        let counter = match cause {
+            EndCause::Expired => &mut self.stats.of(lock.kind()).expired,
+            EndCause::Forced => &mut self.stats.of(lock.kind()).forced,
+            EndCause::Released | EndCause::Undone => return,
+        };
+        *counter = counter.saturating_add(holds);
     }
 
     fn forget_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {

@@ -163,6 +163,15 @@ impl Lock {
         self.holds().iter().filter(move |hold| hold.is_live(now))
     }
 
+    /// How many they are.
+    #[must_use]
+    pub fn live_count(&self, now: Now) -> usize {
+        match self.index() {
+            Some(index) => index.live(now.mono_us).holds,
+            None => self.live_holds(now).count(),
+        }
+    }
+
     /// The live hold of `owner` in `mode`.
     #[must_use]
     pub fn live_hold(&self, owner: &[u8], mode: Mode, now: Now) -> Option<&Hold> {

@@ -180,7 +180,7 @@ fn mutexes(set: u8) -> Vec<Key> {
 
 /// Two channels, and clients that share them.
 fn notify(is_notified: bool, id: Option<u64>, client: u64) -> Option<Channel> {
-    let number = NonZeroU32::new(if client % 2 == 0 { 1 } else { 2 });
+    let number = NonZeroU32::new(if client.is_multiple_of(2) { 1 } else { 2 });
     number.filter(|_| is_notified && id.is_some()).map(Channel)
 }
 
@@ -234,7 +234,7 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Force { key } => {
             let kind = kind(key, mode(key));
-            let _ = world.on_key(&name(key), |engine, tx| engine.force_release(tx, kind, None));
+            let _ = world.on_key(&name(key), |engine, tx| engine.force_release(tx, Some(kind), None));
         }
         Step::AcquireMany { keys, owner, lease_ms, block_ms, id, client } => {
             let request = Request {

@@ -337,7 +337,7 @@ fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
     assert_cleaned_up_in_parts(&mut crowded);
 
     let (mut crowded, lock) = held(Kind::Semaphore, Mode::Permits, Some(5));
-    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Kind::Semaphore, None)).unwrap();
+    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::Semaphore), None)).unwrap();
     assert_cleaned_up_in_parts(&mut crowded);
 }
 

@@ -48,7 +48,7 @@ proptest! {
             let name = key(&std::format!("{}-{}", kind.name(), index / 2));
             match world.on_key(&name, |engine, tx| engine.acquire(tx, &[index as u8], &request)) {
                 Ok(Acquired::Granted(tokens)) => prop_assert!(tokens[0] > last && tokens[0] <= MAX_TOKEN),
-                Ok(_) | Err(Refusal::WrongType) => {}
+                Ok(_) | Err(Refusal::WrongType { .. }) => {}
                 Err(Refusal::NoTokens) => prop_assert_eq!(last, MAX_TOKEN),
                 Err(other) => panic!("{other:?}"),
             }
