@@ -19,8 +19,14 @@ NEEDS         = build
 NOBODY_WAITS := bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
                 kill lazy_free listeners listeners_storm many_storm mutations notify once payloads quarantine readme storm token_limits
 
+REVISION     ?= 1
+DEBS         ?= target/debian
+# Its own copy beside what it builds, if there is none on the machine: `cargo install` would put it among the user's programs.
+CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
+
+
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo clean
+.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,12 +75,13 @@ free-port:
 cluster: build ## Start a local cluster with the module, three masters and three replicas, and show what to type
 	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./tools/cluster
 
-test: build ## Run every test: the core's, and the module's and the client's on real servers
+test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
 	cargo test --package rlock-core --package rlock-bench
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
 	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
+	RLOCK_SERVER=$(SERVER) ./tools/test rlock-tool
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
@@ -117,6 +124,24 @@ demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench
 	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
+
+deb: build ## Build the Debian package in target/debian/: module, configuration, tool, manual; REVISION=2 for another one
+	@$(NEED) deb
+	cargo build --release --package rlock-tool
+	cargo run --quiet --package rlock-tool --example generate -- target/generated
+	$(CARGO_DEB) --package rlock-tool --no-build --strip --deb-revision $(REVISION) --output $(DEBS)/
+
+demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
+	@$(NEED) root
+	@# Each into a folder of its own: cargo-deb takes older revisions away.
+	$(MAKE) deb REVISION=1 DEBS=target/demo/1
+	$(MAKE) deb REVISION=2 DEBS=target/demo/2
+	cp target/demo/[12]/*.deb target/demo/
+	./packaging/demo-install target/demo docs/demo-install.txt
+
+picture: build ## Draw `rlock top` over a thousand contended locks into docs/rlock-top.svg
+	@$(NEED) server
+	RLOCK_PICTURE=$(CURDIR)/docs/rlock-top.svg RLOCK_SERVER=$(SERVER) cargo test --package rlock-tool --test tool -- picture::
 
 clean: ## Remove what was built, what `make run` left, and the servers of the matrix
 	cargo clean

@@ -157,8 +157,21 @@ impl Opt {
 }
 
 /// Reads the options from argument `first` on: in any order, each once, in any letter case.
+#[inline]
 pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result<Options<'a>, ArgumentError> {
     let mut options = Options::default();
+    if args.get(first).is_some() {
+        read_options(args, first, known, &mut options)?;
+    }
+    Ok(options)
+}
+
+fn read_options<'a>(
+    args: Args<'a>,
+    first: usize,
+    known: &[Opt],
+    options: &mut Options<'a>,
+) -> Result<(), ArgumentError> {
     let mut index = first;
     while let Some(name) = args.get(index) {
         let name = name.bytes();
@@ -186,7 +199,7 @@ pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result
             }
             _ => {
                 let number = option.number(args, index)?;
-                let place = option.place(&mut options).ok_or_else(|| ArgumentError::twice(option.name()))?;
+                let place = option.place(options).ok_or_else(|| ArgumentError::twice(option.name()))?;
                 if place.is_some() {
                     let is_lease = matches!(option, Opt::Px | Opt::Ex);
                     return Err(ArgumentError::twice(if is_lease { "a lease (PX or EX)" } else { option.name() }));
@@ -199,7 +212,7 @@ pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result
     if options.block_ms.is_some() && options.queue_ms.is_some() {
         return Err(ArgumentError::syntax("it is either BLOCK or QUEUE"));
     }
-    Ok(options)
+    Ok(())
 }
 
 /// Where the options from `first` on have a channel, for the server, which asks before anything else is looked at.

@@ -81,7 +81,7 @@ pub(crate) fn save(save: &Save, lock: &Lock) {
 /// Writes the effects that make the value anew.
 pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
     let now = clock::now();
-    let mut facts = Facts::new();
+    let mut facts = Facts::default();
     if lock.kind() == Kind::Semaphore {
         write_effect(&Event::Sized { permits: lock.permits() }, now, &mut facts);
         save.emit_effect(key, &facts, None);

@@ -70,7 +70,6 @@ fn a_wrong_number_of_arguments() {
         "RLOCK.PTTL",
         "RLOCK.PTTL job a",
         "RLOCK.INFO",
-        "RLOCK.INFO job a",
         "RLOCK.WAITERS",
     ] {
         refusals.expect(command, "ERR", &["wrong number of arguments"]);
@@ -95,6 +94,8 @@ fn a_syntax_error() {
         "RLOCK.FORCERELEASE job a",
         "RLOCK.FORCERELEASE job REQ 6",
         "RLOCK.WAITERS job 3",
+        "RLOCK.INFO job a",
+        "RLOCK.INFO job OWNER",
         // Options without their value.
         "RLOCK.ACQUIRE job a PX",
         "RLOCK.ACQUIRE job a EX",

@@ -41,7 +41,7 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let options = arguments::options_of_many(args, &many, &known)?;
     let KeysAndOwner { keys, owner, .. } = many;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
-    acquire_keys(ctx, &keys, owner, wanted, options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
+    acquire_keys(ctx, &keys, owner, wanted, &options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
 }
 
 pub(super) struct Release;

@@ -84,9 +84,12 @@ impl Engine {
         }
         match admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now) {
             Decision::Grant => {
-                let granted = self.grant_all(tx, owner, request, &[Decision::Grant]).map(Acquired::Granted);
+                let granted = self.grant_key(tx, KEY, owner, request, &Decision::Grant);
                 self.close_key(tx.keys, KEY);
-                Some(granted)
+                Some(granted.map(|token| {
+                    count(&mut self.stats.of(request.kind).granted_at_once);
+                    Acquired::Granted(smallvec![token])
+                }))
             }
             Decision::Wait if request.ask == Ask::Try => {
                 count(&mut self.stats.of(request.kind).denied);
@@ -178,28 +181,36 @@ impl Engine {
         let had_place = self.has_place(tx, owner, request.kind);
         let mut tokens = Tokens::new();
         for (id, decision) in tx.ids().zip(decisions) {
-            let client = if request.session_ms.is_some() || has_session(tx, id, owner, request) {
-                tx.keys.client()
-            } else {
-                None
-            };
-            if let Decision::Repeat(token) | Decision::Held(token) = decision {
-                self.repeat(tx, id, *token, request, client);
-                tokens.push(*token);
-            } else {
-                let token = self.grant(tx, id, owner, request, client)?;
-                let name = self.name(tx, id);
-                self.confirm(name, token);
-                if name.is_some() {
-                    // The queue may have been left to the timer with the owner at its head.
-                    self.grant_siblings(tx, id, owner, request.mode);
-                }
-                tokens.push(token);
-            }
+            tokens.push(self.grant_key(tx, id, owner, request, decision)?);
         }
         let stats = self.stats.of(request.kind);
         count(if had_place { &mut stats.granted_after_waiting } else { &mut stats.granted_at_once });
         Ok(tokens)
+    }
+
+    /// Grants one key what it has decided, and returns the token.
+    #[inline(always)]
+    fn grant_key(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        owner: &[u8],
+        request: &Request,
+        decision: &Decision,
+    ) -> Result<u64, Refusal> {
+        let client =
+            if request.session_ms.is_some() || has_session(tx, id, owner, request) { tx.keys.client() } else { None };
+        if let Decision::Repeat(token) | Decision::Held(token) = decision {
+            self.repeat(tx, id, *token, request, client);
+            return Ok(*token);
+        }
+        let token = self.grant(tx, id, owner, request, client)?;
+        if let Some(name) = self.name(tx, id) {
+            self.confirm(name, token);
+            // The queue may have been left to the timer with the owner at its head.
+            self.grant_siblings(tx, id, owner, request.mode);
+        }
+        Ok(token)
     }
 
     /// Lets a request wait at the end of its rank, or where an earlier one waited.

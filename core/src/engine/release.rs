@@ -104,19 +104,19 @@ impl Engine {
         Met { token, count, .. }: &Met,
     ) -> u32 {
         let token = *token;
-        let name = self.name(tx, id);
-        self.confirm(name, token);
+        if let Some(name) = self.name(tx, id) {
+            self.confirm(name, token);
+        }
         let left = count.saturating_sub(request.count);
         let terms = if left == 0 { None } else { terms_of(tx.keys, id, token) };
-        let event = match terms {
-            None => Event::Ended { token, cause: EndCause::Released },
+        match terms {
+            None => self.commit_inline(tx, id, Event::Ended { token, cause: EndCause::Released }),
             Some(terms) => {
                 let mark = RequestMark::after(terms.request, request.request_id, request.verb);
                 let terms = Terms { count: left, request: mark, ..terms };
-                Event::Changed { token, cause: ChangeCause::Released, terms }
+                self.commit_inline(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms });
             }
-        };
-        self.commit(tx, id, event);
+        }
         left
     }
 

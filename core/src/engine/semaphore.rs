@@ -89,8 +89,9 @@ impl Engine {
         }
         let client = tx.keys.client();
         let token = self.grant(tx, KEY, owner, &request, client)?;
-        let name = self.name(tx, KEY);
-        self.confirm(name, token);
+        if let Some(name) = self.name(tx, KEY) {
+            self.confirm(name, token);
+        }
         count(&mut self.stats.of(Kind::Semaphore).granted_at_once);
         Ok(permits)
     }

@@ -96,9 +96,7 @@ impl Engine {
 
     /// The value under `key` went away. `alarm` and `bindings` (connection and token) are what it had.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, bindings: impl Iterator<Item = (u64, u64)>) {
-        if self.is_alarm_of(alarm, key) {
-            self.leases.remove(alarm, &self.databases);
-        }
+        self.leases.remove_of(alarm, key, &self.databases);
         for (number, (client, token)) in bindings.enumerate() {
             if number >= self.work.bindings {
                 // The sweep forgets the rest.

@@ -55,7 +55,7 @@ proptest! {
             let now = world.now;
             for (_, output) in std::mem::take(&mut world.outputs) {
                 if let Output::Effect { event, .. } = output {
-                    let mut facts = Facts::new();
+                    let mut facts = Facts::default();
                     let owner = write_effect(&event, now, &mut facts).map(|owner| owner.as_slice().to_vec());
                     prop_assert!(parse_effect(&facts, owner.as_deref(), now).is_ok());
                 }
