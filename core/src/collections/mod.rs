@@ -3,10 +3,12 @@
 mod chunked;
 pub(crate) mod deadlines;
 mod name_table;
+mod optional;
 mod slots;
 mod small_set;
 
 pub use deadlines::{Alarm, Deadlines};
 pub(crate) use name_table::NameTable;
+pub(crate) use optional::Optional;
 pub(crate) use slots::Slots;
 pub(crate) use small_set::SmallSet;

@@ -54,7 +54,7 @@ impl Engine {
         let Some(answer) = self.queues.notified.cut_off(waiter) else {
             return true;
         };
-        let gone = (waiter.request.kind == Kind::Fair)
+        let gone = (waiter.request().kind == Kind::Fair)
             .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: false });
         let Some(waiter) = self.remove(ticket) else {
             return true;

@@ -14,7 +14,7 @@ impl Engine {
             if waiter.is_many() {
                 self.mark(*name, |_| {});
             }
-            for mode in waiter.request.mode.covers() {
+            for mode in waiter.request().mode.covers() {
                 if let Some(next) = self.queues.next_of_owner(waiter.owner, *name, *mode, None) {
                     self.suspect(next.ticket);
                 }

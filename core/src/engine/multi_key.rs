@@ -29,7 +29,7 @@ impl Engine {
         let Some(waiter) = self.queues.get(ticket) else {
             return;
         };
-        let (owner, request) = (Owner::from(self.queues.owner_of(waiter)), waiter.request);
+        let (owner, request) = (Owner::from(self.queues.owner_of(waiter)), waiter.request());
         let mut decisions = Vec::with_capacity(tx.keys.count());
         for id in tx.ids() {
             let is_first =
@@ -97,6 +97,6 @@ impl Engine {
 
 /// The requests of an owner from `position` on.
 fn just_before(owner: &[u8], position: Position) -> Siblings {
-    let behind = Position { ticket: position.ticket.saturating_sub(1), ..position };
+    let behind = position.with_ticket(position.ticket.saturating_sub(1));
     Siblings { owner: owner.into(), mode: Mode::Exclusive, behind: Some(behind) }
 }

@@ -9,6 +9,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::ops::Bound;
 
+use super::wait_queues::BYTES_IN_SET;
 use super::waiter::Waiter;
 use crate::outbox::Answer;
 use crate::request::Channel;
@@ -39,10 +40,10 @@ impl Notified {
 
     /// Why a waiter is cut off, if it is.
     pub(super) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
-        let channel = waiter.request.notify?;
+        let channel = waiter.request().notify?;
         if self.is_demoted {
             Some(Answer::Demoted)
-        } else if waiter.client.is_none_or(|client| self.closed.contains(&client)) {
+        } else if waiter.client().is_none_or(|client| self.closed.contains(&client)) {
             Some(Answer::Closed)
         } else if self.gone.iter().any(|(gone, _)| *gone == channel) {
             Some(Answer::Moved)
@@ -83,6 +84,11 @@ impl Notified {
 
     pub(super) fn has_work(&self) -> bool {
         self.is_demoted || !self.closed.is_empty() || !self.gone.is_empty()
+    }
+
+    /// Bytes on the heap, about.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.waits.len().saturating_mul(BYTES_IN_SET * size_of::<Wait>())
     }
 
     /// How many wait.

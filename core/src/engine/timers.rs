@@ -190,7 +190,7 @@ impl Engine {
             return Rang::No;
         };
         let name = waiter.names.first().copied();
-        let gone = (waiter.request.kind == Kind::Fair)
+        let gone = (waiter.request().kind == Kind::Fair)
             .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: true });
         let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
         let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
