@@ -9,6 +9,10 @@ BARE         := target/release/librlock_bare.so
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 
+# Tests in which nobody waits, or only blocked.
+NOBODY_WAITS := bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
+                kill lazy_free listeners listeners_storm many_storm mutations notify once payloads quarantine readme storm token_limits
+
 .DEFAULT_GOAL := help
 .PHONY: help build run cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo clean
 
@@ -46,6 +50,8 @@ test: build ## Run every test: the core's, and the module's and the client's on 
 	@$(NEED) server
 	cargo test --package rlock-core --package rlock-bench
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
+	@# Once more, with waiters that are answered on a channel in place of blocked ones.
+	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)

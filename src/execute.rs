@@ -150,7 +150,7 @@ fn transact<'c, R>(
 
 /// Closes the keys, with what the server has to know of their change.
 fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, effects: &[Effect]) {
-    for effect in effects.iter().filter(|effect| effect.is_grant) {
+    for effect in effects.iter().filter(|effect| effect.clears_expire) {
         keys.clear_expire(effect.key);
     }
     keys.close();
@@ -210,9 +210,10 @@ pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
 /// Applies an effect that a master decided. Nothing is propagated from here: the command passes itself on.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'static str> {
     let mut keys = Keys::open(ctx, &[name], Asks::Module);
+    let clears_expire = keys.value(KEY).clears_expire(event);
     let applied =
         state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(Err("the engine is in use"));
-    if applied.is_ok() && matches!(event, Event::Granted { .. }) {
+    if applied.is_ok() && clears_expire {
         keys.clear_expire(KEY);
     }
     let key = keys.key(KEY).to_key();

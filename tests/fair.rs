@@ -243,14 +243,14 @@ fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_low
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
-    let mut one = server.waiter("RFAIRLOCK.ACQUIRE job b PX 5000 REQ 5 BLOCK 0");
+    let mut one = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 5000 REQ 5 BLOCK 0");
     let mut c = waiter(&server, "c");
     for how in ["BLOCK 0", "QUEUE 60000", ""] {
         client.call(format!("RFAIRLOCK.ACQUIRE job b REQ 4 {how}")).expect_error("STALE");
     }
-    let mut two = server.waiter("RFAIRLOCK.ACQUIRE job b PX 40000 REQ 5 SESSION 700 BLOCK 0");
+    let mut two = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 40000 REQ 5 SESSION 700 BLOCK 0");
     one.reply().expect_error("UNBLOCKED");
-    let mut three = server.waiter("RFAIRLOCK.ACQUIRE job b PX 60000 REQ 6 SESSION 700 BLOCK 0");
+    let mut three = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 60000 REQ 6 SESSION 700 BLOCK 0");
     two.reply().expect_error("UNBLOCKED");
     assert_eq!(client.places("job"), ["b connected", "c connected"]);
 

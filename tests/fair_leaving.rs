@@ -17,7 +17,7 @@ fn queue(client: &mut Client, owner: &str) {
 
 #[track_caller]
 fn waiter(server: &Server, owner: &str) -> Client {
-    server.waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 BLOCK 0"))
+    server.blocked_waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 BLOCK 0"))
 }
 
 fn start_with_grace_ms(grace_ms: u64) -> Server {
@@ -186,7 +186,7 @@ fn timed_the_end_of_a_session_serves_the_queue() {
     let server = Server::start();
     let (mut holder, mut client) = (server.client(), server.client());
     holder.acquire_fair("job a PX 60000 SESSION 0");
-    let mut b = server.waiter("RFAIRLOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0");
+    let mut b = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0");
     queue(&mut client, "c");
     drop(holder);
     let token = b.reply().int();

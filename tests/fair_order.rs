@@ -27,7 +27,7 @@ fn soon_after_ms(ms: u64) -> Range<u64> {
 /// A connection that waits for `job`. Should it be cut when it has just been granted, the hold ends with it.
 #[track_caller]
 fn waiter(server: &Server, owner: &str) -> Client {
-    server.waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 SESSION 0 BLOCK 0"))
+    server.blocked_waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 SESSION 0 BLOCK 0"))
 }
 
 #[test]

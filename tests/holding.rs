@@ -263,7 +263,7 @@ fn who_holds_and_who_waits_can_be_seen() {
             assert_eq!(client.waiting_owners("job"), ["b", "c"]);
             for waiter in waiters.array() {
                 assert!(is_map(waiter), "{waiter:?}");
-                assert_eq!(waiter.field_names(), ["connected", "mode", "owner", "waited-ms"]);
+                assert_eq!(waiter.field_names(), ["connected", "mode", "notify", "owner", "waited-ms"]);
                 assert_eq!(waiter.field("mode"), server.family().shown_mode);
                 assert_eq!(waiter.field("connected"), 1);
                 assert!((0..10_000).contains(&waiter.field("waited-ms").int()), "{waiter:?}");
@@ -361,6 +361,42 @@ fn a_new_holder_clears_an_expire_meant_for_the_old_one() {
         client.call("LOCK.FORCERELEASE job");
         assert!(next.reply().int() > 0);
         assert_eq!(client.call("PTTL job"), -1);
+    }
+}
+
+#[test]
+fn an_expire_stands_where_others_hold_on_and_on_a_semaphore() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT pool 5");
+    for key in ["pool", "shared"] {
+        let acquire = |owner| match key {
+            "pool" => format!("RSEMAPHORE.ACQUIRE {key} {owner} PX 90000"),
+            _ => format!("RRWLOCK.ACQUIRE {key} {owner} READ PX 90000"),
+        };
+        client.call(acquire("a")).int();
+        assert_eq!(client.call(format!("PEXPIRE {key} 60000")), 1);
+        client.call(acquire("b")).int();
+        assert!(client.call(format!("PTTL {key}")).int() > 0, "{key}");
+    }
+    client.call("RRWLOCK.FORCERELEASE shared");
+    client.call("RRWLOCK.ACQUIRE shared a READ PX 90000").int();
+    assert_eq!(client.call("PTTL shared"), -1);
+    client.call("RSEMAPHORE.FORCERELEASE pool");
+    client.call("RSEMAPHORE.ACQUIRE pool a PX 90000").int();
+    assert!(client.call("PTTL pool").int() > 0, "the life of a semaphore is the user's");
+}
+
+#[test]
+fn renew_and_pttl_count_an_expire_that_comes_first() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 90000");
+        client.call("PEXPIRE job 30000");
+        assert!((1..=30_000).contains(&client.call("LOCK.PTTL job").int()));
+        assert!((1..=30_000).contains(&client.call("LOCK.RENEW job a PX 90000").int()));
+        client.call("PEXPIRE job 900000");
+        assert!((80_000..=90_000).contains(&client.call("LOCK.PTTL job").int()));
     }
 }
 

@@ -30,6 +30,7 @@ mod many;
 mod many_storm;
 mod moves;
 mod mutations;
+mod notify;
 mod once;
 mod payloads;
 mod persistence;

@@ -144,9 +144,9 @@ fn a_waiter_that_leaves_lets_those_behind_it_go_on_everywhere() {
         let mut client = server.client();
         client.acquire("x a PX 60000");
         let block_ms = if name == "timeout" { 1500 } else { 0 };
-        let waiter = server.waiter(format!("RLOCK.MACQUIRE 3 x y z b BLOCK {block_ms}"));
-        let mut on_y = server.waiter("RLOCK.ACQUIRE y c PX 60000 BLOCK 0");
-        let mut on_z = server.waiter("RLOCK.MACQUIRE 2 z w c PX 60000 BLOCK 0");
+        let waiter = server.blocked_waiter(format!("RLOCK.MACQUIRE 3 x y z b BLOCK {block_ms}"));
+        let mut on_y = server.blocked_waiter("RLOCK.ACQUIRE y c PX 60000 BLOCK 0");
+        let mut on_z = server.blocked_waiter("RLOCK.MACQUIRE 2 z w c PX 60000 BLOCK 0");
         leave(&mut client, waiter);
         on_y.reply().int();
         assert_eq!(on_z.reply().array().len(), 2);

@@ -27,8 +27,8 @@ fn a_repeat_that_waits_beside_the_first_adds_nothing_when_both_are_answered() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job b");
-        let mut first = server.waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
-        let mut repeat = server.waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
+        let mut first = server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
+        let mut repeat = server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
         client.call("LOCK.RELEASE job b");
         let token = repeat.reply().int();
         // On a fair lock an owner has one place, and the later request has taken it over.

@@ -331,7 +331,7 @@ fn who_waits_for_how_many_permits_can_be_seen() {
     let waiters = client.call("RSEMAPHORE.WAITERS job");
     let wanted: Vec<_> = waiters.array().iter().map(|waiter| waiter.field("permits").int()).collect();
     assert_eq!(wanted, [4, 1]);
-    assert_eq!(waiters.array()[0].field_names(), ["connected", "mode", "owner", "permits", "waited-ms"]);
+    assert_eq!(waiters.array()[0].field_names(), ["connected", "mode", "notify", "owner", "permits", "waited-ms"]);
     assert_eq!(waiters.array()[0].field("mode"), "permits");
 }
 
@@ -360,9 +360,9 @@ fn a_repeated_request_for_permits_counts_once() {
     // One that waits, by an owner that holds: the repeat takes its place over.
     take(&mut client, "b", 4);
     let further = "RSEMAPHORE.ACQUIRE job a PERMITS 3 PX 60000 REQ 3 BLOCK 0";
-    let mut first = server.waiter(further);
+    let mut first = server.blocked_waiter(further);
     let mut behind = waiter(&server, "c", 1);
-    let mut second = server.waiter(further);
+    let mut second = server.blocked_waiter(further);
     first.reply().expect_error("UNBLOCKED");
     assert_eq!(client.waiting_owners("job"), ["a", "c"]);
     give(&mut client, "b", 4);

@@ -173,9 +173,9 @@ fn an_owner_that_waits_twice_gets_both_as_reentries() {
     for server in Server::for_each(&[MUTEX, WRITE]) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
-        let mut one = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        let mut between = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
-        let mut two = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let mut one = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let mut between = server.blocked_waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
+        let mut two = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
         client.call("LOCK.RELEASE job a");
         let token = one.reply().int();
         assert_eq!(two.reply(), token);

@@ -42,8 +42,8 @@ pub struct Effect {
     pub key: KeyId,
     /// What the keyspace's listeners are told.
     pub keyspace_event: Option<&'static CStr>,
-    /// Whether a hold came to be.
-    pub is_grant: bool,
+    /// Whether an EXPIRE that a user has set on the key is cleared: see [`crate::Value::clears_expire`].
+    pub clears_expire: bool,
     /// What happened; `None` if nobody wants to have it propagated.
     pub event: Option<Event>,
 }
@@ -104,11 +104,11 @@ impl Outbox {
         self.answers
     }
 
-    pub(crate) fn effect(&mut self, key: KeyId, event: &Event) {
+    pub(crate) fn effect(&mut self, key: KeyId, event: &Event, clears_expire: bool) {
         self.effects.push(Effect {
             key,
             keyspace_event: event.keyspace_event(),
-            is_grant: matches!(event, Event::Granted { .. }),
+            clears_expire,
             event: self.is_heard.then(|| event.clone()),
         });
     }

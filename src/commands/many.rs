@@ -3,6 +3,7 @@
 use rlock_core::{Kind, Mode, Refusal, Verb};
 
 use super::acquire::{Wanted, acquire_keys};
+use super::renew::renew_keys;
 use super::{BLOCK, Failure, LEASE, NOTIFY, ONCE, OWNER, REQ, SESSION, TOKENS, check_master, reply_failure};
 use crate::arguments::{self, KeysAndOwner, Opt};
 use crate::execute;
@@ -111,7 +112,7 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     execute::on_keys(
         ctx,
         &keys,
-        |engine, tx| engine.renew(tx, &request),
+        |engine, tx| renew_keys(engine, tx, &request),
         |renewed| match renewed {
             Ok(left_ms) => ctx.reply_integer(left_ms),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),

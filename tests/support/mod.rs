@@ -8,6 +8,7 @@ mod family;
 mod journal;
 mod likeness;
 mod lock_commands;
+mod notified;
 mod process;
 mod program;
 mod propagation;
@@ -28,6 +29,7 @@ pub use family::{ALL, BINARY, EXCLUSIVE, FAIR, Family, MUTEX, REENTRANT, TRANSIE
 pub use journal::{Journal, is_brace, show};
 pub use likeness::{picture, shown};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
+pub use notified::is_asked_for as waits_by_notify;
 #[allow(unused_imports, reason = "the tests of the client use it")]
 pub use process::OwnedProcess;
 pub use program::cli;

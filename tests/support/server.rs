@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use super::client::{Client, Command};
 use super::eventually;
 use super::family::{Family, MUTEX};
+use super::notified;
 use super::process::{OwnedProcess, raise_file_limit};
 use super::program;
 use super::wall_clock::WallClock;
@@ -183,9 +184,23 @@ impl Server {
         Ok(client)
     }
 
-    /// A client whose command has reached the server and waits there.
+    /// A client whose command has reached the server and waits there: blocked, or for a message if the suite is run in that way.
     #[track_caller]
     pub fn waiter(&self, command: impl Into<Command>) -> Client {
+        if notified::is_asked_for() { self.notified_waiter(command) } else { self.blocked_waiter(command) }
+    }
+
+    /// A client whose command has reached the server and waits there, for a message on a channel.
+    #[track_caller]
+    pub fn notified_waiter(&self, command: impl Into<Command>) -> Client {
+        let mut client = self.client();
+        client.ask_notified(self.client(), command.into());
+        client
+    }
+
+    /// A client whose command has reached the server and waits there, blocked.
+    #[track_caller]
+    pub fn blocked_waiter(&self, command: impl Into<Command>) -> Client {
         let mut client = self.client();
         let command = command.into();
         client.send(command.clone());

@@ -7,6 +7,7 @@ mod optional;
 mod slots;
 mod small_set;
 
+pub(crate) use chunked::Chunked;
 pub use deadlines::{Alarm, Deadlines};
 pub(crate) use name_table::NameTable;
 pub(crate) use optional::Optional;

@@ -1,13 +1,18 @@
 //! From a name to a number, for names that live elsewhere.
 //!
-//! It is split into parts, and each entry keeps half of the hash of its name: a part that grows visits its own entries and no
-//! names, so that no insertion takes long, however many names there are. Half of it is enough to tell nearly all names apart,
-//! and takes half of the room.
+//! A table of many is split into parts, and each entry keeps half of the hash of its name: a part that grows visits its own entries
+//! and no names, so that no insertion takes long, however many names there are. The half tells nearly all names apart, in half of
+//! the room.
+
+use alloc::vec::Vec;
 
 use hashbrown::HashTable;
 
-/// How many parts there are: a power of two.
+/// How many parts a table of many has: a power of two.
 const PARTS: usize = 64;
+
+/// With so many entries it is split.
+const MANY: usize = 4096;
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -16,15 +21,11 @@ struct Entry {
 }
 
 /// Numbers under the hashes of their names.
+#[derive(Clone, Default)]
 pub(crate) struct NameTable {
-    parts: [HashTable<Entry>; PARTS],
+    /// None, one, or [`PARTS`].
+    parts: Vec<HashTable<Entry>>,
     len: usize,
-}
-
-impl Default for NameTable {
-    fn default() -> Self {
-        Self { parts: [const { HashTable::new() }; PARTS], len: 0 }
-    }
 }
 
 impl NameTable {
@@ -32,24 +33,36 @@ impl NameTable {
         self.len == 0
     }
 
-    /// Bytes on the heap.
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.parts.iter().map(HashTable::allocation_size).sum()
-    }
-
     /// The number under a hash for which `is_it` says so.
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let half = half_of(hash);
-        let part = self.parts.get(part_of(half))?;
+        let part = self.parts.get(self.part_of(half))?;
         part.find(spread(half), |entry| entry.half == half && is_it(entry.number)).map(|entry| entry.number)
     }
 
     /// Adds a number that is not there.
     pub(crate) fn insert(&mut self, hash: u64, number: u32) {
-        let half = half_of(hash);
-        if let Some(part) = self.parts.get_mut(part_of(half)) {
-            part.insert_unique(spread(half), Entry { half, number }, |entry| spread(entry.half));
-            self.len = self.len.saturating_add(1);
+        match self.parts.len() {
+            0 => self.parts.push(HashTable::new()),
+            1 if self.len >= MANY => self.split(),
+            _ => {}
+        }
+        self.insert_into_part(Entry { half: half_of(hash), number });
+        self.len = self.len.saturating_add(1);
+    }
+
+    fn insert_into_part(&mut self, entry: Entry) {
+        let at = self.part_of(entry.half);
+        if let Some(part) = self.parts.get_mut(at) {
+            part.insert_unique(spread(entry.half), entry, |entry| spread(entry.half));
+        }
+    }
+
+    fn split(&mut self) {
+        let entries: Vec<HashTable<Entry>> = core::mem::take(&mut self.parts);
+        self.parts.resize_with(PARTS, HashTable::new);
+        for entry in entries.into_iter().flatten() {
+            self.insert_into_part(entry);
         }
     }
 
@@ -57,7 +70,8 @@ impl NameTable {
     pub(crate) fn remove(&mut self, hash: u64, number: u32) {
         const KEPT_ENTRIES: usize = 64;
         let half = half_of(hash);
-        let Some(part) = self.parts.get_mut(part_of(half)) else {
+        let at = self.part_of(half);
+        let Some(part) = self.parts.get_mut(at) else {
             return;
         };
         if let Ok(entry) = part.find_entry(spread(half), |entry| entry.number == number) {
@@ -67,6 +81,31 @@ impl NameTable {
         if part.is_empty() && part.capacity() > KEPT_ENTRIES {
             *part = HashTable::new();
         }
+        if self.is_empty() && self.parts.len() > 1 {
+            self.parts = Vec::new();
+        }
+    }
+
+    /// What is under a hash has another number.
+    pub(crate) fn renumber(&mut self, hash: u64, number: u32, new: u32) {
+        let half = half_of(hash);
+        let at = self.part_of(half);
+        let part = self.parts.get_mut(at);
+        if let Some(entry) = part.and_then(|part| part.find_mut(spread(half), |entry| entry.number == number)) {
+            entry.number = new;
+        }
+    }
+
+    /// Bytes on the heap, roughly: what the parts have room for, with a byte more an entry.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let entries: usize = self.parts.iter().map(HashTable::capacity).sum();
+        let parts = self.parts.capacity().saturating_mul(size_of::<HashTable<Entry>>());
+        entries.saturating_mul(size_of::<Entry>().saturating_add(1)).saturating_add(parts)
+    }
+
+    /// By bits at which a part looks only if it has a great many entries.
+    fn part_of(&self, half: u32) -> usize {
+        (half >> 19) as usize & self.parts.len().saturating_sub(1)
     }
 }
 
@@ -74,14 +113,9 @@ fn half_of(hash: u64) -> u32 {
     u32::try_from(hash >> u32::BITS).unwrap_or(0)
 }
 
-/// The tables look at the lowest bits and the seven highest ones.
+/// A hash for a part, which looks at the lowest bits and at the seven highest ones.
 fn spread(half: u32) -> u64 {
     (u64::from(half) << u32::BITS) | u64::from(half)
-}
-
-/// By bits that a table looks at only if it has a great many entries.
-fn part_of(half: u32) -> usize {
-    (half >> 19) as usize % PARTS
 }
 
 #[cfg(test)]
@@ -101,5 +135,29 @@ mod tests {
             assert_eq!(table.find(hash, |found| found == number), None);
         }
         assert!(table.is_empty());
+    }
+
+    #[test]
+    fn what_was_there_before_the_split_is_there_after_it() {
+        let hash = |number: u32| u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut table = NameTable::default();
+        for number in 0..3 * MANY as u32 {
+            table.insert(hash(number), number);
+        }
+        for number in 0..3 * MANY as u32 {
+            assert_eq!(table.find(hash(number), |found| found == number), Some(number));
+        }
+        table.renumber(hash(7), 7, 8);
+        assert_eq!(table.find(hash(7), |_| true), Some(8));
+    }
+
+    #[test]
+    fn no_part_of_a_table_is_large() {
+        let mut table = NameTable::default();
+        for number in 0..20 * MANY as u32 {
+            table.insert(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15), number);
+        }
+        let most = table.parts.iter().map(HashTable::len).max();
+        assert!(most <= Some(MANY), "{most:?} entries move when one part grows");
     }
 }

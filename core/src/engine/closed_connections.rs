@@ -1,6 +1,7 @@
 //! What a connection leaves that has closed: grants that it has not heard of are taken back, sessions end, and places of a fair
 //! lock are kept for a grace or given up.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::dirty::{Gone, Undelivered};
@@ -101,19 +102,16 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         id: KeyId,
         name: NameId,
-        gone: &mut Vec<Gone>,
+        gone: &mut VecDeque<Gone>,
     ) {
-        let mut done = 0_usize;
-        for Gone { owner, gave_up } in gone.iter() {
-            if !self.work.take(CHANGE) {
-                break;
-            }
-            done = done.saturating_add(1);
-            if let Some(request_id) = self.abandoned(tx, id, name, owner) {
-                self.release_place(tx, id, owner, request_id, *gave_up);
+        while !gone.is_empty() && self.work.take(CHANGE) {
+            let Some(Gone { owner, gave_up }) = gone.pop_front() else {
+                return;
+            };
+            if let Some(request_id) = self.abandoned(tx, id, name, &owner) {
+                self.release_place(tx, id, &owner, request_id, gave_up);
             }
         }
-        gone.drain(..done);
     }
 
     pub(super) fn release_place(

@@ -12,7 +12,6 @@ use crate::kind::Kind;
 use super::backlog::Sweep;
 use super::connections::Binding;
 use super::dirty::{Dirty, Gone};
-use super::leases::Leases;
 use super::positions::NameId;
 use super::state::{Engine, count};
 
@@ -122,9 +121,8 @@ impl Engine {
             }
             None => {
                 self.databases.flush_all();
-                self.leases = Leases::default();
+                self.leases.flush_all();
                 self.connections.forget_bindings();
-                self.loaded.clear();
             }
         }
         self.sweep = Some(Sweep::default());
@@ -149,7 +147,11 @@ impl Engine {
             if key.db != record.key().db
                 && let Some(dirty) = &mut record.dirty
             {
-                told.push((key, dirty.take_of_value()));
+                // The sweep comes to a value by its alarm, which one that has just arrived has not.
+                let of_value = Dirty { arrived: dirty.arrived, ..dirty.take_of_value() };
+                if !of_value.is_clean() {
+                    told.push((key, of_value));
+                }
             }
         }
         for (key, of_value) in told {

@@ -96,6 +96,8 @@ pub struct Engine {
     /// Grants that may not have been heard of.
     pub(super) undelivered: Vec<u64>,
     pub(super) leftovers: Vec<(Key, Leftovers)>,
+    /// Which source of work the timer asks first.
+    pub(super) next_timer: usize,
     /// The alarm that has gone off and is being worked on.
     pub(super) ringing: Option<Alarm>,
     pub(super) work: Work,
@@ -123,6 +125,7 @@ impl Engine {
             suspects: VecDeque::new(),
             undelivered: Vec::new(),
             leftovers: Vec::new(),
+            next_timer: 0,
             ringing: None,
             work: Work::default(),
             hasher,

@@ -16,7 +16,7 @@ use crate::kind::Kind;
 use crate::outbox::{Answer, Outbox};
 use crate::time::Now;
 
-/// Where something to do comes from, in the order in which they are looked at.
+/// Where something to do comes from. They are served in turn, so that a flood of one kind keeps none of the others waiting.
 #[derive(Clone, Copy, Debug)]
 enum Timer {
     /// Names that the server has told something about, or that there was too much to do about in one go.
@@ -88,20 +88,26 @@ impl Engine {
         self.work.begin_timer();
         self.ringing = None;
         while !self.work.is_used_up() {
-            let mut rang = Rang::No;
-            for timer in Timer::ALL {
-                rang = self.ring(timer, now, out);
-                if !matches!(rang, Rang::No) {
-                    break;
-                }
-            }
-            match rang {
+            match self.ring_next(now, out) {
                 Rang::No => return None,
                 Rang::Done => {}
                 Rang::Key(key) => return Some(key),
             }
         }
         None
+    }
+
+    /// Asks each source of work once, beginning with the one after that which had something last.
+    fn ring_next(&mut self, now: Now, out: &mut Outbox) -> Rang {
+        let in_turn = Timer::ALL.into_iter().enumerate().cycle().skip(self.next_timer).take(Timer::ALL.len());
+        for (at, timer) in in_turn {
+            let rang = self.ring(timer, now, out);
+            if !matches!(rang, Rang::No) {
+                self.next_timer = at.saturating_add(1);
+                return rang;
+            }
+        }
+        Rang::No
     }
 
     fn ring(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> Rang {

@@ -31,7 +31,8 @@ impl Engine {
             _ => {}
         }
         let name = self.name(tx, id);
-        tx.out.effect(id, &event);
+        let clears_expire = tx.keys.value(id).clears_expire(&event);
+        tx.out.effect(id, &event, clears_expire);
         self.apply(tx.keys, id, name, event);
     }
 

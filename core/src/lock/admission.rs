@@ -16,6 +16,7 @@
 //! Who waits ahead is told by the caller; but for a fair lock, whose queue is part of the value.
 
 use super::{Hold, Lock};
+use crate::event::Event;
 use crate::kind::{Kind, Mode};
 use crate::request::{Ask, Numbered, Refusal, Request, RequestMark, Verb};
 use crate::time::Now;
@@ -71,6 +72,21 @@ impl<'a> Value<'a> {
             Self::Lock(lock) if lock.is_live(now) => Err(Refusal::WrongType),
             Self::Lock(_) | Self::Vacant if kind == Kind::Semaphore => Err(Refusal::NoSemaphore),
             Self::Lock(_) | Self::Vacant => Ok(None),
+        }
+    }
+
+    /// Whether an EXPIRE that a user has set on the key is cleared when `event` happens to what lies there: it was meant for the
+    /// holder before. So it is when a holder comes, but not to readers that hold already, and never on a semaphore, whose life is
+    /// the user's. A replica comes to the same answer as its master.
+    #[must_use]
+    pub fn clears_expire(self, event: &Event) -> bool {
+        let Event::Granted { kind, .. } = event else {
+            return false;
+        };
+        match (kind, self) {
+            (Kind::Semaphore, _) => false,
+            (Kind::RwLock, Self::Lock(lock)) => lock.holds().is_empty(),
+            (Kind::Mutex | Kind::Fair | Kind::RwLock, _) => true,
         }
     }
 
@@ -195,7 +211,7 @@ pub(crate) fn is_repeat(hold: &Hold, id: Option<u64>, verb: Verb) -> Result<bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Event, Terms};
+    use crate::event::Terms;
 
     const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
 

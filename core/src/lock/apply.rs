@@ -6,7 +6,7 @@ use core::mem;
 use smallvec::SmallVec;
 
 use super::fair_queue::FairQueue;
-use super::hold::Hold;
+use super::hold::{Hold, Holds};
 use super::hold_index::{HoldIndex, MAX_FEW, MIN_INDEXED};
 use super::{Body, Leftovers, Lock, Wide};
 use crate::bytes::Owner;
@@ -102,7 +102,8 @@ impl Lock {
         }
         let is_in_the_way = |hold: &Hold| hold.owner() != owner && (mode.is_alone() || hold.mode().is_alone());
         if self.holds().len() <= MIN_INDEXED || self.index().is_some_and(|index| index.writer().is_some()) {
-            while let Some(at) = self.holds().iter().position(is_in_the_way) {
+            let in_the_way = |lock: &Self| lock.holds().iter().position(is_in_the_way);
+            while let Some(at) = in_the_way(self) {
                 self.remove_hold(at);
             }
         } else if mode.is_alone() {
@@ -149,8 +150,10 @@ impl Lock {
         self.widened(|wide| {
             wide.holds.push(hold);
             match &mut wide.index {
-                Some(index) => index.add(&wide.holds, wide.holds.len().saturating_sub(1)),
-                None if wide.holds.len() >= MIN_INDEXED => wide.index = Some(HoldIndex::of(&wide.holds)),
+                Some(index) => index.add(Holds::of_many(&wide.holds), wide.holds.len().saturating_sub(1)),
+                None if wide.holds.len() >= MIN_INDEXED => {
+                    wide.index = Some(HoldIndex::of(Holds::of_many(&wide.holds)))
+                }
                 None => {}
             }
         });
@@ -165,7 +168,7 @@ impl Lock {
                 change(hold);
                 index.count_in(hold);
             }
-        } else if let Some(hold) = self.holds_mut().get_mut(at) {
+        } else if let Some(hold) = self.hold_mut(at) {
             change(hold);
         }
     }
@@ -191,9 +194,9 @@ impl Lock {
             },
             Body::Wide(wide) => {
                 if let Some(index) = &mut wide.index {
-                    index.remove(&wide.holds, at);
+                    index.remove(Holds::of_many(&wide.holds), at);
                 }
-                Some(wide.holds.swap_remove(at))
+                wide.holds.swap_remove(at)
             }
         }
     }
@@ -202,7 +205,11 @@ impl Lock {
     fn widened<R>(&mut self, change: impl FnOnce(&mut Wide) -> R) -> R {
         let mut wide = match mem::replace(&mut self.body, Body::Free) {
             Body::Free => Box::default(),
-            Body::Held(hold) => Box::new(Wide { holds: [hold].into(), ..Wide::default() }),
+            Body::Held(hold) => {
+                let mut wide = Box::<Wide>::default();
+                wide.holds.push(hold);
+                wide
+            }
             Body::Wide(wide) => wide,
         };
         let changed = change(&mut wide);

@@ -35,14 +35,14 @@ impl Lock {
     pub(crate) fn bind(&mut self, token: u64, client: u64) -> (bool, Option<u64>) {
         let bindings = self.generation();
         let at = self.position_of_token(token);
-        let hold = at.and_then(|at| self.holds_mut().get_mut(at));
+        let hold = at.and_then(|at| self.hold_mut(at));
         hold.map_or((false, None), |hold| hold.bind(client, bindings))
     }
 
     /// Unbinds the hold with `token` from a connection.
     pub(crate) fn unbind(&mut self, token: u64, client: u64) {
         let at = self.position_of_token(token);
-        if let Some(hold) = at.and_then(|at| self.holds_mut().get_mut(at)) {
+        if let Some(hold) = at.and_then(|at| self.hold_mut(at)) {
             hold.unbind(client);
         }
     }

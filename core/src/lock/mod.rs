@@ -17,17 +17,16 @@ mod hold;
 mod hold_index;
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
-use core::{fmt, mem, slice};
+use core::{fmt, mem};
 
-use crate::collections::Alarm;
+use crate::collections::{Alarm, Chunked};
 use crate::kind::{Kind, Mode};
 use crate::place::Place;
 use crate::time::Now;
 
 pub use fair_queue::FairQueue;
 pub use hashing::seed_hashing;
-pub use hold::Hold;
+pub use hold::{Hold, Holds};
 pub(crate) use hold_index::HoldIndex;
 
 /// A lock of any kind.
@@ -48,7 +47,7 @@ enum Body {
 /// What few locks have.
 #[derive(Clone, Default)]
 struct Wide {
-    holds: Vec<Hold>,
+    holds: Chunked<Hold>,
     /// Over the holds of a lock that many hold.
     index: Option<HoldIndex>,
     /// The places of a fair lock that is waited for.
@@ -61,7 +60,7 @@ struct Wide {
 /// What left a lock in one step and is too much to be cleaned up in one: holds with their ties to connections, and places.
 #[derive(Default)]
 pub(crate) struct Leftovers {
-    pub(crate) holds: Vec<Hold>,
+    pub(crate) holds: Chunked<Hold>,
     /// The generation in which their bindings count.
     pub(crate) bindings: u32,
     pub(crate) index: Option<HoldIndex>,
@@ -143,19 +142,19 @@ impl Lock {
 
     /// Every hold, also one whose lease has ended and was not removed yet.
     #[must_use]
-    pub fn holds(&self) -> &[Hold] {
+    pub fn holds(&self) -> Holds<'_> {
         match &self.body {
-            Body::Free => &[],
-            Body::Held(hold) => slice::from_ref(hold),
-            Body::Wide(wide) => &wide.holds,
+            Body::Free => Holds::from(None),
+            Body::Held(hold) => Holds::from(Some(hold)),
+            Body::Wide(wide) => Holds::of_many(&wide.holds),
         }
     }
 
-    fn holds_mut(&mut self) -> &mut [Hold] {
+    fn hold_mut(&mut self, at: usize) -> Option<&mut Hold> {
         match &mut self.body {
-            Body::Free => &mut [],
-            Body::Held(hold) => slice::from_mut(hold),
-            Body::Wide(wide) => &mut wide.holds,
+            Body::Free => None,
+            Body::Held(hold) => (at == 0).then_some(hold),
+            Body::Wide(wide) => wide.holds.get_mut(at),
         }
     }
 
@@ -198,7 +197,7 @@ impl Lock {
 
     fn position_of_token(&self, token: u64) -> Option<usize> {
         match self.index() {
-            Some(index) => index.find_token(token),
+            Some(index) => index.find_token(self.holds(), token),
             None => self.holds().iter().position(|hold| hold.token() == token),
         }
     }
@@ -317,7 +316,7 @@ impl Lock {
         let wide = match &self.body {
             Body::Free | Body::Held(_) => 0,
             Body::Wide(wide) => size_of::<Wide>()
-                .saturating_add(wide.holds.capacity().saturating_mul(size_of::<Hold>()))
+                .saturating_add(wide.holds.heap_bytes())
                 .saturating_add(wide.index.as_ref().map_or(0, HoldIndex::heap_bytes))
                 .saturating_add(wide.queue.as_ref().map_or(0, FairQueue::heap_bytes)),
         };

@@ -128,7 +128,7 @@ impl World {
     /// The copy of the holders beside a queue is what the value says.
     fn check_holders(&self, key: &Key) {
         let lock = self.lock(key).filter(|lock| lock.kind() != Kind::Semaphore);
-        let holds = lock.into_iter().flat_map(Lock::holds);
+        let holds = lock.into_iter().flat_map(|lock| lock.holds().iter());
         let mut held: Vec<_> =
             holds.map(|hold| (hold.token(), hold.owner().as_slice(), hold.mode(), hold.deadline_us())).collect();
         held.sort_by_key(|(token, ..)| *token);

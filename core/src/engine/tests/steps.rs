@@ -393,6 +393,57 @@ fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
 }
 
 #[test]
+fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
+    const LOCKS: usize = 50_000;
+    let mut crowded = Crowded::new();
+    for owner in 0..LOCKS {
+        crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
+    }
+    crowded.world.flush();
+    assert_eq!(crowded.world.engine.held(), 0);
+    crowded.run_timer();
+    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
+    crowded.settle();
+    assert!(!crowded.world.engine.leases.has_retired());
+}
+
+#[test]
+fn swapping_databases_does_not_visit_what_the_sweep_will() {
+    let mut crowded = Crowded::new();
+    for number in 0..MANY {
+        crowded.world.engine.value_changed(key(&name(number)).borrow());
+    }
+    crowded.world.swap();
+    let names = crowded.world.engine.queues.names.iter().count();
+    assert_eq!(names, MANY, "no name of the other database is told anything");
+    crowded.settle();
+}
+
+#[test]
+fn no_kind_of_work_keeps_the_others_waiting() {
+    const JOBS: usize = 20;
+    let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
+    let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
+    let until_us = Some(crowded.world.now.after_ms(LEASE_MS));
+    crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
+    crowded.acquire(from_ref(&other), HOLDER, &Request { lease_ms: 2 * LEASE_MS, ..mutex(Ask::Try) }).unwrap();
+    crowded.acquire(from_ref(&other), 0, &mutex(Ask::Wait { until_us })).unwrap();
+    crowded.world.pause(LEASE_MS);
+    for number in 0..MANY {
+        crowded.world.engine.value_changed(key(&name(number)).borrow());
+    }
+    crowded.count();
+    for _ in 0..JOBS {
+        let mut out = Outbox::new(true);
+        let next = crowded.world.engine.next_job(crowded.world.now, &mut out).unwrap();
+        crowded.world.take(&[], &out);
+        crowded.world.transact(&[next], |engine, tx| engine.run_job(tx));
+    }
+    crowded.end_turn();
+    assert_eq!((crowded.answers, crowded.world.lock(&lock).is_none()), (1, true), "a wait and a lease that are over");
+}
+
+#[test]
 fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     let mut crowded = Crowded::new();
     let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();

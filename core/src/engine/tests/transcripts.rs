@@ -278,7 +278,7 @@ fn refused(refusal: Refusal) -> String {
 
 /// Sets the count of the hold under a key, for counts that no test can reach one by one.
 fn preset_count(world: &mut World, words: &Words<'_>) {
-    let hold = world.lock(&key(words.at(1))).unwrap().holds()[0].clone();
+    let hold = world.lock(&key(words.at(1))).unwrap().holds().get(0).unwrap().clone();
     let event = Event::Changed {
         token: hold.token(),
         cause: ChangeCause::Reentered,
@@ -286,7 +286,7 @@ fn preset_count(world: &mut World, words: &Words<'_>) {
     };
     world.on_key(&key(words.at(1)), |engine, tx| {
         engine.apply_effect(tx.keys, KeyId(0), &event).unwrap();
-        tx.out.effect(KeyId(0), &event);
+        tx.out.effect(KeyId(0), &event, false);
     });
     world.outputs.clear();
 }
