@@ -31,6 +31,7 @@ mod many_storm;
 mod moves;
 mod mutations;
 mod notify;
+mod notify_crowd;
 mod once;
 mod payloads;
 mod persistence;
