@@ -4,14 +4,28 @@ use rlock_core::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Mode};
 use smallvec::SmallVec;
 
 use crate::ffi::{Arg, Args};
-use crate::reply;
+use crate::reply::shown;
 
 /// Why arguments are refused: the text of the error.
 pub(crate) struct ArgumentError(String);
 
 impl ArgumentError {
-    fn syntax() -> Self {
-        Self(reply::SYNTAX.into())
+    fn syntax(what: &str) -> Self {
+        Self(format!("ERR syntax error: {what}"))
+    }
+
+    /// A word that the command does not know.
+    fn unknown(word: &[u8], expected: &str) -> Self {
+        Self::syntax(&format!("'{}' {expected}", shown(word)))
+    }
+
+    fn twice(what: &str) -> Self {
+        Self::syntax(&format!("{what} is given twice"))
+    }
+
+    /// Less than the server has counted, which would be a bug.
+    fn missing(what: &str) -> Self {
+        Self::syntax(&format!("{what} is missing"))
     }
 
     fn number(name: &str, min: u64, max: u64, unit: &str) -> Self {
@@ -127,9 +141,14 @@ impl Opt {
         }
     }
 
+    /// The word behind the option.
+    fn value(self, args: Args<'_>, index: usize) -> Result<Arg<'_>, ArgumentError> {
+        args.get(index).ok_or_else(|| ArgumentError::syntax(&format!("{} has no value", self.name())))
+    }
+
     /// Reads a number that belongs to the option.
     fn number(self, args: Args<'_>, index: usize) -> Result<u64, ArgumentError> {
-        let value = args.get(index).ok_or_else(ArgumentError::syntax)?;
+        let value = self.value(args, index)?;
         let (min, max, unit) = self.range();
         number(value.bytes())
             .filter(|number| (min..=max).contains(number))
@@ -138,25 +157,38 @@ impl Opt {
 }
 
 /// Reads the options from argument `first` on: in any order, each once, in any letter case.
+#[inline]
 pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result<Options<'a>, ArgumentError> {
     let mut options = Options::default();
+    if args.get(first).is_some() {
+        read_options(args, first, known, &mut options)?;
+    }
+    Ok(options)
+}
+
+fn read_options<'a>(
+    args: Args<'a>,
+    first: usize,
+    known: &[Opt],
+    options: &mut Options<'a>,
+) -> Result<(), ArgumentError> {
     let mut index = first;
     while let Some(name) = args.get(index) {
         let name = name.bytes();
-        let option = known
-            .iter()
-            .find(|option| name.eq_ignore_ascii_case(option.name().as_bytes()))
-            .ok_or_else(ArgumentError::syntax)?;
+        let option =
+            known.iter().find(|option| name.eq_ignore_ascii_case(option.name().as_bytes())).ok_or_else(|| {
+                ArgumentError::unknown(name, &format!("is no option here; known are {}", names_of(known)))
+            })?;
         index = index.saturating_add(1);
         match option {
-            Opt::Once if options.is_once => return Err(ArgumentError::syntax()),
+            Opt::Once if options.is_once => return Err(ArgumentError::twice(option.name())),
             Opt::Once => options.is_once = true,
-            Opt::Notify if options.channel.is_some() => return Err(ArgumentError::syntax()),
+            Opt::Notify if options.channel.is_some() => return Err(ArgumentError::twice(option.name())),
             Opt::Notify => {
-                options.channel = Some(args.get(index).ok_or_else(ArgumentError::syntax)?.bytes());
+                options.channel = Some(option.value(args, index)?.bytes());
                 index = index.saturating_add(1);
             }
-            Opt::Token | Opt::Tokens if !options.tokens.is_empty() => return Err(ArgumentError::syntax()),
+            Opt::Token | Opt::Tokens if !options.tokens.is_empty() => return Err(ArgumentError::twice(option.name())),
             Opt::Token | Opt::Tokens => {
                 // A command for many keys has said how many.
                 let count = if *option == Opt::Tokens { key_count(args).unwrap_or(1) } else { 1 };
@@ -167,9 +199,10 @@ pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result
             }
             _ => {
                 let number = option.number(args, index)?;
-                let place = option.place(&mut options).ok_or_else(ArgumentError::syntax)?;
+                let place = option.place(options).ok_or_else(|| ArgumentError::twice(option.name()))?;
                 if place.is_some() {
-                    return Err(ArgumentError::syntax());
+                    let is_lease = matches!(option, Opt::Px | Opt::Ex);
+                    return Err(ArgumentError::twice(if is_lease { "a lease (PX or EX)" } else { option.name() }));
                 }
                 *place = Some(if *option == Opt::Ex { number.saturating_mul(1000) } else { number });
                 index = index.saturating_add(1);
@@ -177,9 +210,9 @@ pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result
         }
     }
     if options.block_ms.is_some() && options.queue_ms.is_some() {
-        return Err(ArgumentError::syntax());
+        return Err(ArgumentError::syntax("it is either BLOCK or QUEUE"));
     }
-    Ok(options)
+    Ok(())
 }
 
 /// Where the options from `first` on have a channel, for the server, which asks before anything else is looked at.
@@ -196,6 +229,12 @@ pub(crate) fn channel_at(args: Args<'_>, first: usize) -> Option<usize> {
     }
 }
 
+/// The names of options, for a person.
+fn names_of(options: &[Opt]) -> String {
+    let names: Vec<_> = options.iter().map(|option| option.name()).collect();
+    names.join(", ")
+}
+
 /// The key and the owner that most commands begin with.
 pub(crate) fn key_and_owner(args: Args<'_>) -> Result<(Arg<'_>, &[u8]), ArgumentError> {
     Ok((key(args)?, owner(args, 2)?))
@@ -203,7 +242,7 @@ pub(crate) fn key_and_owner(args: Args<'_>) -> Result<(Arg<'_>, &[u8]), Argument
 
 /// The owner in argument `index`.
 fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
-    let owner = args.get(index).ok_or_else(ArgumentError::syntax)?.bytes();
+    let owner = args.get(index).ok_or_else(|| ArgumentError::missing("the owner"))?.bytes();
     if (1..=MAX_OWNER_BYTES).contains(&owner.len()) {
         Ok(owner)
     } else {
@@ -211,13 +250,53 @@ fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
     }
 }
 
+/// Reads the options of a command for many keys. Where they make no sense, and the owner has the name of an option, it was forgotten.
+pub(crate) fn options_of_many<'a>(
+    args: Args<'a>,
+    many: &KeysAndOwner<'_>,
+    known: &[Opt],
+) -> Result<Options<'a>, ArgumentError> {
+    options(args, many.options_at, known).map_err(|error| {
+        let is_option = known.iter().any(|option| many.owner.eq_ignore_ascii_case(option.name().as_bytes()));
+        if is_option {
+            ArgumentError::unknown(many.owner, "stands where the owner has to be: the owner is missing")
+        } else {
+            error
+        }
+    })
+}
+
+/// The owner behind several keys. If it is forgotten, the last key or nothing stands there.
+fn owner_behind_keys(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
+    let none =
+        || ArgumentError::syntax("the owner is missing: it stands behind the keys, of which numkeys says how many");
+    args.get(index).ok_or_else(none)?;
+    owner(args, index)
+}
+
+/// `OWNER owner` in argument `index` and the next, which is the last, if it is there.
+pub(crate) fn owner_option(args: Args<'_>, index: usize) -> Result<Option<&[u8]>, ArgumentError> {
+    let Some(word) = args.get(index) else {
+        return Ok(None);
+    };
+    if !word.bytes().eq_ignore_ascii_case(b"OWNER") {
+        return Err(ArgumentError::unknown(word.bytes(), "is no option here; known are OWNER"));
+    }
+    let owner_at = index.saturating_add(1);
+    args.get(owner_at).ok_or_else(|| ArgumentError::syntax("the option OWNER has no value"))?;
+    match args.get(owner_at.saturating_add(1)) {
+        None => owner(args, owner_at).map(Some),
+        Some(more) => Err(ArgumentError::unknown(more.bytes(), "is more than the one owner")),
+    }
+}
+
 /// READ or WRITE in argument `index`.
 pub(crate) fn mode(args: Args<'_>, index: usize) -> Result<Mode, ArgumentError> {
-    let word = args.get(index).ok_or_else(ArgumentError::syntax)?.bytes();
+    let word = args.get(index).ok_or_else(|| ArgumentError::missing("the mode, READ or WRITE,"))?.bytes();
     [Mode::Read, Mode::Write]
         .into_iter()
         .find(|mode| word.eq_ignore_ascii_case(mode.name().as_bytes()))
-        .ok_or_else(ArgumentError::syntax)
+        .ok_or_else(|| ArgumentError::unknown(word, "stands where READ or WRITE has to be, behind the owner"))
 }
 
 /// The number of permits in argument `index`.
@@ -247,13 +326,14 @@ pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, Argumen
     let count = key_count(args).ok_or_else(|| ArgumentError::number("numkeys", 1, MAX_KEYS as u64, ""))?;
     let mut keys = Vec::with_capacity(count);
     for index in 0..count {
-        keys.push(args.get(index.saturating_add(2)).ok_or_else(ArgumentError::syntax)?);
+        let too_few = || ArgumentError::syntax(&format!("numkeys is {count}, and so many keys are not there"));
+        keys.push(args.get(index.saturating_add(2)).ok_or_else(too_few)?);
     }
     let mut names: Vec<&[u8]> = keys.iter().map(|key| key.bytes()).collect();
     names.sort_unstable();
     if names.is_sorted_by(|name, next| name < next) {
         let owner_at = count.saturating_add(2);
-        Ok(KeysAndOwner { keys, owner: owner(args, owner_at)?, options_at: owner_at.saturating_add(1) })
+        Ok(KeysAndOwner { keys, owner: owner_behind_keys(args, owner_at)?, options_at: owner_at.saturating_add(1) })
     } else {
         Err(ArgumentError("ERR a key is given twice".into()))
     }
@@ -261,7 +341,7 @@ pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, Argumen
 
 /// The key.
 pub(crate) fn key(args: Args<'_>) -> Result<Arg<'_>, ArgumentError> {
-    args.get(1).ok_or_else(ArgumentError::syntax)
+    args.get(1).ok_or_else(|| ArgumentError::missing("the key"))
 }
 
 /// A number as Redis reads them: digits only, no sign, no leading zero.

@@ -52,7 +52,7 @@ pub(crate) fn on_keys<'c, R>(
     // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
     // before this client hears that it gave it up.
     reply(result);
-    wake(out);
+    wake(&mut out);
     if next.has_offers {
         while take_next_offer(ctx, Within::Command) {}
         timer::arm();
@@ -78,7 +78,7 @@ pub(crate) fn on_key<'c, R>(
 pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
     let mut out = Within::Timer.outbox();
     transact(ctx, &[name], Asks::Module, &mut out, |engine, tx| engine.run_job(tx));
-    wake(out);
+    wake(&mut out);
 }
 
 /// Grants a waiter that was offered many keys and had to be left to the timer, or that a job of the timer has offered them. `false`
@@ -112,7 +112,7 @@ fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Ke
     } else {
         let mut out = within.outbox();
         transact(ctx, &args, Asks::Module, &mut out, |engine, tx| engine.take_offer(tx, offer));
-        wake(out);
+        wake(&mut out);
     }
     ctx.select_db(db);
 }
@@ -123,7 +123,8 @@ struct Next {
     timeout_us: Option<u64>,
 }
 
-/// Opens keys, gives them to the engine, closes them, and tells of what has changed. `None` if the engine is in use.
+/// Opens keys, gives them to the engine, closes them, and tells of what has changed. `None` if the engine is in use, or if there
+/// are no keys.
 fn transact<'c, R>(
     ctx: Ctx<'c>,
     names: &[Arg<'c>],
@@ -131,68 +132,77 @@ fn transact<'c, R>(
     out: &mut Outbox,
     decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> R,
 ) -> Option<(R, Next)> {
-    let mut keys = Keys::open(ctx, names, asks);
+    let (first, rest) = names.split_first()?;
+    let mut keys = Keys::open(ctx, *first, rest, asks);
     let (now, limits) = (clock::now(), configuration::limits());
     let result = state::with_engine(|engine| {
         let result = decide(engine, &mut Transaction::new(now, limits, &mut keys, out));
         (result, Next { has_offers: engine.has_offers(), timeout_us: engine.next_timeout_us() })
     });
-    close(ctx, &mut keys, out.effects());
-    propagate(ctx, &keys, now, out.effects());
-    for effect in out.effects() {
+    let effects = out.effects();
+    for effect in effects {
+        if effect.clears_expire {
+            keys.clear_expire(effect.key);
+        }
+    }
+    drop(keys);
+    signal_modified(ctx, names, effects);
+    propagate(ctx, names, now, out);
+    for effect in effects {
         // A listener may run commands of ours, and finds everything at rest.
-        if let (Some(keyspace_event), Some(name)) = (effect.keyspace_event, keys.name(effect.key)) {
-            ctx.notify(keyspace_event, name);
+        if let (Some(keyspace_event), Some(name)) = (effect.keyspace_event, names.get(effect.key.0)) {
+            ctx.notify(keyspace_event, *name);
         }
     }
     result
 }
 
-/// Closes the keys, with what the server has to know of their change.
-fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, effects: &[Effect]) {
-    for effect in effects.iter().filter(|effect| effect.clears_expire) {
-        keys.clear_expire(effect.key);
-    }
-    keys.close();
-    if keys.count() == 1 {
-        if let (Some(name), false) = (keys.name(KEY), effects.is_empty()) {
-            ctx.signal_modified(name);
-        }
-        return;
+/// Tells the server which keys have changed, each once.
+#[inline]
+fn signal_modified(ctx: Ctx<'_>, names: &[Arg<'_>], effects: &[Effect]) {
+    if let ([name], [_, ..]) = (names, effects) {
+        return ctx.signal_modified(*name);
     }
     let mut signalled: SmallVec<[KeyId; 8]> = SmallVec::new();
     for Effect { key, .. } in effects {
         if !signalled.contains(key)
-            && let Some(name) = keys.name(*key)
+            && let Some(name) = names.get(key.0)
         {
             signalled.push(*key);
-            ctx.signal_modified(name);
+            ctx.signal_modified(*name);
         }
     }
 }
 
 /// Propagates what happened. The keyspace's listeners are told afterwards: what a listener does comes after all of this in the
 /// stream, as it does here.
-fn propagate(ctx: Ctx<'_>, keys: &Keys<'_>, now: Now, effects: &[Effect]) {
-    for Effect { key, event, .. } in effects {
-        match (event, keys.name(*key)) {
-            (Some(event), Some(name)) => {
-                let mut facts = Facts::new();
-                let owner = write_effect(event, now, &mut facts);
-                ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
-            }
+#[inline]
+fn propagate(ctx: Ctx<'_>, names: &[Arg<'_>], now: Now, out: &Outbox) {
+    for (number, Effect { key, .. }) in out.effects().iter().enumerate() {
+        match (out.event(number), names.get(key.0)) {
+            (Some(event), Some(name)) => propagate_event(ctx, *name, now, event),
             // The command stands for it to nobody but the server, which counts the changes.
             _ => ctx.replicate_verbatim(),
         }
     }
 }
 
+fn propagate_event(ctx: Ctx<'_>, name: Arg<'_>, now: Now, event: &Event) {
+    let mut facts = Facts::default();
+    let owner = write_effect(event, now, &mut facts);
+    ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
+}
+
 /// Answers the waiters that have an answer.
-pub(crate) fn wake(out: Outbox) {
-    if out.answers().is_empty() {
-        return;
+#[inline]
+pub(crate) fn wake(out: &mut Outbox) {
+    if !out.answers().is_empty() {
+        give_answers(out);
     }
-    for told in out.into_answers() {
+}
+
+fn give_answers(out: &mut Outbox) {
+    for told in out.take_answers() {
         match told.notice {
             Some(notice) => notices::post(told, notice),
             None => waiting::finish(told.ticket, told.answer),
@@ -209,7 +219,7 @@ pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
 
 /// Applies an effect that a master decided. Nothing is propagated from here: the command passes itself on.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'static str> {
-    let mut keys = Keys::open(ctx, &[name], Asks::Module);
+    let mut keys = Keys::open(ctx, name, &[], Asks::Module);
     let clears_expire = keys.value(KEY).clears_expire(event);
     let applied =
         state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(Err("the engine is in use"));

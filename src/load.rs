@@ -1,6 +1,5 @@
 //! What `MODULE LOAD` does.
 
-use crate::clock;
 use crate::commands;
 use crate::configuration;
 use crate::eviction;
@@ -18,12 +17,12 @@ pub(crate) const MODULE_VERSION: i32 = number(env!("CARGO_PKG_VERSION_MAJOR")) *
 const TYPE_NAME: &std::ffi::CStr = c"RedisLock";
 
 pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
-    clock::sync();
     registrar.set_options();
     configuration::register(registrar, args)?;
     Type::register(registrar.ctx(), TYPE_NAME, value::PAYLOAD_VERSION).map_err(|_| {
         LoadError("the server refuses the data type RedisLock; is another module using the name?".into())
     })?;
+    registrar.category();
     commands::register(registrar)?;
     if !ffi::subscribe(registrar.ctx()) {
         return Err(LoadError("the server refuses a subscription to its events".into()));

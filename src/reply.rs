@@ -2,14 +2,13 @@
 
 use std::borrow::Cow;
 
-use rlock_core::{Answer, Notice, Refusal, WaitEdge};
+use rlock_core::{Answer, Kind, Notice, Refusal, WaitEdge};
 
 use crate::ffi::Ctx;
 
 pub(crate) const INTERNAL_ERROR: &str =
     "ERR a bug in rlock was caught, see the server's log; the lock is as it was or as was asked";
 pub(crate) const READONLY: &str = "READONLY You can't write against a read only replica.";
-pub(crate) const SYNTAX: &str = "ERR syntax error";
 pub(crate) const SESSION_WITHOUT_CONNECTION: &str =
     "ERR SESSION needs a connection of its own: it cannot be used in scripts and by other modules";
 pub(crate) const NOTIFY_WITHOUT_CONNECTION: &str =
@@ -20,6 +19,7 @@ pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =
     "CROSSSLOT the channel of NOTIFY is one of a shard, and must be in the slot of the keys: give it their {tag}";
 pub(crate) const EFFECT_FROM_CLIENT: &str =
     "ERR RLOCK.APPLY is internal: it is taken only from a master or from the append-only file";
+pub(crate) const EFFECT_UNREADABLE: &str = "ERR this effect cannot be read";
 pub(crate) const EFFECT_MISFIT: &str = "ERR the key holds something else than this effect is about";
 
 /// NOTOWNER of one of several keys.
@@ -44,7 +44,7 @@ fn deadlock(ctx: Ctx<'_>, client: u64, cycle: &[WaitEdge]) -> String {
 }
 
 /// A name in an error: escaped as redis-cli shows it, and cut at 64 bytes.
-fn shown(name: &[u8]) -> String {
+pub(crate) fn shown(name: &[u8]) -> String {
     const MAX_SHOWN: usize = 64;
     let mut text = String::new();
     for byte in name.iter().take(MAX_SHOWN) {
@@ -68,7 +68,18 @@ pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
 /// The text of an error, for the user of the connection `client`.
 fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str> {
     match refusal {
-        Refusal::WrongType => "WRONGTYPE Operation against a key holding the wrong kind of value".into(),
+        Refusal::WrongType { found: None } => {
+            "WRONGTYPE Operation against a key holding the wrong kind of value".into()
+        }
+        Refusal::WrongType { found: Some(kind) } => {
+            let (name, family) = match kind {
+                Kind::Mutex => ("mutex", "RLOCK"),
+                Kind::Fair => ("fair lock", "RFAIRLOCK"),
+                Kind::RwLock => ("read-write lock", "RRWLOCK"),
+                Kind::Semaphore => ("semaphore", "RSEMAPHORE"),
+            };
+            format!("WRONGTYPE the key holds a {name}, which the commands of {family} are for").into()
+        }
         // A command for many keys names the one that is meant: see `crate::commands::many`.
         Refusal::NotOwner { .. } => {
             "NOTOWNER this owner does not hold the lock: it never did, or its lease has ended".into()

@@ -113,7 +113,7 @@ fn run_next(ctx: Ctx<'_>) -> bool {
     let now = clock::now();
     let mut out = Outbox::new(true);
     let next = state::with_engine(|engine| engine.next_job(now, &mut out));
-    execute::wake(out);
+    execute::wake(&mut out);
     let Some(key) = next.flatten() else {
         return false;
     };
@@ -149,7 +149,7 @@ fn postpone(ctx: Ctx<'_>, key: &Key, name: Arg<'_>) {
 fn observe_next(ctx: Ctx<'_>) -> bool {
     let mut out = Outbox::new(false);
     state::tell(|engine| engine.end_cut_off(&mut out));
-    execute::wake(out);
+    execute::wake(&mut out);
     let Some(key) = state::with_engine(Engine::next_to_observe).flatten() else {
         return false;
     };

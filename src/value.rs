@@ -1,5 +1,7 @@
 //! The value in RDB files, DUMP payloads and rewritten append-only files.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use rlock_core::{
     Event, Facts, FairQueue, Hold, Kind, Lock, MAX_LEASE_MS, MAX_TOKEN, Place, TOKEN_AHEAD_LIMIT_US, decode, encode,
     write_effect,
@@ -66,7 +68,11 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
     Some(lock)
 }
 
+/// How many values were saved since the file that is being written was begun. A child that writes a file counts for itself.
+static SAVED: AtomicU64 = AtomicU64::new(0);
+
 pub(crate) fn save(save: &Save, lock: &Lock) {
+    SAVED.fetch_add(1, Ordering::Relaxed);
     let mut bytes = Vec::with_capacity(128);
     encode(lock, clock::now(), &mut bytes);
     save.bytes(&bytes);
@@ -75,7 +81,7 @@ pub(crate) fn save(save: &Save, lock: &Lock) {
 /// Writes the effects that make the value anew.
 pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
     let now = clock::now();
-    let mut facts = Facts::new();
+    let mut facts = Facts::default();
     if lock.kind() == Kind::Semaphore {
         write_effect(&Event::Sized { permits: lock.permits() }, now, &mut facts);
         save.emit_effect(key, &facts, None);
@@ -137,19 +143,23 @@ pub(crate) fn digest(digest: &Digest, lock: &Lock) {
     }
 }
 
-/// Writes what an RDB file has beside the keys: the last token.
-pub(crate) fn save_aux(save: &Save) {
-    save.number(state::with_engine(|engine| engine.last_token()).unwrap_or(0));
+/// An RDB file is about to be written.
+pub(crate) fn begin_file() {
+    SAVED.store(0, Ordering::Relaxed);
 }
 
-/// The same for servers that leave out what is empty (Redis 7.2): a file of a server on which no lock was ever taken
-/// can be loaded without the module.
-pub(crate) fn save_aux_if_any(save: &Save) {
-    if state::with_engine(|engine| engine.last_token()) != Some(0) {
-        save_aux(save);
+/// The end of an RDB file: writes the last token, where it costs nothing or says something. A file that has it cannot be loaded
+/// without the module, and neither can one that has a lock. Without a lock, the clock of whoever loads the file says as
+/// much as the last token, if that one followed the clock.
+pub(crate) fn end_file(save: &Save) {
+    let last = state::with_engine(|engine| engine.last_token()).unwrap_or(0);
+    let has_locks = SAVED.load(Ordering::Relaxed) > 0;
+    if last > 0 && (has_locks || last > clock::now().wall_us) {
+        save.number(last);
     }
 }
 
+/// Reads the last token, if a file has it: those of older versions always do.
 pub(crate) fn load_aux(load: &Load, version: i32) -> bool {
     if version != PAYLOAD_VERSION {
         return false;

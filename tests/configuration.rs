@@ -173,12 +173,3 @@ fn clients_can_ask_where_the_key_of_each_command_is() {
         assert_eq!(keys, Reply::Array(vec![Reply::Text(b"job".to_vec())]), "{command}");
     }
 }
-
-#[test]
-fn the_module_is_not_unloaded_under_its_locks() {
-    let server = Server::start();
-    let mut client = server.client();
-    client.acquire("job a PX 60000");
-    client.call("MODULE UNLOAD rlock").expect_error("ERR");
-    assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
-}

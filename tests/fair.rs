@@ -312,8 +312,9 @@ fn wrong_arguments_are_refused_and_change_nothing() {
 #[test]
 fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
     const COMMON: [&str; 6] =
-        ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "FORCERELEASE key", "HOLDS key a"];
-    const READING: [&str; 3] = ["INFO key", "PTTL key", "WAITERS key"];
+        ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "CANCEL key a", "HOLDS key a"];
+    // Those of RLOCK are for a lock of any kind.
+    const FOR_ANY: [&str; 4] = ["INFO key", "PTTL key", "WAITERS key", "FORCERELEASE key"];
     let server = Server::start();
     let mut client = server.client();
     client.acquire("mutex a PX 60000");
@@ -326,16 +327,16 @@ fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
         call("RLOCK", command, "fair").expect_error("WRONGTYPE");
     }
     for key in ["mutex", "text"] {
-        for command in COMMON.iter().chain(&READING).chain(&["CANCEL key a", "ACQUIRE key b QUEUE 1000"]) {
+        for command in COMMON.iter().chain(&FOR_ANY).chain(&["ACQUIRE key b QUEUE 1000"]) {
             call("RFAIRLOCK", command, key).expect_error("WRONGTYPE");
         }
     }
-    // These answer for a lock of any kind.
     assert_eq!(call("RLOCK", "INFO key", "fair").field("kind"), "fair");
     assert!(call("RLOCK", "PTTL key", "fair").int() > 50_000);
     assert_eq!(call("RLOCK", "WAITERS key", "fair").array().len(), 1);
     assert_eq!(client.call("RLOCK.HOLDS mutex a"), 1);
     assert_eq!(client.call("RFAIRLOCK.HOLDS fair a"), 1);
+    assert_eq!(client.call("RLOCK.FORCERELEASE fair"), 1);
 }
 
 #[test]

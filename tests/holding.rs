@@ -244,7 +244,7 @@ fn who_holds_and_who_waits_can_be_seen() {
 
             let info = client.call("LOCK.INFO job");
             assert!(is_map(&info), "{info:?}");
-            assert_eq!(info.field_names(), ["holders", "kind", "waiters"]);
+            assert_eq!(info.field_names(), ["holders", "holders-count", "kind", "waiters"]);
             assert_eq!(info.field("kind"), server.family().kind);
             assert_eq!(info.field("waiters"), 2);
             let holders = info.field("holders");

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use crate::support::{Client, Command, Reply, Server, Stopwatch, eventually, move_changes_the_database, skipped_here};
+use crate::support::{
+    ALL, Client, Command, Reply, Server, Stopwatch, eventually, move_changes_the_database, skipped_here,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -212,4 +214,21 @@ fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
     }
     client.call("RLOCK.RELEASE job a");
     b.reply().int();
+}
+
+#[test]
+fn a_copy_of_a_held_lock_is_a_second_hold_that_ends_by_itself() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let token = client.acquire("job a PX 600000");
+        let session = client.acquire("job a PX 600000 SESSION 300000");
+        assert_eq!(client.call("COPY job copy"), 1);
+        let copied = client.holder("copy").expect("a holder");
+        assert_eq!((copied.owner.as_str(), copied.token, copied.session), ("a", token, 0));
+        assert_eq!(session, token);
+        assert!(copied.lease_ms <= 300_000, "its session counts as closed: {} ms", copied.lease_ms);
+        assert_eq!(client.call("RLOCK.FORCERELEASE copy"), 1);
+        assert_eq!(client.holder("copy"), None);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 2);
+    }
 }

@@ -319,7 +319,7 @@ fn a_semaphore_stays_when_idle() {
     take(&mut client, "a", 2);
     give(&mut client, "a", 2);
     let info = client.call("RLOCK.INFO job");
-    assert_eq!(info.field_names(), ["available", "holders", "kind", "permits", "waiters"]);
+    assert_eq!(info.field_names(), ["available", "holders", "holders-count", "kind", "permits", "waiters"]);
     assert_eq!((info.field("kind"), info.field("permits")), (Reply::Text(b"semaphore".to_vec()), Reply::Int(2)));
 }
 

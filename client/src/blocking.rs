@@ -13,13 +13,15 @@
 //! A client has a runtime of its own with one thread, on which guards renew themselves. Methods must not be called inside an
 //! asynchronous task: they would hold up its runtime, and panic instead.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::{self, Runtime};
+use tokio::runtime::{self, Handle, Runtime};
 
 use crate::Error;
-use crate::lock::{Fair, Kind, Mutex, Permits, Read, Reentrant, Write};
+use crate::kind::{Fair, Kind, Mutex, Permits, Read, Reentrant, Write};
+use crate::timer::within;
 
 /// The runtime of a client, shared by its handles and guards.
 #[derive(Clone, Debug)]
@@ -46,7 +48,7 @@ impl Driver {
     }
 
     fn wait<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        self.0.0.as_ref().map_or(Err(Error::ShuttingDown), |runtime| runtime.block_on(work))
+        self.0.0.as_ref().map_or(Err(Error::RuntimeEnded), |runtime| runtime.block_on(work))
     }
 
     fn with<T>(&self, inner: T) -> On<T> {
@@ -68,6 +70,45 @@ impl<T> On<T> {
     }
 }
 
+/// How long the drop of a guard waits for the release.
+const LONGEST_RELEASE: Duration = Duration::from_secs(5);
+
+/// A guard of the asynchronous side. When it is dropped, it has released: the process may end right after that.
+struct Kept<G> {
+    // Dropped in this order: the release is begun, it is waited for, and then perhaps the runtime ends.
+    inner: G,
+    release: Release,
+    driver: Driver,
+}
+
+impl<G> Kept<G> {
+    fn new(driver: &Driver, inner: G, released: impl Future<Output = ()> + Send + 'static) -> Self {
+        let release = Release { end: Box::pin(released), driver: driver.clone() };
+        Self { inner, release, driver: driver.clone() }
+    }
+}
+
+impl<G: std::fmt::Debug> std::fmt::Debug for Kept<G> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// Waits when it is dropped, unless that is in an asynchronous task, where nothing may block.
+struct Release {
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    driver: Driver,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let may_block = Handle::try_current().is_err_and(|error| error.is_missing_context());
+        if may_block && let Some(runtime) = &self.driver.0.0 {
+            runtime.block_on(within(LONGEST_RELEASE, &mut self.end));
+        }
+    }
+}
+
 /// A connection to the place where the locks are, see [`crate::Client`].
 #[derive(Clone, Debug)]
 pub struct Client(On<crate::Client>);
@@ -86,8 +127,10 @@ impl Client {
     ///
     /// ```no_run
     /// # fn main() -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    ///
     /// let client = rlock_client::blocking::Client::connect_by(|builder| async move {
-    ///     builder.waiting_connections(2).connect("redis://127.0.0.1/").await
+    ///     builder.retry_for(Duration::from_secs(5)).connect("redis://127.0.0.1/").await
     /// })?;
     /// # Ok(())
     /// # }
@@ -103,6 +146,15 @@ impl Client {
         let driver = Driver::start()?;
         let client = driver.wait(connect(crate::Client::builder()))?;
         Ok(Self(driver.with(client)))
+    }
+
+    /// See [`crate::Client::close`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn close(&self) -> Result<(), Error> {
+        self.0.driver.wait(self.0.inner.close())
     }
 
     /// See [`crate::Client::lock`].
@@ -211,7 +263,8 @@ macro_rules! acquiring {
 macro_rules! holding {
     ($inner:ty, $of:literal) => {
         fn over(driver: &Driver, guard: $inner) -> Self {
-            Self(driver.with(guard))
+            let released = guard.released();
+            Self(Kept::new(driver, guard, released))
         }
 
         #[doc = concat!("See [`", $of, "::is_held`]. Look at it before each step that must not happen without the lock.")]
@@ -223,10 +276,7 @@ macro_rules! holding {
         pub fn wait_until_lost(&self) {
             let lost = self.0.inner.lost();
             // Without a runtime there is no renewal, and the hold is as good as lost.
-            let _ = self.0.driver.wait(async {
-                lost.await;
-                Ok(())
-            });
+            let _ = self.0.driver.wait(async { Ok(lost.await) });
         }
 
         #[doc = concat!("See [`", $of, "::renew`].")]
@@ -244,7 +294,10 @@ macro_rules! holding {
         ///
         /// As there.
         pub fn release(self) -> Result<(), Error> {
-            self.0.driver.wait(self.0.inner.release())
+            let Kept { inner, release, driver } = self.0;
+            let outcome = driver.wait(inner.release());
+            drop(release);
+            outcome
         }
     };
 }
@@ -321,10 +374,11 @@ impl Semaphore {
     }
 }
 
-/// A hold, see [`crate::Guard`]. Dropping it releases in the background.
+/// A hold, see [`crate::Guard`]. When it is dropped it has released, or has tried to for 5 s. Dropped in an asynchronous task it
+/// releases in the background.
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]
-pub struct Guard<K>(On<crate::Guard<K>>);
+pub struct Guard<K>(Kept<crate::Guard<K>>);
 
 impl<K: Kind> Guard<K> {
     holding!(crate::Guard<K>, "crate::Guard");
@@ -372,7 +426,7 @@ impl Guard<Write> {
     ///
     /// As there.
     pub fn downgrade(self) -> Result<Guard<Read>, Error> {
-        let On { inner, driver } = self.0;
+        let Kept { inner, driver, .. } = self.0;
         Ok(Guard::over(&driver, driver.wait(inner.downgrade())?))
     }
 }
@@ -415,7 +469,7 @@ impl MultiLock {
 /// All keys of a [`MultiLock`], see [`crate::MultiGuard`].
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the locks"]
-pub struct MultiGuard(On<crate::MultiGuard>);
+pub struct MultiGuard(Kept<crate::MultiGuard>);
 
 impl MultiGuard {
     holding!(crate::MultiGuard, "crate::MultiGuard");
@@ -466,7 +520,7 @@ impl QuorumLock {
 /// A lock that a majority of servers has granted, see [`crate::QuorumGuard`].
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]
-pub struct QuorumGuard(On<crate::QuorumGuard>);
+pub struct QuorumGuard(Kept<crate::QuorumGuard>);
 
 impl QuorumGuard {
     holding!(crate::QuorumGuard, "crate::QuorumGuard");

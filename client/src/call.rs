@@ -1,5 +1,6 @@
 //! One command, sent until it has an answer: over lost connections, redirections and servers that are not ready.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,14 +9,19 @@ use rand::Rng;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::Error;
-use crate::clock::{Moment, sleep_until};
+use crate::clock::Moment;
 use crate::link::Link;
 use crate::servers::{Line, Servers};
 use crate::slots::Address;
+use crate::timer::sleep_until;
 
 /// The pauses between tries grow from the first to the last of these, each shortened by up to half at random.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// The same for a server that answers, but does not do it for now. What it is asked it has to refuse: of thousands of guards that is a load.
+const FIRST_PAUSE_IF_REFUSED: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE_IF_REFUSED: Duration = Duration::from_secs(1);
 
 /// Redirections that are followed without a pause, one after the other.
 const IMMEDIATE_REDIRECTIONS: u32 = 5;
@@ -36,7 +42,7 @@ pub(crate) struct Answered {
 
 /// What to do about an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+enum Verdict {
     /// It is the answer.
     Final,
     /// The connection is of no more use.
@@ -50,7 +56,7 @@ pub(crate) enum Verdict {
 }
 
 /// What an error of the server's or of the connection means for a command that can be repeated.
-pub(crate) fn judge(error: &RedisError, link: &Link) -> Verdict {
+fn judge(error: &RedisError, link: &Link) -> Verdict {
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) => {
             let host = match link.info().addr() {
@@ -77,24 +83,51 @@ pub(crate) fn judge(error: &RedisError, link: &Link) -> Verdict {
         ErrorKind::Extension => match error.code() {
             // Sent when a failover ends a wait, and when another request of the same owner does; then the repetition is STALE.
             Some("UNBLOCKED" | "QUARANTINE") => Verdict::Later,
+            // The server runs a long script, cannot save its data, or misses its replicas.
+            Some("BUSY" | "MISCONF" | "NOREPLICAS") => Verdict::Later,
             _ => Verdict::Final,
         },
         _ => Verdict::Reconnect,
     }
 }
 
+/// What is sent: always the same, or made for the connection that it goes over. `is_asking` says that the node is only taking the slot over.
+pub(crate) trait Prepare: Sync {
+    fn prepare(
+        &self,
+        link: &Arc<Link>,
+        is_asking: bool,
+    ) -> impl Future<Output = Result<Cow<'_, Cmd>, RedisError>> + Send;
+}
+
+impl Prepare for Cmd {
+    async fn prepare(&self, _: &Arc<Link>, _: bool) -> Result<Cow<'_, Cmd>, RedisError> {
+        Ok(Cow::Borrowed(self))
+    }
+}
+
 /// Pauses between tries.
-pub(crate) struct Pauses(Duration);
+pub(crate) struct Pauses {
+    next: Duration,
+    is_refused: bool,
+}
 
 impl Pauses {
     pub(crate) fn new() -> Self {
-        Self(FIRST_PAUSE)
+        Self { next: FIRST_PAUSE, is_refused: false }
+    }
+
+    /// The server answers, but does not do it for now.
+    pub(crate) fn refused(&mut self) {
+        self.is_refused = true;
+        self.next = self.next.max(FIRST_PAUSE_IF_REFUSED);
     }
 
     /// The next pause. They differ between clients, so that those which lost the same server do not come back in step.
     pub(crate) fn next(&mut self) -> Duration {
-        let pause = self.0.mul_f64(rand::rng().random_range(0.5..1.0));
-        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
+        let pause = self.next.mul_f64(rand::rng().random_range(0.5..1.0));
+        let longest = if self.is_refused { LONGEST_PAUSE_IF_REFUSED } else { LONGEST_PAUSE };
+        self.next = (self.next * 2).min(longest);
         pause
     }
 }
@@ -118,7 +151,7 @@ impl Servers {
     pub(crate) async fn call_noting(
         &self,
         slot: Option<u16>,
-        command: &Cmd,
+        command: &impl Prepare,
         patience: Duration,
         give_up: Moment,
         is_sent: &AtomicBool,
@@ -130,6 +163,9 @@ impl Servers {
                 Ok(answered) => return Ok(answered),
                 Err(cause) => cause,
             };
+            if self.home().has_ended() {
+                return Err(Error::RuntimeEnded);
+            }
             if tries.redirections > 0 && tries.redirections <= IMMEDIATE_REDIRECTIONS {
                 continue;
             }
@@ -146,7 +182,7 @@ impl Servers {
     async fn try_once(
         &self,
         slot: Option<u16>,
-        command: &Cmd,
+        command: &impl Prepare,
         patience: Duration,
         tries: &mut Tries<'_>,
     ) -> Result<Answered, RedisError> {
@@ -163,9 +199,10 @@ impl Servers {
         let sent = Moment::now();
         let is_resent = tries.first_sent.is_some();
         let first_sent = *tries.first_sent.get_or_insert(sent);
-        let said = match ask {
-            None => link.ask(command, Some(patience)).await,
-            Some(_) => ask_elsewhere(&link, command, patience).await,
+        let said = match (command.prepare(&link, ask.is_some()).await, &ask) {
+            (Err(error), _) => Err(error),
+            (Ok(command), None) => link.ask(&command, Some(patience)).await,
+            (Ok(command), Some(_)) => ask_elsewhere(&link, &command, patience).await,
         };
         let error = match said {
             Ok(value) => return Ok(Answered { said: Ok(value), first_sent, sent, is_resent, link }),
@@ -181,20 +218,20 @@ impl Servers {
         };
         match verdict {
             Verdict::Ask(address) => tries.ask = Some(address),
+            Verdict::Later => tries.pauses.refused(),
             verdict => self.heed(verdict, &link),
         }
         Err(error)
     }
 
     /// Does what a verdict asks for before the next try.
-    pub(crate) fn heed(&self, verdict: Verdict, link: &Link) {
+    fn heed(&self, verdict: Verdict, link: &Link) {
         match verdict {
             Verdict::Moved(slot, address) => self.slot_moved(slot, address),
             Verdict::Reconnect => {
                 link.close();
                 self.forget_slots();
             }
-            // For a blocked command, ASK is as good as MOVED: the slot's new owner is asked, and sends it back if need be.
             Verdict::Final | Verdict::Ask(_) | Verdict::Later => {}
         }
     }

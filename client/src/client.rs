@@ -1,84 +1,20 @@
-//! The client: connects, and makes handles to locks.
+//! The client: how to connect, and what all its handles share. The handles add what makes them, each in its own file.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ConnectionInfo, IntoConnectionInfo};
-use tokio::runtime::Handle;
+use redis::{ConnectionInfo, IntoConnectionInfo, Value};
 
 use crate::Error;
 use crate::clock::Moment;
-use crate::lock::{Fair, Lock, Mutex as MutexKind, RwLock};
-use crate::multi::MultiLock;
-use crate::request::Gate;
-use crate::semaphore::Semaphore;
+use crate::home::Home;
 use crate::servers::{Servers, Topology};
-use crate::slots::slot_of;
-use crate::waiting_room::WaitingRoom;
-use crate::wire::Family;
-
-/// What a client is told once.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) response_timeout: Duration,
-    pub(crate) retry_for: Duration,
-    pub(crate) refresh_waits_after: Duration,
-    waiting_connections: usize,
-    name: Option<String>,
-}
-
-/// What all handles and guards of a client share.
-pub(crate) struct Shared {
-    pub(crate) servers: Servers,
-    pub(crate) settings: Settings,
-    pub(crate) waiting_room: Arc<WaitingRoom>,
-    /// Held while a wait moves to a fresh connection.
-    pub(crate) moving: tokio::sync::Mutex<()>,
-    pub(crate) runtime: Handle,
-    gates: Mutex<HashMap<GateKey, Weak<tokio::sync::Mutex<()>>>>,
-}
-
-/// An owner has one numbered request at a time for each of these.
-type GateKey = (Family, Arc<[Vec<u8>]>, Arc<[u8]>);
-
-impl Shared {
-    /// The slot of keys that are asked for together, in a cluster.
-    pub(crate) fn slot_of(&self, keys: &[Vec<u8>]) -> Option<u16> {
-        self.servers.is_cluster().then(|| slot_of(keys.first().map_or(&[], Vec::as_slice)))
-    }
-
-    /// Runs what tidies up. When the runtime is shutting down, the lease tidies up.
-    pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
-        drop(self.runtime.spawn(work));
-    }
-
-    /// The gate of an owner that several handles may use.
-    pub(crate) fn gate_of(&self, key: GateKey) -> Gate {
-        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gate) = gates.get(&key).and_then(Weak::upgrade) {
-            return gate;
-        }
-        // As many as are in use at most double before those that are not are removed.
-        if gates.len() == gates.capacity() {
-            gates.retain(|_, gate| gate.strong_count() > 0);
-        }
-        let gate = Gate::default();
-        gates.insert(key, Arc::downgrade(&gate));
-        gate
-    }
-
-    /// A name of the place where the locks are, the same in every process.
-    pub(crate) fn name(&self) -> String {
-        self.settings.name.clone().unwrap_or_else(|| self.servers.name())
-    }
-}
+use crate::shared::{Settings, Shared};
 
 /// A connection to the place where the locks are: one server, a master under Sentinel, or a cluster. Cloning it is cheap and shares
 /// everything.
 ///
-/// All commands share one connection (per node of a cluster), made anew when it was lost. Waiting uses a few more, see
-/// [`Builder::waiting_connections`].
+/// All commands share one connection (per node of a cluster), made anew when it was lost. Waiting needs no further one.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
@@ -86,16 +22,33 @@ pub struct Client {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("name", &self.shared.name()).finish_non_exhaustive()
+        f.debug_struct("Client").field("name", &self.shared.place().0).finish_non_exhaustive()
     }
 }
 
 impl Client {
+    /// A server without the module is an error here, and not at the first lock. Whoever may not ask is not told.
+    async fn check_module(&self) -> Result<(), Error> {
+        let shared = &self.shared;
+        let mut question = redis::cmd("COMMAND");
+        question.arg("INFO").arg("RLOCK.ACQUIRE");
+        let slot = shared.servers.is_cluster().then_some(0);
+        let give_up = Moment::now().after(shared.settings.response_timeout);
+        let answered = shared.servers.call(slot, &question, shared.settings.response_timeout, give_up).await;
+        match answered.map(|answered| answered.said) {
+            Ok(Ok(Value::Array(known))) if matches!(known.as_slice(), [Value::Nil]) => {
+                Err(Error::NoModule("it knows no RLOCK.ACQUIRE".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Connects to one server, `redis://[user:password@]host[:port][/db]`, with the default options.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the address cannot be read, [`Error::Connection`] if nobody answers there.
+    /// [`Error::Argument`] if the address cannot be read, [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has
+    /// not loaded the module.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::builder().connect(url).await
     }
@@ -105,29 +58,20 @@ impl Client {
         Builder::default()
     }
 
-    /// A mutex: one owner at a time.
-    pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock<MutexKind> {
-        Lock::new(self, key.as_ref())
-    }
-
-    /// A mutex whose queue is kept by the server as data: it survives a restart and a failover in the same order.
-    pub fn fair_lock(&self, key: impl AsRef<[u8]>) -> Lock<Fair> {
-        Lock::new(self, key.as_ref())
-    }
-
-    /// A lock for many readers or one writer.
-    pub fn rw_lock(&self, key: impl AsRef<[u8]>) -> RwLock {
-        RwLock::new(self, key.as_ref())
-    }
-
-    /// A number of permits.
-    pub fn semaphore(&self, key: impl AsRef<[u8]>) -> Semaphore {
-        Semaphore::new(self, key.as_ref())
-    }
-
-    /// Several mutexes that are held together or not at all.
-    pub fn multi_lock<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
-        MultiLock::new(self, keys)
+    /// Ends what waits, and waits until everything is released that guards and futures have left behind when they were dropped: for at
+    /// most [`Builder::response_timeout`]. The last thing to do before the runtime ends, which ends all that is still under way.
+    ///
+    /// From then on nothing is acquired, and those who wait get [`Error::Closed`]. Guards that live go on renewing and can be released.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the client is closed, and the rest is left to the background.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LeftBehind`] if not everything was released in that time; the rest is tried further.
+    pub async fn close(&self) -> Result<(), Error> {
+        self.shared.home.close(self.shared.settings.response_timeout).await
     }
 }
 
@@ -143,11 +87,10 @@ impl Default for Builder {
         let settings = Settings {
             response_timeout: Duration::from_secs(5),
             retry_for: Duration::from_secs(30),
-            refresh_waits_after: Duration::from_secs(15),
-            waiting_connections: 8,
+            ping_after: Duration::from_secs(5),
             name: None,
         };
-        Self { settings, connect_timeout: Duration::from_secs(2) }
+        Self { settings, connect_timeout: Duration::from_secs(5) }
     }
 }
 
@@ -159,7 +102,7 @@ impl Builder {
         self
     }
 
-    /// How long connecting may take. Default: 2 s.
+    /// How long connecting may take: two ways there and back. Default: 5 s.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
@@ -173,25 +116,15 @@ impl Builder {
         self
     }
 
-    /// How many connections requests may wait on, at least 1. Default: 8.
-    ///
-    /// One is enough for any number of tasks that wait for the same lock: they stand in line here. While tasks wait for more different
-    /// locks than this, the surplus ones ask ten times a second.
+    /// A connection on which somebody waits is silent, and may have died silently. After so long it is asked whether it lives; then
+    /// [`connect_timeout`](Self::connect_timeout) counts. Default: 5 s.
     #[must_use]
-    pub fn waiting_connections(mut self, connections: usize) -> Self {
-        self.settings.waiting_connections = connections.max(1);
+    pub fn ping_after(mut self, span: Duration) -> Self {
+        self.settings.ping_after = span;
         self
     }
 
-    /// A connection on which somebody waits is silent, and may have died silently. A wait that lasts so long moves to a fresh
-    /// connection; its place in the queue moves with it. Default: 15 s.
-    #[must_use]
-    pub fn refresh_waits_after(mut self, span: Duration) -> Self {
-        self.settings.refresh_waits_after = span;
-        self
-    }
-
-    /// A name for the place where the locks are. [`MultiLock`] goes through several places in the order of their names, so all processes must
+    /// A name for the place where the locks are. [`MultiLock`](crate::MultiLock) goes through several places in the order of their names, so all processes must
     /// use the same ones. Default: made from the addresses.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
@@ -203,10 +136,20 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the address cannot be read, [`Error::Connection`] if nobody answers there.
+    /// [`Error::Argument`] if the address cannot be read, [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has
+    /// not loaded the module.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
         let info = parse("url", url)?;
         self.with(Topology::Standalone(info)).await
+    }
+
+    /// Connects to one server by all that redis-rs can say about one, such as certificates of both sides. See [`crate::redis`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has not loaded the module.
+    pub async fn connect_to(self, server: ConnectionInfo) -> Result<Client, Error> {
+        self.with(Topology::Standalone(server)).await
     }
 
     /// A client of one server that connects when it is first used, so the server may be down now. Must be called inside a tokio runtime.
@@ -216,8 +159,7 @@ impl Builder {
     /// [`Error::Argument`] if the address cannot be read.
     pub fn connect_later(self, url: &str) -> Result<Client, Error> {
         let info = parse("url", url)?;
-        let servers = Servers::new(Topology::Standalone(info), self.connect_timeout);
-        Ok(self.over(servers))
+        Ok(self.over(Topology::Standalone(info)))
     }
 
     /// Connects to the master that Sentinel knows under a name, and follows it after a failover. Each URL is that of a sentinel. `settings`
@@ -243,29 +185,23 @@ impl Builder {
     }
 
     async fn with(self, topology: Topology) -> Result<Client, Error> {
-        let servers = Servers::new(topology, self.connect_timeout);
+        let client = self.over(topology);
         // So that a wrong address is an error here, and not later somewhere else.
         let started = Moment::now();
         let failed = |cause| Error::Connection { tried_for: started.until(Moment::now()), cause };
-        servers.reach().await.map_err(failed)?;
-        Ok(self.over(servers))
+        client.shared.servers.reach().await.map_err(failed)?;
+        client.check_module().await?;
+        Ok(client)
     }
 
-    fn over(self, servers: Servers) -> Client {
-        let waiting_room = WaitingRoom::new(self.settings.waiting_connections);
-        let shared = Shared {
-            servers,
-            settings: self.settings,
-            waiting_room,
-            moving: tokio::sync::Mutex::default(),
-            runtime: Handle::current(),
-            gates: Mutex::default(),
-        };
-        Client { shared: Arc::new(shared) }
+    fn over(self, topology: Topology) -> Client {
+        let home = Arc::new(Home::here());
+        let servers = Servers::new(topology, self.connect_timeout, self.settings.ping_after, home.clone());
+        Client { shared: Shared::new(servers, self.settings, home) }
     }
 }
 
+/// Reads an address. An error does not repeat it: it may have a password in it.
 fn parse(argument: &str, url: &str) -> Result<ConnectionInfo, Error> {
-    url.into_connection_info()
-        .map_err(|error| Error::Argument(format!("{argument}: {url:?} is not an address: {error}")))
+    url.into_connection_info().map_err(|error| Error::Argument(format!("{argument}: not an address: {error}")))
 }

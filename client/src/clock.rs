@@ -17,6 +17,9 @@ const CLOCK: ClockId = ClockId::Monotonic;
 pub(crate) struct Moment(u64);
 
 impl Moment {
+    /// A moment that does not come.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
     /// Now.
     pub(crate) fn now() -> Self {
         let Timespec { tv_sec, tv_nsec } = clock_gettime(CLOCK);
@@ -24,7 +27,8 @@ impl Moment {
         Self(seconds.saturating_mul(1_000_000).saturating_add(u64::try_from(tv_nsec).unwrap_or(0) / 1000))
     }
 
-    /// For tests, and for what never comes.
+    /// For tests.
+    #[cfg(test)]
     pub(crate) const fn from_us(us: u64) -> Self {
         Self(us)
     }
@@ -37,18 +41,5 @@ impl Moment {
     /// How long it is from now to `later`; zero if that is over.
     pub(crate) fn until(self, later: Self) -> Duration {
         Duration::from_micros(later.0.saturating_sub(self.0))
-    }
-}
-
-/// Sleeps until a moment. Timers do not run during a suspend: whoever sleeps looks at the clock afterwards.
-pub(crate) async fn sleep_until(moment: Moment) {
-    tokio::time::sleep(Moment::now().until(moment)).await;
-}
-
-/// Sleeps until a moment if there is one, else for ever.
-pub(crate) async fn sleep_until_some(moment: Option<Moment>) {
-    match moment {
-        Some(moment) => sleep_until(moment).await,
-        None => std::future::pending().await,
     }
 }

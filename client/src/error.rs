@@ -41,10 +41,16 @@ pub enum Error {
         /// How many there are.
         servers: usize,
     },
+    /// The server does not know the commands of the module: it has not loaded it.
+    #[error("the server has not loaded the module rlock: {0}")]
+    NoModule(String),
+    /// The user may not use this command or key; the text says which.
+    #[error("the user has no permission: {0}")]
+    Permission(String),
     /// The server refused for another reason.
     #[error("the server refused: {code} {message}")]
     Server {
-        /// The first word of the server's error, such as `WRONGTYPE` or `NOPERM`.
+        /// The first word of the server's error, such as `WRONGTYPE`.
         code: String,
         /// The rest of it.
         message: String,
@@ -54,24 +60,56 @@ pub enum Error {
     Connection {
         /// How long it was tried.
         tried_for: Duration,
-        /// The last failure.
+        /// The last failure; its type is that of [`crate::redis`].
+        #[source]
         cause: redis::RedisError,
     },
-    /// The runtime is shutting down.
-    #[error("the runtime is shutting down")]
-    ShuttingDown,
+    /// Another request in the name of the same owner, from another client, has taken the place of this one. An owner stands for one
+    /// thread of control: use [`Lock::owner`](crate::Lock::owner) with different names for different ones.
+    #[error("another request of the same owner has taken the place of this one")]
+    Superseded,
+    /// The runtime on which the client was made has ended, and with it what renews locks. Make clients on a runtime that lives as long
+    /// as they do.
+    #[error(
+        "the runtime on which this client was made has ended; a client has to be made on one that lives as long as it does"
+    )]
+    RuntimeEnded,
+    /// The client was [closed](crate::Client::close).
+    #[error("the client is closed")]
+    Closed,
+    /// The client was closed, and not everything that was left behind could be released in time. It lives until its lease ends at most.
+    #[error("{requests} requests were not tidied up in time; what they hold lives until its lease ends")]
+    LeftBehind {
+        /// How many requests are still being taken back or released.
+        requests: usize,
+    },
 }
 
 impl Error {
     /// The error for an answer of the server's that no retry will change.
     pub(crate) fn from_answer(error: &redis::RedisError) -> Self {
         let code = error.code().unwrap_or("ERR").to_owned();
-        let message = error.detail().unwrap_or_default().to_owned();
+        Self::from_code(code, error.detail().unwrap_or_default().to_owned())
+    }
+
+    /// The same for what is asked of a hold: where there is something else now, or no semaphore, it is gone as well.
+    pub(crate) fn of_hold(error: &redis::RedisError) -> Self {
+        match Self::from_answer(error) {
+            Self::Server { code, .. } if code == "WRONGTYPE" => Self::NotHeld,
+            Self::NoSemaphore => Self::NotHeld,
+            error => error,
+        }
+    }
+
+    /// The same for a code and its text.
+    pub(crate) fn from_code(code: String, message: String) -> Self {
         match code.as_str() {
             "NOTOWNER" => Self::NotHeld,
             "DEADLOCK" => Self::Deadlock(message),
             "NOSEMAPHORE" => Self::NoSemaphore,
             "MAXWAITERS" => Self::TooManyWaiters(message),
+            "NOPERM" => Self::Permission(message),
+            "ERR" if message.starts_with("unknown command") => Self::NoModule(message),
             _ => Self::Server { code, message },
         }
     }

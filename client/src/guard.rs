@@ -4,9 +4,10 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use crate::Error;
+use crate::acquisition::Acquisition;
 use crate::clock::Moment;
 use crate::hold::Held;
-use crate::lock::{Acquisition, Kind, Read, Reentrant, Write};
+use crate::kind::{Kind, Read, Reentrant, Write};
 use crate::wire::Family;
 
 /// A hold. Dropping it releases in the background; [`release`](Self::release) tells whether that worked.
@@ -36,6 +37,15 @@ impl<K> std::fmt::Debug for Guard<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Guard").field(&self.held).finish()
     }
+}
+
+/// A hold that no guard keeps: enough to take it over with [`Lock::attach`](crate::Lock::attach), also in another process.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Detached {
+    /// The owner in whose name it is held.
+    pub owner: Vec<u8>,
+    /// Its fencing token.
+    pub token: u64,
 }
 
 impl<K: Kind> Guard<K> {
@@ -71,6 +81,35 @@ impl<K: Kind> Guard<K> {
     /// It may be dropped and asked for again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<K> {
         self.held.hold.clone().lost()
+    }
+
+    /// Whether something is wrong that may end in a loss: the connection over which it was last heard of is gone, or the last renewal failed.
+    /// The lease runs on, and the next renewal may mend it. A hold that is [lost](Self::lost) is not suspected any more.
+    pub fn is_suspected(&self) -> bool {
+        self.held.hold.is_suspected()
+    }
+
+    /// Renews once more and leaves the hold alone: it is neither renewed nor released from here on. Whoever gets to know what this returns can
+    /// take it over with [`Lock::attach`](crate::Lock::attach) before its lease ends. A hold with a
+    /// [`session_grace`](crate::Lock::session_grace) still ends with this process.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases in the background.
+    ///
+    /// # Errors
+    ///
+    /// As [`renew`](Self::renew). On any error the lock is released.
+    pub async fn detach(self) -> Result<Detached, Error> {
+        self.renew().await?;
+        let detached = Detached { owner: self.owner().to_vec(), token: self.token() };
+        self.held.leave();
+        Ok(detached)
+    }
+
+    /// Resolves when it has been released, whether by hand or because it was dropped.
+    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + use<K> {
+        self.held.hold.clone().ended()
     }
 
     /// Renews now, by the lease with which it was acquired.
@@ -129,7 +168,7 @@ impl<K: Reentrant> Guard<K> {
         if !self.is_held() {
             return Err(Error::NotHeld);
         }
-        let again = Acquisition::by_owner_of(&self.held, self.held.hold.request.subject.family);
+        let again = Acquisition::by_owner_of(&self.held.hold, self.held.hold.request.subject.family);
         let inner = again.try_acquire().await?.map(Self::new).ok_or(Error::NotHeld)?;
         // If the hold ended and was granted anew, it is another one, and not a re-entry.
         if inner.token() == self.token() { Ok(inner) } else { Err(Error::NotHeld) }
@@ -147,7 +186,7 @@ impl Guard<Write> {
     ///
     /// [`Error::NotHeld`] if the hold is gone. On any error the lock is released.
     pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
-        let reader = Acquisition::by_owner_of(&self.held, Family::Read).try_acquire().await?;
+        let reader = Acquisition::by_owner_of(&self.held.hold, Family::Read).try_acquire().await?;
         let reader = reader.map(Guard::new).ok_or(Error::NotHeld)?;
         self.release().await?;
         Ok(reader)
@@ -164,9 +203,10 @@ impl Guard<Read> {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadlock`] if another reader is waiting for the same: one of the two has to release.
+    /// [`Error::Deadlock`] if another reader is waiting for the same: one of the two has to release. [`Error::NotHeld`] if the reader's hold
+    /// is gone: another writer may have come in between, so this one is given back.
     pub async fn upgrade(&self) -> Result<Guard<Write>, Error> {
-        Acquisition::by_owner_of(&self.held, Family::Write).acquire(None).await.map(Guard::new)
+        self.upgrade_until(None).await
     }
 
     /// The same, for no longer than `timeout`.
@@ -179,7 +219,16 @@ impl Guard<Read> {
     ///
     /// [`Error::Timeout`] if the other readers have not left in that time; else as [`upgrade`](Self::upgrade).
     pub async fn upgrade_timeout(&self, timeout: Duration) -> Result<Guard<Write>, Error> {
-        let deadline = Moment::now().after(timeout);
-        Acquisition::by_owner_of(&self.held, Family::Write).acquire(Some(deadline)).await.map(Guard::new)
+        self.upgrade_until(Some(Moment::now().after(timeout))).await
+    }
+
+    async fn upgrade_until(&self, deadline: Option<Moment>) -> Result<Guard<Write>, Error> {
+        if !self.is_held() {
+            return Err(Error::NotHeld);
+        }
+        let writer = Acquisition::by_owner_of(&self.held.hold, Family::Write).acquire(deadline).await?;
+        // Only if this hold has lived to see the other one, nobody has written since.
+        self.renew().await?;
+        Ok(Guard::new(writer))
     }
 }

@@ -1,6 +1,9 @@
 //! A hold and its keeper: the task that renews it, notices its loss, and is gone with it.
 
+use std::pin::Pin;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
@@ -8,12 +11,19 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::Error;
-use crate::clock::{Moment, sleep_until};
-use crate::identity::next_request_id;
+use crate::clock::Moment;
 use crate::link::Link;
+use crate::news::News;
 use crate::request::{Grant, Request};
-use crate::validity::{Step, Terms, Validity};
+use crate::timer::{sleep_until, within};
+use crate::validity::{Step, Terms, Validity, patience_for, renewal_after};
 use crate::wire;
+
+/// Whether its key was taken away is listened to when a hold has lived so long.
+const LISTENS_AFTER: Duration = Duration::from_secs(1);
+
+/// A renewal for so long prolongs nothing: the end of a lease does not come nearer.
+const SHORTEST_LEASE: Duration = Duration::from_millis(1);
 
 /// What RENEW is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +44,10 @@ pub(crate) struct Hold {
     state: Mutex<State>,
     /// Set when the hold can no longer be relied upon, for whatever reason.
     lost: CancellationToken,
+    /// Set when its release has come to an end, whichever.
+    ended: CancellationToken,
+    /// The id of its release, once that has begun.
+    release_id: AtomicU64,
     /// Held while a renewal is under way; true once the hold is being released. So no renewal follows a release.
     is_ending: tokio::sync::Mutex<bool>,
 }
@@ -61,15 +75,24 @@ impl Hold {
         is_held
     }
 
-    /// For how long from now it may be held, and whether it renews itself.
-    pub(crate) fn limits(&self) -> (Option<Duration>, bool) {
-        (self.terms.ends_at.map(|end| Moment::now().until(end)), self.terms.renews)
+    /// How much of its longest time is left, if it has one.
+    pub(crate) fn rest(&self) -> Option<Duration> {
+        self.terms.ends_at.map(|end| Moment::now().until(end))
     }
 
     /// When it can no longer be relied upon if nothing happens.
     pub(crate) fn ends(&self) -> Moment {
         let state = self.state();
-        state.validity.ends(&self.terms, state.link.is_closed())
+        state.validity.ends(&self.terms, state.link.is_closed() || self.request.client.home.has_ended())
+    }
+
+    /// Whether it can be relied upon, and something is wrong all the same.
+    pub(crate) fn is_suspected(&self) -> bool {
+        let is_in_doubt = {
+            let state = self.state();
+            state.link.is_closed() || state.validity.has_failed()
+        };
+        is_in_doubt && self.is_held()
     }
 
     fn lose(&self) {
@@ -84,13 +107,24 @@ impl Hold {
         self.request.subject.keys.first().map(|key| String::from_utf8_lossy(key).into_owned()).unwrap_or_default()
     }
 
-    /// Resolves when the hold can no longer be relied upon.
+    /// Resolves when the hold can no longer be relied upon. It needs no keeper for that, and no runtime: it wakes by the clock when the hold
+    /// ends, as far as was known when it was last looked at.
     pub(crate) async fn lost(self: Arc<Self>) {
         let mut told = std::pin::pin!(self.lost.cancelled());
+        let mut over = sleep_until(self.ends());
         // Each look at this future looks at the clock: after a stop of the process no timer has gone off yet.
-        std::future::poll_fn(|context| match told.as_mut().poll(context) {
-            std::task::Poll::Pending if self.is_held() => std::task::Poll::Pending,
-            _ => std::task::Poll::Ready(()),
+        std::future::poll_fn(|context| {
+            if told.as_mut().poll(context).is_ready() || !self.is_held() {
+                return Poll::Ready(());
+            }
+            while Pin::new(&mut over).poll(context).is_ready() {
+                // It was renewed meanwhile, or is over.
+                if !self.is_held() {
+                    return Poll::Ready(());
+                }
+                over = sleep_until(self.ends());
+            }
+            Poll::Pending
         })
         .await;
     }
@@ -117,8 +151,10 @@ impl Hold {
 
     async fn ask_to_renew(&self, renewal: Renewal, give_up: Moment) -> Result<(), Error> {
         let (Renewal::Lease(lease) | Renewal::Binding(lease)) = renewal;
-        let answered = self.request.call(&self.request.subject.renew(lease), give_up).await?;
-        let left = wire::milliseconds(&answered.said.map_err(|error| Error::from_answer(&error))?)?;
+        let patience = patience_for(Moment::now().until(self.ends()));
+        let command = self.request.subject.renew(&self.tokens, lease);
+        let answered = self.request.call_within(&command, patience, give_up).await?;
+        let left = wire::milliseconds(&answered.said.map_err(|error| Error::of_hold(&error))?)?;
         let mut state = self.state();
         match renewal {
             Renewal::Lease(_) => state.validity.renewed(answered.sent, left),
@@ -162,25 +198,26 @@ impl Hold {
         self.renew(Renewal::Lease(lease), now.after(self.request.client.settings.retry_for)).await
     }
 
-    /// Waits for replicas to have it.
-    pub(crate) async fn replicate(&self, wanted: u32, patience: Duration) -> Result<(), Error> {
+    /// Waits for replicas to have it, if that is asked for.
+    pub(crate) async fn replicate(&self) -> Result<(), Error> {
+        let Some((wanted, patience)) = self.request.keeping.replicas else { return Ok(()) };
         let acknowledged = self.request.replicate(self.request_id, wanted, patience).await?;
         if acknowledged >= wanted { Ok(()) } else { Err(Error::Replicas { wanted, acknowledged }) }
     }
 
     /// Renews while the hold lives. An error says that it is gone.
     async fn renew_in_time(&self, renewal: Renewal, ends: Moment) -> Result<(), Error> {
-        tokio::select! {
-            outcome = self.renew(renewal, ends) => match outcome {
-                Err(Error::NotHeld) => Err(Error::NotHeld),
-                _ => Ok(()),
-            },
-            () = sleep_until(ends) => Ok(()),
+        match within(Moment::now().until(ends), self.renew(renewal, ends)).await {
+            Some(Err(Error::NotHeld)) => Err(Error::NotHeld),
+            _ => Ok(()),
         }
     }
 
     /// The keeper.
     async fn keep(self: Arc<Self>) {
+        // A hold that is released soon is not listened to.
+        let listen_at = Moment::now().after(LISTENS_AFTER);
+        let mut news: Option<News> = None;
         loop {
             let now = Moment::now();
             let (step, ends, link) = {
@@ -193,28 +230,31 @@ impl Hold {
                 )
             };
             // Whatever it does, it is back when the hold ends.
-            match step {
+            let renewal = match step {
                 Step::Lose => return self.lose(),
-                Step::Renew => {
-                    let lease = self.terms.lease_to_ask(now).unwrap_or(self.terms.lease);
-                    if self.renew_in_time(Renewal::Lease(lease), ends).await.is_err() {
-                        return;
-                    }
-                }
+                Step::Renew => Renewal::Lease(self.terms.lease_to_ask(now).unwrap_or(self.terms.lease)),
                 // An answer to anything else would not do: the connection may be open, and the lock have moved to another server, for
                 // which the session is closed.
-                Step::Bind(lease) => {
-                    if self.renew_in_time(Renewal::Binding(lease), ends).await.is_err() {
-                        return;
-                    }
-                }
+                Step::Bind(lease) => Renewal::Binding(lease),
                 Step::Sleep(until) => {
+                    let may_listen = !news.as_ref().is_some_and(|news| news.come_over(&link));
+                    if may_listen && now >= listen_at {
+                        // A connection that is silent does not hold a renewal up.
+                        news = within(now.until(until), News::of(&self.request, link)).await;
+                        continue;
+                    }
+                    let until = if may_listen { until.min(listen_at) } else { until };
                     let is_bound = self.terms.session_grace.is_some() && !link.is_closed();
                     tokio::select! {
-                        () = sleep_until(until) => {}
-                        () = link.closed(), if is_bound => {}
+                        () = sleep_until(until) => continue,
+                        () = link.closed(), if is_bound => continue,
+                        // Something has happened to the key: a renewal that does not prolong tells what.
+                        () = News::come(&mut news) => Renewal::Binding(SHORTEST_LEASE),
                     }
                 }
+            };
+            if self.renew_in_time(renewal, ends).await.is_err() {
+                return;
             }
         }
     }
@@ -236,22 +276,32 @@ impl std::fmt::Debug for Held {
 /// How far a release has come.
 enum Ending {
     NotBegun,
-    /// Sent with this id, and not answered yet.
-    Begun(u64, OwnedMutexGuard<()>),
+    /// Sent with the present id, and not answered yet.
+    Begun(OwnedMutexGuard<()>),
     Done,
 }
 
 impl Held {
     /// Takes responsibility for a grant.
-    pub(crate) fn new(request: Arc<Request>, grant: Grant, max_hold: Option<Duration>, renews: bool) -> Self {
+    ///
+    /// Errors: without a runtime nobody would renew it. Its lease ends it.
+    pub(crate) fn new(request: Arc<Request>, grant: Grant) -> Result<Self, Error> {
         let Grant { tokens, counts_from, lease, link, request_id } = grant;
-        let ends_at = max_hold.map(|most| counts_from.after(most));
-        let terms = Terms { lease: request.lease, session_grace: request.session_grace, renews, ends_at };
+        let terms = Terms {
+            lease: request.lease,
+            renewal_after: renewal_after(request.lease, rand::random()),
+            session_grace: request.session_grace,
+            renews: request.keeping.renews,
+            ends_at: request.keeping.max_hold.map(|most| counts_from.after(most)),
+        };
         let state = Mutex::new(State { validity: Validity::given(counts_from, lease), link });
-        let (lost, is_ending) = (CancellationToken::new(), tokio::sync::Mutex::new(false));
-        let hold = Arc::new(Hold { request, tokens, request_id, terms, state, lost, is_ending });
-        let keeper = hold.request.client.runtime.spawn(hold.clone().keep()).abort_handle();
-        Self { hold, keeper, ending: Ending::NotBegun }
+        let (lost, ended, is_ending) =
+            (CancellationToken::new(), CancellationToken::new(), tokio::sync::Mutex::new(false));
+        let release_id = AtomicU64::default();
+        let hold = Arc::new(Hold { request, tokens, request_id, terms, state, lost, ended, is_ending, release_id });
+        let home = &hold.request.client.home;
+        let keeper = home.start(hold.clone().keep()).abort_handle();
+        if home.has_ended() { Err(Error::RuntimeEnded) } else { Ok(Self { hold, keeper, ending: Ending::NotBegun }) }
     }
 
     /// Gives the hold back.
@@ -260,21 +310,46 @@ impl Held {
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         // A renewal that is under way ends here; one that was sent already comes before the release on the same connection.
         self.keeper.abort();
-        self.hold.lost.cancel();
-        let gate = self.hold.request.gate.clone().lock_owned().await;
-        let request_id = next_request_id();
-        self.ending = Ending::Begun(request_id, gate);
+        let relied_on_until = self.hold.stop_relying();
+        let gate = self.hold.request.gate.pass().await;
+        self.hold.choose_release_id();
+        self.ending = Ending::Begun(gate);
         let give_up = Moment::now().after(self.hold.request.client.settings.retry_for);
-        let outcome = self.hold.end(request_id, give_up).await;
+        let outcome = self.hold.end(relied_on_until, give_up).await;
         self.ending = Ending::Done;
         outcome
+    }
+
+    /// Gives the hold up without releasing it: it lives until its lease ends.
+    pub(crate) fn leave(mut self) {
+        self.ending = Ending::Done;
+        self.hold.lost.cancel();
+        self.hold.ended.cancel();
     }
 }
 
 impl Hold {
-    async fn end(&self, request_id: u64, give_up: Moment) -> Result<(), Error> {
+    /// From now on it is not relied upon. Returns until when it was: only so long a release that was lost can have been what ended it.
+    fn stop_relying(&self) -> Moment {
+        let ends = if self.is_held() { self.ends() } else { Moment::now() };
+        self.lost.cancel();
+        ends
+    }
+
+    fn choose_release_id(&self) {
+        self.release_id.store(self.request.gate.next_id(), std::sync::atomic::Ordering::Relaxed);
+    }
+
+    async fn end(&self, relied_on_until: Moment, give_up: Moment) -> Result<(), Error> {
         *self.is_ending.lock().await = true;
-        self.request.release(request_id, give_up).await
+        let outcome = self.request.release(&self.tokens, &self.release_id, relied_on_until, give_up).await;
+        self.ended.cancel();
+        outcome
+    }
+
+    /// Resolves when a release has come to an end, or nobody is left who could do it.
+    pub(crate) async fn ended(self: Arc<Self>) {
+        self.ended.cancelled().await;
     }
 }
 
@@ -287,17 +362,40 @@ impl Drop for Held {
         }
         self.hold.lost.cancel();
         let hold = self.hold.clone();
-        self.hold.request.client.in_background(async move {
-            let (request_id, _gate) = match ending {
-                Ending::Begun(request_id, gate) => (request_id, gate),
+        self.hold.request.client.home.in_background(async move {
+            let _gate = match ending {
+                Ending::Begun(gate) => gate,
                 _ => {
-                    let gate = hold.request.gate.clone().lock_owned().await;
-                    (next_request_id(), gate)
+                    let gate = hold.request.gate.pass().await;
+                    hold.choose_release_id();
+                    gate
                 }
             };
-            if let Err(error) = hold.end(request_id, hold.request.end_of_efforts()).await {
-                tracing::debug!(key = %hold.key(), %error, "a dropped lock was not released");
+            match hold.end(Moment::NEVER, hold.request.end_of_efforts()).await {
+                Ok(()) => {}
+                Err(Error::NotHeld) => tracing::debug!(key = %hold.key(), "a dropped lock was not held any more"),
+                Err(error) => {
+                    tracing::warn!(key = %hold.key(), %error, "a dropped lock was not released; its lease ends it");
+                }
             }
         });
     }
+}
+
+/// Resolves when fewer than so many of some holds can be relied upon.
+pub(crate) fn fewer_than(needed: usize, holds: &[Held]) -> impl Future<Output = ()> + Send + use<> {
+    fewer_pending_than(needed, holds.iter().map(|held| Box::pin(held.hold.clone().lost())).collect())
+}
+
+/// Resolves when fewer than so many of some holds are still to be released.
+pub(crate) fn fewer_unreleased_than(needed: usize, holds: &[Held]) -> impl Future<Output = ()> + Send + use<> {
+    fewer_pending_than(needed, holds.iter().map(|held| Box::pin(held.hold.clone().ended())).collect())
+}
+
+async fn fewer_pending_than<F: Future<Output = ()> + Unpin>(needed: usize, mut ends: Vec<F>) {
+    std::future::poll_fn(|context| {
+        ends.retain_mut(|end| Pin::new(end).poll(context).is_pending());
+        if ends.len() < needed { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }

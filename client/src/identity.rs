@@ -35,11 +35,6 @@ pub(crate) fn next_request_id() -> u64 {
     raise_to(u64::try_from(wall_us).unwrap_or(0))
 }
 
-/// Goes on above an id that the server has seen from this owner, which another process must have used.
-pub(crate) fn raise_request_ids(seen: u64) {
-    LAST_ID.fetch_max(seen, Ordering::Relaxed);
-}
-
 fn raise_to(floor: u64) -> u64 {
     let raised = |last: u64| last.saturating_add(1).max(floor);
     // The closure never declines, so there is always a previous value.
@@ -55,8 +50,6 @@ mod tests {
     fn ids_rise_also_when_the_clock_stands() {
         let first = next_request_id();
         assert!(raise_to(0) > first);
-        raise_request_ids(first + 1_000_000_000);
-        assert!(next_request_id() > first + 1_000_000_000);
     }
 
     #[test]

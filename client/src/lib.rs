@@ -1,32 +1,107 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+// The layers: a file uses only files further down. A test compares this picture with the files.
+//
+//   blocking
+//   quorum
+//   semaphore multi
+//   lock                 handles: what to acquire, and how
+//   observer             a look at a lock from outside
+//   guard                what a holder has in its hands
+//   client               how to connect
+//   acquisition          an attempt or a wait, until a hold is in somebody's hands
+//   waiter               waiting
+//   hold                 a hold, and the keeper that renews it
+//   news                 listening to what happens to its keys
+//   request              asking once, giving back, taking back
+//   shared               what the handles of a client have in common
+//   call                 one command until it is answered
+//   servers              where the locks are: connections to nodes
+//   link                 one connection
+//   home mailbox events  the runtime of a client; messages that answer waits; what happens to keys
+//   options
+//   timer validity       waking at a moment; until when a hold can be relied upon
+//   slots kind identity
+//   wire                 commands and answers
+//   error clock
+
+mod acquisition;
 pub mod blocking;
 mod call;
 mod client;
 mod clock;
 mod error;
+mod events;
 mod guard;
 mod hold;
+mod home;
 mod identity;
+mod kind;
 mod link;
 mod lock;
+mod mailbox;
 mod multi;
+mod news;
+mod observer;
 mod options;
 mod quorum;
 mod request;
 mod semaphore;
 mod servers;
+mod shared;
 mod slots;
+mod timer;
 mod validity;
 mod waiter;
-mod waiting_room;
 mod wire;
 
 pub use client::{Builder, Client};
 pub use error::Error;
-pub use guard::Guard;
-pub use lock::{Fair, Kind, Lock, Mutex, Permits, Read, Reentrant, RwLock, Write};
+pub use guard::{Detached, Guard};
+pub use kind::{Fair, Kind, Mutex, Permits, Read, Reentrant, Write};
+pub use lock::{Lock, RwLock};
 pub use multi::{MultiGuard, MultiLock};
+pub use observer::{Holder, Observer, Waiter};
 pub use quorum::{Quorum, QuorumGuard, QuorumLock};
 pub use semaphore::Semaphore;
+
+/// The crate that talks to the server: for [`Builder::connect_to`], and for what is in [`Error::Connection`].
+pub use redis;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// The files by layer, the highest first, as the picture above shows them. What a line says of its files comes after two spaces.
+    fn layers() -> Vec<Vec<String>> {
+        let picture = include_str!("lib.rs").lines().filter_map(|line| line.strip_prefix("//   "));
+        let names = |line: &str| line.split("  ").next().unwrap_or_default().split(' ').map(str::to_owned).collect();
+        picture.map(names).collect()
+    }
+
+    #[test]
+    fn a_file_uses_only_files_of_lower_layers() {
+        let layers = layers();
+        let layer_of = |file: &str| layers.iter().position(|layer| layer.iter().any(|name| name == file));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut seen = 0;
+        for file in folder.read_dir().expect("the sources").map(|file| file.expect("a file").path()) {
+            let name = file.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned();
+            if name == "lib" {
+                continue;
+            }
+            let own = layer_of(&name).unwrap_or_else(|| panic!("the picture does not show {name}"));
+            let code = std::fs::read_to_string(&file).expect("a source");
+            let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            for used in code.flat_map(|line| line.split("crate::").skip(1)) {
+                let used: String = used.chars().take_while(|letter| letter.is_lowercase() || *letter == '_').collect();
+                if let Some(layer) = layer_of(&used) {
+                    assert!(layer > own || used == name, "{name} uses {used}");
+                }
+            }
+            seen += 1;
+        }
+        assert_eq!(seen, layers.iter().flatten().count(), "the picture shows what there is");
+    }
+}

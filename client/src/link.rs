@@ -1,6 +1,7 @@
 //! One connection to a server, which tells when it is closed.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -8,13 +9,29 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion, PushInfo, PushKind,
     RedisError, Value,
 };
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use crate::clock::Moment;
+use crate::events::{Listeners, are_published, channel_of};
+use crate::identity::unique_owner;
+use crate::mailbox::{Letter, Mailbox};
+use crate::slots::tag_of;
+use crate::timer::{sleep_until_some, within};
 
 /// A connection that many requests may share.
 pub(crate) struct Link {
     connection: MultiplexedConnection,
     info: ConnectionInfo,
     closed: CancellationToken,
+    mailbox: Arc<Mailbox>,
+    /// The channels on which waits are answered: one, or in a cluster one for each slot.
+    channels: std::sync::Mutex<HashMap<Option<u16>, Arc<str>>>,
+    listeners: Arc<Listeners>,
+    /// Whether the server publishes events of locks, once that is known.
+    tells_events: tokio::sync::OnceCell<bool>,
+    /// Held while subscriptions change, so that they do in the order in which it was decided.
+    subscribing: tokio::sync::Mutex<()>,
 }
 
 impl Link {
@@ -23,20 +40,29 @@ impl Link {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.clone().set_redis_settings(settings))?;
         let closed = CancellationToken::new();
-        let on_push = closed.clone();
+        let mailbox = Arc::<Mailbox>::default();
+        let listeners = Arc::<Listeners>::default();
+        let (on_close, letters, events) = (closed.clone(), mailbox.clone(), listeners.clone());
         let hear = move |push: PushInfo| {
-            if push.kind == PushKind::Disconnection {
-                on_push.cancel();
+            match (push.kind, push.data.as_slice()) {
+                // The slot of a channel went to another node, and its waits with it. The library takes that for the answer to something else.
+                (PushKind::Disconnection | PushKind::SUnsubscribe, _) => on_close.cancel(),
+                (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(payload)])
+                    if !events.tell(channel, payload) =>
+                {
+                    letters.deliver(payload);
+                }
+                _ => {}
             }
             Ok::<(), ()>(())
         };
-        // How long an answer may take depends on the request, see `ask`.
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(patience))
-            .set_response_timeout(None)
-            .set_push_sender(hear);
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Arc::new(Self { connection, info, closed }))
+        // How long an answer may take depends on the request, see `ask`. Nothing here goes by the clock of a runtime.
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None).set_push_sender(hear);
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        let connection = within(patience, connecting).await.ok_or_else(|| lost("no connection in time"))??;
+        let (channels, tells_events, subscribing) = (Default::default(), Default::default(), Default::default());
+        Ok(Arc::new(Self { connection, info, closed, mailbox, channels, listeners, tells_events, subscribing }))
     }
 
     /// Sends a command and waits for the answer, for ever if there is no `patience`. A connection whose answer does not come
@@ -59,17 +85,85 @@ impl Link {
         self.answered(answer, Some(patience)).await
     }
 
+    /// The channel on which waits for the keys of a slot are answered. It is subscribed to before anything that this answer is used for.
+    pub(crate) async fn channel(&self, slot: Option<u16>, patience: Duration) -> Result<Arc<str>, RedisError> {
+        let known = || self.channels().get(&slot).cloned();
+        if let Some(channel) = known() {
+            return Ok(channel);
+        }
+        let _alone = self.subscribing.lock().await;
+        if let Some(channel) = known() {
+            return Ok(channel);
+        }
+        let random = String::from_utf8(unique_owner()).unwrap_or_default();
+        let (verb, channel) = match slot {
+            None => ("SUBSCRIBE", format!("rlock:{random}")),
+            Some(slot) => ("SSUBSCRIBE", format!("rlock:{{{}}}:{random}", tag_of(slot))),
+        };
+        self.ask(redis::cmd(verb).arg(&channel), Some(patience)).await?;
+        let channel: Arc<str> = channel.into();
+        self.channels().insert(slot, channel.clone());
+        Ok(channel)
+    }
+
+    fn channels(&self) -> MutexGuard<'_, HashMap<Option<u16>, Arc<str>>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Expects the message for a request that is about to be sent.
+    pub(crate) fn expect(&self, request_id: u64) -> Result<Letter, RedisError> {
+        self.mailbox.expect(request_id).ok_or_else(|| lost("two requests have the same id"))
+    }
+
+    /// Listens to what ends the holds of a key. `None` if the server does not tell, or not this user.
+    pub(crate) async fn listen(&self, key: &[u8], patience: Duration) -> Option<watch::Receiver<()>> {
+        let setting = async {
+            let answer = self.ask(redis::cmd("CONFIG").arg("GET").arg("notify-keyspace-events"), Some(patience)).await;
+            let setting = answer.and_then(|answer| Ok(redis::from_redis_value::<HashMap<String, String>>(answer)?));
+            setting.is_ok_and(|setting| setting.values().any(|flags| are_published(flags)))
+        };
+        if !*self.tells_events.get_or_init(|| setting).await {
+            return None;
+        }
+        let channel = channel_of(self.info.redis_settings().db(), key);
+        let _alone = self.subscribing.lock().await;
+        let (events, is_first) = self.listeners.add(&channel);
+        if is_first && self.ask(redis::cmd("SUBSCRIBE").arg(&channel), Some(patience)).await.is_err() {
+            drop(events);
+            self.listeners.remove_if_idle(&channel);
+            return None;
+        }
+        Some(events)
+    }
+
+    /// Somebody listens no more.
+    pub(crate) async fn stop_listening(&self, key: &[u8], patience: Duration) {
+        let channel = channel_of(self.info.redis_settings().db(), key);
+        let _alone = self.subscribing.lock().await;
+        if self.listeners.remove_if_idle(&channel) {
+            drop(self.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), Some(patience)).await);
+        }
+    }
+
+    /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell.
+    pub(crate) async fn watch(link: Weak<Self>, every: Duration, patience: Duration) {
+        while let Some(closed) = link.upgrade().map(|link| link.closed.clone()) {
+            tokio::select! {
+                () = closed.cancelled() => return,
+                () = sleep_until_some(Some(Moment::now().after(every))) => {}
+            }
+            if let Some(link) = link.upgrade().filter(|link| !link.mailbox.is_empty()) {
+                drop(link.ask(&redis::cmd("PING"), Some(patience)).await);
+            }
+        }
+    }
+
     async fn answered<T>(
         &self,
         answer: impl Future<Output = Result<T, RedisError>>,
         patience: Option<Duration>,
     ) -> Result<T, RedisError> {
-        let timeout = async {
-            match patience {
-                Some(patience) => tokio::time::sleep(patience).await,
-                None => std::future::pending().await,
-            }
-        };
+        let timeout = sleep_until_some(patience.map(|patience| Moment::now().after(patience)));
         let outcome = tokio::select! {
             biased;
             outcome = answer => outcome,
@@ -79,6 +173,10 @@ impl Link {
                 return Err(lost("no answer in time"));
             }
         };
+        if self.is_closed() {
+            // Its answers may not be those to its questions any more.
+            return Err(lost("the connection was closed"));
+        }
         if let Err(error) = &outcome
             && (error.is_unrecoverable_error() || error.is_io_error())
         {

@@ -5,63 +5,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
+use crate::acquisition::Acquisition;
 use crate::client::Client;
-use crate::clock::{Moment, sleep_until_some};
-use crate::guard::Guard;
-use crate::hold::Held;
-use crate::identity::unique_owner;
+use crate::clock::Moment;
+use crate::guard::{Detached, Guard};
+use crate::kind::{Fair, Kind, Mutex, Permits, Read, Write};
+use crate::observer::Observer;
 use crate::options::{Options, option_methods};
-use crate::request::{Gate, Request};
-use crate::waiter::{self, LATE, Patience};
-use crate::wire::{Ask, Family, Subject};
 
-mod sealed {
-    pub trait Sealed {
-        const FAMILY: crate::wire::Family;
+impl Client {
+    /// A mutex: one owner at a time.
+    pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock<Mutex> {
+        Lock::new(self, key.as_ref())
+    }
+
+    /// A mutex whose queue is kept by the server as data: it survives a restart and a failover in the same order.
+    pub fn fair_lock(&self, key: impl AsRef<[u8]>) -> Lock<Fair> {
+        Lock::new(self, key.as_ref())
+    }
+
+    /// A lock for many readers or one writer.
+    pub fn rw_lock(&self, key: impl AsRef<[u8]>) -> RwLock {
+        RwLock { client: self.clone(), key: key.as_ref().to_vec() }
     }
 }
-
-/// What a lock is: [`Mutex`], [`Fair`], [`Read`], [`Write`] or [`Permits`].
-pub trait Kind: sealed::Sealed + Send + Sync + 'static {}
-
-/// A kind whose owner may hold it several times.
-pub trait Reentrant: Kind {}
-
-macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name {}
-        impl sealed::Sealed for $name {
-            const FAMILY: Family = Family::$name;
-        }
-        impl Kind for $name {}
-    )*};
-}
-
-kinds! {
-    /// One owner at a time.
-    Mutex,
-    /// One owner at a time, with a queue that the server keeps as data.
-    Fair,
-    /// The readers' side of a [`RwLock`].
-    Read,
-    /// The writer's side of a [`RwLock`].
-    Write,
-}
-
-/// Permits of a [`Semaphore`](crate::Semaphore).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Permits {}
-impl sealed::Sealed for Permits {
-    const FAMILY: Family = Family::Semaphore;
-}
-impl Kind for Permits {}
-
-impl Reentrant for Mutex {}
-impl Reentrant for Fair {}
-impl Reentrant for Read {}
-impl Reentrant for Write {}
 
 /// A lock under a key, with the options by which it is acquired. It may be used again and again, and cloned.
 ///
@@ -115,8 +82,8 @@ impl<K: Kind> Lock<K> {
 
     /// Acquires it, and waits for as long as it takes.
     ///
-    /// Requests are served in the order in which they came: here, in line with the other tasks of this client that want the same lock, and at the
-    /// server.
+    /// Requests are served in the order in which they came to the server. Waiting takes no connection of its own, and asks nothing again and
+    /// again: the server sends a message when it is granted.
     ///
     /// # Cancel safety
     ///
@@ -124,7 +91,9 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] only if an operator has ended the wait with `CLIENT UNBLOCK`.
+    /// Any but [`Error::Timeout`]. [`Error::NotHeld`] if it was granted, and lost again
+    /// before that was heard of: with [`max_hold`](Self::max_hold), or if for [`retry_for`](crate::Builder::retry_for) no answer came
+    /// before the lease was over. [`Error::Superseded`] if another client waits in the same owner's name.
     pub async fn acquire(&self) -> Result<Guard<K>, Error> {
         self.acquisition()?.acquire(None).await.map(Guard::new)
     }
@@ -137,14 +106,62 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if it was not granted in that time.
+    /// [`Error::Timeout`] if it was not granted in that time; else as [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Guard<K>, Error> {
         let deadline = Moment::now().after(timeout);
         self.acquisition()?.acquire(Some(deadline)).await.map(Guard::new)
     }
 
+    /// Acquires it, does some work, and releases it: also when the work fails, and the error is a part of `T`. The work is dropped, wherever
+    /// it is, as soon as the lock is lost.
+    ///
+    /// ```no_run
+    /// # async fn write(token: u64) {}
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// client.lock("orders:42").run(async |guard| write(guard.token()).await).await
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work, and releases in the background.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire). [`Error::NotHeld`] if the lock was lost before the work was done.
+    pub async fn run<T>(&self, work: impl AsyncFnOnce(&Guard<K>) -> T) -> Result<T, Error> {
+        let guard = self.acquire().await?;
+        let done = {
+            let lost = guard.lost();
+            tokio::select! {
+                biased;
+                () = lost => None,
+                done = work(&guard) => Some(done),
+            }
+        };
+        let released = guard.release().await;
+        done.ok_or(Error::NotHeld).and_then(|done| released.map(|()| done))
+    }
+
+    /// Takes over a hold that another guard has [left](Guard::detach), perhaps in another process: renews it on the terms of this handle, and
+    /// keeps it from now on. For permits, the handle says how many there are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if the hold with this token is gone; else as [`try_acquire`](Self::try_acquire).
+    pub async fn attach(&self, hold: &Detached) -> Result<Guard<K>, Error> {
+        let options = Options { owner: Some(hold.owner.as_slice().into()), ..self.options.clone() };
+        let acquisition = Acquisition::new(&self.client.shared, K::FAMILY, self.keys.clone(), self.permits, &options)?;
+        acquisition.take_over(vec![hold.token]).await.map(Guard::new)
+    }
+
+    /// A look at the lock from outside: who holds it, who waits, and how to take it away.
+    pub fn observe(&self) -> Observer {
+        self.client.observe(self.keys.first().map_or(b"".as_slice(), Vec::as_slice))
+    }
+
     fn acquisition(&self) -> Result<Acquisition, Error> {
-        Acquisition::new(&self.client, K::FAMILY, self.keys.clone(), self.permits, &self.options)
+        Acquisition::new(&self.client.shared, K::FAMILY, self.keys.clone(), self.permits, &self.options)
     }
 }
 
@@ -154,139 +171,6 @@ impl Lock<Permits> {
     pub fn permits(mut self, permits: u32) -> Self {
         self.permits = permits;
         self
-    }
-}
-
-/// One acquisition, whatever its kind.
-pub(crate) struct Acquisition {
-    request: Arc<Request>,
-    max_hold: Option<Duration>,
-    renews: bool,
-    replicas: Option<(u32, Duration)>,
-    skips_line: bool,
-}
-
-impl Acquisition {
-    pub(crate) fn new(
-        client: &Client,
-        family: Family,
-        keys: Arc<[Vec<u8>]>,
-        permits: u32,
-        options: &Options,
-    ) -> Result<Self, Error> {
-        options.check()?;
-        if permits == 0 {
-            return Err(Error::Argument("permits is 0, and must be at least 1".to_owned()));
-        }
-        let client = client.shared.clone();
-        let (owner, gate) = match &options.owner {
-            Some(owner) => (owner.clone(), client.gate_of((family, keys.clone(), owner.clone()))),
-            None => (unique_owner().into(), Gate::default()),
-        };
-        let subject = Subject { family, keys, owner, permits };
-        let request = Arc::new(Request {
-            client,
-            subject,
-            lease: options.lease(),
-            session_grace: options.session_grace,
-            gate,
-            is_shared_owner: options.owner.is_some(),
-        });
-        let (max_hold, renews, replicas) = (options.max_hold, options.renews(), options.replicas);
-        Ok(Self { request, max_hold, renews, replicas, skips_line: false })
-    }
-
-    /// Another acquisition by the owner of a hold, on the same terms.
-    pub(crate) fn by_owner_of(held: &Held, family: Family) -> Self {
-        let hold = &held.hold;
-        let first = &hold.request;
-        let subject = Subject { family, ..first.subject.clone() };
-        let gate = match first.subject.family == family {
-            true => first.gate.clone(),
-            false => first.client.gate_of((family, subject.keys.clone(), subject.owner.clone())),
-        };
-        let (max_hold, renews) = hold.limits();
-        let request = Arc::new(Request {
-            client: first.client.clone(),
-            subject,
-            lease: first.lease,
-            session_grace: first.session_grace,
-            gate,
-            is_shared_owner: true,
-        });
-        let skips_line = first.subject.family == Family::Read && family == Family::Write;
-        Self { request, max_hold, renews, replicas: None, skips_line }
-    }
-
-    /// One attempt.
-    pub(crate) async fn try_acquire(&self) -> Result<Option<Held>, Error> {
-        match self.try_until(None).await? {
-            Some(held) => self.hand_out(held).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// An attempt, and then a wait.
-    ///
-    /// It ends in time also if no server answers; what was asked is taken back then as if the future had been dropped.
-    pub(crate) async fn acquire(&self, deadline: Option<Moment>) -> Result<Held, Error> {
-        tokio::select! {
-            biased;
-            outcome = self.acquire_until(deadline) => outcome,
-            () = sleep_until_some(deadline.map(|deadline| deadline.after(LATE))) => Err(Error::Timeout),
-        }
-    }
-
-    async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {
-        let give_up = Moment::now().after(self.request.client.settings.retry_for);
-        loop {
-            let held = self.wait_until(deadline).await?;
-            match self.hand_out(held).await {
-                // Who waits goes on waiting, unless the network is always slower than the lease is long. A hold that has to end after a time of
-                // its own is not asked for again.
-                Err(Error::NotHeld) if self.max_hold.is_none() && Moment::now() < give_up => {
-                    tracing::debug!("the lease ended before the grant was heard of; asking again");
-                }
-                outcome => return outcome,
-            }
-        }
-    }
-
-    async fn wait_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {
-        // Who comes while others of this process stand in line goes to its end. An owner that may hold already does not wait for others.
-        let may_try =
-            self.request.is_shared_owner || !self.request.client.waiting_room.has_line(&self.request.subject.keys);
-        if may_try && let Some(held) = self.try_until(deadline).await? {
-            return Ok(held);
-        }
-        let Self { max_hold, renews, skips_line, .. } = *self;
-        waiter::wait(self.request.clone(), Patience { deadline, max_hold, renews, skips_line }).await
-    }
-
-    async fn try_until(&self, deadline: Option<Moment>) -> Result<Option<Held>, Error> {
-        let give_up = Moment::now().after(self.request.client.settings.retry_for);
-        let give_up = deadline.map_or(give_up, |deadline| give_up.min(deadline));
-        let grant = self.request.try_once(Ask::Once, give_up).await?;
-        Ok(grant.map(|grant| Held::new(self.request.clone(), grant, self.max_hold, self.renews)))
-    }
-
-    /// The last steps before a hold is in somebody's hands. If one fails, the hold is released.
-    async fn hand_out(&self, held: Held) -> Result<Held, Error> {
-        let proven = async {
-            if let Some((wanted, patience)) = self.replicas {
-                held.hold.replicate(wanted, patience).await?;
-            }
-            held.hold.freshen().await
-        };
-        match proven.await {
-            Ok(()) => Ok(held),
-            Err(error) => {
-                if let Err(error) = held.release().await {
-                    tracing::debug!(%error, "a hold that could not be proven was not released");
-                }
-                Err(error)
-            }
-        }
     }
 }
 
@@ -300,10 +184,6 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    pub(crate) fn new(client: &Client, key: &[u8]) -> Self {
-        Self { client: client.clone(), key: key.to_vec() }
-    }
-
     /// The side of the readers.
     pub fn read(&self) -> Lock<Read> {
         Lock::new(&self.client, &self.key)
@@ -312,5 +192,10 @@ impl RwLock {
     /// The side of the writer.
     pub fn write(&self) -> Lock<Write> {
         Lock::new(&self.client, &self.key)
+    }
+
+    /// A look at the lock from outside: who holds it, who waits, and how to take it away.
+    pub fn observe(&self) -> Observer {
+        self.client.observe(&self.key)
     }
 }

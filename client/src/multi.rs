@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
+use crate::acquisition::Acquisition;
 use crate::client::Client;
 use crate::clock::Moment;
-use crate::hold::Held;
+use crate::hold::{Held, fewer_than, fewer_unreleased_than};
 use crate::identity::unique_owner;
-use crate::lock::Acquisition;
 use crate::options::{Options, option_methods};
 use crate::wire::Family;
 
@@ -23,17 +23,23 @@ pub struct MultiLock {
     options: Options,
 }
 
+/// By the place, first by the name that the user has given it, and the slot there.
+type Order = ((String, String), Option<u16>);
+
 /// Keys that one command can take.
 struct Group {
     client: Client,
     keys: Vec<Vec<u8>>,
 }
 
-impl MultiLock {
-    pub(crate) fn new<K: AsRef<[u8]>>(client: &Client, keys: impl IntoIterator<Item = K>) -> Self {
-        Self { places: Vec::new(), options: Options::default() }.and(client, keys)
+impl Client {
+    /// Several mutexes that are held together or not at all.
+    pub fn multi_lock<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
+        MultiLock { places: Vec::new(), options: Options::default() }.and(self, keys)
     }
+}
 
+impl MultiLock {
     /// Adds keys in another place. All processes must use the same names for the places, see
     /// [`Builder::name`](crate::Builder::name).
     #[must_use]
@@ -113,11 +119,11 @@ impl MultiLock {
 
     /// The groups in the order in which everybody takes them.
     fn groups(&self) -> Result<Vec<Group>, Error> {
-        let mut groups: Vec<((String, Option<u16>), Group)> = Vec::new();
+        let mut groups: Vec<(Order, Group)> = Vec::new();
         let mut seen = BTreeSet::new();
         for (client, keys) in &self.places {
             for key in keys {
-                let order = (client.shared.name(), client.shared.slot_of(std::slice::from_ref(key)));
+                let order = (client.shared.place(), client.shared.slot_of(std::slice::from_ref(key)));
                 if !seen.insert((order.0.clone(), key.clone())) {
                     let key = String::from_utf8_lossy(key);
                     return Err(Error::Argument(format!("keys has {key:?} twice")));
@@ -147,7 +153,7 @@ async fn take_group(group: Group, options: &Options, wait: Wait) -> Result<Optio
     // The same set of keys is one thing to wait for, in whichever order it was named.
     keys.sort();
     let family = if keys.len() == 1 { Family::Mutex } else { Family::Many };
-    let acquisition = Acquisition::new(&client, family, Arc::from(keys), 1, options)?;
+    let acquisition = Acquisition::new(&client.shared, family, Arc::from(keys), 1, options)?;
     match wait {
         Wait::Not => acquisition.try_acquire().await,
         Wait::Until(deadline) => acquisition.acquire(deadline).await.map(Some),
@@ -189,6 +195,11 @@ impl MultiGuard {
         fewer_than(self.holds.len(), &self.holds)
     }
 
+    /// Resolves when all have been released, whether by hand or because it was dropped.
+    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + use<> {
+        fewer_unreleased_than(1, &self.holds)
+    }
+
     /// Renews all now.
     ///
     /// # Cancel safety
@@ -228,13 +239,4 @@ impl MultiGuard {
             tracing::debug!(%error, "not all of several locks could be given back");
         }
     }
-}
-
-/// Resolves when fewer than so many holds can be relied upon.
-pub(crate) fn fewer_than(needed: usize, holds: &[Held]) -> impl Future<Output = ()> + Send + use<> {
-    let mut losses: Vec<_> = holds.iter().map(|held| Box::pin(held.hold.clone().lost())).collect();
-    std::future::poll_fn(move |context| {
-        losses.retain_mut(|lost| lost.as_mut().poll(context).is_pending());
-        if losses.len() < needed { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
 }

@@ -3,19 +3,19 @@
 //! The Redlock algorithm, with the parts of this crate: each server's hold has its own validity, counted from the sending of its
 //! request, and its own keeper. The whole can be relied upon while a majority of the parts can.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rand::Rng;
 use tokio::task::JoinSet;
 
 use crate::Error;
+use crate::acquisition::Acquisition;
 use crate::client::{Builder, Client};
-use crate::clock::{Moment, sleep_until};
-use crate::hold::Held;
-use crate::lock::Acquisition;
-use crate::multi::fewer_than;
+use crate::clock::Moment;
+use crate::hold::{Held, fewer_than, fewer_unreleased_than};
 use crate::options::{Options, option_methods};
+use crate::timer::{sleep_until, within};
 use crate::wire::Family;
 
 /// How long one server may take by default.
@@ -84,7 +84,9 @@ impl QuorumLock {
         self.quorum.clients.len() / 2 + 1
     }
 
-    /// Asks all servers at once. `None` if a majority answered, and too few of them granted.
+    /// Asks all servers at once, and is done when a majority has decided. `None` if a majority answered, and too few of them granted.
+    ///
+    /// A server that grants later joins the guard, or is released if there is none.
     ///
     /// # Cancel safety
     ///
@@ -97,31 +99,37 @@ impl QuorumLock {
         let servers = self.quorum.clients.len();
         let mut attempts = JoinSet::new();
         for client in self.quorum.clients.iter() {
-            let acquisition = Acquisition::new(client, Family::Mutex, self.keys.clone(), 1, &self.options)?;
+            let acquisition = Acquisition::new(&client.shared, Family::Mutex, self.keys.clone(), 1, &self.options)?;
             let server_timeout = self.server_timeout;
-            attempts.spawn(async move { tokio::time::timeout(server_timeout, acquisition.try_acquire()).await });
+            let attempt = async move { within(server_timeout, acquisition.try_acquire()).await };
+            attempts.spawn_on(attempt, client.shared.home.runtime());
         }
         let (mut holds, mut refusals) = (Vec::with_capacity(servers), 0);
-        while let Some(attempt) = attempts.join_next().await {
-            match attempt {
-                Ok(Ok(Ok(Some(held)))) => holds.push(held),
-                Ok(Ok(Ok(None))) => refusals += 1,
-                Ok(Ok(Err(error))) => tracing::debug!(%error, "a server of a quorum failed"),
-                Ok(Err(_)) => tracing::debug!("a server of a quorum did not answer in time"),
-                Err(error) => tracing::debug!(%error, "an attempt on a server of a quorum was aborted"),
+        while holds.len() < self.majority() && refusals < self.majority() {
+            match attempts.join_next().await {
+                Some(Ok(Some(Ok(Some(held))))) => holds.push(held),
+                Some(Ok(Some(Ok(None)))) => refusals += 1,
+                Some(Ok(Some(Err(error)))) => tracing::debug!(%error, "a server of a quorum failed"),
+                Some(Ok(None)) => tracing::debug!("a server of a quorum did not answer in time"),
+                Some(Err(error)) => tracing::debug!(%error, "an attempt on a server of a quorum was aborted"),
+                None => break,
             }
         }
         let granted = holds.len();
-        let guard = QuorumGuard { holds, majority: self.majority() };
+        let guard = QuorumGuard::of(holds, self.majority());
         if granted >= self.majority() && guard.is_held() {
+            if let Some(client) = self.quorum.clients.first() {
+                drop(client.shared.home.start(gather(attempts, Arc::downgrade(&guard.holds))));
+            }
             return Ok(Some(guard));
         }
-        // Dropping it releases on all servers at once, in the background.
+        // Dropping it releases on all servers at once, in the background. So does dropping the attempts.
         drop(guard);
         if granted + refusals >= self.majority() { Ok(None) } else { Err(Error::NoQuorum { granted, servers }) }
     }
 
-    /// Acquires it, and tries again for as long as others hold it.
+    /// Acquires it, and tries again for as long as others hold it. While no majority answers it tries for as long as
+    /// [`Builder::retry_for`] of the first server says.
     ///
     /// # Cancel safety
     ///
@@ -129,7 +137,7 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// As [`try_acquire`](Self::try_acquire).
+    /// [`Error::NoQuorum`] if no majority answered for so long.
     pub async fn acquire(&self) -> Result<QuorumGuard, Error> {
         self.acquire_until(None).await
     }
@@ -142,21 +150,49 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if others held it all that time; else as [`try_acquire`](Self::try_acquire).
+    /// [`Error::Timeout`] if others held it in the end, [`Error::NoQuorum`] if no majority answered in the end.
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<QuorumGuard, Error> {
         self.acquire_until(Some(Moment::now().after(timeout))).await
     }
 
     async fn acquire_until(&self, deadline: Option<Moment>) -> Result<QuorumGuard, Error> {
+        let retry_for = self.quorum.clients.first().map_or(Duration::ZERO, |client| client.shared.settings.retry_for);
+        let mut answered_at = Moment::now();
         loop {
-            if let Some(guard) = self.try_acquire().await? {
-                return Ok(guard);
-            }
+            let failure = match self.try_acquire().await {
+                Ok(Some(guard)) => return Ok(guard),
+                Ok(None) => {
+                    answered_at = Moment::now();
+                    Error::Timeout
+                }
+                // A majority is silent, as a single server is while it restarts.
+                Err(error @ Error::NoQuorum { .. }) => error,
+                Err(error) => return Err(error),
+            };
+            let give_up = deadline.unwrap_or_else(|| answered_at.after(retry_for));
             let next = Moment::now().after(LONGEST_PAUSE.mul_f64(rand::rng().random_range(0.1..1.0)));
-            if deadline.is_some_and(|deadline| next >= deadline) {
-                return Err(Error::Timeout);
+            if next >= give_up {
+                return Err(failure);
             }
             sleep_until(next).await;
+        }
+    }
+}
+
+/// The holds of a guard, or `None` when it is being released.
+type Holds = Mutex<Option<Vec<Held>>>;
+
+fn lock(holds: &Holds) -> MutexGuard<'_, Option<Vec<Held>>> {
+    holds.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds what is granted late to the holds of a guard. What comes when there is none any more is dropped, and so released.
+async fn gather(mut attempts: JoinSet<Option<Result<Option<Held>, Error>>>, holds: std::sync::Weak<Holds>) {
+    while let Some(attempt) = attempts.join_next().await {
+        if let (Ok(Some(Ok(Some(held)))), Some(holds)) = (attempt, holds.upgrade())
+            && let Some(holds) = &mut *lock(&holds)
+        {
+            holds.push(held);
         }
     }
 }
@@ -165,29 +201,43 @@ impl QuorumLock {
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct QuorumGuard {
-    holds: Vec<Held>,
+    holds: Arc<Holds>,
+    token: u64,
     majority: usize,
 }
 
 impl QuorumGuard {
-    /// The highest of the servers' fencing tokens. It rises from holder to holder as long as the servers' clocks differ by less than passes
-    /// between two holders.
+    fn of(holds: Vec<Held>, majority: usize) -> Self {
+        let token = holds.iter().flat_map(|held| held.hold.tokens.iter().copied()).max().unwrap_or_default();
+        Self { holds: Arc::new(Mutex::new(Some(holds))), token, majority }
+    }
+
+    /// The highest fencing token of the servers that decided. It rises from holder to holder as long as the servers' clocks differ by less
+    /// than passes between two holders.
     pub fn token(&self) -> u64 {
-        self.holds.iter().flat_map(|held| held.hold.tokens.iter().copied()).max().unwrap_or_default()
+        self.token
     }
 
     /// Whether a majority can be relied upon at this moment.
     pub fn is_held(&self) -> bool {
-        self.holds.iter().filter(|held| held.hold.is_held()).count() >= self.majority
+        let holds = lock(&self.holds);
+        holds.iter().flatten().filter(|held| held.hold.is_held()).count() >= self.majority
     }
 
-    /// Resolves as soon as fewer than a majority can be relied upon.
+    /// Resolves as soon as fewer than a majority of the servers can be relied upon that have granted by now.
     ///
     /// # Cancel safety
     ///
     /// It may be dropped and asked for again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        fewer_than(self.majority, &self.holds)
+        fewer_than(self.majority, lock(&self.holds).as_deref().unwrap_or_default())
+    }
+
+    /// Resolves when a majority has been released, whether by hand or because it was dropped.
+    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + use<> {
+        let holds = lock(&self.holds);
+        let holds = holds.as_deref().unwrap_or_default();
+        fewer_unreleased_than((holds.len() + 1).saturating_sub(self.majority), holds)
     }
 
     /// Renews everywhere now, all servers at once.
@@ -201,9 +251,10 @@ impl QuorumGuard {
     /// [`Error::NotHeld`] if fewer than a majority renewed it.
     pub async fn renew(&self) -> Result<(), Error> {
         let mut renewals = JoinSet::new();
-        for held in &self.holds {
+        for held in lock(&self.holds).iter().flatten() {
             let hold = held.hold.clone();
-            renewals.spawn(async move { hold.renew_by_hand(None).await });
+            let runtime = hold.request.client.home.runtime().clone();
+            renewals.spawn_on(async move { hold.renew_by_hand(None).await }, &runtime);
         }
         let mut renewed = 0;
         while let Some(renewal) = renewals.join_next().await {
@@ -225,10 +276,12 @@ impl QuorumGuard {
     /// # Errors
     ///
     /// [`Error::NotHeld`] if fewer than a majority held it to the end.
-    pub async fn release(mut self) -> Result<(), Error> {
+    pub async fn release(self) -> Result<(), Error> {
         let mut releases = JoinSet::new();
-        for held in self.holds.drain(..) {
-            releases.spawn(held.release());
+        let holds = lock(&self.holds).take();
+        for held in holds.into_iter().flatten() {
+            let runtime = held.hold.request.client.home.runtime().clone();
+            releases.spawn_on(held.release(), &runtime);
         }
         let mut released = 0;
         while let Some(release) = releases.join_next().await {

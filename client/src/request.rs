@@ -5,26 +5,25 @@
 //! then it is released.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::Cmd;
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::OwnedMutexGuard;
 
 use crate::Error;
-use crate::call::Answered;
-use crate::client::Shared;
+use crate::call::{Answered, Prepare};
 use crate::clock::Moment;
-use crate::identity::{next_request_id, raise_request_ids};
 use crate::link::Link;
 use crate::servers::Line;
-use crate::wire::{self, Acquire, Ask, Family, Subject};
-
-/// Held while a numbered request of an owner is under way, because an owner has one at a time for a lock.
-pub(crate) type Gate = Arc<Mutex<()>>;
+use crate::shared::{Gate, Shared};
+use crate::wire::{self, Acquire, Ask, Subject};
 
 /// How long taking back is tried before it is left to the end of the lease.
 const LONGEST_TAKING_BACK: Duration = Duration::from_secs(60);
+
+/// A grant is as good as new while this part of its lease has passed.
+const FRESH_PART: u32 = 6;
 
 /// What is asked for, on which terms, by whom.
 pub(crate) struct Request {
@@ -32,9 +31,20 @@ pub(crate) struct Request {
     pub(crate) subject: Subject,
     pub(crate) lease: Duration,
     pub(crate) session_grace: Option<Duration>,
-    pub(crate) gate: Gate,
-    /// Whether others may ask in the same owner's name, so that it may hold already or stand ahead of the line.
-    pub(crate) is_shared_owner: bool,
+    pub(crate) gate: Arc<Gate>,
+    /// What is promised to whoever is granted it.
+    pub(crate) keeping: Keeping,
+}
+
+/// How a hold is kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keeping {
+    /// Whether it renews itself.
+    pub(crate) renews: bool,
+    /// How long after the grant it ends whatever happens.
+    pub(crate) max_hold: Option<Duration>,
+    /// How many replicas must have it, and within which time.
+    pub(crate) replicas: Option<(u32, Duration)>,
 }
 
 /// A request was granted.
@@ -55,70 +65,117 @@ impl Request {
         self.client.slot_of(&self.subject.keys)
     }
 
-    pub(crate) fn acquire_command(&self, ask: Ask, request_id: u64) -> Cmd {
+    pub(crate) fn acquire_command(&self, ask: Ask<'_>, request_id: u64) -> Cmd {
         let Self { lease, session_grace, .. } = *self;
         self.subject.acquire(Acquire { lease, session_grace, ask, request_id })
     }
 
     /// Sends a command of this request over the shared connection until it is answered.
     pub(crate) async fn call(&self, command: &Cmd, give_up: Moment) -> Result<Answered, Error> {
-        self.client.servers.call(self.slot(), command, self.client.settings.response_timeout, give_up).await
+        self.call_within(command, self.client.settings.response_timeout, give_up).await
+    }
+
+    /// The same, with another time for an answer, if that is shorter.
+    pub(crate) async fn call_within(
+        &self,
+        command: &Cmd,
+        patience: Duration,
+        give_up: Moment,
+    ) -> Result<Answered, Error> {
+        let patience = patience.min(self.client.settings.response_timeout);
+        self.client.servers.call(self.slot(), command, patience, give_up).await
+    }
+
+    /// Goes on above the id that an error names: another process of this owner has used it, or the wall clock was set back. False if
+    /// there is none above.
+    pub(crate) fn raise_ids(&self, stale: &str) -> bool {
+        let seen = wire::last_seen_id(stale).filter(|seen| *seen < wire::HIGHEST_ID);
+        seen.is_some_and(|seen| {
+            self.gate.raise_above(seen);
+            true
+        })
     }
 
     /// Asks once. `None` if the lock is not free.
     ///
     /// Cancel safety: dropping it takes back what was asked.
-    pub(crate) async fn try_once(self: &Arc<Self>, ask: Ask, give_up: Moment) -> Result<Option<Grant>, Error> {
-        let gate = self.gate.clone().lock_owned().await;
-        match self.try_in_turn(ask, give_up, gate).await {
-            // Another process has used this owner, or the wall clock was set back. The server tells the id to go on above.
-            Err(Error::Server { code, message }) if code == "STALE" => {
-                let Some(seen) = wire::last_seen_id(&message) else {
-                    return Err(Error::Server { code, message });
-                };
-                raise_request_ids(seen);
-                let gate = self.gate.clone().lock_owned().await;
-                self.try_in_turn(ask, give_up, gate).await
+    pub(crate) async fn try_once(self: &Arc<Self>, give_up: Moment) -> Result<Option<Grant>, Error> {
+        let gate = self.gate.pass().await;
+        match self.try_in_turn(give_up, gate).await {
+            Err(Error::Server { code, message }) if code == "STALE" && self.raise_ids(&message) => {
+                let gate = self.gate.pass().await;
+                self.try_in_turn(give_up, gate).await
             }
             outcome => outcome,
         }
     }
 
-    async fn try_in_turn(
-        self: &Arc<Self>,
-        ask: Ask,
-        give_up: Moment,
-        gate: OwnedMutexGuard<()>,
-    ) -> Result<Option<Grant>, Error> {
-        let request_id = next_request_id();
-        let unsure = Unsure { request: self, request_id, is_sent: AtomicBool::new(false), gate: Some(gate) };
-        let command = self.acquire_command(ask, request_id);
-        let patience = self.client.settings.response_timeout;
+    async fn try_in_turn(self: &Arc<Self>, give_up: Moment, gate: OwnedMutexGuard<()>) -> Result<Option<Grant>, Error> {
         // If no answer came, the request is taken back as if this future had been dropped.
-        let answering = self.client.servers.call_noting(self.slot(), &command, patience, give_up, &unsure.is_sent);
-        let answered = answering.await?;
+        let unsure = Unsure::new(self, gate, false);
+        let request_id = unsure.request_id;
+        let answered = self.ask(&self.acquire_command(Ask::Once, request_id), &unsure, give_up).await?;
         unsure.settled();
         self.grant_in(answered, request_id)
     }
 
+    /// Sends an ACQUIRE until it is answered.
+    pub(crate) async fn ask(
+        &self,
+        command: &impl Prepare,
+        unsure: &Unsure<'_>,
+        give_up: Moment,
+    ) -> Result<Answered, Error> {
+        let patience = self.client.settings.response_timeout;
+        self.client.servers.call_noting(self.slot(), command, patience, give_up, &unsure.is_sent).await
+    }
+
     /// What an answer to ACQUIRE says.
-    pub(crate) fn grant_in(&self, answered: Answered, request_id: u64) -> Result<Option<Grant>, Error> {
+    fn grant_in(&self, answered: Answered, request_id: u64) -> Result<Option<Grant>, Error> {
         let Answered { said, first_sent, link, .. } = answered;
         let value = said.map_err(|error| Error::from_answer(&error))?;
         let granted = |tokens| Grant { tokens, counts_from: first_sent, lease: self.lease, link, request_id };
         Ok(wire::tokens(&value)?.map(granted))
     }
 
-    /// Gives one hold back. `request_id` is the same in each copy of the request. Done is also what an earlier copy did.
+    /// Gives one hold back: the one with these tokens, and no other of the same owner. Done is also what an earlier copy did, if nothing else
+    /// can have ended the hold: its lease ran until `ends`. `request_id` is the same in each copy of the request.
     ///
     /// Cancel safety: when dropped it may have been executed; sending it again with the same id does no harm.
-    pub(crate) async fn release(&self, request_id: u64, give_up: Moment) -> Result<(), Error> {
-        let answered = self.call(&self.subject.release(request_id), give_up).await?;
-        match answered.said.map_err(|error| Error::from_answer(&error)) {
-            Ok(_) => Ok(()),
-            // The hold that the first copy ended is not remembered.
-            Err(Error::NotHeld) if answered.is_resent => Ok(()),
-            Err(error) => Err(error),
+    pub(crate) async fn release(
+        &self,
+        tokens: &[u64],
+        request_id: &AtomicU64,
+        ends: Moment,
+        give_up: Moment,
+    ) -> Result<(), Error> {
+        let mut is_repeated = false;
+        loop {
+            let command = self.subject.release(tokens, request_id.load(Ordering::Relaxed));
+            let answered = self.call(&command, give_up).await?;
+            match answered.said.map_err(|error| Error::of_hold(&error)) {
+                Ok(_) => return Ok(()),
+                // The hold that the first copy ended is not remembered.
+                Err(Error::NotHeld) if answered.is_resent && Moment::now() < ends => return Ok(()),
+                // No copy was executed: the only one was refused.
+                Err(Error::Server { code, message })
+                    if code == "STALE" && !answered.is_resent && !is_repeated && self.raise_ids(&message) =>
+                {
+                    is_repeated = true;
+                    request_id.store(self.gate.next_id(), Ordering::Relaxed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives back what nobody wants.
+    async fn give_back(&self, tokens: &[u64], give_up: Moment) {
+        let request_id = AtomicU64::new(self.gate.next_id());
+        match self.release(tokens, &request_id, Moment::NEVER, give_up).await {
+            // Not held is what it should be.
+            Ok(()) | Err(Error::NotHeld) => {}
+            Err(error) => tracing::warn!(%error, "a grant that nobody wants could not be released; its lease ends it"),
         }
     }
 
@@ -128,67 +185,47 @@ impl Request {
     }
 
     /// Finds out what became of a request that nobody waits for any more, and gives back what it got.
-    pub(crate) async fn take_back(&self, request_id: u64, pending: Option<Pending>) {
+    async fn take_back(&self, request_id: u64, may_wait: bool) {
         let give_up = self.end_of_efforts();
-        let granted = match pending {
-            None => self.settle(request_id, give_up).await,
-            Some(pending) => self.settle_pending(request_id, pending, give_up).await,
-        };
-        if granted {
-            // Not held is what it should be; any other failure is mended by the end of the lease.
-            if let Err(error) = self.release(next_request_id(), give_up).await {
-                tracing::debug!(%error, "a grant that nobody wants could not be released");
-            }
+        match self.settle(request_id, may_wait, give_up).await {
+            Ok(Some(tokens)) => self.give_back(&tokens, give_up).await,
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "a request that nobody wants could not be taken back"),
         }
     }
 
-    /// Sends the request once more without waiting: it ends a wait of the same id, and tells whether it was granted.
-    async fn settle(&self, request_id: u64, give_up: Moment) -> bool {
-        if self.subject.family == Family::Fair
-            && let Err(error) = self.call(&self.subject.cancel(), give_up).await
-        {
-            tracing::debug!(%error, "a place in a fair queue could not be cancelled");
-        }
-        let outcome = self.call(&self.acquire_command(Ask::Once, request_id), give_up).await;
-        match outcome.and_then(|answered| self.grant_in(answered, request_id)) {
-            Ok(grant) => grant.is_some(),
-            Err(error) => {
-                tracing::debug!(%error, "a request that nobody wants could not be taken back");
-                false
+    /// Ends a wait. If there is none, the request may have been granted: it is sent once more without waiting, which tells.
+    async fn settle(&self, request_id: u64, may_wait: bool, give_up: Moment) -> Result<Option<Vec<u64>>, Error> {
+        if may_wait {
+            let answered = self.call(&self.subject.cancel(request_id), give_up).await?;
+            let ended = answered.said.map_err(|error| Error::from_answer(&error)).and_then(|said| wire::number(&said));
+            if ended.is_ok_and(|ended| ended > 0) {
+                return Ok(None);
             }
         }
+        let answered = self.call(&self.acquire_command(Ask::Once, request_id), give_up).await?;
+        Ok(self.grant_in(answered, request_id)?.map(|grant| grant.tokens))
     }
 
-    /// The same for a request that waits on a connection. The two connections are not ordered, so the wait may begin after it was
-    /// ended: it is ended again until it has answered.
-    async fn settle_pending(&self, request_id: u64, mut pending: Pending, give_up: Moment) -> bool {
-        let mut patience = Duration::from_millis(50);
-        let mut granted = false;
-        loop {
-            granted |= self.settle(request_id, give_up).await;
-            match tokio::time::timeout(patience, &mut pending.answer).await {
-                Ok(answer) => {
-                    let token = answer.ok().and_then(Result::ok).and_then(|value| wire::tokens(&value).ok()?);
-                    return granted || token.is_some();
-                }
-                Err(_) if patience >= self.client.settings.response_timeout => {
-                    // Nothing comes over it any more. The server ends the wait when it sees the connection close.
-                    pending.link.close();
-                    return granted | self.settle(request_id, give_up).await;
-                }
-                Err(_) => patience *= 2,
-            }
-        }
+    /// Whether so little time has passed since the request was sent that all terms of the hold may as well count from then.
+    pub(crate) fn is_fresh(&self, grant: &Grant) -> bool {
+        let grace = self.session_grace.filter(|grace| !grace.is_zero()).unwrap_or(self.lease);
+        let passed = grant.counts_from.until(Moment::now());
+        self.keeping.max_hold.is_none() && passed < self.lease.min(grace) / FRESH_PART
     }
 
-    /// Renews what was granted to a waiting connection over the shared one: it tells from when the lease counts, and binds the session.
+    /// Renews what was granted after a wait: that tells from when the lease counts.
     pub(crate) async fn confirm(&self, grant: &mut Grant, give_up: Moment) -> Result<(), Error> {
-        let answered = self.call(&self.subject.renew(self.lease), give_up).await?;
-        let left = wire::milliseconds(&answered.said.map_err(|error| Error::from_answer(&error))?)?;
-        grant.counts_from = answered.sent;
-        grant.lease = left;
-        grant.link = answered.link;
+        *grant = Grant { request_id: grant.request_id, ..self.take_over(grant.tokens.clone(), give_up).await? };
         Ok(())
+    }
+
+    /// Renews what this owner has been granted somewhere else.
+    pub(crate) async fn take_over(&self, tokens: Vec<u64>, give_up: Moment) -> Result<Grant, Error> {
+        let answered = self.call(&self.subject.renew(&tokens, self.lease), give_up).await?;
+        let lease = wire::milliseconds(&answered.said.map_err(|error| Error::of_hold(&error))?)?;
+        let (counts_from, link) = (answered.sent, answered.link);
+        Ok(Grant { tokens, counts_from, lease, link, request_id: self.gate.next_id() })
     }
 
     /// Repeats the request, which propagates the hold once more, and waits for replicas behind it. Returns how many have it.
@@ -218,23 +255,32 @@ impl Request {
     }
 }
 
-/// A request that waits on a connection.
-pub(crate) struct Pending {
-    pub(crate) link: Arc<Link>,
-    pub(crate) answer: tokio::task::JoinHandle<Result<redis::Value, redis::RedisError>>,
-}
-
 /// A request that may have been sent and whose outcome is not known. Dropping it takes the request back in the background.
-struct Unsure<'a> {
+pub(crate) struct Unsure<'a> {
     request: &'a Arc<Request>,
     request_id: u64,
+    may_wait: bool,
     is_sent: AtomicBool,
     gate: Option<OwnedMutexGuard<()>>,
 }
 
-impl Unsure<'_> {
+impl<'a> Unsure<'a> {
+    pub(crate) fn new(request: &'a Arc<Request>, gate: OwnedMutexGuard<()>, may_wait: bool) -> Self {
+        let (request_id, is_sent) = (request.gate.next_id(), AtomicBool::new(false));
+        Self { request, request_id, may_wait, is_sent, gate: Some(gate) }
+    }
+
+    pub(crate) fn request_id(&self) -> u64 {
+        self.request_id
+    }
+
+    /// The server has refused the id.
+    pub(crate) fn renumber(&mut self) {
+        self.request_id = self.request.gate.next_id();
+    }
+
     /// The outcome is known.
-    fn settled(mut self) {
+    pub(crate) fn settled(mut self) {
         self.gate = None;
     }
 }
@@ -242,9 +288,9 @@ impl Unsure<'_> {
 impl Drop for Unsure<'_> {
     fn drop(&mut self) {
         let Some(gate) = self.gate.take().filter(|_| self.is_sent.load(Ordering::Relaxed)) else { return };
-        let (request, request_id) = (self.request.clone(), self.request_id);
-        self.request.client.in_background(async move {
-            request.take_back(request_id, None).await;
+        let (request, request_id, may_wait) = (self.request.clone(), self.request_id, self.may_wait);
+        self.request.client.home.in_background(async move {
+            request.take_back(request_id, may_wait).await;
             drop(gate);
         });
     }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use redis::Value;
 use tokio::sync::oneshot;
 
 use crate::Error;
@@ -10,10 +9,13 @@ use crate::client::Client;
 use crate::clock::Moment;
 use crate::guard::Guard;
 use crate::hold::Held;
-use crate::identity::{next_request_id, unique_owner};
-use crate::lock::{Lock, Permits};
+use crate::identity::unique_owner;
+use crate::kind::Permits;
+use crate::lock::Lock;
+use crate::observer::{Holder, Observer};
 use crate::options::DEFAULT_LEASE;
-use crate::request::{Gate, Grant, Request};
+use crate::request::{Grant, Keeping, Request};
+use crate::shared::Gate;
 use crate::wire::{self, Family, Subject};
 
 /// A number of permits under one key. It stays when nobody holds any: make it once with [`init`](Self::init).
@@ -23,11 +25,14 @@ pub struct Semaphore {
     key: Vec<u8>,
 }
 
-impl Semaphore {
-    pub(crate) fn new(client: &Client, key: &[u8]) -> Self {
-        Self { client: client.clone(), key: key.to_vec() }
+impl Client {
+    /// A number of permits.
+    pub fn semaphore(&self, key: impl AsRef<[u8]>) -> Semaphore {
+        Semaphore { client: self.clone(), key: key.as_ref().to_vec() }
     }
+}
 
+impl Semaphore {
     /// Makes the semaphore with so many permits if there is none under the key. Returns whether there was none.
     ///
     /// # Cancel safety
@@ -52,6 +57,21 @@ impl Semaphore {
     /// [`Error::NoSemaphore`] if there is none.
     pub async fn resize(&self, permits: u32) -> Result<i64, Error> {
         self.configure("RESIZE", permits).await
+    }
+
+    /// How many permits are free; negative while more are held than there are. `None` if there is no semaphore under the key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connection`] if no server answers.
+    pub async fn available_permits(&self) -> Result<Option<i64>, Error> {
+        let info = self.observe().info().await?;
+        info.map(|info| wire::number(wire::field(&info, "available").unwrap_or(&redis::Value::Nil))).transpose()
+    }
+
+    /// A look at the semaphore from outside: who holds permits, and who waits.
+    pub fn observe(&self) -> Observer {
+        self.client.observe(&self.key)
     }
 
     async fn configure(&self, verb: &str, permits: u32) -> Result<i64, Error> {
@@ -80,15 +100,21 @@ impl Semaphore {
     /// [`Error::NoSemaphore`] if there is none.
     pub async fn drain(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
         let client = self.client.shared.clone();
+        client.home.check()?;
         let (keys, owner) = (Arc::from([self.key.clone()]), unique_owner().into());
         let subject = Subject { family: Family::Semaphore, keys, owner, permits: 1 };
-        let gate = Gate::default();
-        let request =
-            Request { client, subject, lease: DEFAULT_LEASE, session_grace: None, gate, is_shared_owner: false };
+        let request = Request {
+            client,
+            subject,
+            lease: DEFAULT_LEASE,
+            session_grace: None,
+            gate: Arc::<Gate>::default(),
+            keeping: Keeping { renews: true, max_hold: None, replicas: None },
+        };
         let (asker, answer) = oneshot::channel();
         // A task of its own, so that it is never dropped between taking and knowing what was taken.
-        self.client.shared.in_background(async move { drop(asker.send(drain(request).await)) });
-        let drained = answer.await.unwrap_or(Err(Error::ShuttingDown))?;
+        self.client.shared.home.in_background(async move { drop(asker.send(drain(request).await)) });
+        let drained = answer.await.unwrap_or(Err(Error::RuntimeEnded))?;
         Ok(drained.map(|held| (held.hold.request.subject.permits, Guard::new(held))))
     }
 }
@@ -102,59 +128,17 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
         return Ok(None);
     }
     let (counts_from, link) = (answered.first_sent, answered.link);
-    let info = request.call(redis::cmd("RSEMAPHORE.INFO").arg(&request.subject.keys[0]), give_up).await?;
+    let mut command = redis::cmd("RSEMAPHORE.INFO");
+    command.arg(&request.subject.keys[0]).arg("OWNER").arg(&request.subject.owner[..]);
+    let info = request.call(&command, give_up).await?;
     let info = info.said.map_err(|error| Error::from_answer(&error))?;
-    let Some((token, permits)) = hold_of(&info, &request.subject.owner) else {
+    let holders = wire::field(&info, "holders").map(Holder::all).transpose()?.unwrap_or_default();
+    let own = holders.into_iter().find(|holder| *holder.owner == *request.subject.owner);
+    let Some(Holder { token, holds: permits, .. }) = own else {
         return Ok(None);
     };
     request.subject.permits = permits;
     let lease = request.lease;
-    let grant = Grant { tokens: vec![token], counts_from, lease, link, request_id: next_request_id() };
-    Ok(Some(Held::new(Arc::new(request), grant, None, true)))
-}
-
-/// The token and the permits of an owner, as INFO shows them.
-fn hold_of(info: &Value, owner: &[u8]) -> Option<(u64, u32)> {
-    let Value::Array(holders) = field(info, "holders")? else { return None };
-    let own = holders
-        .iter()
-        .find(|holder| matches!(field(holder, "owner"), Some(Value::BulkString(name)) if name == owner))?;
-    let number = |name| match field(own, name) {
-        Some(Value::Int(number)) => Some(*number),
-        _ => None,
-    };
-    Some((u64::try_from(number("token")?).ok()?, u32::try_from(number("holds")?).ok()?))
-}
-
-/// A field of an answer that is a map.
-fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
-    let is_name = |value: &Value| match value {
-        Value::BulkString(bytes) => bytes == name.as_bytes(),
-        Value::SimpleString(text) => text == name,
-        _ => false,
-    };
-    match map {
-        Value::Map(fields) => fields.iter().find(|(key, _)| is_name(key)).map(|(_, value)| value),
-        Value::Array(fields) => fields.chunks_exact(2).find(|pair| is_name(&pair[0])).map(|pair| &pair[1]),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hold_is_found_among_others() {
-        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let holder = |owner: &str, holds, token| {
-            let fields =
-                [(text("owner"), text(owner)), (text("holds"), Value::Int(holds)), (text("token"), Value::Int(token))];
-            Value::Map(fields.into())
-        };
-        let holders = Value::Array(vec![holder("other", 1, 10), holder("me", 3, 11)]);
-        let info = Value::Map(vec![(text("kind"), text("semaphore")), (text("holders"), holders)]);
-        assert_eq!(hold_of(&info, b"me"), Some((11, 3)));
-        assert_eq!(hold_of(&info, b"nobody"), None);
-    }
+    let grant = Grant { tokens: vec![token], counts_from, lease, link, request_id: request.gate.next_id() };
+    Held::new(Arc::new(request), grant).map(Some)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 
+use crate::home::Home;
 use crate::link::Link;
 use crate::slots::{Address, SlotMap};
 
@@ -49,6 +50,8 @@ pub(crate) enum Line {
 pub(crate) struct Servers {
     topology: Topology,
     patience: Duration,
+    ping_after: Duration,
+    home: Arc<Home>,
     nodes: Mutex<HashMap<Option<Address>, Arc<Node>>>,
     slots: Mutex<SlotMap>,
     /// Held while the slot map is asked for.
@@ -83,9 +86,9 @@ impl Node {
 }
 
 impl Servers {
-    pub(crate) fn new(topology: Topology, patience: Duration) -> Self {
+    pub(crate) fn new(topology: Topology, patience: Duration, ping_after: Duration, home: Arc<Home>) -> Self {
         let (nodes, slots) = (Mutex::default(), Mutex::default());
-        Self { topology, patience, nodes, slots, refreshing: tokio::sync::Mutex::new(()) }
+        Self { topology, patience, ping_after, home, nodes, slots, refreshing: tokio::sync::Mutex::new(()) }
     }
 
     /// Whether keys belong to slots, which may be on different nodes.
@@ -93,17 +96,26 @@ impl Servers {
         matches!(self.topology, Topology::Cluster(_))
     }
 
-    /// A name for this place that is the same in every process that is configured alike.
+    /// A name for this place that is the same in every process that is configured alike, and differs from that of every other place.
     pub(crate) fn name(&self) -> String {
+        let all = |infos: &[ConnectionInfo]| {
+            let mut addresses: Vec<_> = infos.iter().map(|info| info.addr().to_string()).collect();
+            addresses.sort();
+            addresses.join(",")
+        };
+        let database = |info: &ConnectionInfo| info.redis_settings().db();
         match &self.topology {
-            Topology::Standalone(info) => info.addr().to_string(),
-            Topology::Sentinel { master, .. } => format!("sentinel {master}"),
-            Topology::Cluster(seeds) => {
-                let mut seeds: Vec<_> = seeds.iter().map(|info| info.addr().to_string()).collect();
-                seeds.sort();
-                format!("cluster {}", seeds.join(","))
+            Topology::Standalone(info) => format!("{}/{}", info.addr(), database(info)),
+            Topology::Sentinel { sentinels, master, settings } => {
+                format!("sentinel {master}/{} {}", database(settings), all(sentinels))
             }
+            Topology::Cluster(seeds) => format!("cluster {}", all(seeds)),
         }
+    }
+
+    /// What keeps connections alive.
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
     }
 
     /// Makes sure that somebody answers. Of a cluster that is any node that knows the masters: one of them may be down.
@@ -143,13 +155,14 @@ impl Servers {
             },
             (None, Line::Shared) => self.connect_to_sentinels_master().await?,
         };
+        drop(self.home.start(Link::watch(Arc::downgrade(&link), self.ping_after, self.patience)));
         *lock(node.place(line)) = Some(link.clone());
         Ok(link)
     }
 
-    /// A connection of its own to where another one leads.
-    pub(crate) async fn connect(&self, info: ConnectionInfo) -> Result<Arc<Link>, RedisError> {
-        Link::connect(info, self.patience).await
+    async fn connect(&self, info: ConnectionInfo) -> Result<Arc<Link>, RedisError> {
+        let lost = |error: crate::Error| failure(ErrorKind::Io, "no connection", error.to_string());
+        self.home.run(Box::pin(Link::connect(info, self.patience))).await.map_err(lost)?
     }
 
     async fn node_of(&self, slot: Option<u16>) -> Result<Arc<Node>, RedisError> {
@@ -313,4 +326,31 @@ fn at_address(settings: &ConnectionInfo, address: &Address) -> ConnectionInfo {
         _ => ConnectionAddr::Tcp(address.host.clone(), address.port),
     };
     settings.clone().set_addr(addr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redis::IntoConnectionInfo;
+
+    fn info(url: &str) -> ConnectionInfo {
+        url.into_connection_info().expect("an address")
+    }
+
+    #[tokio::test]
+    async fn different_places_have_different_names_and_one_place_has_one() {
+        let name = |topology| Servers::new(topology, Duration::ZERO, Duration::ZERO, Arc::new(Home::here())).name();
+        let server = |url| name(Topology::Standalone(info(url)));
+        let sentinel = |sentinels: &[&str], settings| {
+            let sentinels = sentinels.iter().map(|url| info(url)).collect();
+            name(Topology::Sentinel { sentinels, master: "mymaster".to_owned(), settings: info(settings) })
+        };
+        let (one, other) = ("redis://a:1", "redis://b:1");
+        assert_ne!(server(one), server(other));
+        assert_ne!(server("redis://a:1/0"), server("redis://a:1/1"));
+        assert_eq!(server("redis://me:secret@a:1/0"), server(one), "whoever asks, it is the same place");
+        assert_ne!(sentinel(&[one], "redis://x/0"), sentinel(&[other], "redis://x/0"), "two deployments");
+        assert_ne!(sentinel(&[one], "redis://x/0"), sentinel(&[one], "redis://x/1"));
+        assert_eq!(sentinel(&[one, other], "redis://x/0"), sentinel(&[other, one], "redis://y/0"));
+    }
 }

@@ -1,6 +1,7 @@
 //! Which node of a cluster serves which key.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use crc16::{State, XMODEM};
 use redis::Value;
@@ -16,6 +17,26 @@ pub(crate) fn slot_of(key: &[u8]) -> u16 {
         rest.get(..length).filter(|tag| !tag.is_empty())
     });
     State::<XMODEM>::calculate(tag.unwrap_or(key)) % SLOTS
+}
+
+/// A number for each slot whose decimal digits are in it.
+static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
+    let mut tags = vec![None; usize::from(SLOTS)];
+    let mut missing = tags.len();
+    for number in 0.. {
+        let tag = &mut tags[usize::from(slot_of(number.to_string().as_bytes()))];
+        missing -= usize::from(tag.is_none());
+        tag.get_or_insert(number);
+        if missing == 0 {
+            break;
+        }
+    }
+    tags.into_iter().flatten().collect()
+});
+
+/// Text that is in a slot, to be used as the tag of other names.
+pub(crate) fn tag_of(slot: u16) -> String {
+    TAGS.get(usize::from(slot)).map(u32::to_string).unwrap_or_default()
 }
 
 /// Where a node listens.
@@ -93,6 +114,13 @@ mod tests {
         assert_eq!(slot_of(b"{user1000}.following"), slot_of(b"{user1000}.followers"));
         assert_eq!(slot_of(b"foo{bar}{zap}"), slot_of(b"bar"));
         assert_ne!(slot_of(b"foo{}{bar}"), slot_of(b"bar"), "an empty tag is none");
+    }
+
+    #[test]
+    fn each_slot_has_a_tag() {
+        for slot in [0, 1, 8191, SLOTS - 1] {
+            assert_eq!(slot_of(format!("rlock:{{{}}}:x", tag_of(slot)).as_bytes()), slot);
+        }
     }
 
     fn row(first: i64, last: i64, host: &str, port: i64) -> Value {

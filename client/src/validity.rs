@@ -18,12 +18,27 @@ const ROUNDING: Duration = Duration::from_millis(2);
 /// A renewal is due when this part of the lease is over, so two may fail before the hold is lost.
 const RENEWALS_PER_LEASE: u32 = 3;
 
-/// Timers stand still while the machine is suspended, so the keeper looks at the clock at least this often. After a resume the loss of
-/// a hold is announced within this time; `is_held` does not depend on it.
-const LONGEST_NAP: Duration = Duration::from_secs(1);
+/// A renewal comes earlier by up to this part of that time, at random: guards that were given together do not stay in step.
+const JITTER: f64 = 0.1;
 
 /// How long to pause after a renewal that failed for another reason than the loss of the hold.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// A renewal is answered within this part of what is left of the hold, or its connection counts as dead: there is time for another one.
+const ANSWERS_PER_REST: u32 = 3;
+
+/// A connection is not given up for the sake of one hold before this time.
+const LEAST_PATIENCE: Duration = Duration::from_millis(250);
+
+/// How long an answer to a renewal may take when the hold can be relied upon for so long.
+pub(crate) fn patience_for(left: Duration) -> Duration {
+    (left / ANSWERS_PER_REST).max(LEAST_PATIENCE)
+}
+
+/// When to renew a lease, from its beginning. `random` is from 0 to 1.
+pub(crate) fn renewal_after(lease: Duration, random: f64) -> Duration {
+    (lease / RENEWALS_PER_LEASE).mul_f64(1.0 - JITTER * random)
+}
 
 /// A span that certainly has not passed for the server when this much of it has passed here.
 pub(crate) fn less_margin(span: Duration) -> Duration {
@@ -35,6 +50,8 @@ pub(crate) fn less_margin(span: Duration) -> Duration {
 pub(crate) struct Terms {
     /// What each renewal asks for.
     pub(crate) lease: Duration,
+    /// How long after a renewal the next one is due.
+    pub(crate) renewal_after: Duration,
     /// How long the hold outlives its connection, if it is bound to one.
     pub(crate) session_grace: Option<Duration>,
     /// Whether the keeper renews.
@@ -116,6 +133,11 @@ impl Validity {
         self.not_before = now.after(RETRY_PAUSE);
     }
 
+    /// Whether the last renewal failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.not_before > self.bound_at
+    }
+
     /// When the hold can no longer be relied upon, if nothing happens. `is_closed` says whether its connection is known to be.
     pub(crate) fn ends(&self, terms: &Terms, is_closed: bool) -> Moment {
         let by_lease = self.lease_ends.min(terms.ends_at.unwrap_or(self.lease_ends));
@@ -133,7 +155,7 @@ impl Validity {
         if now >= ends {
             return Step::Lose;
         }
-        let mut wake = ends.min(now.after(LONGEST_NAP));
+        let mut wake = ends;
         if terms.session_grace.is_some() && is_closed {
             if now >= self.not_before {
                 return Step::Renew;
@@ -160,8 +182,8 @@ impl Validity {
     /// A hold that has to end anyway is not renewed beyond that.
     fn renewal_due(&self, terms: &Terms) -> Moment {
         match terms.ends_at {
-            Some(end) if self.lease_ends >= end => Moment::from_us(u64::MAX),
-            _ => self.given_at.after(terms.lease / RENEWALS_PER_LEASE),
+            Some(end) if self.lease_ends >= end => Moment::NEVER,
+            _ => self.given_at.after(terms.renewal_after),
         }
     }
 }
@@ -178,7 +200,13 @@ mod tests {
     }
 
     fn terms() -> Terms {
-        Terms { lease: LEASE, session_grace: None, renews: true, ends_at: None }
+        Terms {
+            lease: LEASE,
+            renewal_after: renewal_after(LEASE, 0.0),
+            session_grace: None,
+            renews: true,
+            ends_at: None,
+        }
     }
 
     /// What is known of the connection.
@@ -210,12 +238,7 @@ mod tests {
     fn without_renewal_it_is_only_watched() {
         let terms = Terms { renews: false, ..terms() };
         let validity = Validity::given(at(0), LEASE);
-        assert_eq!(
-            validity.next_step(&terms, OPEN, at(20_000)),
-            Step::Sleep(at(21_000)),
-            "no nap is longer than a second"
-        );
-        assert_eq!(validity.next_step(&terms, OPEN, at(29_000)), Step::Sleep(at(29_698)));
+        assert_eq!(validity.next_step(&terms, OPEN, at(20_000)), Step::Sleep(at(29_698)));
     }
 
     #[test]
@@ -286,7 +309,7 @@ mod tests {
             let mut now_us = 0u64;
             let mut there_ends_us = 0u64;
             let mut here: Option<Validity> = None;
-            let terms = Terms { lease: LEASE, session_grace: None, renews: true, ends_at: None };
+            let terms = Terms { lease: LEASE, renewal_after: renewal_after(LEASE, 0.0), session_grace: None, renews: true, ends_at: None };
             for (pause_ms, delay_ms, lease_ms) in requests {
                 now_us += pause_ms * 1000;
                 let (sent, lease) = (Moment::from_us(now_us), Duration::from_millis(lease_ms));

@@ -51,21 +51,19 @@ pub(crate) struct Subject {
 
 /// What ACQUIRE does if the lock is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum Ask<'a> {
     /// Nothing.
     Once,
-    /// Wait; `None` for ever.
-    Block(Option<Duration>),
-    /// Keep a place without a connection, on a fair lock.
-    Queue(Duration),
+    /// Wait so long, or for ever, and have the answer on a channel.
+    Wait(Option<Duration>, &'a str),
 }
 
 /// The options of an ACQUIRE.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Acquire {
+pub(crate) struct Acquire<'a> {
     pub(crate) lease: Duration,
     pub(crate) session_grace: Option<Duration>,
-    pub(crate) ask: Ask,
+    pub(crate) ask: Ask<'a>,
     pub(crate) request_id: u64,
 }
 
@@ -98,18 +96,15 @@ impl Subject {
         }
     }
 
-    pub(crate) fn acquire(&self, options: Acquire) -> Cmd {
+    pub(crate) fn acquire(&self, options: Acquire<'_>) -> Cmd {
         let mut command = self.command("ACQUIRE");
         self.add_permits(&mut command);
         command.arg("PX").arg(ms(options.lease));
         match options.ask {
             Ask::Once => {}
             // 0 on the wire is for ever, so what is left of a wait is at least 1.
-            Ask::Block(wait) => {
-                command.arg("BLOCK").arg(wait.map_or(0, |wait| ms(wait).max(1)));
-            }
-            Ask::Queue(life) => {
-                command.arg("QUEUE").arg(ms(life));
+            Ask::Wait(wait, channel) => {
+                command.arg("BLOCK").arg(wait.map_or(0, |wait| ms(wait).max(1))).arg("NOTIFY").arg(channel);
             }
         }
         if let Some(grace) = options.session_grace {
@@ -119,22 +114,37 @@ impl Subject {
         command
     }
 
-    pub(crate) fn release(&self, request_id: u64) -> Cmd {
+    /// Only the hold with these tokens counts: an owner may have lost that one, and have another by now.
+    fn add_tokens(&self, command: &mut Cmd, tokens: &[u64]) {
+        command.arg(if self.family == Family::Many { "TOKENS" } else { "TOKEN" });
+        for token in tokens {
+            command.arg(*token);
+        }
+    }
+
+    pub(crate) fn release(&self, tokens: &[u64], request_id: u64) -> Cmd {
         let mut command = self.command("RELEASE");
         self.add_permits(&mut command);
         command.arg("REQ").arg(request_id);
+        self.add_tokens(&mut command, tokens);
         command
     }
 
-    pub(crate) fn renew(&self, lease: Duration) -> Cmd {
+    pub(crate) fn renew(&self, tokens: &[u64], lease: Duration) -> Cmd {
         let mut command = self.command("RENEW");
         command.arg("PX").arg(ms(lease));
+        self.add_tokens(&mut command, tokens);
         command
     }
 
-    /// Gives up a place in a fair queue.
-    pub(crate) fn cancel(&self) -> Cmd {
-        self.command("CANCEL")
+    /// Ends a wait. On a fair lock that is the place of the owner, which may be older than the request.
+    pub(crate) fn cancel(&self, request_id: u64) -> Cmd {
+        let mut command = redis::cmd(&[self.family.prefix(), "CANCEL"].concat());
+        command.arg(self.keys.first().map_or(b"".as_slice(), Vec::as_slice)).arg(&*self.owner);
+        if self.family != Family::Fair {
+            command.arg("REQ").arg(request_id);
+        }
+        command
     }
 
     /// Takes all permits that are available.
@@ -179,6 +189,28 @@ pub(crate) fn milliseconds(value: &Value) -> Result<Duration, Error> {
     u64::try_from(number).map(Duration::from_millis).map_err(|_| Error::unexpected(value))
 }
 
+/// An answer that is text, or the bytes of a name.
+pub(crate) fn bytes(value: &Value) -> Result<&[u8], Error> {
+    match value {
+        Value::BulkString(bytes) => Ok(bytes),
+        Value::SimpleString(text) => Ok(text.as_bytes()),
+        other => Err(Error::unexpected(other)),
+    }
+}
+
+/// A field of an answer that is a map.
+pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
+    let is_name = |value: &Value| bytes(value).is_ok_and(|found| found == name.as_bytes());
+    match map {
+        Value::Map(fields) => fields.iter().find(|(key, _)| is_name(key)).map(|(_, value)| value),
+        Value::Array(fields) => fields.chunks_exact(2).find(|pair| is_name(&pair[0])).map(|pair| &pair[1]),
+        _ => None,
+    }
+}
+
+/// The highest request id that the server takes.
+pub(crate) const HIGHEST_ID: u64 = i64::MAX as u64;
+
 /// The id that a `STALE` error names: the last one that the server has seen of this owner.
 pub(crate) fn last_seen_id(message: &str) -> Option<u64> {
     message.rsplit(|letter: char| !letter.is_ascii_digit()).find(|word| !word.is_empty())?.parse().ok()
@@ -201,7 +233,7 @@ mod tests {
         Subject { family, keys, owner: Arc::from(b"me".as_slice()), permits }
     }
 
-    fn options(ask: Ask) -> Acquire {
+    fn options(ask: Ask<'_>) -> Acquire<'_> {
         Acquire { lease: Duration::from_secs(3), session_grace: None, ask, request_id: 7 }
     }
 
@@ -209,34 +241,33 @@ mod tests {
     fn commands_are_those_of_the_module() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 REQ 7");
-        assert_eq!(words(&mutex.release(8)), "RLOCK.RELEASE k me REQ 8");
-        let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Block(None)) };
-        assert_eq!(words(&mutex.acquire(bound)), "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 SESSION 0 REQ 7");
+        assert_eq!(words(&mutex.release(&[9], 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
+        let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Wait(None, "c")) };
+        assert_eq!(words(&mutex.acquire(bound)), "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c SESSION 0 REQ 7");
 
         let fair = subject(Family::Fair, &["k"], 1);
-        let queue = fair.acquire(options(Ask::Queue(Duration::from_secs(2))));
-        assert_eq!(words(&queue), "RFAIRLOCK.ACQUIRE k me PX 3000 QUEUE 2000 REQ 7");
-        assert_eq!(words(&fair.cancel()), "RFAIRLOCK.CANCEL k me");
+        assert_eq!(words(&fair.cancel(7)), "RFAIRLOCK.CANCEL k me");
 
         let write = subject(Family::Write, &["k"], 1);
         assert_eq!(words(&write.acquire(options(Ask::Once))), "RRWLOCK.ACQUIRE k me WRITE PX 3000 REQ 7");
-        assert_eq!(words(&write.renew(Duration::from_secs(1))), "RRWLOCK.RENEW k me WRITE PX 1000");
+        assert_eq!(words(&write.renew(&[9], Duration::from_secs(1))), "RRWLOCK.RENEW k me WRITE PX 1000 TOKEN 9");
 
         let semaphore = subject(Family::Semaphore, &["k"], 3);
         assert_eq!(words(&semaphore.acquire(options(Ask::Once))), "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 REQ 7");
-        assert_eq!(words(&semaphore.release(8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8");
+        assert_eq!(words(&semaphore.release(&[9], 8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
 
         let many = subject(Family::Many, &["a", "b"], 1);
         assert_eq!(words(&many.acquire(options(Ask::Once))), "RLOCK.MACQUIRE 2 a b me PX 3000 REQ 7");
-        assert_eq!(words(&many.renew(Duration::from_secs(1))), "RLOCK.MRENEW 2 a b me PX 1000");
+        assert_eq!(words(&many.cancel(7)), "RLOCK.CANCEL a me REQ 7");
+        assert_eq!(words(&many.renew(&[8, 9], Duration::from_secs(1))), "RLOCK.MRENEW 2 a b me PX 1000 TOKENS 8 9");
     }
 
     /// `BLOCK 0` waits for ever: the end of a bounded wait must not become that.
     #[test]
     fn a_wait_that_is_all_but_over_does_not_become_endless() {
         let mutex = subject(Family::Mutex, &["k"], 1);
-        let last = mutex.acquire(options(Ask::Block(Some(Duration::ZERO))));
-        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 REQ 7");
+        let last = mutex.acquire(options(Ask::Wait(Some(Duration::ZERO), "c")));
+        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c REQ 7");
     }
 
     #[test]

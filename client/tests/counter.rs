@@ -9,11 +9,11 @@ use crate::{connect, connections, url};
 
 const TASKS: u64 = 10_000;
 const THREADS: u64 = 1000;
-/// What one task asks of the server at most: an attempt, a wait, a confirmation, and a release. Polling would be more.
-const COMMANDS_PER_TASK: u64 = 4;
+/// What one task asks of the server at most: a lock, its renewal after a long wait, and a release. Polling would be more.
+const COMMANDS_PER_TASK: u64 = 3;
 
 /// All that one client may use.
-const MOST_CONNECTIONS: usize = 16;
+const MOST_CONNECTIONS: usize = 1;
 
 /// A counter that is wrong unless its users take turns: it is read, and written a moment later.
 #[derive(Default)]

@@ -119,8 +119,7 @@ impl Campaign {
             let options = Client::builder()
                 .connect_timeout(Duration::from_millis(200))
                 .response_timeout(Duration::from_millis(150))
-                .refresh_waits_after(Duration::from_millis(250))
-                .waiting_connections(3);
+                .ping_after(Duration::from_millis(250));
             clients.push(options.connect(&proxy.url()).await.expect("the server takes connections"));
             proxies.push(proxy);
         }
@@ -211,8 +210,7 @@ impl Campaign {
             eventually(|| self.server.client().call("DBSIZE") == 1).await;
         }
         eprintln!("{:?}: {} holds, {rushes} rushes, {:?}", self.weather, self.register.believed(), started.elapsed());
-        // One shared and three to wait on each; the last has eight.
-        eventually(|| connections(&self.server) <= 3 * 4 + 9).await;
+        eventually(|| connections(&self.server) <= 3 + 1).await;
         drop(self.clients);
         eventually(|| connections(&self.server) == 0).await;
     }

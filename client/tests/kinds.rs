@@ -31,7 +31,7 @@ async fn many_read_or_one_writes() {
     let writer = writer.await.expect("no panic").expect("a grant");
 
     let readers: Vec<_> = (0..20).map(|_| acquire(other.rw_lock("k").read())).collect();
-    eventually(|| waiting(&server) == 1).await;
+    eventually(|| waiting(&server) == 20).await;
     writer.release().await.expect("it was held");
     let mut guards = Vec::new();
     for reader in readers {
@@ -66,11 +66,11 @@ async fn an_only_reader_upgrades_and_passes_those_who_wait() {
     assert!(reader.is_held());
 
     let other = lock.read().acquire().await.expect("shared");
-    // Others stand in line, at the server and here: who upgrades passes them.
+    // Others stand in the queue: who upgrades passes them.
     let behind = [acquire(lock.write()), acquire(lock.write())];
-    eventually(|| waiting(&server) == 1).await;
-    let upgrading = tokio::spawn(async move { (reader.upgrade().await, reader) });
     eventually(|| waiting(&server) == 2).await;
+    let upgrading = tokio::spawn(async move { (reader.upgrade().await, reader) });
+    eventually(|| waiting(&server) == 3).await;
     other.release().await.expect("it was held");
     let (writer, reader) = upgrading.await.expect("no panic");
     writer.expect("a grant").release().await.expect("it was held");
@@ -103,7 +103,7 @@ async fn a_circle_of_owners_is_refused_where_it_would_close() {
     let (_a, b) = (a.acquire().await.expect("free"), b.acquire().await.expect("free"));
     let waiter = acquire(client.lock("b").owner("alice"));
     eventually(|| waiting(&server) == 1).await;
-    // Somebody is ahead of him. He stands behind at the server, where the circle can be seen, and not here.
+    // Somebody is ahead of him. He stands behind, where the server sees the circle.
     let ahead = acquire(client.lock("a"));
     eventually(|| waiting(&server) == 2).await;
     let closing = client.lock("a").owner("bob");

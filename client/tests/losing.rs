@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::Error;
 
 use crate::support::{Server, Stopwatch};
-use crate::{PATIENCE, connect, eventually};
+use crate::{PATIENCE, connect, eventually, kill_connections};
 
 #[tokio::test]
 async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
@@ -19,6 +19,29 @@ async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
     watch.assert_took_ms(0..700, "the way to the next renewal, which is before the end of the lease");
     assert!(!guard.is_held());
     assert!(matches!(guard.release().await, Err(Error::NotHeld)));
+}
+
+/// The next renewal is seconds away. A server that publishes events tells at once, also of a hold that is not renewed.
+#[tokio::test]
+async fn timed_a_hold_that_was_taken_away_is_lost_at_once_where_the_server_tells() {
+    let server = Server::with(&["notify-keyspace-events KEA"]);
+    let client = connect(&server).await;
+    for renews in [true, false] {
+        for taking in ["RLOCK.FORCERELEASE k", "DEL k", "SET k other"] {
+            let lock = client.lock("k").lease(Duration::from_secs(60)).renewing(renews);
+            let guard = lock.acquire().await.expect("a free lock");
+            let listeners = || server.client().call("PUBSUB NUMSUB __keyspace@0__:k").array()[1].int();
+            eventually(|| listeners() == 1).await;
+            assert!(guard.is_held());
+            server.client().call(taking);
+            let watch = Stopwatch::start();
+            tokio::time::timeout(PATIENCE, guard.lost()).await.expect("it is told");
+            watch.assert_took_ms(0..500, "the way of an event");
+            drop(guard);
+            eventually(|| listeners() == 0).await;
+            server.client().call("DEL k");
+        }
+    }
 }
 
 #[tokio::test]
@@ -59,7 +82,7 @@ async fn a_session_that_lost_its_connection_is_bound_to_the_next_one() {
     let grace = Duration::from_secs(2);
     let guard = client.lock("k").session_grace(grace).acquire().await.expect("a free lock");
     assert_eq!(server.client().holder("k").map(|holder| holder.session), Some(1));
-    server.client().call("CLIENT KILL TYPE normal SKIPME yes");
+    kill_connections(&server);
     eventually(|| server.client().holder("k").is_some_and(|holder| holder.session == 1)).await;
     tokio::time::sleep(grace * 2).await;
     assert!(guard.is_held());
@@ -71,32 +94,10 @@ async fn a_session_without_grace_ends_with_its_connection() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").session_grace(Duration::ZERO).acquire().await.expect("a free lock");
-    server.client().call("CLIENT KILL TYPE normal SKIPME yes");
+    kill_connections(&server);
     // The next renewal is ten seconds away.
     tokio::time::timeout(Duration::from_secs(7), guard.lost()).await.expect("it hears of it at once");
     assert!(server.client().holder("k").is_none());
-}
-
-/// A waiter is granted over the connection it waits on, and that one is used for others afterwards: the session must hang on the shared one.
-#[tokio::test]
-async fn a_session_after_a_wait_hangs_on_the_shared_connection() {
-    let server = Server::start();
-    let client = connect(&server).await;
-    let guard = client.lock("k").acquire().await.expect("a free lock");
-    let waiter = tokio::spawn({
-        let lock = client.lock("k").session_grace(Duration::from_secs(1));
-        async move { lock.acquire().await }
-    });
-    eventually(|| server.client().waiting_owners("k").len() == 1).await;
-    let list = server.client().call("CLIENT LIST").text();
-    let blocked = list.lines().find(|line| line.contains("flags=b")).expect("a blocked client");
-    let id = blocked.split(' ').find_map(|word| word.strip_prefix("id=")).expect("an id").to_owned();
-    guard.release().await.expect("it was held");
-    let next = waiter.await.expect("no panic").expect("a grant");
-    assert_eq!(server.client().call(format!("CLIENT KILL ID {id}")), 1);
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(next.is_held());
-    assert_eq!(server.client().holder("k").map(|holder| holder.session), Some(1));
 }
 
 /// The demoted master keeps its connections and answers. At the new one the session counts as closed.

@@ -11,11 +11,14 @@ mod examples;
 mod failovers;
 mod faults;
 mod holding;
+mod homes;
 mod kinds;
+mod looking;
 mod losing;
 mod lost_replies;
 mod memory;
 mod outages;
+mod owners;
 mod partitions;
 mod processes;
 mod proxy;
@@ -25,13 +28,14 @@ mod restarts;
 #[allow(dead_code, unused_imports)]
 #[path = "../../tests/support/mod.rs"]
 mod support;
+mod tidying;
 mod visitors;
 mod waiting;
 
 use std::time::Duration;
 
 use rlock_client::Client;
-use support::Server;
+use support::{Reply, Server};
 
 /// Far above anything that a healthy server needs.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -46,7 +50,18 @@ async fn connect(server: &Server) -> Client {
 
 /// How many clients are connected to a server, besides the one that asks.
 fn connections(server: &Server) -> usize {
-    server.client().call("CLIENT LIST TYPE normal").text().lines().count() - 1
+    let mut observer = server.client();
+    let mut of_type = |kind: &str| observer.call(format!("CLIENT LIST TYPE {kind}")).text().lines().count();
+    // One on which somebody has waited is of the latter type.
+    of_type("normal") + of_type("pubsub") - 1
+}
+
+/// Closes the connections of all clients.
+fn kill_connections(server: &Server) {
+    let mut operator = server.client();
+    for kind in ["normal", "pubsub"] {
+        operator.call(format!("CLIENT KILL TYPE {kind} SKIPME yes"));
+    }
 }
 
 /// Waits for a condition without holding up the runtime.
@@ -57,4 +72,19 @@ async fn eventually(mut condition: impl FnMut() -> bool) {
         }
     };
     tokio::time::timeout(PATIENCE, holds).await.expect("it comes true in time");
+}
+
+/// One of the numbers that the server keeps of a command: `calls`, or `rejected_calls`.
+fn command_stat(server: &Server, command: &str, name: &str) -> i64 {
+    let all = server.client().call("INFO commandstats").text();
+    let line = all.lines().find_map(|line| line.strip_prefix("cmdstat_")?.strip_prefix(command)?.strip_prefix(':'));
+    let number = |line: &str| {
+        line.split(',').find_map(|word| word.split_once('=').filter(|(field, _)| *field == name)?.1.parse().ok())
+    };
+    line.and_then(number).unwrap_or(0)
+}
+
+/// Whether ACQUIRE has answered a token.
+fn is_granted(answer: &Reply) -> bool {
+    matches!(answer, Reply::Int(token) if *token > 0)
 }

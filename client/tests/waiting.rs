@@ -1,11 +1,12 @@
-//! Waiting: order, time, connections, and what happens when these are used up.
+//! Waiting: order, time, and connections.
 
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
 
+use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::{Server, Stopwatch};
-use crate::{connect, connections, eventually, url};
+use crate::{PATIENCE, command_stat, connect, connections, eventually};
 
 #[tokio::test]
 async fn a_waiter_gets_the_lock_when_it_is_released() {
@@ -94,107 +95,99 @@ async fn tasks_of_one_client_are_served_in_their_order_over_one_connection() {
             told.send(number).expect("the test listens");
             guard.release().await.expect("it was held");
         });
-        // The line forms behind the first one that waits at the server. From then on a few turns of the runtime lead into it.
-        eventually(|| server.client().waiting_owners("k").len() == 1).await;
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        eventually(|| server.client().waiting_owners("k").len() == number + 1).await;
     }
-    assert_eq!(connections(&server), 2, "the shared connection and a waiting one");
+    assert_eq!(connections(&server), 1);
     guard.release().await.expect("it was held");
     for number in 0..20 {
         assert_eq!(heard.recv().await, Some(number));
     }
 }
 
-/// With two waiting connections and four locks that are waited for, two waiters have none. They must get their lock all the
-/// same, because those that have one may be waiting for them.
-#[tokio::test]
-async fn who_has_no_connection_to_wait_on_is_served_all_the_same() {
+/// Each waits in the server's own queue, on the one connection that there is, and asks once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_waits_for_as_many_locks_take_one_connection_and_no_polling() {
+    const LOCKS: usize = 10_000;
     let server = Server::start();
-    let client = Client::builder().waiting_connections(2).connect(&url(&server)).await.expect("a server");
-    for kind in ["mutex", "fair"] {
-        let mut guards = Vec::new();
-        for key in 0..4 {
-            let guard = server.client().call(format!("{}.ACQUIRE {kind}{key} other", family(kind))).int();
-            guards.push(guard);
-        }
-        let waiters: Vec<_> = (0..4)
-            .map(|key| {
-                let (client, kind) = (client.clone(), kind.to_owned());
-                tokio::spawn(async move {
-                    let key = format!("{kind}{key}");
-                    match kind.as_str() {
-                        "fair" => client.fair_lock(key).acquire().await.expect("a grant").release().await,
-                        _ => client.lock(key).acquire().await.expect("a grant").release().await,
-                    }
-                })
-            })
-            .collect();
-        eventually(|| server.client().info_number("rlock_waiting") == 2).await;
-        assert_eq!(connections(&server), 3);
-        // Those that wait on no connection first: they came last.
-        for key in [3, 2, 1, 0] {
-            server.client().call(format!("{}.RELEASE {kind}{key} other", family(kind)));
-            if key == 2 {
-                eventually(|| waiters[2..].iter().all(tokio::task::JoinHandle::is_finished)).await;
-            }
-        }
-        for waiter in waiters {
-            waiter.await.expect("no panic").expect("it was held");
-        }
-        eventually(|| server.client().info_number("rlock_waiting") == 0).await;
-        assert_eq!(server.client().call("DBSIZE"), 0);
+    let client = connect(&server).await;
+    let mut other = server.client();
+    let each = |verb: &str| (0..LOCKS).map(|key| format!("RLOCK.{verb} k{key} other").into()).collect::<Vec<_>>();
+    other.call_in_one_step(&each("ACQUIRE"));
+    let waiters: Vec<_> = (0..LOCKS)
+        .map(|key| {
+            let lock = client.lock(format!("k{key}"));
+            tokio::spawn(async move { lock.acquire().await?.release().await })
+        })
+        .collect();
+    eventually(|| server.client().info_number("rlock_waiting") == LOCKS as i64).await;
+    assert_eq!(connections(&server), 2, "the client's, and that of who holds them all");
+    let asked = || command_stat(&server, "RLOCK.ACQUIRE", "calls");
+    assert_eq!(asked(), 2 * LOCKS as i64);
+    // Time itself: who polls is seen in it.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(asked(), 2 * LOCKS as i64);
+    other.call_in_one_step(&each("RELEASE"));
+    for waiter in waiters {
+        waiter.await.expect("no panic").expect("a grant, and its release");
     }
+    assert_eq!(asked(), 2 * LOCKS as i64);
+    assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
+#[tokio::test]
+async fn readers_of_one_client_enter_together() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let writer = client.rw_lock("k").write().acquire().await.expect("a free lock");
+    let readers: Vec<_> = (0..50)
+        .map(|_| {
+            let lock = client.rw_lock("k").read();
+            tokio::spawn(async move { lock.acquire().await })
+        })
+        .collect();
+    eventually(|| server.client().info_number("rlock_waiting") == 50).await;
+    writer.release().await.expect("it was held");
+    let mut guards = Vec::new();
+    for reader in readers {
+        guards.push(reader.await.expect("no panic").expect("a grant"));
+    }
+    assert!(guards.iter().all(rlock_client::Guard::is_held));
+}
+
+/// What is sent over it is swallowed, and nobody has anything else to ask.
+#[tokio::test]
+async fn a_connection_that_dies_silently_is_found_while_somebody_waits_on_it() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let options = Client::builder().ping_after(Duration::from_millis(100)).connect_timeout(Duration::from_millis(500));
+    let client = options.connect(&proxy.url()).await.expect("a server");
+    for kind in ["mutex", "fair"] {
+        proxy.clear();
+        server.client().call(format!("{}.ACQUIRE {kind} other", family(kind)));
+        let waiter = tokio::spawn({
+            let (lock, fair) = (client.lock(kind), client.fair_lock(kind));
+            async move { if kind == "fair" { fair.acquire().await.map(drop) } else { lock.acquire().await.map(drop) } }
+        });
+        eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+        let mut is_first = true;
+        proxy.set(move |direction, _| match direction == Direction::ToServer && std::mem::take(&mut is_first) {
+            true => Fate::Swallow,
+            false => Fate::Pass,
+        });
+        eventually(|| waits_anew(&server, kind)).await;
+        server.client().call(format!("{}.RELEASE {kind} other", family(kind)));
+        tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic").expect("a grant");
+        eventually(|| server.client().call(format!("EXISTS {kind}")) == 0).await;
+    }
+}
+
+/// Whether the request of who waits was repeated, behind that of who holds.
+fn waits_anew(server: &Server, kind: &str) -> bool {
+    command_stat(server, &format!("{}.ACQUIRE", family(kind)), "calls") == 3
 }
 
 fn family(kind: &str) -> &'static str {
     if kind == "fair" { "RFAIRLOCK" } else { "RLOCK" }
-}
-
-/// A connection on which somebody waits may die without a word. So a long wait moves to a fresh one, and keeps its place.
-#[tokio::test]
-async fn a_long_wait_moves_to_a_fresh_connection_and_keeps_its_place() {
-    let server = Server::start();
-    let refresh = Duration::from_millis(200);
-    let client = Client::builder().refresh_waits_after(refresh).connect(&url(&server)).await.expect("a server");
-    let other = connect(&server).await;
-    for kind in ["mutex", "fair"] {
-        server.client().call(format!("{}.ACQUIRE {kind} holder", family(kind)));
-        let first = tokio::spawn({
-            let (lock, fair) = (client.lock(kind).owner("first"), client.fair_lock(kind).owner("first"));
-            async move {
-                if kind == "fair" {
-                    fair.acquire().await?.release().await
-                } else {
-                    lock.acquire().await?.release().await
-                }
-            }
-        });
-        eventually(|| server.client().info_number("rlock_waiting") == 1).await;
-        let second = tokio::spawn({
-            let (lock, fair) = (other.lock(kind).owner("second"), other.fair_lock(kind).owner("second"));
-            async move {
-                if kind == "fair" {
-                    fair.acquire().await?.release().await
-                } else {
-                    lock.acquire().await?.release().await
-                }
-            }
-        });
-        eventually(|| server.client().info_number("rlock_waiting") == 2).await;
-        // One connection for all looks, for each connection counts.
-        let mut observer = server.client();
-        let connected = observer.info_number("total_connections_received");
-        eventually(|| observer.info_number("total_connections_received") >= connected + 3).await;
-        let waiters = observer.call(format!("{}.WAITERS {kind}", family(kind)));
-        let order: Vec<_> = waiters.array().iter().map(|waiter| waiter.field("owner").text()).collect();
-        assert_eq!(order, ["first", "second"]);
-        drop(observer);
-        eventually(|| connections(&server) <= 4).await;
-        server.client().call(format!("{}.RELEASE {kind} holder", family(kind)));
-        first.await.expect("no panic").expect("a grant, and its release");
-        second.await.expect("no panic").expect("a grant, and its release");
-        assert_eq!(server.client().call("DBSIZE"), 0);
-    }
 }
 
 #[tokio::test]

@@ -21,9 +21,8 @@
 //!
 //! A request is its id followed by `a` (ACQUIRE), `r` (RELEASE), `A` (MACQUIRE) or `R` (MRELEASE); what is absent is `-`.
 
+use core::ops::Deref;
 use core::str;
-
-use smallvec::SmallVec;
 
 use crate::bytes::Owner;
 use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
@@ -36,8 +35,41 @@ use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EffectError(pub &'static str);
 
-/// The text of an effect; the longest, with every number at its widest, has about 120 bytes.
-pub type Facts = SmallVec<[u8; 128]>;
+/// Room for the longest text: a grant whose every number is as wide as it can be.
+const LONGEST: usize = 160;
+
+/// The text of an effect.
+#[derive(Debug)]
+pub struct Facts {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        Self { bytes: [0; LONGEST], len: 0 }
+    }
+}
+
+impl Deref for Facts {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl Facts {
+    #[inline]
+    fn push(&mut self, text: &[u8]) {
+        let end = self.len.saturating_add(text.len());
+        // There is room: see `LONGEST`.
+        if let Some(place) = self.bytes.get_mut(self.len..end) {
+            place.copy_from_slice(text);
+            self.len = end;
+        }
+    }
+}
 
 const CHANGES: [(ChangeCause, &str); 4] = [
     (ChangeCause::Reentered, "reentered"),
@@ -61,10 +93,10 @@ const LEAVES: [(LeaveCause, &str); 4] = [
 
 /// Writes the facts of `event` into `facts` (emptied first) and returns the owner if it is part of them.
 pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e Owner> {
-    facts.clear();
+    facts.len = 0;
     match event {
         Event::Granted { kind, owner, mode, token, terms } => {
-            facts.extend_from_slice(b"granted");
+            facts.push(b"granted");
             push_word(facts, kind.name());
             push_word(facts, mode.name());
             push_number(facts, *token);
@@ -72,23 +104,23 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             Some(owner)
         }
         Event::Changed { token, cause, terms } => {
-            facts.extend_from_slice(name_of(&CHANGES, *cause).as_bytes());
+            facts.push(name_of(&CHANGES, *cause).as_bytes());
             push_number(facts, *token);
             push_terms(facts, terms, now);
             None
         }
         Event::Ended { token, cause } => {
-            facts.extend_from_slice(name_of(&ENDS, *cause).as_bytes());
+            facts.push(name_of(&ENDS, *cause).as_bytes());
             push_number(facts, *token);
             None
         }
         Event::Sized { permits } => {
-            facts.extend_from_slice(b"sized");
+            facts.push(b"sized");
             push_number(facts, u64::from(*permits));
             None
         }
         Event::Queued { owner, stay, arrival, request_id, at_head } => {
-            facts.extend_from_slice(b"queued");
+            facts.push(b"queued");
             push_stay(facts, *stay, now);
             push_number(facts, *arrival);
             push_optional(facts, *request_id);
@@ -96,32 +128,32 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             Some(owner)
         }
         Event::Kept { owner, stay, request_id } => {
-            facts.extend_from_slice(b"kept");
+            facts.push(b"kept");
             push_stay(facts, *stay, now);
             push_optional(facts, *request_id);
             Some(owner)
         }
         Event::Left { owner, cause } => {
-            facts.extend_from_slice(b"left");
+            facts.push(b"left");
             push_word(facts, name_of(&LEAVES, *cause));
             Some(owner)
         }
         Event::Cleared { cause, except } => {
-            facts.extend_from_slice(b"cleared");
+            facts.push(b"cleared");
             push_word(facts, name_of(&ENDS, *cause));
             except.as_ref()
         }
         Event::QueueLapsed => {
-            facts.extend_from_slice(b"queue-lapsed");
+            facts.push(b"queue-lapsed");
             None
         }
         Event::Reserved { owner, until_us } => {
-            facts.extend_from_slice(b"reserved");
+            facts.push(b"reserved");
             push_number(facts, now.to_unix_ms(*until_us));
             Some(owner)
         }
         Event::Detached { until_us } => {
-            facts.extend_from_slice(b"detached");
+            facts.push(b"detached");
             push_number(facts, now.to_unix_ms(*until_us));
             None
         }
@@ -135,7 +167,7 @@ fn push_stay(facts: &mut Facts, stay: Stay, now: Now) {
         Stay::Grace { until_us } => ("grace:", until_us),
     };
     push_word(facts, word);
-    facts.extend_from_slice(itoa::Buffer::new().format(now.to_unix_ms(until_us)).as_bytes());
+    facts.push(itoa::Buffer::new().format(now.to_unix_ms(until_us)).as_bytes());
 }
 
 fn name_of<C: PartialEq>(names: &[(C, &'static str)], cause: C) -> &'static str {
@@ -143,13 +175,13 @@ fn name_of<C: PartialEq>(names: &[(C, &'static str)], cause: C) -> &'static str 
 }
 
 fn push_word(facts: &mut Facts, word: &str) {
-    facts.push(b' ');
-    facts.extend_from_slice(word.as_bytes());
+    facts.push(b" ");
+    facts.push(word.as_bytes());
 }
 
 fn push_number(facts: &mut Facts, number: u64) {
-    facts.push(b' ');
-    facts.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    facts.push(b" ");
+    facts.push(itoa::Buffer::new().format(number).as_bytes());
 }
 
 fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {
@@ -160,10 +192,10 @@ fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {
         Some(RequestMark { id, verb }) => {
             push_number(facts, id);
             facts.push(match verb {
-                Verb::Acquire => b'a',
-                Verb::Release => b'r',
-                Verb::AcquireMany => b'A',
-                Verb::ReleaseMany => b'R',
+                Verb::Acquire => b"a",
+                Verb::Release => b"r",
+                Verb::AcquireMany => b"A",
+                Verb::ReleaseMany => b"R",
             });
         }
         None => push_word(facts, "-"),
@@ -366,16 +398,35 @@ mod tests {
                 session_ms: None,
             },
         };
-        let mut facts = Facts::new();
+        let mut facts = Facts::default();
         let owner = write_effect(&event, NOW, &mut facts);
         assert_eq!(str::from_utf8(&facts), Ok("granted mutex exclusive 1700000000000001 1 1700000030000 30000 7a -"));
         assert_eq!(owner.map(Owner::as_slice), Some(&b"worker 1"[..]));
     }
 
+    #[test]
+    fn the_longest_text_has_room() {
+        const WIDEST: Now = Now { mono_us: 0, wall_us: u64::MAX };
+        let terms = Terms {
+            count: u32::MAX,
+            deadline_us: u64::MAX,
+            lease_ms: u64::MAX,
+            request: Some(RequestMark { id: u64::MAX, verb: Verb::Acquire }),
+            session_ms: Some(u64::MAX),
+        };
+        let (kind, mode) = (Kind::Semaphore, Mode::Exclusive);
+        let granted = Event::Granted { kind, owner: (&b"o"[..]).into(), mode, token: u64::MAX, terms };
+        let mut facts = Facts::default();
+        write_effect(&granted, WIDEST, &mut facts);
+        let text = "granted semaphore exclusive 18446744073709551615 4294967295 18446744073709552 \
+                    18446744073709551615 18446744073709551615a 18446744073709551615";
+        assert_eq!(str::from_utf8(&facts), Ok(text));
+    }
+
     proptest! {
         #[test]
         fn an_event_comes_back_with_its_deadline_in_whole_milliseconds(event in strategies::event(NOW)) {
-            let mut facts = Facts::new();
+            let mut facts = Facts::default();
             let owner = write_effect(&event, NOW, &mut facts).cloned();
             let back = parse_effect(&facts, owner.as_ref().map(Owner::as_slice), NOW);
             prop_assert_eq!(back, Ok(event));

@@ -174,6 +174,7 @@ impl Event {
     }
 
     /// The keyspace event that tells of it: one per change of holder, none for a change of terms.
+    #[inline]
     #[must_use]
     pub fn keyspace_event(&self) -> Option<&'static core::ffi::CStr> {
         match self {

@@ -41,7 +41,9 @@ pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};
 pub use codec::{DecodeError, decode, encode};
 pub use collections::{Alarm, Deadlines};
 pub use effect::{EffectError, Facts, parse_effect, write_effect};
-pub use engine::{Acquired, Engine, HoldsLeft, Offer, Stats, Tokens, Transaction, WaiterView};
+pub use engine::{
+    Acquired, Contended, Engine, HoldsLeft, KindStats, Longest, Offer, Tokens, Transaction, WaitSummary, WaiterView,
+};
 pub use event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
 pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};

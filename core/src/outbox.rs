@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::CStr;
+use core::mem;
 
 use smallvec::SmallVec;
 
@@ -35,7 +36,7 @@ pub enum Answer {
     Refused(Refusal),
 }
 
-/// Something that happened to a lock: to be propagated, and told to the keyspace's listeners.
+/// Something that happened to a lock: to be propagated ([`Outbox::event`]), and told to the keyspace's listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
     /// The key that it is about.
@@ -44,8 +45,6 @@ pub struct Effect {
     pub keyspace_event: Option<&'static CStr>,
     /// Whether an EXPIRE that a user has set on the key is cleared: see [`crate::Value::clears_expire`].
     pub clears_expire: bool,
-    /// What happened; `None` if nobody wants to have it propagated.
-    pub event: Option<Event>,
 }
 
 /// Where the answer to a request goes that waits without a blocked connection.
@@ -76,6 +75,8 @@ pub struct Told {
 #[derive(Debug)]
 pub struct Outbox {
     effects: SmallVec<[Effect; 1]>,
+    /// What happened, in the same order. Kept apart because it is large, and mostly there is none.
+    events: SmallVec<[Event; 1]>,
     answers: Vec<Told>,
     is_heard: bool,
 }
@@ -84,13 +85,19 @@ impl Outbox {
     /// An outbox with nothing in it. `is_heard` tells that events are to be propagated; otherwise they are not kept.
     #[must_use]
     pub fn new(is_heard: bool) -> Self {
-        Self { effects: SmallVec::new(), answers: Vec::new(), is_heard }
+        Self { effects: SmallVec::new(), events: SmallVec::new(), answers: Vec::new(), is_heard }
     }
 
     /// What happened.
     #[must_use]
     pub fn effects(&self) -> &[Effect] {
         &self.effects
+    }
+
+    /// What happened in the effect with a number. `None` if nobody wants to have it propagated.
+    #[must_use]
+    pub fn event(&self, number: usize) -> Option<&Event> {
+        self.events.get(number)
     }
 
     /// What waiters are to be told.
@@ -100,17 +107,16 @@ impl Outbox {
     }
 
     /// The answers, to be given.
-    pub fn into_answers(self) -> Vec<Told> {
-        self.answers
+    pub fn take_answers(&mut self) -> Vec<Told> {
+        mem::take(&mut self.answers)
     }
 
+    #[inline(always)]
     pub(crate) fn effect(&mut self, key: KeyId, event: &Event, clears_expire: bool) {
-        self.effects.push(Effect {
-            key,
-            keyspace_event: event.keyspace_event(),
-            clears_expire,
-            event: self.is_heard.then(|| event.clone()),
-        });
+        self.effects.push(Effect { key, keyspace_event: event.keyspace_event(), clears_expire });
+        if self.is_heard {
+            self.events.push(event.clone());
+        }
     }
 
     pub(crate) fn answer(&mut self, ticket: u64, notice: Option<Notice>, answer: Answer) {

@@ -147,7 +147,10 @@ pub struct WaitEdge {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key holds something else, or a lock of another kind.
-    WrongType,
+    WrongType {
+        /// The kind of the lock that is there; `None` if it is something else.
+        found: Option<Kind>,
+    },
     /// The owner holds nothing here, or its lease has lapsed.
     NotOwner {
         /// Which of the keys of the request, counted from 0.

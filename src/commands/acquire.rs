@@ -45,7 +45,7 @@ fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
     let options = arguments::options(args, target.options_at, F::ACQUIRE_OPTIONS)?;
     let wanted = Wanted { verb: Verb::Acquire, kind: F::KIND, mode: target.mode };
-    acquire_keys(ctx, &[target.key], target.owner, wanted, options, reply::refusal)
+    acquire_keys(ctx, &[target.key], target.owner, wanted, &options, reply::refusal)
 }
 
 /// What a command that acquires is for.
@@ -62,12 +62,12 @@ pub(super) fn acquire_keys<'c>(
     keys: &[Arg<'c>],
     owner: &[u8],
     Wanted { verb, kind, mode }: Wanted,
-    options: Options<'_>,
+    options: &Options<'_>,
     reply_refusal: impl FnOnce(Ctx<'c>, Refusal),
 ) -> Result<(), Failure> {
     check_may_grant(ctx)?;
-    check_session(ctx, &options)?;
-    let channel = channel(ctx, keys, &options)?;
+    check_session(ctx, options)?;
+    let channel = channel(ctx, keys, options)?;
     let may_block = channel.is_some() || (options.block_ms.is_some() && !ctx.flags().denies_blocking());
     let decide = |engine: &mut Engine, tx: &mut Transaction<'_, _>| {
         let request = Request {
@@ -80,7 +80,7 @@ pub(super) fn acquire_keys<'c>(
             session_ms: options.session_ms,
             is_once: options.is_once,
             notify: channel,
-            ask: ask(&options, may_block, tx.now),
+            ask: ask(options, may_block, tx.now),
         };
         engine.acquire(tx, owner, &request)
     };

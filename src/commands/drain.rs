@@ -21,6 +21,7 @@ impl Command for Drain {
         complexity: c"O(1)",
         arguments: &[OWNER, LEASE],
     };
+    const IS_DANGEROUS: bool = true;
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, drain(ctx, args));

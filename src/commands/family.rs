@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use rlock_core::{Kind, Mode};
 
-use super::{BLOCK, LEASE, MODE, NOTIFY, ONCE, OWNER, PERMITS, QUEUE, REQ, SESSION, TOKEN};
+use super::{BLOCK, BLOCK_OR_QUEUE, LEASE, MODE, NOTIFY, ONCE, OWNER, PERMITS, REQ, SESSION, TOKEN};
 use crate::arguments::{self, ArgumentError, Opt};
 use crate::ffi::{Arg, Args, ArgumentSpec};
 
@@ -13,8 +13,8 @@ pub(super) trait Family {
     const KIND: Kind;
     /// The mode of every hold; `None` if the command says READ or WRITE behind the owner.
     const MODE: Option<Mode>;
-    /// Whether its INFO, PTTL and WAITERS answer for a lock of any kind.
-    const READS_ANY_KIND: bool;
+    /// Whether its INFO, PTTL, WAITERS and FORCERELEASE are for a lock of any kind.
+    const IS_FOR_ANY_KIND: bool;
     const NAMES: Names;
     /// The options of ACQUIRE and RELEASE.
     const ACQUIRE_OPTIONS: &'static [Opt];
@@ -69,7 +69,7 @@ pub(super) struct Mutex;
 impl Family for Mutex {
     const KIND: Kind = Kind::Mutex;
     const MODE: Option<Mode> = Some(Mode::Exclusive);
-    const READS_ANY_KIND: bool = true;
+    const IS_FOR_ANY_KIND: bool = true;
     const NAMES: Names = Names {
         acquire: c"RLOCK.ACQUIRE",
         release: c"RLOCK.RELEASE",
@@ -96,7 +96,7 @@ pub(super) struct Fair;
 impl Family for Fair {
     const KIND: Kind = Kind::Fair;
     const MODE: Option<Mode> = Some(Mode::Exclusive);
-    const READS_ANY_KIND: bool = false;
+    const IS_FOR_ANY_KIND: bool = false;
     const NAMES: Names = Names {
         acquire: c"RFAIRLOCK.ACQUIRE",
         release: c"RFAIRLOCK.RELEASE",
@@ -111,7 +111,7 @@ impl Family for Fair {
     const ACQUIRE_OPTIONS: &'static [Opt] =
         &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, NOTIFY, QUEUE, SESSION, REQ, ONCE];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK_OR_QUEUE, NOTIFY, SESSION, REQ, ONCE];
     const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
     const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
@@ -123,7 +123,7 @@ pub(super) struct RwLock;
 impl Family for RwLock {
     const KIND: Kind = Kind::RwLock;
     const MODE: Option<Mode> = None;
-    const READS_ANY_KIND: bool = false;
+    const IS_FOR_ANY_KIND: bool = false;
     const NAMES: Names = Names {
         acquire: c"RRWLOCK.ACQUIRE",
         release: c"RRWLOCK.RELEASE",
@@ -150,7 +150,7 @@ pub(super) struct Semaphore;
 impl Family for Semaphore {
     const KIND: Kind = Kind::Semaphore;
     const MODE: Option<Mode> = Some(Mode::Permits);
-    const READS_ANY_KIND: bool = false;
+    const IS_FOR_ANY_KIND: bool = false;
     const NAMES: Names = Names {
         acquire: c"RSEMAPHORE.ACQUIRE",
         release: c"RSEMAPHORE.RELEASE",

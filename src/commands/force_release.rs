@@ -1,4 +1,4 @@
-//! `RLOCK.FORCERELEASE key [TOKEN t]`
+//! `RLOCK.FORCERELEASE key [TOKEN t]`, for a lock of any kind
 
 use std::marker::PhantomData;
 
@@ -21,6 +21,7 @@ impl<F: Family> Command for ForceRelease<F> {
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
         arguments: &[TOKEN],
     };
+    const IS_DANGEROUS: bool = true;
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, force_release::<F>(ctx, args));
@@ -31,10 +32,11 @@ fn force_release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure>
     let key = arguments::key(args)?;
     let token = arguments::options(args, 2, &[Opt::Token])?.tokens.first().copied();
     check_master()?;
+    let kind = (!F::IS_FOR_ANY_KIND).then_some(F::KIND);
     execute::on_key(
         ctx,
         key,
-        |engine, tx| engine.force_release(tx, F::KIND, token),
+        |engine, tx| engine.force_release(tx, kind, token),
         |forced| ctx.reply_integer(forced.into()),
     );
     Ok(())

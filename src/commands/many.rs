@@ -36,14 +36,12 @@ impl Command for Acquire {
 }
 
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let options = arguments::options(
-        args,
-        options_at,
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify],
-    )?;
+    let many = arguments::keys_and_owner(args)?;
+    let known = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+    let options = arguments::options_of_many(args, &many, &known)?;
+    let KeysAndOwner { keys, owner, .. } = many;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
-    acquire_keys(ctx, &keys, owner, wanted, options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
+    acquire_keys(ctx, &keys, owner, wanted, &options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
 }
 
 pub(super) struct Release;
@@ -66,8 +64,9 @@ impl Command for Release {
 }
 
 fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let options = arguments::options(args, options_at, &[Opt::Req, Opt::Tokens])?;
+    let many = arguments::keys_and_owner(args)?;
+    let options = arguments::options_of_many(args, &many, &[Opt::Req, Opt::Tokens])?;
+    let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
     let (request_id, tokens) = (options.request_id, &options.tokens[..]);
@@ -104,8 +103,9 @@ impl Command for Renew {
 }
 
 fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let options = arguments::options(args, options_at, &[Opt::Px, Opt::Ex, Opt::Tokens])?;
+    let many = arguments::keys_and_owner(args)?;
+    let options = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex, Opt::Tokens])?;
+    let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
     let request = rlock_core::Renew { kind, owner, mode, lease_ms: options.lease_ms, tokens: &options.tokens };

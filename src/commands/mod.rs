@@ -14,6 +14,7 @@ mod pttl;
 mod release;
 mod renew;
 mod resize;
+mod top;
 mod waiters;
 
 use std::ffi::CStr;
@@ -37,6 +38,7 @@ pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
     registrar.command::<init::Init>()?;
     registrar.command::<resize::Resize>()?;
     registrar.command::<drain::Drain>()?;
+    registrar.command::<top::Top>()?;
     registrar.command::<many::Acquire>()?;
     registrar.command::<many::Release>()?;
     registrar.command::<many::Renew>()?;
@@ -176,5 +178,13 @@ const TOKEN: ArgumentSpec = option(c"token", c"TOKEN");
 const TOKENS: ArgumentSpec =
     ArgumentSpec { name: c"token", token: Some(c"TOKENS"), optional: true, value: ValueSpec::Integers };
 const BLOCK: ArgumentSpec = option(c"wait-milliseconds", c"BLOCK");
-const QUEUE: ArgumentSpec = option(c"life-milliseconds", c"QUEUE");
+const BLOCK_OR_QUEUE: ArgumentSpec = ArgumentSpec {
+    name: c"way-to-wait",
+    token: None,
+    optional: true,
+    value: ValueSpec::OneOf(&[
+        ArgumentSpec { name: c"wait-milliseconds", token: Some(c"BLOCK"), optional: false, value: ValueSpec::Integer },
+        ArgumentSpec { name: c"life-milliseconds", token: Some(c"QUEUE"), optional: false, value: ValueSpec::Integer },
+    ]),
+};
 const SESSION: ArgumentSpec = option(c"grace-milliseconds", c"SESSION");

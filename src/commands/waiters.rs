@@ -36,7 +36,7 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let limit = count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let now = clock::now();
-    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, now, |lock| match lock {
+    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |lock| match lock {
         Some(lock) if lock.kind() == Kind::Fair => {
             reply_places(ctx, name, lock, now, limit);
             Ok(())

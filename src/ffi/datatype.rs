@@ -35,8 +35,9 @@ impl Type {
             digest: Some(digest),
             free: Some(free),
             aux_load: Some(aux_load),
-            aux_save: Some(aux_save),
-            aux_save_triggers: raw::REDISMODULE_AUX_BEFORE_RDB as c_int,
+            // It would always write a field, and a file with a field cannot be loaded without the module.
+            aux_save: None,
+            aux_save_triggers: (raw::REDISMODULE_AUX_BEFORE_RDB | raw::REDISMODULE_AUX_AFTER_RDB) as c_int,
             free_effort: Some(free_effort),
             unlink: None,
             copy: None,
@@ -45,7 +46,8 @@ impl Type {
             free_effort2: None,
             unlink2: Some(super::callbacks::unlink),
             copy2: Some(copy),
-            aux_save2: Some(aux_save_if_any),
+            // From Redis 7.2: leaves the field out where nothing is written. Older servers do not look at it.
+            aux_save2: Some(aux_save),
         };
         // SAFETY: the name is static, the methods are copied by the server.
         let kind = unsafe { api!(RedisModule_CreateDataType, ctx.raw(), name.as_ptr(), version, &raw mut methods) };
@@ -222,12 +224,15 @@ unsafe extern "C" fn copy(_keys: *mut raw::RedisModuleKeyOptCtx, value: *const c
     })
 }
 
-unsafe extern "C" fn aux_save(io: *mut raw::RedisModuleIO, _when: c_int) {
-    guard((), || value::save_aux(&Save(io)));
-}
-
-unsafe extern "C" fn aux_save_if_any(io: *mut raw::RedisModuleIO, _when: c_int) {
-    guard((), || value::save_aux_if_any(&Save(io)));
+/// Called before the first key and after the last one.
+unsafe extern "C" fn aux_save(io: *mut raw::RedisModuleIO, when: c_int) {
+    guard((), || {
+        if when == raw::REDISMODULE_AUX_BEFORE_RDB as c_int {
+            value::begin_file();
+        } else {
+            value::end_file(&Save(io));
+        }
+    });
 }
 
 unsafe extern "C" fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _when: c_int) -> c_int {

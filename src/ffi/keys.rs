@@ -1,7 +1,7 @@
 //! The open keys of one request: the keyspace as the engine sees it.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::iter;
 
 use redis_module::raw;
 use rlock_core::{KeyId, KeyRef, Keyspace, Kind, Lock, Request, Value, Verb};
@@ -22,7 +22,7 @@ struct Open<'c> {
     name: Arg<'c>,
     /// The bytes of the name: the server is asked for them once.
     bytes: &'c [u8],
-    /// Null if nothing was to be opened, or if it was closed.
+    /// Null if nothing was to be opened.
     handle: *mut raw::RedisModuleKey,
     found: Found,
     /// Whether something lay under the key when it was opened.
@@ -42,7 +42,9 @@ pub(crate) enum Asks {
 pub(crate) struct Keys<'c> {
     ctx: Ctx<'c>,
     db: u32,
-    open: SmallVec<[Open<'c>; 1]>,
+    first: Open<'c>,
+    /// Those behind the first: most requests are for one key, which is then at a known place.
+    rest: Vec<Open<'c>>,
     asks: Asks,
 }
 
@@ -50,12 +52,9 @@ const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
 impl<'c> Keys<'c> {
     /// Opens keys to read and write. No name is given twice.
-    pub(crate) fn open(ctx: Ctx<'c>, names: &[Arg<'c>], asks: Asks) -> Self {
-        let mut keys = Self { ctx, db: ctx.db(), open: SmallVec::new(), asks };
-        for name in names {
-            keys.push(*name, READ_AND_WRITE);
-        }
-        keys
+    pub(crate) fn open(ctx: Ctx<'c>, first: Arg<'c>, rest: &[Arg<'c>], asks: Asks) -> Self {
+        let open = |name: &Arg<'c>| Open::new(ctx, *name, READ_AND_WRITE);
+        Self { ctx, db: ctx.db(), first: open(&first), rest: rest.iter().map(open).collect(), asks }
     }
 
     /// Opens one key to read: nothing is changed through it.
@@ -69,39 +68,30 @@ impl<'c> Keys<'c> {
     }
 
     fn open_with(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
-        let mut keys = Self { ctx, db: ctx.db(), open: SmallVec::new(), asks: Asks::Module };
-        keys.push(name, mode);
-        keys
+        Self { ctx, db: ctx.db(), first: Open::new(ctx, name, mode), rest: Vec::new(), asks: Asks::Module }
     }
 
-    fn push(&mut self, name: Arg<'c>, mode: u32) {
-        // SAFETY: the context and the name are alive.
-        let handle = unsafe { api!(RedisModule_OpenKey, self.ctx.raw(), name.raw(), mode.cast_signed()) };
-        let found = find(handle);
-        let was_there = !matches!(found, Found::Vacant);
-        self.open.push(Open { name, bytes: name.bytes(), handle, was_there, found });
-    }
-
-    /// The name of an open key, also after [`Keys::close`].
-    pub(crate) fn name(&self, id: KeyId) -> Option<Arg<'c>> {
-        self.open.get(id.0).map(|open| open.name)
-    }
-
-    /// Closes the keys; their names stay.
-    pub(crate) fn close(&mut self) {
-        for open in &mut self.open {
-            if !open.handle.is_null() {
-                // SAFETY: the handle is open, and closed once.
-                unsafe { api!(RedisModule_CloseKey, open.handle) };
-                open.handle = ptr::null_mut();
-            }
-            open.found = Found::Vacant;
+    fn get(&self, id: KeyId) -> Option<&Open<'c>> {
+        match id.0.checked_sub(1) {
+            None => Some(&self.first),
+            Some(at) => self.rest.get(at),
         }
+    }
+
+    fn get_mut(&mut self, id: KeyId) -> Option<&mut Open<'c>> {
+        match id.0.checked_sub(1) {
+            None => Some(&mut self.first),
+            Some(at) => self.rest.get_mut(at),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Open<'c>> {
+        iter::once(&self.first).chain(&self.rest)
     }
 
     /// Removes an EXPIRE that a user set on the key: it was meant for the holder before.
     pub(crate) fn clear_expire(&self, id: KeyId) {
-        if let Some(open) = self.open.get(id.0)
+        if let Some(open) = self.get(id)
             && expire_left_ms(open).is_some()
         {
             // SAFETY: the handle is open for writing.
@@ -111,7 +101,7 @@ impl<'c> Keys<'c> {
 
     /// What is left until the first EXPIRE that a user has set on one of the keys.
     pub(crate) fn expire_left_ms(&self) -> Option<u64> {
-        self.open.iter().filter_map(expire_left_ms).min()
+        self.iter().filter_map(expire_left_ms).min()
     }
 }
 
@@ -126,6 +116,25 @@ fn expire_left_ms(open: &Open<'_>) -> Option<u64> {
     // SAFETY: the handle is open.
     let left_ms = unsafe { api!(RedisModule_GetExpire, open.handle) };
     u64::try_from(left_ms).ok()
+}
+
+impl<'c> Open<'c> {
+    fn new(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
+        // SAFETY: the context and the name are alive.
+        let handle = unsafe { api!(RedisModule_OpenKey, ctx.raw(), name.raw(), mode.cast_signed()) };
+        let found = find(handle);
+        let was_there = !matches!(found, Found::Vacant);
+        Self { name, bytes: name.bytes(), handle, was_there, found }
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: the handle is open, and closed once.
+            unsafe { api!(RedisModule_CloseKey, self.handle) };
+        }
+    }
 }
 
 fn find(handle: *mut raw::RedisModuleKey) -> Found {
@@ -149,15 +158,15 @@ fn find(handle: *mut raw::RedisModuleKey) -> Found {
 
 impl Keyspace for Keys<'_> {
     fn count(&self) -> usize {
-        self.open.len()
+        self.rest.len().saturating_add(1)
     }
 
     fn key(&self, id: KeyId) -> KeyRef<'_> {
-        KeyRef { name: self.open.get(id.0).map_or(&[][..], |open| open.bytes), db: self.db }
+        KeyRef { name: self.get(id).map_or(&[][..], |open| open.bytes), db: self.db }
     }
 
     fn value(&self, id: KeyId) -> Value<'_> {
-        match self.open.get(id.0).map(|open| &open.found) {
+        match self.get(id).map(|open| &open.found) {
             None | Some(Found::Vacant) => Value::Vacant,
             Some(Found::Foreign) => Value::Foreign,
             // SAFETY: the value lives until the key is deleted, which `remove` notes. It is changed through `lock_mut` only,
@@ -167,7 +176,7 @@ impl Keyspace for Keys<'_> {
     }
 
     fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock> {
-        match self.open.get(id.0).map(|open| &open.found) {
+        match self.get(id).map(|open| &open.found) {
             // SAFETY: as in `value`; and nothing else has a reference to the value while the engine runs, because the engine
             // calls nothing of the server's but this trait.
             Some(Found::Lock(lock)) => Some(unsafe { &mut **lock }),
@@ -176,7 +185,7 @@ impl Keyspace for Keys<'_> {
     }
 
     fn insert(&mut self, id: KeyId, lock: Lock) {
-        let Some(open) = self.open.get_mut(id.0) else {
+        let Some(open) = self.get_mut(id) else {
             return;
         };
         let value = Box::into_raw(Box::new(lock));
@@ -193,7 +202,7 @@ impl Keyspace for Keys<'_> {
     }
 
     fn remove(&mut self, id: KeyId) {
-        let Some(open) = self.open.get_mut(id.0) else {
+        let Some(open) = self.get_mut(id) else {
             return;
         };
         open.found = Found::Vacant;
@@ -212,25 +221,19 @@ impl Keyspace for Keys<'_> {
 
     fn is_permitted(&self, client: u64, request: &Request) -> bool {
         let name = self.ctx.string(commands::acquire_name(request).to_bytes());
-        let count = self.ctx.string(self.open.len().to_string().as_bytes());
+        let count = self.ctx.string(self.count().to_string().as_bytes());
         let mode = self.ctx.string(request.mode.name().as_bytes());
         let mut words: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
         words.push(name.arg());
         if request.verb == Verb::AcquireMany {
             words.push(count.arg());
         }
-        words.extend(self.open.iter().map(|open| open.name));
+        words.extend(self.iter().map(|open| open.name));
         // The owner, for which any word will do.
         words.push(name.arg());
         if request.kind == Kind::RwLock {
             words.push(mode.arg());
         }
         self.ctx.client_may_run(client, &words)
-    }
-}
-
-impl Drop for Keys<'_> {
-    fn drop(&mut self) {
-        self.close();
     }
 }

@@ -36,7 +36,7 @@ pub use program::cli;
 pub use propagation::propagated;
 pub use reply::Reply;
 pub use sentinel::Sentinels;
-pub use server::{Server, free_port};
+pub use server::{Server, free_port, module_path};
 pub use stopwatch::Stopwatch;
 pub use wall_clock::WallClock;
 pub use writers::{Scope, Writers};
@@ -73,6 +73,11 @@ pub fn move_changes_the_database() -> bool {
         assert_eq!(client.call("MOVE text 1"), 1);
         client.call("EXISTS text") == 1
     })
+}
+
+/// Whether snapshots can have the last token beside the keys without having to have it: from Redis 7.2 on.
+pub fn snapshots_may_have_the_last_token(client: &mut Client) -> bool {
+    !client.info("redis_version").starts_with("7.0.")
 }
 
 /// The seed of a random test. Shown when the test fails; RLOCK_SEED runs that test again.

@@ -113,15 +113,19 @@ impl Server {
         module_arguments: &str,
         lines: &[&str],
     ) -> Result<Server, String> {
+        let load = format!("loadmodule {} {module_arguments}", module_path().display());
+        Server::try_start_with(port, environment, &load, lines)
+    }
+
+    fn try_start_with(port: u16, environment: Environment, load: &str, lines: &[&str]) -> Result<Server, String> {
         raise_file_limit();
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let module = module_path().display();
         let path = folder.path().display();
         // Without the delay of 0 a replica's first synchronisation takes five seconds. After a crash the machine's memory is
         // not what is in doubt.
         let configuration = format!(
             "bind 127.0.0.1\nsave \"\"\nenable-debug-command local\nrepl-diskless-sync-delay 0\n\
-             crash-memcheck-enabled no\ndir {path}\nlogfile {path}/log\nloadmodule {module} {module_arguments}\n{}\n",
+             crash-memcheck-enabled no\ndir {path}\nlogfile {path}/log\n{load}\n{}\n",
             lines.join("\n")
         );
         fs::write(folder.path().join("redis.conf"), configuration).expect("a configuration file");
@@ -156,6 +160,34 @@ impl Server {
         }
         (self.process, self.port) = launched?;
         Ok(())
+    }
+
+    /// A server without the module.
+    pub fn without_module(lines: &[&str]) -> Server {
+        let started = Server::try_start_with(ANY_PORT, Environment::new(), "", lines);
+        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+    }
+
+    /// The same on a port that it can have again after a restart.
+    pub fn member_without_module(lines: &[&str]) -> Server {
+        let started = Server::try_start_with(quiet_port(), Environment::new(), "", lines);
+        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+    }
+
+    /// Takes the module out of the configuration of a killed server, and starts it again on the files that it has left.
+    #[track_caller]
+    pub fn try_restart_without_module(&mut self) -> Result<(), String> {
+        self.remove_line("loadmodule ");
+        self.try_restart()
+    }
+
+    /// Removes a line that begins like this from the configuration file.
+    #[track_caller]
+    pub fn remove_line(&self, beginning: &str) {
+        let path = self.folder.path().join("redis.conf");
+        let lines = fs::read_to_string(&path).expect("a configuration file");
+        let kept: Vec<_> = lines.lines().filter(|line| !line.starts_with(beginning)).collect();
+        fs::write(&path, kept.join("\n") + "\n").expect("a configuration file");
     }
 
     /// Ends the process as a power cut does, and starts another on the same files and port, where its clients look for it.
@@ -373,7 +405,7 @@ fn excerpt(log: &str) -> String {
 }
 
 /// The module under test. `cargo test` does not build it, so an old one would be tested without a word.
-fn module_path() -> &'static Path {
+pub fn module_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
         // Whoever names a file means that file, whatever its age.

@@ -31,7 +31,7 @@ impl Alarm {
 struct Entry {
     at_us: u64,
     slot: u32,
-    /// Room that the alignment leaves, for the user of the set: see [`Deadlines::stamp`].
+    /// Room that the alignment leaves, for the user of the set.
     stamp: u32,
 }
 
@@ -42,6 +42,18 @@ struct SlotOf<T, S> {
     side: S,
     /// Index into the heap, or the next free slot.
     position: u32,
+}
+
+/// A deadline, with all that is kept with it.
+pub struct DeadlineRef<'a, T, S> {
+    /// What it is for.
+    pub value: &'a T,
+    /// A small part of it that fits beside its place in the order.
+    pub side: S,
+    /// When it is due.
+    pub at_us: u64,
+    /// A number that the user of the set keeps with it.
+    pub stamp: u32,
 }
 
 /// A set of `T`, each with a deadline in microseconds.
@@ -89,20 +101,7 @@ impl<T, S: Copy> Deadlines<T, S> {
         Alarm(slot)
     }
 
-    /// The side of what `alarm` is for.
-    #[must_use]
-    pub fn side(&self, alarm: Alarm) -> Option<S> {
-        let slot = self.slot(alarm.0)?;
-        slot.value.as_ref().map(|_| slot.side)
-    }
-
-    /// A number that the user of the set keeps with a deadline.
-    #[must_use]
-    pub fn stamp(&self, alarm: Alarm) -> Option<u32> {
-        self.heap.get(self.position(alarm)?).map(|entry| entry.stamp)
-    }
-
-    /// Sets that number.
+    /// Sets the stamp of a deadline.
     pub fn set_stamp(&mut self, alarm: Alarm, stamp: u32) {
         if let Some(position) = self.position(alarm)
             && let Some(entry) = self.heap.get_mut(position)
@@ -118,6 +117,15 @@ impl<T, S: Copy> Deadlines<T, S> {
         let value = slot.value.as_ref()?;
         let entry = self.heap.get(slot.position as usize)?;
         Some((entry.at_us, value))
+    }
+
+    /// All that there is to a deadline.
+    #[must_use]
+    pub fn entry(&self, alarm: Alarm) -> Option<DeadlineRef<'_, T, S>> {
+        let SlotOf { value, side, position } = self.slot(alarm.0)?;
+        let value = value.as_ref()?;
+        let Entry { at_us, stamp, .. } = *self.heap.get(*position as usize)?;
+        Some(DeadlineRef { value, side: *side, at_us, stamp })
     }
 
     /// What `alarm` is for, to change it in place.
@@ -407,11 +415,12 @@ mod tests {
         let mut deadlines = Deadlines::<u8, u32>::default();
         let late = deadlines.insert_with(9, 1, 10, 100);
         let early = deadlines.insert_with(5, 2, 20, 200);
+        let kept = |deadlines: &Deadlines<u8, u32>, alarm| deadlines.entry(alarm).map(|it| (it.side, it.stamp));
         deadlines.set_stamp(late, 101);
         deadlines.set(late, 1);
-        assert_eq!((deadlines.side(late), deadlines.stamp(late)), (Some(10), Some(101)));
-        assert_eq!((deadlines.side(early), deadlines.stamp(early)), (Some(20), Some(200)));
+        assert_eq!(kept(&deadlines, late), Some((10, 101)));
+        assert_eq!(kept(&deadlines, early), Some((20, 200)));
         deadlines.remove(late);
-        assert_eq!((deadlines.side(late), deadlines.stamp(late)), (None, None));
+        assert_eq!(kept(&deadlines, late), None);
     }
 }

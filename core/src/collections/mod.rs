@@ -8,6 +8,7 @@ mod slots;
 mod small_set;
 
 pub(crate) use chunked::Chunked;
+pub(crate) use deadlines::DeadlineRef;
 pub use deadlines::{Alarm, Deadlines};
 pub(crate) use name_table::NameTable;
 pub(crate) use optional::Optional;

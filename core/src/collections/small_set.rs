@@ -11,6 +11,7 @@ pub(crate) enum SmallSet<T> {
     Empty,
     One(T),
     /// Boxed, since the room of three words would be there in each of the small ones.
+    #[allow(clippy::box_collection, reason = "a pointer is smaller than the head of a tree")]
     Many(Box<BTreeSet<T>>),
 }
 

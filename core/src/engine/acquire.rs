@@ -12,7 +12,8 @@ use alloc::vec::Vec;
 use smallvec::{SmallVec, smallvec};
 
 use super::positions::{NameId, Rank};
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision};
@@ -60,7 +61,13 @@ impl Engine {
         if let Some(acquired) = self.acquire_at_rest(tx, owner, request) {
             return acquired;
         }
-        self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request))
+        let acquired = self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request));
+        match &acquired {
+            Ok(Acquired::Denied) if request.ask == Ask::Try => count(&mut self.stats.of(request.kind).denied),
+            Ok(_) => {}
+            Err(refusal) => self.stats.count_refusal(request.kind, refusal),
+        }
+        acquired
     }
 
     /// The short way of the most frequent request: for one key, with nothing to bring up to date and nobody who waits, so that
@@ -77,11 +84,17 @@ impl Engine {
         }
         match admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now) {
             Decision::Grant => {
-                let granted = self.grant_all(tx, owner, request, &[Decision::Grant]).map(Acquired::Granted);
+                let granted = self.grant_key(tx, KEY, owner, request, &Decision::Grant);
                 self.close_key(tx.keys, KEY);
-                Some(granted)
+                Some(granted.map(|token| {
+                    count(&mut self.stats.of(request.kind).granted_at_once);
+                    Acquired::Granted(smallvec![token])
+                }))
             }
-            Decision::Wait if request.ask == Ask::Try => Some(Ok(Acquired::Denied)),
+            Decision::Wait if request.ask == Ask::Try => {
+                count(&mut self.stats.of(request.kind).denied);
+                Some(Ok(Acquired::Denied))
+            }
             Decision::Wait | Decision::Repeat(_) | Decision::Held(_) | Decision::Refuse(_) => None,
         }
     }
@@ -168,27 +181,36 @@ impl Engine {
         let had_place = self.has_place(tx, owner, request.kind);
         let mut tokens = Tokens::new();
         for (id, decision) in tx.ids().zip(decisions) {
-            let client = if request.session_ms.is_some() || has_session(tx, id, owner, request) {
-                tx.keys.client()
-            } else {
-                None
-            };
-            if let Decision::Repeat(token) | Decision::Held(token) = decision {
-                self.repeat(tx, id, *token, request, client);
-                tokens.push(*token);
-            } else {
-                let token = self.grant(tx, id, owner, request, client)?;
-                let name = self.name(tx, id);
-                self.confirm(name, token);
-                if name.is_some() {
-                    // The queue may have been left to the timer with the owner at its head.
-                    self.grant_siblings(tx, id, owner, request.mode);
-                }
-                tokens.push(token);
-            }
+            tokens.push(self.grant_key(tx, id, owner, request, decision)?);
         }
-        count(if had_place { &mut self.stats.granted_after_waiting } else { &mut self.stats.granted_at_once });
+        let stats = self.stats.of(request.kind);
+        count(if had_place { &mut stats.granted_after_waiting } else { &mut stats.granted_at_once });
         Ok(tokens)
+    }
+
+    /// Grants one key what it has decided, and returns the token.
+    #[inline(always)]
+    fn grant_key(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        owner: &[u8],
+        request: &Request,
+        decision: &Decision,
+    ) -> Result<u64, Refusal> {
+        let client =
+            if request.session_ms.is_some() || has_session(tx, id, owner, request) { tx.keys.client() } else { None };
+        if let Decision::Repeat(token) | Decision::Held(token) = decision {
+            self.repeat(tx, id, *token, request, client);
+            return Ok(*token);
+        }
+        let token = self.grant(tx, id, owner, request, client)?;
+        if let Some(name) = self.name(tx, id) {
+            self.confirm(name, token);
+            // The queue may have been left to the timer with the owner at its head.
+            self.grant_siblings(tx, id, owner, request.mode);
+        }
+        Ok(token)
     }
 
     /// Lets a request wait at the end of its rank, or where an earlier one waited.

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use super::dirty::{Gone, Undelivered};
 use super::positions::NameId;
 use super::state::{Engine, Transaction, terms_of};
+use super::statistics::count;
 use super::work::CHANGE;
 use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
 use crate::keyspace::{KeyId, Keyspace};
@@ -25,6 +26,9 @@ impl Engine {
             let Some(terms) = terms_of(tx.keys, id, token) else {
                 continue;
             };
+            if let Value::Lock(lock) = tx.keys.value(id) {
+                count(&mut self.stats.of(lock.kind()).undone);
+            }
             let left = terms.count.saturating_sub(grant.count);
             if left == 0 {
                 self.give_place_back(tx, id, &grant);

@@ -1,7 +1,8 @@
 //! Ends the waits of requests without a blocked connection for which nobody waits any more: see `notified.rs`.
 
 use super::dirty::Gone;
-use super::state::{Engine, count};
+use super::state::Engine;
+use super::statistics::count;
 use super::work::{ANSWER, PARTS_PER_CHANGE};
 use crate::kind::Kind;
 use crate::outbox::Outbox;
@@ -65,7 +66,7 @@ impl Engine {
         let Some(waiter) = self.remove(ticket) else {
             return true;
         };
-        count(&mut self.stats.disconnected);
+        count(&mut self.stats.of(waiter.request().kind).disconnected);
         out.answer(ticket, waiter.notice(), answer);
         if let Some(name) = waiter.names.first() {
             self.mark(*name, |dirty| dirty.gone.extend(gone));

@@ -47,10 +47,7 @@ impl Engine {
     }
 
     /// The owner of a hold has used it: it knows of it, and of all that was granted together with it.
-    pub(super) fn confirm(&mut self, name: Option<NameId>, token: u64) {
-        let Some(name) = name else {
-            return;
-        };
+    pub(super) fn confirm(&mut self, name: NameId, token: u64) {
         let next = |engine: &Self| {
             let (of, ticket) =
                 engine.queues.names.get(name)?.undelivered.first_from(core::ops::Bound::Included((token, 0)))?;

@@ -55,7 +55,8 @@ impl Engine {
         }
         let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
         let deadline_us = tx.now.after_ms(request.lease_ms);
-        let (token, event) = match held {
+        // Each event is committed where it is made: the compiler then knows which one it is.
+        let token = match held {
             Some((token, terms)) => {
                 let terms = Terms {
                     count: terms.count.checked_add(request.count).ok_or(Refusal::CountOverflow)?,
@@ -64,7 +65,8 @@ impl Engine {
                     request: RequestMark::after(terms.request, request.request_id, request.verb),
                     session_ms: request.session_ms.or(terms.session_ms),
                 };
-                (token, Event::Changed { token, cause: ChangeCause::Reentered, terms })
+                self.commit_inline(tx, id, Event::Changed { token, cause: ChangeCause::Reentered, terms });
+                token
             }
             None => {
                 let token = self.next_number(tx.now)?;
@@ -76,11 +78,13 @@ impl Engine {
                     session_ms: request.session_ms,
                 };
                 let (kind, mode, owner) = (request.kind, request.mode, owner.into());
-                (token, Event::Granted { kind, owner, mode, token, terms })
+                self.commit_inline(tx, id, Event::Granted { kind, owner, mode, token, terms });
+                token
             }
         };
-        self.commit(tx, id, event);
-        self.bind(tx, id, token, client);
+        if let Some(client) = client {
+            self.bind(tx, id, token, client);
+        }
         Ok(token)
     }
 
@@ -125,12 +129,15 @@ impl Engine {
             ..terms
         };
         let deadline_us = renewed.deadline_us;
-        let name = self.name(tx, id);
-        self.confirm(name, token);
+        if let Some(name) = self.name(tx, id) {
+            self.confirm(name, token);
+        }
         if renewal.always || renewed != terms {
             self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
         }
-        self.bind(tx, id, token, renewal.client);
+        if let Some(client) = renewal.client {
+            self.bind(tx, id, token, client);
+        }
         deadline_us
     }
 }

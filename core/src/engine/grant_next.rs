@@ -11,7 +11,8 @@
 //! | free | a place without a connection, the reservation is over | it has missed it, and loses its place |
 //! | | a place at the end of its life | it loses its place, wherever it stands |
 
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
@@ -121,7 +122,8 @@ impl Engine {
         let Some(waiter) = self.queues.get(ticket) else {
             return Served::Waits;
         };
-        let (owner, mode) = (Owner::from(self.queues.owner_of(waiter)), waiter.request().mode);
+        let (owner, kind, mode) =
+            (Owner::from(self.queues.owner_of(waiter)), waiter.request().kind, waiter.request().mode);
         let is_out = self.is_out(waiter, tx.now);
         let decision =
             admission::decide(tx.keys.value(id), Ahead::default(), owner.as_slice(), &waiter.request(), tx.now);
@@ -142,7 +144,7 @@ impl Engine {
         }
         if self.serve(tx, id, ticket, decision) {
             if freed {
-                count(&mut self.stats.handed_over);
+                count(&mut self.stats.of(kind).handed_over);
             }
             self.grant_siblings(tx, id, owner.as_slice(), mode);
         }

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use super::databases::Databases;
 use crate::bytes::{Key, KeyName, KeyRef};
-use crate::collections::{Alarm, Deadlines};
+use crate::collections::{Alarm, DeadlineRef, Deadlines};
 use crate::time::Now;
 
 /// An alarm that has gone off, until its value has set it anew.
@@ -52,10 +52,21 @@ impl Leases {
         }
     }
 
+    /// Removes an alarm, if there is one.
     pub(super) fn remove(&mut self, alarm: Alarm, databases: &Databases) {
-        let Some((stable, reconciled_in)) = self.alarms.side(alarm).zip(self.alarms.stamp(alarm)) else {
-            return;
-        };
+        if let Some(DeadlineRef { side, stamp, .. }) = self.alarms.entry(alarm) {
+            self.remove_known(alarm, side, stamp, databases);
+        }
+    }
+
+    /// Removes an alarm, if it is that of a key.
+    pub(super) fn remove_of(&mut self, alarm: Alarm, key: KeyRef<'_>, databases: &Databases) {
+        if let Some(DeadlineRef { side, stamp, .. }) = self.entry_of(alarm, key, databases) {
+            self.remove_known(alarm, side, stamp, databases);
+        }
+    }
+
+    fn remove_known(&mut self, alarm: Alarm, stable: u32, reconciled_in: u32, databases: &Databases) {
         self.alarms.remove(alarm);
         if !databases.was_flushed(stable, reconciled_in)
             && let Some(count) = self.count(stable)
@@ -64,15 +75,25 @@ impl Leases {
         }
     }
 
-    /// Whether an alarm is that of a key.
-    pub(super) fn is_of(&self, alarm: Alarm, key: KeyRef<'_>, databases: &Databases) -> bool {
-        let is_its_name = self.alarms.get(alarm).is_some_and(|(_, name)| name.as_slice() == key.name);
-        is_its_name && self.alarms.side(alarm).is_some_and(|stable| databases.current(stable) == key.db)
+    /// What there is to an alarm, if it is that of a key.
+    fn entry_of(&self, alarm: Alarm, key: KeyRef<'_>, databases: &Databases) -> Option<DeadlineRef<'_, KeyName, u32>> {
+        let entry = self.alarms.entry(alarm)?;
+        (entry.value.as_slice() == key.name && databases.current(entry.side) == key.db).then_some(entry)
     }
 
-    /// In which generation the value was last reconciled.
+    /// Whether an alarm is that of a key.
+    pub(super) fn is_of(&self, alarm: Alarm, key: KeyRef<'_>, databases: &Databases) -> bool {
+        self.entry_of(alarm, key, databases).is_some()
+    }
+
+    /// In which generation the value was last reconciled that has this alarm.
     pub(super) fn reconciled_in(&self, alarm: Alarm) -> Option<u32> {
-        self.alarms.stamp(alarm)
+        self.alarms.entry(alarm).map(|entry| entry.stamp)
+    }
+
+    /// In which generation the value of a key was last reconciled, if the alarm is its own.
+    pub(super) fn reconciled_in_of(&self, alarm: Alarm, key: KeyRef<'_>, databases: &Databases) -> Option<u32> {
+        self.entry_of(alarm, key, databases).map(|entry| entry.stamp)
     }
 
     pub(super) fn set_reconciled_in(&mut self, alarm: Alarm, generation: u32) {
@@ -81,8 +102,7 @@ impl Leases {
 
     /// The key of an alarm, if its value was not flushed.
     pub(super) fn key(&self, alarm: Alarm, databases: &Databases) -> Option<Key> {
-        let (_, name) = self.alarms.get(alarm)?;
-        let (stable, reconciled_in) = (self.alarms.side(alarm)?, self.alarms.stamp(alarm)?);
+        let DeadlineRef { value: name, side: stable, stamp: reconciled_in, .. } = self.alarms.entry(alarm)?;
         let was_flushed = databases.was_flushed(stable, reconciled_in);
         (!was_flushed).then(|| Key { name: name.clone(), db: databases.current(stable) })
     }

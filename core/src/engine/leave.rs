@@ -1,6 +1,7 @@
 //! A wait that ends without a grant.
 
 use super::state::{Engine, Transaction};
+use super::statistics::count;
 use super::waiter::Waiter;
 use crate::keyspace::Keyspace;
 use crate::outbox::Answer;
@@ -26,7 +27,21 @@ impl Engine {
 
     /// Answers a waiter that is not granted.
     pub(super) fn answer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
-        let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
-        tx.out.answer(ticket, notice, answer);
+        let waiter = self.remove(ticket);
+        if let Some(request) = waiter.as_ref().map(Waiter::request) {
+            match &answer {
+                Answer::TimedOut => count(&mut self.stats.of(request.kind).timed_out),
+                Answer::Refused(refusal) => self.stats.count_refusal(request.kind, refusal),
+                Answer::Closed | Answer::Demoted | Answer::Moved => {
+                    count(&mut self.stats.of(request.kind).disconnected);
+                }
+                Answer::Granted(_)
+                | Answer::GrantedMany(_)
+                | Answer::TakenOver
+                | Answer::Continued
+                | Answer::Cancelled => {}
+            }
+        }
+        tx.out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
     }
 }

@@ -18,7 +18,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `names`, `waiter`, `notified`, `wait_queues`; all of it together: `state`, `views` |
+//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `names`, `waiter`, `notified`, `wait_queues`, `statistics`; all of it together: `state`, `views`, `contention` |
 //! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `cut_off`, `grant` |
 //! | what the server tells | `server_events`, `closed_connections` |
 //! | who is served | `offers`, `serve`, `siblings`, `grant_next`, `up_to_date`, `multi_key` |
@@ -33,6 +33,7 @@ mod cancel;
 mod closed_connections;
 mod command;
 mod connections;
+mod contention;
 mod cut_off;
 mod databases;
 mod deadlock;
@@ -60,6 +61,7 @@ mod serve;
 mod server_events;
 mod siblings;
 mod state;
+mod statistics;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -72,7 +74,9 @@ mod work;
 mod write;
 
 pub use acquire::{Acquired, Tokens};
+pub use contention::{Contended, Longest};
 pub use offers::Offer;
 pub use release::HoldsLeft;
-pub use state::{Engine, Stats, Transaction};
+pub use state::{Engine, Transaction};
+pub use statistics::{KindStats, WaitSummary};
 pub use views::WaiterView;

@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 use super::dirty::Siblings;
 use super::offers::Offer;
 use super::positions::{NameId, Position};
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use crate::bytes::Owner;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Mode;
@@ -66,9 +67,9 @@ impl Engine {
                 }
             }
         }
-        count(&mut self.stats.granted_after_waiting);
+        self.stats.count_wait(waiter.request().kind, waiter.since_us, tx.now);
         if freed {
-            count(&mut self.stats.handed_over);
+            count(&mut self.stats.of(waiter.request().kind).handed_over);
         }
         self.expect_delivery(ticket, &waiter);
         tx.out.answer(ticket, waiter.notice(), Answer::GrantedMany(tokens.into()));

@@ -8,7 +8,7 @@
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
-use super::wait_queues::BYTES_IN_SET;
+use super::wait_queues::bytes_in_set;
 use super::waiter::Waiter;
 use crate::outbox::Answer;
 use crate::request::Channel;
@@ -100,7 +100,7 @@ impl Notified {
 
     /// Bytes on the heap, about.
     pub(super) fn heap_bytes(&self) -> usize {
-        self.waits.len().saturating_mul(BYTES_IN_SET * size_of::<Wait>())
+        bytes_in_set::<Wait>(self.waits.len())
     }
 
     /// How many wait.

@@ -104,19 +104,19 @@ impl Engine {
         Met { token, count, .. }: &Met,
     ) -> u32 {
         let token = *token;
-        let name = self.name(tx, id);
-        self.confirm(name, token);
+        if let Some(name) = self.name(tx, id) {
+            self.confirm(name, token);
+        }
         let left = count.saturating_sub(request.count);
         let terms = if left == 0 { None } else { terms_of(tx.keys, id, token) };
-        let event = match terms {
-            None => Event::Ended { token, cause: EndCause::Released },
+        match terms {
+            None => self.commit_inline(tx, id, Event::Ended { token, cause: EndCause::Released }),
             Some(terms) => {
                 let mark = RequestMark::after(terms.request, request.request_id, request.verb);
                 let terms = Terms { count: left, request: mark, ..terms };
-                Event::Changed { token, cause: ChangeCause::Released, terms }
+                self.commit_inline(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms });
             }
-        };
-        self.commit(tx, id, event);
+        }
         left
     }
 
@@ -151,7 +151,7 @@ impl Engine {
         })
     }
 
-    /// FORCERELEASE: ends every live hold, or the one with `token`. Returns whether there was one.
+    /// FORCERELEASE: ends every live hold of a lock of a kind, or of any, or the one with `token`. Returns whether there was one.
     ///
     /// # Errors
     ///
@@ -159,11 +159,16 @@ impl Engine {
     pub fn force_release(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
-        kind: Kind,
+        kind: Option<Kind>,
         token: Option<u64>,
     ) -> Result<bool, Refusal> {
         self.run_plain(tx, |engine, tx| {
-            let Some(lock) = tx.keys.value(KEY).of_kind(kind, tx.now)? else {
+            let found = match (tx.keys.value(KEY), kind) {
+                (admission::Value::Lock(lock), None) => Some(lock),
+                (admission::Value::Vacant, None) => None,
+                (value, kind) => value.of_kind(kind.unwrap_or(Kind::Mutex), tx.now)?,
+            };
+            let Some(lock) = found else {
                 return Ok(false);
             };
             const ONE_BY_ONE: usize = 64;

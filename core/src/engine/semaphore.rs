@@ -1,7 +1,8 @@
 //! What only a semaphore is asked: to be made, to have another number of permits, to give all that are free.
 
 use super::positions::NameId;
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
@@ -88,9 +89,10 @@ impl Engine {
         }
         let client = tx.keys.client();
         let token = self.grant(tx, KEY, owner, &request, client)?;
-        let name = self.name(tx, KEY);
-        self.confirm(name, token);
-        count(&mut self.stats.granted_at_once);
+        if let Some(name) = self.name(tx, KEY) {
+            self.confirm(name, token);
+        }
+        count(&mut self.stats.of(Kind::Semaphore).granted_at_once);
         Ok(permits)
     }
 }

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use super::dirty::Undelivered;
-use super::state::{Engine, Transaction, count, terms_of};
+use super::state::{Engine, Transaction, terms_of};
 use super::waiter::Waiter;
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause, Terms};
@@ -25,7 +25,7 @@ impl Engine {
     ) -> bool {
         match decision {
             Decision::Refuse(refusal) => self.answer(tx, ticket, Answer::Refused(refusal)),
-            _ if !self.is_permitted(tx, ticket) => self.answer(tx, ticket, Answer::Refused(Refusal::NoPermission)),
+            _ if !self.is_permitted(tx, ticket) => self.give_up(tx, id, ticket, Answer::Refused(Refusal::NoPermission)),
             decision => return self.grant_to_waiter(tx, id, ticket, &decision),
         }
         false
@@ -50,7 +50,7 @@ impl Engine {
         let given = self.give(tx, id, ticket, owner.as_slice(), &waiter, decision);
         let is_granted = given.is_ok();
         if is_granted {
-            count(&mut self.stats.granted_after_waiting);
+            self.stats.count_wait(waiter.request().kind, waiter.since_us, tx.now);
             self.expect_delivery(ticket, &waiter);
         } else {
             self.queues.take_undelivered(ticket);
@@ -94,10 +94,14 @@ impl Engine {
 
     /// Answers a waiter whose time is over.
     pub(super) fn time_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
+        self.give_up(tx, id, ticket, Answer::TimedOut);
+    }
+
+    /// Answers a waiter that is not granted, and leaves it no place on a fair lock.
+    fn give_up(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64, answer: Answer) {
         let waiter = self.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair);
         let owner: Option<Owner> = waiter.map(|waiter| self.queues.owner_of(waiter).into());
-        count(&mut self.stats.timed_out);
-        self.answer(tx, ticket, Answer::TimedOut);
+        self.answer(tx, ticket, answer);
         if let Some(owner) = owner {
             self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
         }

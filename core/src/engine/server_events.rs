@@ -13,7 +13,8 @@ use super::backlog::Sweep;
 use super::connections::Binding;
 use super::dirty::{Dirty, Gone};
 use super::positions::NameId;
-use super::state::{Engine, count};
+use super::state::Engine;
+use super::statistics::count;
 
 impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
@@ -24,7 +25,7 @@ impl Engine {
         let Some(waiter) = self.remove(ticket) else {
             return self.take_back(ticket);
         };
-        count(&mut self.stats.disconnected);
+        count(&mut self.stats.of(waiter.request().kind).disconnected);
         if let Some(name) = waiter.names.first() {
             self.mark(*name, |dirty| dirty.gone.extend(gone));
         }
@@ -95,9 +96,7 @@ impl Engine {
 
     /// The value under `key` went away. `alarm` and `bindings` (connection and token) are what it had.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, bindings: impl Iterator<Item = (u64, u64)>) {
-        if self.is_alarm_of(alarm, key) {
-            self.leases.remove(alarm, &self.databases);
-        }
+        self.leases.remove_of(alarm, key, &self.databases);
         for (number, (client, token)) in bindings.enumerate() {
             if number >= self.work.bindings {
                 // The sweep forgets the rest.

@@ -12,6 +12,7 @@ use super::databases::Databases;
 use super::dirty::Dirty;
 use super::leases::Leases;
 use super::positions::NameId;
+use super::statistics::Statistics;
 use super::wait_queues::WaitQueues;
 use super::work::Work;
 use crate::bytes::{Key, KeyRef};
@@ -24,32 +25,6 @@ use crate::lock::{Hold, Leftovers};
 use crate::outbox::Outbox;
 use crate::request::{Limits, Refusal};
 use crate::time::{MAX_TOKEN, Now, TOKEN_CLOCK_END_US};
-
-/// What happened since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Requests granted without waiting, re-entries included.
-    pub granted_at_once: u64,
-    /// Requests granted after waiting.
-    pub granted_after_waiting: u64,
-    /// Waiters that were answered nil because their time was over.
-    pub timed_out: u64,
-    /// Holds whose lease ended.
-    pub expired: u64,
-    /// Holds ended by FORCERELEASE.
-    pub forced: u64,
-    /// New holds given to a waiter in the very step that ended another hold.
-    pub handed_over: u64,
-    /// Waiters that left because their connection closed or was unblocked.
-    pub disconnected: u64,
-    /// Grants that were taken back because nobody listened to the channel on which they were to be published.
-    pub unheard: u64,
-}
-
-/// One more of what is counted.
-pub(super) fn count(counter: &mut u64) {
-    *counter = counter.saturating_add(1);
-}
 
 /// What one request is decided with: the time, the open keys, and a place for what it leaves to be done.
 pub struct Transaction<'t, K> {
@@ -103,7 +78,9 @@ pub struct Engine {
     pub(super) work: Work,
     pub(super) hasher: RandomState,
     pub(super) last_token: u64,
-    pub(super) stats: Stats,
+    pub(super) stats: Statistics,
+    /// Where the next look at the names that are waited for begins.
+    pub(super) next_look: u32,
 }
 
 impl Engine {
@@ -130,7 +107,8 @@ impl Engine {
             work: Work::default(),
             hasher,
             last_token: 0,
-            stats: Stats::default(),
+            stats: Statistics::default(),
+            next_look: 0,
         }
     }
 

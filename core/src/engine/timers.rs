@@ -6,7 +6,8 @@
 use super::connections::Binding;
 use super::deadlock::{self, Outcome};
 use super::dirty::Gone;
-use super::state::{Engine, Transaction, count};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use super::sweep::Rang;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};
@@ -199,8 +200,9 @@ impl Engine {
         let gone = (waiter.request().kind == Kind::Fair)
             .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: true });
         let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
+        let kind = waiter.request().kind;
         let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
-        count(&mut self.stats.timed_out);
+        count(&mut self.stats.of(kind).timed_out);
         out.answer(ticket, notice, Answer::TimedOut);
         if let Some(name) = name {
             if was_first || gone.is_some() {
@@ -229,6 +231,7 @@ impl Engine {
                 if let Outcome::Cycle(cycle) = outcome
                     && let Some(waiter) = self.remove(ticket)
                 {
+                    count(&mut self.stats.of(waiter.request().kind).deadlocks);
                     out.answer(ticket, waiter.notice(), Answer::Refused(crate::Refusal::Deadlock(cycle)));
                     for name in waiter.names {
                         self.mark(name, |_| {});

@@ -43,8 +43,7 @@ impl Engine {
         let Value::Lock(lock) = keys.value(id) else {
             return false;
         };
-        let is_set = self.is_alarm_of(lock.alarm(), keys.key(id));
-        let reconciled_in = if is_set { self.leases.reconciled_in(lock.alarm()).unwrap_or(0) } else { 0 };
+        let reconciled_in = self.leases.reconciled_in_of(lock.alarm(), keys.key(id), &self.databases).unwrap_or(0);
         reconciled_in < generation && lock.next_deadline_us().is_some()
     }
 }

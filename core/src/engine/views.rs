@@ -1,8 +1,9 @@
 //! What can be seen of the engine without changing it.
 
-use super::state::{Engine, Stats};
+use super::state::Engine;
+use super::statistics::{KindStats, WaitSummary};
 use crate::bytes::KeyRef;
-use crate::kind::Mode;
+use crate::kind::{Kind, Mode};
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
 
 /// A waiter, as WAITERS shows it.
@@ -21,10 +22,20 @@ pub struct WaiterView<'a> {
 }
 
 impl Engine {
-    /// The counters.
+    /// What happened to locks of a kind since the start.
+    pub fn stats(&mut self, kind: Kind) -> KindStats {
+        *self.stats.of(kind)
+    }
+
+    /// How many grants were taken back because nobody listened to the channel on which they were to be published.
     #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.stats
+    pub fn unheard_grants(&self) -> u64 {
+        self.stats.unheard
+    }
+
+    /// How long waits took.
+    pub fn wait_summary(&mut self, now: Now) -> WaitSummary {
+        self.stats.waits.summary(now)
     }
 
     /// How many locks are held.
@@ -43,6 +54,12 @@ impl Engine {
     #[must_use]
     pub fn waiters_bytes(&self) -> usize {
         self.queues.heap_bytes()
+    }
+
+    /// How many wait for locks of a kind.
+    #[must_use]
+    pub fn waiting_for(&self, kind: Kind) -> usize {
+        self.queues.len_of(kind)
     }
 
     /// How many of them have no blocked connection.

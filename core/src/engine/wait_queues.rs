@@ -28,11 +28,13 @@ use super::positions::{NameId, OwnerId, Position};
 use super::waiter::{Entrant, Waiter, until_us};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{Alarm, Deadlines, Slots};
-use crate::kind::Mode;
+use crate::kind::{Kind, Mode};
 use crate::time::Now;
 
-/// How many bytes an ordered set takes for each byte of its elements: they come in order, and so leave their nodes half full.
-pub(super) const BYTES_IN_SET: usize = 2;
+/// How many bytes an ordered set takes, about: its elements come in order, and so leave its nodes half full.
+pub(super) fn bytes_in_set<T>(elements: usize) -> usize {
+    elements.saturating_mul(size_of::<T>()).saturating_mul(2)
+}
 
 enum State {
     Waiting(Waiter),
@@ -51,6 +53,8 @@ pub(super) struct WaitQueues {
     timeouts: Deadlines<u32>,
     pub(super) notified: Notified,
     waiting: usize,
+    /// The same by kind.
+    of_kind: [usize; 4],
 }
 
 impl WaitQueues {
@@ -63,12 +67,18 @@ impl WaitQueues {
             timeouts: Deadlines::default(),
             notified: Notified::default(),
             waiting: 0,
+            of_kind: [0; 4],
         }
     }
 
     /// How many wait on the whole server.
     pub(super) fn len(&self) -> usize {
         self.waiting
+    }
+
+    /// How many wait for locks of a kind.
+    pub(super) fn len_of(&self, kind: Kind) -> usize {
+        self.of_kind.get(kind as usize).copied().unwrap_or(0)
     }
 
     fn state(&self, ticket: u64) -> Option<&State> {
@@ -110,6 +120,9 @@ impl WaitQueues {
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
         let ticket = ticket_of(slot, self.last_number);
         self.waiting = self.waiting.saturating_add(1);
+        if let Some(waiting) = self.of_kind.get_mut(request.kind as usize) {
+            *waiting = waiting.saturating_add(1);
+        }
         if let (Some(_), Some(client)) = (request.notify, client) {
             self.notified.enter(client, ticket);
         }
@@ -151,6 +164,9 @@ impl WaitQueues {
             return None;
         };
         self.waiting = self.waiting.saturating_sub(1);
+        if let Some(waiting) = self.of_kind.get_mut(waiter.request().kind as usize) {
+            *waiting = waiting.saturating_sub(1);
+        }
         if waiter.alarm != Alarm::NONE {
             self.timeouts.remove(waiter.alarm);
         }
@@ -177,7 +193,7 @@ impl WaitQueues {
     pub(super) fn heap_bytes(&self) -> usize {
         // Who is alone in a queue is kept in the record of the name.
         let in_sets = self.waiting.saturating_sub(self.names.len());
-        let queued = in_sets.saturating_mul(BYTES_IN_SET * size_of::<Position>());
+        let queued = bytes_in_set::<Position>(in_sets);
         let records = self.names.heap_bytes().saturating_add(self.owners.heap_bytes());
         let tables = self.tickets.heap_bytes().saturating_add(self.timeouts.heap_bytes());
         records.saturating_add(tables).saturating_add(queued).saturating_add(self.notified.heap_bytes())

@@ -1,8 +1,8 @@
 //! The one write path: an event becomes true in the value, in the copy of its holders, and in the outbox for everywhere else.
 //!
 //! Invariants:
-//! 1. Values change in [`Engine::commit`] and nowhere else, each time with an event in the outbox. (What a master decided, or
-//!    a file has, is applied in [`Engine::apply_effect`], through the same [`Engine::apply`].)
+//! 1. Values change in [`Engine::commit`] and nowhere else (grants and releases have it compiled in, as
+//!    [`Engine::commit_inline`]), each time with an event in the outbox. (What a master decided, or a file has, is applied in [`Engine::apply_effect`], through the same [`Engine::apply`].)
 //! 2. After a command, a key whose value has a deadline has an alarm in `leases` that is due not later than that. It may be due
 //!    earlier: a renewal does not move it, it finds the new deadline when it goes off.
 
@@ -18,15 +18,23 @@ use crate::lock::admission::Value;
 
 impl Engine {
     /// Makes an event true here and leaves it in the outbox for everywhere else.
+    #[inline(never)]
     pub(super) fn commit(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
+        self.commit_inline(tx, id, event);
+    }
+
+    /// The body of [`Engine::commit`], compiled into its caller. Grants and releases are most of all commits, and the compiler
+    /// drops what is not about their kind of event.
+    #[inline(always)]
+    pub(super) fn commit_inline(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
         match &event {
             Event::Ended { token, cause } => {
-                self.count_end(*cause, 1);
+                self.count_end(tx, id, *cause, 1);
                 self.forget_bindings(tx, id, *token);
             }
             Event::Cleared { cause, .. } => {
                 let holds = tx.keys.lock_mut(id).map_or(0, |lock| lock.holds().len());
-                self.count_end(*cause, holds as u64);
+                self.count_end(tx, id, *cause, holds as u64);
             }
             _ => {}
         }
@@ -36,14 +44,19 @@ impl Engine {
         self.apply(tx.keys, id, name, event);
     }
 
-    fn count_end(&mut self, cause: EndCause, holds: u64) {
-        match cause {
-            EndCause::Expired => self.stats.expired = self.stats.expired.saturating_add(holds),
-            EndCause::Forced => self.stats.forced = self.stats.forced.saturating_add(holds),
-            EndCause::Released | EndCause::Undone => {}
-        }
+    fn count_end(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, cause: EndCause, holds: u64) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        let counter = match cause {
+            EndCause::Expired => &mut self.stats.of(lock.kind()).expired,
+            EndCause::Forced => &mut self.stats.of(lock.kind()).forced,
+            EndCause::Released | EndCause::Undone => return,
+        };
+        *counter = counter.saturating_add(holds);
     }
 
+    #[inline(always)]
     fn forget_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
         if let Value::Lock(lock) = tx.keys.value(id) {
             for client in lock.clients(token) {
@@ -53,8 +66,22 @@ impl Engine {
     }
 
     /// Makes an event true, in the value and in the copy of its holders.
+    #[inline(always)]
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
-        let noted = name.filter(|name| self.queues.len_under(*name) > 0).map(|name| (name, event.clone()));
+        match name.filter(|name| self.queues.len_under(*name) > 0) {
+            None => self.change_value(keys, id, name, event),
+            Some(waited_for) => self.change_and_note(keys, id, waited_for, event),
+        }
+    }
+
+    #[inline(never)]
+    fn change_and_note(&mut self, keys: &mut impl Keyspace, id: KeyId, name: NameId, event: Event) {
+        self.change_value(keys, id, Some(name), event.clone());
+        self.note_holder(keys, id, name, &event);
+    }
+
+    #[inline(always)]
+    fn change_value(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
         match keys.lock_mut(id) {
             Some(lock) => {
                 if let Some(leftovers) = lock.apply(event) {
@@ -70,9 +97,6 @@ impl Engine {
                 }
             }
         }
-        if let Some((name, event)) = noted {
-            self.note_holder(keys, id, name, &event);
-        }
     }
 
     /// A lock came under a name: those who wait there for a lock of another kind are told.
@@ -85,8 +109,8 @@ impl Engine {
     }
 
     /// Binds a hold to a connection, if it has a session.
-    pub(super) fn bind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: Option<u64>) {
-        let (Some(client), Some(lock)) = (client, tx.keys.lock_mut(id)) else {
+    pub(super) fn bind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: u64) {
+        let Some(lock) = tx.keys.lock_mut(id) else {
             return;
         };
         let (is_new, gives_way) = lock.bind(token, client);
@@ -120,10 +144,7 @@ impl Engine {
     pub(super) fn close_key(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         match keys.value(id) {
             Value::Lock(lock) if lock.is_disposable() => {
-                let alarm = lock.alarm();
-                if self.is_alarm_of(alarm, keys.key(id)) {
-                    self.leases.remove(alarm, &self.databases);
-                }
+                self.leases.remove_of(lock.alarm(), keys.key(id), &self.databases);
                 keys.remove(id);
             }
             Value::Lock(_) => self.set_alarm(keys, id),

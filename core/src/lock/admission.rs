@@ -67,9 +67,9 @@ impl<'a> Value<'a> {
     /// [`Refusal::WrongType`]; [`Refusal::NoSemaphore`] for a semaphore that is not there.
     pub fn of_kind(self, kind: Kind, now: Now) -> Result<Option<&'a Lock>, Refusal> {
         match self {
-            Self::Foreign => Err(Refusal::WrongType),
+            Self::Foreign => Err(Refusal::WrongType { found: None }),
             Self::Lock(lock) if lock.kind() == kind => Ok(Some(lock)),
-            Self::Lock(lock) if lock.is_live(now) => Err(Refusal::WrongType),
+            Self::Lock(lock) if lock.is_live(now) => Err(Refusal::WrongType { found: Some(lock.kind()) }),
             Self::Lock(_) | Self::Vacant if kind == Kind::Semaphore => Err(Refusal::NoSemaphore),
             Self::Lock(_) | Self::Vacant => Ok(None),
         }
@@ -136,7 +136,7 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
     let Some(lock) = lock else {
         if request.kind == Kind::Fair && ahead.other_kind {
             // Others wait under this name for many keys at once, and for a lock of another kind: none is made here.
-            return if request.ask == Ask::Try { Ok(Decision::Wait) } else { Err(Refusal::WrongType) };
+            return if request.ask == Ask::Try { Ok(Decision::Wait) } else { Err(Refusal::WrongType { found: None }) };
         }
         return Ok(if ahead.any { Decision::Wait } else { Decision::Grant });
     };
@@ -312,8 +312,8 @@ mod tests {
         assert_eq!(refused(Value::Lock(&semaphore), request_for(4)), Refusal::TooManyPermits { permits: 3 });
         assert_eq!(refused(Value::Vacant, request_for(1)), Refusal::NoSemaphore);
         let mutex = request(Kind::Mutex, Mode::Exclusive, 1);
-        assert_eq!(refused(Value::Lock(&semaphore), mutex), Refusal::WrongType);
-        assert_eq!(refused(Value::Foreign, mutex), Refusal::WrongType);
+        assert_eq!(refused(Value::Lock(&semaphore), mutex), Refusal::WrongType { found: Some(Kind::Semaphore) });
+        assert_eq!(refused(Value::Foreign, mutex), Refusal::WrongType { found: None });
         let full = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, u32::MAX)]);
         assert_eq!(refused(Value::Lock(&full), mutex), Refusal::CountOverflow);
         // What is over is not there.

@@ -46,6 +46,7 @@ impl Lock {
 
     /// Makes `event` true. Total: an event about a hold that is not here changes nothing. Returns what is left to be cleaned
     /// up, if that is a lot.
+    #[inline(always)]
     pub(crate) fn apply(&mut self, event: Event) -> Option<Leftovers> {
         match event {
             Event::Granted { owner, mode, token, terms, .. } => {
@@ -173,7 +174,12 @@ impl Lock {
         }
     }
 
+    #[inline]
     fn remove_hold(&mut self, at: usize) {
+        if let Body::Held(_) = self.body {
+            self.body = Body::Free;
+            return;
+        }
         self.take_hold(at);
         if let Body::Wide(wide) = &mut self.body {
             if wide.holds.len() <= MAX_FEW && wide.index.is_some() {

@@ -69,6 +69,7 @@ impl PartialEq for Hold {
 impl Eq for Hold {}
 
 impl Hold {
+    #[inline]
     pub(crate) fn new(owner: Owner, mode: Mode, token: u64, terms: &Terms) -> Self {
         let mut hold =
             Self { owner, token, deadline_us: 0, extras: None, lease_low: 0, lease_high: 0, mode, count_low: 0 };
@@ -76,6 +77,7 @@ impl Hold {
         hold
     }
 
+    #[inline]
     pub(crate) fn set_terms(&mut self, terms: &Terms) {
         self.deadline_us = terms.deadline_us;
         let [a, b, c, d, high, ..] = terms.lease_ms.to_le_bytes();

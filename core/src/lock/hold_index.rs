@@ -39,15 +39,19 @@ pub(crate) struct Live {
     after_us: u64,
     /// The sum of their counts.
     pub(crate) total: u64,
+    /// How many they are.
+    pub(crate) holds: usize,
 }
 
 impl Live {
     fn add(&mut self, count: u32) {
         self.total = self.total.saturating_add(u64::from(count));
+        self.holds = self.holds.saturating_add(1);
     }
 
     fn take_off(&mut self, count: u32) {
         self.total = self.total.saturating_sub(u64::from(count));
+        self.holds = self.holds.saturating_sub(1);
     }
 }
 

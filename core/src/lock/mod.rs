@@ -163,6 +163,15 @@ impl Lock {
         self.holds().iter().filter(move |hold| hold.is_live(now))
     }
 
+    /// How many they are.
+    #[must_use]
+    pub fn live_count(&self, now: Now) -> usize {
+        match self.index() {
+            Some(index) => index.live(now.mono_us).holds,
+            None => self.live_holds(now).count(),
+        }
+    }
+
     /// The live hold of `owner` in `mode`.
     #[must_use]
     pub fn live_hold(&self, owner: &[u8], mode: Mode, now: Now) -> Option<&Hold> {
@@ -188,6 +197,7 @@ impl Lock {
         }
     }
 
+    #[inline]
     fn position(&self, owner: &[u8], mode: Mode) -> Option<usize> {
         match self.index() {
             Some(index) => index.find(self.holds(), owner, mode),
@@ -195,6 +205,7 @@ impl Lock {
         }
     }
 
+    #[inline]
     fn position_of_token(&self, token: u64) -> Option<usize> {
         match self.index() {
             Some(index) => index.find_token(self.holds(), token),
@@ -228,11 +239,17 @@ impl Lock {
 
     /// When the next lease, the life of a place, or a reservation ends. At once, if it is free and reserved for nobody, and
     /// its head is yet to be served: whoever comes upon such a lock after its master crashed has to be told.
+    #[inline]
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
-        if let Body::Held(hold) = &self.body {
-            return Some(hold.deadline_us());
+        match &self.body {
+            Body::Free => None,
+            Body::Held(hold) => Some(hold.deadline_us()),
+            Body::Wide(_) => self.next_deadline_of_many_us(),
         }
+    }
+
+    fn next_deadline_of_many_us(&self) -> Option<u64> {
         if self.holds().is_empty() && self.queue().is_some_and(|queue| queue.reserved_until_us().is_none()) {
             return Some(0);
         }

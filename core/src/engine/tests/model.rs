@@ -305,7 +305,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
             Some(left_ms.map_or_else(refused, Told::RenewedMs))
         }
         Step::Force => {
-            let forced = world.on_key(&lock, |engine, tx| engine.force_release(tx, Kind::Mutex, None));
+            let forced = world.on_key(&lock, |engine, tx| engine.force_release(tx, None, None));
             Some(Told::Forced(forced.unwrap()))
         }
         Step::Advance(ms) => {

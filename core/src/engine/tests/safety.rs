@@ -234,7 +234,7 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Force { key } => {
             let kind = kind(key, mode(key));
-            let _ = world.on_key(&name(key), |engine, tx| engine.force_release(tx, kind, None));
+            let _ = world.on_key(&name(key), |engine, tx| engine.force_release(tx, Some(kind), None));
         }
         Step::AcquireMany { keys, owner, lease_ms, block_ms, id, client } => {
             let request = Request {

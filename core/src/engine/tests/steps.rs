@@ -338,7 +338,7 @@ fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
     assert_cleaned_up_in_parts(&mut crowded);
 
     let (mut crowded, lock) = held(Kind::Semaphore, Mode::Permits, Some(5));
-    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Kind::Semaphore, None)).unwrap();
+    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::Semaphore), None)).unwrap();
     assert_cleaned_up_in_parts(&mut crowded);
 }
 
@@ -442,6 +442,23 @@ fn no_kind_of_work_keeps_the_others_waiting() {
     }
     crowded.end_turn();
     assert_eq!((crowded.answers, crowded.world.lock(&lock).is_none()), (1, true), "a wait and a lease that are over");
+}
+
+#[test]
+fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
+    let mut crowded = Crowded::new();
+    let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
+    let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
+    crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
+    crowded.acquire(&keys, 0, &all(FOREVER)).unwrap();
+    let owner = name(HOLDER);
+    let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
+    let release = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+    crowded.world.engine.begin_turn();
+    crowded.world.transact(&keys, |engine, tx| engine.release(tx, &release)).unwrap();
+    assert_eq!(crowded.world.engine.grantable.len(), 1, "and not once for each key");
+    crowded.take_offers();
+    crowded.settle();
 }
 
 #[test]

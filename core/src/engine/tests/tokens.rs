@@ -48,14 +48,14 @@ proptest! {
             let name = key(&std::format!("{}-{}", kind.name(), index / 2));
             match world.on_key(&name, |engine, tx| engine.acquire(tx, &[index as u8], &request)) {
                 Ok(Acquired::Granted(tokens)) => prop_assert!(tokens[0] > last && tokens[0] <= MAX_TOKEN),
-                Ok(_) | Err(Refusal::WrongType) => {}
+                Ok(_) | Err(Refusal::WrongType { .. }) => {}
                 Err(Refusal::NoTokens) => prop_assert_eq!(last, MAX_TOKEN),
                 Err(other) => panic!("{other:?}"),
             }
             let now = world.now;
             for (_, output) in std::mem::take(&mut world.outputs) {
                 if let Output::Effect { event, .. } = output {
-                    let mut facts = Facts::new();
+                    let mut facts = Facts::default();
                     let owner = write_effect(&event, now, &mut facts).map(|owner| owner.as_slice().to_vec());
                     prop_assert!(parse_effect(&facts, owner.as_deref(), now).is_ok());
                 }

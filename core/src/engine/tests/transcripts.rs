@@ -91,8 +91,9 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "renew" => told.push(renew(world, &words)),
         "force" => {
             let token = words.number("token");
-            let forced = world.on_key(&key(words.at(1)), |engine, tx| engine.force_release(tx, words.kind().0, token));
-            told.push(format!("{forced:?}"));
+            let forced =
+                world.on_key(&key(words.at(1)), |engine, tx| engine.force_release(tx, Some(words.kind().0), token));
+            told.push(forced.map_or_else(refused, |was_held| format!("Ok({was_held})")));
         }
         "clock" => world.now.wall_us = words.at(1).parse().unwrap(),
         "bar" => {
@@ -259,8 +260,10 @@ fn refused_of(refusal: Refusal) -> String {
 }
 
 fn refused(refusal: Refusal) -> String {
-    if matches!(refusal, Refusal::NotOwner { .. }) {
-        return "error NotOwner".to_string();
+    match refusal {
+        Refusal::NotOwner { .. } => return "error NotOwner".to_string(),
+        Refusal::WrongType { .. } => return "error WrongType".to_string(),
+        _ => {}
     }
     let Refusal::Deadlock(cycle) = &refusal else {
         return format!("error {refusal:?}");

@@ -181,7 +181,7 @@ impl World {
             let Some(effect) = out.effects().get(index) else {
                 break;
             };
-            let event = effect.event.clone().expect("a world hears everything");
+            let event = out.event(index).cloned().expect("a world hears everything");
             if let Event::Granted { token, .. } = &event {
                 let last = self.tokens.last().copied().unwrap_or(0);
                 assert!(*token > last, "tokens rise");

@@ -1,0 +1,141 @@
+//! One acquisition, whatever its kind: an attempt, a wait, and the last steps before the hold is in somebody's hands.
+
+use std::sync::Arc;
+
+use crate::Error;
+use crate::clock::Moment;
+use crate::hold::{Held, Hold};
+use crate::identity::unique_owner;
+use crate::options::Options;
+use crate::request::{Keeping, Request};
+use crate::shared::{Gate, Shared};
+use crate::timer::sleep_until_some;
+use crate::waiter::{self, LATE};
+use crate::wire::{Family, Subject};
+
+/// One acquisition, whatever its kind.
+pub(crate) struct Acquisition {
+    request: Arc<Request>,
+}
+
+impl Acquisition {
+    pub(crate) fn new(
+        client: &Arc<Shared>,
+        family: Family,
+        keys: Arc<[Vec<u8>]>,
+        permits: u32,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        options.check()?;
+        if permits == 0 {
+            return Err(Error::Argument("permits is 0, and must be at least 1".to_owned()));
+        }
+        let client = client.clone();
+        let (owner, gate) = match &options.owner {
+            Some(owner) => (owner.clone(), client.gate_of((family, keys.clone(), owner.clone()))),
+            None => (unique_owner().into(), Arc::<Gate>::default()),
+        };
+        let request = Request {
+            client,
+            subject: Subject { family, keys, owner, permits },
+            lease: options.lease(),
+            session_grace: options.session_grace,
+            gate,
+            keeping: Keeping { renews: options.renews(), max_hold: options.max_hold, replicas: options.replicas },
+        };
+        Ok(Self { request: Arc::new(request) })
+    }
+
+    /// Another acquisition by the owner of a hold, on the same terms.
+    pub(crate) fn by_owner_of(hold: &Hold, family: Family) -> Self {
+        let first = &hold.request;
+        let subject = Subject { family, ..first.subject.clone() };
+        let gate = match first.subject.family == family {
+            true => first.gate.clone(),
+            false => first.client.gate_of((family, subject.keys.clone(), subject.owner.clone())),
+        };
+        let request = Request {
+            client: first.client.clone(),
+            subject,
+            lease: first.lease,
+            session_grace: first.session_grace,
+            gate,
+            keeping: Keeping { max_hold: hold.rest(), ..first.keeping },
+        };
+        Self { request: Arc::new(request) }
+    }
+
+    /// A hold of the same owner that nobody keeps.
+    pub(crate) async fn take_over(&self, tokens: Vec<u64>) -> Result<Held, Error> {
+        self.request.client.home.check()?;
+        let give_up = Moment::now().after(self.request.client.settings.retry_for);
+        let grant = self.request.take_over(tokens, give_up).await?;
+        Held::new(self.request.clone(), grant)
+    }
+
+    /// One attempt.
+    pub(crate) async fn try_acquire(&self) -> Result<Option<Held>, Error> {
+        self.request.client.home.check()?;
+        let give_up = Moment::now().after(self.request.client.settings.retry_for);
+        match self.request.try_once(give_up).await? {
+            Some(grant) => self.hand_out(Held::new(self.request.clone(), grant)?).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits until it is granted.
+    ///
+    /// It ends in time also if no server answers; what was asked is taken back then as if the future had been dropped.
+    pub(crate) async fn acquire(&self, deadline: Option<Moment>) -> Result<Held, Error> {
+        let home = &self.request.client.home;
+        home.check()?;
+        let _under_way = home.under_way();
+        tokio::select! {
+            biased;
+            outcome = self.acquire_until(deadline) => outcome,
+            () = sleep_until_some(deadline.map(|deadline| deadline.after(LATE))) => Err(Error::Timeout),
+            () = home.closing().cancelled() => Err(Error::Closed),
+        }
+    }
+
+    async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {
+        let mut failing_since = None;
+        loop {
+            let granted = async {
+                let grant = waiter::wait(&self.request, deadline).await?;
+                self.hand_out(Held::new(self.request.clone(), grant)?).await
+            };
+            let outcome = granted.await;
+            let failed_for = |since: Moment| since.until(Moment::now());
+            match outcome {
+                // Who waits goes on waiting, unless the network is always slower than the lease is long. A hold that has to end after a time of
+                // its own is not asked for again.
+                Err(Error::NotHeld)
+                    if self.request.keeping.max_hold.is_none()
+                        && failed_for(*failing_since.get_or_insert_with(Moment::now))
+                            < self.request.client.settings.retry_for =>
+                {
+                    tracing::debug!("the lease ended before the grant was heard of; asking again");
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// The last steps before a hold is in somebody's hands. If one fails, the hold is released.
+    async fn hand_out(&self, held: Held) -> Result<Held, Error> {
+        let proven = async {
+            held.hold.replicate().await?;
+            held.hold.freshen().await
+        };
+        match proven.await {
+            Ok(()) => Ok(held),
+            Err(error) => {
+                if let Err(error) = held.release().await {
+                    tracing::debug!(%error, "a hold that could not be proven was not released");
+                }
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The runtime on which a client was made: its home. Connections, keepers and what tidies up live there, whichever runtime asks for them,
+//! because another runtime may end or stand still.
+
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use crate::Error;
+use crate::timer::within;
+
+pub(crate) struct Home {
+    runtime: Handle,
+    /// A task that ends only with the runtime.
+    canary: AbortHandle,
+    /// What is to be done before a client has left nothing behind.
+    tidying: TaskTracker,
+    closing: CancellationToken,
+}
+
+impl Home {
+    /// The runtime that this is called in.
+    pub(crate) fn here() -> Self {
+        let runtime = Handle::current();
+        let canary = runtime.spawn(std::future::pending::<()>()).abort_handle();
+        Self { runtime, canary, tidying: TaskTracker::new(), closing: CancellationToken::new() }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.canary.is_finished()
+    }
+
+    /// Whether guards can be given here.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match () {
+            () if self.has_ended() => Err(Error::RuntimeEnded),
+            () if self.closing.is_cancelled() => Err(Error::Closed),
+            () => Ok(()),
+        }
+    }
+
+    /// Is cancelled when the client is closed.
+    pub(crate) fn closing(&self) -> &CancellationToken {
+        &self.closing
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Runs work here that nobody has to wait for.
+    pub(crate) fn start<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.runtime.spawn(work)
+    }
+
+    /// Runs work here, for whoever waits for it somewhere else.
+    pub(crate) fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<T, Error>> + Send + use<T, F> {
+        let task = AbortOnDropHandle::new(self.runtime.spawn(work));
+        async { task.await.map_err(|_| Error::RuntimeEnded) }
+    }
+
+    /// Runs what tidies up. If the runtime has ended, the lease tidies up.
+    pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if self.has_ended() {
+            tracing::warn!("the runtime of a client has ended: what is left on the server lives until its lease ends");
+        }
+        drop(self.tidying.spawn_on(work, &self.runtime));
+    }
+
+    /// As long as this lives, something is under way that may have to be tidied up.
+    pub(crate) fn under_way(&self) -> TaskTrackerToken {
+        self.tidying.token()
+    }
+
+    /// Ends all waits, and waits until everything is tidied up.
+    pub(crate) async fn close(&self, patience: Duration) -> Result<(), Error> {
+        self.closing.cancel();
+        self.tidying.close();
+        let left = || Error::LeftBehind { requests: self.tidying.len() };
+        within(patience, self.tidying.wait()).await.ok_or_else(left)
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.canary.abort();
+    }
+}

@@ -1,0 +1,65 @@
+//! Listening to what happens to the keys of a hold, as long as it is kept.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use tokio::sync::watch;
+
+use crate::link::Link;
+use crate::request::Request;
+
+/// What the server tells of the keys of a hold, over one connection.
+pub(crate) struct News {
+    request: Arc<Request>,
+    link: Arc<Link>,
+    /// None if it tells nothing.
+    events: Vec<watch::Receiver<()>>,
+}
+
+impl News {
+    pub(crate) async fn of(request: &Arc<Request>, link: Arc<Link>) -> Self {
+        let mut news = Self { request: request.clone(), link, events: Vec::new() };
+        for key in request.subject.keys.iter() {
+            news.events.extend(news.link.listen(key, request.client.settings.response_timeout).await);
+        }
+        news
+    }
+
+    /// Whether this is the connection.
+    pub(crate) fn come_over(&self, link: &Arc<Link>) -> bool {
+        Arc::ptr_eq(&self.link, link)
+    }
+
+    /// Resolves when something has happened that may have ended the hold; never if nobody tells.
+    pub(crate) async fn come(news: &mut Option<Self>) {
+        let Some(news) = news else { return std::future::pending().await };
+        let mut changes: Vec<_> = news.events.iter_mut().map(|events| Box::pin(events.changed())).collect();
+        std::future::poll_fn(|context| {
+            let mut has_come = false;
+            changes.retain_mut(|change| match change.as_mut().poll(context) {
+                Poll::Pending => true,
+                Poll::Ready(told) => {
+                    has_come |= told.is_ok();
+                    false
+                }
+            });
+            if has_come { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Drop for News {
+    fn drop(&mut self) {
+        if self.events.is_empty() || self.link.is_closed() {
+            return;
+        }
+        self.events.clear();
+        let (request, link) = (self.request.clone(), self.link.clone());
+        drop(self.request.client.home.start(async move {
+            for key in request.subject.keys.iter() {
+                link.stop_listening(key, request.client.settings.response_timeout).await;
+            }
+        }));
+    }
+}

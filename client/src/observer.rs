@@ -1,0 +1,205 @@
+//! A look at a lock from outside, and what an operator does to it.
+
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use crate::Error;
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::wire::{self, field};
+
+impl Client {
+    /// A look at the lock under a key, whatever its kind: who holds it, who waits, and how to take it away.
+    pub fn observe(&self, key: impl AsRef<[u8]>) -> Observer {
+        Observer { client: self.clone(), key: key.as_ref().to_vec() }
+    }
+}
+
+/// A look at one lock of any kind from outside. What it tells was so when the server answered, and may be otherwise by now: whoever needs the
+/// lock acquires it.
+///
+/// ```no_run
+/// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+/// let lock = client.observe("orders:42");
+/// for holder in lock.holders().await? {
+///     println!("{} for {:?}", String::from_utf8_lossy(&holder.owner), holder.lease_left);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Observer {
+    client: Client,
+    key: Vec<u8>,
+}
+
+/// Whoever holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The owner in whose name it is held.
+    pub owner: Vec<u8>,
+    /// `exclusive`, `read`, `write` or `permits`.
+    pub mode: String,
+    /// How often it is held, or how many permits are.
+    pub holds: u32,
+    /// Its fencing token.
+    pub token: u64,
+    /// How long it lives if it is not renewed.
+    pub lease_left: Duration,
+    /// Whether it ends with its connection.
+    pub is_session: bool,
+}
+
+/// Whoever waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// The owner in whose name it waits.
+    pub owner: Vec<u8>,
+    /// `exclusive`, `read`, `write` or `permits`.
+    pub mode: String,
+    /// How long it has waited.
+    pub waited: Duration,
+    /// Whether it is there. Others have only a place in the queue of a fair lock.
+    pub is_connected: bool,
+}
+
+fn needed<'a>(map: &'a Value, name: &str) -> Result<&'a Value, Error> {
+    field(map, name).ok_or_else(|| Error::unexpected(map))
+}
+
+fn mode_of(map: &Value) -> Result<String, Error> {
+    Ok(String::from_utf8_lossy(wire::bytes(needed(map, "mode")?)?).into_owned())
+}
+
+fn each<T>(list: &Value, read: impl Fn(&Value) -> Result<T, Error>) -> Result<Vec<T>, Error> {
+    match list {
+        Value::Array(maps) => maps.iter().map(read).collect(),
+        Value::Nil => Ok(Vec::new()),
+        other => Err(Error::unexpected(other)),
+    }
+}
+
+impl Holder {
+    /// The holders that INFO shows.
+    pub(crate) fn all(list: &Value) -> Result<Vec<Self>, Error> {
+        each(list, |map| {
+            let number = |name| {
+                let value = needed(map, name)?;
+                u64::try_from(wire::number(value)?).map_err(|_| Error::unexpected(value))
+            };
+            Ok(Self {
+                owner: wire::bytes(needed(map, "owner")?)?.to_vec(),
+                mode: mode_of(map)?,
+                holds: u32::try_from(number("holds")?).unwrap_or(u32::MAX),
+                token: number("token")?,
+                lease_left: Duration::from_millis(number("lease-ms")?),
+                is_session: number("session")? == 1,
+            })
+        })
+    }
+}
+
+impl Waiter {
+    fn all(list: &Value) -> Result<Vec<Self>, Error> {
+        each(list, |map| {
+            Ok(Self {
+                owner: wire::bytes(needed(map, "owner")?)?.to_vec(),
+                mode: mode_of(map)?,
+                waited: wire::milliseconds(needed(map, "waited-ms")?)?,
+                is_connected: wire::number(needed(map, "connected")?)? == 1,
+            })
+        })
+    }
+}
+
+impl Observer {
+    async fn ask(&self, command: &Cmd) -> Result<Value, Error> {
+        let shared = &self.client.shared;
+        let slot = shared.slot_of(std::slice::from_ref(&self.key));
+        let give_up = Moment::now().after(shared.settings.retry_for);
+        let answered = shared.servers.call(slot, command, shared.settings.response_timeout, give_up).await?;
+        answered.said.map_err(|error| Error::from_answer(&error))
+    }
+
+    /// What INFO says; `None` if there is no lock.
+    pub(crate) async fn info(&self) -> Result<Option<Value>, Error> {
+        Ok(Some(self.ask(redis::cmd("RLOCK.INFO").arg(&self.key)).await?).filter(|info| *info != Value::Nil))
+    }
+
+    /// Whether anybody holds it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Server`] with `WRONGTYPE` if something else is under the key, [`Error::Connection`] if no server answers.
+    pub async fn is_locked(&self) -> Result<bool, Error> {
+        Ok(self.lease_left().await?.is_some())
+    }
+
+    /// How long it stays held if nobody renews it: the longest lease of its holders. `None` if nobody holds it.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_locked`](Self::is_locked).
+    pub async fn lease_left(&self) -> Result<Option<Duration>, Error> {
+        let left = wire::number(&self.ask(redis::cmd("RLOCK.PTTL").arg(&self.key)).await?)?;
+        Ok(u64::try_from(left).ok().map(Duration::from_millis))
+    }
+
+    /// All who hold it.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_locked`](Self::is_locked).
+    pub async fn holders(&self) -> Result<Vec<Holder>, Error> {
+        self.info().await?.map_or(Ok(Vec::new()), |info| Holder::all(needed(&info, "holders")?))
+    }
+
+    /// All who wait for it, in the order of the queue.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_locked`](Self::is_locked).
+    pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
+        Waiter::all(&self.ask(redis::cmd("RLOCK.WAITERS").arg(&self.key)).await?)
+    }
+
+    /// Takes it away from all who hold it, and serves those who wait. Returns whether anybody held it.
+    ///
+    /// Those who held go on believing until their next renewal, see [`Guard::lost`](crate::Guard::lost).
+    ///
+    /// # Errors
+    ///
+    /// As [`is_locked`](Self::is_locked).
+    pub async fn force_release(&self) -> Result<bool, Error> {
+        self.force(None).await
+    }
+
+    /// The same for the one hold with a fencing token: the next holder is not hit by mistake. Returns whether it was held.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_locked`](Self::is_locked).
+    pub async fn force_release_of(&self, token: u64) -> Result<bool, Error> {
+        self.force(Some(token)).await
+    }
+
+    async fn force(&self, token: Option<u64>) -> Result<bool, Error> {
+        let Some(info) = self.info().await? else { return Ok(false) };
+        let family = match wire::bytes(needed(&info, "kind")?)? {
+            b"mutex" => "RLOCK",
+            b"fair" => "RFAIRLOCK",
+            b"rwlock" => "RRWLOCK",
+            b"semaphore" => "RSEMAPHORE",
+            _ => return Err(Error::unexpected(&info)),
+        };
+        let mut command = redis::cmd(&[family, ".FORCERELEASE"].concat());
+        command.arg(&self.key);
+        if let Some(token) = token {
+            command.arg("TOKEN").arg(token);
+        }
+        Ok(wire::number(&self.ask(&command).await?)? == 1)
+    }
+}

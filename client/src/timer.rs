@@ -1,0 +1,172 @@
+//! Waking at a moment, without a runtime: one thread of the process sleeps until the next moment for which somebody waits.
+//!
+//! A hold has to end by the clock also when the runtime that renewed it has ended, and for whoever waits outside of any runtime. So nothing
+//! in this crate sleeps by tokio's clock, which ends with its runtime, may be paused, and stands still while the machine is suspended.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::clock::Moment;
+
+/// The thread's own sleep stands still during a suspend of the machine, so it looks at the clock this often.
+const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+struct Alarms {
+    /// Who is to be woken, by the moment; the number tells those of one moment apart.
+    wakers: BTreeMap<(Moment, u64), Waker>,
+    last_number: u64,
+    /// When the thread looks again by itself; for ever away while nobody waits.
+    looks_again_at: Moment,
+    is_running: bool,
+}
+
+static ALARMS: Mutex<Alarms> =
+    Mutex::new(Alarms { wakers: BTreeMap::new(), last_number: 0, looks_again_at: Moment::NEVER, is_running: false });
+static EARLIER: Condvar = Condvar::new();
+
+fn alarms() -> MutexGuard<'static, Alarms> {
+    ALARMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Alarms {
+    fn set(&mut self, at: (Moment, u64), waker: Waker) {
+        self.wakers.insert(at, waker);
+        if !self.is_running {
+            let thread = std::thread::Builder::new().name("rlock-timer".to_owned()).spawn(wake_in_time);
+            self.is_running = thread.is_ok();
+            if let Err(error) = thread {
+                tracing::error!(%error, "no thread for timers: nothing is renewed in time, and no loss is told of");
+            }
+        }
+        if at.0 < self.looks_again_at {
+            EARLIER.notify_one();
+        }
+    }
+
+    fn take_due(&mut self, now: Moment) -> Vec<Waker> {
+        let later = self.wakers.split_off(&(now, u64::MAX));
+        std::mem::replace(&mut self.wakers, later).into_values().collect()
+    }
+}
+
+/// The thread.
+fn wake_in_time() {
+    let mut present = alarms();
+    loop {
+        let due = present.take_due(Moment::now());
+        if !due.is_empty() {
+            drop(present);
+            due.into_iter().for_each(Waker::wake);
+            present = alarms();
+            continue;
+        }
+        let now = Moment::now();
+        present = match present.wakers.first_key_value().map(|((first, _), _)| *first) {
+            Some(first) => {
+                present.looks_again_at = first.min(now.after(LONGEST_NAP));
+                let nap = now.until(present.looks_again_at);
+                EARLIER.wait_timeout(present, nap).unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => {
+                present.looks_again_at = Moment::NEVER;
+                EARLIER.wait(present).unwrap_or_else(PoisonError::into_inner)
+            }
+        };
+    }
+}
+
+/// Resolves at a moment. Each look at it reads the clock.
+pub(crate) struct Sleep {
+    until: Moment,
+    number: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if Moment::now() >= self.until {
+            return Poll::Ready(());
+        }
+        if self.until < Moment::NEVER {
+            let mut alarms = alarms();
+            let number = match self.number {
+                Some(number) => number,
+                None => {
+                    alarms.last_number += 1;
+                    alarms.last_number
+                }
+            };
+            self.number = Some(number);
+            alarms.set((self.until, number), context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            alarms().wakers.remove(&(self.until, number));
+        }
+    }
+}
+
+/// Sleeps until a moment.
+pub(crate) fn sleep_until(until: Moment) -> Sleep {
+    Sleep { until, number: None }
+}
+
+/// Sleeps until a moment if there is one, else for ever.
+pub(crate) fn sleep_until_some(until: Option<Moment>) -> Sleep {
+    sleep_until(until.unwrap_or(Moment::NEVER))
+}
+
+/// Sleeps for a while.
+pub(crate) fn sleep(span: Duration) -> Sleep {
+    sleep_until(Moment::now().after(span))
+}
+
+/// What comes of some work within a span; `None` if it takes longer. The work is on the heap, so that futures in futures stay small.
+pub(crate) fn within<T, F: Future<Output = T>>(span: Duration, work: F) -> impl Future<Output = Option<T>> + use<T, F> {
+    let (mut work, mut over) = (Box::pin(work), sleep(span));
+    std::future::poll_fn(move |context| match work.as_mut().poll(context) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => Pin::new(&mut over).poll(context).map(|()| None),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn sleepers_wake_in_the_order_of_their_moments_and_not_before() {
+        let start = Moment::now();
+        let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
+        for ms in [90, 30, 60] {
+            let ended = ended.clone();
+            tokio::spawn(async move {
+                sleep(Duration::from_millis(ms)).await;
+                ended.send((ms, start.until(Moment::now()))).expect("somebody listens");
+            });
+        }
+        for ms in [30, 60, 90] {
+            let (which, after) = ends.recv().await.expect("all come");
+            assert_eq!(which, ms);
+            assert!(after >= Duration::from_millis(ms));
+        }
+    }
+
+    #[tokio::test]
+    async fn work_that_takes_too_long_is_given_up_and_forgotten() {
+        let given_up = within(Duration::from_millis(20), std::future::pending::<()>()).await;
+        assert_eq!(given_up, None);
+        assert_eq!(within(Duration::from_hours(1), async { 7 }).await, Some(7));
+        let far = Moment::now().after(Duration::from_mins(30));
+        assert!(alarms().wakers.keys().all(|(moment, _)| *moment < far), "it waits for nothing any more");
+    }
+}

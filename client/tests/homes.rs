@@ -1,0 +1,170 @@
+//! The runtime on which a client was made, its home, and what becomes of locks when it ends or does not run.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error, blocking};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::support::{Server, Stopwatch};
+use crate::{connect, eventually, kill_connections, url};
+
+fn home() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// A guard without a keeper would believe in a lock that nobody renews.
+#[test]
+fn without_its_home_a_client_gives_no_guards() {
+    let server = Server::start();
+    let gone = home();
+    let client = gone.block_on(connect(&server));
+    let lock = client.lock("k");
+    gone.shutdown_background();
+    let refused = home().block_on(async { tokio::time::timeout(Duration::from_secs(5), lock.acquire()).await });
+    let refused = refused.expect("at once");
+    assert!(matches!(refused, Err(Error::RuntimeEnded)), "{refused:?}");
+}
+
+#[test]
+fn a_guard_that_lost_its_home_hears_of_the_end_of_its_lease() {
+    let server = Server::start();
+    let gone = home();
+    let lease = Duration::from_secs(2);
+    let guard = gone.block_on(async {
+        connect(&server).await.lock("k").lease(lease).renewing(true).acquire().await.expect("a free lock")
+    });
+    let lost = guard.lost();
+    gone.shutdown_background();
+    let watch = std::time::Instant::now();
+    home().block_on(async { tokio::time::timeout(lease * 10, lost).await.expect("the clock tells") });
+    assert!(watch.elapsed() < lease * 5, "it was woken, and did not just look again");
+    assert!(!guard.is_held());
+}
+
+/// The loss is told by the clock alone: to whoever waits for it, without any runtime.
+#[test]
+fn the_end_of_a_lease_is_heard_of_outside_of_any_runtime() {
+    let server = Server::start();
+    let home = home();
+    let guard = home.block_on(async {
+        connect(&server).await.lock("k").lease(Duration::from_millis(500)).acquire().await.expect("a free lock")
+    });
+    let thread = std::thread::current();
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::task::Waker::from(std::sync::Arc::new(Unpark(thread)));
+    let mut lost = std::pin::pin!(guard.lost());
+    drop(home);
+    let watch = std::time::Instant::now();
+    while lost.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending() {
+        std::thread::park_timeout(Duration::from_secs(10));
+    }
+    assert!(watch.elapsed() < Duration::from_secs(5), "it was woken, and did not just look again");
+}
+
+/// A client whose own threads have ended is of no more use, also in the hands of another one.
+#[test]
+fn a_blocking_client_that_ended_is_refused_as_a_place() {
+    let server = Server::start();
+    let client = blocking::Client::connect(&url(&server)).expect("a server");
+    let sibling = blocking::Client::connect(&format!("{}1", url(&server))).expect("a server");
+    let lock = client.multi_lock(["a"]).and(&sibling, ["b"]);
+    drop(sibling);
+    let refused = lock.acquire();
+    assert!(matches!(refused, Err(Error::RuntimeEnded)), "{refused:?}");
+    assert!(server.client().holder("a").is_none(), "what was taken is given back");
+}
+
+/// Whoever uses a client from another runtime makes a connection for all. It does not live and die with that runtime.
+#[test]
+fn timed_a_guest_that_stands_still_holds_nobody_up() {
+    let server = Server::start();
+    let home = home();
+    let client = home.block_on(connect(&server));
+    kill_connections(&server);
+    let guest = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    drop(guest.block_on(client.lock("k").try_acquire()).expect("an answer"));
+    // From here on nobody drives the guest.
+    let watch = Stopwatch::start();
+    drop(home.block_on(client.lock("l").acquire()).expect("a free lock"));
+    watch.assert_took_ms(0..2000, "an acquisition without the guest");
+    drop(guest);
+}
+
+/// A test that has stopped tokio's clock does not stop the locks.
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_tokio_has_paused_is_not_used() {
+    let server = Server::start();
+    let client = Client::connect(&url(&server)).await.expect("a server");
+    let guard = client.lock("k").acquire().await.expect("a free lock");
+    let waiter = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire_timeout(Duration::from_millis(200)).await }
+    });
+    assert!(matches!(waiter.await.expect("no panic"), Err(Error::Timeout)));
+    assert!(guard.is_held());
+    guard.release().await.expect("it was held");
+}
+
+#[test]
+fn a_blocking_guard_that_is_dropped_has_released() {
+    let server = Server::start();
+    for _ in 0..20 {
+        let client = blocking::Client::connect(&url(&server)).expect("a server");
+        let guard = client.lock("k").acquire().expect("a free lock");
+        drop(guard);
+        drop(client);
+        assert!(server.client().holder("k").is_none());
+    }
+}
+
+/// In an asynchronous task nothing may block, so the rest is left to the background.
+#[tokio::test]
+async fn a_blocking_guard_may_be_dropped_in_a_task() {
+    let server = Server::start();
+    let url = url(&server);
+    let acquire = move || {
+        let client = blocking::Client::connect(&url).expect("a server");
+        (client.lock("k").acquire().expect("a free lock"), client)
+    };
+    let (guard, client) = tokio::task::spawn_blocking(acquire).await.expect("no panic");
+    drop(guard);
+    eventually(|| server.client().holder("k").is_none()).await;
+    drop(client);
+}
+
+#[test]
+fn what_was_dropped_is_released_when_its_client_has_been_closed() {
+    let server = Server::start();
+    for _ in 0..20 {
+        home().block_on(async {
+            let client = connect(&server).await;
+            drop(client.lock("k").acquire().await.expect("a free lock"));
+            client.close().await.expect("it is tidied up");
+        });
+        assert!(server.client().holder("k").is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_closed_client_waits_for_nothing_and_lets_go_of_what_is_held() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.lock("k").acquire().await.expect("a free lock");
+    let waiter = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    client.close().await.expect("it is tidied up");
+    assert!(matches!(waiter.await.expect("no panic"), Err(Error::Closed)));
+    assert!(server.client().waiting_owners("k").is_empty());
+    assert!(matches!(client.lock("l").try_acquire().await, Err(Error::Closed)));
+    assert!(guard.is_held());
+    guard.renew().await.expect("it is held");
+    guard.release().await.expect("it was held");
+}

@@ -1,0 +1,129 @@
+//! What is seen of locks from outside, holds that change hands, and errors that name what is missing.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error};
+
+use crate::support::{Reply, Sentinels, Server};
+use crate::{connect, eventually, kill_connections, url};
+
+#[tokio::test]
+async fn a_lock_shows_its_holders_and_waiters_whatever_its_kind() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let (mutex, fair, rw, permits) =
+        (client.lock("m"), client.fair_lock("f"), client.rw_lock("rw"), client.semaphore("s"));
+    permits.init(3).await.expect("an answer");
+    for key in ["m", "f", "rw", "s", "nothing"] {
+        let lock = client.observe(key);
+        assert!(!lock.is_locked().await.expect("an answer"));
+        assert_eq!(lock.lease_left().await.expect("an answer"), None);
+        assert_eq!(
+            (lock.holders().await.expect("an answer"), lock.waiters().await.expect("an answer")),
+            (vec![], vec![])
+        );
+        assert!(!lock.force_release().await.expect("an answer"));
+    }
+    let lease = Duration::from_secs(60);
+    let held = mutex.clone().lease(lease).owner("me").acquire().await.expect("free");
+    let _fair = fair.acquire().await.expect("free");
+    let _write = rw.write().session_grace(Duration::from_secs(9)).acquire().await.expect("free");
+    let _two = permits.permits(2).acquire().await.expect("free");
+
+    let holders = mutex.observe().holders().await.expect("an answer");
+    assert_eq!((holders.len(), holders[0].owner.as_slice(), holders[0].token), (1, held.owner(), held.token()));
+    assert!(holders[0].lease_left <= lease && holders[0].lease_left > lease / 2);
+    assert_eq!((holders[0].holds, holders[0].mode.as_str(), holders[0].is_session), (1, "exclusive", false));
+    let holders = rw.observe().holders().await.expect("an answer");
+    assert_eq!((holders[0].mode.as_str(), holders[0].is_session), ("write", true));
+    assert_eq!(permits.observe().holders().await.expect("an answer")[0].holds, 2);
+    assert_eq!(permits.available_permits().await.expect("an answer"), Some(1));
+    assert_eq!(client.semaphore("nothing").available_permits().await.expect("an answer"), None);
+    assert!(fair.observe().is_locked().await.expect("an answer"));
+
+    let mut waiting = server.waiter("RLOCK.ACQUIRE m other BLOCK 0");
+    let waiters = mutex.observe().waiters().await.expect("an answer");
+    assert_eq!((waiters.len(), waiters[0].owner.as_slice(), waiters[0].is_connected), (1, b"other".as_slice(), true));
+    assert!(!mutex.observe().force_release_of(held.token() + 1).await.expect("an answer"), "that is not held");
+    assert!(mutex.observe().force_release_of(held.token()).await.expect("an answer"));
+    assert!(waiting.reply().int() > 0);
+    for key in ["f", "rw", "s"] {
+        assert!(client.observe(key).force_release().await.expect("an answer"));
+        assert!(!client.observe(key).is_locked().await.expect("an answer"));
+    }
+}
+
+#[tokio::test]
+async fn a_hold_changes_hands() {
+    let server = Server::start();
+    let (one, other) = (connect(&server).await, connect(&server).await);
+    let guard = one.lock("k").acquire().await.expect("a free lock");
+    let token = guard.token();
+    let lost = guard.lost();
+    let detached = guard.detach().await.expect("it is held");
+    lost.await;
+    one.close().await.expect("nothing is left");
+    assert_eq!(server.client().holder("k").map(|holder| holder.token), i64::try_from(token).ok());
+    let guard = other.lock("k").attach(&detached).await.expect("it is held");
+    assert!(guard.is_held() && guard.token() == token);
+    guard.release().await.expect("it was held");
+    assert!(matches!(other.lock("k").attach(&detached).await, Err(Error::NotHeld)));
+    assert_eq!(server.client().call("EXISTS k"), Reply::Int(0));
+}
+
+#[tokio::test]
+async fn work_runs_under_a_lock_and_no_longer_than_it_is_held() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.lock("k");
+    let seen = lock.run(async |guard| (guard.is_held(), server.client().holder("k").is_some())).await;
+    assert_eq!(seen.expect("it is held to the end"), (true, true));
+    assert!(server.client().holder("k").is_none());
+    let short = client.lock("k").lease(Duration::from_millis(200));
+    let lost = short.run(async |_| std::future::pending::<()>().await).await;
+    assert!(matches!(lost, Err(Error::NotHeld)));
+    // It can be a task.
+    let task = tokio::spawn(async move { lock.run(async |guard| guard.token()).await });
+    assert!(task.await.expect("no panic").expect("a grant") > 0);
+}
+
+#[tokio::test]
+async fn a_hold_is_suspected_before_it_is_lost_and_until_it_is_renewed() {
+    let mut server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.lock("k").acquire().await.expect("a free lock");
+    assert!(!guard.is_suspected());
+    kill_connections(&server);
+    eventually(|| guard.is_suspected()).await;
+    assert!(guard.is_held());
+    guard.renew().await.expect("it is held");
+    assert!(!guard.is_suspected());
+    let short = client.lock("l").lease(Duration::from_secs(1)).acquire().await.expect("a free lock");
+    server.kill();
+    eventually(|| short.is_suspected()).await;
+    short.lost().await;
+    assert!(!short.is_suspected(), "it is lost");
+    server.restart();
+}
+
+#[tokio::test]
+async fn a_user_without_permission_is_told_so() {
+    let server = Server::start();
+    server.client().call("ACL SETUSER weak on >pw ~mine:* +@all");
+    let client = Client::connect(&url(&server).replace("redis://", "redis://weak:pw@")).await.expect("a server");
+    let refused = client.lock("k").acquire().await;
+    assert!(matches!(refused, Err(Error::Permission(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_server_without_the_module_is_named() {
+    // A sentinel is a server without it.
+    let server = Server::start();
+    let sentinels = Sentinels::of(server.port(), 0);
+    let url = format!("redis://127.0.0.1:{}/", sentinels.ports().next().expect("one"));
+    let refused = Client::connect(&url).await;
+    assert!(matches!(refused, Err(Error::NoModule(_))), "{refused:?}");
+    let client = Client::builder().connect_later(&url).expect("an address");
+    let refused = client.lock("k").acquire().await;
+    assert!(matches!(refused, Err(Error::NoModule(_))), "{refused:?}");
+}

@@ -1,0 +1,160 @@
+//! Owners that the user has named: a hold of one life is not that of another.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error};
+
+use crate::proxy::{Direction, Fate, Proxy};
+use crate::support::Server;
+use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
+
+/// How many commands of this name the server has answered, those that it refused included.
+fn answered(server: &Server, command: &str) -> i64 {
+    command_stat(server, command, "calls") + command_stat(server, command, "rejected_calls")
+}
+
+fn token_at(server: &Server) -> Option<u64> {
+    server.client().holder("k").and_then(|holder| u64::try_from(holder.token).ok())
+}
+
+#[tokio::test]
+async fn a_guard_that_was_lost_leaves_its_successor_alone() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.lock("k").owner("worker-7");
+    for is_dropped in [true, false] {
+        let lost = lock.acquire().await.expect("a free lock");
+        server.client().call("RLOCK.FORCERELEASE k");
+        let successor = lock.acquire().await.expect("a free lock");
+        assert!(matches!(lost.renew().await, Err(Error::NotHeld)), "the hold that it had is gone");
+        let before = answered(&server, "RLOCK.RELEASE");
+        match is_dropped {
+            true => drop(lost),
+            false => assert!(matches!(lost.release().await, Err(Error::NotHeld))),
+        }
+        eventually(|| answered(&server, "RLOCK.RELEASE") > before).await;
+        assert_eq!(token_at(&server), Some(successor.token()));
+        successor.release().await.expect("it was held");
+    }
+}
+
+/// The lease ends while nobody has heard of the release: another owner may have held when it is sent again.
+#[tokio::test]
+async fn a_release_that_came_after_the_lease_says_so_also_when_it_was_repeated() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let options = Client::builder().response_timeout(Duration::from_secs(1));
+    let client = options.connect(&proxy.url()).await.expect("a server");
+    let guard = client.lock("k").lease(Duration::from_millis(700)).acquire().await.expect("a free lock");
+    let mut is_first = true;
+    proxy.set(move |direction, _| match direction == Direction::ToServer && std::mem::take(&mut is_first) {
+        true => Fate::Swallow,
+        false => Fate::Pass,
+    });
+    let release = tokio::spawn(guard.release());
+    eventually(|| is_granted(&server.client().call("RLOCK.ACQUIRE k other"))).await;
+    server.client().call("RLOCK.RELEASE k other");
+    let outcome = release.await.expect("no panic");
+    assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_reader_whose_hold_was_lost_does_not_become_the_writer() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let reader = client.rw_lock("k").read().acquire().await.expect("a free lock");
+    // Somebody else may have written in between.
+    server.client().call("RRWLOCK.FORCERELEASE k");
+    let outcome = reader.upgrade().await;
+    assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
+    drop(outcome);
+    eventually(|| server.client().call("EXISTS k") == 0).await;
+}
+
+#[tokio::test]
+async fn whoever_asks_for_replicas_gets_them_for_re_entry_upgrade_and_downgrade_too() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let replica = Server::replica_of(&server, &[]);
+    replica.catch_up_with(&server);
+    let patience = Duration::from_millis(500);
+    let guard = client.lock("k").replicas(1, PATIENCE).acquire().await.expect("a replica has it");
+    let reader = client.rw_lock("rw").read().replicas(1, PATIENCE).acquire().await.expect("a replica has it");
+    let writer = client.rw_lock("w").write().replicas(1, patience).acquire().await.expect("a replica has it");
+    replica.client().call("REPLICAOF NO ONE");
+    let asked = async {
+        let again = guard.reenter().await.map(drop);
+        let upgraded = reader.upgrade().await.map(drop);
+        let downgraded = writer.downgrade().await.map(drop);
+        [again, upgraded, downgraded]
+    };
+    for outcome in tokio::time::timeout(PATIENCE * 3, asked).await.expect("it ends") {
+        assert!(matches!(outcome, Err(Error::Replicas { .. })), "{outcome:?}");
+    }
+}
+
+/// A request id that no clock explains is the matter of this one lock.
+#[tokio::test]
+async fn the_ids_of_a_stranger_do_no_harm_to_other_locks() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    server.client().call(format!("RLOCK.ACQUIRE k me REQ {}", i64::MAX));
+    let refused = client.lock("k").owner("me").try_acquire().await;
+    assert!(matches!(&refused, Err(Error::Server { code, .. }) if code == "STALE"), "{refused:?}");
+    client.lock("other").acquire().await.expect("a free lock").release().await.expect("it was held");
+}
+
+/// Another process of the same owner, whose clock is ahead, has used higher ids since.
+#[tokio::test]
+async fn a_release_goes_on_above_the_ids_of_another_process() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let ahead = i64::MAX / 2;
+    for is_dropped in [false, true] {
+        let guard = client.lock("k").owner("me").acquire().await.expect("a free lock");
+        server.client().call(format!("RLOCK.ACQUIRE k me REQ {ahead}"));
+        server.client().call(format!("RLOCK.RELEASE k me REQ {}", ahead + 1));
+        match is_dropped {
+            true => drop(guard),
+            false => guard.release().await.expect("it was held"),
+        }
+        eventually(|| server.client().holder("k").is_none()).await;
+    }
+}
+
+/// An owner stands for one thread of control, so one of two that wait in its name has to go. It is told why.
+#[tokio::test]
+async fn two_clients_that_wait_in_one_name_do_not_both_wait() {
+    let server = Server::start();
+    let (one, other) = (connect(&server).await, connect(&server).await);
+    server.client().call("RLOCK.ACQUIRE k somebody");
+    let wait = |client: &Client| {
+        tokio::spawn({
+            let lock = client.lock("k").owner("me");
+            async move { lock.acquire().await }
+        })
+    };
+    let earlier = wait(&one);
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    let later = wait(&other);
+    let outcome = tokio::time::timeout(PATIENCE, earlier).await.expect("it ends").expect("no panic");
+    assert!(matches!(outcome, Err(Error::Superseded)), "{outcome:?}");
+    server.client().call("RLOCK.RELEASE k somebody");
+    later.await.expect("no panic").expect("a grant").release().await.expect("it was held");
+}
+
+/// The same key in two databases is two locks.
+#[tokio::test]
+async fn databases_of_one_server_are_two_places() {
+    let server = Server::start();
+    let database = |number: u32| format!("{}{number}", url(&server));
+    let zero = Client::connect(&database(0)).await.expect("a server");
+    let one = Client::connect(&database(1)).await.expect("a server");
+    let guard = zero.multi_lock(["a", "both"]).and(&one, ["b", "both"]).acquire().await.expect("free");
+    let mut look = server.client();
+    let held = |look: &mut crate::support::Client, key: &str| look.holder(key).is_some();
+    assert_eq!(["a", "b", "both"].map(|key| held(&mut look, key)), [true, false, true]);
+    look.call("SELECT 1");
+    assert_eq!(["a", "b", "both"].map(|key| held(&mut look, key)), [false, true, true]);
+    guard.release().await.expect("it was held");
+}

@@ -1,0 +1,154 @@
+//! What is left to be tidied up keeps nobody else waiting, and renewals do not wear out a server that refuses.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error, Quorum};
+
+use crate::proxy::{Direction, Fate, Proxy};
+use crate::support::{Server, Stopwatch};
+use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
+
+/// Nobody hears that the wait has ended: the connection on which it was asked for is dead.
+#[tokio::test]
+async fn timed_a_dropped_wait_on_a_dead_connection_does_not_hold_what_comes_free() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    server.client().call("RLOCK.ACQUIRE k other");
+    let waiter = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await.map(drop) }
+    });
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    // The text of an error, and not a nil.
+    let is_error = |direction, length| direction == Direction::ToClient && length > 20;
+    proxy.set(move |direction, length| if is_error(direction, length) { Fate::Swallow } else { Fate::Pass });
+    waiter.abort();
+    eventually(|| server.client().waiting_owners("k").is_empty()).await;
+    server.client().call("RLOCK.RELEASE k other");
+    // Some more tries of the tidying.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let watch = Stopwatch::start();
+    eventually(|| is_granted(&server.client().call("RLOCK.ACQUIRE k third"))).await;
+    watch.assert_took_ms(0..1000, "until a lock is had that nobody wants");
+}
+
+/// The connection swallows what is sent, and nobody says that it is dead.
+#[tokio::test]
+async fn a_short_lease_outlives_a_silent_connection() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let lease = Duration::from_secs(3);
+    let guard = client.lock("k").lease(lease).renewing(true).acquire().await.expect("a free lock");
+    let mut is_first = true;
+    proxy.set(move |direction, _| match direction == Direction::ToServer && std::mem::take(&mut is_first) {
+        true => Fate::Swallow,
+        false => Fate::Pass,
+    });
+    tokio::time::sleep(lease * 2).await;
+    assert!(guard.is_held());
+    guard.release().await.expect("it was held");
+}
+
+/// As it does while it loads its data.
+#[tokio::test]
+async fn a_server_that_does_not_write_for_now_is_waited_for() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    server.client().call("CONFIG SET min-replicas-to-write 1");
+    let acquiring = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    eventually(|| command_stat(&server, "RLOCK.ACQUIRE", "rejected_calls") > 0).await;
+    server.client().call("CONFIG SET min-replicas-to-write 0");
+    let outcome = tokio::time::timeout(PATIENCE, acquiring).await.expect("it ends").expect("no panic");
+    outcome.expect("a grant").release().await.expect("it was held");
+}
+
+#[tokio::test]
+async fn timed_renewals_that_are_refused_become_rare() {
+    const GUARDS: i64 = 100;
+    let server = Server::start();
+    let client = connect(&server).await;
+    let mut guards = Vec::new();
+    for number in 0..GUARDS {
+        let lock = client.lock(format!("k{number}")).lease(Duration::from_secs(9)).renewing(true);
+        guards.push(lock.acquire().await.expect("a free lock"));
+    }
+    server.client().call("CONFIG SET min-replicas-to-write 1");
+    // The first renewals come at 3 s.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let refused = command_stat(&server, "RLOCK.RENEW", "rejected_calls");
+    server.client().call("CONFIG SET min-replicas-to-write 0");
+    assert!(refused >= GUARDS, "each has asked: {refused}");
+    assert!(refused <= GUARDS * 9, "{refused} refusals of {GUARDS} renewals in three seconds");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(guards.iter().all(rlock_client::Guard::is_held));
+}
+
+fn quorum_of(servers: &[Server]) -> Quorum {
+    let urls: Vec<_> = servers.iter().map(url).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    Quorum::connect(&Client::builder(), &urls).expect("addresses")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn timed_a_majority_decides_without_the_one_that_hangs() {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let lock = quorum_of(&servers).lock("k").server_timeout(Duration::from_secs(3));
+    lock.acquire().await.expect("free").release().await.expect("it was held");
+    // Also on the one that has granted last.
+    eventually(|| servers.iter().all(|server| command_stat(server, "RLOCK.RELEASE", "calls") == 1)).await;
+    let watch = Stopwatch::start();
+    tokio::task::block_in_place(|| {
+        servers[1].while_stopped(|| {
+            let guard = tokio::runtime::Handle::current().block_on(lock.acquire()).expect("two of three are free");
+            watch.assert_took_ms(0..1000, "a grant by the two that answer");
+            assert!(guard.is_held());
+            tokio::runtime::Handle::current().block_on(guard.release()).expect("it was held");
+        });
+    });
+    // What the third granted later is given back.
+    eventually(|| servers.iter().all(|server| server.client().holder("k").is_none())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_waits_for_a_majority_that_is_silent_for_a_while() {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let lock = quorum_of(&servers).lock("k");
+    lock.acquire().await.expect("free").release().await.expect("it was held");
+    let acquiring = tokio::task::block_in_place(|| {
+        let mut acquiring = None;
+        servers[1].while_stopped(|| {
+            servers[2].while_stopped(|| {
+                acquiring = Some(tokio::spawn(async move { lock.acquire_timeout(PATIENCE).await }));
+                std::thread::sleep(Duration::from_secs(1));
+            });
+        });
+        acquiring.expect("it was begun")
+    });
+    let guard = acquiring.await.expect("no panic").expect("a majority is back");
+    guard.release().await.expect("it was held");
+}
+
+#[tokio::test]
+async fn errors_do_not_tell_the_password() {
+    for url in ["redis://user:hush-hush@[bad/0", "redis://user:hush-hush@host:port/0", "rediss:/user:hush-hush@"] {
+        let refused = Client::connect(url).await.expect_err("no address");
+        assert!(matches!(refused, Error::Argument(_)));
+        let text = format!("{refused} {refused:?}");
+        assert!(!text.contains("hush"), "{text}");
+    }
+}
+
+/// The way there and back takes longer than two seconds.
+#[tokio::test]
+async fn a_server_that_is_far_away_is_reached() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    proxy.set(|_, _| Fate::Delay(Duration::from_millis(1050)));
+    let client = Client::connect(&proxy.url()).await.expect("it answers, but late");
+    client.lock("k").acquire().await.expect("a free lock").release().await.expect("it was held");
+}

@@ -1,0 +1,44 @@
+//! `ls`: all locks, as they are found.
+
+use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::arguments::Ls;
+use crate::exit::{DONE, Failure};
+use crate::observer::Observer;
+use crate::text::print;
+use crate::top::{COLUMNS, row};
+use crate::{span, text};
+
+pub(crate) async fn list(url: &str, options: Ls) -> Result<u8, Failure> {
+    let mut observer = Observer::connect(url).await?;
+    let pattern = options.pattern.as_ref().map(|pattern| pattern.as_bytes());
+    // A walk over a table that is growing passes some keys twice.
+    let mut seen = HashSet::new();
+    let mut rows = Vec::new();
+    let mut cursor = 0;
+    loop {
+        let (next, mut keys) = observer.step(cursor, pattern).await?;
+        keys.retain(|key| seen.insert(key.clone()));
+        let mut locks = observer.locks(&keys).await?;
+        observer.add_longest_waits(&mut locks).await?;
+        if options.json {
+            let lines = locks.iter().filter_map(|lock| serde_json::to_string(lock).ok());
+            print(&lines.map(|line| line + "\n").collect::<String>());
+        } else {
+            rows.extend(locks.iter().map(|lock| row(lock, span::brief)));
+        }
+        cursor = next;
+        if cursor == 0 {
+            break;
+        }
+    }
+    if seen.is_empty() {
+        observer.expect_module().await?;
+    }
+    if !options.json {
+        rows.sort();
+        print(&text::table(COLUMNS, &rows));
+    }
+    Ok(DONE)
+}

@@ -1,0 +1,35 @@
+//! The program: reads the arguments, does it, says what went wrong.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use rlock_tool::arguments::Arguments;
+use rlock_tool::exit;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Nothing is left to be done if nobody reads it.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { exit::FAILED } else { exit::DONE });
+        }
+    };
+    // One thread: there is nothing to do in parallel, and the kernel ties the life of the command to the thread that started it.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("rlock: {error}");
+            return ExitCode::from(exit::FAILED);
+        }
+    };
+    match runtime.block_on(rlock_tool::act(arguments)) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("rlock: {}", failure.message);
+            }
+            ExitCode::from(failure.status)
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! `release --force`: takes a lock of any kind away.
+
+use std::os::unix::ffi::OsStrExt;
+
+use redis::Value;
+
+use crate::arguments::Release;
+use crate::exit::{DONE, Failure, NOTHING};
+use crate::observer::Observer;
+use crate::text::printable;
+
+pub(crate) async fn release(url: &str, options: Release) -> Result<u8, Failure> {
+    let mut observer = Observer::connect(url).await?;
+    let key = options.key.as_bytes();
+    let nothing = || {
+        let whose = options.token.map(|token| format!(" with token {token}")).unwrap_or_default();
+        Failure::new(NOTHING, format!("nobody holds {}{whose}", printable(key)))
+    };
+    let Some(lock) = observer.lock(key).await? else { return Err(nothing()) };
+    // Each kind of lock has a command of its own.
+    let family = match lock.kind.as_str() {
+        "fair" => "RFAIRLOCK",
+        "rwlock" => "RRWLOCK",
+        "semaphore" => "RSEMAPHORE",
+        _ => "RLOCK",
+    };
+    let mut command = redis::cmd(&format!("{family}.FORCERELEASE"));
+    command.arg(key);
+    if let Some(token) = options.token {
+        command.arg("TOKEN").arg(token);
+    }
+    match observer.ask(&command).await? {
+        Value::Int(0) => Err(nothing()),
+        _ => Ok(DONE),
+    }
+}

@@ -1,0 +1,126 @@
+//! While the command runs: signals are passed on, and the lock is watched.
+
+use std::time::Duration;
+
+use rlock_client::{Guard, Kind};
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::command::Command;
+use super::signals::Signals;
+use crate::arguments::Run;
+use crate::exit::{Failure, LOST};
+
+/// The longest time that a command has by default to end in good order.
+const LONGEST_NOTICE: Duration = Duration::from_secs(5);
+
+/// Timers stand still while the machine is suspended, so the clock is looked at this often.
+const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// How a command hears that its lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Notice {
+    /// SIGTERM comes when the lock can be relied on for no longer than this, so that the command has ended before anybody else has the lock.
+    before: Duration,
+    /// SIGKILL comes so long after SIGTERM.
+    kill_after: Duration,
+}
+
+impl Notice {
+    /// A lock that is renewed in time can be relied on for two thirds of the lease, and of the grace of its session, at any time. So a third
+    /// is the most that can be meant by "about to be lost".
+    pub(super) fn new(options: &Run) -> Self {
+        let session = options.session.filter(|grace| !grace.is_zero()).unwrap_or(options.lease);
+        let third = options.lease.min(session) / 3;
+        let kill_after = options.kill_after.unwrap_or(third.min(LONGEST_NOTICE));
+        Self { before: kill_after.min(third), kill_after }
+    }
+}
+
+/// Stays with the command until it ends. Returns its status, or that the lock was lost and the command ended for it.
+pub(super) async fn attend<K: Kind>(
+    guard: &Guard<K>,
+    command: &mut Command,
+    signals: &mut Signals,
+    notice: Notice,
+    name: &str,
+) -> Result<u8, Failure> {
+    loop {
+        tokio::select! {
+            biased;
+            status = command.ended() => return status,
+            signal = signals.next() => command.pass_on(signal),
+            () = about_to_be_lost(guard, notice.before) => break,
+        }
+    }
+    let what = if guard.is_held() { "no server renews the lock" } else { "lost the lock" };
+    eprintln!("rlock: {what} {name}; ending the command");
+    end(guard, command, signals, notice).await;
+    Err(Failure::new(LOST, format!("the command was ended because the lock {name} was lost")))
+}
+
+/// Resolves when the lock can be relied on for no longer than `before`.
+async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: Duration) {
+    loop {
+        let left = guard.valid_for();
+        if left <= before {
+            return;
+        }
+        tokio::select! {
+            biased;
+            () = guard.lost() => return,
+            () = sleep((left - before).min(LONGEST_NAP)) => {}
+        }
+    }
+}
+
+/// Ends the command: in good order, or else by SIGKILL when its time is over, or when what was to be lost is lost.
+async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Signals, notice: Notice) {
+    let kill_at = Instant::now() + notice.kill_after;
+    let was_lost = !guard.is_held();
+    command.signal(Signal::TERM);
+    // One that is stopped would not hear of it.
+    command.signal(Signal::CONT);
+    let mut is_killed = false;
+    loop {
+        tokio::select! {
+            biased;
+            _ = command.ended() => break,
+            signal = signals.next() => command.pass_on(signal),
+            () = sleep_until(kill_at), if !is_killed => {
+                command.signal(Signal::KILL);
+                is_killed = true;
+            }
+            () = guard.lost(), if !was_lost && !is_killed => {
+                command.signal(Signal::KILL);
+                is_killed = true;
+            }
+        }
+    }
+    command.end_group(if is_killed { Instant::now() } else { kill_at }).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::{Action, Arguments};
+    use clap::Parser;
+
+    fn notice_ms(words: &str) -> (u128, u128) {
+        let line = format!("rlock run k {words} -- true");
+        let arguments = Arguments::try_parse_from(line.split_whitespace()).expect("a command line");
+        let Action::Run(run) = arguments.action else { panic!("it is run") };
+        let notice = Notice::new(&run);
+        (notice.before.as_millis(), notice.kill_after.as_millis())
+    }
+
+    #[test]
+    fn notice_is_given_in_time_and_never_while_renewals_come() {
+        assert_eq!(notice_ms(""), (5000, 5000));
+        assert_eq!(notice_ms("--lease 3s"), (1000, 1000));
+        assert_eq!(notice_ms("--session 300ms"), (100, 100));
+        assert_eq!(notice_ms("--session 0"), (5000, 5000));
+        assert_eq!(notice_ms("--kill-after 1m"), (10_000, 60_000));
+        assert_eq!(notice_ms("--kill-after 0"), (0, 0));
+    }
+}

@@ -1,0 +1,75 @@
+//! `show`: one lock with its holders and its queue.
+
+use std::os::unix::ffi::OsStrExt;
+
+use serde::Serialize;
+
+use crate::arguments::Show;
+use crate::exit::{DONE, Failure, NOTHING};
+use crate::observer::{Lock, Observer, Waiter};
+use crate::span;
+use crate::text::{Align, print, printable, table};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    lock: &'a Lock,
+    queue: &'a [Waiter],
+}
+
+pub(crate) async fn show(url: &str, options: Show) -> Result<u8, Failure> {
+    let mut observer = Observer::connect(url).await?;
+    let key = options.key.as_bytes();
+    let Some(lock) = observer.lock(key).await? else {
+        return Err(Failure::new(NOTHING, format!("nobody holds {} or waits for it", printable(key))));
+    };
+    let queue = observer.waiters(key, options.count).await?;
+    if options.json {
+        let shown = serde_json::to_string(&Shown { lock: &lock, queue: &queue });
+        print(&(shown.unwrap_or_default() + "\n"));
+    } else {
+        print(&page(&lock, &queue));
+    }
+    Ok(DONE)
+}
+
+fn page(lock: &Lock, queue: &[Waiter]) -> String {
+    let mut page = format!("{}: {}", lock.key, lock.kind);
+    if let (Some(permits), Some(available)) = (lock.permits, lock.available) {
+        page += &format!(", {available} of {permits} permits available");
+    }
+    page += "\n";
+    if lock.holders.is_empty() {
+        page += "\nnobody holds it\n";
+    } else {
+        let holder = |holder: &crate::observer::Holder| {
+            vec![
+                holder.owner.clone(),
+                holder.mode.clone(),
+                holder.holds.to_string(),
+                holder.token.to_string(),
+                span::brief(holder.lease_ms.unsigned_abs()),
+                if holder.session { "yes" } else { "no" }.to_owned(),
+            ]
+        };
+        let (left, right) = (Align::Left, Align::Right);
+        let columns =
+            [("HOLDER", left), ("MODE", left), ("HOLDS", right), ("TOKEN", right), ("LEASE", right), ("SESSION", left)];
+        page = page + "\n" + &table(&columns, &lock.holders.iter().map(holder).collect::<Vec<_>>());
+    }
+    if !queue.is_empty() {
+        let waiter = |waiter: &Waiter| {
+            let stay = if waiter.connected { "connected" } else { "has a place" };
+            let waited = span::brief(waiter.waited_ms.unsigned_abs());
+            vec![waiter.owner.clone(), waiter.mode.clone(), waited, stay.to_owned()]
+        };
+        let columns = [("WAITER", Align::Left), ("MODE", Align::Left), ("WAITED", Align::Right), ("", Align::Left)];
+        page = page + "\n" + &table(&columns, &queue.iter().map(waiter).collect::<Vec<_>>());
+        let more = lock.waiters.saturating_sub(i64::try_from(queue.len()).unwrap_or(i64::MAX));
+        if more > 0 {
+            page += &format!("and {more} more\n");
+        }
+    }
+    page
+}

@@ -1,0 +1,150 @@
+//! `top`: the most contended locks.
+//!
+//! [`survey`] finds them, [`screen`] draws them, and this file is what goes on between the two and the keyboard.
+
+pub mod screen;
+pub mod survey;
+
+use std::time::Duration;
+
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use tokio::time::Instant;
+
+use crate::arguments::Top;
+use crate::exit::{DONE, FAILED, Failure, without_password};
+use crate::observer::{Lock, Observer};
+use crate::span;
+use crate::text::{Align, print, table};
+use screen::View;
+use survey::Survey;
+
+/// How soon a key that was pressed shows.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// The columns of a table of locks.
+pub(crate) const COLUMNS: &[(&str, Align)] = &[
+    ("KEY", Align::Left),
+    ("KIND", Align::Left),
+    ("WAITERS", Align::Right),
+    ("LONGEST", Align::Right),
+    ("HOLDERS", Align::Right),
+    ("LEASE", Align::Right),
+    ("OWNER", Align::Left),
+];
+
+/// A lock in these columns.
+pub(crate) fn row(lock: &Lock, brief: fn(u64) -> String) -> Vec<String> {
+    let first = lock.holders.first();
+    let holders = match (lock.many_holders, lock.permits) {
+        (true, _) => "many".to_owned(),
+        (false, Some(permits)) => format!("{}/{permits}", permits - lock.available.unwrap_or(0)),
+        (false, None) => lock.holders.len().to_string(),
+    };
+    vec![
+        lock.key.clone(),
+        lock.kind.clone(),
+        lock.waiters.to_string(),
+        lock.longest_wait_ms.map(|ms| brief(ms.unsigned_abs())).unwrap_or_default(),
+        holders,
+        first.map(|holder| brief(holder.lease_ms.unsigned_abs())).unwrap_or_default(),
+        first.map(|holder| holder.owner.clone()).unwrap_or_default(),
+    ]
+}
+
+pub(crate) async fn top(url: &str, options: Top) -> Result<u8, Failure> {
+    let mut observer = Observer::connect(url).await?;
+    if options.once || options.json {
+        let survey = Survey::take(&mut observer, options.count).await?;
+        match options.json {
+            true => print(&(serde_json::to_string(&survey).unwrap_or_default() + "\n")),
+            false => {
+                print(&table(COLUMNS, &survey.locks.iter().map(|lock| row(lock, span::brief)).collect::<Vec<_>>()))
+            }
+        }
+        return Ok(DONE);
+    }
+    // The terminal is put back also on a panic.
+    let mut terminal = ratatui::try_init().map_err(|error| Failure::new(FAILED, format!("no terminal: {error}")))?;
+    let outcome = watch(&mut terminal, observer, url, &options).await;
+    ratatui::restore();
+    outcome
+}
+
+/// What a key asks for.
+enum Wish {
+    End,
+    Look,
+}
+
+async fn watch(
+    terminal: &mut ratatui::DefaultTerminal,
+    mut observer: Observer,
+    url: &str,
+    options: &Top,
+) -> Result<u8, Failure> {
+    let mut view = View::new(&without_password(url));
+    loop {
+        // Keys are heard while the server is being looked at, however long that takes.
+        let taken = {
+            let survey = Survey::take(&mut observer, options.count);
+            let mut survey = std::pin::pin!(survey);
+            loop {
+                tokio::select! {
+                    biased;
+                    taken = &mut survey => break Some(taken),
+                    () = tokio::time::sleep(GLANCE) => {}
+                }
+                if let Wish::End = glance(terminal, &mut view)? {
+                    break None;
+                }
+            }
+        };
+        match taken {
+            None => return Ok(DONE),
+            Some(Ok(survey)) => view.show(survey),
+            // A server that was there before may be restarting.
+            Some(Err(failure)) if view.has_seen() => {
+                view.trouble = Some(failure.message);
+                if let Ok(again) = Observer::connect(url).await {
+                    observer = again;
+                }
+            }
+            Some(Err(failure)) => return Err(failure),
+        }
+        let next = Instant::now() + options.every;
+        loop {
+            if let Wish::End = glance(terminal, &mut view)? {
+                return Ok(DONE);
+            }
+            if Instant::now() >= next && !view.is_stopped {
+                break;
+            }
+            tokio::time::sleep(GLANCE).await;
+        }
+    }
+}
+
+/// Does what the keys say, and draws.
+fn glance(terminal: &mut ratatui::DefaultTerminal, view: &mut View) -> Result<Wish, Failure> {
+    let failed = |error: std::io::Error| Failure::new(FAILED, format!("terminal: {error}"));
+    while event::poll(Duration::ZERO).map_err(failed)? {
+        let Event::Key(key) = event::read().map_err(failed)? else { continue };
+        if key.kind == KeyEventKind::Release {
+            continue;
+        }
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return Ok(Wish::End),
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(Wish::End),
+            KeyCode::Char('s') => view.sort_by_next(),
+            KeyCode::Char(' ') => view.is_stopped = !view.is_stopped,
+            KeyCode::Down | KeyCode::Char('j') => view.scroll(1),
+            KeyCode::Up | KeyCode::Char('k') => view.scroll(-1),
+            KeyCode::PageDown => view.scroll(20),
+            KeyCode::PageUp => view.scroll(-20),
+            KeyCode::Home => view.scroll(isize::MIN),
+            _ => {}
+        }
+    }
+    terminal.draw(|frame| screen::draw(frame, view)).map_err(failed)?;
+    Ok(Wish::Look)
+}

@@ -1,0 +1,172 @@
+//! `ls`, `show`, `release`, `wait`, and `top` for scripts.
+
+use serde_json::Value;
+
+use crate::commands::{Running, finish, status, text, wait_for_waiters};
+use crate::support::{Client, Command, OwnedProcess, Server, free_port};
+
+fn json(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).expect("JSON")
+}
+
+/// A server with a lock of each kind, and one of them waited for.
+fn server_with_locks() -> Server {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("SET text here");
+    client.acquire("mutex alice PX 600000");
+    client.acquire_fair("fair alice PX 600000");
+    client.call("RFAIRLOCK.ACQUIRE fair bob QUEUE 600000");
+    client.call("RRWLOCK.ACQUIRE rw alice READ PX 600000").int();
+    client.call("RRWLOCK.ACQUIRE rw bob READ PX 600000").int();
+    client.call("RSEMAPHORE.INIT permits 5");
+    client.call("RSEMAPHORE.ACQUIRE permits alice PERMITS 3 PX 600000").int();
+    server
+}
+
+#[test]
+fn ls_lists_locks_of_all_kinds_and_nothing_else() {
+    let server = server_with_locks();
+    let out = text(&finish(&server, "ls").stdout);
+    let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["KEY", "KIND", "WAITERS", "LONGEST", "HOLDERS", "LEASE", "OWNER"]);
+    let column = |column: usize| lines[1..].iter().map(|line| line[column]).collect::<Vec<_>>();
+    assert_eq!(column(0), ["fair", "mutex", "permits", "rw"]);
+    assert_eq!(column(1), ["fair", "mutex", "semaphore", "rwlock"]);
+    assert_eq!(column(2), ["1", "0", "0", "0"]);
+    assert_eq!((lines[3][3], lines[4][3]), ("3/5", "2"));
+    assert!(lines.iter().skip(1).all(|line| line.last() == Some(&"alice")), "{out}");
+
+    let out = finish(&server, "ls --json m*").stdout;
+    assert_eq!(json(&out)["holders"][0]["owner"], "alice");
+}
+
+#[test]
+fn ls_finds_every_one_of_many_locks() {
+    let server = Server::start();
+    let acquire = |number| Command::from(format!("RLOCK.ACQUIRE lock:{number} me PX 600000"));
+    server.client().call_in_one_step(&(0..2000).map(acquire).collect::<Vec<_>>());
+    assert_eq!(text(&finish(&server, "ls").stdout).lines().count(), 2001);
+}
+
+#[test]
+fn names_cannot_command_a_terminal() {
+    let server = Server::start();
+    server.client().call([b"RLOCK.ACQUIRE".as_slice(), b"\x1b[2J", b"\x07bell", b"PX", b"600000"]);
+    let out = text(&finish(&server, "ls").stdout);
+    assert!(out.contains("\\u{1b}[2J") && out.contains("\\u{7}bell"), "{out:?}");
+}
+
+#[test]
+fn show_tells_holders_and_queue() {
+    let server = server_with_locks();
+    let out = text(&finish(&server, "show fair").stdout);
+    let token = server.client().holder("fair").expect("a holder").token.to_string();
+    assert!(out.contains("alice") && out.contains(&token) && out.contains("bob"), "{out}");
+    let shown = json(&finish(&server, "show fair --json").stdout);
+    assert_eq!((&shown["holders"][0]["owner"], &shown["queue"][0]["owner"]), (&"alice".into(), &"bob".into()));
+    assert!(text(&finish(&server, "show permits").stdout).contains("2 of 5 permits available"));
+
+    assert_eq!(status(&server, "show nothing"), 1);
+    assert_eq!(status(&server, "show text"), 122);
+}
+
+#[test]
+fn release_takes_a_lock_of_any_kind_away() {
+    let server = server_with_locks();
+    assert_eq!(status(&server, "release mutex"), 125, "only by force");
+    for key in ["mutex", "fair", "rw", "permits"] {
+        assert_eq!(status(&server, &format!("release --force {key}")), 0, "{key}");
+        let info = server.client().call(format!("RLOCK.INFO {key}"));
+        let is_free = info == crate::support::Reply::Nil || info.field("holders").array().is_empty();
+        assert!(is_free || key == "fair", "{key}: {info:?}");
+    }
+    assert_eq!(status(&server, "release --force mutex"), 1);
+}
+
+#[test]
+fn release_by_token_hits_no_other_hold() {
+    let server = Server::start();
+    let token = server.client().acquire("k alice PX 600000");
+    assert_eq!(status(&server, &format!("release --force k --token {}", token - 1)), 1);
+    assert!(server.client().holder("k").is_some());
+    assert_eq!(status(&server, &format!("release --force k --token {token}")), 0);
+    assert_eq!(server.client().holder("k"), None);
+}
+
+#[test]
+fn wait_ends_when_the_lock_is_free() {
+    let server = Server::start();
+    assert_eq!(status(&server, "wait k"), 0);
+    server.client().acquire("k alice PX 600000");
+    assert_eq!(status(&server, "wait k --wait 300ms"), 124);
+    let mut wait = Running::start(&server, "wait k");
+    // It has looked at least once when it is connected.
+    crate::eventually(|| server.client().info("cmdstat_RLOCK.INFO").contains("calls="));
+    assert!(wait.is_running());
+    server.client().call("RLOCK.RELEASE k alice");
+    assert_eq!(wait.status(), 0);
+    assert_eq!(server.client().holder("k"), None, "it has taken nothing");
+}
+
+#[test]
+fn top_shows_the_most_contended_first() {
+    let server = server_with_locks();
+    let _bob = server.waiter("RLOCK.ACQUIRE mutex bob BLOCK 0");
+    let _carol = server.waiter("RLOCK.ACQUIRE mutex carol BLOCK 0");
+    wait_for_waiters(&server, "mutex", 2);
+    let seen = json(&finish(&server, "top --json --count 2").stdout);
+    let keys: Vec<_> = seen["locks"].as_array().expect("locks").iter().map(|lock| &lock["key"]).collect();
+    assert_eq!(keys, ["mutex", "fair"]);
+    assert_eq!((&seen["locks_seen"], &seen["contended"]), (&4.into(), &2.into()));
+    assert_eq!(seen["server"]["waiting"], 2);
+    assert!(seen["locks"][0]["longest_wait_ms"].is_i64());
+    let out = text(&finish(&server, "top --once").stdout);
+    assert!(out.lines().nth(1).is_some_and(|line| line.starts_with("mutex")), "{out}");
+}
+
+#[test]
+fn a_server_without_the_module_is_told_from_one_without_locks() {
+    let server = Server::start();
+    for line in ["ls", "top --once", "show k", "run k -- true"] {
+        assert_ne!(status(&server, line), 122, "{line}");
+    }
+    let (port, folder) = (free_port(), tempfile::tempdir().expect("a folder"));
+    let mut plain = std::process::Command::new(std::env::var_os("RLOCK_SERVER").unwrap_or("redis-server".into()));
+    plain.args(["--bind", "127.0.0.1", "--save", "", "--port", &port.to_string()]).current_dir(folder.path());
+    let _plain = OwnedProcess::new(plain.stdout(std::process::Stdio::null()).spawn().expect("a server"));
+    crate::eventually(|| Client::connect(port).is_ok());
+    for line in ["ls", "top --once", "show k", "run k -- true"] {
+        let line = format!("--url redis://127.0.0.1:{port}/ {line}");
+        let output = finish(&server, &line);
+        assert_eq!(output.status.code(), Some(122), "{line}");
+        assert_eq!(text(&output.stderr), "rlock: the server has not loaded the module rlock\n", "{line}");
+    }
+}
+
+/// To list a lock's holders takes the server as long as they are many.
+#[test]
+fn a_lock_with_very_many_holders_is_not_asked_for_all_of_them() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT crowd 10000");
+    let acquire = |number| Command::from(format!("RSEMAPHORE.ACQUIRE crowd owner:{number} PX 600000"));
+    client.call_in_one_step(&(0..5000).map(acquire).collect::<Vec<_>>());
+    client.call("CONFIG RESETSTAT");
+    let seen = json(&finish(&server, "top --json").stdout);
+    assert_eq!(seen["locks"][0]["many_holders"], true);
+    assert!(!client.call("INFO commandstats").text().contains("RLOCK.INFO"));
+    let has_many = |line: &str| line.split_whitespace().any(|cell| cell == "many");
+    assert!(text(&finish(&server, "ls").stdout).lines().any(has_many));
+}
+
+/// A fair lock is large by its queue, and the most contended of all.
+#[test]
+fn a_fair_lock_with_a_long_queue_is_counted_in_full() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("queue first PX 600000");
+    let queue = |number| Command::from(format!("RFAIRLOCK.ACQUIRE queue owner:{number} QUEUE 600000"));
+    client.call_in_one_step(&(0..5000).map(queue).collect::<Vec<_>>());
+    assert_eq!(json(&finish(&server, "top --json").stdout)["locks"][0]["waiters"], 5000);
+}
