@@ -85,7 +85,7 @@ test: build ## Run every test: the core's, and the module's, the client's and th
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
-	  convergence:: damaged_files:: kill:: lazy_free:: listeners_storm:: many_storm:: mutations:: quarantine:: storm::
+	  convergence:: damaged_files:: kill:: lazy_free:: listeners_storm:: many_storm:: mutations:: notify_crowd:: quarantine:: storm::
 	RLOCK_DEADLOCK_REQUESTS=1000000 PROPTEST_CASES=20000 cargo test --release --package rlock-core
 
 mutant-gate: ## Let the tests notice a module that ignores when somebody begins to listen

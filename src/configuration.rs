@@ -17,7 +17,7 @@ const YEAR_MS: i64 = MAX_LEASE_MS.cast_signed();
 /// Every number that can be configured. redis.conf.example explains each.
 const SPECS: [ConfigSpec; 5] = [
     ConfigSpec { name: c"default-lease-ms", default: 30_000, min: 1, max: YEAR_MS, place: &DEFAULT_LEASE_MS },
-    ConfigSpec { name: c"max-waiters", default: 100_000, min: 0, max: 10_000_000, place: &MAX_WAITERS },
+    ConfigSpec { name: c"max-waiters", default: 1_000_000, min: 0, max: 10_000_000, place: &MAX_WAITERS },
     ConfigSpec { name: c"max-places", default: 1_000_000, min: 0, max: 100_000_000, place: &MAX_PLACES },
     ConfigSpec { name: c"fair-grace-ms", default: 5000, min: 1, max: YEAR_MS, place: &FAIR_GRACE_MS },
     ConfigSpec { name: c"quarantine-ms", default: 0, min: 0, max: YEAR_MS, place: &QUARANTINE_MS },

@@ -38,6 +38,7 @@ pub(crate) fn write(info: &InfoCtx) {
         }
         info.add(c"unheard", engine.unheard_grants());
         info.add(c"waiting_notified", engine.waiting_notified() as u64);
+        info.add(c"waiters_bytes", engine.waiters_bytes() as u64);
         info.add(c"tokens_left", engine.tokens_left());
     });
     info.add(c"notices_queued", notices::outgoing() as u64);

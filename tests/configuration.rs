@@ -9,7 +9,7 @@ const SOON: Duration = Duration::from_secs(5);
 /// Name, default, a value to set, and values that are out of range.
 const OPTIONS: [(&str, &str, &str, &[&str]); 5] = [
     ("default-lease-ms", "30000", "5000", &["0", "-1", "31536000001"]),
-    ("max-waiters", "100000", "10", &["-1"]),
+    ("max-waiters", "1000000", "10", &["-1"]),
     ("max-places", "1000000", "10", &["-1"]),
     ("fair-grace-ms", "5000", "100", &["-1"]),
     ("quarantine-ms", "0", "100", &["-1"]),

@@ -298,7 +298,12 @@ fn without_memory_nothing_is_acquired_and_what_is_held_can_end() {
     let mut waiter = server.waiter("RLOCK.ACQUIRE job c PX 20000 BLOCK 0");
     client.call("CONFIG SET maxmemory-policy noeviction");
     client.call("CONFIG SET maxmemory 1");
-    for command in ["RLOCK.ACQUIRE free b", "RLOCK.ACQUIRE job a", "RLOCK.ACQUIRE job b BLOCK 0"] {
+    for command in [
+        "RLOCK.ACQUIRE free b",
+        "RLOCK.ACQUIRE job a",
+        "RLOCK.ACQUIRE job b BLOCK 0",
+        "RLOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1",
+    ] {
         client.call(command).expect_error("OOM");
     }
     assert_eq!(client.call("RLOCK.HOLDS job a"), 1);

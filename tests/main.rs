@@ -34,6 +34,7 @@ mod monitoring;
 mod moves;
 mod mutations;
 mod notify;
+mod notify_crowd;
 mod once;
 mod operator;
 mod payloads;

@@ -39,7 +39,7 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
     rounds: usize,
 
-    /// How often each case of `stalls` is played
+    /// How often each case of `stalls` is played, and `notify`
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     stall_rounds: usize,
 
@@ -50,6 +50,10 @@ struct Arguments {
     /// How many locks `memory` and `mass-expiry` hold
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     locks: usize,
+
+    /// How many requests wait in `notify`
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
+    requests: usize,
 
     /// Also write everything, round by round, to this file
     #[arg(long, value_name = "FILE")]
@@ -72,6 +76,8 @@ enum Section {
     QueueLength,
     /// Memory of a held lock, against SET NX PX
     Memory,
+    /// A million requests that wait over 100 connections: their memory, and what others feel when they end
+    Notify,
     /// A million leases that end in one second
     MassExpiry,
     /// From the end of a lease to the next owner
@@ -101,6 +107,7 @@ impl Section {
             Self::Handover => sections::handover::measure(&mut server, rounds),
             Self::QueueLength => sections::queue_length::measure(&mut server, rounds),
             Self::Memory => sections::memory::measure(&mut server, rounds, arguments.locks),
+            Self::Notify => sections::notify::measure(&mut server, arguments.stall_rounds, arguments.requests),
             Self::MassExpiry => sections::mass_expiry::measure(&mut server, rounds, arguments.locks),
             Self::Punctuality => sections::punctuality::measure(&mut server),
             Self::Fair => sections::fair::measure(&mut server, rounds),

@@ -1,4 +1,4 @@
-//! RESP2 as far as a strict client needs it: commands are written, replies are delimited and compared.
+//! RESP2 as far as a strict client needs it, and the pushes of RESP3: commands are written, replies are delimited and compared.
 //!
 //! A reply stays the bytes that arrived. What is known beforehand is compared byte for byte; only
 //! integers and bulk strings are ever taken apart.
@@ -70,6 +70,27 @@ impl<'a> Frame<'a> {
         body.with_context(|| format!("expected a bulk string, got {self}"))
     }
 
+    /// Demands a message of an ordinary channel, and returns its text.
+    ///
+    /// # Errors
+    ///
+    /// If the reply is anything else.
+    pub fn message(self) -> Result<&'a [u8]> {
+        let elements = self.0.strip_prefix(b"*3\r\n").or_else(|| self.0.strip_prefix(b">3\r\n"));
+        let text = elements.and_then(|elements| {
+            let channel = elements.strip_prefix(b"$7\r\nmessage\r\n")?;
+            let text = channel.get(frame_len(channel).ok()??..)?;
+            Frame(text).bulk().ok()
+        });
+        text.with_context(|| format!("expected a message of a channel, got {self}"))
+    }
+
+    /// Whether nobody has asked for it: a push of RESP3.
+    #[must_use]
+    pub fn is_push(self) -> bool {
+        self.0.starts_with(b">")
+    }
+
     /// Demands an array of so many elements.
     ///
     /// # Errors
@@ -135,7 +156,7 @@ impl Inbox {
     ///
     /// # Errors
     ///
-    /// If what is there is no RESP2.
+    /// If what is there is no RESP.
     pub fn next_len(&self) -> Result<Option<usize>> {
         frame_len(&self.bytes[self.consumed..self.filled])
     }
@@ -164,9 +185,11 @@ fn frame_len(bytes: &[u8]) -> Result<Option<usize>> {
             let len = element_count(header)?.map_or(0, |body| body + 2);
             Ok((bytes.len() >= line_end + len).then_some(line_end + len))
         }
-        b'*' => {
+        b'*' | b'>' | b'%' => {
             let mut end = line_end;
-            for _ in 0..element_count(header)?.unwrap_or(0) {
+            // What HELLO answers is a map, with a key before each value.
+            let frames = if bytes[0] == b'%' { 2 } else { 1 };
+            for _ in 0..frames * element_count(header)?.unwrap_or(0) {
                 match frame_len(&bytes[end..])? {
                     Some(len) => end += len,
                     None => return Ok(None),
@@ -174,7 +197,7 @@ fn frame_len(bytes: &[u8]) -> Result<Option<usize>> {
             }
             Ok(Some(end))
         }
-        other => bail!("no RESP2 reply begins with {}", other.escape_ascii()),
+        other => bail!("no reply begins with {}", other.escape_ascii()),
     }
 }
 
@@ -218,6 +241,8 @@ mod tests {
             b"$0\r\n\r\n",
             b"*0\r\n",
             b"*3\r\n:1\r\n$2\r\nab\r\n*1\r\n+x\r\n",
+            b">2\r\n$1\r\na\r\n:1\r\n",
+            b"%2\r\n+a\r\n:1\r\n+b\r\n*0\r\n",
         ] {
             assert!(whole(reply), "{}", reply.escape_ascii());
             for cut in 0..reply.len() {
@@ -248,6 +273,16 @@ mod tests {
         assert!(Frame(b"*20\r\n").expect_array(2).is_err());
         assert!(Frame(b"-WRONGTYPE no\r\n").expect_error("WRONGTYPE").is_ok());
         assert!(Frame(b"-WRONGTYPE no\r\n").expect_error("WRONG").is_err());
+    }
+
+    #[test]
+    fn messages_of_channels_are_told_from_everything_else() {
+        let message = b"*3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$4\r\ntext\r\n";
+        let push = b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$4\r\ntext\r\n";
+        assert_eq!(Frame(message).message().unwrap(), b"text");
+        assert_eq!(Frame(push).message().unwrap(), b"text");
+        assert!(Frame(push).is_push() && !Frame(message).is_push());
+        assert!(Frame(b"*3\r\n$9\r\nsubscribe\r\n$2\r\nch\r\n:1\r\n").message().is_err());
     }
 
     #[test]

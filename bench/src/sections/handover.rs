@@ -12,10 +12,13 @@ use anyhow::Result;
 use rlock_bench::server::Server;
 use rlock_bench::swarm::{Idling, Swarm};
 
+use super::notified_handover;
 use super::relay::{Cost, Prize, Round};
 use crate::report::{Aim, Figure, Line, Series, Unit};
 
 const CONNECTIONS: usize = 64;
+/// As many as wait with NOTIFY at most. Each that waits in BLPOP needs a connection of its own.
+const CROWD: usize = 10_000;
 const HANDOVERS: u64 = 20_000;
 const WARM_UP_HANDOVERS: u64 = 2_000;
 const LEASE_MS: u64 = 30_000;
@@ -50,6 +53,7 @@ impl Comparison {
         let mut run = |prize| {
             Round {
                 prize,
+                size: CONNECTIONS,
                 waiting: CONNECTIONS - 1,
                 lease_ms: LEASE_MS,
                 warm_up_handovers: WARM_UP_HANDOVERS,
@@ -97,7 +101,7 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
         spinning.push_round(server, &mut swarm)?;
     }
     let (sleeps, spins) = ("client sleeps", "client spins");
-    Ok(vec![
+    let mut lines = vec![
         sleeping
             .rate(sleeps, SLEEPING_AIM)
             .figure(Comparison::client_busy(&sleeping.lock, "RLOCK"))
@@ -105,5 +109,10 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
         sleeping.server_cpu(sleeps),
         spinning.rate(spins, SPINNING_AIM),
         spinning.server_cpu(spins),
-    ])
+    ];
+    drop(swarm);
+    for members in [CONNECTIONS, CROWD] {
+        lines.extend(notified_handover::measure(server, rounds, members)?);
+    }
+    Ok(lines)
 }

@@ -8,6 +8,8 @@ pub mod floor;
 pub mod handover;
 pub mod mass_expiry;
 pub mod memory;
+pub mod notified_handover;
+pub mod notify;
 pub mod pairs;
 pub mod pings;
 pub mod punctuality;

@@ -38,8 +38,15 @@ impl Rounds {
 pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
     let mut swarm = Swarm::connect(server.address(), CONNECTIONS)?;
     let mut round = |prize, waiting| {
-        Round { prize, waiting, lease_ms: LEASE_MS, warm_up_handovers: WARM_UP_HANDOVERS, handovers: HANDOVERS }
-            .run(server, &mut swarm)
+        Round {
+            prize,
+            size: swarm.size(),
+            waiting,
+            lease_ms: LEASE_MS,
+            warm_up_handovers: WARM_UP_HANDOVERS,
+            handovers: HANDOVERS,
+        }
+        .run(server, &mut swarm)
     };
     let [mut lock_long, mut lock_short, mut list_long, mut list_short] = std::array::from_fn(|_| Rounds::default());
     for _ in 0..rounds {

@@ -3,6 +3,7 @@
 mod chunked;
 pub(crate) mod deadlines;
 mod name_table;
+mod optional;
 mod slots;
 mod small_set;
 
@@ -10,5 +11,6 @@ pub(crate) use chunked::Chunked;
 pub(crate) use deadlines::DeadlineRef;
 pub use deadlines::{Alarm, Deadlines};
 pub(crate) use name_table::NameTable;
+pub(crate) use optional::Optional;
 pub(crate) use slots::Slots;
 pub(crate) use small_set::SmallSet;

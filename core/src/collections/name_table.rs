@@ -1,7 +1,8 @@
 //! From a name to a number, for names that live elsewhere.
 //!
-//! A table of many is split into parts, and each entry keeps the hash of its name: a part that grows visits its own entries and
-//! no names, so that no insertion takes long, however many names there are.
+//! A table of many is split into parts, and each entry keeps half of the hash of its name: a part that grows visits its own entries
+//! and no names, so that no insertion takes long, however many names there are. The half tells nearly all names apart, in half of
+//! the room.
 
 use alloc::vec::Vec;
 
@@ -15,7 +16,7 @@ const MANY: usize = 4096;
 
 #[derive(Clone, Copy)]
 struct Entry {
-    hash: u64,
+    half: u32,
     number: u32,
 }
 
@@ -34,8 +35,9 @@ impl NameTable {
 
     /// The number under a hash for which `is_it` says so.
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
-        let part = self.parts.get(self.part_of(hash))?;
-        part.find(hash, |entry| entry.hash == hash && is_it(entry.number)).map(|entry| entry.number)
+        let half = half_of(hash);
+        let part = self.parts.get(self.part_of(half))?;
+        part.find(spread(half), |entry| entry.half == half && is_it(entry.number)).map(|entry| entry.number)
     }
 
     /// Adds a number that is not there.
@@ -45,14 +47,14 @@ impl NameTable {
             1 if self.len >= MANY => self.split(),
             _ => {}
         }
-        self.insert_into_part(Entry { hash, number });
+        self.insert_into_part(Entry { half: half_of(hash), number });
         self.len = self.len.saturating_add(1);
     }
 
     fn insert_into_part(&mut self, entry: Entry) {
-        let at = self.part_of(entry.hash);
+        let at = self.part_of(entry.half);
         if let Some(part) = self.parts.get_mut(at) {
-            part.insert_unique(entry.hash, entry, |entry| entry.hash);
+            part.insert_unique(spread(entry.half), entry, |entry| spread(entry.half));
         }
     }
 
@@ -67,11 +69,12 @@ impl NameTable {
     /// Removes a number. A part that has become empty gives its memory back if that is much.
     pub(crate) fn remove(&mut self, hash: u64, number: u32) {
         const KEPT_ENTRIES: usize = 64;
-        let at = self.part_of(hash);
+        let half = half_of(hash);
+        let at = self.part_of(half);
         let Some(part) = self.parts.get_mut(at) else {
             return;
         };
-        if let Ok(entry) = part.find_entry(hash, |entry| entry.number == number) {
+        if let Ok(entry) = part.find_entry(spread(half), |entry| entry.number == number) {
             entry.remove();
             self.len = self.len.saturating_sub(1);
         }
@@ -85,9 +88,10 @@ impl NameTable {
 
     /// What is under a hash has another number.
     pub(crate) fn renumber(&mut self, hash: u64, number: u32, new: u32) {
-        let at = self.part_of(hash);
-        if let Some(entry) = self.parts.get_mut(at).and_then(|part| part.find_mut(hash, |entry| entry.number == number))
-        {
+        let half = half_of(hash);
+        let at = self.part_of(half);
+        let part = self.parts.get_mut(at);
+        if let Some(entry) = part.and_then(|part| part.find_mut(spread(half), |entry| entry.number == number)) {
             entry.number = new;
         }
     }
@@ -99,10 +103,19 @@ impl NameTable {
         entries.saturating_mul(size_of::<Entry>().saturating_add(1)).saturating_add(parts)
     }
 
-    /// The table itself looks at the lowest bits and the highest ones.
-    fn part_of(&self, hash: u64) -> usize {
-        usize::try_from(hash >> 32).unwrap_or(0) & self.parts.len().saturating_sub(1)
+    /// By bits at which a part looks only if it has a great many entries.
+    fn part_of(&self, half: u32) -> usize {
+        (half >> 19) as usize & self.parts.len().saturating_sub(1)
     }
+}
+
+fn half_of(hash: u64) -> u32 {
+    u32::try_from(hash >> u32::BITS).unwrap_or(0)
+}
+
+/// A hash for a part, which looks at the lowest bits and at the seven highest ones.
+fn spread(half: u32) -> u64 {
+    (u64::from(half) << u32::BITS) | u64::from(half)
 }
 
 #[cfg(test)]
@@ -113,10 +126,10 @@ mod tests {
     fn numbers_with_one_hash_are_told_apart() {
         let mut table = NameTable::default();
         for number in 0..1000u32 {
-            table.insert(u64::from(number % 10) << 30, number);
+            table.insert(u64::from(number % 10) << 40, number);
         }
         for number in 0..1000u32 {
-            let hash = u64::from(number % 10) << 30;
+            let hash = u64::from(number % 10) << 40;
             assert_eq!(table.find(hash, |found| found == number), Some(number));
             table.remove(hash, number);
             assert_eq!(table.find(hash, |found| found == number), None);

@@ -37,6 +37,16 @@ impl<T> Slots<T> {
         self.len == 0 && self.slots.len() > KEPT_SLOTS
     }
 
+    /// How many values there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes on the heap, those behind the values apart.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.slots.heap_bytes()
+    }
+
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         self.len = self.len.saturating_add(1);
         let free = self.free;

@@ -1,5 +1,6 @@
 //! An ordered set that most often has one element, and then takes no allocation.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
@@ -9,7 +10,9 @@ pub(crate) enum SmallSet<T> {
     #[default]
     Empty,
     One(T),
-    Many(BTreeSet<T>),
+    /// Boxed, since the room of three words would be there in each of the small ones.
+    #[allow(clippy::box_collection, reason = "a pointer is smaller than the head of a tree")]
+    Many(Box<BTreeSet<T>>),
 }
 
 impl<T: Ord + Copy> SmallSet<T> {
@@ -29,7 +32,7 @@ impl<T: Ord + Copy> SmallSet<T> {
         match self {
             Self::Empty => *self = Self::One(element),
             Self::One(one) if *one == element => {}
-            Self::One(one) => *self = Self::Many([*one, element].into_iter().collect()),
+            Self::One(one) => *self = Self::Many(Box::new([*one, element].into_iter().collect())),
             Self::Many(set) => {
                 set.insert(element);
             }

@@ -164,7 +164,7 @@ impl Engine {
         let first = record.queue.first();
         Ahead {
             any: first.is_some(),
-            upgrade: first.is_some_and(|first| first.rank == Rank::Upgrade),
+            upgrade: first.is_some_and(|first| first.rank() == Rank::Upgrade),
             other_kind: record.has_other_kind(kind),
         }
     }
@@ -299,7 +299,7 @@ impl Engine {
             };
             let is_same_request = || {
                 self.queues.get(ticket).is_some_and(|waiter| {
-                    (waiter.request.verb, waiter.request.count) == (request.verb, request.count)
+                    (waiter.request().verb, waiter.request().count) == (request.verb, request.count)
                         && waiter.names.len() == names.len()
                         && names.iter().all(|name| name.is_some_and(|name| waiter.names.contains(&name)))
                 })

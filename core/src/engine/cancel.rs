@@ -78,7 +78,7 @@ impl Engine {
             }
         }
         let is_of_kind =
-            |ticket: &u64| self.queues.get(*ticket).is_some_and(|waiter| waiter.request.kind == request.kind);
+            |ticket: &u64| self.queues.get(*ticket).is_some_and(|waiter| waiter.request().kind == request.kind);
         tickets.retain(is_of_kind);
         tickets
     }

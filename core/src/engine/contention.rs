@@ -63,7 +63,7 @@ impl Engine {
             let holder = self.oldest_holder(name, now);
             let holder = holder.map(|(owner, token, held_ms)| (Owner::from(owner), token, held_ms));
             let key = self.queues.names.get(name)?.key().to_key();
-            Some(Contended { key, kind: first.request.kind, waiters, oldest_wait_ms, holder })
+            Some(Contended { key, kind: first.request().kind, waiters, oldest_wait_ms, holder })
         };
         lengths.into_iter().filter_map(describe).collect()
     }

@@ -3,7 +3,7 @@
 use super::dirty::Gone;
 use super::state::Engine;
 use super::statistics::count;
-use super::work::ANSWER;
+use super::work::{ANSWER, PARTS_PER_CHANGE};
 use crate::kind::Kind;
 use crate::outbox::Outbox;
 use crate::request::Channel;
@@ -19,10 +19,7 @@ impl Engine {
     /// A channel was taken away, because its slot is served by another node of the cluster: the waits that are to be answered on
     /// it are over.
     pub fn channel_gone(&mut self, channel: Channel) {
-        let notified = &mut self.queues.notified;
-        if !notified.gone.iter().any(|(gone, after)| *gone == channel && after.is_none()) {
-            notified.gone.push((channel, None));
-        }
+        self.queues.notified.channel_gone(channel);
     }
 
     /// This server became a replica: nobody waits here any more.
@@ -46,21 +43,30 @@ impl Engine {
         if !self.has_cut_off() || !self.work.take(ANSWER) {
             return false;
         }
-        let Some(ticket) = self.queues.notified.next() else {
-            return false;
+        // Most of those that are looked at for a channel are for other ones: only what it has passed over counts.
+        let mut looks = ANSWER.saturating_mul(PARTS_PER_CHANGE);
+        let (ticket, answer) = loop {
+            let Some(ticket) = self.queues.notified.next() else {
+                return false;
+            };
+            let waiter = self.queues.get(ticket);
+            if let Some(answer) = waiter.and_then(|waiter| self.queues.notified.cut_off(waiter)) {
+                break (ticket, answer);
+            }
+            looks = looks.saturating_sub(1);
+            if looks == 0 {
+                return true;
+            }
         };
         let Some(waiter) = self.queues.get(ticket) else {
             return true;
         };
-        let Some(answer) = self.queues.notified.cut_off(waiter) else {
-            return true;
-        };
-        let gone = (waiter.request.kind == Kind::Fair)
+        let gone = (waiter.request().kind == Kind::Fair)
             .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: false });
         let Some(waiter) = self.remove(ticket) else {
             return true;
         };
-        count(&mut self.stats.of(waiter.request.kind).disconnected);
+        count(&mut self.stats.of(waiter.request().kind).disconnected);
         out.answer(ticket, waiter.notice(), answer);
         if let Some(name) = waiter.names.first() {
             self.mark(*name, |dirty| dirty.gone.extend(gone));

@@ -54,7 +54,7 @@ pub(super) fn check(engine: &mut Engine, ticket: u64, ends: &[u64], now: Now) ->
 }
 
 fn search(engine: &Engine, ticket: u64, ends: &[u64], now: Now) -> (Outcome, u32) {
-    let Some(waiter) = engine.queues.get(ticket).filter(|waiter| waiter.request.mode != Mode::Permits) else {
+    let Some(waiter) = engine.queues.get(ticket).filter(|waiter| waiter.request().mode != Mode::Permits) else {
         return (Outcome::NoCycle, 0);
     };
     let graph = Graph { engine, me: waiter.owner, ends, now };
@@ -159,7 +159,7 @@ impl<'a> Graph<'a> {
 
     /// Whether a request makes edges.
     fn counts(&self, ticket: u64, waiter: &Waiter) -> bool {
-        waiter.request.mode != Mode::Permits && !waiter.is_over(self.now) && !self.ends.contains(&ticket)
+        waiter.request().mode != Mode::Permits && !waiter.is_over(self.now) && !self.ends.contains(&ticket)
     }
 }
 
@@ -363,7 +363,7 @@ impl<'a> Walk<'a> {
         }
         self.todo.push(Task::Queue { node, name, after: Bound::Excluded(position), end, held });
         let waiter = graph.engine.queues.get(position.ticket)?;
-        let (owner, mode) = (waiter.owner, waiter.request.mode);
+        let (owner, mode) = (waiter.owner, waiter.request().mode);
         let is_edge = Some(owner) != self.owner(node)
             && graph.counts(position.ticket, waiter)
             && held.is_none_or(|holder| holder.is_in_the_way_of(mode, graph.now))

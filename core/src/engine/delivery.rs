@@ -15,10 +15,10 @@ impl Engine {
             self.queues.take_undelivered(ticket);
             return;
         }
-        if let Some(client) = waiter.client {
+        if let Some(client) = waiter.client() {
             self.connections.grant(client, ticket);
         }
-        if waiter.request.notify.is_none() {
+        if waiter.request().notify.is_none() {
             self.undelivered.push(ticket);
         }
     }

@@ -87,10 +87,10 @@ impl Engine {
         let Some(ticket) = name.and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive)) else {
             return;
         };
-        let Some(waiter) = self.queues.get(ticket).filter(|waiter| waiter.request.kind == Kind::Fair) else {
+        let Some(waiter) = self.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair) else {
             return;
         };
-        let request_id = waiter.request.request_id;
+        let request_id = waiter.request().request_id;
         if request_id.is_none() || request_id != request.request_id {
             return;
         }

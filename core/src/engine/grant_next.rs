@@ -122,10 +122,11 @@ impl Engine {
         let Some(waiter) = self.queues.get(ticket) else {
             return Served::Waits;
         };
-        let (owner, kind, mode) = (Owner::from(self.queues.owner_of(waiter)), waiter.request.kind, waiter.request.mode);
+        let (owner, kind, mode) =
+            (Owner::from(self.queues.owner_of(waiter)), waiter.request().kind, waiter.request().mode);
         let is_out = self.is_out(waiter, tx.now);
         let decision =
-            admission::decide(tx.keys.value(id), Ahead::default(), owner.as_slice(), &waiter.request, tx.now);
+            admission::decide(tx.keys.value(id), Ahead::default(), owner.as_slice(), &waiter.request(), tx.now);
         if !is_out && decision == Decision::Wait {
             return Served::Waits;
         }

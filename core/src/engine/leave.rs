@@ -15,7 +15,7 @@ impl Engine {
             if waiter.is_many() {
                 self.mark(*name, |_| {});
             }
-            for mode in waiter.request.mode.covers() {
+            for mode in waiter.request().mode.covers() {
                 if let Some(next) = self.queues.next_of_owner(waiter.owner, *name, *mode, None) {
                     self.suspect(next.ticket);
                 }
@@ -28,7 +28,7 @@ impl Engine {
     /// Answers a waiter that is not granted.
     pub(super) fn answer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
         let waiter = self.remove(ticket);
-        if let Some(Waiter { request, .. }) = &waiter {
+        if let Some(request) = waiter.as_ref().map(Waiter::request) {
             match &answer {
                 Answer::TimedOut => count(&mut self.stats.of(request.kind).timed_out),
                 Answer::Refused(refusal) => self.stats.count_refusal(request.kind, refusal),

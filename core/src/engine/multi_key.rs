@@ -30,7 +30,7 @@ impl Engine {
         let Some(waiter) = self.queues.get(ticket) else {
             return;
         };
-        let (owner, request) = (Owner::from(self.queues.owner_of(waiter)), waiter.request);
+        let (owner, request) = (Owner::from(self.queues.owner_of(waiter)), waiter.request());
         let mut decisions = Vec::with_capacity(tx.keys.count());
         for id in tx.ids() {
             let is_first =
@@ -67,9 +67,9 @@ impl Engine {
                 }
             }
         }
-        self.stats.count_wait(waiter.request.kind, waiter.since_us, tx.now);
+        self.stats.count_wait(waiter.request().kind, waiter.since_us, tx.now);
         if freed {
-            count(&mut self.stats.of(waiter.request.kind).handed_over);
+            count(&mut self.stats.of(waiter.request().kind).handed_over);
         }
         self.expect_delivery(ticket, &waiter);
         tx.out.answer(ticket, waiter.notice(), Answer::GrantedMany(tokens.into()));
@@ -98,6 +98,6 @@ impl Engine {
 
 /// The requests of an owner from `position` on.
 fn just_before(owner: &[u8], position: Position) -> Siblings {
-    let behind = Position { ticket: position.ticket.saturating_sub(1), ..position };
+    let behind = position.with_ticket(position.ticket.saturating_sub(1));
     Siblings { owner: owner.into(), mode: Mode::Exclusive, behind: Some(behind) }
 }

@@ -189,6 +189,18 @@ impl Names {
         self.slots.get_mut(id.0).map(|record| &mut **record)
     }
 
+    /// How many records there are.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Bytes on the heap, as far as they can be told without a look at each record.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let records = self.slots.len().saturating_mul(size_of::<NameRecord>());
+        let tables = self.slots.heap_bytes().saturating_add(self.by_key.heap_bytes());
+        tables.saturating_add(records)
+    }
+
     /// The next request in the queue of a name.
     pub(super) fn next_in_queue(&self, id: NameId, from: Bound<Position>) -> Option<Position> {
         self.get(id)?.queue.first_from(from)

@@ -6,9 +6,9 @@
 //! that is cut off is granted nothing any more.
 
 use alloc::collections::BTreeSet;
-use alloc::vec::Vec;
 use core::ops::Bound;
 
+use super::wait_queues::bytes_in_set;
 use super::waiter::Waiter;
 use crate::outbox::Answer;
 use crate::request::Channel;
@@ -22,8 +22,12 @@ pub(super) struct Notified {
     waits: BTreeSet<Wait>,
     /// Connections that have closed, with waits that have not ended yet.
     pub(super) closed: BTreeSet<u64>,
-    /// Channels that went away; and up to where the waits were looked at.
-    pub(super) gone: Vec<(Channel, Option<Wait>)>,
+    /// Channels that went away. Their waits are found by one look at all waits, however many channels there are.
+    gone: BTreeSet<Channel>,
+    /// Up to where that look has come.
+    looked_at: Option<Wait>,
+    /// Channels that went away since it began: another look follows.
+    gone_since: BTreeSet<Channel>,
     /// This server is no master any more.
     pub(super) is_demoted: bool,
 }
@@ -39,12 +43,12 @@ impl Notified {
 
     /// Why a waiter is cut off, if it is.
     pub(super) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
-        let channel = waiter.request.notify?;
+        let channel = waiter.request().notify?;
         if self.is_demoted {
             Some(Answer::Demoted)
-        } else if waiter.client.is_none_or(|client| self.closed.contains(&client)) {
+        } else if waiter.client().is_none_or(|client| self.closed.contains(&client)) {
             Some(Answer::Closed)
-        } else if self.gone.iter().any(|(gone, _)| *gone == channel) {
+        } else if self.gone.contains(&channel) || self.gone_since.contains(&channel) {
             Some(Answer::Moved)
         } else {
             None
@@ -70,19 +74,33 @@ impl Notified {
             }
             self.closed.pop_first();
         }
-        while let Some((_, after)) = self.gone.last_mut() {
-            let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-            if let Some(wait) = self.waits.range((from, Bound::Unbounded)).next() {
-                *after = Some(*wait);
-                return Some(wait.1);
+        while !self.gone.is_empty() {
+            let from = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
+            self.looked_at = self.waits.range((from, Bound::Unbounded)).next().copied();
+            if let Some((_, ticket)) = self.looked_at {
+                return Some(ticket);
             }
-            self.gone.pop();
+            self.gone = core::mem::take(&mut self.gone_since);
         }
         None
     }
 
+    /// A channel went away.
+    pub(super) fn channel_gone(&mut self, channel: Channel) {
+        if self.looked_at.is_none() {
+            self.gone.insert(channel);
+        } else {
+            self.gone_since.insert(channel);
+        }
+    }
+
     pub(super) fn has_work(&self) -> bool {
         self.is_demoted || !self.closed.is_empty() || !self.gone.is_empty()
+    }
+
+    /// Bytes on the heap, about.
+    pub(super) fn heap_bytes(&self) -> usize {
+        bytes_in_set::<Wait>(self.waits.len())
     }
 
     /// How many wait.

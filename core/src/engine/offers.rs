@@ -29,14 +29,15 @@ impl Engine {
             return;
         }
         let keys = waiter.names.len();
-        let in_turn = (0..keys).map(|step| step.saturating_add(waiter.held_up_by).checked_rem(keys).unwrap_or(0));
+        let from = waiter.held_up_by as usize;
+        let in_turn = (0..keys).map(|step| step.saturating_add(from).checked_rem(keys).unwrap_or(0));
         let held_up_by = in_turn
             .clone()
             .find(|index| waiter.names.get(*index).is_some_and(|name| !self.is_to_be_had(tx, *name, ticket, waiter)));
         match held_up_by {
             Some(index) => {
                 if let Some(waiter) = self.queues.get_mut(ticket) {
-                    waiter.held_up_by = index;
+                    waiter.held_up_by = u32::try_from(index).unwrap_or(0);
                 }
             }
             None => self.grantable.push_back((ticket, freed)),

@@ -66,11 +66,13 @@ pub(super) struct Owners {
     slots: Slots<OwnerRecord>,
     by_bytes: NameTable,
     hasher: RandomState,
+    /// How many bytes all their names have.
+    bytes_of_names: usize,
 }
 
 impl Owners {
     pub(super) fn new(hasher: RandomState) -> Self {
-        Self { slots: Slots::default(), by_bytes: NameTable::default(), hasher }
+        Self { slots: Slots::default(), by_bytes: NameTable::default(), hasher, bytes_of_names: 0 }
     }
 
     pub(super) fn find(&self, bytes: &[u8]) -> Option<OwnerId> {
@@ -89,6 +91,7 @@ impl Owners {
         let (waits, holdings) = (SmallSet::default(), SmallSet::default());
         let number = self.slots.insert(OwnerRecord { bytes: bytes.into(), waits, holdings, permits_once: 0 });
         self.by_bytes.insert(self.hasher.hash_one(bytes), number);
+        self.bytes_of_names = self.bytes_of_names.saturating_add(bytes.len());
         OwnerId(number)
     }
 
@@ -99,6 +102,7 @@ impl Owners {
             && let Some(record) = self.slots.remove(id.0)
         {
             self.by_bytes.remove(self.hasher.hash_one(&*record.bytes), id.0);
+            self.bytes_of_names = self.bytes_of_names.saturating_sub(record.bytes.len());
             if self.slots.is_oversized() {
                 self.slots = Slots::default();
             }
@@ -116,6 +120,12 @@ impl Owners {
     /// The name of an owner.
     pub(super) fn bytes(&self, id: OwnerId) -> &[u8] {
         self.get(id).map_or(&[], |record| &record.bytes)
+    }
+
+    /// Bytes on the heap, as far as they can be told without a look at each owner.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let tables = self.slots.heap_bytes().saturating_add(self.by_bytes.heap_bytes());
+        tables.saturating_add(self.bytes_of_names)
     }
 
     #[cfg(test)]

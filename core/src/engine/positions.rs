@@ -17,15 +17,35 @@ pub(super) enum Rank {
 /// Where a request stands in every queue that it is in. A smaller one is served earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
-    pub(super) rank: Rank,
-    /// The arrival number, of the whole server. A request that takes the place of another one over keeps its number.
-    pub(super) arrival: u64,
+    /// The rank in the highest bit, and below it the arrival number, of the whole server, which never has that bit. A request
+    /// that takes the place of another one over keeps its number.
+    turn: u64,
     pub(super) ticket: u64,
 }
 
 impl Position {
-    pub(super) const FIRST: Self = Self { rank: Rank::Upgrade, arrival: u64::MIN, ticket: u64::MIN };
-    pub(super) const LAST: Self = Self { rank: Rank::Newcomer, arrival: u64::MAX, ticket: u64::MAX };
+    pub(super) const FIRST: Self = Self { turn: u64::MIN, ticket: u64::MIN };
+    pub(super) const LAST: Self = Self { turn: u64::MAX, ticket: u64::MAX };
+
+    const NEWCOMER: u64 = 1 << 63;
+
+    pub(super) fn new(rank: Rank, arrival: u64, ticket: u64) -> Self {
+        let arrival = arrival & !Self::NEWCOMER;
+        let turn = match rank {
+            Rank::Upgrade => arrival,
+            Rank::Newcomer => arrival | Self::NEWCOMER,
+        };
+        Self { turn, ticket }
+    }
+
+    /// The same turn, with another ticket.
+    pub(super) fn with_ticket(self, ticket: u64) -> Self {
+        Self { ticket, ..self }
+    }
+
+    pub(super) fn rank(self) -> Rank {
+        if self.turn < Self::NEWCOMER { Rank::Upgrade } else { Rank::Newcomer }
+    }
 }
 
 /// The number of an owner.

@@ -120,7 +120,7 @@ impl Engine {
             let Some(waiter) = engine.queues.get(ticket) else {
                 return;
             };
-            if let Err(refusal) = admission::check_possible(tx.keys.value(id), &waiter.request, tx.now) {
+            if let Err(refusal) = admission::check_possible(tx.keys.value(id), &waiter.request(), tx.now) {
                 engine.work.take(ANSWER);
                 engine.answer(tx, ticket, Answer::Refused(refusal));
             }
@@ -183,7 +183,7 @@ impl Engine {
             let Value::Lock(lock) = tx.keys.value(id) else {
                 return;
             };
-            let meets = |mode: &Mode| waiter.request.is_met_by(*mode);
+            let meets = |mode: &Mode| waiter.request().is_met_by(*mode);
             if Mode::ALL.iter().any(|mode| meets(mode) && lock.live_hold(owner, *mode, tx.now).is_some()) {
                 engine.work.take(ANSWER);
                 engine.grant_sibling(tx, id, ticket, false);
@@ -214,11 +214,11 @@ impl Engine {
             return Ok(());
         }
         self.each_waiter(name, after, |engine, ticket| {
-            let Some(waiter) = engine.queues.get(ticket).filter(|waiter| waiter.request.kind == Kind::Fair) else {
+            let Some(waiter) = engine.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair) else {
                 return;
             };
             let (owner, arrival) = (Owner::from(engine.queues.owner_of(waiter)), waiter.arrival);
-            let (stay, request_id) = (Stay::Connected, waiter.request.request_id);
+            let (stay, request_id) = (Stay::Connected, waiter.request().request_id);
             let Ok(lock) = tx.keys.value(id).of_kind(Kind::Fair, tx.now) else {
                 return;
             };

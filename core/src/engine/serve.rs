@@ -42,7 +42,7 @@ impl Engine {
         let Some(waiter) = self.queues.get(ticket) else {
             return false;
         };
-        let (owner, kind) = (Owner::from(self.queues.owner_of(waiter)), waiter.request.kind);
+        let (owner, kind) = (Owner::from(self.queues.owner_of(waiter)), waiter.request().kind);
         self.make_room(tx, id, kind);
         let Some(waiter) = self.queues.leave_for_grant(ticket) else {
             return false;
@@ -50,7 +50,7 @@ impl Engine {
         let given = self.give(tx, id, ticket, owner.as_slice(), &waiter, decision);
         let is_granted = given.is_ok();
         if is_granted {
-            self.stats.count_wait(waiter.request.kind, waiter.since_us, tx.now);
+            self.stats.count_wait(waiter.request().kind, waiter.since_us, tx.now);
             self.expect_delivery(ticket, &waiter);
         } else {
             self.queues.take_undelivered(ticket);
@@ -66,8 +66,8 @@ impl Engine {
 
     /// Whether a waiter still may have what it waits for: its user's rights may have been taken away meanwhile.
     pub(super) fn is_permitted(&self, tx: &Transaction<'_, impl Keyspace>, ticket: u64) -> bool {
-        let waiter = self.queues.get(ticket).and_then(|waiter| Some((waiter.client?, &waiter.request)));
-        waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, request))
+        let waiter = self.queues.get(ticket).and_then(|waiter| Some((waiter.client()?, waiter.request())));
+        waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, &request))
     }
 
     /// Whether a wait is over, by its time or because the request is cut off.
@@ -99,7 +99,7 @@ impl Engine {
 
     /// Answers a waiter that is not granted, and leaves it no place on a fair lock.
     fn give_up(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64, answer: Answer) {
-        let waiter = self.queues.get(ticket).filter(|waiter| waiter.request.kind == Kind::Fair);
+        let waiter = self.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair);
         let owner: Option<Owner> = waiter.map(|waiter| self.queues.owner_of(waiter).into());
         self.answer(tx, ticket, answer);
         if let Some(owner) = owner {
@@ -117,23 +117,23 @@ impl Engine {
         waiter: &Waiter,
         decision: &Decision,
     ) -> Result<u64, Refusal> {
-        let request = &waiter.request;
+        let request = &waiter.request();
         if let Decision::Repeat(token) | Decision::Held(token) = decision {
             // It has given nothing that could be taken back.
-            self.repeat(tx, id, *token, request, waiter.client);
+            self.repeat(tx, id, *token, request, waiter.client());
             return Ok(*token);
         }
         let before = Self::live_terms(tx, id, request.kind, owner, request.mode)?;
         let is_bound =
-            |keys: &_, token| waiter.client.is_some_and(|client| clients_of(keys, id, token).contains(&client));
+            |keys: &_, token| waiter.client().is_some_and(|client| clients_of(keys, id, token).contains(&client));
         let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(&*tx.keys, *token));
-        let token = self.grant(tx, id, owner, request, waiter.client)?;
+        let token = self.grant(tx, id, owner, request, waiter.client())?;
         let after = before.as_ref().and_then(|_| terms_of(tx.keys, id, token));
         let undelivered = Undelivered {
             token,
             count: request.count,
             arrival: waiter.arrival,
-            client: waiter.client,
+            client: waiter.client(),
             has_bound: !was_bound && is_bound(&*tx.keys, token),
             before_and_after: before.map(|(_, terms): (u64, Terms)| terms).zip(after).map(Box::new),
         };

@@ -20,12 +20,12 @@ impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
     /// was granted without hearing of it. `gave_up` tells that it was answered nil.
     pub fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
-        let waiter = self.queues.get(ticket).filter(|waiter| waiter.request.kind == Kind::Fair);
+        let waiter = self.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair);
         let gone = waiter.map(|waiter| Gone { owner: self.queues.owner_of(waiter).into(), gave_up });
         let Some(waiter) = self.remove(ticket) else {
             return self.take_back(ticket);
         };
-        count(&mut self.stats.of(waiter.request.kind).disconnected);
+        count(&mut self.stats.of(waiter.request().kind).disconnected);
         if let Some(name) = waiter.names.first() {
             self.mark(*name, |dirty| dirty.gone.extend(gone));
         }

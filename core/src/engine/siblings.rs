@@ -43,7 +43,7 @@ impl Engine {
         while let Some(owner_id) = self.queues.owners.find(owner)
             && let Some(position) = self.queues.next_of_owner(owner_id, name, mode, behind)
         {
-            let Some(request) = self.queues.get(position.ticket).map(|waiter| waiter.request) else {
+            let Some(request) = self.queues.get(position.ticket).map(|waiter| waiter.request()) else {
                 return;
             };
             let is_passed = mode == Mode::Permits && !request.is_once;
@@ -95,7 +95,7 @@ impl Engine {
             return self.offer(tx, ticket, freed);
         }
         let owner = self.queues.owner_of(waiter);
-        match admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request, tx.now) {
+        match admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request(), tx.now) {
             Decision::Wait => {}
             decision => {
                 self.serve(tx, id, ticket, decision);

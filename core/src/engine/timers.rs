@@ -197,10 +197,10 @@ impl Engine {
             return Rang::No;
         };
         let name = waiter.names.first().copied();
-        let gone = (waiter.request.kind == Kind::Fair)
+        let gone = (waiter.request().kind == Kind::Fair)
             .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: true });
         let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
-        let kind = waiter.request.kind;
+        let kind = waiter.request().kind;
         let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
         count(&mut self.stats.of(kind).timed_out);
         out.answer(ticket, notice, Answer::TimedOut);
@@ -231,7 +231,7 @@ impl Engine {
                 if let Outcome::Cycle(cycle) = outcome
                     && let Some(waiter) = self.remove(ticket)
                 {
-                    count(&mut self.stats.of(waiter.request.kind).deadlocks);
+                    count(&mut self.stats.of(waiter.request().kind).deadlocks);
                     out.answer(ticket, waiter.notice(), Answer::Refused(crate::Refusal::Deadlock(cycle)));
                     for name in waiter.names {
                         self.mark(name, |_| {});

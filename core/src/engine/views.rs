@@ -50,6 +50,12 @@ impl Engine {
         self.queues.len()
     }
 
+    /// How many bytes the engine's records of them take, about.
+    #[must_use]
+    pub fn waiters_bytes(&self) -> usize {
+        self.queues.heap_bytes()
+    }
+
     /// How many wait for locks of a kind.
     #[must_use]
     pub fn waiting_for(&self, kind: Kind) -> usize {
@@ -78,7 +84,7 @@ impl Engine {
     #[must_use]
     pub fn is_notified(&self, key: KeyRef<'_>, owner: &[u8]) -> bool {
         let ticket = self.queues.names.find(key).and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive));
-        ticket.and_then(|ticket| self.queues.get(ticket)).is_some_and(|waiter| waiter.request.notify.is_some())
+        ticket.and_then(|ticket| self.queues.get(ticket)).is_some_and(|waiter| waiter.request().notify.is_some())
     }
 
     /// Who waits under `key`, in order.
@@ -87,9 +93,9 @@ impl Engine {
         let waiters = name.into_iter().flat_map(|name| self.queues.in_order(name));
         waiters.filter(move |(_, waiter)| !waiter.is_over(now)).map(move |(_, waiter)| WaiterView {
             owner: self.queues.owner_of(waiter),
-            mode: waiter.request.mode,
-            count: waiter.request.count,
-            is_notified: waiter.request.notify.is_some(),
+            mode: waiter.request().mode,
+            count: waiter.request().count,
+            is_notified: waiter.request().notify.is_some(),
             waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
         })
     }

@@ -31,6 +31,11 @@ use crate::collections::{Alarm, Deadlines, Slots};
 use crate::kind::{Kind, Mode};
 use crate::time::Now;
 
+/// How many bytes an ordered set takes, about: its elements come in order, and so leave its nodes half full.
+pub(super) fn bytes_in_set<T>(elements: usize) -> usize {
+    elements.saturating_mul(size_of::<T>()).saturating_mul(2)
+}
+
 enum State {
     Waiting(Waiter),
     /// It was granted, under these names, and nobody may have heard of it.
@@ -44,7 +49,8 @@ pub(super) struct WaitQueues {
     /// By the low half of a ticket. The high half is a running number, so that no ticket is given twice.
     tickets: Slots<(u32, State)>,
     last_number: u32,
-    timeouts: Deadlines<u64>,
+    /// The slots of the tickets of those who do not wait for ever.
+    timeouts: Deadlines<u32>,
     pub(super) notified: Notified,
     waiting: usize,
     /// The same by kind.
@@ -107,23 +113,12 @@ impl WaitQueues {
 
     /// Puts a request into the queue of each of its names. Returns its ticket.
     pub(super) fn enter(&mut self, entrant: Entrant<'_>, now: Now) -> u64 {
-        let Entrant { names, rank, arrival, owner, request, client } = entrant;
-        let owner = self.owners.intern(owner);
-        let waiter = Waiter {
-            names,
-            rank,
-            arrival,
-            owner,
-            request,
-            client,
-            since_us: now.mono_us,
-            held_up_by: 0,
-            is_suspected: false,
-            alarm: Alarm::NONE,
-        };
+        let Entrant { rank, arrival, request, client, .. } = entrant;
+        let owner = self.owners.intern(entrant.owner);
+        let waiter = Waiter::new(entrant, owner, now);
         self.last_number = self.last_number.checked_add(1).unwrap_or(1);
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
-        let ticket = (u64::from(self.last_number) << u32::BITS) | u64::from(slot);
+        let ticket = ticket_of(slot, self.last_number);
         self.waiting = self.waiting.saturating_add(1);
         if let Some(waiting) = self.of_kind.get_mut(request.kind as usize) {
             *waiting = waiting.saturating_add(1);
@@ -131,8 +126,8 @@ impl WaitQueues {
         if let (Some(_), Some(client)) = (request.notify, client) {
             self.notified.enter(client, ticket);
         }
-        let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, ticket));
-        let position = Position { rank, arrival, ticket };
+        let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, slot));
+        let position = Position::new(rank, arrival, ticket);
         if let Some((_, State::Waiting(waiter))) = self.tickets.get_mut(slot) {
             waiter.alarm = alarm.unwrap_or(Alarm::NONE);
             for name in &waiter.names {
@@ -169,22 +164,22 @@ impl WaitQueues {
             return None;
         };
         self.waiting = self.waiting.saturating_sub(1);
-        if let Some(waiting) = self.of_kind.get_mut(waiter.request.kind as usize) {
+        if let Some(waiting) = self.of_kind.get_mut(waiter.request().kind as usize) {
             *waiting = waiting.saturating_sub(1);
         }
         if waiter.alarm != Alarm::NONE {
             self.timeouts.remove(waiter.alarm);
         }
-        if let (Some(_), Some(client)) = (waiter.request.notify, waiter.client) {
+        if let (Some(_), Some(client)) = (waiter.request().notify, waiter.client()) {
             self.notified.leave(client, ticket);
         }
         let position = waiter.position(ticket);
         for name in &waiter.names {
             if let Some(owner) = self.owners.get_mut(waiter.owner) {
-                owner.leave(Wait { name: *name, mode: waiter.request.mode, position }, &waiter.request);
+                owner.leave(Wait { name: *name, mode: waiter.request().mode, position }, &waiter.request());
             }
             if let Some(record) = self.names.get_mut(*name) {
-                record.leave(position, waiter.request.kind);
+                record.leave(position, waiter.request().kind);
                 if record.queue.is_empty() {
                     record.is_rejoining = false;
                     self.forget_holders(*name);
@@ -192,6 +187,16 @@ impl WaitQueues {
             }
         }
         Some(waiter)
+    }
+
+    /// Bytes on the heap, about: what is known without a look at each waiter.
+    pub(super) fn heap_bytes(&self) -> usize {
+        // Who is alone in a queue is kept in the record of the name.
+        let in_sets = self.waiting.saturating_sub(self.names.len());
+        let queued = bytes_in_set::<Position>(in_sets);
+        let records = self.names.heap_bytes().saturating_add(self.owners.heap_bytes());
+        let tables = self.tickets.heap_bytes().saturating_add(self.timeouts.heap_bytes());
+        records.saturating_add(tables).saturating_add(queued).saturating_add(self.notified.heap_bytes())
     }
 
     /// How many wait under a name.
@@ -246,7 +251,7 @@ impl WaitQueues {
         let mut behind = None;
         for _ in 0..LOOKED_AT {
             let position = self.next_of_owner(owner, name, mode, behind)?;
-            if let Some(id) = self.get(position.ticket).and_then(|waiter| waiter.request.request_id) {
+            if let Some(id) = self.get(position.ticket).and_then(|waiter| waiter.request().request_id) {
                 return Some((position.ticket, id));
             }
             behind = Some(position);
@@ -260,7 +265,8 @@ impl WaitQueues {
         if until_us > now.mono_us {
             return None;
         }
-        self.timeouts.get(alarm).map(|(_, ticket)| *ticket)
+        let (_, slot) = self.timeouts.get(alarm)?;
+        self.tickets.get(*slot).map(|(number, _)| ticket_of(*slot, *number))
     }
 
     /// Whether there is memory to give back.
@@ -427,8 +433,25 @@ impl WaitQueues {
     }
 }
 
+fn ticket_of(slot: u32, number: u32) -> u64 {
+    (u64::from(number) << u32::BITS) | u64::from(slot)
+}
+
 /// The slot and the running number of a ticket.
 fn halves(ticket: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = ticket.to_le_bytes();
     (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_have_the_sizes_that_the_memory_of_a_million_waiters_rests_on() {
+        assert_eq!(size_of::<(u32, State)>(), 112);
+        assert_eq!(size_of::<OwnerRecord>(), 72);
+        assert_eq!(size_of::<NameRecord>(), 160);
+        assert_eq!((size_of::<Position>(), size_of::<Wait>()), (16, 24));
+    }
 }

@@ -3,36 +3,85 @@
 use smallvec::SmallVec;
 
 use super::positions::{NameId, OwnerId, Position, Rank};
-use crate::collections::Alarm;
+use crate::collections::{Alarm, Optional};
+use crate::kind::{Kind, Mode};
 use crate::outbox::{Answer, Notice};
-use crate::request::{Ask, Request, Verb};
+use crate::request::{Ask, Channel, Request, Verb};
 use crate::time::Now;
 
 /// The names that a request is about: nearly always one.
 pub(super) type RequestNames = SmallVec<[NameId; 1]>;
 
-/// A request that waits.
+/// A request that waits. There may be millions, so it is kept small.
 pub(super) struct Waiter {
     /// In the order in which they were asked for.
     pub(super) names: RequestNames,
     pub(super) rank: Rank,
     pub(super) arrival: u64,
     pub(super) owner: OwnerId,
-    pub(super) request: Request,
-    /// The connection that waits, if it is one that can close.
-    pub(super) client: Option<u64>,
+    request: Packed,
+    client: Optional,
     pub(super) since_us: u64,
     /// Of a request for many keys: which of them was not to be had when it was last looked at.
-    pub(super) held_up_by: usize,
+    pub(super) held_up_by: u32,
     /// It is in the engine's list of requests that may close a circle.
     pub(super) is_suspected: bool,
     pub(super) alarm: Alarm,
 }
 
+/// What a [`Request`] says that waits.
+#[derive(Clone, Copy)]
+struct Packed {
+    lease_ms: u64,
+    until_us: Optional,
+    request_id: Optional,
+    session_ms: Optional,
+    count: u32,
+    notify: Option<Channel>,
+    verb: Verb,
+    kind: Kind,
+    mode: Mode,
+    is_once: bool,
+}
+
 impl Waiter {
+    /// A request that begins to wait.
+    pub(super) fn new(entrant: Entrant<'_>, owner: OwnerId, now: Now) -> Self {
+        let Entrant { names, rank, arrival, owner: _, request, client } = entrant;
+        let Request { verb, kind, mode, count, lease_ms, request_id, session_ms, is_once, notify, ask: _ } = request;
+        let until_us = until_us(&request).into();
+        let (request_id, session_ms) = (request_id.into(), session_ms.into());
+        Self {
+            names,
+            rank,
+            arrival,
+            owner,
+            request: Packed { lease_ms, until_us, request_id, session_ms, count, notify, verb, kind, mode, is_once },
+            client: client.into(),
+            since_us: now.mono_us,
+            held_up_by: 0,
+            is_suspected: false,
+            alarm: Alarm::NONE,
+        }
+    }
+
+    /// What was asked.
+    pub(super) fn request(&self) -> Request {
+        let Packed { lease_ms, until_us, request_id, session_ms, count, notify, verb, kind, mode, is_once } =
+            self.request;
+        let (request_id, session_ms) = (request_id.get(), session_ms.get());
+        let ask = Ask::Wait { until_us: until_us.get() };
+        Request { verb, kind, mode, count, lease_ms, request_id, session_ms, is_once, notify, ask }
+    }
+
+    /// The connection that waits, if it is one that can close.
+    pub(super) fn client(&self) -> Option<u64> {
+        self.client.get()
+    }
+
     /// Whether its time is over. What was answered nil is never granted, and what is over is answered nil.
     pub(super) fn is_over(&self, now: Now) -> bool {
-        until_us(&self.request).is_some_and(|until_us| until_us <= now.mono_us)
+        self.request.until_us.get().is_some_and(|until_us| until_us <= now.mono_us)
     }
 
     /// Whether it is a request for many keys, which may be one.
@@ -42,19 +91,19 @@ impl Waiter {
 
     /// Where its answer is published, if no connection is blocked for it.
     pub(super) fn notice(&self) -> Option<Notice> {
-        let Request { notify, request_id, .. } = self.request;
-        Some(Notice { channel: notify?, id: request_id?, client: self.client? })
+        let Packed { notify, request_id, .. } = self.request;
+        Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()? })
     }
 
     /// What it is told when `later`, a request of the same owner, stands in its place.
     pub(super) fn answer_to_succeeded(&self, later: &Request) -> Answer {
-        let Request { request_id, notify, .. } = self.request;
+        let Request { request_id, notify, .. } = self.request();
         let is_continued = notify.is_some() && (request_id, notify) == (later.request_id, later.notify);
         if is_continued { Answer::Continued } else { Answer::TakenOver }
     }
 
     pub(super) fn position(&self, ticket: u64) -> Position {
-        Position { rank: self.rank, arrival: self.arrival, ticket }
+        Position::new(self.rank, self.arrival, ticket)
     }
 }
 

@@ -150,9 +150,9 @@ impl World {
             let is_first = record.queue.first().is_some_and(|first| first.ticket == ticket);
             let value = self.lock(&record.key().to_key()).map_or(Lies::Vacant, Lies::Lock);
             let ahead = Ahead { any: !is_first, upgrade: !is_first, other_kind: false };
-            admission::decide(value, ahead, owner, &head.request, self.now) == Decision::Grant
+            admission::decide(value, ahead, owner, &head.request(), self.now) == Decision::Grant
         });
-        assert!(!can_have, "the head of the queue waits although it could hold: {:?}", head.request);
+        assert!(!can_have, "the head of the queue waits although it could hold: {:?}", head.request());
     }
 
     /// A fair lock that is free is reserved for its head, which is not there; and connected places are those of the

@@ -47,7 +47,7 @@ fn lines(world: &World, refused: Option<(&[Key], &Asked)>) -> BTreeMap<Key, Vec<
         let waiters: Vec<_> = waiters.filter(|waiter| !waiter.is_over(world.now)).collect();
         let mut line: Vec<Standing> = waiters
             .iter()
-            .map(|waiter| Standing { owner: queues.owner_of(waiter).into(), mode: waiter.request.mode })
+            .map(|waiter| Standing { owner: queues.owner_of(waiter).into(), mode: waiter.request().mode })
             .collect();
         if let Some((keys, (owner, request))) = refused
             && keys.contains(&key)

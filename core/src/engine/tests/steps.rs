@@ -1,6 +1,7 @@
 //! How much is done in one go, while the server's only thread does nothing else: thousands wait or hold, something concerns all of
 //! them at once, and what each turn does is counted. Steps are counted and not timed, so that this holds on a busy machine.
 
+use core::num::NonZeroU32;
 use core::slice::from_ref;
 use std::format;
 use std::string::String;
@@ -13,7 +14,7 @@ use crate::engine::{Acquired, Engine, Transaction};
 use crate::kind::{Kind, Mode};
 use crate::lock::HoldIndex;
 use crate::outbox::Outbox;
-use crate::request::{Ask, Limits, Refusal, Release, Request, Verb};
+use crate::request::{Ask, Channel, Limits, Refusal, Release, Request, Verb};
 
 /// How many wait or hold.
 const MANY: usize = 3000;
@@ -473,4 +474,58 @@ fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     crowded.release(&keys, Kind::Mutex, Mode::Exclusive);
     crowded.settle();
     assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / KEYS, 0));
+}
+
+/// Has all of the others wait for the holder's lock without a blocked connection: over two connections, each request on one of a
+/// number of channels.
+fn wait_for_notices(crowded: &mut Crowded, lock: &Key, ask: Ask, channels: u32) {
+    crowded.acquire(from_ref(lock), HOLDER, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
+    for number in 0..MANY {
+        let channel = NonZeroU32::MIN.saturating_add(u32::try_from(number).unwrap() % channels);
+        let (request_id, notify) = (Some(number as u64 + 1), Some(Channel(channel)));
+        crowded.world.client = Some(number as u64 % 2 + 1);
+        let request = Request { request_id, notify, ..request(Kind::Mutex, Mode::Exclusive, ask) };
+        crowded.acquire(from_ref(lock), number, &request).unwrap();
+    }
+    assert_eq!(crowded.world.engine.waiting_notified(), MANY);
+    crowded.count();
+}
+
+#[test]
+fn notices_of_a_connection_that_closes_go_out_a_few_at_a_time() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    wait_for_notices(&mut crowded, &lock, FOREVER, 1);
+    crowded.world.engine.client_closed(1);
+    crowded.settle();
+    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / 2, MANY / 2));
+}
+
+#[test]
+fn notices_of_waits_that_end_together_go_out_a_few_at_a_time() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
+    wait_for_notices(&mut crowded, &lock, Ask::Wait { until_us }, 1);
+    crowded.world.pause(LEASE_MS / 2);
+    crowded.settle();
+    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY, 0));
+}
+
+#[test]
+fn one_look_at_the_waits_finds_those_of_all_channels_that_went_away() {
+    const CHANNELS: u32 = 100;
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    wait_for_notices(&mut crowded, &lock, FOREVER, CHANNELS);
+    for number in 1..=CHANNELS / 2 {
+        crowded.world.engine.channel_gone(Channel(NonZeroU32::new(number).unwrap()));
+    }
+    crowded.run_timer();
+    crowded.end_turn();
+    // Channels that go while the look is under way are not forgotten.
+    for number in CHANNELS / 2 + 1..CHANNELS {
+        crowded.world.engine.channel_gone(Channel(NonZeroU32::new(number).unwrap()));
+    }
+    crowded.settle();
+    let left = MANY / CHANNELS as usize;
+    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY - left, left));
+    assert!(crowded.turns < 50, "{} turns", crowded.turns);
 }

@@ -1,0 +1,190 @@
+//! What the subscribers of a crowd hear, checked message by message.
+
+use anyhow::{Context, Result, ensure};
+use rlock_bench::notice::{Notice, Outcome};
+use rlock_bench::resp::{self, Frame};
+use rlock_bench::swarm::{Outbox, Script};
+
+use super::crowd::{RELEASERS, Shape, channel, first_holder, key, owner};
+
+/// How many locks are passed on at once.
+const AT_ONCE: usize = 1000;
+
+/// Each connection subscribes to its channel.
+pub struct Subscribing {
+    connections: usize,
+    subscribed: usize,
+}
+
+impl Subscribing {
+    pub fn new(connections: usize) -> Self {
+        Self { connections, subscribed: 0 }
+    }
+}
+
+impl Script for Subscribing {
+    fn begin(&mut self, outbox: &mut Outbox) {
+        for connection in 0..self.connections {
+            outbox.push(connection, &resp::command(&[b"SUBSCRIBE", channel(connection).as_bytes()]));
+        }
+    }
+
+    fn on_reply(&mut self, _connection: usize, reply: Frame<'_>, _outbox: &mut Outbox) -> Result<()> {
+        reply.expect_array(3)?;
+        self.subscribed += 1;
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        self.subscribed == self.connections
+    }
+}
+
+/// Which requests have ended, each once, and on the channel that it named.
+pub struct Ended {
+    shape: Shape,
+    has_ended: Vec<bool>,
+    count: usize,
+}
+
+impl Ended {
+    pub fn new(shape: Shape) -> Self {
+        Self { shape, has_ended: vec![false; shape.requests], count: 0 }
+    }
+
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    fn hear(&mut self, connection: usize, frame: Frame<'_>) -> Result<(usize, Outcome)> {
+        let notice = Notice::from_frame(frame)?;
+        let index = notice.index(self.shape.requests)?;
+        ensure!(self.shape.asker(index) == connection, "request {index} was answered on another channel");
+        ensure!(!self.has_ended[index], "request {index} was answered twice");
+        self.has_ended[index] = true;
+        self.count += 1;
+        Ok((index, notice.outcome))
+    }
+}
+
+/// Requests end by themselves, all in the same way.
+pub struct Ending<'e> {
+    ended: &'e mut Ended,
+    outcome: Outcome,
+    until: usize,
+}
+
+impl<'e> Ending<'e> {
+    /// Listens until so many have ended in all.
+    pub fn new(ended: &'e mut Ended, outcome: Outcome, until: usize) -> Self {
+        Self { ended, outcome, until }
+    }
+}
+
+impl Script for Ending<'_> {
+    fn begin(&mut self, _outbox: &mut Outbox) {}
+
+    fn on_reply(&mut self, connection: usize, reply: Frame<'_>, _outbox: &mut Outbox) -> Result<()> {
+        let (index, outcome) = self.ended.hear(connection, reply)?;
+        ensure!(outcome == self.outcome, "request {index} ended with {outcome:?}, expected {:?}", self.outcome);
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        self.ended.count == self.until
+    }
+}
+
+/// Every lock is given back, by its first holder and then by each whose turn it is.
+pub struct Draining<'e> {
+    ended: &'e mut Ended,
+    /// The next request of each name, if any is left.
+    next: Vec<usize>,
+    /// How many locks were given back by their first holders.
+    begun: usize,
+    /// How many locks have nobody left who waits.
+    served: usize,
+    last_token: Vec<u64>,
+    releases: usize,
+    released: usize,
+}
+
+impl<'e> Draining<'e> {
+    /// What has ended already has left the queues.
+    pub fn new(ended: &'e mut Ended) -> Self {
+        let names = ended.shape.names;
+        let mut draining = Self {
+            ended,
+            next: (0..names).collect(),
+            begun: 0,
+            served: 0,
+            last_token: vec![0; names],
+            releases: 0,
+            released: 0,
+        };
+        for name in 0..names {
+            draining.skip_ended(name);
+        }
+        draining
+    }
+
+    fn skip_ended(&mut self, name: usize) {
+        while self.ended.has_ended.get(self.next[name]) == Some(&true) {
+            self.next[name] += self.ended.shape.names;
+        }
+    }
+
+    fn release(&mut self, name: usize, holder: &str, outbox: &mut Outbox) {
+        let releaser = self.ended.shape.connections + self.releases % RELEASERS;
+        outbox.push(releaser, &resp::command(&[b"RLOCK.RELEASE", key(name).as_bytes(), holder.as_bytes()]));
+        self.releases += 1;
+        if self.next[name] >= self.ended.shape.requests {
+            self.served += 1;
+        }
+    }
+
+    /// Begins with more locks, as long as few are in hand.
+    fn begin_some(&mut self, outbox: &mut Outbox) {
+        while self.begun < self.ended.shape.names && self.begun - self.served + self.releases - self.released < AT_ONCE
+        {
+            let name = self.begun;
+            self.begun += 1;
+            self.release(name, &first_holder(name), outbox);
+        }
+    }
+
+    fn on_grant(&mut self, index: usize, outcome: Outcome, outbox: &mut Outbox) -> Result<()> {
+        let name = index % self.ended.shape.names;
+        let Outcome::Granted(token) = outcome else {
+            anyhow::bail!("request {index} ended with {outcome:?} instead of a grant");
+        };
+        ensure!(self.next[name] == index, "request {index} was granted before {}", self.next[name]);
+        let last_token = self.last_token.get_mut(name).context("no such name")?;
+        ensure!(token > *last_token, "token {token} after {last_token}");
+        *last_token = token;
+        self.skip_ended(name);
+        self.release(name, &owner(index), outbox);
+        Ok(())
+    }
+}
+
+impl Script for Draining<'_> {
+    fn begin(&mut self, outbox: &mut Outbox) {
+        self.begin_some(outbox);
+    }
+
+    fn on_reply(&mut self, connection: usize, reply: Frame<'_>, outbox: &mut Outbox) -> Result<()> {
+        if connection >= self.ended.shape.connections {
+            self.released += 1;
+            self.begin_some(outbox);
+            return reply.expect(b":0\r\n");
+        }
+        let (index, outcome) = self.ended.hear(connection, reply)?;
+        self.on_grant(index, outcome, outbox)
+    }
+
+    fn finished(&self) -> bool {
+        let shape = self.ended.shape;
+        self.ended.count == shape.requests && self.begun == shape.names && self.released == self.releases
+    }
+}

@@ -1,0 +1,141 @@
+//! Very many requests that wait over few connections, by BLOCK … NOTIFY: each is answered once, and in the order of its queue.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::support::{Client, Command, Server, at_length};
+
+const NAMES: usize = 100;
+const CONNECTIONS: usize = 20;
+/// How many requests one connection sends before it is the next one's turn.
+const BATCH: usize = 100;
+
+/// Requests that wait: request `index` is for the name `index % NAMES`, and has an owner of its own and the id `index + 1`.
+struct Crowd {
+    server: Server,
+    control: Client,
+    /// Each asks for answers on a channel of its own.
+    askers: Vec<Client>,
+    subscribers: Vec<Client>,
+    /// Who waits for each name, in order.
+    queues: Vec<Vec<usize>>,
+}
+
+fn asker(index: usize) -> usize {
+    index / BATCH % CONNECTIONS
+}
+
+fn owner(index: usize) -> String {
+    format!("owner-{index:034}")
+}
+
+fn release(name: usize, owner: &str) -> Command {
+    format!("RLOCK.RELEASE lock:orders:{name:08} {owner}").into()
+}
+
+impl Crowd {
+    /// All of them wait, for so long.
+    fn new(block_ms: u64) -> Self {
+        let requests = at_length(20_000, 1_000_000);
+        let server = Server::start();
+        let mut control = server.client();
+        assert_eq!(control.call(format!("CONFIG SET rlock.max-waiters {requests}")), "OK");
+        for name in 0..NAMES {
+            control.acquire(&format!("lock:orders:{name:08} first PX 86400000"));
+        }
+        let mut askers: Vec<Client> = (0..CONNECTIONS).map(|_| server.client()).collect();
+        let mut subscribers: Vec<Client> = (0..CONNECTIONS).map(|_| server.client()).collect();
+        for (number, subscriber) in subscribers.iter_mut().enumerate() {
+            subscriber.call(format!("SUBSCRIBE answers:{number}"));
+        }
+        for first in (0..requests).step_by(BATCH) {
+            let asker = asker(first);
+            let ask = |index: usize| {
+                let (name, owner, id) = (index % NAMES, owner(index), index + 1);
+                let options = format!("PX 86400000 BLOCK {block_ms} NOTIFY answers:{asker} REQ {id}");
+                format!("RLOCK.ACQUIRE lock:orders:{name:08} {owner} {options}").into()
+            };
+            let batch: Vec<Command> = (first..first + BATCH).map(ask).collect();
+            assert!(askers[asker].call_in_one_step(&batch).iter().all(|reply| *reply == 0), "all of them wait");
+        }
+        assert_eq!(control.info_number("rlock_waiting"), i64::try_from(requests).unwrap());
+        let queues = (0..NAMES).map(|name| (name..requests).step_by(NAMES).collect()).collect();
+        Self { server, control, askers, subscribers, queues }
+    }
+
+    /// The next messages for these requests, in any order. Returns what each says.
+    fn hear(&mut self, requests: &[usize]) -> BTreeMap<usize, String> {
+        let mut heard = BTreeMap::new();
+        for index in requests {
+            let message = self.subscribers[asker(*index)].reply().array()[2].text();
+            let mut words = message.split(' ');
+            let (what, id) = (words.next().unwrap(), words.next().unwrap());
+            let ended = id.parse::<usize>().unwrap() - 1;
+            assert_eq!(heard.insert(ended, what.to_owned()), None, "{ended} was answered twice");
+        }
+        let expected: BTreeSet<usize> = requests.iter().copied().collect();
+        assert_eq!(heard.keys().copied().collect::<BTreeSet<_>>(), expected, "those whose turn it is, and nobody else");
+        heard
+    }
+
+    /// Every lock is given back again and again, until nobody is left.
+    fn grant_all(&mut self) {
+        let mut holders = vec!["first".to_owned(); NAMES];
+        for round in 0.. {
+            let releases: Vec<Command> = holders
+                .iter()
+                .enumerate()
+                .filter(|(_, holder)| !holder.is_empty())
+                .map(|(name, holder)| release(name, holder))
+                .collect();
+            assert!(self.control.call_in_one_step(&releases).iter().all(|reply| *reply == 0), "all of them held");
+            let next: Vec<usize> = self.queues.iter().filter_map(|queue| queue.get(round).copied()).collect();
+            if next.is_empty() {
+                break;
+            }
+            assert!(self.hear(&next).values().all(|what| what == "granted"));
+            holders = (0..NAMES)
+                .map(|name| self.queues[name].get(round).map_or(String::new(), |index| owner(*index)))
+                .collect();
+        }
+        assert_eq!(self.control.info_number("rlock_waiting"), 0);
+        assert_eq!(self.control.call("DBSIZE"), 0);
+    }
+}
+
+#[test]
+fn a_crowd_is_granted_in_turn_each_once() {
+    Crowd::new(0).grant_all();
+}
+
+#[test]
+fn those_whose_connections_are_cut_are_told_and_the_others_are_granted_in_turn() {
+    let mut crowd = Crowd::new(0);
+    crowd.askers.truncate(CONNECTIONS / 2);
+    let all: Vec<usize> = crowd.queues.concat();
+    let (cut, left): (Vec<usize>, Vec<usize>) = all.into_iter().partition(|index| asker(*index) >= CONNECTIONS / 2);
+    assert!(crowd.hear(&cut).values().all(|what| what == "error"));
+    assert_eq!(crowd.server.client().info_number("rlock_waiting"), i64::try_from(left.len()).unwrap());
+    for queue in &mut crowd.queues {
+        queue.retain(|index| asker(*index) < CONNECTIONS / 2);
+    }
+    crowd.grant_all();
+}
+
+#[test]
+fn the_bytes_that_info_tells_of_who_waits_are_those_that_the_server_has_used() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job first PX 86400000");
+    let before = client.info_number("used_memory");
+    let requests = 40_000;
+    assert_eq!(client.call(format!("CONFIG SET rlock.max-waiters {requests}")), "OK");
+    for first in (0..requests).step_by(BATCH) {
+        let ask = |index: usize| {
+            format!("RLOCK.ACQUIRE job {} BLOCK 0 NOTIFY answers REQ {}", owner(index), index + 1).into()
+        };
+        client.call_in_one_step(&(first..first + BATCH).map(ask).collect::<Vec<Command>>());
+    }
+    let used = client.info_number("used_memory") - before;
+    let told = client.info_number("rlock_waiters_bytes");
+    assert!((told - used).abs() * 4 < used, "INFO tells {told}, the server uses {used}");
+}
