@@ -10,7 +10,7 @@ NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo clean
+.PHONY: help build run cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults test-examples test-retries demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,14 @@ client-faults: build ## Let the client's connections be lossy, late, cut at ever
 	@$(NEED) server
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=2 \
 	  cut_connections:: faults:: partitions::
+
+test-examples: build ## Run examples/: each language's failures provoked and survived; EXAMPLES="python go" for some (needs their tools)
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) ./tools/examples $(EXAMPLES)
+
+test-retries: build ## 1000 rounds of lost replies against the retries of redis-py, go-redis and ioredis (5 minutes)
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) ROUNDS=1000 ./tools/examples python node go
 
 demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server

@@ -26,6 +26,7 @@ mod leases;
 mod leaving;
 mod listeners;
 mod listeners_storm;
+mod lost_replies;
 mod many;
 mod many_storm;
 mod moves;
