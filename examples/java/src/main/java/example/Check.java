@@ -163,6 +163,7 @@ public final class Check {
     }
 
     public static void main(String[] arguments) throws Exception {
+        java.util.logging.LogManager.getLogManager().reset(); // Lettuce tells of each connection that the checks cut.
         jedis();
         lostReplies();
         lettuce();
