@@ -1,7 +1,9 @@
-"""Provokes what goes wrong with locks, and looks whether lock.py and lock_asyncio.py survive it. `make test-examples` runs it."""
+"""Provokes what goes wrong with locks, and looks whether the programs beside this one survive it. `make test-examples` runs it."""
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -11,6 +13,7 @@ import redis.asyncio
 
 from lock import Lock, NotGranted
 from lock_asyncio import Locks
+from session_lock import SessionLock
 
 PORT, LOSING_PORT = int(os.environ["PORT"]), int(os.environ["LOSING_PORT"])
 ROUNDS = int(os.environ.get("ROUNDS", "20"))
@@ -105,6 +108,27 @@ def renewal_and_loss() -> None:
         pass
     assert_free("renewed")
     ok("redis-py: held for longer than its lease; hears of it when it is lost")
+
+
+def sessions() -> None:
+    pooled, url = redis.Redis(port=PORT), f"redis://127.0.0.1:{PORT}"
+    pooled.execute_command("RLOCK.ACQUIRE", "session", "pooled", "SESSION", 0)
+    pooled.connection_pool.disconnect()  # As it does with what idles.
+    deadline = time.monotonic() + 5
+    while holds("session", "pooled"):
+        assert time.monotonic() < deadline, "a pool keeps the session: this check proves nothing"
+    program = f"from session_lock import SessionLock\nimport time\nwith SessionLock('{url}', 'session').held(0): time.sleep(60)"
+    died = subprocess.Popen([sys.executable, "-c", program], cwd=os.path.dirname(os.path.abspath(__file__)))
+    while direct.execute_command("RLOCK.PTTL", "session") == -2:
+        time.sleep(0.01)
+    threading.Timer(0.5, died.kill).start()
+    lock, started = SessionLock(url, "session", session_ms=0), time.monotonic()
+    with lock.held(wait_ms=10_000):
+        assert time.monotonic() - started < 2
+        lock.renew()
+    died.wait()
+    assert_free("session")
+    ok("redis-py: a session that a pool drops ends the hold; on a pinned connection it ends with the process, at once")
 
 
 async def lost_replies_asyncio(locks: Locks) -> None:
@@ -206,4 +230,5 @@ if "ROUNDS" not in os.environ:  # Else only what takes that many rounds.
     a_wait_that_ends()
     a_connection_cut_while_it_waits()
     renewal_and_loss()
+    sessions()
 asyncio.run(main_asyncio())

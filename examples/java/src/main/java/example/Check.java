@@ -2,6 +2,9 @@ package example;
 
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
+import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.output.ByteArrayOutput;
+import io.lettuce.core.protocol.CommandArgs;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -71,6 +74,13 @@ public final class Check {
             first.acquire(SECOND);
             equal(within(1500, () -> second.acquire(Duration.ofMillis(500))), false);
             equal(waiters("job"), 0);
+            // What the pool's connections do by themselves.
+            try (var pooled = losing.getResource()) {
+                pooled.sendCommand(() -> SafeEncoder.encode("RLOCK.ACQUIRE"), "job", "pooled", "BLOCK", "4000");
+                throw new AssertionError("a pooled connection waits for longer than 2 s: this check proves nothing");
+            } catch (redis.clients.jedis.exceptions.JedisConnectionException timeout) {
+                ok("Jedis: a pooled connection gives up after 2 s");
+            }
             var helper = Executors.newSingleThreadExecutor();
             var granted = helper.submit(() -> second.acquire(Duration.ofSeconds(8)));
             Thread.sleep(500);
@@ -140,6 +150,18 @@ public final class Check {
             equal(tokens, tokens.stream().sorted().toList());
             assertFree("shared");
             ok("Lettuce: 50 threads wait over one connection, which serves the RELEASE that they wait for; renewed for longer than its lease");
+
+            try (var plain = client.connect()) {
+                var words = new CommandArgs<>(StringCodec.UTF8).add("spring").add("nobody");
+                plain.sync().dispatch(() -> "RLOCK.ACQUIRE".getBytes(), new ByteArrayOutput<>(StringCodec.UTF8), words);
+                throw new AssertionError("an output for bytes takes an integer: this check proves nothing");
+            } catch (RuntimeException thrown) {
+                equal(ask("RLOCK.HOLDS", "spring", "nobody"), 1L);
+                ask("RLOCK.FORCERELEASE", "spring");
+                locks.release(locks.acquire("spring", LEASE, SECOND));
+                assertFree("spring");
+                ok("Lettuce: the output that Spring takes throws, and the lock stays held; one for integers takes the token");
+            }
 
             first.lock();
             var second = new RenewedLock(locks, "shared", LEASE);
