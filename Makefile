@@ -24,9 +24,8 @@ DEBS         ?= target/debian
 # Its own copy beside what it builds, if there is none on the machine: `cargo install` would put it among the user's programs.
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
-
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo deb demo-install picture clean
+.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults test-examples test-retries demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +118,14 @@ client-cancel: build ## Drop 10,000 acquisitions of the client at random moments
 client-faults: build ## Let the client's connections be lossy, late, cut at every byte, and partitioned (16 minutes)
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=2 \
 	  cut_connections:: faults:: partitions::
+
+test-examples: build ## Run examples/: each language's failures provoked and survived; EXAMPLES="python go" for some (needs their tools)
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) ./tools/examples $(EXAMPLES)
+
+test-retries: build ## 1000 rounds of lost replies against the retries of redis-py, go-redis and ioredis (5 minutes)
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) ROUNDS=1000 ./tools/examples python node go
 
 demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server

@@ -28,6 +28,7 @@ mod leases;
 mod leaving;
 mod listeners;
 mod listeners_storm;
+mod lost_replies;
 mod many;
 mod many_storm;
 mod monitoring;

@@ -1,0 +1,147 @@
+// Provokes what goes wrong with locks, and looks whether lock.mjs survives it, on ioredis and on node-redis. `make test-examples` runs it.
+
+import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
+
+import { Redis } from 'ioredis'
+import { createClient } from 'redis'
+
+import { NotGranted, onIoredis, onNodeRedis } from './lock.mjs'
+
+const { PORT, LOSING_PORT, ROUNDS } = process.env
+const rounds = Number(ROUNDS ?? 20)
+const direct = new Redis(Number(PORT))
+const quiet = (client) => client.on('error', () => {}) // The checks cut its connection.
+
+const libraries = {
+  ioredis: async (port, options) => {
+    const client = quiet(new Redis({ port: Number(port), ...options }))
+    return { locks: await onIoredis(client), send: (...words) => client.call(...words), end: () => client.disconnect() }
+  },
+  'node-redis': async (port, options) => {
+    const url = `redis://127.0.0.1:${port}`
+    const client = quiet(createClient({ url, commandOptions: { timeout: options?.commandTimeout } }))
+    await client.connect()
+    return { locks: await onNodeRedis(client), send: (...words) => client.sendCommand(words), end: () => client.destroy() }
+  }
+}
+
+/** No hold and no waiter was left behind. */
+async function assertFree (key) {
+  assert.deepEqual(await direct.call('RLOCK.WAITERS', key), [])
+  assert.equal(await direct.call('RLOCK.PTTL', key), -2)
+}
+
+const holds = (hold) => direct.call('RLOCK.HOLDS', hold.key, hold.owner)
+
+async function within (ms, promise) {
+  const started = performance.now()
+  const result = await promise
+  assert(performance.now() - started < ms, `took ${performance.now() - started} ms of ${ms}`)
+  return result
+}
+
+const checks = {
+  // The reason for ONCE. node-redis repeats nothing that was sent, and throws.
+  async 'a lost reply without ONCE' ({ send }, library) {
+    const owner = randomUUID()
+    const answer = await send('RLOCK.ACQUIRE', 'cut:bare', owner).catch(() => 'thrown')
+    const held = await direct.call('RLOCK.HOLDS', 'cut:bare', owner)
+    assert.deepEqual([typeof answer, held], library === 'ioredis' ? ['number', 2] : ['string', 1])
+    await direct.call('RLOCK.FORCERELEASE', 'cut:bare')
+    return `${held} held`
+  },
+
+  async 'rounds with both replies lost: one hold, one RELEASE frees it' ({ locks, send }, library) {
+    const before = await send('SPOILED')
+    for (let round = 0; round < rounds; round++) {
+      const hold = await locks.acquire('cut:job', { waitMs: 20_000 })
+      assert.equal(await holds(hold), 1)
+      await locks.release(hold).catch((error) => assert.equal(library, 'node-redis', error))
+      await assertFree(hold.key)
+    }
+    assert.equal(await send('SPOILED') - before, 2 * rounds)
+    return rounds
+  },
+
+  async '100 wait over one connection, which serves others meanwhile' ({ locks, send }) {
+    const first = await locks.acquire('shared', { waitMs: 1000 })
+    const tokens = []
+    const waiters = Array.from({ length: 100 }, () =>
+      locks.held('shared', { waitMs: 20_000 }, (hold) => { tokens.push(hold.token) }))
+    await sleep(500)
+    assert.equal((await direct.call('RLOCK.WAITERS', 'shared')).length, 100)
+    await within(500, send('PING'))
+    await within(500, locks.release(first))
+    await Promise.all(waiters)
+    assert.deepEqual(tokens, [...tokens].sort((a, b) => a - b))
+    assert.equal(tokens.length, 100)
+    await assertFree('shared')
+  },
+
+  async 'a wait that ends, and one that is given up, leave nothing behind' ({ locks }) {
+    const first = await locks.acquire('ends', { waitMs: 1000 })
+    assert.equal(await within(1500, locks.acquire('ends', { waitMs: 500 })), null)
+    await assert.rejects(locks.held('ends', { waitMs: 100 }, () => {}), NotGranted)
+    const giveUp = AbortSignal.timeout(300)
+    await assert.rejects(within(1300, locks.acquire('ends', { waitMs: 20_000, signal: giveUp })), { name: 'TimeoutError' })
+    assert.deepEqual(await direct.call('RLOCK.WAITERS', 'ends'), [])
+    await locks.release(first)
+    await assertFree('ends')
+  },
+
+  async 'a wait of 6.5 s goes on when its connection, or its subscription, is cut' ({ locks }) {
+    for (const kind of ['normal', 'pubsub']) {
+      const first = await locks.acquire('cutoff', { waitMs: 1000 })
+      const waiter = locks.acquire('cutoff', { waitMs: 10_000 })
+      await sleep(300)
+      await direct.call('CLIENT', 'KILL', 'TYPE', kind, 'SKIPME', 'yes')
+      await sleep(kind === 'normal' ? 6200 : 0)
+      await locks.release(first)
+      const hold = await within(3500, waiter)
+      assert.equal(await holds(hold), 1)
+      assert(await locks.release(hold))
+      await assertFree('cutoff')
+    }
+  },
+
+  async 'held for longer than its lease; hears of it when it is lost' ({ locks }) {
+    await locks.held('renewed', { leaseMs: 1500, waitMs: 100 }, async (hold, lost) => {
+      await sleep(3500)
+      assert.equal(await holds(hold), 1)
+      assert(!lost.aborted)
+      await direct.call('RLOCK.FORCERELEASE', 'renewed')
+      await sleep(1000)
+      assert(lost.aborted)
+    })
+    await assertFree('renewed')
+  }
+}
+
+for (const [library, connect] of Object.entries(libraries)) {
+  for (const [name, check] of Object.entries(checks)) {
+    // With ROUNDS only what takes that many.
+    if (ROUNDS && !/lost reply|rounds/.test(name)) continue
+    const session = await connect(LOSING_PORT)
+    const result = await check(session, library)
+    console.log(`ok  ${library}: ${name}${result ? `: ${result}` : ''}`)
+    session.locks.close()
+    session.end()
+  }
+  if (ROUNDS) continue
+  // A timeout that keeps the connection: the command is carried out all the same.
+  const session = await connect(LOSING_PORT, { commandTimeout: 500 })
+  const acquiring = session.locks.acquire('late:job', { waitMs: 10_000 }).catch(() => null)
+  const hold = await within(10_000, acquiring)
+  if (hold) {
+    assert.equal(await holds(hold), 1)
+    await session.locks.release(hold).catch(() => {})
+    await sleep(2000)
+  }
+  await assertFree('late:job')
+  console.log(`ok  ${library}: a command timeout of 500 ms that keeps the connection leaves no hold for nobody`)
+  session.locks.close()
+  session.end()
+}
+direct.disconnect()

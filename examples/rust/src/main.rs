@@ -1,0 +1,68 @@
+//! Provokes what goes wrong with locks, and looks whether lock.rs survives it. `make test-examples` runs it.
+
+mod lock;
+
+use std::env;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Client, FromRedisValue, Value, cmd};
+
+use lock::acquire;
+
+const LEASE: Duration = Duration::from_secs(30);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn client(port: &str) -> Client {
+    let port = env::var(port).expect("make test-examples gives the ports");
+    Client::open(format!("redis://127.0.0.1:{port}/")).expect("an address")
+}
+
+/// Asks the server itself.
+fn ask<T: FromRedisValue>(line: &str) -> T {
+    let mut words = line.split(' ');
+    let mut command = cmd(words.next().expect("a command"));
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.query(&mut client("PORT").get_connection().expect("a connection")).expect("an answer")
+}
+
+/// No hold and no waiter was left behind.
+fn assert_free(key: &str) {
+    assert!(ask::<Vec<Value>>(&format!("RLOCK.WAITERS {key}")).is_empty());
+    assert_eq!(ask::<i64>(&format!("RLOCK.PTTL {key}")), -2);
+}
+
+fn main() {
+    let (direct, losing) = (client("PORT"), client("LOSING_PORT"));
+    for _ in 0..20 {
+        let hold = acquire(&losing, "cut:rust", LEASE, SECOND * 20).expect("an answer").expect("it is free");
+        assert_eq!(ask::<i64>(&format!("RLOCK.HOLDS cut:rust {}", hold.owner)), 1);
+        drop(hold);
+        assert_free("cut:rust");
+    }
+    println!("ok  redis-rs: 20 rounds with both replies lost: one hold, one RELEASE frees it");
+
+    let first = acquire(&direct, "job", SECOND * 3 / 2, SECOND).expect("an answer").expect("it is free");
+    let started = Instant::now();
+    assert!(acquire(&direct, "job", LEASE, SECOND / 2).expect("an answer").is_none());
+    assert!(started.elapsed() < SECOND * 3 / 2);
+    let waiting = thread::spawn(move || acquire(&losing, "job", LEASE, SECOND * 10).expect("an answer"));
+    thread::sleep(SECOND / 2);
+    ask::<i64>("CLIENT KILL TYPE normal SKIPME yes");
+    thread::sleep(SECOND * 5 / 2);
+    assert!(!first.is_lost());
+    drop(first);
+    let second = waiting.join().expect("no panic").expect("it was freed");
+    println!("ok  redis-rs: waits end in time, and go on when they are cut off; held for longer than its lease");
+
+    ask::<i64>("RLOCK.FORCERELEASE job");
+    drop(second);
+    let renewed = acquire(&direct, "job", SECOND, SECOND).expect("an answer").expect("it is free");
+    ask::<i64>(&format!("RLOCK.FORCERELEASE job TOKEN {}", renewed.token));
+    thread::sleep(SECOND);
+    assert!(renewed.is_lost());
+    assert_free(&renewed.key);
+    println!("ok  redis-rs: hears of it when it is lost");
+}
