@@ -8,28 +8,52 @@ MODULE       := target/release/librlock.so
 BARE         := target/release/librlock_bare.so
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
+# Where `make install` puts the module: Debian's unit for redis-server lets a server run code from /usr/lib and /lib only.
+PREFIX       ?= /usr
+DESTDIR      ?=
+MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
+# The Debian package: its revision, and where it goes.
 REVISION     ?= 1
 DEBS         ?= target/debian
-# Its own copy beside what it builds, if there is none on the machine: `cargo install` would put it among the user's programs.
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
+# What has to be installed for a target: to build, and for those that start one, a server.
+NEEDS         = build
+
+# Tests in which nobody waits, or only blocked.
+NOBODY_WAITS := bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
+                kill lazy_free listeners listeners_storm many_storm mutations notify once payloads quarantine readme storm token_limits
 
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo deb demo-install picture clean
+.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PORT=6400 make run              another port than 6379"
 	@echo "  SERVER=valkey-server make run   another server than redis-server"
+	@echo "  PREFIX=/opt/redis make install  another place than /usr/lib/redis/modules"
+
+run cluster test campaigns test-matrix failover client-cancel client-faults picture: NEEDS = build server
+deb: NEEDS = build deb
 
 build: ## Build the module: target/release/librlock.so
-	@$(NEED) build
+	@$(NEED) $(NEEDS)
 	cargo build --release --package rlock
 	@# The tests refuse a module that is older than the sources; cargo leaves it alone if only tests have changed.
 	@touch $(MODULE)
 
-run: build ## Build, start a server with the module on redis.conf.example, and show what to type
-	@$(NEED) server
+# Not over what is there: a running server goes on with the file that it has mapped, and a restarted one takes the new one.
+install: ## Put the built module where Debian's redis-server can load it; PREFIX and DESTDIR as usual
+	@[ -e $(MODULE) ] || { echo "rlock: there is no $(MODULE) yet: make build" >&2; exit 1; }
+	install -d -m 755 $(MODULES)
+	install -m 755 $(MODULE) $(MODULES)/librlock.so.new
+	mv -f $(MODULES)/librlock.so.new $(MODULES)/librlock.so
+	@echo "In the server's configuration: loadmodule $(PREFIX)/lib/redis/modules/librlock.so"
+
+uninstall: ## Remove what `make install` has put there
+	rm -f $(MODULES)/librlock.so
+
+run: free-port build ## Build, start a server with the module on redis.conf.example, and show what to type
 	@mkdir -p $(DATA)
 	@echo
 	@echo "Redis with rlock listens on 127.0.0.1:$(PORT), its data is in $(DATA)/. Ctrl-C ends it. In another terminal:"
@@ -42,19 +66,23 @@ run: build ## Build, start a server with the module on redis.conf.example, and s
 	@sed 's|^loadmodule .*|loadmodule $(CURDIR)/$(MODULE)|' redis.conf.example > $(DATA)/redis.conf
 	@exec $(SERVER) $(DATA)/redis.conf --port $(PORT) --dir $(DATA)
 
+# Before anything takes time, and before anything is promised.
+free-port:
+	@! (exec 3<>/dev/tcp/127.0.0.1/$(PORT)) 2>/dev/null || \
+	  { echo "rlock: something listens on port $(PORT) already. Take another one: PORT=6400 make run" >&2; exit 1; }
+
 cluster: build ## Start a local cluster with the module, three masters and three replicas, and show what to type
-	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./tools/cluster
 
 test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
-	@$(NEED) server
 	cargo test --package rlock-core --package rlock-bench
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
+	@# Once more, with waiters that are answered on a channel in place of blocked ones.
+	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-tool
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
-	@$(NEED) server
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
 	  convergence:: damaged_files:: kill:: lazy_free:: listeners_storm:: many_storm:: mutations:: quarantine:: storm::
 	RLOCK_DEADLOCK_REQUESTS=1000000 PROPTEST_CASES=20000 cargo test --release --package rlock-core
@@ -67,12 +95,10 @@ mutant-gate: ## Let the tests notice a module that ignores when somebody begins 
 	  cargo test --package rlock --test integration -- --test-threads=3 --nocapture listeners_storm::
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have (10 minutes); SERVERS=valkey-trixie for one
-	@$(NEED) server
 	cargo test --package rlock --test integration --no-run
 	@./tools/matrix $(SERVERS)
 
 failover: build ## Kill a primary under load 20 times, with Sentinel
-	@$(NEED) server
 	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test --package rlock --test integration -- --nocapture failover::a_primary_that_is_killed
 
 lint: ## Check format and lints
@@ -87,11 +113,9 @@ bench: ## Measure the module against its peers, and its longest pauses; SECTION=
 	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION)
 
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
-	@$(NEED) server
 	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions
 
 client-faults: build ## Let the client's connections be lossy, late, cut at every byte, and partitioned (16 minutes)
-	@$(NEED) server
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=2 \
 	  cut_connections:: faults:: partitions::
 
@@ -101,7 +125,6 @@ demo: ## 1000 clients count to 1000 under one lock
 	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
 
 deb: build ## Build the Debian package in target/debian/: module, configuration, tool, manual; REVISION=2 for another one
-	@$(NEED) deb
 	cargo build --release --package rlock-tool
 	cargo run --quiet --package rlock-tool --example generate -- target/generated
 	$(CARGO_DEB) --package rlock-tool --no-build --strip --deb-revision $(REVISION) --output $(DEBS)/
@@ -115,7 +138,6 @@ demo-install: ## Install, use, upgrade and remove the package in a clean Debian,
 	./packaging/demo-install target/demo docs/demo-install.txt
 
 picture: build ## Draw `rlock top` over a thousand contended locks into docs/rlock-top.svg
-	@$(NEED) server
 	RLOCK_PICTURE=$(CURDIR)/docs/rlock-top.svg RLOCK_SERVER=$(SERVER) cargo test --package rlock-tool --test tool -- picture::
 
 clean: ## Remove what was built, what `make run` left, and the servers of the matrix

@@ -1,16 +1,31 @@
 //! Arguments of commands: owners, numbers and options, checked before anything is touched.
 
 use rlock_core::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Mode};
+use smallvec::SmallVec;
 
 use crate::ffi::{Arg, Args};
-use crate::reply;
+use crate::reply::shown;
 
 /// Why arguments are refused: the text of the error.
 pub(crate) struct ArgumentError(String);
 
 impl ArgumentError {
-    fn syntax() -> Self {
-        Self(reply::SYNTAX.into())
+    fn syntax(what: &str) -> Self {
+        Self(format!("ERR syntax error: {what}"))
+    }
+
+    /// A word that the command does not know.
+    fn unknown(word: &[u8], expected: &str) -> Self {
+        Self::syntax(&format!("'{}' {expected}", shown(word)))
+    }
+
+    fn twice(what: &str) -> Self {
+        Self::syntax(&format!("{what} is given twice"))
+    }
+
+    /// Less than the server has counted, which would be a bug.
+    fn missing(what: &str) -> Self {
+        Self::syntax(&format!("{what} is missing"))
     }
 
     fn number(name: &str, min: u64, max: u64, unit: &str) -> Self {
@@ -23,8 +38,8 @@ impl ArgumentError {
 }
 
 /// The options that may follow the key and owner.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Options {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options<'a> {
     /// `PX ms` or `EX s`.
     pub(crate) lease_ms: Option<u64>,
     /// `BLOCK ms`; 0 waits for ever.
@@ -35,17 +50,21 @@ pub(crate) struct Options {
     pub(crate) session_ms: Option<u64>,
     /// `REQ id`.
     pub(crate) request_id: Option<u64>,
-    /// `TOKEN t`.
-    pub(crate) token: Option<u64>,
+    /// `TOKEN t`, or `TOKENS t …` with one for each key.
+    pub(crate) tokens: SmallVec<[u64; 1]>,
+    /// `ONCE`.
+    pub(crate) is_once: bool,
+    /// `NOTIFY channel`.
+    pub(crate) channel: Option<&'a [u8]>,
     /// `COUNT n`.
     pub(crate) count: Option<u64>,
     /// `PERMITS n`.
     pub(crate) permits: Option<u64>,
 }
 
-impl Options {
+impl Options<'_> {
     /// How many holds the command is about: the permits of a semaphore, 1 of anything else.
-    pub(crate) fn holds(self) -> u32 {
+    pub(crate) fn holds(&self) -> u32 {
         self.permits.map_or(1, |permits| u32::try_from(permits).unwrap_or(u32::MAX))
     }
 }
@@ -60,6 +79,9 @@ pub(crate) enum Opt {
     Session,
     Req,
     Token,
+    Tokens,
+    Once,
+    Notify,
     Count,
     Permits,
 }
@@ -82,6 +104,9 @@ impl Opt {
             Self::Session => "SESSION",
             Self::Req => "REQ",
             Self::Token => "TOKEN",
+            Self::Tokens => "TOKENS",
+            Self::Once => "ONCE",
+            Self::Notify => "NOTIFY",
             Self::Count => "COUNT",
             Self::Permits => "PERMITS",
         }
@@ -96,53 +121,105 @@ impl Opt {
             Self::Block => (0, MAX, MS),
             Self::Session => (0, MAX_LEASE_MS, MS),
             Self::Req => (1, MAX, ""),
-            Self::Token => (1, MAX_TOKEN, ""),
-            Self::Count => (0, MAX, ""),
+            Self::Token | Self::Tokens => (1, MAX_TOKEN, ""),
+            Self::Count | Self::Once | Self::Notify => (0, MAX, ""),
             Self::Permits => (1, MAX_PERMITS, ""),
         }
     }
 
-    /// Where the value goes. PX and EX share a place, so that giving both is giving one twice.
-    fn place(self, options: &mut Options) -> &mut Option<u64> {
+    /// Where the value goes, if it is one number. PX and EX share a place, so that giving both is giving one twice.
+    fn place<'o>(self, options: &'o mut Options<'_>) -> Option<&'o mut Option<u64>> {
         match self {
-            Self::Px | Self::Ex => &mut options.lease_ms,
-            Self::Block => &mut options.block_ms,
-            Self::Queue => &mut options.queue_ms,
-            Self::Session => &mut options.session_ms,
-            Self::Req => &mut options.request_id,
-            Self::Token => &mut options.token,
-            Self::Count => &mut options.count,
-            Self::Permits => &mut options.permits,
+            Self::Px | Self::Ex => Some(&mut options.lease_ms),
+            Self::Block => Some(&mut options.block_ms),
+            Self::Queue => Some(&mut options.queue_ms),
+            Self::Session => Some(&mut options.session_ms),
+            Self::Req => Some(&mut options.request_id),
+            Self::Count => Some(&mut options.count),
+            Self::Permits => Some(&mut options.permits),
+            Self::Token | Self::Tokens | Self::Once | Self::Notify => None,
         }
+    }
+
+    /// The word behind the option.
+    fn value(self, args: Args<'_>, index: usize) -> Result<Arg<'_>, ArgumentError> {
+        args.get(index).ok_or_else(|| ArgumentError::syntax(&format!("{} has no value", self.name())))
+    }
+
+    /// Reads a number that belongs to the option.
+    fn number(self, args: Args<'_>, index: usize) -> Result<u64, ArgumentError> {
+        let value = self.value(args, index)?;
+        let (min, max, unit) = self.range();
+        number(value.bytes())
+            .filter(|number| (min..=max).contains(number))
+            .ok_or_else(|| ArgumentError::number(self.name(), min, max, unit))
     }
 }
 
 /// Reads the options from argument `first` on: in any order, each once, in any letter case.
-pub(crate) fn options(args: Args<'_>, first: usize, known: &[Opt]) -> Result<Options, ArgumentError> {
+pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result<Options<'a>, ArgumentError> {
     let mut options = Options::default();
     let mut index = first;
     while let Some(name) = args.get(index) {
         let name = name.bytes();
-        let option = known
-            .iter()
-            .find(|option| name.eq_ignore_ascii_case(option.name().as_bytes()))
-            .ok_or_else(ArgumentError::syntax)?;
-        let value = args.get(index.saturating_add(1)).ok_or_else(ArgumentError::syntax)?;
-        let place = option.place(&mut options);
-        if place.is_some() {
-            return Err(ArgumentError::syntax());
+        let option =
+            known.iter().find(|option| name.eq_ignore_ascii_case(option.name().as_bytes())).ok_or_else(|| {
+                ArgumentError::unknown(name, &format!("is no option here; known are {}", names_of(known)))
+            })?;
+        index = index.saturating_add(1);
+        match option {
+            Opt::Once if options.is_once => return Err(ArgumentError::twice(option.name())),
+            Opt::Once => options.is_once = true,
+            Opt::Notify if options.channel.is_some() => return Err(ArgumentError::twice(option.name())),
+            Opt::Notify => {
+                options.channel = Some(option.value(args, index)?.bytes());
+                index = index.saturating_add(1);
+            }
+            Opt::Token | Opt::Tokens if !options.tokens.is_empty() => return Err(ArgumentError::twice(option.name())),
+            Opt::Token | Opt::Tokens => {
+                // A command for many keys has said how many.
+                let count = if *option == Opt::Tokens { key_count(args).unwrap_or(1) } else { 1 };
+                for _ in 0..count {
+                    options.tokens.push(option.number(args, index)?);
+                    index = index.saturating_add(1);
+                }
+            }
+            _ => {
+                let number = option.number(args, index)?;
+                let place = option.place(&mut options).ok_or_else(|| ArgumentError::twice(option.name()))?;
+                if place.is_some() {
+                    let is_lease = matches!(option, Opt::Px | Opt::Ex);
+                    return Err(ArgumentError::twice(if is_lease { "a lease (PX or EX)" } else { option.name() }));
+                }
+                *place = Some(if *option == Opt::Ex { number.saturating_mul(1000) } else { number });
+                index = index.saturating_add(1);
+            }
         }
-        let (min, max, unit) = option.range();
-        let number = number(value.bytes())
-            .filter(|number| (min..=max).contains(number))
-            .ok_or_else(|| ArgumentError::number(option.name(), min, max, unit))?;
-        *place = Some(if *option == Opt::Ex { number.saturating_mul(1000) } else { number });
-        index = index.saturating_add(2);
     }
     if options.block_ms.is_some() && options.queue_ms.is_some() {
-        return Err(ArgumentError::syntax());
+        return Err(ArgumentError::syntax("it is either BLOCK or QUEUE"));
     }
     Ok(options)
+}
+
+/// Where the options from `first` on have a channel, for the server, which asks before anything else is looked at.
+pub(crate) fn channel_at(args: Args<'_>, first: usize) -> Option<usize> {
+    let mut index = first;
+    loop {
+        let name = args.get(index)?.bytes();
+        let value = index.saturating_add(1);
+        index = match () {
+            () if name.eq_ignore_ascii_case(Opt::Notify.name().as_bytes()) => return Some(value),
+            () if name.eq_ignore_ascii_case(Opt::Once.name().as_bytes()) => value,
+            () => value.saturating_add(1),
+        };
+    }
+}
+
+/// The names of options, for a person.
+fn names_of(options: &[Opt]) -> String {
+    let names: Vec<_> = options.iter().map(|option| option.name()).collect();
+    names.join(", ")
 }
 
 /// The key and the owner that most commands begin with.
@@ -152,7 +229,7 @@ pub(crate) fn key_and_owner(args: Args<'_>) -> Result<(Arg<'_>, &[u8]), Argument
 
 /// The owner in argument `index`.
 fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
-    let owner = args.get(index).ok_or_else(ArgumentError::syntax)?.bytes();
+    let owner = args.get(index).ok_or_else(|| ArgumentError::missing("the owner"))?.bytes();
     if (1..=MAX_OWNER_BYTES).contains(&owner.len()) {
         Ok(owner)
     } else {
@@ -160,13 +237,53 @@ fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
     }
 }
 
+/// Reads the options of a command for many keys. Where they make no sense, and the owner has the name of an option, it was forgotten.
+pub(crate) fn options_of_many<'a>(
+    args: Args<'a>,
+    many: &KeysAndOwner<'_>,
+    known: &[Opt],
+) -> Result<Options<'a>, ArgumentError> {
+    options(args, many.options_at, known).map_err(|error| {
+        let is_option = known.iter().any(|option| many.owner.eq_ignore_ascii_case(option.name().as_bytes()));
+        if is_option {
+            ArgumentError::unknown(many.owner, "stands where the owner has to be: the owner is missing")
+        } else {
+            error
+        }
+    })
+}
+
+/// The owner behind several keys. If it is forgotten, the last key or nothing stands there.
+fn owner_behind_keys(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
+    let none =
+        || ArgumentError::syntax("the owner is missing: it stands behind the keys, of which numkeys says how many");
+    args.get(index).ok_or_else(none)?;
+    owner(args, index)
+}
+
+/// `OWNER owner` in argument `index` and the next, which is the last, if it is there.
+pub(crate) fn owner_option(args: Args<'_>, index: usize) -> Result<Option<&[u8]>, ArgumentError> {
+    let Some(word) = args.get(index) else {
+        return Ok(None);
+    };
+    if !word.bytes().eq_ignore_ascii_case(b"OWNER") {
+        return Err(ArgumentError::unknown(word.bytes(), "is no option here; known are OWNER"));
+    }
+    let owner_at = index.saturating_add(1);
+    args.get(owner_at).ok_or_else(|| ArgumentError::syntax("the option OWNER has no value"))?;
+    match args.get(owner_at.saturating_add(1)) {
+        None => owner(args, owner_at).map(Some),
+        Some(more) => Err(ArgumentError::unknown(more.bytes(), "is more than the one owner")),
+    }
+}
+
 /// READ or WRITE in argument `index`.
 pub(crate) fn mode(args: Args<'_>, index: usize) -> Result<Mode, ArgumentError> {
-    let word = args.get(index).ok_or_else(ArgumentError::syntax)?.bytes();
+    let word = args.get(index).ok_or_else(|| ArgumentError::missing("the mode, READ or WRITE,"))?.bytes();
     [Mode::Read, Mode::Write]
         .into_iter()
         .find(|mode| word.eq_ignore_ascii_case(mode.name().as_bytes()))
-        .ok_or_else(ArgumentError::syntax)
+        .ok_or_else(|| ArgumentError::unknown(word, "stands where READ or WRITE has to be, behind the owner"))
 }
 
 /// The number of permits in argument `index`.
@@ -196,13 +313,14 @@ pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, Argumen
     let count = key_count(args).ok_or_else(|| ArgumentError::number("numkeys", 1, MAX_KEYS as u64, ""))?;
     let mut keys = Vec::with_capacity(count);
     for index in 0..count {
-        keys.push(args.get(index.saturating_add(2)).ok_or_else(ArgumentError::syntax)?);
+        let too_few = || ArgumentError::syntax(&format!("numkeys is {count}, and so many keys are not there"));
+        keys.push(args.get(index.saturating_add(2)).ok_or_else(too_few)?);
     }
     let mut names: Vec<&[u8]> = keys.iter().map(|key| key.bytes()).collect();
     names.sort_unstable();
     if names.is_sorted_by(|name, next| name < next) {
         let owner_at = count.saturating_add(2);
-        Ok(KeysAndOwner { keys, owner: owner(args, owner_at)?, options_at: owner_at.saturating_add(1) })
+        Ok(KeysAndOwner { keys, owner: owner_behind_keys(args, owner_at)?, options_at: owner_at.saturating_add(1) })
     } else {
         Err(ArgumentError("ERR a key is given twice".into()))
     }
@@ -210,7 +328,7 @@ pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, Argumen
 
 /// The key.
 pub(crate) fn key(args: Args<'_>) -> Result<Arg<'_>, ArgumentError> {
-    args.get(1).ok_or_else(ArgumentError::syntax)
+    args.get(1).ok_or_else(|| ArgumentError::missing("the key"))
 }
 
 /// A number as Redis reads them: digits only, no sign, no leading zero.

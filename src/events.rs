@@ -6,6 +6,7 @@ use crate::clock;
 use crate::eviction;
 use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
+use crate::notices;
 use crate::propagation;
 use crate::quarantine;
 use crate::server;
@@ -20,6 +21,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             if state::with_engine(|engine| engine.concerns_client(client)) == Some(false) {
                 return;
             }
+            notices::on_client_closed(client);
             state::tell(|engine| engine.client_closed(client));
         }
         ServerEvent::Flushed(db) => state::tell(|engine| engine.flushed(db)),
@@ -30,7 +32,11 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             propagation::resume();
             state::tell(Engine::promoted);
         }
-        ServerEvent::Demoted | ServerEvent::LoadBegins => return server::look(ctx),
+        ServerEvent::Demoted => {
+            server::look(ctx);
+            state::tell(Engine::demoted);
+        }
+        ServerEvent::LoadBegins => return server::look(ctx),
         ServerEvent::LoadFromMaster => {
             server::look(ctx);
             return quarantine::on_load_from_master();
@@ -44,8 +50,10 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         ServerEvent::Tick => {
             server::look(ctx);
             propagation::on_tick(ctx);
+            notices::on_tick(ctx);
             return timer::on_tick();
         }
+        ServerEvent::BeforeSleep => return notices::on_turn_end(ctx),
         ServerEvent::AfterSleep => return on_turn(ctx),
     }
     timer::arm_soon();

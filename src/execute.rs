@@ -4,7 +4,7 @@
 //! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
 use rlock_core::{
-    Effect, Engine, Event, Facts, Key, KeyId, Keyspace, Now, Outbox, Owner, Refusal, Told, Transaction, write_effect,
+    Effect, Engine, Event, Facts, Key, KeyId, Keyspace, Now, Outbox, Owner, Refusal, Transaction, write_effect,
 };
 
 use smallvec::SmallVec;
@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::clock;
 use crate::configuration;
 use crate::ffi::{Arg, Asks, Ctx, Keys, log_warning};
+use crate::notices;
 use crate::propagation;
 use crate::reply;
 use crate::server;
@@ -149,7 +150,7 @@ fn transact<'c, R>(
 
 /// Closes the keys, with what the server has to know of their change.
 fn close(ctx: Ctx<'_>, keys: &mut Keys<'_>, effects: &[Effect]) {
-    for effect in effects.iter().filter(|effect| effect.is_grant) {
+    for effect in effects.iter().filter(|effect| effect.clears_expire) {
         keys.clear_expire(effect.key);
     }
     keys.close();
@@ -191,8 +192,11 @@ pub(crate) fn wake(out: Outbox) {
     if out.answers().is_empty() {
         return;
     }
-    for Told { ticket, answer, .. } in out.into_answers() {
-        waiting::finish(ticket, answer);
+    for told in out.into_answers() {
+        match told.notice {
+            Some(notice) => notices::post(told, notice),
+            None => waiting::finish(told.ticket, told.answer),
+        }
     }
 }
 
@@ -206,9 +210,10 @@ pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
 /// Applies an effect that a master decided. Nothing is propagated from here: the command passes itself on.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'static str> {
     let mut keys = Keys::open(ctx, &[name], Asks::Module);
+    let clears_expire = keys.value(KEY).clears_expire(event);
     let applied =
         state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(Err("the engine is in use"));
-    if applied.is_ok() && matches!(event, Event::Granted { .. }) {
+    if applied.is_ok() && clears_expire {
         keys.clear_expire(KEY);
     }
     let key = keys.key(KEY).to_key();

@@ -1,26 +1,53 @@
-//! The section of INFO.
+//! The section of INFO. Everything in it is a number that is kept, or is found by looking at a bounded number of locks.
 
+use std::ffi::CString;
+
+use rlock_core::Kind;
+
+use crate::clock;
 use crate::eviction;
 use crate::ffi::InfoCtx;
+use crate::notices;
 use crate::propagation;
 use crate::quarantine;
 use crate::state;
 
 pub(crate) fn write(info: &InfoCtx) {
+    let now = clock::now();
     state::with_engine(|engine| {
-        let stats = engine.stats();
         info.add(c"held", engine.held() as u64);
         info.add(c"waiting", engine.waiting() as u64);
-        info.add(c"granted_at_once", stats.granted_at_once);
-        info.add(c"granted_after_waiting", stats.granted_after_waiting);
-        info.add(c"timed_out", stats.timed_out);
-        info.add(c"expired", stats.expired);
-        info.add(c"forced", stats.forced);
-        info.add(c"handed_over", stats.handed_over);
-        info.add(c"disconnected", stats.disconnected);
+        let longest = engine.longest(now);
+        info.add(c"oldest_wait_ms", longest.wait_ms);
+        info.add(c"longest_hold_ms", longest.hold_ms);
+        let waits = engine.wait_summary(now);
+        info.add(c"wait_p50_us", waits.p50_us);
+        info.add(c"wait_p99_us", waits.p99_us);
+        info.add(c"wait_max_us", waits.max_us);
+        info.add(c"waited_us", waits.total_us);
+        let of_kinds = Kind::ALL.map(|kind| (kind, engine.waiting_for(kind), engine.stats(kind).named()));
+        for (index, (name, _)) in of_kinds.first().map(|(_, _, named)| *named).into_iter().flatten().enumerate() {
+            let counts = of_kinds.iter().filter_map(|(_, _, named)| named.get(index));
+            add(info, name, counts.fold(0, |sum, (_, count)| sum.saturating_add(*count)));
+        }
+        for (kind, waiting, named) in of_kinds {
+            add(info, &format!("{}_waiting", kind.name()), waiting as u64);
+            for (name, count) in named {
+                add(info, &format!("{}_{name}", kind.name()), count);
+            }
+        }
+        info.add(c"unheard", engine.unheard_grants());
+        info.add(c"waiting_notified", engine.waiting_notified() as u64);
         info.add(c"tokens_left", engine.tokens_left());
     });
+    info.add(c"notices_queued", notices::outgoing() as u64);
     info.add(c"quarantine_left_ms", quarantine::remaining_ms());
     info.add(c"propagating", propagation::is_on().into());
     info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());
+}
+
+fn add(info: &InfoCtx, name: &str, number: u64) {
+    if let Ok(name) = CString::new(name) {
+        info.add(&name, number);
+    }
 }

@@ -22,6 +22,7 @@ mod execute;
 mod ffi;
 mod info;
 mod load;
+mod notices;
 mod propagation;
 mod quarantine;
 mod reply;

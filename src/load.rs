@@ -24,6 +24,7 @@ pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), Load
     Type::register(registrar.ctx(), TYPE_NAME, value::PAYLOAD_VERSION).map_err(|_| {
         LoadError("the server refuses the data type RedisLock; is another module using the name?".into())
     })?;
+    registrar.category();
     commands::register(registrar)?;
     if !ffi::subscribe(registrar.ctx()) {
         return Err(LoadError("the server refuses a subscription to its events".into()));

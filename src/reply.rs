@@ -1,17 +1,25 @@
 //! The strings on the wire.
 
-use rlock_core::{Answer, Refusal, WaitEdge};
+use std::borrow::Cow;
+
+use rlock_core::{Answer, Kind, Notice, Refusal, WaitEdge};
 
 use crate::ffi::Ctx;
 
 pub(crate) const INTERNAL_ERROR: &str =
     "ERR a bug in rlock was caught, see the server's log; the lock is as it was or as was asked";
 pub(crate) const READONLY: &str = "READONLY You can't write against a read only replica.";
-pub(crate) const SYNTAX: &str = "ERR syntax error";
 pub(crate) const SESSION_WITHOUT_CONNECTION: &str =
     "ERR SESSION needs a connection of its own: it cannot be used in scripts and by other modules";
+pub(crate) const NOTIFY_WITHOUT_CONNECTION: &str =
+    "ERR NOTIFY needs a connection of its own: it cannot be used in scripts and by other modules";
+pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
+    "ERR NOTIFY belongs to BLOCK ms, and needs REQ id: by the id the answer is told from others on the channel";
+pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =
+    "CROSSSLOT the channel of NOTIFY is one of a shard, and must be in the slot of the keys: give it their {tag}";
 pub(crate) const EFFECT_FROM_CLIENT: &str =
     "ERR RLOCK.APPLY is internal: it is taken only from a master or from the append-only file";
+pub(crate) const EFFECT_UNREADABLE: &str = "ERR this effect cannot be read";
 pub(crate) const EFFECT_MISFIT: &str = "ERR the key holds something else than this effect is about";
 
 /// NOTOWNER of one of several keys.
@@ -21,11 +29,11 @@ pub(crate) fn not_owner_of(key: &[u8]) -> String {
 
 /// DEADLOCK with the cycle, or as much of it as was kept. Of a key that the user may not read neither the name is told nor who
 /// waits for it or holds it, but for the owner that asks.
-fn deadlock(ctx: Ctx<'_>, cycle: &[WaitEdge]) -> String {
+fn deadlock(ctx: Ctx<'_>, client: u64, cycle: &[WaitEdge]) -> String {
     let me = cycle.first().map(|edge| &edge.waiter);
     let edge = |edge: &WaitEdge| {
         let key = ctx.string(edge.key.name.as_slice());
-        let may_read = ctx.user_may_read(key.arg());
+        let may_read = ctx.user_may_read(client, key.arg());
         let owner = |owner| if may_read || Some(owner) == me { shown(owner.as_slice()) } else { "*".to_string() };
         let key = if may_read { shown(edge.key.name.as_slice()) } else { "*".to_string() };
         let how = if edge.is_held { "held by" } else { "behind" };
@@ -36,7 +44,7 @@ fn deadlock(ctx: Ctx<'_>, cycle: &[WaitEdge]) -> String {
 }
 
 /// A name in an error: escaped as redis-cli shows it, and cut at 64 bytes.
-fn shown(name: &[u8]) -> String {
+pub(crate) fn shown(name: &[u8]) -> String {
     const MAX_SHOWN: usize = 64;
     let mut text = String::new();
     for byte in name.iter().take(MAX_SHOWN) {
@@ -54,40 +62,59 @@ fn shown(name: &[u8]) -> String {
 
 /// Why a request changed nothing, for the person who gets it.
 pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
+    ctx.reply_error(&refusal_text(ctx, ctx.client(), refusal));
+}
+
+/// The text of an error, for the user of the connection `client`.
+fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str> {
     match refusal {
-        Refusal::WrongType => ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value"),
+        Refusal::WrongType { found: None } => {
+            "WRONGTYPE Operation against a key holding the wrong kind of value".into()
+        }
+        Refusal::WrongType { found: Some(kind) } => {
+            let (name, family) = match kind {
+                Kind::Mutex => ("mutex", "RLOCK"),
+                Kind::Fair => ("fair lock", "RFAIRLOCK"),
+                Kind::RwLock => ("read-write lock", "RRWLOCK"),
+                Kind::Semaphore => ("semaphore", "RSEMAPHORE"),
+            };
+            format!("WRONGTYPE the key holds a {name}, which the commands of {family} are for").into()
+        }
         // A command for many keys names the one that is meant: see `crate::commands::many`.
         Refusal::NotOwner { .. } => {
-            ctx.reply_error("NOTOWNER this owner does not hold the lock: it never did, or its lease has ended")
+            "NOTOWNER this owner does not hold the lock: it never did, or its lease has ended".into()
         }
         Refusal::Stale { last_id } => {
-            ctx.reply_error(&format!("STALE request ids of an owner rise, and the last one here was {last_id}"))
+            format!("STALE request ids of an owner rise, and the last one here was {last_id}").into()
         }
         Refusal::CountOverflow => {
-            ctx.reply_error(&format!("ERR the owner holds the lock {} times, and more cannot be counted", u32::MAX))
+            format!("ERR the owner holds the lock {} times, and more cannot be counted", u32::MAX).into()
         }
-        Refusal::CountUnderflow { held } => {
-            ctx.reply_error(&format!("ERR the owner holds only {held}"));
+        Refusal::CountUnderflow { held } => format!("ERR the owner holds only {held}").into(),
+        Refusal::HoldsOther { held } => {
+            format!("ERR ONCE asks for another number of permits than the owner holds, which is {held}").into()
         }
-        Refusal::Deadlock(cycle) => ctx.reply_error(&deadlock(ctx, &cycle)),
+        Refusal::Deadlock(cycle) => deadlock(ctx, client, &cycle).into(),
         Refusal::TooManyPermits { permits } => {
-            ctx.reply_error(&format!("ERR the semaphore has {permits} permits, more cannot be asked for at once"));
+            format!("ERR the semaphore has {permits} permits, more cannot be asked for at once").into()
         }
         Refusal::NoSemaphore => {
-            ctx.reply_error("NOSEMAPHORE there is no semaphore under this key; make one with RSEMAPHORE.INIT");
+            "NOSEMAPHORE there is no semaphore under this key; make one with RSEMAPHORE.INIT".into()
         }
-        Refusal::NoPermission => ctx.reply_error(
-            "NOPERM this user has no permission any more to acquire the lock; its rights were changed while it waited",
-        ),
-        Refusal::NoTokens => ctx.reply_error(
-            "NOTOKENS the fencing tokens of this server are used up, because a clock or a file was wrong; \
-             see rlock_tokens_left in docs/operations.md",
-        ),
-        Refusal::MaxPlaces { limit } => ctx.reply_error(&format!(
-            "MAXWAITERS {limit} places are all that the queue of this lock may have, see rlock.max-places"
-        )),
-        Refusal::MaxWaiters { limit } => ctx
-            .reply_error(&format!("MAXWAITERS {limit} clients may wait at once on this server, see rlock.max-waiters")),
+        Refusal::NoPermission => {
+            "NOPERM this user has no permission any more to acquire the lock; its rights were changed while it waited"
+                .into()
+        }
+        Refusal::NoTokens => "NOTOKENS the fencing tokens of this server are used up, because a clock or a file was \
+             wrong; see rlock_tokens_left in docs/operations.md"
+            .into(),
+        Refusal::MaxPlaces { limit } => {
+            format!("MAXWAITERS {limit} places are all that the queue of this lock may have, see rlock.max-places")
+                .into()
+        }
+        Refusal::MaxWaiters { limit } => {
+            format!("MAXWAITERS {limit} requests may wait at once on this server, see rlock.max-waiters").into()
+        }
     }
 }
 
@@ -104,10 +131,33 @@ pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
         Answer::Granted(token) => ctx.reply_integer(token),
         Answer::GrantedMany(tokens) => ctx.reply_integers(tokens.into_iter()),
         Answer::TimedOut => ctx.reply_nil(),
-        Answer::TakenOver => {
-            ctx.reply_error("UNBLOCKED the owner asked again on another connection, which waits in this one's place")
+        other => ctx.reply_error(&error_text(ctx, ctx.client(), other)),
+    }
+}
+
+/// The same as a message on a channel.
+pub(crate) fn message(ctx: Ctx<'_>, Notice { id, client, .. }: Notice, answer: Answer) -> String {
+    match answer {
+        Answer::Granted(token) => format!("granted {id} {token}"),
+        Answer::GrantedMany(tokens) => {
+            let tokens: Vec<String> = tokens.iter().map(u64::to_string).collect();
+            format!("granted {id} {}", tokens.join(" "))
         }
-        Answer::Cancelled => ctx.reply_error("UNBLOCKED the owner's place was cancelled"),
-        Answer::Refused(why) => refusal(ctx, why),
+        Answer::TimedOut => format!("nil {id}"),
+        other => format!("error {id} {}", error_text(ctx, client, other)),
+    }
+}
+
+/// The answers that are errors.
+fn error_text(ctx: Ctx<'_>, client: u64, answer: Answer) -> Cow<'static, str> {
+    match answer {
+        Answer::Refused(refusal) => refusal_text(ctx, client, refusal),
+        Answer::Cancelled => "UNBLOCKED the request was cancelled".into(),
+        Answer::Closed => "UNBLOCKED the connection that asked has closed".into(),
+        Answer::Demoted => "UNBLOCKED this server is a replica now".into(),
+        Answer::Moved => "UNBLOCKED another node of the cluster serves the keys now".into(),
+        Answer::TakenOver | Answer::Continued | Answer::TimedOut | Answer::Granted(_) | Answer::GrantedMany(_) => {
+            "UNBLOCKED the owner asked again, and that request waits in this one's place".into()
+        }
     }
 }

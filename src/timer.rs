@@ -147,6 +147,9 @@ fn postpone(ctx: Ctx<'_>, key: &Key, name: Arg<'_>) {
 /// What a replica does with the keys that it was told of: it keeps their alarms for the day when it is promoted, and
 /// decides nothing.
 fn observe_next(ctx: Ctx<'_>) -> bool {
+    let mut out = Outbox::new(false);
+    state::tell(|engine| engine.end_cut_off(&mut out));
+    execute::wake(out);
     let Some(key) = state::with_engine(Engine::next_to_observe).flatten() else {
         return false;
     };

@@ -86,7 +86,7 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
         write_effect(&Event::Sized { permits: lock.permits() }, now, &mut facts);
         save.emit_effect(key, &facts, None);
     }
-    for hold in lock.holds() {
+    for hold in lock.holds().iter() {
         let granted = Event::Granted {
             kind: lock.kind(),
             owner: hold.owner().clone(),
@@ -125,7 +125,7 @@ pub(crate) fn free_effort(lock: &Lock) -> usize {
 /// What two servers with the same lock agree on: everything but the deadlines.
 pub(crate) fn digest(digest: &Digest, lock: &Lock) {
     digest.add(&[lock.kind().name().as_bytes(), &lock.permits().to_le_bytes()]);
-    for hold in lock.holds() {
+    for hold in lock.holds().iter() {
         let terms = hold.terms();
         let request = format!("{:?} {:?}", terms.request, terms.session_ms);
         digest.add(&[

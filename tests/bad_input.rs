@@ -39,13 +39,13 @@ impl Refusals {
     #[track_caller]
     fn expect(&mut self, command: impl Into<Command>, code: &str, words: &[&str]) {
         let command = command.into();
-        let lease_before = self.client.call("RLOCK.TTL job").int();
+        let lease_before = self.client.call("RLOCK.PTTL job").int();
         let reply = self.client.call(command.clone());
         let error = reply.expect_error(code).to_lowercase();
         let named = words.iter().any(|word| error.contains(word));
         assert!(named, "{command:?} answers {error:?}, which names none of {words:?}");
         assert_eq!(snapshot(&mut self.client), self.state, "{command:?} has changed something");
-        let lease_after = self.client.call("RLOCK.TTL job").int();
+        let lease_after = self.client.call("RLOCK.PTTL job").int();
         assert!(lease_after <= lease_before, "{command:?} has renewed");
         assert!(lease_after > lease_before - 2000, "{command:?} has brought the deadline nearer");
     }
@@ -67,10 +67,9 @@ fn a_wrong_number_of_arguments() {
         "RLOCK.HOLDS",
         "RLOCK.HOLDS job",
         "RLOCK.HOLDS job a b",
-        "RLOCK.TTL",
-        "RLOCK.TTL job a",
+        "RLOCK.PTTL",
+        "RLOCK.PTTL job a",
         "RLOCK.INFO",
-        "RLOCK.INFO job a",
         "RLOCK.WAITERS",
     ] {
         refusals.expect(command, "ERR", &["wrong number of arguments"]);
@@ -121,6 +120,65 @@ fn a_syntax_error() {
         "RLOCK.RENEW job a EX 1 PX 1000",
     ] {
         refusals.expect(command, "ERR", &["syntax error"]);
+    }
+}
+
+#[test]
+fn a_syntax_error_names_what_is_wrong() {
+    let mut refusals = Refusals::new();
+    for (command, words) in [
+        ("RLOCK.ACQUIRE job a NOW", "'now' is no option here; known are px, ex, block, session, req"),
+        ("RLOCK.ACQUIRE job a PX 5 TOKEN 1", "'token' is no option here"),
+        ("RLOCK.ACQUIRE job a BLOCK", "block has no value"),
+        ("RLOCK.ACQUIRE job a REQ 6 req 7", "req is given twice"),
+        ("RLOCK.ACQUIRE job a PX 5 EX 1", "a lease (px or ex) is given twice"),
+        ("RFAIRLOCK.ACQUIRE job a BLOCK 1 QUEUE 1", "either block or queue"),
+        ("RRWLOCK.ACQUIRE job a PX 5", "'px' stands where read or write has to be"),
+        ("RRWLOCK.RELEASE job a both", "'both' stands where read or write has to be"),
+        ("RLOCK.MACQUIRE 3 job free a", "the owner is missing"),
+        ("RLOCK.MACQUIRE 5 job free a", "numkeys is 5"),
+        ("RLOCK.MRELEASE 2 job free", "the owner is missing"),
+        ("RLOCK.MACQUIRE 2 job free PX 5000", "the owner is missing"),
+    ] {
+        refusals.expect(command, "ERR", &[words]);
+    }
+}
+
+#[test]
+fn an_owner_may_be_named_like_an_option() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RLOCK.MACQUIRE 2 one two PX PX 60000").array();
+    assert_eq!(client.call("RLOCK.HOLDS one PX"), 1);
+}
+
+#[test]
+fn a_wrong_kind_of_lock_is_named() {
+    let mut refusals = Refusals::new();
+    refusals.client.call("RSEMAPHORE.INIT permits 3");
+    refusals.client.call("RFAIRLOCK.ACQUIRE fair a");
+    refusals.client.call("RRWLOCK.ACQUIRE rwlock a READ");
+    refusals.state = snapshot(&mut refusals.client);
+    for (key, words) in [
+        ("job", "the key holds a mutex, which the commands of rlock are for"),
+        ("fair", "the key holds a fair lock, which the commands of rfairlock are for"),
+        ("rwlock", "the key holds a read-write lock, which the commands of rrwlock are for"),
+        ("permits", "the key holds a semaphore, which the commands of rsemaphore are for"),
+    ] {
+        for family in ["RLOCK", "RFAIRLOCK", "RRWLOCK", "RSEMAPHORE"] {
+            if words.ends_with(&format!(" {} are for", family.to_lowercase())) {
+                continue;
+            }
+            let mode = if family == "RRWLOCK" { " READ" } else { "" };
+            for command in ["ACQUIRE", "RELEASE", "RENEW", "HOLDS"] {
+                refusals.expect(format!("{family}.{command} {key} b{mode}"), "WRONGTYPE", &[words]);
+            }
+            if family != "RLOCK" {
+                for command in ["FORCERELEASE", "PTTL", "INFO", "WAITERS"] {
+                    refusals.expect(format!("{family}.{command} {key}"), "WRONGTYPE", &[words]);
+                }
+            }
+        }
     }
 }
 
@@ -185,7 +243,7 @@ fn a_key_of_another_type() {
         "RLOCK.RENEW text a",
         "RLOCK.FORCERELEASE text",
         "RLOCK.HOLDS text a",
-        "RLOCK.TTL text",
+        "RLOCK.PTTL text",
         "RLOCK.INFO text",
         "RLOCK.WAITERS text",
     ] {
@@ -236,7 +294,7 @@ fn random_command(random: &mut StdRng) -> Command {
         "RLOCK.RENEW",
         "RLOCK.FORCERELEASE",
         "RLOCK.HOLDS",
-        "RLOCK.TTL",
+        "RLOCK.PTTL",
         "RLOCK.INFO",
         "RLOCK.WAITERS",
         "RLOCK.APPLY",

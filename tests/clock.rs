@@ -32,7 +32,7 @@ fn assert_a_step_moves_no_deadline(step: impl FnOnce(&WallClock), expected_secon
     // Some servers look at the wall clock in each of their regular ticks only.
     eventually(SOON, || (server_seconds(&mut client) - before - expected_seconds).abs() < 5);
 
-    let left = client.call("RLOCK.TTL long").int();
+    let left = client.call("RLOCK.PTTL long").int();
     assert!((50_000..=60_000).contains(&left), "{left}");
     assert_eq!(impatient.reply(), Reply::Nil);
     watch.assert_took_ms(499..1000, "BLOCK 500");

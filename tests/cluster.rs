@@ -47,7 +47,7 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
     let slot = on_source.call("CLUSTER KEYSLOT job").int();
     let token = on_source.acquire("job a PX 60000");
     on_source.acquire("job a PX 60000");
-    let mut waiter = source.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let mut waiter = source.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
 
     on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0]));
     on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
@@ -67,7 +67,7 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
     let holder = on_target.holder("job").expect("it is held");
     assert_eq!(holder.identity(), ("a", 2, token));
     assert!(holder.lease_ms > 50_000, "{holder:?}");
-    let mut waiter = target.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let mut waiter = target.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     assert_eq!(on_target.call("RLOCK.FORCERELEASE job"), 1);
     assert!(waiter.reply().int() > token);
 }
@@ -105,7 +105,7 @@ fn a_waiter_for_many_keys_is_sent_after_its_slot() {
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
     let slot = on_source.call("CLUSTER KEYSLOT {job}").int();
     on_source.acquire("{job}:1 a PX 60000");
-    let mut waiter = source.waiter("RLOCK.MACQUIRE 2 {job}:2 {job}:1 b PX 60000 BLOCK 0");
+    let mut waiter = source.blocked_waiter("RLOCK.MACQUIRE 2 {job}:2 {job}:1 b PX 60000 BLOCK 0");
     on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0]));
     on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
     assert_eq!(on_source.call(format!("MIGRATE 127.0.0.1 {} {{job}}:1 0 5000", target.port())), "OK");
@@ -124,11 +124,11 @@ fn a_waiter_is_sent_after_its_slot_whatever_braces_its_key_has() {
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
     on_source.acquire("job a PX 60000");
-    let mut of_another_slot = source.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let mut of_another_slot = source.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     for key in ["a}b", "{}a", "{a", "}{", "{{c}}b"] {
         let slot = on_source.call(format!("CLUSTER KEYSLOT {key}")).int();
         on_source.acquire(&format!("{key} a PX 60000"));
-        let mut waiter = source.waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0"));
+        let mut waiter = source.blocked_waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0"));
         on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0]));
         on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
         assert_eq!(on_source.call(format!("MIGRATE 127.0.0.1 {} {key} 0 5000", target.port())), "OK");

@@ -43,7 +43,7 @@ fn options_are_taken_as_arguments_of_loadmodule() {
     let server = Server::with_module_arguments("default-lease-ms 5000 max-waiters 7", &[]);
     let mut client = server.client();
     client.acquire("job a");
-    let left = client.call("RLOCK.TTL job").int();
+    let left = client.call("RLOCK.PTTL job").int();
     assert!((1..=5000).contains(&left), "{left}");
     assert_eq!(client.call("CONFIG GET rlock.max-waiters").field("rlock.max-waiters"), "7");
 }
@@ -53,7 +53,7 @@ fn options_are_taken_from_the_configuration_file() {
     let server = Server::with(&["rlock.default-lease-ms 7000"]);
     let mut client = server.client();
     client.acquire("job a");
-    let left = client.call("RLOCK.TTL job").int();
+    let left = client.call("RLOCK.PTTL job").int();
     assert!((2000..=7000).contains(&left), "{left}");
 }
 
@@ -82,8 +82,8 @@ fn the_default_lease_may_change_while_locks_are_held() {
     client.acquire("before a");
     client.call("CONFIG SET rlock.default-lease-ms 90000");
     client.acquire("after a");
-    assert!(client.call("RLOCK.TTL before").int() <= 30_000);
-    assert!(client.call("RLOCK.TTL after").int() > 80_000);
+    assert!(client.call("RLOCK.PTTL before").int() <= 30_000);
+    assert!(client.call("RLOCK.PTTL after").int() > 80_000);
     // What the hold was last given is remembered, not what the default is now.
     assert!(client.call("RLOCK.RENEW before a").int() <= 30_000);
 }
@@ -165,7 +165,7 @@ fn clients_can_ask_where_the_key_of_each_command_is() {
         "RLOCK.RENEW job a",
         "RLOCK.FORCERELEASE job",
         "RLOCK.HOLDS job a",
-        "RLOCK.TTL job",
+        "RLOCK.PTTL job",
         "RLOCK.INFO job",
         "RLOCK.WAITERS job",
     ] {

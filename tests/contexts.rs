@@ -17,7 +17,7 @@ const WRITING_COMMANDS: [&str; 6] = [
     "RLOCK.FORCERELEASE job",
 ];
 
-const READING_COMMANDS: [&str; 4] = ["RLOCK.HOLDS job a", "RLOCK.TTL job", "RLOCK.INFO job", "RLOCK.WAITERS job"];
+const READING_COMMANDS: [&str; 4] = ["RLOCK.HOLDS job a", "RLOCK.PTTL job", "RLOCK.INFO job", "RLOCK.WAITERS job"];
 
 #[test]
 fn block_in_transactions_and_scripts_is_one_try() {
@@ -49,7 +49,7 @@ fn every_command_answers_the_same_in_transactions_and_scripts() {
             assert_eq!(run(&mut client, "LOCK.ACQUIRE job a PX 20000"), token);
             assert_eq!(run(&mut client, "LOCK.HOLDS job a"), 2);
             assert!(run(&mut client, "LOCK.RENEW job a PX 60000").int() > 50_000);
-            assert!(run(&mut client, "LOCK.TTL job").int() > 50_000);
+            assert!(run(&mut client, "LOCK.PTTL job").int() > 50_000);
             assert_eq!(run(&mut client, "LOCK.INFO job").field("waiters"), 0);
             assert_eq!(run(&mut client, "LOCK.WAITERS job"), Reply::Array(vec![]));
             assert_eq!(run(&mut client, "LOCK.RELEASE job a"), 1);
@@ -126,7 +126,7 @@ fn a_replica_shows_what_the_primary_shows() {
         assert!((copy.lease_ms - original.lease_ms).abs() < 1000, "{copy:?} and {original:?}");
         on_replica.speak(*family);
         assert_eq!(on_replica.call(format!("LOCK.HOLDS {key} a")), original.holds);
-        assert!((50_001..=60_000).contains(&on_replica.call(format!("LOCK.TTL {key}")).int()));
+        assert!((50_001..=60_000).contains(&on_replica.call(format!("LOCK.PTTL {key}")).int()));
     }
     // Waiting is with the primary alone.
     assert_eq!(on_replica.call(format!("RLOCK.WAITERS {}", MUTEX.key("job"))), Reply::Array(vec![]));
@@ -151,7 +151,7 @@ fn a_lapsed_lease_shows_nowhere_on_a_replica_which_waits_for_the_primary_to_end_
     for family in ALL {
         let key = family.key("job");
         on_replica.speak(*family);
-        eventually(SOON, || on_replica.call(format!("LOCK.TTL {key}")) == -2);
+        eventually(SOON, || on_replica.call(format!("LOCK.PTTL {key}")) == -2);
         assert_eq!(on_replica.call(format!("LOCK.HOLDS {key} a")), 0);
         assert_eq!(on_replica.holder(&key), None);
         assert_eq!(on_replica.call(format!("EXISTS {key}")), 1, "a replica has expired a lock by itself");

@@ -130,16 +130,16 @@ fn a_circle_that_is_not_closed_is_not_refused() {
     let mut client = server.client();
     client.acquire("x a PX 60000");
     client.acquire("y b PX 60000");
-    let mut waiting = server.waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
+    let mut waiting = server.blocked_waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
     // One more behind the same one, one behind the one that waits, and re-entry.
-    let _third = server.waiter("RLOCK.ACQUIRE x c BLOCK 0");
+    let _third = server.blocked_waiter("RLOCK.ACQUIRE x c BLOCK 0");
     client.acquire("x a BLOCK 0");
     client.acquire("y b BLOCK 0");
     // The one who waits leaves, and what was a circle is none.
     let gone = waiting.id();
     client.call(format!("CLIENT UNBLOCK {gone} ERROR"));
     waiting.reply().expect_error("UNBLOCKED");
-    let _now_allowed = server.waiter("RLOCK.ACQUIRE x b BLOCK 0");
+    let _now_allowed = server.blocked_waiter("RLOCK.ACQUIRE x b BLOCK 0");
 }
 
 #[test]

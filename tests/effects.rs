@@ -62,7 +62,7 @@ fn each_command_on_a_fair_lock_tells_its_effect() {
     journal.expect("a place", &["job queued polled:@50000 # 4 tail b"]);
     client.call("RFAIRLOCK.ACQUIRE job b QUEUE 70000 REQ 4");
     journal.expect("a longer life", &["job kept polled:@70000 4 b"]);
-    let c = journal.server.waiter("RFAIRLOCK.ACQUIRE job c PX 20000 BLOCK 0");
+    let c = journal.server.blocked_waiter("RFAIRLOCK.ACQUIRE job c PX 20000 BLOCK 0");
     journal.expect("a connected place", &["job queued connected # - tail c"]);
     drop(c);
     journal.expect("a lost connection", &["job kept grace:@60000 - c"]);
@@ -96,7 +96,7 @@ fn each_command_on_a_read_write_lock_tells_its_effect() {
         ],
     );
     let mut client = journal.server.client();
-    let mut writer = journal.server.waiter("RRWLOCK.ACQUIRE job w WRITE PX 20000 BLOCK 0");
+    let mut writer = journal.server.blocked_waiter("RRWLOCK.ACQUIRE job w WRITE PX 20000 BLOCK 0");
     assert_eq!(client.call("RRWLOCK.ACQUIRE job r READ"), Reply::Nil);
     journal.expect("waiting", &[]);
     client.call("RRWLOCK.RENEW job b READ PX 80000");
@@ -114,8 +114,8 @@ fn each_command_on_a_read_write_lock_tells_its_effect() {
             &format!("job granted rwlock write {w} 1 @20000 20000 - - w"),
         ],
     );
-    let mut readers =
-        ["x", "y"].map(|owner| journal.server.waiter(format!("RRWLOCK.ACQUIRE job {owner} READ PX 20000 BLOCK 0")));
+    let mut readers = ["x", "y"]
+        .map(|owner| journal.server.blocked_waiter(format!("RRWLOCK.ACQUIRE job {owner} READ PX 20000 BLOCK 0")));
     client.call("RRWLOCK.FORCERELEASE job");
     let [x, y] = readers.each_mut().map(|reader| reader.reply().int());
     journal.expect(
@@ -152,7 +152,7 @@ fn each_command_on_a_semaphore_tells_its_effect() {
             "job granted semaphore permits # 1 @60000 60000 - - b",
         ],
     );
-    let mut c = journal.server.waiter("RSEMAPHORE.ACQUIRE job c PERMITS 2 PX 20000 BLOCK 0");
+    let mut c = journal.server.blocked_waiter("RSEMAPHORE.ACQUIRE job c PERMITS 2 PX 20000 BLOCK 0");
     client.call("RSEMAPHORE.RELEASE job a PERMITS 2 REQ 2");
     let c = c.reply().int();
     journal.expect(
@@ -182,7 +182,7 @@ fn a_request_for_many_keys_tells_one_effect_for_each() {
             &format!("two granted mutex exclusive {two} 1 @60000 60000 1A - a"),
         ],
     );
-    let mut b = journal.server.waiter("RLOCK.MACQUIRE 2 two three b PX 20000 BLOCK 0");
+    let mut b = journal.server.blocked_waiter("RLOCK.MACQUIRE 2 two three b PX 20000 BLOCK 0");
     assert_eq!(client.call("RLOCK.MACQUIRE 2 three one c"), Reply::Nil);
     client.call("RLOCK.MRELEASE 2 three one a").expect_error("NOTOWNER");
     journal.expect("nothing", &[]);
@@ -225,8 +225,8 @@ const NOTHING_CHANGES: &[&str] = &[
     "FAMILY.FORCERELEASE job TOKEN 1",
     "FAMILY.HOLDS job a",
     "FAMILY.HOLDS free a",
-    "FAMILY.TTL job",
-    "FAMILY.TTL free",
+    "FAMILY.PTTL job",
+    "FAMILY.PTTL free",
     "FAMILY.INFO job",
     "FAMILY.INFO free",
     "FAMILY.WAITERS job COUNT 1",

@@ -15,7 +15,7 @@ fn assert_hand_over(family: &str, way: &str, told: &[&str]) {
     let mut client = journal.server.client();
     client.call("RLOCK.ACQUIRE other x PX 60000");
     client.call(format!("{family}.ACQUIRE job a PX 60000"));
-    let mut b = journal.server.waiter(format!("{family}.ACQUIRE job b PX 20000 BLOCK 0"));
+    let mut b = journal.server.blocked_waiter(format!("{family}.ACQUIRE job b PX 20000 BLOCK 0"));
     journal.skip();
     let step: Vec<_> = way.split(" | ").map(Command::from).collect();
     for reply in client.call_in_one_step(&step) {
@@ -92,8 +92,9 @@ fn each_way_to_change_hands_tells_its_effects_on_a_fair_lock() {
 fn what_happens_without_a_command_tells_its_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
-    let waiter =
-        |journal: &Journal, owner: &str| journal.server.waiter(format!("RLOCK.ACQUIRE job {owner} PX 20000 BLOCK 0"));
+    let waiter = |journal: &Journal, owner: &str| {
+        journal.server.blocked_waiter(format!("RLOCK.ACQUIRE job {owner} PX 20000 BLOCK 0"))
+    };
     let a = client.acquire("job a PX 1000");
     let mut waits = waiter(&journal, "b");
     journal.expect("a grant", &[&format!("job granted mutex exclusive {a} 1 @1000 1000 - - a")]);
@@ -191,7 +192,7 @@ fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
     client.acquire("job a PX 60000 REQ 1");
     client.acquire_fair("fair a PX 60000");
     client.call("RFAIRLOCK.ACQUIRE fair b QUEUE 60000");
-    let mut waiter = primary.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let mut waiter = primary.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     client.call("RLOCK.RELEASE job a");
     waiter.reply().int();
     client.call("RENAME job away");
@@ -223,7 +224,7 @@ fn a_lapsed_lock_of_another_kind_that_comes_under_a_name_makes_room_for_the_wait
         for arrival in ["RENAME other job", "COPY other job REPLACE", "swap"] {
             let mut client = primary.client();
             client.call(format!("{family} job a{mode} PX 60000"));
-            let mut waiter = primary.waiter(format!("{family} job b{mode} PX 60000 BLOCK 0"));
+            let mut waiter = primary.blocked_waiter(format!("{family} job b{mode} PX 60000 BLOCK 0"));
             let swap = format!("{other} job x PX 5");
             let rename = format!("{other} other x PX 5");
             let step = match arrival {

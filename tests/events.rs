@@ -19,10 +19,10 @@ fn play_story(server: &Server, client: &mut Client) {
     client.call("LOCK.RELEASE job b").expect_error("NOTOWNER");
     assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 5"), Reply::Nil);
 
-    let mut b = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let mut b = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
     assert_eq!(client.call("LOCK.RELEASE job a REQ 4"), 0);
     b.reply().int();
-    let mut c = server.waiter("LOCK.ACQUIRE job c PX 50 BLOCK 0");
+    let mut c = server.blocked_waiter("LOCK.ACQUIRE job c PX 50 BLOCK 0");
     assert_eq!(client.call("LOCK.FORCERELEASE job"), 1);
     assert_eq!(client.call("LOCK.FORCERELEASE job TOKEN 1"), 0);
     c.reply().int();

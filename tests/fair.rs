@@ -53,7 +53,7 @@ fn a_plain_try_passes_nobody_also_when_the_lock_is_free() {
     queue(&mut client, "b");
     assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
     for _ in 0..3 {
-        assert_eq!(client.call("RFAIRLOCK.TTL job"), -2, "it is free");
+        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "it is free");
         assert_eq!(client.call("RFAIRLOCK.ACQUIRE job c"), Reply::Nil);
     }
     assert_eq!(client.places("job"), ["b detached"]);
@@ -243,14 +243,14 @@ fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_low
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
-    let mut one = server.waiter("RFAIRLOCK.ACQUIRE job b PX 5000 REQ 5 BLOCK 0");
+    let mut one = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 5000 REQ 5 BLOCK 0");
     let mut c = waiter(&server, "c");
     for how in ["BLOCK 0", "QUEUE 60000", ""] {
         client.call(format!("RFAIRLOCK.ACQUIRE job b REQ 4 {how}")).expect_error("STALE");
     }
-    let mut two = server.waiter("RFAIRLOCK.ACQUIRE job b PX 40000 REQ 5 SESSION 700 BLOCK 0");
+    let mut two = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 40000 REQ 5 SESSION 700 BLOCK 0");
     one.reply().expect_error("UNBLOCKED");
-    let mut three = server.waiter("RFAIRLOCK.ACQUIRE job b PX 60000 REQ 6 SESSION 700 BLOCK 0");
+    let mut three = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 60000 REQ 6 SESSION 700 BLOCK 0");
     two.reply().expect_error("UNBLOCKED");
     assert_eq!(client.places("job"), ["b connected", "c connected"]);
 
@@ -312,8 +312,9 @@ fn wrong_arguments_are_refused_and_change_nothing() {
 #[test]
 fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
     const COMMON: [&str; 6] =
-        ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "FORCERELEASE key", "HOLDS key a"];
-    const READING: [&str; 3] = ["INFO key", "TTL key", "WAITERS key"];
+        ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "CANCEL key a", "HOLDS key a"];
+    // Those of RLOCK are for a lock of any kind.
+    const FOR_ANY: [&str; 4] = ["INFO key", "PTTL key", "WAITERS key", "FORCERELEASE key"];
     let server = Server::start();
     let mut client = server.client();
     client.acquire("mutex a PX 60000");
@@ -326,16 +327,16 @@ fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
         call("RLOCK", command, "fair").expect_error("WRONGTYPE");
     }
     for key in ["mutex", "text"] {
-        for command in COMMON.iter().chain(&READING).chain(&["CANCEL key a", "ACQUIRE key b QUEUE 1000"]) {
+        for command in COMMON.iter().chain(&FOR_ANY).chain(&["ACQUIRE key b QUEUE 1000"]) {
             call("RFAIRLOCK", command, key).expect_error("WRONGTYPE");
         }
     }
-    // These answer for a lock of any kind.
     assert_eq!(call("RLOCK", "INFO key", "fair").field("kind"), "fair");
-    assert!(call("RLOCK", "TTL key", "fair").int() > 50_000);
+    assert!(call("RLOCK", "PTTL key", "fair").int() > 50_000);
     assert_eq!(call("RLOCK", "WAITERS key", "fair").array().len(), 1);
     assert_eq!(client.call("RLOCK.HOLDS mutex a"), 1);
     assert_eq!(client.call("RFAIRLOCK.HOLDS fair a"), 1);
+    assert_eq!(client.call("RLOCK.FORCERELEASE fair"), 1);
 }
 
 #[test]

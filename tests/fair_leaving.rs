@@ -17,7 +17,7 @@ fn queue(client: &mut Client, owner: &str) {
 
 #[track_caller]
 fn waiter(server: &Server, owner: &str) -> Client {
-    server.waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 BLOCK 0"))
+    server.blocked_waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 BLOCK 0"))
 }
 
 fn start_with_grace_ms(grace_ms: u64) -> Server {
@@ -172,7 +172,7 @@ fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
         let step = if round % 2 == 0 { [release, kill] } else { [kill, release] };
         client.call_in_one_step(&step);
         eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
-        assert_eq!(client.call("RFAIRLOCK.TTL job"), -2, "nobody holds it");
+        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "nobody holds it");
         client.acquire_fair("job b PX 60000");
         assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0, "it holds once");
         c.reply().int();
@@ -186,7 +186,7 @@ fn timed_the_end_of_a_session_serves_the_queue() {
     let server = Server::start();
     let (mut holder, mut client) = (server.client(), server.client());
     holder.acquire_fair("job a PX 60000 SESSION 0");
-    let mut b = server.waiter("RFAIRLOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0");
+    let mut b = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0");
     queue(&mut client, "c");
     drop(holder);
     let token = b.reply().int();
@@ -195,7 +195,7 @@ fn timed_the_end_of_a_session_serves_the_queue() {
 
     // The connection is the waiter's own, and its end is felt as well.
     drop(b);
-    eventually(SOON, || client.call("RFAIRLOCK.TTL job") == -2);
+    eventually(SOON, || client.call("RFAIRLOCK.PTTL job") == -2);
     // A poller binds the connection over which it is granted.
     let mut c = server.client();
     c.acquire_fair("job c PX 60000 SESSION 300");

@@ -27,7 +27,7 @@ fn soon_after_ms(ms: u64) -> Range<u64> {
 /// A connection that waits for `job`. Should it be cut when it has just been granted, the hold ends with it.
 #[track_caller]
 fn waiter(server: &Server, owner: &str) -> Client {
-    server.waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 SESSION 0 BLOCK 0"))
+    server.blocked_waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 SESSION 0 BLOCK 0"))
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn nobody_passes_one_whose_turn_it_is() {
     for behind in ["RFAIRLOCK.ACQUIRE job c", "RFAIRLOCK.ACQUIRE job c QUEUE 60000"] {
         client.acquire_fair("job a PX 60000");
         assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b QUEUE 60000"), Reply::Nil);
-        let step = ["RFAIRLOCK.RELEASE job a", behind, "RFAIRLOCK.TTL job"].map(Command::from);
+        let step = ["RFAIRLOCK.RELEASE job a", behind, "RFAIRLOCK.PTTL job"].map(Command::from);
         assert_eq!(client.call_in_one_step(&step), [Reply::Int(0), Reply::Nil, Reply::Int(-2)]);
         assert_eq!(client.places("job")[0], "b detached");
         client.acquire_fair("job b PX 60000");

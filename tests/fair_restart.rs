@@ -372,7 +372,7 @@ fn a_replica_shows_the_places_and_decides_nothing() {
     // When that life is over, the turn is, too. What is over is not shown, and is there until the primary ends it.
     eventually(SOON, || on_replica.places("job") == ["b detached", "c connected"]);
     assert_eq!(on_replica.call("DEBUG DIGEST"), digest);
-    assert_eq!(on_replica.call("RLOCK.TTL job"), -2);
+    assert_eq!(on_replica.call("RLOCK.PTTL job"), -2);
     on_primary.call("CLIENT UNPAUSE");
     eventually(SOON, || on_replica.call("RFAIRLOCK.HOLDS job c") == 1);
     assert_eq!(events.so_far(), ["rlock.release job", "rlock.turn job", "rlock.acquire job"]);

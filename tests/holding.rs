@@ -135,14 +135,14 @@ fn reentry_and_renew_never_bring_the_deadline_nearer() {
         let mut client = server.client();
         client.acquire("job a PX 100000");
         client.acquire("job a PX 1000");
-        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 100_000);
         assert_fresh(client.call("LOCK.RENEW job a PX 1000").int(), 100_000);
         client.acquire("job a");
-        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 100_000);
         client.acquire("job a EX 200");
-        assert_fresh(client.call("LOCK.TTL job").int(), 200_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 200_000);
         assert_fresh(client.call("LOCK.RENEW job a EX 300").int(), 300_000);
-        assert_fresh(client.call("LOCK.TTL job").int(), 300_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 300_000);
     }
 }
 
@@ -152,7 +152,7 @@ fn renew_without_a_lease_uses_the_one_last_given() {
         let mut client = server.client();
         client.acquire("job a PX 2000");
         // After half of it has run a renewal shows the whole again, neither the rest nor the default.
-        eventually(SOON, || client.call("LOCK.TTL job").int() <= 1000);
+        eventually(SOON, || client.call("LOCK.PTTL job").int() <= 1000);
         let renewed = client.call("LOCK.RENEW job a").int();
         assert!((1001..=2000).contains(&renewed), "{renewed}");
 
@@ -171,7 +171,7 @@ fn releasing_an_inner_hold_leaves_the_lease_alone() {
         client.acquire("job a PX 20000");
         client.acquire("job a PX 100000");
         assert_eq!(client.call("LOCK.RELEASE job a"), 1);
-        assert_fresh(client.call("LOCK.TTL job").int(), 100_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 100_000);
     }
 }
 
@@ -180,7 +180,7 @@ fn the_default_lease_is_30_seconds() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a");
-        assert_fresh(client.call("LOCK.TTL job").int(), 30_000);
+        assert_fresh(client.call("LOCK.PTTL job").int(), 30_000);
     }
 }
 
@@ -189,7 +189,7 @@ fn a_lock_nobody_holds_has_no_ttl_no_info_no_holds_and_no_waiters() {
     for server in Server::for_each(TRANSIENT) {
         let mut client = server.client();
         let assert_absent = |client: &mut Client| {
-            assert_eq!(client.call("LOCK.TTL job"), -2);
+            assert_eq!(client.call("LOCK.PTTL job"), -2);
             assert_eq!(client.call("LOCK.INFO job"), Reply::Nil);
             assert_eq!(client.call("LOCK.HOLDS job a"), 0);
             assert_eq!(client.call("LOCK.WAITERS job"), Reply::Array(vec![]));
@@ -244,7 +244,7 @@ fn who_holds_and_who_waits_can_be_seen() {
 
             let info = client.call("LOCK.INFO job");
             assert!(is_map(&info), "{info:?}");
-            assert_eq!(info.field_names(), ["holders", "kind", "waiters"]);
+            assert_eq!(info.field_names(), ["holders", "holders-count", "kind", "waiters"]);
             assert_eq!(info.field("kind"), server.family().kind);
             assert_eq!(info.field("waiters"), 2);
             let holders = info.field("holders");
@@ -263,7 +263,7 @@ fn who_holds_and_who_waits_can_be_seen() {
             assert_eq!(client.waiting_owners("job"), ["b", "c"]);
             for waiter in waiters.array() {
                 assert!(is_map(waiter), "{waiter:?}");
-                assert_eq!(waiter.field_names(), ["connected", "mode", "owner", "waited-ms"]);
+                assert_eq!(waiter.field_names(), ["connected", "mode", "notify", "owner", "waited-ms"]);
                 assert_eq!(waiter.field("mode"), server.family().shown_mode);
                 assert_eq!(waiter.field("connected"), 1);
                 assert!((0..10_000).contains(&waiter.field("waited-ms").int()), "{waiter:?}");
@@ -292,7 +292,7 @@ fn a_lapsed_lease_shows_nowhere_even_before_it_is_removed() {
         client.acquire("job a PX 100");
         // Nothing is removed during a pause, so the reading commands below meet the lapsed hold itself.
         client.call("CLIENT PAUSE 60000 WRITE");
-        eventually(SOON, || client.call("LOCK.TTL job") == -2);
+        eventually(SOON, || client.call("LOCK.PTTL job") == -2);
         assert_eq!(client.call("LOCK.HOLDS job a"), 0);
         assert_eq!(client.holder("job"), None);
         client.call("CLIENT UNPAUSE");
@@ -361,6 +361,42 @@ fn a_new_holder_clears_an_expire_meant_for_the_old_one() {
         client.call("LOCK.FORCERELEASE job");
         assert!(next.reply().int() > 0);
         assert_eq!(client.call("PTTL job"), -1);
+    }
+}
+
+#[test]
+fn an_expire_stands_where_others_hold_on_and_on_a_semaphore() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT pool 5");
+    for key in ["pool", "shared"] {
+        let acquire = |owner| match key {
+            "pool" => format!("RSEMAPHORE.ACQUIRE {key} {owner} PX 90000"),
+            _ => format!("RRWLOCK.ACQUIRE {key} {owner} READ PX 90000"),
+        };
+        client.call(acquire("a")).int();
+        assert_eq!(client.call(format!("PEXPIRE {key} 60000")), 1);
+        client.call(acquire("b")).int();
+        assert!(client.call(format!("PTTL {key}")).int() > 0, "{key}");
+    }
+    client.call("RRWLOCK.FORCERELEASE shared");
+    client.call("RRWLOCK.ACQUIRE shared a READ PX 90000").int();
+    assert_eq!(client.call("PTTL shared"), -1);
+    client.call("RSEMAPHORE.FORCERELEASE pool");
+    client.call("RSEMAPHORE.ACQUIRE pool a PX 90000").int();
+    assert!(client.call("PTTL pool").int() > 0, "the life of a semaphore is the user's");
+}
+
+#[test]
+fn renew_and_pttl_count_an_expire_that_comes_first() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 90000");
+        client.call("PEXPIRE job 30000");
+        assert!((1..=30_000).contains(&client.call("LOCK.PTTL job").int()));
+        assert!((1..=30_000).contains(&client.call("LOCK.RENEW job a PX 90000").int()));
+        client.call("PEXPIRE job 900000");
+        assert!((80_000..=90_000).contains(&client.call("LOCK.PTTL job").int()));
     }
 }
 

@@ -119,7 +119,7 @@ fn px_counts_milliseconds_and_ex_seconds() {
         let mut client = server.client();
         for (lease, ms) in [("PX 7000", 7000), ("EX 7", 7000), ("px 31536000000", 31_536_000_000)] {
             client.acquire(&format!("job a {lease}"));
-            let left = client.call("LOCK.TTL job").int();
+            let left = client.call("LOCK.PTTL job").int();
             assert!((ms - 5000..=ms).contains(&left), "{lease}: {left}");
             client.call("LOCK.RELEASE job a");
         }

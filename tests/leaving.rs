@@ -14,8 +14,8 @@ fn client_unblock_ends_a_wait_with_nil_or_an_error() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");
-    let mut one = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
-    let mut two = server.waiter("RLOCK.ACQUIRE job c BLOCK 0");
+    let mut one = server.blocked_waiter("RLOCK.ACQUIRE job b BLOCK 0");
+    let mut two = server.blocked_waiter("RLOCK.ACQUIRE job c BLOCK 0");
     assert_eq!(client.call(format!("CLIENT UNBLOCK {}", one.id())), 1);
     assert_eq!(one.reply(), Reply::Nil);
     assert_eq!(client.call(format!("CLIENT UNBLOCK {} ERROR", two.id())), 1);
@@ -33,8 +33,8 @@ fn a_waiter_that_left_is_passed_over() {
     let mut client = server.client();
     for way in ["a closed socket", "CLIENT KILL ID id", "CLIENT UNBLOCK id TIMEOUT", "CLIENT UNBLOCK id ERROR"] {
         client.acquire("job a PX 60000");
-        let head = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        let mut next = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
+        let head = server.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let mut next = server.blocked_waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
         if way.starts_with("CLIENT") {
             assert_eq!(client.call(way.replace("id", &head.id().to_string())), 1);
         } else {
@@ -54,12 +54,15 @@ fn a_waiter_that_left_is_passed_over() {
 /// `leave` is given the leaver and sends the release; whether the leaver was still served or not is up to the server. It must
 /// not stay the holder.
 #[track_caller]
-fn assert_nothing_is_left_to_a_leaver(leave: impl Fn(&Server, &mut Client, Client)) {
+fn assert_nothing_is_left_to_a_leaver(
+    wait: impl Fn(&Server, &str) -> Client,
+    leave: impl Fn(&Server, &mut Client, Client),
+) {
     let server = Server::start();
     let mut client = server.client();
     for round in 0..RACES {
         client.acquire("job a PX 60000");
-        let leaver = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let leaver = wait(&server, "RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
         let next = (round % 2 == 1).then(|| server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0"));
         leave(&server, &mut client, leaver);
         if let Some(mut next) = next {
@@ -76,56 +79,74 @@ fn assert_nothing_is_left_to_a_leaver(leave: impl Fn(&Server, &mut Client, Clien
 
 #[test]
 fn a_waiter_killed_in_the_tick_of_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(|_, client, leaver| {
-        let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
-        let answers = client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill]);
-        assert_eq!(answers, [Reply::Int(0), Reply::Int(1)]);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |_, client, leaver| {
+            let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+            let answers = client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill]);
+            assert_eq!(answers, [Reply::Int(0), Reply::Int(1)]);
+        },
+    );
 }
 
 #[test]
 fn a_waiter_killed_just_before_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(|_, client, leaver| {
-        let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
-        let answers = client.call_in_one_step(&[kill, "RLOCK.RELEASE job a".into()]);
-        assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |_, client, leaver| {
+            let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
+            let answers = client.call_in_one_step(&[kill, "RLOCK.RELEASE job a".into()]);
+            assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
+        },
+    );
 }
 
 #[test]
 fn a_waiter_unblocked_just_before_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(|_, client, mut leaver| {
-        let unblock = format!("CLIENT UNBLOCK {}", leaver.id()).into();
-        let answers = client.call_in_one_step(&[unblock, "RLOCK.RELEASE job a".into()]);
-        assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
-        assert_eq!(leaver.reply(), Reply::Nil);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.blocked_waiter(command),
+        |_, client, mut leaver| {
+            let unblock = format!("CLIENT UNBLOCK {}", leaver.id()).into();
+            let answers = client.call_in_one_step(&[unblock, "RLOCK.RELEASE job a".into()]);
+            assert_eq!(answers, [Reply::Int(1), Reply::Int(0)]);
+            assert_eq!(leaver.reply(), Reply::Nil);
+        },
+    );
 }
 
 #[test]
 fn a_waiter_whose_socket_closed_before_the_release_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(|_, client, leaver| {
-        drop(leaver);
-        assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |_, client, leaver| {
+            drop(leaver);
+            assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+        },
+    );
 }
 
 #[test]
 fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(|server, client, leaver| {
-        server.while_stopped(|| {
-            drop(leaver);
-            client.send("RLOCK.RELEASE job a");
-        });
-        assert_eq!(client.reply(), 0);
-    });
-    assert_nothing_is_left_to_a_leaver(|server, client, leaver| {
-        server.while_stopped(|| {
-            client.send("RLOCK.RELEASE job a");
-            drop(leaver);
-        });
-        assert_eq!(client.reply(), 0);
-    });
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |server, client, leaver| {
+            server.while_stopped(|| {
+                drop(leaver);
+                client.send("RLOCK.RELEASE job a");
+            });
+            assert_eq!(client.reply(), 0);
+        },
+    );
+    assert_nothing_is_left_to_a_leaver(
+        |server, command| server.waiter(command),
+        |server, client, leaver| {
+            server.while_stopped(|| {
+                client.send("RLOCK.RELEASE job a");
+                drop(leaver);
+            });
+            assert_eq!(client.reply(), 0);
+        },
+    );
 }
 
 #[test]

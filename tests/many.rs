@@ -60,12 +60,12 @@ fn release_and_renew_of_many_are_all_or_nothing_and_name_the_first_key_that_is_n
         let line = client.call(command).expect_error("NOTOWNER").to_owned();
         assert!(line.contains("\"second\""), "{line}");
         assert_eq!(owners(&mut client, "x second y"), ["a", "b", "a"]);
-        assert!(client.call("RLOCK.TTL x").int() <= 20_000);
+        assert!(client.call("RLOCK.PTTL x").int() <= 20_000);
     }
     client.call("RLOCK.RENEW y a PX 50000");
     let left = client.call("RLOCK.MRENEW 2 x y a PX 30000").int();
     assert!((25_000..=30_000).contains(&left), "the smallest: {left}");
-    assert!(client.call("RLOCK.TTL y").int() > 40_000, "no deadline comes nearer");
+    assert!(client.call("RLOCK.PTTL y").int() > 40_000, "no deadline comes nearer");
 }
 
 #[test]
@@ -144,9 +144,9 @@ fn a_waiter_that_leaves_lets_those_behind_it_go_on_everywhere() {
         let mut client = server.client();
         client.acquire("x a PX 60000");
         let block_ms = if name == "timeout" { 1500 } else { 0 };
-        let waiter = server.waiter(format!("RLOCK.MACQUIRE 3 x y z b BLOCK {block_ms}"));
-        let mut on_y = server.waiter("RLOCK.ACQUIRE y c PX 60000 BLOCK 0");
-        let mut on_z = server.waiter("RLOCK.MACQUIRE 2 z w c PX 60000 BLOCK 0");
+        let waiter = server.blocked_waiter(format!("RLOCK.MACQUIRE 3 x y z b BLOCK {block_ms}"));
+        let mut on_y = server.blocked_waiter("RLOCK.ACQUIRE y c PX 60000 BLOCK 0");
+        let mut on_z = server.blocked_waiter("RLOCK.MACQUIRE 2 z w c PX 60000 BLOCK 0");
         leave(&mut client, waiter);
         on_y.reply().int();
         assert_eq!(on_z.reply().array().len(), 2);

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use crate::support::{Client, Command, Reply, Server, Stopwatch, eventually, move_changes_the_database, skipped_here};
+use crate::support::{
+    ALL, Client, Command, Reply, Server, Stopwatch, eventually, move_changes_the_database, skipped_here,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -132,7 +134,7 @@ fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
         assert_eq!(there.holder(key).expect("it is held").identity(), ("a", 2, token));
         assert_eq!(there.acquire(&format!("{key} a REQ 2")), token, "the last request is known");
         there.call(format!("RLOCK.ACQUIRE {key} a REQ 1")).expect_error("STALE");
-        let left = there.call(format!("RLOCK.TTL {key}")).int();
+        let left = there.call(format!("RLOCK.PTTL {key}")).int();
         assert!((40_000..=60_005).contains(&left), "{left} ms");
         assert_eq!(there.call(format!("RLOCK.ACQUIRE {key} c")), Reply::Nil);
 
@@ -212,4 +214,21 @@ fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
     }
     client.call("RLOCK.RELEASE job a");
     b.reply().int();
+}
+
+#[test]
+fn a_copy_of_a_held_lock_is_a_second_hold_that_ends_by_itself() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let token = client.acquire("job a PX 600000");
+        let session = client.acquire("job a PX 600000 SESSION 300000");
+        assert_eq!(client.call("COPY job copy"), 1);
+        let copied = client.holder("copy").expect("a holder");
+        assert_eq!((copied.owner.as_str(), copied.token, copied.session), ("a", token, 0));
+        assert_eq!(session, token);
+        assert!(copied.lease_ms <= 300_000, "its session counts as closed: {} ms", copied.lease_ms);
+        assert_eq!(client.call("RLOCK.FORCERELEASE copy"), 1);
+        assert_eq!(client.holder("copy"), None);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 2);
+    }
 }

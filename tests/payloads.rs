@@ -65,7 +65,7 @@ fn a_restored_lease_ends_when_the_original_would_have() {
 
     // Too late: it lapsed long before this RESTORE.
     assert_eq!(client.call(restore("late", &payload)), "OK");
-    assert_eq!(client.call("RLOCK.TTL late"), -2);
+    assert_eq!(client.call("RLOCK.PTTL late"), -2);
     assert_eq!(client.call("RLOCK.HOLDS late a"), 0);
     eventually(SOON, || client.call("EXISTS late") == 0);
 }
@@ -77,7 +77,7 @@ fn a_restore_counts_as_the_end_of_the_session() {
     client.acquire("job a PX 60000 SESSION 400");
     let payload = client.call("DUMP job").bytes().to_vec();
     client.call(restore("copy", &payload));
-    let left = client.call("RLOCK.TTL copy").int();
+    let left = client.call("RLOCK.PTTL copy").int();
     assert!(left <= 400, "{left}");
     eventually(SOON, || client.call("EXISTS copy") == 0);
     assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
@@ -149,7 +149,7 @@ fn a_payload_with_a_lease_of_more_than_a_year_is_refused() {
     let server = start_without_compression();
     let mut client = server.client();
     let payload = dump_a_lock(&mut client);
-    let left = client.call("RLOCK.TTL job").int() as u64;
+    let left = client.call("RLOCK.PTTL job").int() as u64;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     let deadline = now.as_millis() as u64 + left;
     let near = |number: u64| number.abs_diff(deadline) < 2000;
@@ -160,5 +160,5 @@ fn a_payload_with_a_lease_of_more_than_a_year_is_refused() {
     assert_eq!(client.call("EXISTS copy"), 0);
 
     assert_eq!(client.call(restore("copy", &later_by(YEAR_MS / 2))), "OK");
-    assert!(client.call("RLOCK.TTL copy").int() as u64 > YEAR_MS / 2);
+    assert!(client.call("RLOCK.PTTL copy").int() as u64 > YEAR_MS / 2);
 }

@@ -51,7 +51,7 @@ impl Estate {
         assert_eq!(client.call("DBSIZE"), self.0.len() as i64 + 1);
         for (key, before) in &self.0 {
             assert_eq!(identity(client, key), *before, "{key}");
-            let left = client.call(format!("RLOCK.TTL {key}")).int();
+            let left = client.call(format!("RLOCK.PTTL {key}")).int();
             assert!((40_000..=50_000 + ROUNDING_MS).contains(&left), "{key}: {left} ms left of 50000");
         }
         let newest = self.0.iter().map(|(_, (_, _, token))| *token).max().expect("some locks");
@@ -173,9 +173,9 @@ fn a_lease_goes_on_running_while_the_server_is_down() {
         server.restart();
         let mut client = server.client();
         assert_eq!(client.call("RLOCK.HOLDS short a"), 0);
-        assert_eq!(client.call("RLOCK.TTL short"), -2);
+        assert_eq!(client.call("RLOCK.PTTL short"), -2);
         eventually(SOON, || client.call("EXISTS short") == 0);
-        let left = client.call("RLOCK.TTL long").int();
+        let left = client.call("RLOCK.PTTL long").int();
         assert!((10_000..=19_600).contains(&left), "{left}");
         client.acquire("short b PX 60000");
     }
@@ -187,7 +187,7 @@ fn timed_a_lease_that_is_left_after_a_restart_ends_on_time() {
     server.client().acquire("job a PX 1500");
     server.kill_and_restart();
     let mut client = server.client();
-    let left_ms = u64::try_from(client.call("RLOCK.TTL job").int()).expect("it is held");
+    let left_ms = u64::try_from(client.call("RLOCK.PTTL job").int()).expect("it is held");
     let watch = Stopwatch::start();
     client.acquire("job b BLOCK 0");
     watch.assert_took_ms(left_ms.saturating_sub(2)..left_ms + 100, "what was left of the lease");
@@ -272,7 +272,7 @@ fn a_lock_of_any_kind_is_the_same_under_another_name() {
         assert_eq!(client.call("COPY renamed moved"), 1);
         let assert_same = |client: &mut Client, key: &str| {
             assert_eq!(identity(client, key), original, "{key}");
-            assert!(client.call(format!("LOCK.TTL {key}")).int() > 40_000, "{key}");
+            assert!(client.call(format!("LOCK.PTTL {key}")).int() > 40_000, "{key}");
             assert_eq!(client.acquire(&format!("{key} a REQ 5")), original.2, "{key}");
             client.call(format!("LOCK.ACQUIRE {key} a REQ 4")).expect_error("STALE");
             assert_eq!(client.call(format!("LOCK.RELEASE {key} a")), 1, "{key}");

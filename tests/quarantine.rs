@@ -56,7 +56,7 @@ fn after_an_empty_start_no_command_acquires_and_all_others_work() {
     client.call("RLOCK.RENEW job a").expect_error("NOTOWNER");
     assert_eq!(client.call("RLOCK.FORCERELEASE job"), 0);
     assert_eq!(client.call("RLOCK.HOLDS job a"), 0);
-    assert_eq!(client.call("RLOCK.TTL job"), -2);
+    assert_eq!(client.call("RLOCK.PTTL job"), -2);
     assert_eq!(client.call("RLOCK.INFO job"), Reply::Nil);
     assert_eq!(client.call("RLOCK.WAITERS job"), Reply::Array(vec![]));
     assert_eq!(client.call("RFAIRLOCK.CANCEL job a"), 0);

@@ -136,9 +136,9 @@ fn a_repeated_acquire_renews_the_lease_and_never_shortens_it() {
         let mut client = server.client();
         client.acquire("job a PX 20000 REQ 1");
         client.acquire("job a PX 60000 REQ 1");
-        assert!(client.call("LOCK.TTL job").int() > 50_000);
+        assert!(client.call("LOCK.PTTL job").int() > 50_000);
         client.acquire("job a PX 1000 REQ 1");
-        assert!(client.call("LOCK.TTL job").int() > 50_000);
+        assert!(client.call("LOCK.PTTL job").int() > 50_000);
     }
 }
 
@@ -190,9 +190,9 @@ fn a_request_that_still_waits_is_taken_over_in_its_place() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
-        let mut old = server.waiter("LOCK.ACQUIRE job b REQ 1 PX 1000 BLOCK 60000");
-        let mut behind = server.waiter("LOCK.ACQUIRE job c BLOCK 0");
-        let mut new = server.waiter("LOCK.ACQUIRE job b REQ 1 PX 40000 SESSION 700 BLOCK 0");
+        let mut old = server.blocked_waiter("LOCK.ACQUIRE job b REQ 1 PX 1000 BLOCK 60000");
+        let mut behind = server.blocked_waiter("LOCK.ACQUIRE job c BLOCK 0");
+        let mut new = server.blocked_waiter("LOCK.ACQUIRE job b REQ 1 PX 40000 SESSION 700 BLOCK 0");
         old.reply().expect_error("UNBLOCKED");
         assert_eq!(client.waiting_owners("job"), ["b", "c"]);
 

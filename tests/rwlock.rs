@@ -135,10 +135,10 @@ fn a_release_by_one_reader_never_changes_the_lease_of_another() {
     read(&mut client, "a PX 60000");
     read(&mut client, "b PX 20000");
     client.call("RRWLOCK.RELEASE job a READ");
-    assert!((1..=20_000).contains(&client.call("RRWLOCK.TTL job").int()));
+    assert!((1..=20_000).contains(&client.call("RRWLOCK.PTTL job").int()));
     read(&mut client, "a PX 60000");
     client.call("RRWLOCK.RELEASE job b READ");
-    assert!(client.call("RRWLOCK.TTL job").int() > 50_000);
+    assert!(client.call("RRWLOCK.PTTL job").int() > 50_000);
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn each_mode_has_its_own_count_token_lease_session_and_request_id() {
     assert_eq!(holders(&mut client), ["a read 2", "a write 1"]);
     assert_eq!(client.call("RRWLOCK.HOLDS job a READ"), 2);
     assert_eq!(client.call("RRWLOCK.HOLDS job a WRITE"), 1);
-    assert!(client.call("RRWLOCK.TTL job").int() > 50_000, "the longest of them");
+    assert!(client.call("RRWLOCK.PTTL job").int() > 50_000, "the longest of them");
     // The connection over which READ was asked again is bound as well.
     drop(bound);
     client.call(format!("RRWLOCK.FORCERELEASE job TOKEN {reading}"));
@@ -270,7 +270,7 @@ fn the_connection_of_one_reader_ends_that_reader_only() {
     read(&mut client, "b PX 60000 SESSION 0");
     drop(bound);
     eventually(SOON, || holders(&mut client) == ["b read 1"]);
-    assert!(client.call("RRWLOCK.TTL job").int() > 50_000);
+    assert!(client.call("RRWLOCK.PTTL job").int() > 50_000);
 }
 
 #[test]

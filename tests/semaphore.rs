@@ -229,7 +229,7 @@ fn drain_takes_what_is_free_unless_somebody_waits() {
     assert_eq!(client.call("RSEMAPHORE.HOLDS job c"), 0);
     give(&mut client, "b", 1);
     assert_eq!(client.call("RSEMAPHORE.DRAIN job b PX 60000"), 1, "it adds to a hold");
-    assert!(client.call("RSEMAPHORE.TTL job").int() > 50_000);
+    assert!(client.call("RSEMAPHORE.PTTL job").int() > 50_000);
     give(&mut client, "b", 1);
     let _large = waiter(&server, "large", 5);
     assert_eq!(client.call("RSEMAPHORE.DRAIN job c"), 0);
@@ -299,7 +299,7 @@ fn a_semaphore_has_to_be_made_and_is_made_once() {
         client.call(writing).expect_error("NOSEMAPHORE");
     }
     assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 0);
-    assert_eq!(client.call("RSEMAPHORE.TTL job"), -2);
+    assert_eq!(client.call("RSEMAPHORE.PTTL job"), -2);
     assert_eq!(client.call("RSEMAPHORE.INFO job"), Reply::Nil);
     assert_eq!(client.call("RSEMAPHORE.WAITERS job"), Reply::Array(vec![]));
     assert_eq!(client.call("EXISTS job"), 0);
@@ -319,7 +319,7 @@ fn a_semaphore_stays_when_idle() {
     take(&mut client, "a", 2);
     give(&mut client, "a", 2);
     let info = client.call("RLOCK.INFO job");
-    assert_eq!(info.field_names(), ["available", "holders", "kind", "permits", "waiters"]);
+    assert_eq!(info.field_names(), ["available", "holders", "holders-count", "kind", "permits", "waiters"]);
     assert_eq!((info.field("kind"), info.field("permits")), (Reply::Text(b"semaphore".to_vec()), Reply::Int(2)));
 }
 
@@ -331,7 +331,7 @@ fn who_waits_for_how_many_permits_can_be_seen() {
     let waiters = client.call("RSEMAPHORE.WAITERS job");
     let wanted: Vec<_> = waiters.array().iter().map(|waiter| waiter.field("permits").int()).collect();
     assert_eq!(wanted, [4, 1]);
-    assert_eq!(waiters.array()[0].field_names(), ["connected", "mode", "owner", "permits", "waited-ms"]);
+    assert_eq!(waiters.array()[0].field_names(), ["connected", "mode", "notify", "owner", "permits", "waited-ms"]);
     assert_eq!(waiters.array()[0].field("mode"), "permits");
 }
 
@@ -360,9 +360,9 @@ fn a_repeated_request_for_permits_counts_once() {
     // One that waits, by an owner that holds: the repeat takes its place over.
     take(&mut client, "b", 4);
     let further = "RSEMAPHORE.ACQUIRE job a PERMITS 3 PX 60000 REQ 3 BLOCK 0";
-    let mut first = server.waiter(further);
+    let mut first = server.blocked_waiter(further);
     let mut behind = waiter(&server, "c", 1);
-    let mut second = server.waiter(further);
+    let mut second = server.blocked_waiter(further);
     first.reply().expect_error("UNBLOCKED");
     assert_eq!(client.waiting_owners("job"), ["a", "c"]);
     give(&mut client, "b", 4);

@@ -116,7 +116,7 @@ fn renew_and_reentry_bind_no_hold_that_has_no_session() {
         close(&server, two);
         one.acquire("marker b PX 20");
         eventually(SOON, || one.call("EXISTS marker") == 0);
-        assert!(one.call("LOCK.TTL job").int() > 50_000);
+        assert!(one.call("LOCK.PTTL job").int() > 50_000);
     }
 }
 
@@ -127,7 +127,7 @@ fn timed_a_renewal_over_a_new_connection_rebinds_within_the_grace() {
         one.acquire("job a PX 60000 SESSION 1500");
         close(&server, one);
         eventually(SOON, || client.holder("job").is_some_and(|holder| holder.session == 0));
-        let left = client.call("LOCK.TTL job").int();
+        let left = client.call("LOCK.PTTL job").int();
         assert!((1..=1500).contains(&left), "the grace runs: {left}");
         let renewed = two.call("LOCK.RENEW job a PX 60000").int();
         assert!(renewed > 55_000, "{renewed}");
@@ -235,7 +235,7 @@ fn a_lock_that_leaves_its_name_counts_as_closed() {
             holder.acquire("job a PX 60000 SESSION 300");
             assert_ne!(client.call(command), 0);
             client.call(format!("SELECT {database}"));
-            let left = client.call(format!("LOCK.TTL {key}")).int();
+            let left = client.call(format!("LOCK.PTTL {key}")).int();
             assert!(left <= 300, "{command}: {left} ms left");
             eventually(SOON, || client.call(format!("EXISTS {key}")) == 0);
             client.call("FLUSHALL");
@@ -273,14 +273,14 @@ fn assert_a_restart_counts_as_closed(mut server: Server, save: fn(&mut Client)) 
     server.kill_and_restart();
     let mut client = server.client();
     for family in ALL {
-        let left = client.call(format!("RLOCK.TTL {}", family.key("job"))).int();
+        let left = client.call(format!("RLOCK.PTTL {}", family.key("job"))).int();
         assert!((1..=2000).contains(&left), "{family:?}: {left}");
         assert_eq!(client.holder(&family.key("job")).expect("it is held").session, 0);
     }
     for family in ALL {
         client.speak(*family);
         eventually(SOON, || client.is_free(&family.key("job")));
-        assert!(client.call(format!("LOCK.TTL {}", family.key("unbound"))).int() > 50_000);
+        assert!(client.call(format!("LOCK.PTTL {}", family.key("unbound"))).int() > 50_000);
     }
 }
 
@@ -314,9 +314,9 @@ fn a_promotion_counts_as_closed() {
     let (mut holder, mut promoted) = (primary.client(), replica.client());
     holder.acquire("job a PX 60000 SESSION 2000");
     replica.catch_up_with(&primary);
-    assert!(promoted.call("RLOCK.TTL job").int() > 50_000, "a replica decides nothing");
+    assert!(promoted.call("RLOCK.PTTL job").int() > 50_000, "a replica decides nothing");
     promoted.call("REPLICAOF NO ONE");
-    eventually(SOON, || promoted.call("RLOCK.TTL job").int() <= 2000);
+    eventually(SOON, || promoted.call("RLOCK.PTTL job").int() <= 2000);
     eventually(SOON, || promoted.call("EXISTS job") == 0);
     assert_eq!(primary.client().call("RLOCK.HOLDS job a"), 1);
 }

@@ -33,7 +33,7 @@ fn a_replica_that_was_restarted_without_its_primary_takes_over_from_its_own_file
         let mut client = replica.client();
         assert_eq!(client.info("role"), "slave");
         assert_eq!(client.holder("long").expect("it is held").identity(), ("a", 1, token));
-        eventually(SOON, || client.call("RLOCK.TTL short") == -2 && client.call("RLOCK.TTL fair") == -2);
+        eventually(SOON, || client.call("RLOCK.PTTL short") == -2 && client.call("RLOCK.PTTL fair") == -2);
         assert_eq!(client.call("EXISTS short session fair long"), 4, "a replica has ended a lease");
         client.call("RLOCK.ACQUIRE short b").expect_error("READONLY");
 
@@ -69,7 +69,7 @@ fn a_demoted_server_decides_nothing_more_until_it_is_promoted_again() {
         waiter.reply().expect_error("UNBLOCKED");
     }
     let told = propagated(&server);
-    eventually(SOON, || client.call("RLOCK.TTL short") == -2 && client.call("RLOCK.TTL fair") == -2);
+    eventually(SOON, || client.call("RLOCK.PTTL short") == -2 && client.call("RLOCK.PTTL fair") == -2);
     assert_eq!(client.call("EXISTS short fair long session"), 4);
     assert_eq!(propagated(&server), told, "a replica has propagated something of its own");
 
@@ -121,7 +121,7 @@ fn a_pause_with_a_replica_ends_no_lease_and_propagates_nothing() {
     released.send("RLOCK.RELEASE free a");
     drop(holder);
     for key in ["job", "fair"] {
-        eventually(SOON, || client.call(format!("RLOCK.TTL {key}")) == -2);
+        eventually(SOON, || client.call(format!("RLOCK.PTTL {key}")) == -2);
     }
     // Time itself: so long the module had to do the wrong thing.
     for waiter in &mut waiters {

@@ -120,7 +120,7 @@ fn a_waiters_lease_starts_when_it_is_granted() {
         std::thread::sleep(Duration::from_millis(1500));
         client.call("LOCK.RELEASE job a");
         waiter.reply().int();
-        let left = client.call("LOCK.TTL job").int();
+        let left = client.call("LOCK.PTTL job").int();
         assert!((1501..=3000).contains(&left), "{left}");
     }
 }
@@ -173,9 +173,9 @@ fn an_owner_that_waits_twice_gets_both_as_reentries() {
     for server in Server::for_each(&[MUTEX, WRITE]) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
-        let mut one = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        let mut between = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
-        let mut two = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let mut one = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        let mut between = server.blocked_waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
+        let mut two = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
         client.call("LOCK.RELEASE job a");
         let token = one.reply().int();
         assert_eq!(two.reply(), token);
@@ -268,5 +268,42 @@ fn rights_that_are_taken_away_while_a_client_waits_count() {
         assert!(admin.is_free("more"));
         assert_eq!(admin.call("RLOCK.RELEASE job d"), 0);
         admin.call("ACL DELUSER worker");
+    }
+}
+
+#[test]
+fn rights_that_are_taken_away_count_for_every_kind_of_lock() {
+    const WAITS: [(&str, &str, &str); 5] = [
+        ("RLOCK.ACQUIRE job a PX 60000", "RLOCK.ACQUIRE job b BLOCK 0", "RLOCK.RELEASE job a"),
+        ("RFAIRLOCK.ACQUIRE job a PX 60000", "RFAIRLOCK.ACQUIRE job b BLOCK 0", "RFAIRLOCK.RELEASE job a"),
+        ("RRWLOCK.ACQUIRE job a WRITE PX 60000", "RRWLOCK.ACQUIRE job b READ BLOCK 0", "RRWLOCK.RELEASE job a WRITE"),
+        ("RRWLOCK.ACQUIRE job a WRITE PX 60000", "RRWLOCK.ACQUIRE job b WRITE BLOCK 0", "RRWLOCK.RELEASE job a WRITE"),
+        ("RSEMAPHORE.ACQUIRE job a PX 60000", "RSEMAPHORE.ACQUIRE job b BLOCK 0", "RSEMAPHORE.RELEASE job a"),
+    ];
+    let server = Server::start();
+    let mut admin = server.client();
+    // A place that was kept for who lost its rights would keep the next one waiting.
+    assert_eq!(admin.call("CONFIG SET rlock.fair-grace-ms 60000"), "OK");
+    for (hold, wait, release) in WAITS {
+        for lost in ["-@all", "resetkeys ~other"] {
+            admin.call("ACL SETUSER worker on >secret allkeys +@all");
+            if hold.starts_with("RSEMAPHORE") {
+                admin.call("RSEMAPHORE.INIT job 1");
+            }
+            admin.call(hold).int();
+            let mut worker = server.client();
+            assert_eq!(worker.call("AUTH worker secret"), "OK");
+            worker.send(wait);
+            eventually(SOON, || admin.waiting_owners("job").len() == 1);
+            let mut next = server.client();
+            next.send(wait.replace(" b ", " c "));
+            eventually(SOON, || admin.waiting_owners("job").len() == 2);
+            admin.call(format!("ACL SETUSER worker {lost}"));
+            assert_eq!(admin.call(release), 0);
+            worker.reply().expect_error("NOPERM");
+            next.reply().int();
+            admin.call("DEL job");
+            admin.call("ACL DELUSER worker");
+        }
     }
 }

@@ -102,7 +102,9 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
         return Ok(None);
     }
     let (counts_from, link) = (answered.first_sent, answered.link);
-    let info = request.call(redis::cmd("RSEMAPHORE.INFO").arg(&request.subject.keys[0]), give_up).await?;
+    let mut command = redis::cmd("RSEMAPHORE.INFO");
+    command.arg(&request.subject.keys[0]).arg("OWNER").arg(&request.subject.owner[..]);
+    let info = request.call(&command, give_up).await?;
     let info = info.said.map_err(|error| Error::from_answer(&error))?;
     let Some((token, permits)) = hold_of(&info, &request.subject.owner) else {
         return Ok(None);

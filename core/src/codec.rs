@@ -33,7 +33,7 @@ pub fn encode(lock: &Lock, now: Now, bytes: &mut Vec<u8>) {
     push(bytes, kind_number(lock.kind()));
     push(bytes, u64::from(lock.permits()));
     push(bytes, lock.holds().len() as u64);
-    for hold in lock.holds() {
+    for hold in lock.holds().iter() {
         encode_hold(hold, now, bytes);
     }
     push(bytes, lock.queue().map_or(0, FairQueue::len) as u64);

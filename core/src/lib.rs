@@ -41,14 +41,16 @@ pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};
 pub use codec::{DecodeError, decode, encode};
 pub use collections::{Alarm, Deadlines};
 pub use effect::{EffectError, Facts, parse_effect, write_effect};
-pub use engine::{Acquired, Engine, HoldsLeft, Offer, Stats, Tokens, Transaction, WaiterView};
+pub use engine::{
+    Acquired, Contended, Engine, HoldsLeft, KindStats, Longest, Offer, Tokens, Transaction, WaitSummary, WaiterView,
+};
 pub use event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
 pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};
 pub use lock::admission::Value;
-pub use lock::{FairQueue, Hold, Lock, seed_hashing};
-pub use outbox::{Answer, Effect, Outbox, Told};
+pub use lock::{FairQueue, Hold, Holds, Lock, seed_hashing};
+pub use outbox::{Answer, Effect, Notice, Outbox, Told};
 pub use place::{Place, Stay};
-pub use request::{Ask, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
-pub use slot::{SlotTags, Tag};
+pub use request::{Ask, Cancel, Channel, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
+pub use slot::{SlotTags, Tag, slot_of};
 pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, TOKEN_CLOCK_END_US, US_PER_MS};

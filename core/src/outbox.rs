@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::event::Event;
 use crate::keyspace::KeyId;
-use crate::request::Refusal;
+use crate::request::{Channel, Refusal};
 
 /// What a waiter is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +21,16 @@ pub enum Answer {
     TimedOut,
     /// The same owner asked again, and that request stands in its place.
     TakenOver,
-    /// Its place was given up by CANCEL.
+    /// The same request was sent again, for the same channel, and is answered in its place: there is nothing to tell.
+    Continued,
+    /// It was ended by CANCEL.
     Cancelled,
+    /// The connection that asked has closed.
+    Closed,
+    /// This server is a replica now.
+    Demoted,
+    /// Another node of the cluster serves its keys now.
+    Moved,
     /// What lies under the name now cannot serve it.
     Refused(Refusal),
 }
@@ -34,10 +42,21 @@ pub struct Effect {
     pub key: KeyId,
     /// What the keyspace's listeners are told.
     pub keyspace_event: Option<&'static CStr>,
-    /// Whether a hold came to be.
-    pub is_grant: bool,
+    /// Whether an EXPIRE that a user has set on the key is cleared: see [`crate::Value::clears_expire`].
+    pub clears_expire: bool,
     /// What happened; `None` if nobody wants to have it propagated.
     pub event: Option<Event>,
+}
+
+/// Where the answer to a request goes that waits without a blocked connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The channel on which it is published.
+    pub channel: Channel,
+    /// The id of the request.
+    pub id: u64,
+    /// The connection that asked.
+    pub client: u64,
 }
 
 /// An answer to a waiter.
@@ -47,6 +66,8 @@ pub struct Told {
     pub ticket: u64,
     /// What to tell.
     pub answer: Answer,
+    /// Where to publish it; `None` for a connection that is blocked.
+    pub notice: Option<Notice>,
     /// How many effects came before it.
     pub after: usize,
 }
@@ -83,16 +104,16 @@ impl Outbox {
         self.answers
     }
 
-    pub(crate) fn effect(&mut self, key: KeyId, event: &Event) {
+    pub(crate) fn effect(&mut self, key: KeyId, event: &Event, clears_expire: bool) {
         self.effects.push(Effect {
             key,
             keyspace_event: event.keyspace_event(),
-            is_grant: matches!(event, Event::Granted { .. }),
+            clears_expire,
             event: self.is_heard.then(|| event.clone()),
         });
     }
 
-    pub(crate) fn answer(&mut self, ticket: u64, answer: Answer) {
-        self.answers.push(Told { ticket, answer, after: self.effects.len() });
+    pub(crate) fn answer(&mut self, ticket: u64, notice: Option<Notice>, answer: Answer) {
+        self.answers.push(Told { ticket, answer, notice, after: self.effects.len() });
     }
 }

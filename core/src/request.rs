@@ -1,6 +1,7 @@
 //! What is asked of a lock, and why it may be refused.
 
 use alloc::boxed::Box;
+use core::num::NonZeroU32;
 
 use crate::bytes::{Key, Owner};
 use crate::kind::{Kind, Mode};
@@ -55,6 +56,10 @@ pub struct Limits {
     pub fair_grace_ms: u64,
 }
 
+/// The number that the module has given to a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Channel(pub NonZeroU32);
+
 /// ACQUIRE or MACQUIRE, but for the owner and the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -72,6 +77,10 @@ pub struct Request {
     pub request_id: Option<u64>,
     /// `SESSION ms`.
     pub session_ms: Option<u64>,
+    /// `ONCE`: an owner that holds already in this mode is answered its token, and nothing is counted.
+    pub is_once: bool,
+    /// `NOTIFY channel`: where the answer is published if the request has to wait. It needs an id, and a connection.
+    pub notify: Option<Channel>,
     /// `BLOCK ms` where blocking is possible, or `QUEUE ms`.
     pub ask: Ask,
 }
@@ -91,6 +100,19 @@ pub struct Release<'a> {
     pub count: u32,
     /// `REQ id`.
     pub request_id: Option<u64>,
+    /// `TOKEN t`, or `TOKENS t …` with one for each key: a hold with another token is none. Empty: any token will do.
+    pub tokens: &'a [u64],
+}
+
+/// CANCEL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cancel<'a> {
+    /// The family of the command.
+    pub kind: Kind,
+    /// Whose requests.
+    pub owner: &'a [u8],
+    /// `REQ id`: the one with that id. All of them without it.
+    pub request_id: Option<u64>,
 }
 
 /// RENEW.
@@ -104,6 +126,8 @@ pub struct Renew<'a> {
     pub mode: Mode,
     /// The lease from now; `None` is the lease that the hold was last given.
     pub lease_ms: Option<u64>,
+    /// As in [`Release`].
+    pub tokens: &'a [u64],
 }
 
 /// One owner waits for another.
@@ -123,7 +147,10 @@ pub struct WaitEdge {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key holds something else, or a lock of another kind.
-    WrongType,
+    WrongType {
+        /// The kind of the lock that is there; `None` if it is something else.
+        found: Option<Kind>,
+    },
     /// The owner holds nothing here, or its lease has lapsed.
     NotOwner {
         /// Which of the keys of the request, counted from 0.
@@ -138,6 +165,11 @@ pub enum Refusal {
     CountOverflow,
     /// More was given back than is held.
     CountUnderflow {
+        /// What the owner holds.
+        held: u32,
+    },
+    /// `ONCE` asks for another number of permits than the owner holds.
+    HoldsOther {
         /// What the owner holds.
         held: u32,
     },
@@ -167,6 +199,18 @@ pub enum Refusal {
         /// The limit.
         limit: usize,
     },
+}
+
+impl Request {
+    /// Whether the request need not wait any longer once its owner holds in mode `held`.
+    pub(crate) fn is_met_by(&self, held: Mode) -> bool {
+        held.covers().contains(&self.mode) || (self.is_once && held == self.mode)
+    }
+}
+
+/// Whether a hold with `token` is the one that a command means by its `TOKEN` or `TOKENS`, for its key number `position`.
+pub(crate) fn is_meant(tokens: &[u64], position: usize, token: u64) -> bool {
+    tokens.is_empty() || tokens.get(position) == Some(&token)
 }
 
 /// What a numbered request is to the hold that it meets.

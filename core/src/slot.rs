@@ -12,7 +12,8 @@ const SLOTS: u16 = 16384;
 pub type Tag = [u8; 2];
 
 /// The slot of a name, as the cluster specification has it. It reads the name, however long, and copies nothing.
-fn slot_of(name: &[u8]) -> u16 {
+#[must_use]
+pub fn slot_of(name: &[u8]) -> u16 {
     State::<XMODEM>::calculate(hashed_part(name)) % SLOTS
 }
 

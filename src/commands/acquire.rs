@@ -1,9 +1,9 @@
-//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [SESSION ms] [REQ id]`, on a fair lock with `[QUEUE ms]`, on a
+//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [NOTIFY channel] [SESSION ms] [REQ id] [ONCE]`, on a fair lock with `[QUEUE ms]`, on a
 //! read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
 
 use std::marker::PhantomData;
 
-use rlock_core::{Acquired, Ask, Engine, Kind, Mode, Now, Refusal, Request, Transaction, Verb};
+use rlock_core::{Acquired, Ask, Channel, Engine, Kind, Mode, Now, Refusal, Request, Transaction, Verb, slot_of};
 
 use super::family::{Family, target, words_of_hold};
 use super::{Failure, check_may_grant, reply_failure};
@@ -11,7 +11,9 @@ use crate::arguments::{self, Options};
 use crate::configuration;
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::notices;
 use crate::reply;
+use crate::server;
 use crate::waiting;
 
 pub(super) struct Acquire<F>(PhantomData<F>);
@@ -19,7 +21,7 @@ pub(super) struct Acquire<F>(PhantomData<F>);
 impl<F: Family> Command for Acquire<F> {
     const SPEC: CommandSpec = CommandSpec {
         name: F::NAMES.acquire,
-        flags: c"write deny-oom blocking",
+        flags: c"write deny-oom getchannels-api blocking",
         arity: -words_of_hold::<F>(),
         access: Access::Write,
         keys: KeyArguments::First,
@@ -27,6 +29,12 @@ impl<F: Family> Command for Acquire<F> {
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
         arguments: F::ACQUIRE_ARGUMENTS,
     };
+
+    const MAY_PUBLISH: bool = true;
+
+    fn channel_at(args: Args<'_>) -> Option<usize> {
+        arguments::channel_at(args, usize::try_from(words_of_hold::<F>()).unwrap_or(0))
+    }
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, acquire::<F>(ctx, args));
@@ -54,12 +62,13 @@ pub(super) fn acquire_keys<'c>(
     keys: &[Arg<'c>],
     owner: &[u8],
     Wanted { verb, kind, mode }: Wanted,
-    options: Options,
+    options: Options<'_>,
     reply_refusal: impl FnOnce(Ctx<'c>, Refusal),
 ) -> Result<(), Failure> {
     check_may_grant(ctx)?;
-    check_session(ctx, options)?;
-    let may_block = options.block_ms.is_some() && !ctx.flags().denies_blocking();
+    check_session(ctx, &options)?;
+    let channel = channel(ctx, keys, &options)?;
+    let may_block = channel.is_some() || (options.block_ms.is_some() && !ctx.flags().denies_blocking());
     let decide = |engine: &mut Engine, tx: &mut Transaction<'_, _>| {
         let request = Request {
             verb,
@@ -69,11 +78,18 @@ pub(super) fn acquire_keys<'c>(
             lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
             request_id: options.request_id,
             session_ms: options.session_ms,
-            ask: ask(options, may_block, tx.now),
+            is_once: options.is_once,
+            notify: channel,
+            ask: ask(&options, may_block, tx.now),
         };
         engine.acquire(tx, owner, &request)
     };
+    let mut waits = false;
     execute::on_keys(ctx, keys, decide, |acquired| match acquired {
+        Ok(Acquired::Waiting(_)) if channel.is_some() => {
+            waits = true;
+            ctx.reply_integer(NOT_YET);
+        }
         Ok(Acquired::Granted(tokens)) if verb == Verb::AcquireMany => ctx.reply_integers(tokens.into_iter()),
         Ok(Acquired::Granted(tokens)) => ctx.reply_integer(tokens.first().copied().unwrap_or(0)),
         Ok(Acquired::Denied) => ctx.reply_nil(),
@@ -85,11 +101,34 @@ pub(super) fn acquire_keys<'c>(
         }
         Err(refusal) => reply_refusal(ctx, refusal),
     });
+    if let Some(channel) = channel.filter(|_| !waits) {
+        notices::let_go(channel);
+    }
     Ok(())
 }
 
+/// The answer to a request that waits, and is answered on a channel later. No token is 0.
+const NOT_YET: u64 = 0;
+
+/// The channel on which the request is to be answered.
+fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Option<Channel>, Failure> {
+    let Some(name) = options.channel else {
+        return Ok(None);
+    };
+    if options.block_ms.is_none() || options.request_id.is_none() {
+        return Err(Failure::Text(reply::NOTIFY_WITHOUT_BLOCK));
+    }
+    if ctx.connection(ctx.flags()).is_none() {
+        return Err(Failure::Text(reply::NOTIFY_WITHOUT_CONNECTION));
+    }
+    if server::is_cluster() && keys.first().is_some_and(|key| slot_of(key.bytes()) != slot_of(name)) {
+        return Err(Failure::Text(reply::NOTIFY_IN_OTHER_SLOT));
+    }
+    Ok(notices::hold(name))
+}
+
 /// SESSION needs a connection.
-fn check_session(ctx: Ctx<'_>, options: Options) -> Result<(), Failure> {
+fn check_session(ctx: Ctx<'_>, options: &Options) -> Result<(), Failure> {
     if options.session_ms.is_some() && ctx.connection(ctx.flags()).is_none() {
         return Err(Failure::Text(reply::SESSION_WITHOUT_CONNECTION));
     }
@@ -97,7 +136,7 @@ fn check_session(ctx: Ctx<'_>, options: Options) -> Result<(), Failure> {
 }
 
 /// What the request does if it is not granted at once. Where the client must not be blocked, BLOCK is one attempt.
-fn ask(options: Options, may_block: bool, now: Now) -> Ask {
+fn ask(options: &Options, may_block: bool, now: Now) -> Ask {
     match (options.block_ms, options.queue_ms) {
         (Some(_), _) if !may_block => Ask::Try,
         (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },

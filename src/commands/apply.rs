@@ -49,7 +49,7 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
                 "an effect could not be read ({}), so this server may differ from its master",
                 error.0
             ));
-            return Err(Failure::Text(reply::SYNTAX));
+            return Err(Failure::Text(reply::EFFECT_UNREADABLE));
         }
     };
     if execute::apply(ctx, key, &event).is_err() {

@@ -1,32 +1,37 @@
-//! `RFAIRLOCK.CANCEL key owner`
+//! `RLOCK.CANCEL key owner [REQ id]`
 
-use super::{Failure, OWNER, check_master, reply_failure};
-use crate::arguments;
+use std::marker::PhantomData;
+
+use super::family::Family;
+use super::{Failure, OWNER, REQ, check_master, reply_failure};
+use crate::arguments::{self, Opt};
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 
-pub(super) struct Cancel;
+pub(super) struct Cancel<F>(PhantomData<F>);
 
-impl Command for Cancel {
+impl<F: Family> Command for Cancel<F> {
     const SPEC: CommandSpec = CommandSpec {
-        name: c"RFAIRLOCK.CANCEL",
+        name: F::NAMES.cancel,
         flags: c"write fast",
-        arity: 3,
+        arity: -3,
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Gives up an owner's place in the queue of a fair lock.",
-        complexity: c"O(1)",
-        arguments: &[OWNER],
+        summary: c"Ends the requests of an owner that wait, 1000 at most, and returns how many.",
+        complexity: c"O(M log N) with M requests ended of N that wait on the key",
+        arguments: &[OWNER, REQ],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
-        reply_failure(ctx, cancel(ctx, args));
+        reply_failure(ctx, cancel::<F>(ctx, args));
     }
 }
 
-fn cancel(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+fn cancel<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
+    let request_id = arguments::options(args, 3, &[Opt::Req])?.request_id;
     check_master()?;
-    execute::on_key(ctx, key, |engine, tx| engine.cancel(tx, owner), |cancelled| ctx.reply_integer(cancelled.into()));
+    let request = rlock_core::Cancel { kind: F::KIND, owner, request_id };
+    execute::on_key(ctx, key, |engine, tx| engine.cancel(tx, &request), |ended| ctx.reply_integer(ended as u64));
     Ok(())
 }

@@ -21,6 +21,7 @@ impl Command for Drain {
         complexity: c"O(1)",
         arguments: &[OWNER, LEASE],
     };
+    const IS_DANGEROUS: bool = true;
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, drain(ctx, args));
@@ -39,6 +40,8 @@ fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
         request_id: None,
         session_ms: None,
+        is_once: false,
+        notify: None,
         ask: Ask::Try,
     };
     execute::on_key(

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use rlock_core::{Kind, Mode};
 
-use super::{BLOCK, LEASE, MODE, OWNER, PERMITS, QUEUE, REQ, SESSION};
+use super::{BLOCK, BLOCK_OR_QUEUE, LEASE, MODE, NOTIFY, ONCE, OWNER, PERMITS, REQ, SESSION, TOKEN};
 use crate::arguments::{self, ArgumentError, Opt};
 use crate::ffi::{Arg, Args, ArgumentSpec};
 
@@ -13,8 +13,8 @@ pub(super) trait Family {
     const KIND: Kind;
     /// The mode of every hold; `None` if the command says READ or WRITE behind the owner.
     const MODE: Option<Mode>;
-    /// Whether its INFO, TTL and WAITERS answer for a lock of any kind.
-    const READS_ANY_KIND: bool;
+    /// Whether its INFO, PTTL, WAITERS and FORCERELEASE are for a lock of any kind.
+    const IS_FOR_ANY_KIND: bool;
     const NAMES: Names;
     /// The options of ACQUIRE and RELEASE.
     const ACQUIRE_OPTIONS: &'static [Opt];
@@ -30,10 +30,11 @@ pub(super) trait Family {
 pub(super) struct Names {
     pub(super) acquire: &'static CStr,
     pub(super) release: &'static CStr,
+    pub(super) cancel: &'static CStr,
     pub(super) renew: &'static CStr,
     pub(super) force_release: &'static CStr,
     pub(super) holds: &'static CStr,
-    pub(super) ttl: &'static CStr,
+    pub(super) pttl: &'static CStr,
     pub(super) info: &'static CStr,
     pub(super) waiters: &'static CStr,
 }
@@ -68,22 +69,24 @@ pub(super) struct Mutex;
 impl Family for Mutex {
     const KIND: Kind = Kind::Mutex;
     const MODE: Option<Mode> = Some(Mode::Exclusive);
-    const READS_ANY_KIND: bool = true;
+    const IS_FOR_ANY_KIND: bool = true;
     const NAMES: Names = Names {
         acquire: c"RLOCK.ACQUIRE",
         release: c"RLOCK.RELEASE",
+        cancel: c"RLOCK.CANCEL",
         renew: c"RLOCK.RENEW",
         force_release: c"RLOCK.FORCERELEASE",
         holds: c"RLOCK.HOLDS",
-        ttl: c"RLOCK.TTL",
+        pttl: c"RLOCK.PTTL",
         info: c"RLOCK.INFO",
         waiters: c"RLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
@@ -93,22 +96,24 @@ pub(super) struct Fair;
 impl Family for Fair {
     const KIND: Kind = Kind::Fair;
     const MODE: Option<Mode> = Some(Mode::Exclusive);
-    const READS_ANY_KIND: bool = false;
+    const IS_FOR_ANY_KIND: bool = false;
     const NAMES: Names = Names {
         acquire: c"RFAIRLOCK.ACQUIRE",
         release: c"RFAIRLOCK.RELEASE",
+        cancel: c"RFAIRLOCK.CANCEL",
         renew: c"RFAIRLOCK.RENEW",
         force_release: c"RFAIRLOCK.FORCERELEASE",
         holds: c"RFAIRLOCK.HOLDS",
-        ttl: c"RFAIRLOCK.TTL",
+        pttl: c"RFAIRLOCK.PTTL",
         info: c"RFAIRLOCK.INFO",
         waiters: c"RFAIRLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, QUEUE, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK_OR_QUEUE, NOTIFY, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
@@ -118,22 +123,24 @@ pub(super) struct RwLock;
 impl Family for RwLock {
     const KIND: Kind = Kind::RwLock;
     const MODE: Option<Mode> = None;
-    const READS_ANY_KIND: bool = false;
+    const IS_FOR_ANY_KIND: bool = false;
     const NAMES: Names = Names {
         acquire: c"RRWLOCK.ACQUIRE",
         release: c"RRWLOCK.RELEASE",
+        cancel: c"RRWLOCK.CANCEL",
         renew: c"RRWLOCK.RENEW",
         force_release: c"RRWLOCK.FORCERELEASE",
         holds: c"RRWLOCK.HOLDS",
-        ttl: c"RRWLOCK.TTL",
+        pttl: c"RRWLOCK.PTTL",
         info: c"RRWLOCK.INFO",
         waiters: c"RRWLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE];
 }
 
@@ -143,21 +150,23 @@ pub(super) struct Semaphore;
 impl Family for Semaphore {
     const KIND: Kind = Kind::Semaphore;
     const MODE: Option<Mode> = Some(Mode::Permits);
-    const READS_ANY_KIND: bool = false;
+    const IS_FOR_ANY_KIND: bool = false;
     const NAMES: Names = Names {
         acquire: c"RSEMAPHORE.ACQUIRE",
         release: c"RSEMAPHORE.RELEASE",
+        cancel: c"RSEMAPHORE.CANCEL",
         renew: c"RSEMAPHORE.RENEW",
         force_release: c"RSEMAPHORE.FORCERELEASE",
         holds: c"RSEMAPHORE.HOLDS",
-        ttl: c"RSEMAPHORE.TTL",
+        pttl: c"RSEMAPHORE.PTTL",
         info: c"RSEMAPHORE.INFO",
         waiters: c"RSEMAPHORE.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, SESSION, REQ];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE];
+    const ACQUIRE_OPTIONS: &'static [Opt] =
+        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req, Opt::Token];
+    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
+    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ, TOKEN];
+    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
     const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }

@@ -1,9 +1,9 @@
-//! `RLOCK.FORCERELEASE key [TOKEN t]`
+//! `RLOCK.FORCERELEASE key [TOKEN t]`, for a lock of any kind
 
 use std::marker::PhantomData;
 
 use super::family::Family;
-use super::{Failure, check_master, option, reply_failure};
+use super::{Failure, TOKEN, check_master, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -19,8 +19,9 @@ impl<F: Family> Command for ForceRelease<F> {
         keys: KeyArguments::First,
         summary: c"Takes the lock from whoever holds it, or from the hold with the given fencing token.",
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
-        arguments: &[option(c"token", c"TOKEN")],
+        arguments: &[TOKEN],
     };
+    const IS_DANGEROUS: bool = true;
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, force_release::<F>(ctx, args));
@@ -29,12 +30,13 @@ impl<F: Family> Command for ForceRelease<F> {
 
 fn force_release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
-    let token = arguments::options(args, 2, &[Opt::Token])?.token;
+    let token = arguments::options(args, 2, &[Opt::Token])?.tokens.first().copied();
     check_master()?;
+    let kind = (!F::IS_FOR_ANY_KIND).then_some(F::KIND);
     execute::on_key(
         ctx,
         key,
-        |engine, tx| engine.force_release(tx, F::KIND, token),
+        |engine, tx| engine.force_release(tx, kind, token),
         |forced| ctx.reply_integer(forced.into()),
     );
     Ok(())

@@ -1,15 +1,19 @@
-//! `RLOCK.INFO key`, for a lock of any kind.
+//! `RLOCK.INFO key [OWNER owner]`, for a lock of any kind. Of very many holders a thousand are shown, and how many there are; those of one owner
+//! are found whoever else holds.
 
 use std::marker::PhantomData;
 
-use rlock_core::{FairQueue, Hold, KeyRef, Kind, Lock, Now};
+use rlock_core::{FairQueue, Hold, KeyRef, Kind, Lock, Mode, Now};
 
 use super::family::Family;
 use super::{Failure, read_lock, reply_failure};
 use crate::arguments;
 use crate::clock;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::ffi::{Access, Args, ArgumentSpec, Command, CommandSpec, Ctx, KeyArguments, ValueSpec};
 use crate::state;
+
+/// How many holders are shown.
+const MAX_SHOWN: usize = 1000;
 
 pub(super) struct Info<F>(PhantomData<F>);
 
@@ -17,12 +21,12 @@ impl<F: Family> Command for Info<F> {
     const SPEC: CommandSpec = CommandSpec {
         name: F::NAMES.info,
         flags: c"readonly",
-        arity: 2,
+        arity: -2,
         access: Access::Read,
         keys: KeyArguments::First,
         summary: c"Tells who holds a lock, with which tokens and leases, and how many wait.",
-        complexity: c"O(N) with N holders",
-        arguments: &[],
+        complexity: c"O(N) with N holders shown, 1000 at most",
+        arguments: &[ArgumentSpec { name: c"owner", token: Some(c"OWNER"), optional: true, value: ValueSpec::Bytes }],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -31,15 +35,15 @@ impl<F: Family> Command for Info<F> {
 }
 
 fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let key = arguments::key(args)?;
+    let (key, owner) = (arguments::key(args)?, arguments::owner_option(args, 2)?);
     let now = clock::now();
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let connected = state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
-    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, now, |lock| match lock {
+    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |lock| match lock {
         Some(lock) => {
             let waiting = if lock.kind() == Kind::Fair { lock.queue().map_or(0, FairQueue::len) } else { connected };
             if is_there(lock, now) || waiting > 0 {
-                reply(ctx, lock, now, waiting);
+                reply(ctx, lock, owner, now, waiting);
             } else {
                 ctx.reply_nil();
             }
@@ -53,16 +57,22 @@ fn is_there(lock: &Lock, now: Now) -> bool {
     lock.kind() == Kind::Semaphore || lock.is_held(now)
 }
 
-fn reply(ctx: Ctx<'_>, lock: &Lock, now: Now, waiting: usize) {
+fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usize) {
     let is_semaphore = lock.kind() == Kind::Semaphore;
-    ctx.reply_map(if is_semaphore { 5 } else { 3 });
+    let holders: Vec<&Hold> = match owner {
+        Some(owner) => Mode::ALL.into_iter().filter_map(|mode| lock.live_hold(owner, mode, now)).collect(),
+        None => lock.live_holds(now).take(MAX_SHOWN).collect(),
+    };
+    ctx.reply_map(if is_semaphore { 6 } else { 4 });
     ctx.reply_bytes(b"kind");
     ctx.reply_bytes(lock.kind().name().as_bytes());
     ctx.reply_bytes(b"holders");
-    ctx.reply_array(lock.live_holds(now).count());
-    for hold in lock.live_holds(now) {
+    ctx.reply_array(holders.len());
+    for hold in holders {
         reply_holder(ctx, hold, now, !lock.clients(hold.token()).is_empty());
     }
+    ctx.reply_bytes(b"holders-count");
+    ctx.reply_integer(lock.live_count(now) as u64);
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(waiting as u64);
     if is_semaphore {

@@ -3,7 +3,8 @@
 use rlock_core::{Kind, Mode, Refusal, Verb};
 
 use super::acquire::{Wanted, acquire_keys};
-use super::{BLOCK, Failure, LEASE, OWNER, REQ, SESSION, check_master, reply_failure};
+use super::renew::renew_keys;
+use super::{BLOCK, Failure, LEASE, NOTIFY, ONCE, OWNER, REQ, SESSION, TOKENS, check_master, reply_failure};
 use crate::arguments::{self, KeysAndOwner, Opt};
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -14,14 +15,20 @@ pub(super) struct Acquire;
 impl Command for Acquire {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MACQUIRE",
-        flags: c"write deny-oom getkeys-api blocking",
+        flags: c"write deny-oom getkeys-api getchannels-api blocking",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
         summary: c"Acquires several locks for an owner in one step, all or none, and returns their fencing tokens.",
         complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
-        arguments: &[OWNER, LEASE, BLOCK, SESSION, REQ],
+        arguments: &[OWNER, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE],
     };
+
+    const MAY_PUBLISH: bool = true;
+
+    fn channel_at(args: Args<'_>) -> Option<usize> {
+        arguments::channel_at(args, arguments::key_count(args)?.saturating_add(3))
+    }
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, acquire(ctx, args));
@@ -29,8 +36,10 @@ impl Command for Acquire {
 }
 
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let options = arguments::options(args, options_at, &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req])?;
+    let many = arguments::keys_and_owner(args)?;
+    let known = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+    let options = arguments::options_of_many(args, &many, &known)?;
+    let KeysAndOwner { keys, owner, .. } = many;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
     acquire_keys(ctx, &keys, owner, wanted, options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
 }
@@ -46,7 +55,7 @@ impl Command for Release {
         keys: KeyArguments::Counted,
         summary: c"Gives one hold of each key back, all or none, and returns the holds left of each.",
         complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
-        arguments: &[OWNER, REQ],
+        arguments: &[OWNER, REQ, TOKENS],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -55,11 +64,13 @@ impl Command for Release {
 }
 
 fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let request_id = arguments::options(args, options_at, &[Opt::Req])?.request_id;
+    let many = arguments::keys_and_owner(args)?;
+    let options = arguments::options_of_many(args, &many, &[Opt::Req, Opt::Tokens])?;
+    let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-    let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id };
+    let (request_id, tokens) = (options.request_id, &options.tokens[..]);
+    let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id, tokens };
     execute::on_keys(
         ctx,
         &keys,
@@ -83,7 +94,7 @@ impl Command for Renew {
         keys: KeyArguments::Counted,
         summary: c"Gives the hold of each key a new lease, all or none, and returns the smallest lease left.",
         complexity: c"O(K) with K keys",
-        arguments: &[OWNER, LEASE],
+        arguments: &[OWNER, LEASE, TOKENS],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -92,15 +103,16 @@ impl Command for Renew {
 }
 
 fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let KeysAndOwner { keys, owner, options_at } = arguments::keys_and_owner(args)?;
-    let lease_ms = arguments::options(args, options_at, &[Opt::Px, Opt::Ex])?.lease_ms;
+    let many = arguments::keys_and_owner(args)?;
+    let options = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex, Opt::Tokens])?;
+    let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-    let request = rlock_core::Renew { kind, owner, mode, lease_ms };
+    let request = rlock_core::Renew { kind, owner, mode, lease_ms: options.lease_ms, tokens: &options.tokens };
     execute::on_keys(
         ctx,
         &keys,
-        |engine, tx| engine.renew(tx, &request),
+        |engine, tx| renew_keys(engine, tx, &request),
         |renewed| match renewed {
             Ok(left_ms) => ctx.reply_integer(left_ms),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),

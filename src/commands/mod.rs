@@ -10,10 +10,11 @@ mod holds;
 mod info;
 mod init;
 mod many;
+mod pttl;
 mod release;
 mod renew;
 mod resize;
-mod ttl;
+mod top;
 mod waiters;
 
 use std::ffi::CStr;
@@ -34,10 +35,10 @@ pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
     register_family::<Fair>(registrar)?;
     register_family::<RwLock>(registrar)?;
     register_family::<Semaphore>(registrar)?;
-    registrar.command::<cancel::Cancel>()?;
     registrar.command::<init::Init>()?;
     registrar.command::<resize::Resize>()?;
     registrar.command::<drain::Drain>()?;
+    registrar.command::<top::Top>()?;
     registrar.command::<many::Acquire>()?;
     registrar.command::<many::Release>()?;
     registrar.command::<many::Renew>()?;
@@ -48,9 +49,10 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
     registrar.command::<acquire::Acquire<F>>()?;
     registrar.command::<release::Release<F>>()?;
     registrar.command::<renew::Renew<F>>()?;
+    registrar.command::<cancel::Cancel<F>>()?;
     registrar.command::<force_release::ForceRelease<F>>()?;
     registrar.command::<holds::Holds<F>>()?;
-    registrar.command::<ttl::Ttl<F>>()?;
+    registrar.command::<pttl::Pttl<F>>()?;
     registrar.command::<info::Info<F>>()?;
     registrar.command::<waiters::Waiters<F>>()
 }
@@ -168,6 +170,21 @@ const PERMITS: ArgumentSpec = option(c"permits", c"PERMITS");
 const SIZE: ArgumentSpec = ArgumentSpec { name: c"permits", token: None, optional: false, value: ValueSpec::Integer };
 
 const REQ: ArgumentSpec = option(c"id", c"REQ");
+const NOTIFY: ArgumentSpec =
+    ArgumentSpec { name: c"channel", token: Some(c"NOTIFY"), optional: true, value: ValueSpec::Bytes };
+const ONCE: ArgumentSpec =
+    ArgumentSpec { name: c"once", token: Some(c"ONCE"), optional: true, value: ValueSpec::Token };
+const TOKEN: ArgumentSpec = option(c"token", c"TOKEN");
+const TOKENS: ArgumentSpec =
+    ArgumentSpec { name: c"token", token: Some(c"TOKENS"), optional: true, value: ValueSpec::Integers };
 const BLOCK: ArgumentSpec = option(c"wait-milliseconds", c"BLOCK");
-const QUEUE: ArgumentSpec = option(c"life-milliseconds", c"QUEUE");
+const BLOCK_OR_QUEUE: ArgumentSpec = ArgumentSpec {
+    name: c"way-to-wait",
+    token: None,
+    optional: true,
+    value: ValueSpec::OneOf(&[
+        ArgumentSpec { name: c"wait-milliseconds", token: Some(c"BLOCK"), optional: false, value: ValueSpec::Integer },
+        ArgumentSpec { name: c"life-milliseconds", token: Some(c"QUEUE"), optional: false, value: ValueSpec::Integer },
+    ]),
+};
 const SESSION: ArgumentSpec = option(c"grace-milliseconds", c"SESSION");

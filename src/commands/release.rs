@@ -1,4 +1,4 @@
-//! `RLOCK.RELEASE key owner [REQ id]`, on a read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
+//! `RLOCK.RELEASE key owner [REQ id] [TOKEN t]`, on a read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
 
 use std::marker::PhantomData;
 
@@ -40,6 +40,7 @@ fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         mode: target.mode,
         count: options.holds(),
         request_id: options.request_id,
+        tokens: &options.tokens,
     };
     execute::on_key(
         ctx,

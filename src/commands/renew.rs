@@ -1,12 +1,14 @@
-//! `RLOCK.RENEW key owner [PX ms | EX s]`
+//! `RLOCK.RENEW key owner [PX ms | EX s] [TOKEN t]`
 
 use std::marker::PhantomData;
+
+use rlock_core::{Engine, Refusal, Transaction};
 
 use super::family::{Family, target, words_of_hold};
 use super::{Failure, check_master, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::execute;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
 
 pub(super) struct Renew<F>(PhantomData<F>);
 
@@ -30,10 +32,31 @@ impl<F: Family> Command for Renew<F> {
 
 fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
-    let options = arguments::options(args, target.options_at, &[Opt::Px, Opt::Ex])?;
+    let options = arguments::options(args, target.options_at, &[Opt::Px, Opt::Ex, Opt::Token])?;
     check_master()?;
-    let request =
-        rlock_core::Renew { kind: F::KIND, owner: target.owner, mode: target.mode, lease_ms: options.lease_ms };
-    execute::on_key(ctx, target.key, |engine, tx| engine.renew(tx, &request), |left_ms| ctx.reply_integer(left_ms));
+    let request = rlock_core::Renew {
+        kind: F::KIND,
+        owner: target.owner,
+        mode: target.mode,
+        lease_ms: options.lease_ms,
+        tokens: &options.tokens,
+    };
+    execute::on_key(
+        ctx,
+        target.key,
+        |engine, tx| renew_keys(engine, tx, &request),
+        |left_ms| ctx.reply_integer(left_ms),
+    );
     Ok(())
+}
+
+/// Renews the holds of all keys. What is answered is the smallest lease left, or what is left until a key goes by an EXPIRE, if
+/// that is sooner.
+pub(super) fn renew_keys(
+    engine: &mut Engine,
+    tx: &mut Transaction<'_, Keys<'_>>,
+    request: &rlock_core::Renew<'_>,
+) -> Result<u64, Refusal> {
+    let left_ms = engine.renew(tx, request)?;
+    Ok(tx.keys.expire_left_ms().map_or(left_ms, |expire_left_ms| left_ms.min(expire_left_ms)))
 }

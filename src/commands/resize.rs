@@ -19,6 +19,7 @@ impl Command for Resize {
         complexity: c"O(N) with N waiters on the key",
         arguments: &[SIZE],
     };
+    const IS_DANGEROUS: bool = true;
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, resize(ctx, args));

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{FairQueue, KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS};
+use rlock_core::{FairQueue, KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
 
 use super::family::Family;
 use super::{ENGINE_IN_USE, Failure, option, read_lock, reply_failure};
@@ -36,9 +36,9 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let limit = count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let now = clock::now();
-    read_lock::<F, _>(ctx, key, F::READS_ANY_KIND, now, |lock| match lock {
+    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |lock| match lock {
         Some(lock) if lock.kind() == Kind::Fair => {
-            reply_places(ctx, lock, now, limit);
+            reply_places(ctx, name, lock, now, limit);
             Ok(())
         }
         _ => reply_connected(ctx, name, now, limit).ok_or(ENGINE_IN_USE),
@@ -50,12 +50,14 @@ fn live_places(lock: &Lock, now: Now) -> impl Iterator<Item = Place<'_>> {
     lock.queue().into_iter().flat_map(FairQueue::iter).filter(move |place| place.is_live(now))
 }
 
-fn reply_places(ctx: Ctx<'_>, lock: &Lock, now: Now, limit: usize) {
+fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: usize) {
     ctx.reply_array(live_places(lock, now).take(limit).count());
     for place in live_places(lock, now).take(limit) {
         // An arrival number is the wall clock's microseconds at the arrival.
         let waited_ms = now.wall_us.saturating_sub(place.arrival) / US_PER_MS;
-        reply_waiter(ctx, place.owner, Mode::Exclusive, 1, waited_ms, place.stay.until_us().is_none());
+        let is_notified = state::with_engine(|engine| engine.is_notified(name, place.owner)) == Some(true);
+        let shown = Shown { mode: Mode::Exclusive, count: 1, waited_ms, is_notified };
+        reply_waiter(ctx, place.owner, &shown, place.stay.until_us().is_none());
     }
 }
 
@@ -64,13 +66,23 @@ fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Op
     state::with_engine(|engine| {
         ctx.reply_array(engine.waiters(name, now).take(limit).count());
         for waiter in engine.waiters(name, now).take(limit) {
-            reply_waiter(ctx, waiter.owner, waiter.mode, waiter.count, waiter.waited_ms, true);
+            let WaiterView { owner, mode, count, waited_ms, is_notified } = waiter;
+            reply_waiter(ctx, owner, &Shown { mode, count, waited_ms, is_notified }, true);
         }
     })
 }
 
-fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], mode: Mode, count: u32, waited_ms: u64, is_connected: bool) {
-    ctx.reply_map(if mode == Mode::Permits { 5 } else { 4 });
+/// What is shown of a waiter.
+struct Shown {
+    mode: Mode,
+    count: u32,
+    waited_ms: u64,
+    is_notified: bool,
+}
+
+fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], shown: &Shown, is_connected: bool) {
+    let Shown { mode, count, waited_ms, is_notified } = *shown;
+    ctx.reply_map(if mode == Mode::Permits { 6 } else { 5 });
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(owner);
     ctx.reply_bytes(b"mode");
@@ -83,4 +95,6 @@ fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], mode: Mode, count: u32, waited_ms: u
     ctx.reply_integer(waited_ms);
     ctx.reply_bytes(b"connected");
     ctx.reply_integer(is_connected.into());
+    ctx.reply_bytes(b"notify");
+    ctx.reply_integer(is_notified.into());
 }

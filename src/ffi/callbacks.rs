@@ -40,6 +40,8 @@ pub(crate) enum ServerEvent {
     SaveStarted,
     /// The server's regular tick.
     Tick,
+    /// The event loop is about to write what there is to write, and to sleep.
+    BeforeSleep,
     /// The event loop has written what there was to write, and has slept.
     AfterSleep,
 }
@@ -131,6 +133,9 @@ unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Serv
             raw::REDISMODULE_SUBEVENT_PERSISTENCE_SYNC_RDB_START | raw::REDISMODULE_SUBEVENT_PERSISTENCE_SYNC_AOF_START,
         ) => Some(ServerEvent::SaveStarted),
         (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
+        (raw::REDISMODULE_EVENT_EVENTLOOP, raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) => {
+            Some(ServerEvent::BeforeSleep)
+        }
         (raw::REDISMODULE_EVENT_EVENTLOOP, raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP) => {
             Some(ServerEvent::AfterSleep)
         }

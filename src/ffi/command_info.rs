@@ -30,6 +30,8 @@ pub(crate) enum KeyArguments {
     First,
     /// A number, and as many keys.
     Counted,
+    /// It has none.
+    None,
 }
 
 /// What a command does with its key.
@@ -51,6 +53,8 @@ pub(crate) struct ArgumentSpec {
 pub(crate) enum ValueSpec {
     Bytes,
     Integer,
+    /// One or more.
+    Integers,
     /// Its token alone.
     Token,
     OneOf(&'static [ArgumentSpec]),
@@ -65,9 +69,13 @@ pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &Com
         sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
         sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
     };
-    let mut key_specs = [key_spec(spec.access, spec.keys), zeroed_key_spec()];
+    let mut key_specs = [zeroed_key_spec(), zeroed_key_spec()];
+    if spec.keys != KeyArguments::None {
+        key_specs[0] = key_spec(spec.access, spec.keys);
+    }
     let mut nested = Vec::new();
     let mut arguments = match spec.keys {
+        KeyArguments::None => Vec::new(),
         KeyArguments::First => vec![key_argument()],
         KeyArguments::Counted => {
             let count = ArgumentSpec { name: c"numkeys", token: None, optional: false, value: ValueSpec::Integer };
@@ -116,6 +124,7 @@ fn key_spec(access: Access, keys: KeyArguments) -> raw::RedisModuleCommandKeySpe
             spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
             spec.fk.range.keystep = 1;
         }
+        KeyArguments::None => {}
         KeyArguments::Counted => {
             spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
             spec.fk.keynum.keynumidx = 0;
@@ -149,6 +158,10 @@ fn argument(spec: &ArgumentSpec, nested: &mut Vec<Vec<raw::RedisModuleCommandArg
     argument.type_ = match spec.value {
         ValueSpec::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
         ValueSpec::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        ValueSpec::Integers => {
+            argument.flags |= raw::REDISMODULE_CMD_ARG_MULTIPLE.cast_signed();
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER
+        }
         ValueSpec::Token => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         ValueSpec::OneOf(choices) => {
             let mut choices: Vec<_> = choices.iter().map(|spec| self::argument(spec, nested)).collect();

@@ -136,13 +136,18 @@ impl<'c> Ctx<'c> {
         }
     }
 
+    /// The client that this is about, whatever it is.
+    pub(crate) fn client(self) -> u64 {
+        // SAFETY: the context is alive.
+        unsafe { api!(RedisModule_GetClientId, self.raw) }
+    }
+
     /// The connection that sent the command. `None` for a script and for another module, whose clients never close.
     pub(crate) fn connection(self, flags: Flags) -> Option<u64> {
         if flags.is_script() {
             return None;
         }
-        // SAFETY: the context is alive.
-        let id = unsafe { api!(RedisModule_GetClientId, self.raw) };
+        let id = self.client();
         if !flags.denies_blocking() {
             return Some(id);
         }

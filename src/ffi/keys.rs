@@ -101,19 +101,31 @@ impl<'c> Keys<'c> {
 
     /// Removes an EXPIRE that a user set on the key: it was meant for the holder before.
     pub(crate) fn clear_expire(&self, id: KeyId) {
-        // What was granted may have ended in the same step, and Redis 8.6 crashes when it is asked for the expiry of nothing.
-        let may_expire = |open: &&Open<'_>| open.was_there && !matches!(open.found, Found::Vacant);
-        let Some(open) = self.open.get(id.0).filter(may_expire) else {
-            return;
-        };
-        const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
-        // SAFETY: the handle is open for writing.
-        unsafe {
-            if api!(RedisModule_GetExpire, open.handle) != NO_EXPIRE {
-                api!(RedisModule_SetExpire, open.handle, NO_EXPIRE);
-            }
+        if let Some(open) = self.open.get(id.0)
+            && expire_left_ms(open).is_some()
+        {
+            // SAFETY: the handle is open for writing.
+            unsafe { api!(RedisModule_SetExpire, open.handle, NO_EXPIRE) };
         }
     }
+
+    /// What is left until the first EXPIRE that a user has set on one of the keys.
+    pub(crate) fn expire_left_ms(&self) -> Option<u64> {
+        self.open.iter().filter_map(expire_left_ms).min()
+    }
+}
+
+const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
+
+/// What is left until an EXPIRE that a user has set on a key.
+fn expire_left_ms(open: &Open<'_>) -> Option<u64> {
+    // What was granted may have ended in the same step, and Redis 8.6 crashes when it is asked for the expiry of nothing.
+    if !open.was_there || open.handle.is_null() || matches!(open.found, Found::Vacant) {
+        return None;
+    }
+    // SAFETY: the handle is open.
+    let left_ms = unsafe { api!(RedisModule_GetExpire, open.handle) };
+    u64::try_from(left_ms).ok()
 }
 
 fn find(handle: *mut raw::RedisModuleKey) -> Found {

@@ -10,6 +10,7 @@
 mod blocked;
 mod blocking_key;
 mod callbacks;
+mod channels;
 mod command_info;
 mod context;
 mod datatype;

@@ -7,10 +7,8 @@ use redis_module::raw;
 use super::{Arg, Ctx, api};
 
 impl Ctx<'_> {
-    /// Whether the user of this connection may read the key. Another module's client has no user, and may not.
-    pub(crate) fn user_may_read(self, key: Arg<'_>) -> bool {
-        // SAFETY: the context is alive.
-        let client = unsafe { api!(RedisModule_GetClientId, self.raw()) };
+    /// Whether the user of a connection may read the key. Another module's client has no user, and may not.
+    pub(crate) fn user_may_read(self, client: u64, key: Arg<'_>) -> bool {
         let may_read = |user| {
             let flags = raw::REDISMODULE_CMD_KEY_ACCESS.cast_signed();
             // SAFETY: the user and the key are alive.

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use redis_module::raw;
 
@@ -14,6 +14,14 @@ use crate::arguments;
 pub(crate) trait Command {
     /// What the server is told of it.
     const SPEC: CommandSpec;
+    /// Whether it has an option that names a channel.
+    const MAY_PUBLISH: bool = false;
+    /// Which argument is the channel to which it may publish.
+    fn channel_at(_args: Args<'_>) -> Option<usize> {
+        None
+    }
+    /// Whether it goes over the heads of owners: for operators.
+    const IS_DANGEROUS: bool = false;
     /// Runs it and replies. The number of arguments fits [`CommandSpec::arity`].
     fn run(ctx: Ctx<'_>, args: Args<'_>);
 }
@@ -33,6 +41,11 @@ pub(crate) struct LoadError(pub(crate) String);
 
 /// The module takes part in slot migrations that the server makes by itself. From Valkey 9; the header that we have is older.
 const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
+
+/// The ACL category of the module's commands.
+const CATEGORY: &CStr = c"rlock";
+
+static HAS_CATEGORY: AtomicBool = AtomicBool::new(false);
 
 /// The module while it is being loaded.
 pub(crate) struct Registrar<'c> {
@@ -54,6 +67,13 @@ impl<'c> Registrar<'c> {
         }
         // SAFETY: the context is alive.
         unsafe { api!(RedisModule_SetModuleOptions, self.ctx.raw(), options.cast_signed()) };
+    }
+
+    /// Makes the ACL category that all commands are in, on servers that let a module have one (Redis 7.4, Valkey 8).
+    pub(crate) fn category(&self) {
+        // SAFETY: the pointer is read once, and is null where the server lacks the call; context and name are alive.
+        let status = unsafe { raw::RedisModule_AddACLCategory.map(|add| add(self.ctx.raw(), CATEGORY.as_ptr())) };
+        HAS_CATEGORY.store(status == Some(raw::REDISMODULE_OK as c_int), Ordering::Relaxed);
     }
 
     pub(crate) fn command<C: Command>(&self) -> Result<(), LoadError> {
@@ -80,7 +100,7 @@ impl<'c> Registrar<'c> {
         if command.is_null() || !set_command_info(command, spec) {
             return Err(failed("describe the command"));
         }
-        set_categories(command, spec);
+        set_categories::<C>(command);
         Ok(())
     }
 
@@ -136,24 +156,34 @@ impl<'c> Registrar<'c> {
     }
 }
 
-/// ACL categories, on servers that have them for modules (Redis 7.2): without them a user with `+@write` may not run
-/// the commands.
-fn set_categories(command: *mut raw::RedisModuleCommand, spec: &CommandSpec) {
+/// Puts a command into ACL categories, on servers that have them for modules (Redis 7.2): without them a user with `+@write` may
+/// not run the commands.
+fn set_categories<C: Command>(command: *mut raw::RedisModuleCommand) {
     // SAFETY: the pointer is read once; a null one says that this server lacks the call.
     let Some(set_categories) = (unsafe { raw::RedisModule_SetCommandACLCategories }) else {
         return;
     };
-    let is_fast = spec.flags.to_bytes().ends_with(b"fast");
-    let is_blocking = spec.flags.to_bytes().ends_with(b"blocking");
-    let categories = match spec.access {
-        Access::Read if is_fast => c"read fast",
-        Access::Read => c"read slow",
-        Access::Write if is_fast => c"write fast",
-        Access::Write if is_blocking => c"write slow blocking",
-        Access::Write => c"write slow",
-    };
-    // SAFETY: the command was just created; the string is static.
-    unsafe { set_categories(command, categories.as_ptr()) };
+    let flags = C::SPEC.flags.to_bytes();
+    let mut categories = Vec::from(match C::SPEC.access {
+        Access::Read => "read",
+        Access::Write => "write",
+    });
+    categories.extend(if flags.ends_with(b"fast") { " fast" } else { " slow" }.bytes());
+    if flags.ends_with(b"blocking") {
+        categories.extend(b" blocking");
+    }
+    if C::IS_DANGEROUS {
+        categories.extend(b" dangerous");
+    }
+    if HAS_CATEGORY.load(Ordering::Relaxed) {
+        categories.push(b' ');
+        categories.extend(CATEGORY.to_bytes());
+    }
+    categories.push(0);
+    if let Ok(categories) = CStr::from_bytes_with_nul(&categories) {
+        // SAFETY: the command was just created; the server keeps nothing of the string.
+        unsafe { set_categories(command, categories.as_ptr()) };
+    }
 }
 
 unsafe extern "C" fn entry<C: Command>(
@@ -167,6 +197,12 @@ unsafe extern "C" fn entry<C: Command>(
     if C::SPEC.keys == KeyArguments::Counted && ctx.is_asked_for_keys() {
         if let Some(count) = arguments::key_count(args) {
             ctx.tell_keys(2, count, args);
+        }
+        return raw::REDISMODULE_OK as c_int;
+    }
+    if C::MAY_PUBLISH && ctx.is_asked_for_channels() {
+        if let Some(index) = C::channel_at(args) {
+            ctx.tell_channel(index, args);
         }
         return raw::REDISMODULE_OK as c_int;
     }
@@ -285,6 +321,9 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_BlockClientOnKeys,
         RedisModule_BlockedClientDisconnected,
         RedisModule_Call,
+        RedisModule_CallReplyArrayElement,
+        RedisModule_CallReplyInteger,
+        RedisModule_ChannelAtPosWithFlags,
         RedisModule_CloseKey,
         RedisModule_CreateCommand,
         RedisModule_CreateDataType,
@@ -320,6 +359,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_InfoAddFieldULongLong,
         RedisModule_InfoAddSection,
         RedisModule_IsIOError,
+        RedisModule_IsChannelsPositionRequest,
         RedisModule_IsKeysPositionRequest,
         RedisModule_KeyAtPos,
         RedisModule_KeyType,
@@ -332,6 +372,8 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_ModuleTypeSetValue,
         RedisModule_NotifyKeyspaceEvent,
         RedisModule_OpenKey,
+        RedisModule_PublishMessage,
+        RedisModule_PublishMessageShard,
         RedisModule_RegisterInfoFunc,
         RedisModule_RegisterNumericConfig,
         RedisModule_Replicate,

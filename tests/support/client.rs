@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::family::{Family, MUTEX};
+use super::notified::{self, Awaited};
 use super::reply::Reply;
 
 /// Far above anything a healthy server needs, so that only a reply that never comes is reported.
@@ -70,6 +71,17 @@ pub struct Client {
     received: Vec<u8>,
     /// How much of `received` has been handed out.
     consumed: usize,
+    /// Answers that are there already, or come on a channel.
+    elsewhere: Elsewhere,
+}
+
+/// Answers that do not come over the connection that asked.
+#[derive(Default)]
+pub enum Elsewhere {
+    #[default]
+    No,
+    There(Reply),
+    OnChannel(Box<Awaited>),
 }
 
 impl Client {
@@ -77,10 +89,19 @@ impl Client {
     pub fn connect(port: u16) -> io::Result<Client> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_nodelay(true)?;
-        let mut client = Client { stream, id: 0, family: MUTEX, received: Vec::new(), consumed: 0 };
+        let mut client =
+            Client { stream, id: 0, family: MUTEX, received: Vec::new(), consumed: 0, elsewhere: Elsewhere::No };
         client.try_send(&[Command::from("CLIENT ID")])?;
         client.id = client.reply_within(PATIENCE)?.int();
         Ok(client)
+    }
+
+    /// Asks, to be answered on a channel.
+    pub fn ask_notified(&mut self, subscriber: Client, command: Command) {
+        self.elsewhere = match notified::ask(self, subscriber, command) {
+            Ok(reply) => Elsewhere::There(reply),
+            Err(awaited) => Elsewhere::OnChannel(awaited),
+        };
     }
 
     /// From now on `LOCK.` means this family.
@@ -151,6 +172,19 @@ impl Client {
 
     /// The next answer, or `TimedOut`, or `UnexpectedEof` when the server has closed the connection.
     pub fn reply_within(&mut self, patience: Duration) -> io::Result<Reply> {
+        match &mut self.elsewhere {
+            Elsewhere::No => {}
+            Elsewhere::There(reply) => {
+                let reply = reply.clone();
+                self.elsewhere = Elsewhere::No;
+                return Ok(reply);
+            }
+            Elsewhere::OnChannel(awaited) => {
+                let reply = awaited.reply_within(patience)?;
+                self.elsewhere = Elsewhere::No;
+                return Ok(reply);
+            }
+        }
         let deadline = Instant::now() + patience;
         loop {
             if let Some(reply) = self.take_received() {

@@ -74,7 +74,7 @@ pub fn any_lock_command(random: &mut StdRng, keys: usize, lease_ms: u64, rarely:
         80..90 => format!("{family}.RENEW {key} {owner}{mode} PX {lease_ms}"),
         90..94 => format!("{family}.FORCERELEASE {key}"),
         94..96 => format!("RFAIRLOCK.CANCEL {key} {owner}"),
-        _ => format!("RLOCK.{} {key}", ["INFO", "TTL", "WAITERS"].choose(random).expect("not empty")),
+        _ => format!("RLOCK.{} {key}", ["INFO", "PTTL", "WAITERS"].choose(random).expect("not empty")),
     }
 }
 

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use super::client::{Client, Command};
 use super::eventually;
 use super::family::{Family, MUTEX};
+use super::notified;
 use super::process::{OwnedProcess, raise_file_limit};
 use super::program;
 use super::wall_clock::WallClock;
@@ -167,6 +168,12 @@ impl Server {
         started.unwrap_or_else(|log| panic!("no start:\n{log}"))
     }
 
+    /// The same on a port that it can have again after a restart.
+    pub fn member_without_module(lines: &[&str]) -> Server {
+        let started = Server::try_start_with(quiet_port(), Environment::new(), "", lines);
+        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+    }
+
     /// Takes the module out of the configuration of a killed server, and starts it again on the files that it has left.
     #[track_caller]
     pub fn try_restart_without_module(&mut self) -> Result<(), String> {
@@ -209,9 +216,23 @@ impl Server {
         Ok(client)
     }
 
-    /// A client whose command has reached the server and waits there.
+    /// A client whose command has reached the server and waits there: blocked, or for a message if the suite is run in that way.
     #[track_caller]
     pub fn waiter(&self, command: impl Into<Command>) -> Client {
+        if notified::is_asked_for() { self.notified_waiter(command) } else { self.blocked_waiter(command) }
+    }
+
+    /// A client whose command has reached the server and waits there, for a message on a channel.
+    #[track_caller]
+    pub fn notified_waiter(&self, command: impl Into<Command>) -> Client {
+        let mut client = self.client();
+        client.ask_notified(self.client(), command.into());
+        client
+    }
+
+    /// A client whose command has reached the server and waits there, blocked.
+    #[track_caller]
+    pub fn blocked_waiter(&self, command: impl Into<Command>) -> Client {
         let mut client = self.client();
         let command = command.into();
         client.send(command.clone());
@@ -384,7 +405,7 @@ fn excerpt(log: &str) -> String {
 }
 
 /// The module under test. `cargo test` does not build it, so an old one would be tested without a word.
-fn module_path() -> &'static Path {
+pub fn module_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
         // Whoever names a file means that file, whatever its age.

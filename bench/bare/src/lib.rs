@@ -58,6 +58,9 @@ const EVENT: u8 = 1;
 const VERBATIM: u8 = 2;
 const EFFECT: u8 = 4;
 
+const ACQUIRE: bool = false;
+const RELEASE: bool = true;
+
 impl Services {
     const fn of(bits: u8) -> Self {
         Self { event: bits & EVENT != 0, verbatim: bits & VERBATIM != 0, effect: bits & EFFECT != 0 }
@@ -157,54 +160,65 @@ unsafe extern "C" fn apply(
     unsafe { api!(RedisModule_ReplyWithSimpleString, ctx, c"OK".as_ptr()) }
 }
 
-unsafe extern "C" fn acquire<const SERVICES: u8>(
+/// One command of a pair that has these services.
+unsafe extern "C" fn command<const IS_RELEASE: bool, const SERVICES: u8>(
     ctx: *mut raw::RedisModuleCtx,
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    // SAFETY: the context and the arguments are those of the command; the handle is closed once. The key takes the value
-    // over, and gives it to the type's `free` in the end.
+    // SAFETY: the context and the arguments are those of the command; the handle is closed once.
     unsafe {
         if argc < 3 {
             return api!(RedisModule_WrongArity, ctx);
         }
         let (key, owner) = (*argv.add(1), *argv.add(2));
         let (handle, held) = open(ctx, key);
-        let new = if held.is_null() { Held::new(bytes(owner)) } else { None };
-        let Some(new) = new else {
-            api!(RedisModule_CloseKey, handle);
-            return api!(RedisModule_ReplyWithNull, ctx);
-        };
-        let value = Box::into_raw(Box::new(new)).cast::<c_void>();
-        api!(RedisModule_ModuleTypeSetValue, handle, TYPE.load(Ordering::Relaxed), value);
+        let is_done = if IS_RELEASE { release(handle, held, owner) } else { acquire(handle, held, owner) };
         api!(RedisModule_CloseKey, handle);
-        Services::of(SERVICES).tell(ctx, &Change { key, owner, event: c"bare.acquire", facts: GRANTED });
-        api!(RedisModule_ReplyWithLongLong, ctx, 1)
+        if !is_done {
+            return api!(RedisModule_ReplyWithNull, ctx);
+        }
+        let (event, facts, answer) =
+            if IS_RELEASE { (c"bare.release", RELEASED, 0) } else { (c"bare.acquire", GRANTED, 1) };
+        Services::of(SERVICES).tell(ctx, &Change { key, owner, event, facts });
+        api!(RedisModule_ReplyWithLongLong, ctx, answer)
     }
 }
 
-unsafe extern "C" fn release<const SERVICES: u8>(
-    ctx: *mut raw::RedisModuleCtx,
-    argv: *mut *mut raw::RedisModuleString,
-    argc: c_int,
-) -> c_int {
-    // SAFETY: the context and the arguments are those of the command; the handle is closed once, and the value is not
-    // looked at after the key was deleted.
+/// Puts a value under an empty key. Returns whether it was empty.
+///
+/// # Safety
+///
+/// The handle and the value are those of an open key, the owner is an argument of the command.
+unsafe fn acquire(handle: *mut raw::RedisModuleKey, held: *mut Held, owner: *mut raw::RedisModuleString) -> bool {
+    if !held.is_null() {
+        return false;
+    }
+    // SAFETY: by the contract of this function. The key takes the value over, and gives it to the type's `free` in the end.
     unsafe {
-        if argc < 3 {
-            return api!(RedisModule_WrongArity, ctx);
-        }
-        let (key, owner) = (*argv.add(1), *argv.add(2));
-        let (handle, held) = open(ctx, key);
+        let Some(new) = Held::new(bytes(owner)) else {
+            return false;
+        };
+        let value = Box::into_raw(Box::new(new)).cast::<c_void>();
+        api!(RedisModule_ModuleTypeSetValue, handle, TYPE.load(Ordering::Relaxed), value);
+    }
+    true
+}
+
+/// Deletes a key that the owner has. Returns whether it has it.
+///
+/// # Safety
+///
+/// As for [`acquire`].
+unsafe fn release(handle: *mut raw::RedisModuleKey, held: *mut Held, owner: *mut raw::RedisModuleString) -> bool {
+    // SAFETY: by the contract of this function. The value is not looked at after the key was deleted.
+    unsafe {
         if held.is_null() || (*held).owner() != bytes(owner) {
-            api!(RedisModule_CloseKey, handle);
-            return api!(RedisModule_ReplyWithNull, ctx);
+            return false;
         }
         api!(RedisModule_DeleteKey, handle);
-        api!(RedisModule_CloseKey, handle);
-        Services::of(SERVICES).tell(ctx, &Change { key, owner, event: c"bare.release", facts: RELEASED });
-        api!(RedisModule_ReplyWithLongLong, ctx, 0)
     }
+    true
 }
 
 type Run = unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut *mut raw::RedisModuleString, c_int) -> c_int;
@@ -213,16 +227,16 @@ type Run = unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut *mut raw::RedisMo
 const COMMANDS: [(&CStr, Run, &CStr); 12] = [
     (c"bare.noop", noop, c"readonly fast"),
     (c"bare.apply", apply, c"write"),
-    (c"bare.acquire", acquire::<NOTHING>, c"write deny-oom"),
-    (c"bare.release", release::<NOTHING>, c"write fast"),
-    (c"bare.acquire.event", acquire::<EVENT>, c"write deny-oom"),
-    (c"bare.release.event", release::<EVENT>, c"write fast"),
-    (c"bare.acquire.verbatim", acquire::<VERBATIM>, c"write deny-oom"),
-    (c"bare.release.verbatim", release::<VERBATIM>, c"write fast"),
-    (c"bare.acquire.effect", acquire::<EFFECT>, c"write deny-oom"),
-    (c"bare.release.effect", release::<EFFECT>, c"write fast"),
-    (c"bare.acquire.both", acquire::<{ EVENT | EFFECT }>, c"write deny-oom"),
-    (c"bare.release.both", release::<{ EVENT | EFFECT }>, c"write fast"),
+    (c"bare.acquire", command::<ACQUIRE, NOTHING>, c"write deny-oom"),
+    (c"bare.release", command::<RELEASE, NOTHING>, c"write fast"),
+    (c"bare.acquire.event", command::<ACQUIRE, EVENT>, c"write deny-oom"),
+    (c"bare.release.event", command::<RELEASE, EVENT>, c"write fast"),
+    (c"bare.acquire.verbatim", command::<ACQUIRE, VERBATIM>, c"write deny-oom"),
+    (c"bare.release.verbatim", command::<RELEASE, VERBATIM>, c"write fast"),
+    (c"bare.acquire.effect", command::<ACQUIRE, EFFECT>, c"write deny-oom"),
+    (c"bare.release.effect", command::<RELEASE, EFFECT>, c"write fast"),
+    (c"bare.acquire.both", command::<ACQUIRE, { EVENT | EFFECT }>, c"write deny-oom"),
+    (c"bare.release.both", command::<RELEASE, { EVENT | EFFECT }>, c"write fast"),
 ];
 
 /// The entry point that Redis calls once, when it loads the module.

@@ -23,6 +23,10 @@ impl<T> Chunked<T> {
         self.len
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     #[inline]
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
         self.chunks.get(index / CHUNK)?.get(index % CHUNK)
@@ -55,6 +59,32 @@ impl<T> Chunked<T> {
         Some(value)
     }
 
+    /// Takes one out. The last one comes in its place.
+    pub(crate) fn swap_remove(&mut self, index: usize) -> Option<T> {
+        if index >= self.len {
+            return None;
+        }
+        let last = self.pop()?;
+        match self.get_mut(index) {
+            Some(place) => Some(core::mem::replace(place, last)),
+            None => Some(last),
+        }
+    }
+
+    /// Gives back the memory that is kept for more.
+    pub(crate) fn shrink_to_fit(&mut self) {
+        self.chunks.truncate(self.len.div_ceil(CHUNK));
+        if let Some(last) = self.chunks.last_mut() {
+            last.shrink_to_fit();
+        }
+    }
+
+    /// Takes the chunks of another over, for nothing but to drop them.
+    pub(crate) fn take_over(&mut self, other: Self) {
+        self.chunks.extend(other.chunks);
+        self.len = self.len.saturating_add(other.len);
+    }
+
     /// Drops what is in the last chunk, and gives its memory back.
     pub(crate) fn drop_chunk(&mut self) {
         self.chunks.pop();
@@ -82,6 +112,12 @@ mod tests {
         for number in (1000..3000).rev() {
             assert_eq!(chunked.pop(), Some(number));
         }
+        assert_eq!((chunked.swap_remove(1), chunked.get(1), chunked.len()), (Some(1), Some(&999), 999));
+        assert_eq!((chunked.swap_remove(999), chunked.swap_remove(998)), (None, Some(998)));
+        chunked.shrink_to_fit();
+        assert_eq!((chunked.len(), chunked.get(997), chunked.get(998)), (998, Some(&997), None));
+        chunked.push(998);
+        chunked.push(999);
         chunked.push(7);
         assert_eq!((chunked.len(), chunked.get(1000)), (1001, Some(&7)));
     }

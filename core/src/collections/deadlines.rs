@@ -50,7 +50,7 @@ pub struct Deadlines<T, S = ()> {
     heap: Chunked<Entry>,
     slots: Chunked<SlotOf<T, S>>,
     free: u32,
-    /// Slots of a set that had many deadlines and has become empty: see [`Deadlines::give_back`].
+    /// Slots of a set that had many deadlines and was cleared, or has become empty: see [`Deadlines::give_back`].
     retired: Chunked<SlotOf<T, S>>,
 }
 
@@ -77,7 +77,7 @@ impl<T, S: Copy> Deadlines<T, S> {
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.heap.len() == 0
+        self.heap.is_empty()
     }
 
     /// Adds a deadline with its side and stamp.
@@ -156,16 +156,22 @@ impl<T, S: Copy> Deadlines<T, S> {
         }
         let value = self.give_slot(alarm.0);
         if self.is_empty() && self.slots.len() > KEPT_SLOTS {
-            let emptied = core::mem::take(self);
-            self.retired = emptied.slots;
+            self.clear();
         }
         value
+    }
+
+    /// Removes every deadline at once. The memory goes back in parts, see [`Deadlines::give_back`].
+    pub fn clear(&mut self) {
+        let cleared = core::mem::take(self);
+        self.retired = cleared.retired;
+        self.retired.take_over(cleared.slots);
     }
 
     /// Whether there is memory to give back.
     #[must_use]
     pub fn has_retired(&self) -> bool {
-        self.retired.len() > 0
+        !self.retired.is_empty()
     }
 
     /// Gives some of the memory back that a set of many had: all at once would take milliseconds.

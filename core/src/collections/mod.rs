@@ -6,6 +6,7 @@ mod name_table;
 mod slots;
 mod small_set;
 
+pub(crate) use chunked::Chunked;
 pub use deadlines::{Alarm, Deadlines};
 pub(crate) use name_table::NameTable;
 pub(crate) use slots::Slots;

@@ -11,14 +11,12 @@ use alloc::vec::Vec;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::deadlock;
-use super::names::{NameId, Rank};
-use super::state::{Engine, Transaction, count};
-use super::wait_queues::{Entrant, RequestNames};
+use super::positions::{NameId, Rank};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision};
-use crate::outbox::Answer;
 use crate::request::{Ask, Refusal, Request};
 
 /// The tokens of a request's keys, in their order.
@@ -63,12 +61,12 @@ impl Engine {
         if let Some(acquired) = self.acquire_at_rest(tx, owner, request) {
             return acquired;
         }
-        self.work.begin_command(tx.keys.count());
-        for id in tx.ids() {
-            self.reconcile_to_acquire(tx, id, request.kind);
+        let acquired = self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request));
+        match &acquired {
+            Ok(Acquired::Denied) if request.ask == Ask::Try => count(&mut self.stats.of(request.kind).denied),
+            Ok(_) => {}
+            Err(refusal) => self.stats.count_refusal(request.kind, refusal),
         }
-        let acquired = self.acquire_reconciled(tx, owner, request);
-        self.close(tx);
         acquired
     }
 
@@ -90,16 +88,12 @@ impl Engine {
                 self.close_key(tx.keys, KEY);
                 Some(granted)
             }
-            Decision::Wait if request.ask == Ask::Try => Some(Ok(Acquired::Denied)),
-            Decision::Wait | Decision::Repeat(_) | Decision::Refuse(_) => None,
+            Decision::Wait if request.ask == Ask::Try => {
+                count(&mut self.stats.of(request.kind).denied);
+                Some(Ok(Acquired::Denied))
+            }
+            Decision::Wait | Decision::Repeat(_) | Decision::Held(_) | Decision::Refuse(_) => None,
         }
-    }
-
-    /// Brings a key up to date for a command that competes for the lock. What is left of a lock that is over goes, so that one
-    /// of another kind can come.
-    pub(super) fn reconcile_to_acquire(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, kind: Kind) {
-        self.reconcile(tx, id, false);
-        self.make_room(tx, id, kind);
     }
 
     fn acquire_reconciled(
@@ -122,7 +116,8 @@ impl Engine {
             return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
         }
         if request.kind == Kind::Fair {
-            return self.queue_up(tx, owner, request);
+            let ticket = self.queue_up(tx, owner, request)?;
+            return Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting));
         }
         if !matches!(request.ask, Ask::Wait { .. }) {
             if earlier != Earlier::None {
@@ -188,7 +183,7 @@ impl Engine {
             } else {
                 None
             };
-            if let Decision::Repeat(token) = decision {
+            if let Decision::Repeat(token) | Decision::Held(token) = decision {
                 self.repeat(tx, id, *token, request, client);
                 tokens.push(*token);
             } else {
@@ -202,52 +197,9 @@ impl Engine {
                 tokens.push(token);
             }
         }
-        count(if had_place { &mut self.stats.granted_after_waiting } else { &mut self.stats.granted_at_once });
+        let stats = self.stats.of(request.kind);
+        count(if had_place { &mut stats.granted_after_waiting } else { &mut stats.granted_at_once });
         Ok(tokens)
-    }
-
-    /// A repeated request is answered as it was, and renews the lease.
-    pub(super) fn repeat(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        token: u64,
-        request: &Request,
-        client: Option<u64>,
-    ) {
-        let Some(terms) = super::reconcile::terms_of(tx.keys, id, token) else {
-            return;
-        };
-        let renewal = super::release::Renewal {
-            lease_ms: Some(request.lease_ms),
-            session_ms: request.session_ms,
-            client,
-            // So that a WAIT after it proves something.
-            always: true,
-        };
-        self.renew_hold(tx, id, token, terms, &renewal);
-    }
-
-    /// Whether there is a token for each hold that a request would begin.
-    pub(super) fn check_tokens(
-        &self,
-        tx: &Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-        request: &Request,
-    ) -> Result<(), Refusal> {
-        let left = self.tokens_left();
-        if left >= tx.keys.count() as u64 {
-            return Ok(());
-        }
-        let is_new = |id: &KeyId| !matches!(Self::live_terms(tx, *id, request.kind, owner, request.mode), Ok(Some(_)));
-        if left < tx.ids().filter(is_new).count() as u64 { Err(Refusal::NoTokens) } else { Ok(()) }
-    }
-
-    /// Whether one more request may wait.
-    pub(super) fn check_waiters(&self, tx: &Transaction<'_, impl Keyspace>, leaving: usize) -> Result<(), Refusal> {
-        let limit = tx.limits.max_waiters;
-        let waiting = self.queues.len().saturating_sub(leaving);
-        if waiting >= limit { Err(Refusal::MaxWaiters { limit }) } else { Ok(()) }
     }
 
     /// Lets a request wait at the end of its rank, or where an earlier one waited.
@@ -270,59 +222,6 @@ impl Engine {
             self.check_deadlock(tx, ticket, &[])?;
         }
         Ok(ticket)
-    }
-
-    /// Puts a request into the queue of each of its keys.
-    pub(super) fn enter(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-        request: &Request,
-        rank: Rank,
-        arrival: u64,
-    ) -> u64 {
-        let names: RequestNames = tx.ids().map(|id| self.intern(tx.keys.key(id))).collect();
-        let are_first: SmallVec<[bool; 1]> = names.iter().map(|name| self.queues.len_under(*name) == 0).collect();
-        let entrant =
-            Entrant { names: names.clone(), rank, arrival, owner, request: *request, client: tx.keys.client() };
-        let ticket = self.queues.enter(entrant, tx.now);
-        for ((id, name), is_first) in tx.ids().zip(names).zip(are_first) {
-            if is_first {
-                self.copy_holders(tx.keys, id, name);
-            } else {
-                self.copy_own_holds(tx.keys, id, name, owner);
-            }
-        }
-        ticket
-    }
-
-    /// Refuses a request that has just entered its queues, and takes it out again, if its owner would wait for itself once its
-    /// requests in `ends` have ended. If the searches of this turn have used their steps up, the timer looks.
-    pub(super) fn check_deadlock(
-        &mut self,
-        tx: &Transaction<'_, impl Keyspace>,
-        ticket: u64,
-        ends: &[u64],
-    ) -> Result<(), Refusal> {
-        let checked = deadlock::check(self, ticket, ends, tx.now);
-        match checked {
-            deadlock::Outcome::NoCycle => Ok(()),
-            deadlock::Outcome::Cycle(cycle) => {
-                self.withdraw(ticket);
-                Err(Refusal::Deadlock(cycle))
-            }
-            deadlock::Outcome::NotNow => {
-                self.suspect(ticket);
-                Ok(())
-            }
-        }
-    }
-
-    /// Takes back a request of which nobody was told.
-    fn withdraw(&mut self, ticket: u64) {
-        if let Some(waiter) = self.queues.leave(ticket) {
-            self.queues.owners.tidy(waiter.owner);
-        }
     }
 
     /// A numbered request meets earlier ones of its owner that still wait: the same one takes the place over, a higher id ends
@@ -358,8 +257,12 @@ impl Engine {
         }
         let mut place = None;
         for (ticket, _) in earlier {
-            place = self.queues.get(ticket).map(|waiter| (waiter.rank, waiter.arrival));
-            self.answer(tx, ticket, Answer::TakenOver);
+            let Some(waiter) = self.queues.get(ticket) else {
+                continue;
+            };
+            place = Some((waiter.rank, waiter.arrival));
+            let answer = waiter.answer_to_succeeded(request);
+            self.answer(tx, ticket, answer);
         }
         if let Some((rank, arrival)) = place.filter(|_| is_repeat && !is_own) {
             return Ok(Earlier::Repeated { rank, arrival });
@@ -407,7 +310,7 @@ impl Engine {
 }
 
 fn is_granted(decisions: &[Decision]) -> bool {
-    decisions.iter().all(|decision| matches!(decision, Decision::Grant | Decision::Repeat(_)))
+    decisions.iter().all(|decision| matches!(decision, Decision::Grant | Decision::Repeat(_) | Decision::Held(_)))
 }
 
 fn rank_of(tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) -> Rank {

@@ -58,6 +58,11 @@ impl Connections {
         (*of == client).then_some(*ticket)
     }
 
+    /// Every ticket that was granted and may not have heard of it.
+    pub(super) fn undelivered(&self) -> impl Iterator<Item = u64> {
+        self.undelivered.iter().map(|(_, ticket)| *ticket)
+    }
+
     /// Whether the closing of a connection would change anything.
     pub(super) fn concerns(&self, client: u64) -> bool {
         self.undelivered_to(client).is_some() || self.first_of(client).is_some()

@@ -18,10 +18,11 @@ use core::ops::Bound;
 use ahash::RandomState;
 use hashbrown::{HashMap, HashSet};
 
-use super::names::{Holder, NameId, Position};
-use super::owners::{Holding, OwnerId, Wait};
+use super::names::Holder;
+use super::owners::{Holding, Wait};
+use super::positions::{NameId, OwnerId, Position};
 use super::state::Engine;
-use super::wait_queues::Waiter;
+use super::waiter::Waiter;
 use crate::kind::Mode;
 use crate::request::WaitEdge;
 use crate::time::Now;

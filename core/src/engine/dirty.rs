@@ -1,9 +1,10 @@
 //! What the server has told of a name, to be acted upon when its key is open: by the next command on it or by the timer.
 
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::names::Position;
+use super::positions::Position;
 use crate::event::Terms;
 use crate::kind::Mode;
 
@@ -21,7 +22,7 @@ pub(super) struct Dirty {
     /// Holds, by token, and connections of theirs that closed.
     pub(super) unbound: Vec<(u64, u64)>,
     /// Owners on a fair lock whose connected waiter is gone.
-    pub(super) gone: Vec<Gone>,
+    pub(super) gone: VecDeque<Gone>,
     /// Owners that were granted, whose other requests for the same are to be granted as well.
     pub(super) granted: Vec<Siblings>,
 }

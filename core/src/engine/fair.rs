@@ -1,13 +1,12 @@
-//! What only a fair lock is asked: to keep a place in its queue, and to give one up.
+//! What only a fair lock is asked: to keep a place in its queue.
 //!
 //! A connected waiter of a fair lock is in both: it has a place in the value, which gives its order, and a ticket among the
 //! waiters of the name, by which it is answered.
 
-use super::acquire::Acquired;
-use super::names::Rank;
+use super::positions::Rank;
 use super::state::{Engine, Transaction};
 use crate::bytes::Owner;
-use crate::event::{Event, LeaveCause};
+use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::outbox::Answer;
@@ -17,15 +16,19 @@ use crate::request::{Ask, Refusal, Request};
 const KEY: KeyId = KeyId(0);
 
 impl Engine {
-    /// ACQUIRE on a fair lock that is not to be had now: the owner takes a place, or keeps the one that it has.
+    /// ACQUIRE on a fair lock that is not to be had now: the owner takes a place, or keeps the one that it has. Returns a ticket if
+    /// the request waits.
     pub(super) fn queue_up(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
-    ) -> Result<Acquired, Refusal> {
+    ) -> Result<Option<u64>, Refusal> {
         let stay = match request.ask {
-            Ask::Try => return Ok(Acquired::Denied),
+            Ask::Try => {
+                self.detach_repeated(tx, owner, request);
+                return Ok(None);
+            }
             Ask::Queue { life_ms } => Stay::Polled { until_us: tx.now.after_ms(life_ms) },
             Ask::Wait { .. } => Stay::Connected,
         };
@@ -41,7 +44,7 @@ impl Engine {
         let is_rejoining = name.and_then(|name| self.queues.names.get(name)).is_some_and(|record| record.is_rejoining);
         if is_rejoining && mine.is_none() && stay != Stay::Connected {
             // The places of those who waited before are being made anew, and this one must not come before them.
-            return Ok(Acquired::Denied);
+            return Ok(None);
         }
         if stay == Stay::Connected && replaced.is_none() {
             self.check_waiters(tx, 0)?;
@@ -61,7 +64,9 @@ impl Engine {
             _ => None,
         };
         if let Some(replaced) = replaced {
-            self.answer_place(tx, replaced, Answer::TakenOver);
+            let answer =
+                self.queues.get(replaced).map_or(Answer::TakenOver, |waiter| waiter.answer_to_succeeded(request));
+            self.answer_place(tx, replaced, answer);
         }
         let owner = Owner::from(owner);
         match mine {
@@ -73,15 +78,36 @@ impl Engine {
             }
             Some(_) => {}
         }
-        Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting))
+        Ok(ticket)
+    }
+
+    /// The request that an owner waits with was sent again, and does not want to wait: its place goes on without a connection.
+    fn detach_repeated(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) {
+        let name = self.name(tx, KEY);
+        let Some(ticket) = name.and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive)) else {
+            return;
+        };
+        let Some(waiter) = self.queues.get(ticket).filter(|waiter| waiter.request.kind == Kind::Fair) else {
+            return;
+        };
+        let request_id = waiter.request.request_id;
+        if request_id.is_none() || request_id != request.request_id {
+            return;
+        }
+        self.answer_place(tx, ticket, Answer::TakenOver);
+        if self.place_of(tx, owner).is_ok_and(|place| place.is_some()) {
+            self.release_place(tx, KEY, owner, request_id, false);
+        }
+        self.reconcile(tx, KEY, false);
     }
 
     /// Answers a waiter whose place goes on, or goes with it: it is nobody's earlier request.
-    fn answer_place(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
-        if let Some(waiter) = self.queues.leave(ticket) {
+    pub(super) fn answer_place(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
+        let waiter = self.queues.leave(ticket);
+        if let Some(waiter) = &waiter {
             self.queues.owners.tidy(waiter.owner);
         }
-        tx.out.answer(ticket, answer);
+        tx.out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
     }
 
     /// Whether an owner that is about to be granted has had a place.
@@ -89,33 +115,11 @@ impl Engine {
         kind == Kind::Fair && self.place_of(tx, owner).is_ok_and(|place| place.is_some())
     }
 
-    fn place_of<'a>(&self, tx: &'a Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<Option<Place<'a>>, Refusal> {
+    pub(super) fn place_of<'a>(
+        &self,
+        tx: &'a Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+    ) -> Result<Option<Place<'a>>, Refusal> {
         Ok(tx.keys.value(KEY).of_kind(Kind::Fair, tx.now)?.and_then(|lock| lock.place(owner)))
-    }
-
-    /// CANCEL: an owner gives its place up. Returns whether it had one.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::WrongType`] if the key holds something else.
-    pub fn cancel(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<bool, Refusal> {
-        self.work.begin_command(tx.keys.count());
-        self.reconcile_if_dirty(tx, KEY);
-        let cancelled = self.cancel_reconciled(tx, owner);
-        self.close(tx);
-        cancelled
-    }
-
-    fn cancel_reconciled(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<bool, Refusal> {
-        if !self.place_of(tx, owner)?.is_some_and(|place| place.is_live(tx.now)) {
-            return Ok(false);
-        }
-        while let Some(ticket) = self.name(tx, KEY).and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive))
-        {
-            self.answer_place(tx, ticket, Answer::Cancelled);
-        }
-        self.commit(tx, KEY, Event::Left { owner: owner.into(), cause: LeaveCause::Cancelled });
-        self.reconcile(tx, KEY, false);
-        Ok(true)
     }
 }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::names::NameId;
+use super::positions::NameId;
 use super::state::Engine;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
@@ -54,7 +54,7 @@ impl Engine {
         match keys.value(id) {
             Value::Lock(lock) if lock.kind() == Kind::Semaphore => {}
             Value::Lock(lock) if lock.holds().len() <= MAX_COPIED => {
-                for hold in lock.holds() {
+                for hold in lock.holds().iter() {
                     let owner = hold.owner().as_slice();
                     queues.set_holder(name, owner, hold.token(), hold.mode(), hold.deadline_us());
                 }

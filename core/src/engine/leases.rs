@@ -126,6 +126,12 @@ impl Leases {
         }
     }
 
+    /// Every value of every database went away. The memory goes back in parts.
+    pub(super) fn flush_all(&mut self) {
+        self.counts.clear();
+        self.alarms.clear();
+    }
+
     /// How many alarms there are, stale ones included, and when one goes off.
     #[cfg(test)]
     pub(super) fn all(&self) -> usize {

@@ -6,13 +6,10 @@ use alloc::boxed::Box;
 
 use ahash::RandomState;
 
-use super::names::{NameId, Position};
+use super::positions::{NameId, OwnerId, Position};
 use crate::collections::{NameTable, Slots, SmallSet};
 use crate::kind::Mode;
-
-/// The number of an owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct OwnerId(pub(super) u32);
+use crate::request::Request;
 
 /// A request of an owner, under one of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +31,34 @@ pub(super) struct OwnerRecord {
     bytes: Box<[u8]>,
     pub(super) waits: SmallSet<Wait>,
     pub(super) holdings: SmallSet<Holding>,
+    /// How many of `waits` are for permits with `ONCE`.
+    permits_once: u32,
+}
+
+impl OwnerRecord {
+    /// Notes that the owner waits.
+    pub(super) fn enter(&mut self, wait: Wait, request: &Request) {
+        self.waits.insert(wait);
+        if is_for_permits_once(request) {
+            self.permits_once = self.permits_once.saturating_add(1);
+        }
+    }
+
+    /// Notes that the owner does not wait for this any more.
+    pub(super) fn leave(&mut self, wait: Wait, request: &Request) {
+        if self.waits.remove(wait) && is_for_permits_once(request) {
+            self.permits_once = self.permits_once.saturating_sub(1);
+        }
+    }
+
+    /// Whether it waits for permits with `ONCE`.
+    pub(super) fn asks_once(&self) -> bool {
+        self.permits_once > 0
+    }
+}
+
+fn is_for_permits_once(request: &Request) -> bool {
+    request.is_once && request.mode == Mode::Permits
 }
 
 /// The owners, by number and by name.
@@ -62,7 +87,7 @@ impl Owners {
             return known;
         }
         let (waits, holdings) = (SmallSet::default(), SmallSet::default());
-        let number = self.slots.insert(OwnerRecord { bytes: bytes.into(), waits, holdings });
+        let number = self.slots.insert(OwnerRecord { bytes: bytes.into(), waits, holdings, permits_once: 0 });
         self.by_bytes.insert(self.hasher.hash_one(bytes), number);
         OwnerId(number)
     }

@@ -6,29 +6,20 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use super::reconcile::terms_of;
-use super::state::{Engine, Transaction};
+use super::grant::Renewal;
+use super::state::{Engine, Transaction, terms_of};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::Hold;
 use crate::lock::admission;
-use crate::request::{Refusal, Release, Renew, RequestMark};
+use crate::request::{Refusal, Release, Renew, RequestMark, is_meant};
 
 /// The key of a request that has one.
 const KEY: KeyId = KeyId(0);
 
 /// The holds that are left of a request's keys, in their order.
 pub type HoldsLeft = SmallVec<[u32; 1]>;
-
-/// The part of ACQUIRE or RENEW that gives a hold a new lease.
-pub(super) struct Renewal {
-    pub(super) lease_ms: Option<u64>,
-    pub(super) session_ms: Option<u64>,
-    pub(super) client: Option<u64>,
-    /// Propagate it even if nothing changed.
-    pub(super) always: bool,
-}
 
 /// What RELEASE meets: the token and the count of a hold, and whether it is a repeat.
 struct Met {
@@ -38,27 +29,12 @@ struct Met {
 }
 
 impl Engine {
-    /// Runs a command that does not compete for the lock.
-    fn on_holds<K: Keyspace, R>(
-        &mut self,
-        tx: &mut Transaction<'_, K>,
-        decide: impl FnOnce(&mut Self, &mut Transaction<'_, K>) -> R,
-    ) -> R {
-        self.work.begin_command(tx.keys.count());
-        for id in tx.ids() {
-            self.reconcile_if_dirty(tx, id);
-        }
-        let decided = decide(self, tx);
-        self.close(tx);
-        decided
-    }
-
     /// RELEASE, MRELEASE. Returns the holds left of each key. Once part of a MRELEASE was done, a repeat counts a key that is held
     /// no longer as done.
     ///
     /// # Errors
     ///
-    /// [`Refusal::NotOwner`] names the first key that is not held; nothing was changed.
+    /// [`Refusal::NotOwner`] names the first key that is not held, or not with its token; nothing was changed.
     pub fn release(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -67,11 +43,11 @@ impl Engine {
         if tx.keys.count() == 1 && request.request_id.is_none() && self.is_at_rest(tx, KEY) {
             return self.release_at_rest(tx, request);
         }
-        self.on_holds(tx, |engine, tx| {
+        self.run_plain(tx, |engine, tx| {
             let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
             for id in tx.ids() {
                 let hold = tx.keys.value(id).hold(request.kind, request.owner, request.mode, tx.now)?;
-                met.push(match hold {
+                met.push(match hold.filter(|hold| is_meant(request.tokens, id.0, hold.token())) {
                     None => None,
                     Some(hold) => {
                         let is_repeat = admission::is_repeat(hold, request.request_id, request.verb)?;
@@ -108,6 +84,7 @@ impl Engine {
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
         let hold = tx.keys.value(KEY).hold(request.kind, request.owner, request.mode, tx.now)?;
+        let hold = hold.filter(|hold| is_meant(request.tokens, KEY.0, hold.token()));
         let hold = hold.ok_or(Refusal::NotOwner { position: 0 })?;
         let met = Met { token: hold.token(), count: hold.count(), is_repeat: false };
         if met.count < request.count {
@@ -154,51 +131,27 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Refusal::NotOwner`] names the first key that is not held; nothing was changed.
+    /// [`Refusal::NotOwner`] names the first key that is not held, or not with its token; nothing was changed.
     pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
-        self.on_holds(tx, |engine, tx| {
+        self.run_plain(tx, |engine, tx| {
             let mut met: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
             for id in tx.ids() {
-                let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?;
+                let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?
+                    .filter(|(token, _)| is_meant(request.tokens, id.0, *token));
                 met.push(held.ok_or(Refusal::NotOwner { position: id.0 })?);
             }
             let mut smallest_us = u64::MAX;
             for (id, (token, terms)) in tx.ids().zip(met) {
                 let client = if terms.session_ms.is_some() { tx.keys.client() } else { None };
-                let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client, always: false };
+                let mark = terms.request;
+                let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client, mark, always: false };
                 smallest_us = smallest_us.min(engine.renew_hold(tx, id, token, terms, &renewal));
             }
             Ok(tx.now.left_ms(smallest_us))
         })
     }
 
-    /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
-    pub(super) fn renew_hold(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        token: u64,
-        terms: Terms,
-        renewal: &Renewal,
-    ) -> u64 {
-        let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
-        let renewed = Terms {
-            deadline_us: terms.deadline_us.max(tx.now.after_ms(lease_ms)),
-            lease_ms,
-            session_ms: renewal.session_ms.or(terms.session_ms),
-            ..terms
-        };
-        let deadline_us = renewed.deadline_us;
-        let name = self.name(tx, id);
-        self.confirm(name, token);
-        if renewal.always || renewed != terms {
-            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
-        }
-        self.bind(tx, id, token, renewal.client);
-        deadline_us
-    }
-
-    /// FORCERELEASE: ends every live hold, or the one with `token`. Returns whether there was one.
+    /// FORCERELEASE: ends every live hold of a lock of a kind, or of any, or the one with `token`. Returns whether there was one.
     ///
     /// # Errors
     ///
@@ -206,21 +159,26 @@ impl Engine {
     pub fn force_release(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
-        kind: Kind,
+        kind: Option<Kind>,
         token: Option<u64>,
     ) -> Result<bool, Refusal> {
-        self.on_holds(tx, |engine, tx| {
-            let Some(lock) = tx.keys.value(KEY).of_kind(kind, tx.now)? else {
+        self.run_plain(tx, |engine, tx| {
+            let found = match (tx.keys.value(KEY), kind) {
+                (admission::Value::Lock(lock), None) => Some(lock),
+                (admission::Value::Vacant, None) => None,
+                (value, kind) => value.of_kind(kind.unwrap_or(Kind::Mutex), tx.now)?,
+            };
+            let Some(lock) = found else {
                 return Ok(false);
             };
             const ONE_BY_ONE: usize = 64;
-            let is_meant = |hold: &Hold| hold.is_live(tx.now) && token.is_none_or(|token| token == hold.token());
+            let is_ended = |hold: &Hold| hold.is_live(tx.now) && token.is_none_or(|token| token == hold.token());
             let events: Vec<Event> = match token {
                 Some(token) => {
-                    lock.hold_with_token(token).filter(|hold| is_meant(hold)).map(forced).into_iter().collect()
+                    lock.hold_with_token(token).filter(|hold| is_ended(hold)).map(forced).into_iter().collect()
                 }
                 None if lock.holds().len() <= ONE_BY_ONE => {
-                    lock.holds().iter().filter(|hold| is_meant(hold)).map(forced).collect()
+                    lock.holds().iter().filter(|hold| is_ended(hold)).map(forced).collect()
                 }
                 None if !lock.is_held(tx.now) => Vec::new(),
                 None => [Event::Cleared { cause: EndCause::Forced, except: None }].into(),

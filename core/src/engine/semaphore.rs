@@ -1,7 +1,8 @@
 //! What only a semaphore is asked: to be made, to have another number of permits, to give all that are free.
 
-use super::names::NameId;
-use super::state::{Engine, Transaction, count};
+use super::positions::NameId;
+use super::state::{Engine, Transaction};
+use super::statistics::count;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
@@ -17,18 +18,16 @@ impl Engine {
     ///
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn init_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<bool, Refusal> {
-        self.work.begin_command(tx.keys.count());
-        self.reconcile_to_acquire(tx, KEY, Kind::Semaphore);
-        let made = match tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now) {
-            Ok(_) => Ok(false),
-            Err(Refusal::NoSemaphore) => {
-                self.commit(tx, KEY, Event::Sized { permits });
-                Ok(true)
+        self.run_competing(tx, Kind::Semaphore, |engine, tx| {
+            match tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now) {
+                Ok(_) => Ok(false),
+                Err(Refusal::NoSemaphore) => {
+                    engine.commit(tx, KEY, Event::Sized { permits });
+                    Ok(true)
+                }
+                Err(refusal) => Err(refusal),
             }
-            Err(refusal) => Err(refusal),
-        };
-        self.close(tx);
-        made
+        })
     }
 
     /// RESIZE: gives a semaphore another number of permits. Returns how many are free then; negative if more are in use.
@@ -38,11 +37,7 @@ impl Engine {
     ///
     /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something else.
     pub fn resize_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
-        self.work.begin_command(tx.keys.count());
-        self.reconcile_if_dirty(tx, KEY);
-        let resized = self.resize_reconciled(tx, permits);
-        self.close(tx);
-        resized
+        self.run_plain(tx, |engine, tx| engine.resize_reconciled(tx, permits))
     }
 
     fn resize_reconciled(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
@@ -76,11 +71,7 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Result<u32, Refusal> {
-        self.work.begin_command(tx.keys.count());
-        self.reconcile_to_acquire(tx, KEY, Kind::Semaphore);
-        let taken = self.drain_reconciled(tx, owner, request);
-        self.close(tx);
-        taken
+        self.run_competing(tx, Kind::Semaphore, |engine, tx| engine.drain_reconciled(tx, owner, request))
     }
 
     fn drain_reconciled(
@@ -100,7 +91,7 @@ impl Engine {
         let token = self.grant(tx, KEY, owner, &request, client)?;
         let name = self.name(tx, KEY);
         self.confirm(name, token);
-        count(&mut self.stats.granted_at_once);
+        count(&mut self.stats.of(Kind::Semaphore).granted_at_once);
         Ok(permits)
     }
 }

@@ -7,15 +7,14 @@ use smallvec::SmallVec;
 
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
-use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 
+use super::backlog::Sweep;
 use super::connections::Binding;
-use super::dirty::{Dirty, Gone, Undelivered};
-use super::leases::Leases;
-use super::names::NameId;
-use super::state::{Engine, count};
-use super::timers::Sweep;
+use super::dirty::{Dirty, Gone};
+use super::positions::NameId;
+use super::state::Engine;
+use super::statistics::count;
 
 impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
@@ -26,10 +25,16 @@ impl Engine {
         let Some(waiter) = self.remove(ticket) else {
             return self.take_back(ticket);
         };
-        count(&mut self.stats.disconnected);
+        count(&mut self.stats.of(waiter.request.kind).disconnected);
         if let Some(name) = waiter.names.first() {
             self.mark(*name, |dirty| dirty.gone.extend(gone));
         }
+    }
+
+    /// Nobody listened to what there was to be told to a ticket: what it was granted is taken back.
+    pub fn unheard(&mut self, ticket: u64) {
+        count(&mut self.stats.unheard);
+        self.waiter_left(ticket, false);
     }
 
     /// A connection closed.
@@ -39,82 +44,32 @@ impl Engine {
             self.take_back(ticket);
         }
         self.connections.close(client);
+        self.cut_off_client(client);
         self.look_at_first_closed();
+    }
+
+    /// Notes what ends with a connection that closed, of a few of its holds at once.
+    pub(super) fn look_at_first_closed(&mut self) {
+        for _ in 0..self.work.bindings {
+            if !self.end_next_binding() {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn end_next_binding(&mut self) -> bool {
+        let Some(Binding { client, token, key }) = self.connections.next_closed() else {
+            return false;
+        };
+        let name = self.intern(key.borrow());
+        self.mark(name, |dirty| dirty.unbound.push((token, client)));
+        true
     }
 
     /// Whether the closing of a connection would change anything.
     #[must_use]
     pub fn concerns_client(&self, client: u64) -> bool {
-        self.connections.concerns(client)
-    }
-
-    /// What a ticket was granted is to be taken back.
-    fn take_back(&mut self, ticket: u64) {
-        for (name, undelivered) in self.queues.take_undelivered(ticket) {
-            if let Some(client) = undelivered.client {
-                self.connections.forget_grant(client, ticket);
-            }
-            self.mark(name, |dirty| dirty.undelivered.push(undelivered));
-        }
-    }
-
-    /// The answers of the tickets for which `is_answered` holds were sent, and connections that could not take theirs
-    /// were told of before: what was granted to them stays granted.
-    pub fn confirm_grants(&mut self, is_answered: impl Fn(u64) -> bool) {
-        for ticket in core::mem::take(&mut self.undelivered) {
-            if is_answered(ticket) {
-                self.confirm_ticket(ticket);
-            } else {
-                self.undelivered.push(ticket);
-            }
-        }
-    }
-
-    /// Whether there are grants that were not confirmed.
-    #[must_use]
-    pub fn has_undelivered_grants(&self) -> bool {
-        !self.undelivered.is_empty()
-    }
-
-    /// The owner of a hold has used it: it knows of it, and of all that was granted together with it.
-    pub(super) fn confirm(&mut self, name: Option<NameId>, token: u64) {
-        let Some(name) = name else {
-            return;
-        };
-        let next = |engine: &Self| {
-            let (of, ticket) =
-                engine.queues.names.get(name)?.undelivered.first_from(core::ops::Bound::Included((token, 0)))?;
-            (of == token).then_some(ticket)
-        };
-        while let Some(ticket) = next(self) {
-            self.confirm_ticket(ticket);
-        }
-    }
-
-    fn confirm_ticket(&mut self, ticket: u64) {
-        for (name, Undelivered { client, .. }) in self.queues.take_undelivered(ticket) {
-            if let Some(client) = client {
-                self.connections.forget_grant(client, ticket);
-            }
-            self.queues.names.tidy(name);
-        }
-    }
-
-    /// Notes something under a name, to be acted upon.
-    pub(super) fn mark(&mut self, name: NameId, note: impl FnOnce(&mut Dirty)) {
-        if let Some(record) = self.queues.names.get_mut(name) {
-            note(record.dirty.get_or_insert_default());
-            if !record.is_listed {
-                record.is_listed = true;
-                self.dirty.push_back(name);
-            }
-        }
-    }
-
-    /// The record of a key's name, made if need be.
-    pub(super) fn intern(&mut self, key: KeyRef<'_>) -> NameId {
-        let generation = self.databases.generation(key.db);
-        self.queues.names.intern(key, generation)
+        self.connections.concerns(client) || self.queues.notified.first_of(client).is_some()
     }
 
     fn mark_key(&mut self, key: KeyRef<'_>, note: impl FnOnce(&mut Dirty)) {
@@ -167,9 +122,8 @@ impl Engine {
             }
             None => {
                 self.databases.flush_all();
-                self.leases = Leases::default();
+                self.leases.flush_all();
                 self.connections.forget_bindings();
-                self.loaded.clear();
             }
         }
         self.sweep = Some(Sweep::default());
@@ -194,14 +148,22 @@ impl Engine {
             if key.db != record.key().db
                 && let Some(dirty) = &mut record.dirty
             {
-                told.push((key, dirty.take_of_value()));
+                // The sweep comes to a value by its alarm, which one that has just arrived has not.
+                let of_value = Dirty { arrived: dirty.arrived, ..dirty.take_of_value() };
+                if !of_value.is_clean() {
+                    told.push((key, of_value));
+                }
             }
         }
         for (key, of_value) in told {
             let name = self.intern(key.borrow());
             self.mark(name, |dirty| dirty.merge(of_value));
         }
-        for ticket in self.undelivered.clone() {
+        let mut undelivered = self.undelivered.clone();
+        undelivered.extend(self.connections.undelivered());
+        undelivered.sort_unstable();
+        undelivered.dedup();
+        for ticket in undelivered {
             // A generation that is behind: the name was swapped.
             self.queues.rename_undelivered(ticket, |names, key| {
                 names.intern(KeyRef { db: swapped(key.db), ..key.borrow() }, 0)
@@ -216,19 +178,5 @@ impl Engine {
         self.databases.renew_all();
         self.connections.forget_bindings();
         self.sweep = Some(Sweep::default());
-    }
-
-    /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told, and a master
-    /// with a key of a slot that another node has now.
-    pub fn observe(&mut self, keys: &mut impl Keyspace, id: KeyId) {
-        if let Some(name) = self.queues.names.find(keys.key(id)) {
-            if let Some(record) = self.queues.names.get_mut(name) {
-                record.dirty = None;
-            }
-            self.queues.names.tidy(name);
-        }
-        self.set_alarm(keys, id);
-        let ringing = self.ringing.take();
-        self.forget_if_rung(ringing);
     }
 }

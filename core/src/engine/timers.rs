@@ -3,22 +3,21 @@
 //! The module asks for the next job, opens the key that it is about, and lets the engine do it. What needs no key is done on
 //! the way.
 
-use alloc::vec::Vec;
-
 use super::connections::Binding;
 use super::deadlock::{self, Outcome};
 use super::dirty::Gone;
-use super::state::{Engine, Transaction, count};
-use super::work::{ANSWER, CHANGE, PARTS_PER_CHANGE};
+use super::state::{Engine, Transaction};
+use super::statistics::count;
+use super::sweep::Rang;
+use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
-use crate::keyspace::{KeyId, Keyspace};
+use crate::keyspace::Keyspace;
 use crate::kind::Kind;
-use crate::lock::admission::Value;
 use crate::outbox::{Answer, Outbox};
-use crate::time::{Now, US_PER_MS};
+use crate::time::Now;
 
-/// Where something to do comes from, in the order in which they are looked at.
+/// Where something to do comes from. They are served in turn, so that a flood of one kind keeps none of the others waiting.
 #[derive(Clone, Copy, Debug)]
 enum Timer {
     /// Names that the server has told something about, or that there was too much to do about in one go.
@@ -33,6 +32,8 @@ enum Timer {
     Suspect,
     /// Connections that closed, with the holds that were bound to them.
     Closed,
+    /// Waits without a blocked connection that are over.
+    CutOff,
     /// What is left of locks that ended all at once.
     Leftovers,
     /// Everything in a database that was swapped, flushed or loaded, or of a server that was promoted.
@@ -42,57 +43,19 @@ enum Timer {
 }
 
 impl Timer {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Dirty,
         Self::Loaded,
         Self::Lease,
         Self::Timeout,
         Self::Suspect,
         Self::Closed,
+        Self::CutOff,
         Self::Leftovers,
         Self::Sweep,
         Self::Postponed,
     ];
 }
-
-/// What a timer comes to.
-enum Rang {
-    /// There is nothing to do now.
-    No,
-    /// Something was done that needs no key.
-    Done,
-    /// There is something to do about a key.
-    Key(Key),
-}
-
-/// A look at everything, a little at a time.
-#[derive(Clone, Debug)]
-pub(super) enum Sweep {
-    /// The records of names, from this slot on.
-    Names(u32),
-    /// The alarms of values, from this slot on.
-    Leases(u32),
-    /// The bindings of holds to connections, after this one.
-    Bindings(Option<Binding>),
-}
-
-impl Default for Sweep {
-    fn default() -> Self {
-        Self::Names(0)
-    }
-}
-
-/// Keys about which nothing may be decided now.
-#[derive(Default)]
-pub(super) struct Postponed {
-    keys: Vec<Key>,
-    /// Those whose time has come.
-    again: Vec<Key>,
-    at_us: u64,
-}
-
-/// How long a key is left alone.
-const POSTPONED_MS: u64 = 5;
 
 impl Engine {
     /// A turn of the server's event loop begins, or a run of the timer: see `work.rs`.
@@ -108,6 +71,7 @@ impl Engine {
             || !self.loaded.is_empty()
             || !self.suspects.is_empty()
             || self.connections.has_work()
+            || self.has_cut_off()
             || !self.leftovers.is_empty()
             || self.has_retired()
             || self.sweep.is_some();
@@ -125,20 +89,26 @@ impl Engine {
         self.work.begin_timer();
         self.ringing = None;
         while !self.work.is_used_up() {
-            let mut rang = Rang::No;
-            for timer in Timer::ALL {
-                rang = self.ring(timer, now, out);
-                if !matches!(rang, Rang::No) {
-                    break;
-                }
-            }
-            match rang {
+            match self.ring_next(now, out) {
                 Rang::No => return None,
                 Rang::Done => {}
                 Rang::Key(key) => return Some(key),
             }
         }
         None
+    }
+
+    /// Asks each source of work once, beginning with the one after that which had something last.
+    fn ring_next(&mut self, now: Now, out: &mut Outbox) -> Rang {
+        let in_turn = Timer::ALL.into_iter().enumerate().cycle().skip(self.next_timer).take(Timer::ALL.len());
+        for (at, timer) in in_turn {
+            let rang = self.ring(timer, now, out);
+            if !matches!(rang, Rang::No) {
+                self.next_timer = at.saturating_add(1);
+                return rang;
+            }
+        }
+        Rang::No
     }
 
     fn ring(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> Rang {
@@ -149,6 +119,13 @@ impl Engine {
             Timer::Timeout => self.time_out_next(now, out),
             Timer::Suspect => self.check_suspect(now, out),
             Timer::Closed => self.look_at_closed(),
+            Timer::CutOff => {
+                if self.end_next_cut_off(out) {
+                    Rang::Done
+                } else {
+                    Rang::No
+                }
+            }
             Timer::Leftovers => self.clean_up(),
             Timer::Sweep => self.sweep_on(),
             Timer::Postponed => self.ring_postponed(now),
@@ -174,23 +151,7 @@ impl Engine {
         }
     }
 
-    /// The next key that a replica has been told of, for [`Engine::observe`]. What was flushed is forgotten on the way, and what
-    /// is left of locks that ended all at once.
-    pub fn next_to_observe(&mut self) -> Option<Key> {
-        self.work.begin_timer();
-        // What is behind is so until a promotion, which sweeps again.
-        while !matches!(self.sweep_on(), Rang::No) {}
-        while !matches!(self.clean_up(), Rang::No) {}
-        self.next_dirty().or_else(|| self.next_loaded())
-    }
-
-    /// Whether a replica has yet to look at something.
-    #[must_use]
-    pub fn has_to_observe(&self) -> bool {
-        self.sweep.is_some() || !self.dirty.is_empty() || !self.loaded.is_empty() || !self.leftovers.is_empty()
-    }
-
-    fn next_dirty(&mut self) -> Option<Key> {
+    pub(super) fn next_dirty(&mut self) -> Option<Key> {
         while let Some(name) = self.dirty.pop_front() {
             let Some(record) = self.queues.names.get_mut(name) else {
                 continue;
@@ -206,7 +167,7 @@ impl Engine {
         None
     }
 
-    fn next_loaded(&mut self) -> Option<Key> {
+    pub(super) fn next_loaded(&mut self) -> Option<Key> {
         let Key { name, db: stable } = self.loaded.pop()?;
         Some(Key { name, db: self.databases.current(stable) })
     }
@@ -239,9 +200,10 @@ impl Engine {
         let gone = (waiter.request.kind == Kind::Fair)
             .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: true });
         let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
-        self.remove(ticket);
-        count(&mut self.stats.timed_out);
-        out.answer(ticket, Answer::TimedOut);
+        let kind = waiter.request.kind;
+        let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
+        count(&mut self.stats.of(kind).timed_out);
+        out.answer(ticket, notice, Answer::TimedOut);
         if let Some(name) = name {
             if was_first || gone.is_some() {
                 self.mark(name, |dirty| dirty.gone.extend(gone));
@@ -250,16 +212,6 @@ impl Engine {
             }
         }
         Rang::Done
-    }
-
-    /// Remembers that a waiter may close a circle.
-    pub(super) fn suspect(&mut self, ticket: u64) {
-        if let Some(waiter) = self.queues.get_mut(ticket)
-            && !waiter.is_suspected
-        {
-            waiter.is_suspected = true;
-            self.suspects.push_back(ticket);
-        }
     }
 
     /// Answers a waiter that closes a circle.
@@ -276,10 +228,12 @@ impl Engine {
                 if let Some(waiter) = self.queues.get_mut(ticket) {
                     waiter.is_suspected = false;
                 }
-                if let Outcome::Cycle(cycle) = outcome {
-                    let names = self.remove(ticket).map(|waiter| waiter.names).unwrap_or_default();
-                    out.answer(ticket, Answer::Refused(crate::Refusal::Deadlock(cycle)));
-                    for name in names {
+                if let Outcome::Cycle(cycle) = outcome
+                    && let Some(waiter) = self.remove(ticket)
+                {
+                    count(&mut self.stats.of(waiter.request.kind).deadlocks);
+                    out.answer(ticket, waiter.notice(), Answer::Refused(crate::Refusal::Deadlock(cycle)));
+                    for name in waiter.names {
                         self.mark(name, |_| {});
                     }
                 }
@@ -287,24 +241,6 @@ impl Engine {
         }
         self.work.take(CHANGE);
         Rang::Done
-    }
-
-    /// Notes what ends with a connection that closed, of a few of its holds at once.
-    pub(super) fn look_at_first_closed(&mut self) {
-        for _ in 0..self.work.bindings {
-            if !self.end_next_binding() {
-                return;
-            }
-        }
-    }
-
-    fn end_next_binding(&mut self) -> bool {
-        let Some(Binding { client, token, key }) = self.connections.next_closed() else {
-            return false;
-        };
-        let name = self.intern(key.borrow());
-        self.mark(name, |dirty| dirty.unbound.push((token, client)));
-        true
     }
 
     fn look_at_closed(&mut self) -> Rang {
@@ -323,7 +259,7 @@ impl Engine {
     }
 
     /// Cleans up after holds and places that ended all at once, and after the last of a great many locks or waiters.
-    fn clean_up(&mut self) -> Rang {
+    pub(super) fn clean_up(&mut self) -> Rang {
         if self.has_retired() && self.work.take_parts() {
             self.leases.give_back();
             self.queues.give_back();
@@ -353,86 +289,13 @@ impl Engine {
         Rang::Done
     }
 
-    /// Goes on with the sweep.
-    fn sweep_on(&mut self) -> Rang {
-        for part in 0..self.work.parts {
-            // It stops at whatever is found: only what it has passed over counts.
-            if self.sweep.is_none() || (part.is_multiple_of(PARTS_PER_CHANGE) && !self.work.take(CHANGE)) {
-                return if part == 0 { Rang::No } else { Rang::Done };
-            }
-            match self.sweep.take() {
-                None => break,
-                Some(Sweep::Names(slot)) => match self.queues.names.in_slot(slot) {
-                    None => self.sweep = Some(Sweep::Leases(0)),
-                    Some(found) => {
-                        self.sweep = Some(Sweep::Names(slot.saturating_add(1)));
-                        let behind =
-                            found.filter(|(_, record)| record.generation < self.databases.generation(record.key().db));
-                        if let Some((_, record)) = behind {
-                            return Rang::Key(record.key().to_key());
-                        }
-                    }
-                },
-                Some(Sweep::Leases(slot)) => match self.leases.in_slot(slot) {
-                    None => self.sweep = Some(Sweep::Bindings(None)),
-                    Some(alarm) => {
-                        self.sweep = Some(Sweep::Leases(slot.saturating_add(1)));
-                        if let Some(rang) = self.sweep_lease(alarm) {
-                            return rang;
-                        }
-                    }
-                },
-                Some(Sweep::Bindings(after)) => {
-                    if let Some(next) = self.connections.next_after(after.as_ref()).cloned() {
-                        let key = next.key.clone();
-                        self.sweep = Some(Sweep::Bindings(Some(next)));
-                        return Rang::Key(key);
-                    }
-                }
-            }
-        }
-        Rang::Done
-    }
-
-    fn sweep_lease(&mut self, alarm: Alarm) -> Option<Rang> {
-        let reconciled_in = self.leases.reconciled_in(alarm)?;
-        let Some(key) = self.leases.key(alarm, &self.databases) else {
-            self.leases.remove(alarm, &self.databases);
-            return None;
-        };
-        (reconciled_in < self.databases.generation(key.db)).then_some(Rang::Key(key))
-    }
-
-    /// The sweep has come to a hold that is said to be bound to a connection: if it is not, that is forgotten.
-    fn verify_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId) {
-        let Some(Sweep::Bindings(Some(binding))) = &self.sweep else {
-            return;
-        };
-        let Binding { client, token, key } = binding;
-        let is_bound = match tx.keys.value(id) {
-            Value::Lock(lock) => lock.clients(*token).contains(client),
-            Value::Vacant | Value::Foreign => false,
-        };
-        if key.borrow() == tx.keys.key(id) && !is_bound {
-            let binding = binding.clone();
-            self.connections.unbind(&binding);
-        }
-    }
-
     /// Leaves a key alone for a while, about which nothing may be decided now: another node of the cluster serves it, or none.
     pub fn postpone(&mut self, key: KeyRef<'_>, now: Now) {
-        self.postponed.keys.push(key.to_key());
-        // A cluster that is down postpones everything; then there is no hurry.
-        let delay_ms = POSTPONED_MS.saturating_add(self.postponed.keys.len() as u64 / 100);
-        self.postponed.at_us = now.mono_us.saturating_add(delay_ms.saturating_mul(US_PER_MS));
+        self.postponed.push(key.to_key(), now);
     }
 
     fn ring_postponed(&mut self, now: Now) -> Rang {
-        let Postponed { keys, again, at_us } = &mut self.postponed;
-        if again.is_empty() && *at_us <= now.mono_us {
-            core::mem::swap(keys, again);
-        }
-        match again.pop() {
+        match self.postponed.pop(now) {
             Some(key) => {
                 self.value_changed(key.borrow());
                 Rang::Done
@@ -444,12 +307,3 @@ impl Engine {
 
 /// For how many entries room is kept in a list that is empty now.
 const KEPT_ENTRIES: usize = 1024;
-
-impl Postponed {
-    fn next_us(&self) -> Option<u64> {
-        if !self.again.is_empty() {
-            return Some(0);
-        }
-        (!self.keys.is_empty()).then_some(self.at_us)
-    }
-}

@@ -1,8 +1,9 @@
 //! What can be seen of the engine without changing it.
 
-use super::state::{Engine, Stats};
+use super::state::Engine;
+use super::statistics::{KindStats, WaitSummary};
 use crate::bytes::KeyRef;
-use crate::kind::Mode;
+use crate::kind::{Kind, Mode};
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
 
 /// A waiter, as WAITERS shows it.
@@ -16,13 +17,25 @@ pub struct WaiterView<'a> {
     pub count: u32,
     /// For how long it has been waiting.
     pub waited_ms: u64,
+    /// No connection is blocked for it: its answer is published.
+    pub is_notified: bool,
 }
 
 impl Engine {
-    /// The counters.
+    /// What happened to locks of a kind since the start.
+    pub fn stats(&mut self, kind: Kind) -> KindStats {
+        *self.stats.of(kind)
+    }
+
+    /// How many grants were taken back because nobody listened to the channel on which they were to be published.
     #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.stats
+    pub fn unheard_grants(&self) -> u64 {
+        self.stats.unheard
+    }
+
+    /// How long waits took.
+    pub fn wait_summary(&mut self, now: Now) -> WaitSummary {
+        self.stats.waits.summary(now)
     }
 
     /// How many locks are held.
@@ -37,6 +50,18 @@ impl Engine {
         self.queues.len()
     }
 
+    /// How many wait for locks of a kind.
+    #[must_use]
+    pub fn waiting_for(&self, kind: Kind) -> usize {
+        self.queues.len_of(kind)
+    }
+
+    /// How many of them have no blocked connection.
+    #[must_use]
+    pub fn waiting_notified(&self) -> usize {
+        self.queues.notified.len()
+    }
+
     /// How many wait under `key`.
     #[must_use]
     pub fn waiting_on(&self, key: KeyRef<'_>) -> usize {
@@ -49,6 +74,13 @@ impl Engine {
         self.queues.get(ticket).is_some()
     }
 
+    /// Whether an owner's place on a fair lock is one of a request that waits without a blocked connection.
+    #[must_use]
+    pub fn is_notified(&self, key: KeyRef<'_>, owner: &[u8]) -> bool {
+        let ticket = self.queues.names.find(key).and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive));
+        ticket.and_then(|ticket| self.queues.get(ticket)).is_some_and(|waiter| waiter.request.notify.is_some())
+    }
+
     /// Who waits under `key`, in order.
     pub fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
         let name = self.queues.names.find(key);
@@ -57,6 +89,7 @@ impl Engine {
             owner: self.queues.owner_of(waiter),
             mode: waiter.request.mode,
             count: waiter.request.count,
+            is_notified: waiter.request.notify.is_some(),
             waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
         })
     }

@@ -13,74 +13,23 @@
 //! Invariants:
 //! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits.
 //! 2. A waiter has an alarm in `timeouts` exactly if it does not wait for ever.
-//! 3. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
+//! 3. A waiter without a blocked connection is in `notified`, under the connection that asked.
+//! 4. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
 //!    owner's holdings. There are none where nobody waits.
 
 use ahash::RandomState;
 use smallvec::SmallVec;
 
 use super::dirty::Undelivered;
-use super::names::{Holder, NameId, NameRecord, Names, Position, Rank};
-use super::owners::{Holding, OwnerId, Owners, Wait};
+use super::names::{Holder, NameRecord, Names};
+use super::notified::Notified;
+use super::owners::{Holding, OwnerRecord, Owners, Wait};
+use super::positions::{NameId, OwnerId, Position};
+use super::waiter::{Entrant, Waiter, until_us};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{Alarm, Deadlines, Slots};
-use crate::kind::Mode;
-use crate::request::{Ask, Request, Verb};
+use crate::kind::{Kind, Mode};
 use crate::time::Now;
-
-/// The names that a request is about: nearly always one.
-pub(super) type RequestNames = SmallVec<[NameId; 1]>;
-
-/// A request that waits.
-pub(super) struct Waiter {
-    /// In the order in which they were asked for.
-    pub(super) names: RequestNames,
-    pub(super) rank: Rank,
-    pub(super) arrival: u64,
-    pub(super) owner: OwnerId,
-    pub(super) request: Request,
-    /// The connection that waits, if it is one that can close.
-    pub(super) client: Option<u64>,
-    pub(super) since_us: u64,
-    /// Of a request for many keys: which of them was not to be had when it was last looked at.
-    pub(super) held_up_by: usize,
-    /// It is in the engine's list of requests that may close a circle.
-    pub(super) is_suspected: bool,
-    alarm: Alarm,
-}
-
-impl Waiter {
-    /// Whether its time is over. What was answered nil is never granted, and what is over is answered nil.
-    pub(super) fn is_over(&self, now: Now) -> bool {
-        until_us(&self.request).is_some_and(|until_us| until_us <= now.mono_us)
-    }
-
-    /// Whether it is a request for many keys, which may be one.
-    pub(super) fn is_many(&self) -> bool {
-        self.request.verb == Verb::AcquireMany
-    }
-
-    pub(super) fn position(&self, ticket: u64) -> Position {
-        Position { rank: self.rank, arrival: self.arrival, ticket }
-    }
-}
-
-fn until_us(request: &Request) -> Option<u64> {
-    match request.ask {
-        Ask::Wait { until_us } => until_us,
-        Ask::Try | Ask::Queue { .. } => None,
-    }
-}
-
-/// A request that wants to wait.
-pub(super) struct Entrant<'a> {
-    pub(super) names: RequestNames,
-    pub(super) rank: Rank,
-    pub(super) arrival: u64,
-    pub(super) owner: &'a [u8],
-    pub(super) request: Request,
-    pub(super) client: Option<u64>,
-}
 
 enum State {
     Waiting(Waiter),
@@ -96,7 +45,10 @@ pub(super) struct WaitQueues {
     tickets: Slots<(u32, State)>,
     last_number: u32,
     timeouts: Deadlines<u64>,
+    pub(super) notified: Notified,
     waiting: usize,
+    /// The same by kind.
+    of_kind: [usize; 4],
 }
 
 impl WaitQueues {
@@ -107,13 +59,20 @@ impl WaitQueues {
             tickets: Slots::default(),
             last_number: 0,
             timeouts: Deadlines::default(),
+            notified: Notified::default(),
             waiting: 0,
+            of_kind: [0; 4],
         }
     }
 
     /// How many wait on the whole server.
     pub(super) fn len(&self) -> usize {
         self.waiting
+    }
+
+    /// How many wait for locks of a kind.
+    pub(super) fn len_of(&self, kind: Kind) -> usize {
+        self.of_kind.get(kind as usize).copied().unwrap_or(0)
     }
 
     fn state(&self, ticket: u64) -> Option<&State> {
@@ -166,6 +125,12 @@ impl WaitQueues {
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
         let ticket = (u64::from(self.last_number) << u32::BITS) | u64::from(slot);
         self.waiting = self.waiting.saturating_add(1);
+        if let Some(waiting) = self.of_kind.get_mut(request.kind as usize) {
+            *waiting = waiting.saturating_add(1);
+        }
+        if let (Some(_), Some(client)) = (request.notify, client) {
+            self.notified.enter(client, ticket);
+        }
         let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, ticket));
         let position = Position { rank, arrival, ticket };
         if let Some((_, State::Waiting(waiter))) = self.tickets.get_mut(slot) {
@@ -175,7 +140,7 @@ impl WaitQueues {
                     record.enter(position, request.kind);
                 }
                 if let Some(record) = self.owners.get_mut(owner) {
-                    record.waits.insert(Wait { name: *name, mode: request.mode, position });
+                    record.enter(Wait { name: *name, mode: request.mode, position }, &request);
                 }
             }
         }
@@ -204,13 +169,19 @@ impl WaitQueues {
             return None;
         };
         self.waiting = self.waiting.saturating_sub(1);
+        if let Some(waiting) = self.of_kind.get_mut(waiter.request.kind as usize) {
+            *waiting = waiting.saturating_sub(1);
+        }
         if waiter.alarm != Alarm::NONE {
             self.timeouts.remove(waiter.alarm);
+        }
+        if let (Some(_), Some(client)) = (waiter.request.notify, waiter.client) {
+            self.notified.leave(client, ticket);
         }
         let position = waiter.position(ticket);
         for name in &waiter.names {
             if let Some(owner) = self.owners.get_mut(waiter.owner) {
-                owner.waits.remove(Wait { name: *name, mode: waiter.request.mode, position });
+                owner.leave(Wait { name: *name, mode: waiter.request.mode, position }, &waiter.request);
             }
             if let Some(record) = self.names.get_mut(*name) {
                 record.leave(position, waiter.request.kind);
@@ -260,6 +231,11 @@ impl WaitQueues {
     pub(super) fn first_of(&self, owner: &[u8], name: NameId, mode: Mode) -> Option<u64> {
         let owner = self.owners.find(owner)?;
         self.next_of_owner(owner, name, mode, None).map(|position| position.ticket)
+    }
+
+    /// Whether an owner waits for permits with `ONCE` anywhere.
+    pub(super) fn asks_once(&self, owner: &[u8]) -> bool {
+        self.owners.find(owner).and_then(|owner| self.owners.get(owner)).is_some_and(OwnerRecord::asks_once)
     }
 
     /// The numbered request of an owner that waits under a name in a mode: its ticket and its id.
@@ -443,6 +419,11 @@ impl WaitQueues {
         }
         assert_eq!((waiting, alarms, holdings), (self.waiting, self.timeouts.len(), holders));
         assert_eq!((in_queues, waits), (waited_for, waited_for));
+        let notified = self.tickets.iter().filter(|(_, (_, state))| match state {
+            State::Waiting(waiter) => waiter.notice().is_some(),
+            State::Granted(_) => false,
+        });
+        assert_eq!(notified.count(), self.notified.len());
     }
 }
 

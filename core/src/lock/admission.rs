@@ -3,6 +3,7 @@
 //! | the owner | the lock | then |
 //! |---|---|---|
 //! | holds in this mode, by this very request | | [`Decision::Repeat`] |
+//! | holds in this mode, asks for it `ONCE` | | [`Decision::Held`] |
 //! | holds in this mode (not on semaphores) | | [`Decision::Grant`], past the queue: a re-entry |
 //! | holds WRITE, asks for READ | | [`Decision::Grant`], past the queue: a downgrade |
 //! | holds READ, asks for WRITE | no other owner holds, nobody else upgrades | [`Decision::Grant`], past the other waiters |
@@ -15,6 +16,7 @@
 //! Who waits ahead is told by the caller; but for a fair lock, whose queue is part of the value.
 
 use super::{Hold, Lock};
+use crate::event::Event;
 use crate::kind::{Kind, Mode};
 use crate::request::{Ask, Numbered, Refusal, Request, RequestMark, Verb};
 use crate::time::Now;
@@ -48,6 +50,8 @@ pub(crate) enum Decision {
     Grant,
     /// This very request was granted before, as the hold with this token.
     Repeat(u64),
+    /// The owner has what it asks for `ONCE`: the hold with this token.
+    Held(u64),
     /// Not now.
     Wait,
     /// It cannot be granted, whoever leaves.
@@ -63,11 +67,26 @@ impl<'a> Value<'a> {
     /// [`Refusal::WrongType`]; [`Refusal::NoSemaphore`] for a semaphore that is not there.
     pub fn of_kind(self, kind: Kind, now: Now) -> Result<Option<&'a Lock>, Refusal> {
         match self {
-            Self::Foreign => Err(Refusal::WrongType),
+            Self::Foreign => Err(Refusal::WrongType { found: None }),
             Self::Lock(lock) if lock.kind() == kind => Ok(Some(lock)),
-            Self::Lock(lock) if lock.is_live(now) => Err(Refusal::WrongType),
+            Self::Lock(lock) if lock.is_live(now) => Err(Refusal::WrongType { found: Some(lock.kind()) }),
             Self::Lock(_) | Self::Vacant if kind == Kind::Semaphore => Err(Refusal::NoSemaphore),
             Self::Lock(_) | Self::Vacant => Ok(None),
+        }
+    }
+
+    /// Whether an EXPIRE that a user has set on the key is cleared when `event` happens to what lies there: it was meant for the
+    /// holder before. So it is when a holder comes, but not to readers that hold already, and never on a semaphore, whose life is
+    /// the user's. A replica comes to the same answer as its master.
+    #[must_use]
+    pub fn clears_expire(self, event: &Event) -> bool {
+        let Event::Granted { kind, .. } = event else {
+            return false;
+        };
+        match (kind, self) {
+            (Kind::Semaphore, _) => false,
+            (Kind::RwLock, Self::Lock(lock)) => lock.holds().is_empty(),
+            (Kind::Mutex | Kind::Fair | Kind::RwLock, _) => true,
         }
     }
 
@@ -95,6 +114,14 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
         if RequestMark::classify(hold.request(), request.request_id, request.verb)? == Numbered::Repeat {
             return Ok(Decision::Repeat(hold.token()));
         }
+        if request.is_once {
+            let is_enough = request.mode != Mode::Permits || hold.count() == request.count;
+            return if is_enough {
+                Ok(Decision::Held(hold.token()))
+            } else {
+                Err(Refusal::HoldsOther { held: hold.count() })
+            };
+        }
         if request.mode != Mode::Permits {
             let fits = hold.count().checked_add(request.count).is_some();
             return if fits { Ok(Decision::Grant) } else { Err(Refusal::CountOverflow) };
@@ -109,7 +136,7 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
     let Some(lock) = lock else {
         if request.kind == Kind::Fair && ahead.other_kind {
             // Others wait under this name for many keys at once, and for a lock of another kind: none is made here.
-            return if request.ask == Ask::Try { Ok(Decision::Wait) } else { Err(Refusal::WrongType) };
+            return if request.ask == Ask::Try { Ok(Decision::Wait) } else { Err(Refusal::WrongType { found: None }) };
         }
         return Ok(if ahead.any { Decision::Wait } else { Decision::Grant });
     };
@@ -184,7 +211,7 @@ pub(crate) fn is_repeat(hold: &Hold, id: Option<u64>, verb: Verb) -> Result<bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Event, Terms};
+    use crate::event::Terms;
 
     const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
 
@@ -207,6 +234,8 @@ mod tests {
             lease_ms: 1000,
             request_id: None,
             session_ms: None,
+            is_once: false,
+            notify: None,
             ask: Ask::Try,
         }
     }
@@ -283,8 +312,8 @@ mod tests {
         assert_eq!(refused(Value::Lock(&semaphore), request_for(4)), Refusal::TooManyPermits { permits: 3 });
         assert_eq!(refused(Value::Vacant, request_for(1)), Refusal::NoSemaphore);
         let mutex = request(Kind::Mutex, Mode::Exclusive, 1);
-        assert_eq!(refused(Value::Lock(&semaphore), mutex), Refusal::WrongType);
-        assert_eq!(refused(Value::Foreign, mutex), Refusal::WrongType);
+        assert_eq!(refused(Value::Lock(&semaphore), mutex), Refusal::WrongType { found: Some(Kind::Semaphore) });
+        assert_eq!(refused(Value::Foreign, mutex), Refusal::WrongType { found: None });
         let full = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, u32::MAX)]);
         assert_eq!(refused(Value::Lock(&full), mutex), Refusal::CountOverflow);
         // What is over is not there.

@@ -14,11 +14,11 @@
 //! 4. Every place before `unsettled` in the list is settled.
 
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use ahash::RandomState;
 use hashbrown::HashTable;
 
+use super::hashing::hasher;
 use crate::collections::{Alarm, Deadlines};
 use crate::place::{Place, Stay};
 use crate::time::Now;
@@ -38,23 +38,6 @@ struct Node {
 
 /// The end of a life that has none.
 const NEVER_US: u64 = u64::MAX;
-
-/// Seeds of the hash over owners; see [`seed_hashing`].
-static SEEDS: [AtomicU64; 4] = [AtomicU64::new(1), AtomicU64::new(2), AtomicU64::new(3), AtomicU64::new(4)];
-
-/// Makes the hashing of owners in queues unpredictable. Called once, before the first queue is made: values are made in
-/// many places, and all of them want it.
-pub fn seed_hashing(seeds: [u64; 4]) {
-    for (place, seed) in SEEDS.iter().zip(seeds) {
-        place.store(seed, Ordering::Relaxed);
-    }
-}
-
-/// A hasher for names that clients choose, in values.
-pub(crate) fn hasher() -> RandomState {
-    let [a, b, c, d] = SEEDS.each_ref().map(|seed| seed.load(Ordering::Relaxed));
-    RandomState::with_seeds(a, b, c, d)
-}
 
 /// An entry of the table by owner. It keeps the hash, so that growing the table does not have to visit every place.
 #[derive(Clone, Copy)]

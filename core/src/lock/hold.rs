@@ -4,10 +4,12 @@
 //! session, and take 72 bytes with an owner of up to 38.
 
 use alloc::boxed::Box;
+use core::fmt;
 
 use smallvec::SmallVec;
 
 use crate::bytes::Owner;
+use crate::collections::Chunked;
 use crate::event::Terms;
 use crate::kind::Mode;
 use crate::request::RequestMark;
@@ -226,6 +228,69 @@ impl Hold {
 fn halves(count: u32) -> [u16; 2] {
     let [a, b, c, d] = count.to_le_bytes();
     [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])]
+}
+
+/// The holds of a lock, in an order that means nothing but is the same on every server.
+#[derive(Clone, Copy)]
+pub struct Holds<'l>(List<'l>);
+
+#[derive(Clone, Copy)]
+enum List<'l> {
+    One(Option<&'l Hold>),
+    Many(&'l Chunked<Hold>),
+}
+
+impl<'l> From<Option<&'l Hold>> for Holds<'l> {
+    fn from(hold: Option<&'l Hold>) -> Self {
+        Self(List::One(hold))
+    }
+}
+
+impl<'l> Holds<'l> {
+    pub(crate) fn of_many(holds: &'l Chunked<Hold>) -> Self {
+        Self(List::Many(holds))
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(self) -> usize {
+        match self.0 {
+            List::One(hold) => usize::from(hold.is_some()),
+            List::Many(holds) => holds.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The one at a position.
+    #[must_use]
+    pub fn get(self, at: usize) -> Option<&'l Hold> {
+        match self.0 {
+            List::One(hold) => hold.filter(|_| at == 0),
+            List::Many(holds) => holds.get(at),
+        }
+    }
+
+    /// One after the other.
+    pub fn iter(self) -> impl Iterator<Item = &'l Hold> {
+        (0..self.len()).filter_map(move |at| self.get(at))
+    }
+}
+
+impl PartialEq for Holds<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl fmt::Debug for Holds<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use alloc::collections::BTreeMap;
 use core::cell::Cell;
 
 use ahash::RandomState;
-use hashbrown::{HashMap, HashTable};
 
-use super::fair_queue;
-use super::hold::Hold;
+use super::hashing::hasher;
+use super::hold::{Hold, Holds};
+use crate::collections::NameTable;
 use crate::kind::Mode;
 
 /// With so many holds a lock gets an index.
@@ -21,17 +21,11 @@ pub(crate) const MIN_INDEXED: usize = 16;
 /// With so few it loses it again.
 pub(crate) const MAX_FEW: usize = 8;
 
-/// An entry of the table by owner. It keeps the hash, so that growing the table does not have to visit every hold.
-#[derive(Clone, Copy)]
-struct Entry {
-    hash: u64,
-    at: usize,
-}
-
 #[derive(Clone)]
 pub(crate) struct HoldIndex {
-    by_owner: HashTable<Entry>,
-    by_token: HashMap<u64, usize, RandomState>,
+    by_owner: NameTable,
+    by_token: NameTable,
+    hasher: RandomState,
     /// (deadline, token), and the count.
     deadlines: BTreeMap<(u64, u64), u32>,
     live: Cell<Live>,
@@ -45,23 +39,28 @@ pub(crate) struct Live {
     after_us: u64,
     /// The sum of their counts.
     pub(crate) total: u64,
+    /// How many they are.
+    pub(crate) holds: usize,
 }
 
 impl Live {
     fn add(&mut self, count: u32) {
         self.total = self.total.saturating_add(u64::from(count));
+        self.holds = self.holds.saturating_add(1);
     }
 
     fn take_off(&mut self, count: u32) {
         self.total = self.total.saturating_sub(u64::from(count));
+        self.holds = self.holds.saturating_sub(1);
     }
 }
 
 impl HoldIndex {
-    pub(crate) fn of(holds: &[Hold]) -> Self {
+    pub(crate) fn of(holds: Holds<'_>) -> Self {
         let mut index = Self {
-            by_owner: HashTable::new(),
-            by_token: HashMap::with_hasher(fair_queue::hasher()),
+            by_owner: NameTable::default(),
+            by_token: NameTable::default(),
+            hasher: hasher(),
             deadlines: BTreeMap::new(),
             live: Cell::default(),
             writer: None,
@@ -73,22 +72,23 @@ impl HoldIndex {
     }
 
     fn hash(&self, owner: &[u8], mode: Mode) -> u64 {
-        self.by_token.hasher().hash_one((owner, mode))
+        self.hasher.hash_one((owner, mode))
     }
 
     /// The position of the hold of an owner in a mode.
-    pub(crate) fn find(&self, holds: &[Hold], owner: &[u8], mode: Mode) -> Option<usize> {
+    pub(crate) fn find(&self, holds: Holds<'_>, owner: &[u8], mode: Mode) -> Option<usize> {
         let hash = self.hash(owner, mode);
-        let is_it = |entry: &Entry| {
-            let hold = holds.get(entry.at).filter(|_| entry.hash == hash);
+        let is_it = |at: u32| {
+            let hold = holds.get(at as usize);
             hold.is_some_and(|hold| hold.mode() == mode && hold.owner().as_slice() == owner)
         };
-        self.by_owner.find(hash, is_it).map(|entry| entry.at)
+        self.by_owner.find(hash, is_it).map(|at| at as usize)
     }
 
     /// The position of the hold with a token.
-    pub(crate) fn find_token(&self, token: u64) -> Option<usize> {
-        self.by_token.get(&token).copied()
+    pub(crate) fn find_token(&self, holds: Holds<'_>, token: u64) -> Option<usize> {
+        let is_it = |at: u32| holds.get(at as usize).is_some_and(|hold| hold.token() == token);
+        self.by_token.find(self.hasher.hash_one(token), is_it).map(|at| at as usize)
     }
 
     /// The token of a hold that ends at `now_us` or before.
@@ -137,36 +137,29 @@ impl HoldIndex {
     }
 
     /// The hold at a position was added to the list.
-    pub(crate) fn add(&mut self, holds: &[Hold], at: usize) {
+    pub(crate) fn add(&mut self, holds: Holds<'_>, at: usize) {
         let Some(hold) = holds.get(at) else {
             return;
         };
         let hash = self.hash(hold.owner().as_slice(), hold.mode());
-        self.by_owner.insert_unique(hash, Entry { hash, at }, |entry| entry.hash);
-        self.by_token.insert(hold.token(), at);
+        self.by_owner.insert(hash, to_u32(at));
+        self.by_token.insert(self.hasher.hash_one(hold.token()), to_u32(at));
         self.count_in(hold);
     }
 
     /// The hold at a position is about to leave the list, and the last one takes its place.
-    pub(crate) fn remove(&mut self, holds: &[Hold], at: usize) {
+    pub(crate) fn remove(&mut self, holds: Holds<'_>, at: usize) {
         let (Some(hold), Some(last_at)) = (holds.get(at), holds.len().checked_sub(1)) else {
             return;
         };
         self.count_out(hold);
-        self.by_token.remove(&hold.token());
         let hash = self.hash(hold.owner().as_slice(), hold.mode());
-        if let Ok(entry) = self.by_owner.find_entry(hash, |entry| entry.at == at) {
-            entry.remove();
-        }
-        if at == last_at {
-            return;
-        }
-        if let Some(last) = holds.get(last_at) {
-            self.by_token.insert(last.token(), at);
+        self.by_owner.remove(hash, to_u32(at));
+        self.by_token.remove(self.hasher.hash_one(hold.token()), to_u32(at));
+        if let Some(last) = holds.get(last_at).filter(|_| at != last_at) {
             let hash = self.hash(last.owner().as_slice(), last.mode());
-            if let Some(entry) = self.by_owner.find_mut(hash, |entry| entry.at == last_at) {
-                entry.at = at;
-            }
+            self.by_owner.renumber(hash, to_u32(last_at), to_u32(at));
+            self.by_token.renumber(self.hasher.hash_one(last.token()), to_u32(last_at), to_u32(at));
         }
     }
 
@@ -211,11 +204,13 @@ impl HoldIndex {
 
     /// Bytes on the heap, roughly: what the tables have room for, and a tree of two numbers an entry.
     pub(crate) fn heap_bytes(&self) -> usize {
-        const BY_OWNER: usize = size_of::<Entry>() + 1;
-        const BY_TOKEN: usize = size_of::<(u64, usize)>() + 1;
         const IN_TREE: usize = size_of::<((u64, u64), u32)>() * 3 / 2;
-        let by_owner = self.by_owner.capacity().saturating_mul(BY_OWNER);
-        let by_token = self.by_token.capacity().saturating_mul(BY_TOKEN);
-        by_owner.saturating_add(by_token).saturating_add(self.deadlines.len().saturating_mul(IN_TREE))
+        let tables = self.by_owner.heap_bytes().saturating_add(self.by_token.heap_bytes());
+        tables.saturating_add(self.deadlines.len().saturating_mul(IN_TREE))
     }
+}
+
+/// Positions count to 2^32 - 2: as many holds need over 300 GiB, so the conversion never saturates.
+fn to_u32(at: usize) -> u32 {
+    u32::try_from(at).unwrap_or(u32::MAX)
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use rlock_bench::resp;
 
 use super::Case;
-use super::stage::{Crowd, LONG_LEASE_MS, Stage, acquire, is_integer, pipeline, wait_for_waiting};
+use super::stage::{Crowd, FOREVER, LONG_LEASE_MS, Stage, acquire, is_integer, pipeline, wait_for_waiting};
 use crate::names;
 
 /// How many owners a chain has.
@@ -22,9 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// The owner of a number has the lock of that number, and all but the last ones of the chains wait for the next.
 fn link(stage: &mut Stage) -> Result<()> {
-    let wait = |owner: usize| {
-        acquire("RLOCK", names::lock_key(owner + 1).as_bytes(), owner, &[b"PX", LONG_LEASE_MS, b"BLOCK", b"0"])
-    };
+    let wait = |owner: usize| acquire("RLOCK", names::lock_key(owner + 1).as_bytes(), owner, &FOREVER);
     let hold = |out: &mut Vec<u8>, index: usize| {
         out.extend_from_slice(&acquire("RLOCK", names::lock_key(index).as_bytes(), index, &[b"PX", LONG_LEASE_MS]));
     };

@@ -8,13 +8,14 @@ use rlock_bench::clock;
 use rlock_bench::connection::Connection;
 
 use super::Case;
-use super::stage::{LONG_LEASE_MS, PATIENCE, Stage, acquire, is_integer, pipeline, wait_for_held};
+use super::stage::{LOCK, LONG_LEASE_MS, PATIENCE, Stage, acquire, is_integer, pipeline, wait_for_held};
 
 const HOLDS: usize = 300_000;
 const SESSION_HOLDS: usize = 200_000;
+/// What an ACQUIRE says whose hold ends a moment after its connection.
+const SESSION: [&[u8]; 2] = [b"SESSION", b"1"];
 /// When leases end together, all of them are taken by then.
 const TIME_TO_TAKE: Duration = Duration::from_secs(10);
-const LOCK: &[u8] = b"lock";
 const OTHER_LOCK: &[u8] = b"lock-renamed";
 const NEWCOMER: usize = 1_000_000;
 
@@ -100,37 +101,30 @@ fn semaphore(stage: &mut Stage, holds: usize, session: &[&[u8]]) -> Result<Conne
     Ok(connection)
 }
 
-fn force(stage: &mut Stage) -> Result<()> {
-    let _holder = semaphore(stage, HOLDS, &[])?;
+/// One command ends all holds of a semaphore.
+fn end_all(stage: &mut Stage, holds: usize, session: &[&[u8]], command: &[&[u8]], reply: &[u8]) -> Result<()> {
+    let _holder = semaphore(stage, holds, session)?;
     stage.watch(|server| {
-        server.control().call(&[b"RSEMAPHORE.FORCERELEASE", LOCK])?.expect(b":1\r\n")?;
+        server.control().call(command)?.expect(reply)?;
         wait_for_held(server, 0)
     })
 }
 
+fn force(stage: &mut Stage) -> Result<()> {
+    end_all(stage, HOLDS, &[], &[b"RSEMAPHORE.FORCERELEASE", LOCK], b":1\r\n")
+}
+
+/// Under another name they count as holds of closed connections.
 fn rename(stage: &mut Stage) -> Result<()> {
-    let _holder = semaphore(stage, SESSION_HOLDS, &[b"SESSION", b"1"])?;
-    stage.watch(|server| {
-        server.control().call(&[b"RENAME", LOCK, OTHER_LOCK])?.expect(b"+OK\r\n")?;
-        // Under another name they count as holds of closed connections.
-        wait_for_held(server, 0)
-    })
+    end_all(stage, SESSION_HOLDS, &SESSION, &[b"RENAME", LOCK, OTHER_LOCK], b"+OK\r\n")
 }
 
 fn delete(stage: &mut Stage) -> Result<()> {
-    let _holder = semaphore(stage, SESSION_HOLDS, &[b"SESSION", b"1"])?;
-    stage.watch(|server| {
-        server.control().call(&[b"DEL", LOCK])?.expect(b":1\r\n")?;
-        wait_for_held(server, 0)
-    })
+    end_all(stage, SESSION_HOLDS, &SESSION, &[b"DEL", LOCK], b":1\r\n")
 }
 
 fn unlink(stage: &mut Stage) -> Result<()> {
-    let _holder = semaphore(stage, HOLDS, &[])?;
-    stage.watch(|server| {
-        server.control().call(&[b"UNLINK", LOCK])?.expect(b":1\r\n")?;
-        wait_for_held(server, 0)
-    })
+    end_all(stage, HOLDS, &[], &[b"UNLINK", LOCK], b":1\r\n")
 }
 
 fn close(stage: &mut Stage) -> Result<()> {

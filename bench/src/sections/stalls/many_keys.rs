@@ -5,7 +5,7 @@ use rlock_bench::resp;
 use rlock_bench::server::Server;
 
 use super::Case;
-use super::stage::{Crowd, LONG_LEASE_MS, Stage, is_nil, wait_for_waiting};
+use super::stage::{Crowd, HOLDER, LONG_LEASE_MS, Stage, is_nil, wait_for_waiting};
 use crate::names;
 use crate::report::{Aim, Unit};
 
@@ -16,7 +16,6 @@ const LEAVING: usize = 40;
 const OWNERS: usize = 200;
 /// How often one more request is measured.
 const PROBES: usize = 20;
-const HOLDER: usize = 1_000_000;
 const NEWCOMER: usize = 2_000_000;
 
 pub(super) fn cases() -> Vec<Case> {

@@ -4,14 +4,14 @@ use anyhow::Result;
 use rlock_bench::resp;
 
 use super::Case;
-use super::stage::{Crowd, LONG_LEASE_MS, Stage, acquire, is_integer, is_nil, pipeline, wait_for_waiting};
+use super::stage::{
+    self, Crowd, FOREVER, HOLDER, LOCK, LONG_LEASE_MS, Stage, acquire, is_integer, is_nil, pipeline, wait_for_waiting,
+};
 use crate::names;
 use crate::report::{Aim, Unit};
 
 const REQUESTS: usize = 3000;
 const ATTEMPTS: usize = 1000;
-const LOCK: &[u8] = b"lock";
-const HOLDER: usize = 1_000_000;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -31,34 +31,27 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn hold(stage: &mut Stage) -> Result<()> {
-    stage.server.control().send(&acquire("RLOCK", LOCK, HOLDER, &[b"PX", LONG_LEASE_MS]))?;
-    stage.server.control().reply()?.integer()?;
-    Ok(())
-}
-
 fn wait(_: usize) -> Vec<u8> {
-    acquire("RLOCK", LOCK, 0, &[b"PX", LONG_LEASE_MS, b"BLOCK", b"0"])
+    acquire("RLOCK", LOCK, 0, &FOREVER)
 }
 
 fn crowd_that_waits(stage: &mut Stage) -> Result<Crowd> {
-    hold(stage)?;
+    stage.hold("RLOCK", LOCK, &[])?;
     let mut crowd = Crowd::connect(stage, REQUESTS)?;
     crowd.wait(&mut stage.server, wait)?;
     Ok(crowd)
 }
 
 fn arrive(stage: &mut Stage) -> Result<()> {
-    hold(stage)?;
+    stage.hold("RLOCK", LOCK, &[])?;
     let mut crowd = Crowd::connect(stage, REQUESTS)?;
     stage.watch(|server| crowd.wait(server, wait))
 }
 
 fn release(stage: &mut Stage) -> Result<()> {
     let mut crowd = crowd_that_waits(stage)?;
-    let holder = names::owner_id(HOLDER);
     stage.watch(|server| {
-        server.control().call(&[b"RLOCK.RELEASE", LOCK, holder.as_bytes()])?.expect(b":0\r\n")?;
+        stage::release(server, "RLOCK", LOCK, &[])?;
         crowd.hear(is_integer)
     })
 }
@@ -77,10 +70,7 @@ fn spread(stage: &mut Stage) -> Result<()> {
         out.extend_from_slice(&acquire("RLOCK", key.as_bytes(), HOLDER, &[b"PX", LONG_LEASE_MS]));
     };
     pipeline(stage.server.control(), REQUESTS, hold, is_integer)?;
-    let wait = |index: usize| {
-        let key = names::lock_key(index);
-        acquire("RLOCK", key.as_bytes(), 0, &[b"PX", LONG_LEASE_MS, b"BLOCK", b"0"])
-    };
+    let wait = |index: usize| acquire("RLOCK", names::lock_key(index).as_bytes(), 0, &FOREVER);
     let mut crowd = Crowd::connect(stage, REQUESTS)?;
     stage.watch(|server| crowd.wait(server, wait))
 }

@@ -5,19 +5,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use rlock_bench::clock;
-use rlock_bench::server::Server;
 
 use super::Case;
-use super::stage::{LONG_LEASE_MS, PATIENCE, Stage, acquire, is_integer, is_nil, pipeline};
-use crate::names;
+use super::stage::{LOCK, LONG_LEASE_MS, PATIENCE, Stage, acquire, is_nil, pipeline, release};
 
 const PLACES: usize = 300_000;
 /// When places end together, they are all taken by then.
 const TIME_TO_QUEUE: Duration = Duration::from_secs(10);
 /// A place's life is counted from the moment when it is given, so the last ones end a little later than asked for.
 const AFTER_END: Duration = Duration::from_millis(200);
-const LOCK: &[u8] = b"lock";
-const HOLDER: usize = 1_000_000;
 const LAST: usize = 2_000_000;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -42,16 +38,10 @@ fn places_until(stage: &mut Stage) -> Result<Instant> {
         let life_ms = end.saturating_duration_since(clock::now()).as_millis().max(1).to_string();
         out.extend_from_slice(&acquire("RFAIRLOCK", LOCK, index, &[b"QUEUE", life_ms.as_bytes()]));
     };
-    stage.server.control().send(&acquire("RFAIRLOCK", LOCK, HOLDER, &[b"PX", LONG_LEASE_MS]))?;
-    is_integer(stage.server.control().reply()?)?;
+    stage.hold("RFAIRLOCK", LOCK, &[])?;
     pipeline(stage.server.control(), PLACES, queue, is_nil)?;
     ensure!(clock::now() < end, "taking {PLACES} places lasted longer than {TIME_TO_QUEUE:?}");
     Ok(end)
-}
-
-fn release(server: &mut Server) -> Result<()> {
-    let holder = names::owner_id(HOLDER);
-    server.control().call(&[b"RFAIRLOCK.RELEASE", LOCK, holder.as_bytes()])?.expect(b":0\r\n")
 }
 
 fn lapse(stage: &mut Stage) -> Result<()> {
@@ -61,7 +51,7 @@ fn lapse(stage: &mut Stage) -> Result<()> {
     is_nil(stage.server.control().reply()?)?;
     stage.watch(|server| {
         clock::sleep_until(end + AFTER_END);
-        release(server)?;
+        release(server, "RFAIRLOCK", LOCK, &[])?;
         // The one that lives comes to its turn when the others are gone, and asks for it again and again.
         while clock::now() < end + PATIENCE {
             server.control().send(&ask)?;
@@ -78,7 +68,7 @@ fn lapse_all(stage: &mut Stage) -> Result<()> {
     let end = places_until(stage)?;
     stage.watch(|server| {
         clock::sleep_until(end + AFTER_END);
-        release(server)?;
+        release(server, "RFAIRLOCK", LOCK, &[])?;
         // On a busy machine some may still live, and have their turns.
         while clock::now() < end + PATIENCE {
             if server.control().call(&[b"RFAIRLOCK.WAITERS", LOCK, b"COUNT", b"1"])?.expect_array(0).is_ok() {

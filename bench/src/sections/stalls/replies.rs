@@ -4,7 +4,7 @@ use anyhow::Result;
 use rlock_bench::resp;
 
 use super::Case;
-use super::stage::{Crowd, LONG_LEASE_MS, Stage, acquire, is_integer, is_nil, pipeline};
+use super::stage::{Crowd, FOREVER, HOLDER, LOCK, LONG_LEASE_MS, Stage, acquire, is_integer, is_nil, pipeline};
 use crate::names;
 use crate::report::Unit;
 
@@ -15,8 +15,6 @@ const PLACES: usize = 20_000;
 const HOLDS: usize = 300_000;
 const NAME_BYTES: usize = 10 * 1024 * 1024;
 const WAITERS_OF_NAME: usize = 10;
-const LOCK: &[u8] = b"lock";
-const HOLDER: usize = 1_000_000;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -39,12 +37,6 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn hold(stage: &mut Stage, kind: &str, name: &[u8]) -> Result<()> {
-    stage.server.control().send(&acquire(kind, name, HOLDER, &[b"PX", LONG_LEASE_MS]))?;
-    stage.server.control().reply()?.integer()?;
-    Ok(())
-}
-
 /// Asks for a long answer, and reads to its end without looking at it.
 fn watch_reply(stage: &mut Stage, command: &[&[u8]]) -> Result<()> {
     let mut reader = stage.connect()?;
@@ -55,15 +47,14 @@ fn watch_reply(stage: &mut Stage, command: &[&[u8]]) -> Result<()> {
 }
 
 fn waiters(stage: &mut Stage) -> Result<()> {
-    hold(stage, "RLOCK", LOCK)?;
+    stage.hold("RLOCK", LOCK, &[])?;
     let mut crowd = Crowd::connect(stage, CONNECTED)?;
-    let more: [&[u8]; 4] = [b"PX", LONG_LEASE_MS, b"BLOCK", b"0"];
-    crowd.wait(&mut stage.server, |index| acquire("RLOCK", LOCK, index, &more))?;
+    crowd.wait(&mut stage.server, |index| acquire("RLOCK", LOCK, index, &FOREVER))?;
     watch_reply(stage, &[b"RLOCK.WAITERS", LOCK])
 }
 
 fn places(stage: &mut Stage) -> Result<()> {
-    hold(stage, "RFAIRLOCK", LOCK)?;
+    stage.hold("RFAIRLOCK", LOCK, &[])?;
     let queue = |out: &mut Vec<u8>, index| {
         out.extend_from_slice(&acquire("RFAIRLOCK", LOCK, index, &[b"QUEUE", LONG_LEASE_MS]));
     };
@@ -89,11 +80,10 @@ fn note_memory(stage: &mut Stage, before_bytes: u64) -> Result<()> {
 
 fn long_name(stage: &mut Stage) -> Result<()> {
     let name = vec![b'n'; NAME_BYTES];
-    hold(stage, "RLOCK", &name)?;
+    stage.hold("RLOCK", &name, &[])?;
     let mut crowd = Crowd::connect(stage, WAITERS_OF_NAME)?;
     let before_bytes = stage.server.info_number("used_memory")?;
-    let more: [&[u8]; 4] = [b"PX", LONG_LEASE_MS, b"BLOCK", b"0"];
-    crowd.wait(&mut stage.server, |index| acquire("RLOCK", &name, index, &more))?;
+    crowd.wait(&mut stage.server, |index| acquire("RLOCK", &name, index, &FOREVER))?;
     note_memory(stage, before_bytes)?;
     stage.watch(|server| {
         let mut owner = HOLDER;

@@ -19,6 +19,12 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 const DONE_TIMEOUT: Duration = Duration::from_secs(60);
 /// No lease ends during a case, however slow the machine, if it is not to.
 pub const LONG_LEASE_MS: &[u8] = b"86400000";
+/// What an ACQUIRE says that waits until it is granted.
+pub const FOREVER: [&[u8]; 4] = [b"PX", LONG_LEASE_MS, b"BLOCK", b"0"];
+/// The lock of a case that is about a single one.
+pub const LOCK: &[u8] = b"lock";
+/// The owner that has what the others wait for. None of these has so high a number.
+pub const HOLDER: usize = 1_000_000;
 
 const PING_INTERVAL: Duration = Duration::from_micros(200);
 /// How long the idle server is watched before a case begins.
@@ -74,6 +80,13 @@ impl Stage {
         Ok(connection)
     }
 
+    /// The holder takes a lock.
+    pub fn hold(&mut self, kind: &str, key: &[u8], more: &[&[u8]]) -> Result<()> {
+        let lease: [&[u8]; 2] = [b"PX", LONG_LEASE_MS];
+        self.server.control().send(&acquire(kind, key, HOLDER, &[more, &lease].concat()))?;
+        is_integer(self.server.control().reply()?)
+    }
+
     /// Does what the case is about while another connection sends PINGs. `act` returns when all is done that it causes.
     pub fn watch(&mut self, act: impl FnOnce(&mut Server) -> Result<()>) -> Result<()> {
         let watch = Pinging::start(&self.server, PING_INTERVAL)?;
@@ -113,6 +126,13 @@ pub fn wait_for_waiting(server: &mut Server, count: usize) -> Result<()> {
 /// Waits until so many locks are held.
 pub fn wait_for_held(server: &mut Server, count: usize) -> Result<()> {
     server.wait_for_info("rlock_held", count as u64, DONE_TIMEOUT)
+}
+
+/// The holder releases a lock.
+pub fn release(server: &mut Server, kind: &str, key: &[u8], more: &[&[u8]]) -> Result<()> {
+    let (name, holder) = (format!("{kind}.RELEASE"), crate::names::owner_id(HOLDER));
+    let head: [&[u8]; 3] = [name.as_bytes(), key, holder.as_bytes()];
+    server.control().call(&[&head[..], more].concat())?.expect(b":0\r\n")
 }
 
 /// Sends `count` commands on one connection, in batches, and checks each reply.

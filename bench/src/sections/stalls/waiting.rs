@@ -9,7 +9,10 @@ use rlock_bench::resp;
 use rlock_bench::server::Server;
 
 use super::Case;
-use super::stage::{Crowd, LONG_LEASE_MS, Stage, acquire, is_integer, is_nil, wait_for_waiting};
+use super::stage::{
+    Crowd, FOREVER, HOLDER, LOCK, LONG_LEASE_MS, Stage, acquire, is_integer, is_nil, pipeline, release,
+    wait_for_waiting,
+};
 use crate::names;
 
 const WAITERS: usize = 8000;
@@ -18,8 +21,6 @@ const KILLED: usize = 4000;
 const TIME_TO_ASK: Duration = Duration::from_secs(6);
 /// How long the place of a connection that closed stays in a fair queue.
 const FAIR_GRACE_MS: u64 = 100;
-const LOCK: &[u8] = b"lock";
-const HOLDER: usize = 1_000_000;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -61,8 +62,6 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-const FOREVER: [&[u8]; 4] = [b"PX", LONG_LEASE_MS, b"BLOCK", b"0"];
-
 fn wait_for_mutex(owner: usize) -> Vec<u8> {
     acquire("RLOCK", LOCK, owner, &FOREVER)
 }
@@ -78,9 +77,7 @@ fn crowd_that_waits(
     (kind, more): (&str, &[&[u8]]),
     request: impl Fn(usize) -> Vec<u8>,
 ) -> Result<Crowd> {
-    let lease: [&[u8]; 2] = [b"PX", LONG_LEASE_MS];
-    stage.server.control().send(&acquire(kind, LOCK, HOLDER, &[more, &lease].concat()))?;
-    stage.server.control().reply()?.integer()?;
+    stage.hold(kind, LOCK, more)?;
     let mut crowd = Crowd::connect(stage, size)?;
     crowd.wait(&mut stage.server, request)?;
     Ok(crowd)
@@ -129,9 +126,8 @@ fn resize_down(stage: &mut Stage) -> Result<()> {
 
 fn readers(stage: &mut Stage) -> Result<()> {
     let mut crowd = crowd_that_waits(stage, WAITERS, ("RRWLOCK", &[b"WRITE"]), wait_for_reading)?;
-    let holder = names::owner_id(HOLDER);
     stage.watch(|server| {
-        server.control().call(&[b"RRWLOCK.RELEASE", LOCK, holder.as_bytes(), b"WRITE"])?.expect(b":0\r\n")?;
+        release(server, "RRWLOCK", LOCK, &[b"WRITE"])?;
         crowd.hear(is_integer)
     })
 }
@@ -200,10 +196,9 @@ fn time_out(stage: &mut Stage) -> Result<()> {
 
 fn time_out_and_release(stage: &mut Stage) -> Result<()> {
     let (mut crowd, end) = crowd_until(stage)?;
-    let holder = names::owner_id(HOLDER);
     stage.watch(|server| {
         clock::sleep_until(end);
-        server.control().call(&[b"RLOCK.RELEASE", LOCK, holder.as_bytes()])?.expect(b":0\r\n")?;
+        release(server, "RLOCK", LOCK, &[])?;
         // A few may be granted in the last moment.
         crowd.hear(|reply| is_nil(reply).or_else(|_| is_integer(reply)))
     })
@@ -241,15 +236,14 @@ fn exec_and_kill(server: &mut Server, first: &[&[u8]]) -> Result<()> {
 fn kill(stage: &mut Stage) -> Result<()> {
     let mut crowd = Crowd::connect(stage, KILLED)?;
     make_one_user(stage, &mut crowd)?;
-    let (holder, lease) = (names::owner_id(HOLDER), [b"PX".as_slice(), LONG_LEASE_MS]);
-    stage.server.control().send(&acquire("RRWLOCK", LOCK, HOLDER, &[&[b"WRITE".as_slice()], &lease[..]].concat()))?;
-    stage.server.control().reply()?.integer()?;
+    let holder = names::owner_id(HOLDER);
+    stage.hold("RRWLOCK", LOCK, &[b"WRITE"])?;
     crowd.wait(&mut stage.server, wait_for_reading)?;
     stage.watch(|server| {
         exec_and_kill(server, &[b"RRWLOCK.RELEASE", LOCK, holder.as_bytes(), b"WRITE"])?;
         server.wait_for_info("connected_clients", 2, Duration::from_secs(60))?;
         // Nobody has heard of a grant, so nobody keeps one.
-        server.control().call(&[b"RRWLOCK.TTL", LOCK])?.expect(b":-2\r\n")
+        server.control().call(&[b"RRWLOCK.PTTL", LOCK])?.expect(b":-2\r\n")
     })
 }
 
@@ -267,7 +261,7 @@ fn flush(stage: &mut Stage) -> Result<()> {
     let hold = |out: &mut Vec<u8>, index: usize| {
         out.extend_from_slice(&acquire("RLOCK", lock(index).as_bytes(), HOLDER, &[b"PX", LONG_LEASE_MS]));
     };
-    super::stage::pipeline(stage.server.control(), WAITERS, hold, is_integer)?;
+    pipeline(stage.server.control(), WAITERS, hold, is_integer)?;
     let mut crowd = Crowd::connect(stage, WAITERS)?;
     crowd.wait(&mut stage.server, |index| acquire("RLOCK", lock(index).as_bytes(), index, &FOREVER))?;
     stage.watch(|server| {

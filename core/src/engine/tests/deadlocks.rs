@@ -9,7 +9,7 @@ use std::vec::Vec;
 
 use super::world::{World, key};
 use crate::bytes::{Key, Owner};
-use crate::engine::{Acquired, names::Rank};
+use crate::engine::{Acquired, positions::Rank};
 use crate::kind::{Kind, Mode};
 use crate::request::{Ask, Limits, Refusal, Release, Request, Verb, WaitEdge};
 
@@ -200,7 +200,13 @@ fn request(world: &World, random: &mut Random) -> (Vec<Key>, Asked) {
     };
     let lease_ms = u64::from(random.below(200)) + 1;
     let (request_id, session_ms) = (None, None);
-    (keys, (owner, Request { verb, kind, mode, count: 1, lease_ms, request_id, session_ms, ask }))
+    (
+        keys,
+        (
+            owner,
+            Request { verb, kind, mode, count: 1, lease_ms, request_id, session_ms, is_once: false, notify: None, ask },
+        ),
+    )
 }
 
 /// Something that takes edges away, or moves them.
@@ -210,12 +216,13 @@ fn disturb(world: &mut World, random: &mut Random) {
             let keys = all_keys();
             let key = keys[random.below(keys.len() as u32) as usize].clone();
             let hold = world.lock(&key).and_then(|lock| {
-                let hold = lock.holds().first()?;
+                let hold = lock.holds().get(0)?;
                 Some((lock.kind(), hold.owner().clone(), hold.mode()))
             });
             if let Some((kind, owner, mode)) = hold {
                 let owner = owner.as_slice();
-                let request = Release { verb: Verb::Release, kind, owner, mode, count: 1, request_id: None };
+                let request =
+                    Release { verb: Verb::Release, kind, owner, mode, count: 1, request_id: None, tokens: &[] };
                 let _ = world.on_key(&key, |engine, tx| engine.release(tx, &request));
             }
         }

@@ -1,9 +1,12 @@
 //! The engine in a world without a server: stories in `testdata/`, and random histories against an oracle.
 
+mod checks;
 mod deadlocks;
+mod keyspace;
 mod model;
 mod safety;
 mod steps;
+mod subscribers;
 mod tokens;
 mod transcripts;
 mod world;

@@ -13,9 +13,23 @@ use crate::request::{Ask, Refusal, Release, Renew, Request, RequestMark, Verb};
 
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire { owner: u8, lease_ms: u64, block_ms: Option<u64>, request_id: Option<u64> },
-    Release { owner: u8, request_id: Option<u64> },
-    Renew { owner: u8, lease_ms: Option<u64> },
+    Acquire {
+        owner: u8,
+        lease_ms: u64,
+        block_ms: Option<u64>,
+        request_id: Option<u64>,
+        is_once: bool,
+    },
+    /// With the token of the hold, with another one, or with none.
+    Release {
+        owner: u8,
+        request_id: Option<u64>,
+        is_meant: Option<bool>,
+    },
+    Renew {
+        owner: u8,
+        lease_ms: Option<u64>,
+    },
     Force,
     Advance(u64),
     Leaves(usize),
@@ -27,11 +41,12 @@ fn step() -> impl Strategy<Value = Step> {
     // Ids are drawn from few, so that they repeat, fall and rise.
     let id = || proptest::option::weighted(0.4, 1..6u64);
     prop_oneof![
-        8 => (owner(), 1..80u64, proptest::option::of(0..60u64), id())
-            .prop_map(|(owner, lease_ms, block_ms, request_id)| {
-                Step::Acquire { owner, lease_ms, block_ms, request_id }
+        8 => (owner(), 1..80u64, proptest::option::of(0..60u64), id(), proptest::bool::weighted(0.3))
+            .prop_map(|(owner, lease_ms, block_ms, request_id, is_once)| {
+                Step::Acquire { owner, lease_ms, block_ms, request_id, is_once }
             }),
-        6 => (owner(), id()).prop_map(|(owner, request_id)| Step::Release { owner, request_id }),
+        6 => (owner(), id(), proptest::option::weighted(0.4, any::<bool>()))
+            .prop_map(|(owner, request_id, is_meant)| Step::Release { owner, request_id, is_meant }),
         2 => (owner(), proptest::option::of(1..80u64))
             .prop_map(|(owner, lease_ms)| Step::Renew { owner, lease_ms }),
         1 => Just(Step::Force),
@@ -72,6 +87,7 @@ struct InLine {
     lease_ms: u64,
     until_ms: Option<u64>,
     request_id: Option<u64>,
+    is_once: bool,
 }
 
 /// The oracle. `told` collects (ticket, answer) for waiters; tickets count from 1.
@@ -100,12 +116,12 @@ impl Oracle {
         self.holder.as_ref().is_some_and(|holder| holder.owner == owner)
     }
 
-    fn grant(&mut self, owner: u8, lease_ms: u64, id: Option<u64>) {
+    fn grant(&mut self, owner: u8, lease_ms: u64, id: Option<u64>, is_once: bool) {
         let until_ms = self.now_ms + lease_ms;
         let mark = id.map(|id| (id, Verb::Acquire));
         match &mut self.holder {
             Some(holder) => {
-                holder.count += 1;
+                holder.count += u32::from(!is_once);
                 holder.until_ms = holder.until_ms.max(until_ms);
                 holder.lease_ms = lease_ms;
                 holder.mark = mark.or(holder.mark);
@@ -124,7 +140,7 @@ impl Oracle {
             std::mem::take(&mut self.line).into_iter().partition(|w| w.owner == owner);
         self.line = rest;
         for waiter in granted {
-            self.grant(owner, waiter.lease_ms, waiter.request_id);
+            self.grant(owner, waiter.lease_ms, waiter.request_id, waiter.is_once);
             self.told.push((waiter.ticket, Told::Granted));
         }
     }
@@ -135,7 +151,7 @@ impl Oracle {
         self.hand_over();
     }
 
-    fn acquire(&mut self, owner: u8, lease_ms: u64, block_ms: Option<u64>, id: Option<u64>) -> Told {
+    fn acquire(&mut self, owner: u8, lease_ms: u64, block_ms: Option<u64>, id: Option<u64>, is_once: bool) -> Told {
         match self.mark(owner, id, Verb::Acquire) {
             Err(stale) => return stale,
             Ok(true) => {
@@ -145,7 +161,7 @@ impl Oracle {
             Ok(false) => {}
         }
         if self.holds(owner) {
-            self.grant(owner, lease_ms, id);
+            self.grant(owner, lease_ms, id, is_once);
             return Told::Granted;
         }
         let mut place = self.line.len();
@@ -159,7 +175,7 @@ impl Oracle {
             place = if Some(id) == waiting.request_id { at } else { self.line.len() };
         }
         if self.holder.is_none() && self.line.is_empty() {
-            self.grant(owner, lease_ms, id);
+            self.grant(owner, lease_ms, id, is_once);
             return Told::Granted;
         }
         let Some(block_ms) = block_ms else { return Told::Nil };
@@ -168,13 +184,13 @@ impl Oracle {
         }
         self.tickets += 1;
         let until_ms = (block_ms != 0).then(|| self.now_ms + block_ms);
-        let waiter = InLine { ticket: self.tickets, owner, lease_ms, until_ms, request_id: id };
+        let waiter = InLine { ticket: self.tickets, owner, lease_ms, until_ms, request_id: id, is_once };
         self.line.insert(place, waiter);
         Told::Waits
     }
 
-    fn release(&mut self, owner: u8, id: Option<u64>) -> Told {
-        if !self.holds(owner) {
+    fn release(&mut self, owner: u8, id: Option<u64>, is_meant: bool) -> Told {
+        if !self.holds(owner) || !is_meant {
             return Told::NotOwner;
         }
         let repeated = match self.mark(owner, id, Verb::Release) {
@@ -238,7 +254,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
         other => panic!("{other:?}"),
     };
     match *step {
-        Step::Acquire { owner, lease_ms, block_ms, request_id } => {
+        Step::Acquire { owner, lease_ms, block_ms, request_id, is_once } => {
             let request = Request {
                 verb: Verb::Acquire,
                 kind: Kind::Mutex,
@@ -247,6 +263,8 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 lease_ms,
                 request_id,
                 session_ms: None,
+                is_once,
+                notify: None,
                 ask: match block_ms {
                     Some(block_ms) => Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) },
                     None => Ask::Try,
@@ -263,8 +281,11 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 Err(refusal) => refused(refusal),
             })
         }
-        Step::Release { owner, request_id } => {
+        Step::Release { owner, request_id, is_meant } => {
             let owner = name(owner);
+            let hold = world.lock(&lock).and_then(|lock| lock.holds().get(0)).map_or(1, |hold| hold.token());
+            let tokens: Vec<u64> =
+                is_meant.map(|is_meant| if is_meant { hold } else { hold + 1 }).into_iter().collect();
             let request = Release {
                 verb: Verb::Release,
                 kind: Kind::Mutex,
@@ -272,18 +293,19 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 mode: Mode::Exclusive,
                 count: 1,
                 request_id,
+                tokens: &tokens,
             };
             let left = world.on_key(&lock, |engine, tx| engine.release(tx, &request));
             Some(left.map_or_else(refused, |left| Told::Left(left[0])))
         }
         Step::Renew { owner, lease_ms } => {
             let owner = name(owner);
-            let request = Renew { kind: Kind::Mutex, owner: &owner, mode: Mode::Exclusive, lease_ms };
+            let request = Renew { kind: Kind::Mutex, owner: &owner, mode: Mode::Exclusive, lease_ms, tokens: &[] };
             let left_ms = world.on_key(&lock, |engine, tx| engine.renew(tx, &request));
             Some(left_ms.map_or_else(refused, Told::RenewedMs))
         }
         Step::Force => {
-            let forced = world.on_key(&lock, |engine, tx| engine.force_release(tx, Kind::Mutex, None));
+            let forced = world.on_key(&lock, |engine, tx| engine.force_release(tx, None, None));
             Some(Told::Forced(forced.unwrap()))
         }
         Step::Advance(ms) => {
@@ -308,10 +330,12 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
 /// Runs the same step in the oracle.
 fn run_oracle(oracle: &mut Oracle, step: &Step) -> Option<Told> {
     match *step {
-        Step::Acquire { owner, lease_ms, block_ms, request_id } => {
-            Some(oracle.acquire(owner, lease_ms, block_ms, request_id))
+        Step::Acquire { owner, lease_ms, block_ms, request_id, is_once } => {
+            Some(oracle.acquire(owner, lease_ms, block_ms, request_id, is_once))
         }
-        Step::Release { owner, request_id } => Some(oracle.release(owner, request_id)),
+        Step::Release { owner, request_id, is_meant } => {
+            Some(oracle.release(owner, request_id, is_meant != Some(false)))
+        }
         Step::Renew { owner, lease_ms } => Some(oracle.renew(owner, lease_ms)),
         Step::Force => {
             let forced = oracle.holder.is_some();
@@ -343,7 +367,7 @@ fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
     let (mut told, mut ended) = (Vec::new(), Vec::new());
     for (_, output) in std::mem::take(&mut world.outputs) {
         match output {
-            Output::Answer { ticket, answer } => told.push((
+            Output::Answer { ticket, answer, .. } => told.push((
                 world.number_of(ticket),
                 match answer {
                     Answer::Granted(_) => Told::Granted,
@@ -381,7 +405,7 @@ proptest! {
             prop_assert_eq!(told, expected, "{:?}", step);
             let expected: Vec<_> = std::mem::take(&mut oracle.ended).into_iter().map(|(_, cause)| cause).collect();
             prop_assert_eq!(ended, expected, "{:?}", step);
-            let held = world.lock(&key("k")).and_then(|lock| lock.holds().first().cloned());
+            let held = world.lock(&key("k")).and_then(|lock| lock.holds().get(0).cloned());
             let state = held.map(|hold| (
                 hold.owner().as_slice().to_vec(),
                 hold.count(),

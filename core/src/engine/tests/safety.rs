@@ -1,16 +1,19 @@
 //! Random histories of all kinds over several keys, with connections that close, values that come and go, pauses and
 //! late timers. There is no oracle for these; what is checked is what must hold in any history: see `World::check`.
 
+use core::num::NonZeroU32;
+
 use proptest::prelude::*;
 
-use super::world::{Value, World, key};
+use super::keyspace::Value;
+use super::world::{World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::outbox::Outbox;
-use crate::request::{Ask, Release, Renew, Request, Verb};
+use crate::request::{Ask, Cancel, Channel, Release, Renew, Request, Verb};
 
 const PERMITS: u32 = 3;
 
@@ -25,6 +28,8 @@ enum Step {
         block_ms: Option<u64>,
         id: Option<u64>,
         session_ms: Option<u64>,
+        is_once: bool,
+        is_notified: bool,
         client: u64,
     },
     Release {
@@ -68,8 +73,15 @@ enum Step {
     Timer,
     Closes(u64),
     Leaves(usize, bool),
-    Cancel(u8),
+    Cancel {
+        key: u8,
+        owner: u8,
+        id: Option<u64>,
+    },
     Sent,
+    Publish(bool),
+    Demote,
+    ChannelGone(bool),
     Delete(u8),
     Foreign(u8),
     Rename(u8, u8),
@@ -108,10 +120,10 @@ fn step() -> impl Strategy<Value = Step> {
     let id = || proptest::option::weighted(0.3, 1..6u64);
     let client = || 0..4u64;
     prop_oneof![
-        10 => (at(), 1..=PERMITS, 1..80u64, proptest::option::of(0..60u64), id(), proptest::option::of(0..40u64), client())
-            .prop_map(|((key, owner, mode), permits, lease_ms, block_ms, id, session_ms, client)| {
+        10 => (at(), 1..=PERMITS, 1..80u64, proptest::option::of(0..60u64), id(), proptest::option::of(0..40u64), any::<(bool, bool)>(), client())
+            .prop_map(|((key, owner, mode), permits, lease_ms, block_ms, id, session_ms, (is_once, is_notified), client)| {
                 let count = if mode == Mode::Permits { permits } else { 1 };
-                Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client }
+                Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, is_once, is_notified, client }
             }),
         6 => (at(), id()).prop_map(|((key, owner, mode), id)| Step::Release { key, owner, mode, id }),
         2 => (at(), client()).prop_map(|((key, owner, mode), client)| Step::Renew { key, owner, mode, client }),
@@ -131,8 +143,11 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Timer),
         2 => client().prop_map(Step::Closes),
         2 => (1..40usize, any::<bool>()).prop_map(|(ticket, gave_up)| Step::Leaves(ticket, gave_up)),
-        1 => (0..4u8).prop_map(Step::Cancel),
+        1 => (0..4u8, 0..4u8, id()).prop_map(|(key, owner, id)| Step::Cancel { key, owner, id }),
         2 => Just(Step::Sent),
+        4 => proptest::bool::weighted(0.7).prop_map(Step::Publish),
+        1 => Just(Step::Demote),
+        1 => any::<bool>().prop_map(Step::ChannelGone),
         1 => (0..4u8).prop_map(Step::Delete),
         1 => (0..4u8).prop_map(Step::Foreign),
         1 => (0..4u8, 0..4u8).prop_map(|(from, to)| Step::Rename(from, to)),
@@ -163,13 +178,19 @@ fn mutexes(set: u8) -> Vec<Key> {
         .collect()
 }
 
+/// Two channels, and clients that share them.
+fn notify(is_notified: bool, id: Option<u64>, client: u64) -> Option<Channel> {
+    let number = NonZeroU32::new(if client % 2 == 0 { 1 } else { 2 });
+    number.filter(|_| is_notified && id.is_some()).map(Channel)
+}
+
 fn wait_or_try(world: &World, block_ms: Option<u64>) -> Ask {
     block_ms.map_or(Ask::Try, |block_ms| Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) })
 }
 
 fn run(world: &mut World, step: Step) {
     match step {
-        Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, client } => {
+        Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, is_once, is_notified, client } => {
             let request = Request {
                 verb: Verb::Acquire,
                 kind: kind(key, mode),
@@ -178,6 +199,8 @@ fn run(world: &mut World, step: Step) {
                 lease_ms,
                 request_id: id,
                 session_ms,
+                is_once,
+                notify: notify(is_notified && block_ms.is_some(), id, client),
                 ask: match block_ms {
                     // Only a fair lock knows QUEUE.
                     None if key == 3 && lease_ms % 2 == 0 => Ask::Queue { life_ms: lease_ms },
@@ -192,19 +215,26 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Release { key, owner, mode, id } => {
             let owner = [owner];
-            let request =
-                Release { verb: Verb::Release, kind: kind(key, mode), owner: &owner, mode, count: 1, request_id: id };
+            let request = Release {
+                verb: Verb::Release,
+                kind: kind(key, mode),
+                owner: &owner,
+                mode,
+                count: 1,
+                request_id: id,
+                tokens: &[],
+            };
             let _ = world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
         }
         Step::Renew { key, owner, mode, client } => {
             let owner = [owner];
-            let request = Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None };
+            let request = Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None, tokens: &[] };
             world.client = Some(client);
             let _ = world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
         }
         Step::Force { key } => {
             let kind = kind(key, mode(key));
-            let _ = world.on_key(&name(key), |engine, tx| engine.force_release(tx, kind, None));
+            let _ = world.on_key(&name(key), |engine, tx| engine.force_release(tx, Some(kind), None));
         }
         Step::AcquireMany { keys, owner, lease_ms, block_ms, id, client } => {
             let request = Request {
@@ -215,6 +245,8 @@ fn run(world: &mut World, step: Step) {
                 lease_ms,
                 request_id: id,
                 session_ms: Some(5),
+                is_once: false,
+                notify: notify(lease_ms % 2 == 0 && block_ms.is_some(), id, client),
                 ask: wait_or_try(world, block_ms),
             };
             let keys = mutexes(keys);
@@ -233,13 +265,13 @@ fn run(world: &mut World, step: Step) {
         Step::ReleaseMany { keys, owner, id } => {
             let owner = [owner];
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-            let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: id };
+            let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: id, tokens: &[] };
             let _ = world.on_keys(&mutexes(keys), |engine, tx| engine.release(tx, &request));
         }
         Step::RenewMany { keys, owner } => {
             let owner = [owner];
             let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-            let request = Renew { kind, owner: &owner, mode, lease_ms: None };
+            let request = Renew { kind, owner: &owner, mode, lease_ms: None, tokens: &[] };
             let _ = world.on_keys(&mutexes(keys), |engine, tx| engine.renew(tx, &request));
         }
         Step::Init(permits) => {
@@ -257,6 +289,8 @@ fn run(world: &mut World, step: Step) {
                 lease_ms: 30,
                 request_id: None,
                 session_ms: None,
+                is_once: false,
+                notify: None,
                 ask: Ask::Try,
             };
             let _ = world.on_key(&name(2), |engine, tx| engine.drain_semaphore(tx, &[owner], &request));
@@ -264,13 +298,21 @@ fn run(world: &mut World, step: Step) {
         Step::Advance(ms) => world.advance(ms),
         Step::Pause(ms) => world.pause(ms),
         Step::Timer => world.run_timer(),
-        Step::Closes(client) => world.engine.client_closed(client),
+        Step::Closes(client) => world.client_closes(client),
         Step::Leaves(ticket, gave_up) if world.is_waiting(ticket) => world.waiter_left(ticket, gave_up),
         Step::Leaves(..) => {}
-        Step::Cancel(owner) => {
-            let _ = world.on_key(&name(3), |engine, tx| engine.cancel(tx, &[owner]));
+        Step::Cancel { key, owner, id } => {
+            let request = Cancel { kind: kind(key, mode(key)), owner: &[owner], request_id: id };
+            let _ = world.on_key(&name(key), |engine, tx| engine.cancel(tx, &request));
         }
         Step::Sent => world.engine.confirm_grants(|_| true),
+        Step::Publish(is_heard) => world.publish(is_heard),
+        Step::Demote => world.demote(),
+        Step::ChannelGone(first) => {
+            if let Some(channel) = notify(true, Some(1), u64::from(!first)) {
+                world.engine.channel_gone(channel);
+            }
+        }
         Step::Delete(key) => {
             world.unlink(&name(key));
             world.engine.value_changed(name(key).borrow());
@@ -306,6 +348,7 @@ fn run_all(world: &mut World, steps: Vec<Step>) {
     for _ in 0..50 {
         world.advance(200);
     }
+    world.publish(true);
     world.observe_on_replica();
     world.engine.confirm_grants(|_| true);
     let idle = world.values.values().all(|value| match value {

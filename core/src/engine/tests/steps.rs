@@ -6,7 +6,8 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-use super::world::{Open, Output, Value, World, key};
+use super::keyspace::{Open, Value};
+use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Engine, Transaction};
 use crate::kind::{Kind, Mode};
@@ -140,7 +141,7 @@ impl Crowded {
     fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
         let owner = name(HOLDER);
         let verb = if keys.len() > 1 { Verb::ReleaseMany } else { Verb::Release };
-        let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None };
+        let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
         self.command(keys, |engine, tx| engine.release(tx, &request)).unwrap();
     }
 
@@ -162,7 +163,18 @@ fn name(owner: usize) -> String {
 }
 
 fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
-    Request { verb: Verb::Acquire, kind, mode, count: 1, lease_ms: LEASE_MS, request_id: None, session_ms: None, ask }
+    Request {
+        verb: Verb::Acquire,
+        kind,
+        mode,
+        count: 1,
+        lease_ms: LEASE_MS,
+        request_id: None,
+        session_ms: None,
+        is_once: false,
+        notify: None,
+        ask,
+    }
 }
 
 fn itself(index: usize) -> usize {
@@ -191,6 +203,18 @@ fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded, Key) {
     }
     crowded.crowd(&lock, itself, &Request { session_ms, ..request(kind, mode, Ask::Try) });
     (crowded, lock)
+}
+
+/// Many locks that are all bound to connection 1.
+fn of_one_session() -> Crowded {
+    let mut crowded = Crowded::new();
+    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
+    for owner in 0..MANY {
+        crowded.world.client = Some(1);
+        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
+    }
+    crowded.count();
+    crowded
 }
 
 #[test]
@@ -313,7 +337,7 @@ fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
     assert_cleaned_up_in_parts(&mut crowded);
 
     let (mut crowded, lock) = held(Kind::Semaphore, Mode::Permits, Some(5));
-    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Kind::Semaphore, None)).unwrap();
+    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::Semaphore), None)).unwrap();
     assert_cleaned_up_in_parts(&mut crowded);
 }
 
@@ -333,13 +357,7 @@ fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
 
 #[test]
 fn sessions_that_end_with_a_connection_are_ended_in_parts() {
-    let mut crowded = Crowded::new();
-    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
-    for owner in 0..MANY {
-        crowded.world.client = Some(1);
-        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
-    }
-    crowded.count();
+    let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1);
     assert!(crowded.world.engine.dirty.len() < 100, "when the connection closes, a few are looked at");
     crowded.settle();
@@ -350,13 +368,7 @@ fn sessions_that_end_with_a_connection_are_ended_in_parts() {
 
 #[test]
 fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
-    let mut crowded = Crowded::new();
-    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
-    for owner in 0..MANY {
-        crowded.world.client = Some(1);
-        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
-    }
-    crowded.count();
+    let mut crowded = of_one_session();
     crowded.world.engine.promoted();
     crowded.settle();
     assert_eq!(crowded.effects, MANY, "their sessions count as closed");
@@ -378,6 +390,74 @@ fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
     assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
     crowded.settle();
     assert!(!crowded.world.engine.leases.has_retired());
+}
+
+#[test]
+fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
+    const LOCKS: usize = 50_000;
+    let mut crowded = Crowded::new();
+    for owner in 0..LOCKS {
+        crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
+    }
+    crowded.world.flush();
+    assert_eq!(crowded.world.engine.held(), 0);
+    crowded.run_timer();
+    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
+    crowded.settle();
+    assert!(!crowded.world.engine.leases.has_retired());
+}
+
+#[test]
+fn swapping_databases_does_not_visit_what_the_sweep_will() {
+    let mut crowded = Crowded::new();
+    for number in 0..MANY {
+        crowded.world.engine.value_changed(key(&name(number)).borrow());
+    }
+    crowded.world.swap();
+    let names = crowded.world.engine.queues.names.iter().count();
+    assert_eq!(names, MANY, "no name of the other database is told anything");
+    crowded.settle();
+}
+
+#[test]
+fn no_kind_of_work_keeps_the_others_waiting() {
+    const JOBS: usize = 20;
+    let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
+    let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
+    let until_us = Some(crowded.world.now.after_ms(LEASE_MS));
+    crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
+    crowded.acquire(from_ref(&other), HOLDER, &Request { lease_ms: 2 * LEASE_MS, ..mutex(Ask::Try) }).unwrap();
+    crowded.acquire(from_ref(&other), 0, &mutex(Ask::Wait { until_us })).unwrap();
+    crowded.world.pause(LEASE_MS);
+    for number in 0..MANY {
+        crowded.world.engine.value_changed(key(&name(number)).borrow());
+    }
+    crowded.count();
+    for _ in 0..JOBS {
+        let mut out = Outbox::new(true);
+        let next = crowded.world.engine.next_job(crowded.world.now, &mut out).unwrap();
+        crowded.world.take(&[], &out);
+        crowded.world.transact(&[next], |engine, tx| engine.run_job(tx));
+    }
+    crowded.end_turn();
+    assert_eq!((crowded.answers, crowded.world.lock(&lock).is_none()), (1, true), "a wait and a lease that are over");
+}
+
+#[test]
+fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
+    let mut crowded = Crowded::new();
+    let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
+    let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
+    crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
+    crowded.acquire(&keys, 0, &all(FOREVER)).unwrap();
+    let owner = name(HOLDER);
+    let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
+    let release = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+    crowded.world.engine.begin_turn();
+    crowded.world.transact(&keys, |engine, tx| engine.release(tx, &release)).unwrap();
+    assert_eq!(crowded.world.engine.grantable.len(), 1, "and not once for each key");
+    crowded.take_offers();
+    crowded.settle();
 }
 
 #[test]

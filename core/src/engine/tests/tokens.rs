@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use std::vec::Vec;
 
-use super::world::{Output, Value, World, key};
+use super::keyspace::Value;
+use super::world::{Output, World, key};
 use crate::codec::{decode, encode};
 use crate::effect::{Facts, parse_effect, write_effect};
 use crate::engine::Acquired;
@@ -39,13 +40,15 @@ proptest! {
                 lease_ms: 1000,
                 request_id: None,
                 session_ms: None,
+                is_once: false,
+                notify: None,
                 ask: if kind == Kind::Fair { Ask::Queue { life_ms: 1000 } } else { Ask::Try },
             };
             let last = world.engine.last_token();
             let name = key(&std::format!("{}-{}", kind.name(), index / 2));
             match world.on_key(&name, |engine, tx| engine.acquire(tx, &[index as u8], &request)) {
                 Ok(Acquired::Granted(tokens)) => prop_assert!(tokens[0] > last && tokens[0] <= MAX_TOKEN),
-                Ok(_) | Err(Refusal::WrongType) => {}
+                Ok(_) | Err(Refusal::WrongType { .. }) => {}
                 Err(Refusal::NoTokens) => prop_assert_eq!(last, MAX_TOKEN),
                 Err(other) => panic!("{other:?}"),
             }

@@ -6,16 +6,17 @@ use std::format;
 use std::string::{String, ToString};
 use std::vec::Vec;
 
-use super::world::{Output, Value, World, key};
+use super::keyspace::Value;
+use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::event::{ChangeCause, Event, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::lock::{FairQueue, Lock};
-use crate::outbox::Answer;
+use crate::outbox::{Answer, Notice};
 use crate::place::Stay;
-use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
+use crate::request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
 
 #[test]
@@ -70,6 +71,12 @@ impl<'a> Words<'a> {
         }
     }
 
+    /// `tokens=1,2`. The few that tests use are never given back.
+    fn tokens(&self) -> &'static [u64] {
+        let tokens = self.named.get("tokens").into_iter().flat_map(|tokens| tokens.split(','));
+        tokens.map(|token| token.parse().unwrap()).collect::<Vec<u64>>().leak()
+    }
+
     fn count(&self) -> u32 {
         self.number("n").map_or(1, |n| u32::try_from(n).unwrap())
     }
@@ -84,8 +91,9 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "renew" => told.push(renew(world, &words)),
         "force" => {
             let token = words.number("token");
-            let forced = world.on_key(&key(words.at(1)), |engine, tx| engine.force_release(tx, words.kind().0, token));
-            told.push(format!("{forced:?}"));
+            let forced =
+                world.on_key(&key(words.at(1)), |engine, tx| engine.force_release(tx, Some(words.kind().0), token));
+            told.push(forced.map_or_else(refused, |was_held| format!("Ok({was_held})")));
         }
         "clock" => world.now.wall_us = words.at(1).parse().unwrap(),
         "bar" => {
@@ -95,13 +103,18 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "advance" => world.advance(words.at(1).parse().unwrap()),
         "pause" => world.pause(words.at(1).parse().unwrap()),
         "timer" => world.run_timer(),
-        "closes" => world.engine.client_closed(words.at(1).parse().unwrap()),
+        "closes" => world.client_closes(words.at(1).parse().unwrap()),
+        "publish" => world.publish(true),
+        "publish-to-nobody" => world.publish(false),
+        "demote" => world.demote(),
+        "gone" => world.engine.channel_gone(Channel(words.at(1).parse().unwrap())),
         "leaves" => world.waiter_left(words.at(1).parse().unwrap(), false),
         "unblocked" => world.waiter_left(words.at(1).parse().unwrap(), true),
         "cancel" => {
-            let owner = words.at(2).as_bytes();
-            let cancelled = world.on_key(&key(words.at(1)), |engine, tx| engine.cancel(tx, owner));
-            told.push(cancelled.map_or_else(refused, |cancelled| format!("{cancelled}")));
+            let (kind, _) = words.kind();
+            let request = Cancel { kind, owner: words.at(2).as_bytes(), request_id: words.number("req") };
+            let ended = world.on_key(&key(words.at(1)), |engine, tx| engine.cancel(tx, &request));
+            told.push(ended.map_or_else(refused, |ended| format!("{ended} ended")));
         }
         "promote" => world.engine.promoted(),
         "sent" => world.engine.confirm_grants(|_| true),
@@ -191,6 +204,8 @@ fn request(world: &mut World, words: &Words<'_>, verb: Verb) -> Request {
         lease_ms: words.number("px").unwrap_or(1000),
         request_id: words.number("req"),
         session_ms: words.number("session"),
+        is_once: words.at(words.positional.len() - 1) == "once",
+        notify: words.number("notify").map(|channel| Channel(u32::try_from(channel).unwrap().try_into().unwrap())),
         ask: match (words.number("block"), words.number("queue")) {
             (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
             (None, Some(life_ms)) => Ask::Queue { life_ms },
@@ -215,7 +230,7 @@ fn acquire(world: &mut World, words: &Words<'_>, verb: Verb) -> String {
 fn release_request<'a>(words: &Words<'a>) -> Release<'a> {
     let (kind, mode) = words.kind();
     let (owner, request_id) = (words.at(2).as_bytes(), words.number("req"));
-    Release { verb: Verb::Release, kind, owner, mode, count: words.count(), request_id }
+    Release { verb: Verb::Release, kind, owner, mode, count: words.count(), request_id, tokens: words.tokens() }
 }
 
 fn release(world: &mut World, words: &Words<'_>) -> String {
@@ -227,7 +242,7 @@ fn release(world: &mut World, words: &Words<'_>) -> String {
 fn renew_request<'a>(world: &mut World, words: &Words<'a>) -> Renew<'a> {
     let (kind, mode) = words.kind();
     world.client = words.number("client");
-    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px") }
+    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px"), tokens: words.tokens() }
 }
 
 fn renew(world: &mut World, words: &Words<'_>) -> String {
@@ -245,8 +260,10 @@ fn refused_of(refusal: Refusal) -> String {
 }
 
 fn refused(refusal: Refusal) -> String {
-    if matches!(refusal, Refusal::NotOwner { .. }) {
-        return "error NotOwner".to_string();
+    match refusal {
+        Refusal::NotOwner { .. } => return "error NotOwner".to_string(),
+        Refusal::WrongType { .. } => return "error WrongType".to_string(),
+        _ => {}
     }
     let Refusal::Deadlock(cycle) = &refusal else {
         return format!("error {refusal:?}");
@@ -264,7 +281,7 @@ fn refused(refusal: Refusal) -> String {
 
 /// Sets the count of the hold under a key, for counts that no test can reach one by one.
 fn preset_count(world: &mut World, words: &Words<'_>) {
-    let hold = world.lock(&key(words.at(1))).unwrap().holds()[0].clone();
+    let hold = world.lock(&key(words.at(1))).unwrap().holds().get(0).unwrap().clone();
     let event = Event::Changed {
         token: hold.token(),
         cause: ChangeCause::Reentered,
@@ -272,7 +289,7 @@ fn preset_count(world: &mut World, words: &Words<'_>) {
     };
     world.on_key(&key(words.at(1)), |engine, tx| {
         engine.apply_effect(tx.keys, KeyId(0), &event).unwrap();
-        tx.out.effect(KeyId(0), &event);
+        tx.out.effect(KeyId(0), &event, false);
     });
     world.outputs.clear();
 }
@@ -304,19 +321,32 @@ fn show(world: &World, name: &str) -> Vec<String> {
 
 fn describe(world: &World, now_us: u64, output: &Output) -> String {
     match output {
-        Output::Answer { ticket, answer } => describe_answer(world.number_of(*ticket), answer),
+        Output::Answer { ticket, answer, notice } => {
+            let ticket = world.number_of(*ticket);
+            match notice {
+                None => format!("  {ticket} <- {}", describe_answer(answer)),
+                Some(Notice { channel, id, client }) => {
+                    let answer = describe_answer(answer);
+                    format!("  {ticket} <- channel {} of client {client}: id {id} {answer}", channel.0)
+                }
+            }
+        }
         Output::Effect { key, event } => describe_event(now_us, &String::from_utf8_lossy(key.name.as_slice()), event),
     }
 }
 
-fn describe_answer(ticket: usize, answer: &Answer) -> String {
+fn describe_answer(answer: &Answer) -> String {
     match answer {
-        Answer::Granted(token) => format!("  {ticket} <- granted {token}"),
-        Answer::GrantedMany(tokens) => format!("  {ticket} <- granted {tokens:?}"),
-        Answer::TimedOut => format!("  {ticket} <- nil"),
-        Answer::Cancelled => format!("  {ticket} <- cancelled"),
-        Answer::TakenOver => format!("  {ticket} <- taken over"),
-        Answer::Refused(refusal) => format!("  {ticket} <- {}", refused(refusal.clone())),
+        Answer::Granted(token) => format!("granted {token}"),
+        Answer::GrantedMany(tokens) => format!("granted {tokens:?}"),
+        Answer::TimedOut => "nil".to_string(),
+        Answer::Cancelled => "cancelled".to_string(),
+        Answer::TakenOver => "taken over".to_string(),
+        Answer::Continued => "continued".to_string(),
+        Answer::Closed => "closed".to_string(),
+        Answer::Demoted => "demoted".to_string(),
+        Answer::Moved => "moved".to_string(),
+        Answer::Refused(refusal) => refused(refusal.clone()),
     }
 }
 

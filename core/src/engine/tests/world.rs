@@ -5,89 +5,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
 
-use crate::bytes::{Key, KeyRef};
+use super::keyspace::{Open, Value};
+use crate::bytes::Key;
 use crate::engine::{Engine, Transaction};
 use crate::event::Event;
-use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::{Kind, Mode};
-use crate::lock::admission::{self, Ahead, Decision, Value as Lies};
-use crate::lock::{FairQueue, Lock};
-use crate::outbox::{Answer, Outbox, Told};
-use crate::place::Stay;
-use crate::request::{Limits, Request};
+use crate::keyspace::KeyId;
+use crate::lock::Lock;
+use crate::outbox::{Answer, Notice, Outbox, Told};
+use crate::request::Limits;
 use crate::time::{Now, US_PER_MS};
 
 pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20 };
 
-/// What lies under a key.
-pub(super) enum Value {
-    Lock(Lock),
-    Foreign,
-}
-
-/// The keyspace with some keys open.
-pub(super) struct Open<'w> {
-    open: Vec<Key>,
-    client: Option<u64>,
-    barred: &'w BTreeSet<u64>,
-    values: &'w mut BTreeMap<(u32, Vec<u8>), Value>,
-}
-
-impl Open<'_> {
-    fn at(&self, id: KeyId) -> (u32, Vec<u8>) {
-        let key = &self.open[id.0];
-        (key.db, key.name.as_slice().to_vec())
-    }
-}
-
-impl Keyspace for Open<'_> {
-    fn count(&self) -> usize {
-        self.open.len()
-    }
-
-    fn key(&self, id: KeyId) -> KeyRef<'_> {
-        self.open[id.0].borrow()
-    }
-
-    fn value(&self, id: KeyId) -> Lies<'_> {
-        match self.values.get(&self.at(id)) {
-            None => Lies::Vacant,
-            Some(Value::Foreign) => Lies::Foreign,
-            Some(Value::Lock(lock)) => Lies::Lock(lock),
-        }
-    }
-
-    fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock> {
-        let at = self.at(id);
-        match self.values.get_mut(&at) {
-            Some(Value::Lock(lock)) => Some(lock),
-            _ => None,
-        }
-    }
-
-    fn insert(&mut self, id: KeyId, lock: Lock) {
-        let before = self.values.insert(self.at(id), Value::Lock(lock));
-        assert!(before.is_none(), "the engine inserts under vacant keys only");
-    }
-
-    fn remove(&mut self, id: KeyId) {
-        let before = self.values.remove(&self.at(id));
-        assert!(matches!(before, Some(Value::Lock(_))), "the engine removes locks only");
-    }
-
-    fn client(&self) -> Option<u64> {
-        self.client
-    }
-
-    fn is_permitted(&self, client: u64, _request: &Request) -> bool {
-        !self.barred.contains(&client)
-    }
-}
-
 /// What left the engine.
 pub(super) enum Output {
     Effect { key: Key, event: Event },
-    Answer { ticket: u64, answer: Answer },
+    Answer { ticket: u64, answer: Answer, notice: Option<Notice> },
 }
 
 pub(super) struct World {
@@ -106,11 +39,13 @@ pub(super) struct World {
     tickets: Vec<u64>,
     waiting: BTreeSet<u64>,
     answered_early: BTreeSet<u64>,
+    /// Tickets that were granted, whose answer is to be published.
+    pub(super) unpublished: Vec<(u64, Notice)>,
     /// How many permits of each semaphore were in use, and how many there were, after the last step; forgotten when values move.
-    used: BTreeMap<(u32, Vec<u8>), (u64, u64)>,
+    pub(super) used: BTreeMap<(u32, Vec<u8>), (u64, u64)>,
     /// A replica: it is told of effects, and of what the server itself does, and of nothing else.
-    replica: Engine,
-    replica_values: BTreeMap<(u32, Vec<u8>), Value>,
+    pub(super) replica: Engine,
+    pub(super) replica_values: BTreeMap<(u32, Vec<u8>), Value>,
     /// Whether commands that follow each other share the allowance of a turn.
     pub(super) shares_turns: bool,
 }
@@ -133,6 +68,7 @@ impl World {
             tokens: BTreeSet::new(),
             waiting: BTreeSet::new(),
             answered_early: BTreeSet::new(),
+            unpublished: Vec::new(),
             used: BTreeMap::new(),
             replica: Engine::new([1, 2, 3, 4]),
             replica_values: BTreeMap::new(),
@@ -263,7 +199,8 @@ impl World {
         }
     }
 
-    fn take_answer(&mut self, Told { ticket, answer, .. }: &Told) {
+    fn take_answer(&mut self, Told { ticket, answer, notice, .. }: &Told) {
+        self.keep_to_publish(*ticket, *notice, answer);
         let is_first =
             self.waiting.remove(ticket) || (!self.tickets.contains(ticket) && self.answered_early.insert(*ticket));
         assert!(is_first, "{ticket} is answered once: {answer:?}");
@@ -274,7 +211,8 @@ impl World {
         };
         let given = tokens.iter().all(|token| self.tokens.contains(token));
         assert!(given, "an answer has tokens that were given");
-        self.outputs.push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone() }));
+        self.outputs
+            .push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone(), notice: *notice }));
     }
 
     /// Looks at a key without deciding anything.
@@ -338,6 +276,7 @@ impl World {
         self.tickets.clear();
         self.waiting.clear();
         self.answered_early.clear();
+        self.unpublished.clear();
         self.outputs.clear();
         self.engine.promoted();
     }
@@ -424,185 +363,5 @@ impl World {
     /// Values came and went without a command of ours.
     pub(super) fn forget_used(&mut self) {
         self.used.clear();
-    }
-
-    /// What must hold after every step: exclusion, capacity, and the engine's own books.
-    pub(super) fn check(&mut self) {
-        self.engine.queues.assert_consistent();
-        for key in self.waited_for() {
-            if !self.is_dirty(&key) {
-                self.check_holders(&key);
-            }
-        }
-        for (name, value) in &self.values {
-            let Value::Lock(lock) = value else { continue };
-            check_exclusion(lock, self.now);
-            if lock.kind() == Kind::Semaphore {
-                let used: u64 = lock.live_holds(self.now).map(|hold| u64::from(hold.count())).sum();
-                let permits = u64::from(lock.permits());
-                let (used_before, permits_before) = self.used.insert(name.clone(), (used, permits)).unwrap_or_default();
-                // Only RESIZE may leave more in use than there are: what was in use, or was granted by the way before it.
-                let is_known = permits_before != 0;
-                let most = permits.max(used_before).max(permits_before);
-                assert!(!is_known || used <= most, "no more than the permits");
-            }
-        }
-        self.check_bindings();
-        self.check_replica();
-    }
-
-    /// A replica has what the master has.
-    fn check_replica(&self) {
-        let seen = |values: &BTreeMap<(u32, Vec<u8>), Value>| {
-            let all = values.iter().map(|(at, value)| match value {
-                Value::Lock(lock) => (at.clone(), Some(lock.clone())),
-                Value::Foreign => (at.clone(), None),
-            });
-            all.collect::<Vec<_>>()
-        };
-        assert_eq!(seen(&self.replica_values), seen(&self.values), "a replica has what its master has");
-    }
-
-    /// A hold is known by each of the connections that it is bound to.
-    fn check_bindings(&self) {
-        for ((db, name), value) in &self.values {
-            let Value::Lock(lock) = value else { continue };
-            for (client, token) in lock.bindings() {
-                let key = Key { db: *db, name: name.as_slice().into() };
-                let is_known = self
-                    .engine
-                    .connections
-                    .bindings()
-                    .any(|binding| (binding.client, binding.token) == (client, token) && binding.key == key);
-                let is_dirty = self.engine.queues.record(key.borrow()).is_some_and(|record| record.dirty.is_some());
-                let is_behind = self.engine.sweep.is_some();
-                assert!(is_known || is_dirty || is_behind, "connection {client} knows of hold {token}");
-            }
-        }
-    }
-
-    /// The names that somebody waits under.
-    fn waited_for(&self) -> Vec<Key> {
-        let records = self.engine.queues.names.iter().filter(|(_, record)| !record.queue.is_empty());
-        records.map(|(_, record)| record.key().to_key()).collect()
-    }
-
-    /// Whether there is something to act upon under a name.
-    pub(super) fn is_dirty(&self, key: &Key) -> bool {
-        self.engine.queues.record(key.borrow()).is_some_and(|record| {
-            record.dirty.is_some() || record.generation < self.engine.databases.generation(key.db)
-        })
-    }
-
-    /// Whether there is something to act upon anywhere.
-    pub(super) fn has_dirty(&self) -> bool {
-        let is_dirty = self.engine.queues.names.iter().any(|(_, record)| self.is_dirty(&record.key().to_key()));
-        is_dirty || !self.engine.suspects.is_empty()
-    }
-
-    /// What must hold once everything that was due was done: whoever can hold does, and nothing is left behind.
-    fn check_at_rest(&self) {
-        let mut alarms = 0;
-        for ((db, name), value) in &self.values {
-            let key = KeyRef { name, db: *db };
-            let Value::Lock(lock) = value else {
-                assert_eq!(self.engine.waiting_on(key), 0, "nobody waits for a foreign value");
-                continue;
-            };
-            assert!(!lock.is_disposable(), "no key is left behind");
-            assert!(lock.lapsed_hold(self.now).is_none(), "no lapsed hold is left");
-            if let Some(due_us) = lock.next_deadline_us() {
-                assert!(self.engine.is_alarm_of(lock.alarm(), key), "an alarm of its own");
-                let at_us = self.engine.leases.at_us(lock.alarm()).expect("an alarm");
-                assert!(at_us <= due_us, "an alarm is not later than what it is for");
-                alarms += 1;
-            }
-            if lock.kind() == Kind::Fair {
-                self.check_places_at_rest(key, lock);
-            }
-        }
-        for key in self.waited_for() {
-            if self.lock(&key).is_none_or(|lock| lock.kind() != Kind::Fair) {
-                self.check_head_waits(&key);
-            }
-        }
-        assert_eq!((self.engine.leases.len(), self.engine.leases.all()), (alarms, alarms), "no alarm is left behind");
-        for (_, record) in self.engine.queues.names.iter() {
-            let is_needed = !record.queue.is_empty() || !record.undelivered.is_empty();
-            assert!(is_needed, "no record is left behind: {:?}", record.key());
-        }
-        for binding in self.engine.connections.bindings() {
-            let is_bound =
-                self.lock(&binding.key).is_some_and(|lock| lock.clients(binding.token).contains(&binding.client));
-            assert!(is_bound, "no binding is left behind: {binding:?}");
-        }
-    }
-
-    /// The copy of the holders beside a queue is what the value says.
-    fn check_holders(&self, key: &Key) {
-        let lock = self.lock(key).filter(|lock| lock.kind() != Kind::Semaphore);
-        let holds = lock.into_iter().flat_map(Lock::holds);
-        let mut held: Vec<_> =
-            holds.map(|hold| (hold.token(), hold.owner().as_slice(), hold.mode(), hold.deadline_us())).collect();
-        held.sort_by_key(|(token, ..)| *token);
-        let record = self.engine.queues.record(key.borrow()).unwrap();
-        let owner = |id| self.engine.queues.owners.bytes(id);
-        let holders = record.holders.iter();
-        let holders: Vec<_> =
-            holders.map(|holder| (holder.token, owner(holder.owner), holder.mode, holder.deadline_us)).collect();
-        assert_eq!(holders, held, "the holders beside the queue of {key:?}");
-    }
-
-    /// The head of a queue waits for something that is not to be had.
-    fn check_head_waits(&self, key: &Key) {
-        let name = self.engine.queues.names.find(key.borrow()).unwrap();
-        let (ticket, head) = self.engine.queues.first(name).unwrap();
-        let owner = self.engine.queues.owner_of(head);
-        let can_have = head.names.iter().all(|name| {
-            let record = self.engine.queues.names.get(*name).unwrap();
-            let is_first = record.queue.first().is_some_and(|first| first.ticket == ticket);
-            let value = self.lock(&record.key().to_key()).map_or(Lies::Vacant, Lies::Lock);
-            let ahead = Ahead { any: !is_first, upgrade: !is_first, other_kind: false };
-            admission::decide(value, ahead, owner, &head.request, self.now) == Decision::Grant
-        });
-        assert!(!can_have, "the head of the queue waits although it could hold: {:?}", head.request);
-    }
-
-    /// A fair lock that is free is reserved for its head, which is not there; and connected places are those of the
-    /// connections that wait, in the same order.
-    fn check_places_at_rest(&self, key: KeyRef<'_>, lock: &Lock) {
-        let places = lock.queue();
-        if lock.live_holds(self.now).next().is_none() {
-            let places = places.expect("a fair lock that is neither held nor waited for is gone");
-            let head = places.first().unwrap();
-            assert_ne!(head.stay, Stay::Connected, "a free lock is not kept from a head that is there");
-            assert!(
-                places.reserved_until_us().is_some_and(|until_us| until_us > self.now.mono_us),
-                "it is reserved for the head"
-            );
-        }
-        let places: Vec<_> = places.into_iter().flat_map(FairQueue::iter).collect();
-        assert!(places.iter().all(|place| place.is_live(self.now)), "a place whose life is over is gone");
-        let connected: Vec<_> =
-            places.iter().filter(|place| place.stay == Stay::Connected).map(|place| place.owner.to_vec()).collect();
-        let mut waiting: Vec<_> = self.engine.waiters(key, self.now).map(|waiter| waiter.owner.to_vec()).collect();
-        let mut sorted = connected.clone();
-        sorted.sort();
-        waiting.sort();
-        assert_eq!(sorted, waiting, "connected places are those of connections that wait");
-    }
-}
-
-fn check_exclusion(lock: &Lock, now: Now) {
-    let live: Vec<_> = lock.live_holds(now).collect();
-    match lock.kind() {
-        Kind::Mutex | Kind::Fair => assert!(live.len() <= 1, "one owner at a time"),
-        Kind::RwLock => {
-            for writer in live.iter().filter(|hold| hold.mode() == Mode::Write) {
-                let alone = live.iter().all(|hold| hold.owner() == writer.owner());
-                assert!(alone, "a writer is alone");
-            }
-        }
-        Kind::Semaphore => {}
     }
 }

@@ -1,0 +1,154 @@
+//! What a connection leaves that has closed: grants that it has not heard of are taken back, sessions end, and places of a fair
+//! lock are kept for a grace or given up.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use super::dirty::{Gone, Undelivered};
+use super::positions::NameId;
+use super::state::{Engine, Transaction, terms_of};
+use super::statistics::count;
+use super::work::CHANGE;
+use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::{Kind, Mode};
+use crate::lock::admission::Value;
+use crate::place::Stay;
+
+impl Engine {
+    /// Takes back grants that nobody heard of, the latest first.
+    pub(super) fn undo(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, grants: &mut Vec<Undelivered>) {
+        while !grants.is_empty() && self.work.take(CHANGE) {
+            let Some(grant) = grants.pop() else {
+                return;
+            };
+            let token = grant.token;
+            let Some(terms) = terms_of(tx.keys, id, token) else {
+                continue;
+            };
+            if let Value::Lock(lock) = tx.keys.value(id) {
+                count(&mut self.stats.of(lock.kind()).undone);
+            }
+            let left = terms.count.saturating_sub(grant.count);
+            if left == 0 {
+                self.give_place_back(tx, id, &grant);
+                self.commit(tx, id, Event::Ended { token, cause: EndCause::Undone });
+                continue;
+            }
+            if let Some(client) = grant.client.filter(|_| grant.has_bound) {
+                self.unbind(tx, id, token, client);
+            }
+            // What came later stands. A deadline never comes nearer.
+            let terms = match grant.before_and_after.as_deref() {
+                Some((before, after))
+                    if (after.request, after.session_ms, after.lease_ms)
+                        == (terms.request, terms.session_ms, terms.lease_ms) =>
+                {
+                    Terms { count: left, deadline_us: terms.deadline_us.max(before.deadline_us), ..before.clone() }
+                }
+                _ => Terms { count: left, ..terms },
+            };
+            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms });
+        }
+    }
+
+    /// A grant that is taken back leaves its owner the place that it had on a fair lock: at the head, for a grace.
+    fn give_place_back(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, grant: &Undelivered) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        if let Some(hold) = lock.hold_with_token(grant.token).filter(|_| lock.kind() == Kind::Fair) {
+            let (owner, request_id) = (hold.owner().clone(), hold.request().map(|request| request.id));
+            let stay = Stay::Grace { until_us: tx.now.after_ms(tx.limits.fair_grace_ms) };
+            self.commit(tx, id, Event::Queued { owner, stay, arrival: grant.arrival, request_id, at_head: true });
+        }
+    }
+
+    /// Unbinds holds from connections that have closed, and ends the sessions of those that are bound to no other.
+    pub(super) fn end_sessions(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        unbound: &mut Vec<(u64, u64)>,
+    ) {
+        while !unbound.is_empty() && self.work.take(CHANGE) {
+            let Some((token, client)) = unbound.pop() else {
+                return;
+            };
+            let Some(lock) = tx.keys.lock_mut(id).filter(|lock| lock.clients(token).contains(&client)) else {
+                continue;
+            };
+            lock.unbind(token, client);
+            if lock.clients(token).is_empty() {
+                self.end_session(tx, id, token);
+            }
+        }
+    }
+
+    /// Brings the deadline of a hold that lost its last connection nearer.
+    pub(super) fn end_session(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
+        let Some(terms) = terms_of(tx.keys, id, token) else {
+            return;
+        };
+        let Some(session_ms) = terms.session_ms else {
+            return;
+        };
+        let deadline_us = terms.deadline_us.min(tx.now.after_ms(session_ms));
+        if deadline_us < terms.deadline_us {
+            let terms = Terms { deadline_us, ..terms };
+            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::SessionEnded, terms });
+        }
+    }
+
+    /// The places of waiters of a fair lock that are gone: who got nil gives its place up, the others keep theirs for a grace.
+    pub(super) fn release_places(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        gone: &mut VecDeque<Gone>,
+    ) {
+        while !gone.is_empty() && self.work.take(CHANGE) {
+            let Some(Gone { owner, gave_up }) = gone.pop_front() else {
+                return;
+            };
+            if let Some(request_id) = self.abandoned(tx, id, name, &owner) {
+                self.release_place(tx, id, &owner, request_id, gave_up);
+            }
+        }
+    }
+
+    pub(super) fn release_place(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        owner: &[u8],
+        request_id: Option<u64>,
+        gave_up: bool,
+    ) {
+        let owner = owner.into();
+        if gave_up {
+            self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
+        } else {
+            let stay = Stay::Grace { until_us: tx.now.after_ms(tx.limits.fair_grace_ms) };
+            self.commit(tx, id, Event::Kept { owner, stay, request_id });
+        }
+    }
+
+    /// Whether the place of an owner says that it is connected, and no connection of it waits any more; and the id of the
+    /// request that it stands for.
+    fn abandoned(
+        &self,
+        tx: &Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        owner: &[u8],
+    ) -> Option<Option<u64>> {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return None;
+        };
+        let place = lock.place(owner)?;
+        let waits = self.queues.first_of(owner, name, Mode::Exclusive).is_some();
+        (place.stay == Stay::Connected && !waits).then_some(place.request_id)
+    }
+}

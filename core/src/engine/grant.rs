@@ -1,0 +1,136 @@
+//! Gives holds, and new leases to them.
+//!
+//! Invariant: holds are granted in [`Engine::grant`] and nowhere else.
+
+use super::state::{Engine, Transaction, terms_of};
+use crate::event::{ChangeCause, Event, Terms};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::Mode;
+use crate::lock::admission::Value;
+use crate::request::{Refusal, Request, RequestMark};
+
+/// The part of ACQUIRE or RENEW that gives a hold a new lease.
+pub(super) struct Renewal {
+    pub(super) lease_ms: Option<u64>,
+    pub(super) session_ms: Option<u64>,
+    pub(super) client: Option<u64>,
+    /// The last numbered request of the hold from now on.
+    pub(super) mark: Option<RequestMark>,
+    /// Propagate it even if nothing changed.
+    pub(super) always: bool,
+}
+
+impl Engine {
+    /// Whether there is a token for each hold that a request would begin.
+    pub(super) fn check_tokens(
+        &self,
+        tx: &Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+    ) -> Result<(), Refusal> {
+        let left = self.tokens_left();
+        if left >= tx.keys.count() as u64 {
+            return Ok(());
+        }
+        let is_new = |id: &KeyId| !matches!(Self::live_terms(tx, *id, request.kind, owner, request.mode), Ok(Some(_)));
+        if left < tx.ids().filter(is_new).count() as u64 { Err(Refusal::NoTokens) } else { Ok(()) }
+    }
+
+    /// The only place that gives a hold: a new one, or one more count of the one that the owner has. The caller has
+    /// made sure that the lock admits it. `client` is the connection that the hold is bound to, if it has a session.
+    pub(super) fn grant(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        owner: &[u8],
+        request: &Request,
+        client: Option<u64>,
+    ) -> Result<u64, Refusal> {
+        let is_vacant = matches!(tx.keys.value(id), Value::Vacant);
+        if request.mode.is_alone() && !is_vacant {
+            // Who holds alone is alone in the value, too.
+            self.clear_lapsed(tx, id, Some(owner));
+        } else if request.mode == Mode::Read {
+            self.end_lapsed_writer(tx, id, owner);
+        }
+        let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
+        let deadline_us = tx.now.after_ms(request.lease_ms);
+        let (token, event) = match held {
+            Some((token, terms)) => {
+                let terms = Terms {
+                    count: terms.count.checked_add(request.count).ok_or(Refusal::CountOverflow)?,
+                    deadline_us: terms.deadline_us.max(deadline_us),
+                    lease_ms: request.lease_ms,
+                    request: RequestMark::after(terms.request, request.request_id, request.verb),
+                    session_ms: request.session_ms.or(terms.session_ms),
+                };
+                (token, Event::Changed { token, cause: ChangeCause::Reentered, terms })
+            }
+            None => {
+                let token = self.next_number(tx.now)?;
+                let terms = Terms {
+                    count: request.count,
+                    deadline_us,
+                    lease_ms: request.lease_ms,
+                    request: RequestMark::after(None, request.request_id, request.verb),
+                    session_ms: request.session_ms,
+                };
+                let (kind, mode, owner) = (request.kind, request.mode, owner.into());
+                (token, Event::Granted { kind, owner, mode, token, terms })
+            }
+        };
+        self.commit(tx, id, event);
+        self.bind(tx, id, token, client);
+        Ok(token)
+    }
+
+    /// A request for what its owner has already is answered with that, and renews the lease.
+    pub(super) fn repeat(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        token: u64,
+        request: &Request,
+        client: Option<u64>,
+    ) {
+        let Some(terms) = terms_of(tx.keys, id, token) else {
+            return;
+        };
+        let renewal = Renewal {
+            lease_ms: Some(request.lease_ms),
+            session_ms: request.session_ms,
+            client,
+            mark: RequestMark::after(terms.request, request.request_id, request.verb),
+            // So that a WAIT after it proves something.
+            always: true,
+        };
+        self.renew_hold(tx, id, token, terms, &renewal);
+    }
+
+    /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
+    pub(super) fn renew_hold(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        token: u64,
+        terms: Terms,
+        renewal: &Renewal,
+    ) -> u64 {
+        let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
+        let renewed = Terms {
+            deadline_us: terms.deadline_us.max(tx.now.after_ms(lease_ms)),
+            lease_ms,
+            session_ms: renewal.session_ms.or(terms.session_ms),
+            request: renewal.mark,
+            ..terms
+        };
+        let deadline_us = renewed.deadline_us;
+        let name = self.name(tx, id);
+        self.confirm(name, token);
+        if renewal.always || renewed != terms {
+            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
+        }
+        self.bind(tx, id, token, renewal.client);
+        deadline_us
+    }
+}

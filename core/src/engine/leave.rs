@@ -1,0 +1,47 @@
+//! A wait that ends without a grant.
+
+use super::state::{Engine, Transaction};
+use super::statistics::count;
+use super::waiter::Waiter;
+use crate::keyspace::Keyspace;
+use crate::outbox::Answer;
+
+impl Engine {
+    /// Takes a waiter out of line that is not granted. The other keys of a request for several have a queue to serve, and other
+    /// requests of its owner stand for themselves from now on.
+    pub(super) fn remove(&mut self, ticket: u64) -> Option<Waiter> {
+        let waiter = self.queues.leave(ticket)?;
+        for name in &waiter.names {
+            if waiter.is_many() {
+                self.mark(*name, |_| {});
+            }
+            for mode in waiter.request.mode.covers() {
+                if let Some(next) = self.queues.next_of_owner(waiter.owner, *name, *mode, None) {
+                    self.suspect(next.ticket);
+                }
+            }
+        }
+        self.queues.owners.tidy(waiter.owner);
+        Some(waiter)
+    }
+
+    /// Answers a waiter that is not granted.
+    pub(super) fn answer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
+        let waiter = self.remove(ticket);
+        if let Some(Waiter { request, .. }) = &waiter {
+            match &answer {
+                Answer::TimedOut => count(&mut self.stats.of(request.kind).timed_out),
+                Answer::Refused(refusal) => self.stats.count_refusal(request.kind, refusal),
+                Answer::Closed | Answer::Demoted | Answer::Moved => {
+                    count(&mut self.stats.of(request.kind).disconnected);
+                }
+                Answer::Granted(_)
+                | Answer::GrantedMany(_)
+                | Answer::TakenOver
+                | Answer::Continued
+                | Answer::Cancelled => {}
+            }
+        }
+        tx.out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
+    }
+}

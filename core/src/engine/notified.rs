@@ -1,0 +1,92 @@
+//! Requests that wait without a blocked connection (`NOTIFY`), by the connection that asked.
+//!
+//! Such a request waits as any other does. But the server knows nothing of it, so what the server does for a blocked connection
+//! is done by the engine: the wait ends with the connection that asked, with a demotion, and when its channel goes to another node
+//! of the cluster. There may be very many, so they are *cut off*, all in one step, and ended a few at a time (`cut_off.rs`); one
+//! that is cut off is granted nothing any more.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use core::ops::Bound;
+
+use super::waiter::Waiter;
+use crate::outbox::Answer;
+use crate::request::Channel;
+
+/// The connection that asked, and the ticket.
+type Wait = (u64, u64);
+
+/// Who waits without a blocked connection, and which of them are cut off.
+#[derive(Default)]
+pub(super) struct Notified {
+    waits: BTreeSet<Wait>,
+    /// Connections that have closed, with waits that have not ended yet.
+    pub(super) closed: BTreeSet<u64>,
+    /// Channels that went away; and up to where the waits were looked at.
+    pub(super) gone: Vec<(Channel, Option<Wait>)>,
+    /// This server is no master any more.
+    pub(super) is_demoted: bool,
+}
+
+impl Notified {
+    pub(super) fn enter(&mut self, client: u64, ticket: u64) {
+        self.waits.insert((client, ticket));
+    }
+
+    pub(super) fn leave(&mut self, client: u64, ticket: u64) {
+        self.waits.remove(&(client, ticket));
+    }
+
+    /// Why a waiter is cut off, if it is.
+    pub(super) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
+        let channel = waiter.request.notify?;
+        if self.is_demoted {
+            Some(Answer::Demoted)
+        } else if waiter.client.is_none_or(|client| self.closed.contains(&client)) {
+            Some(Answer::Closed)
+        } else if self.gone.iter().any(|(gone, _)| *gone == channel) {
+            Some(Answer::Moved)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn first_of(&self, client: u64) -> Option<u64> {
+        let (of, ticket) = self.waits.range((client, 0)..).next()?;
+        (*of == client).then_some(*ticket)
+    }
+
+    /// The next ticket to look at: it may be cut off.
+    pub(super) fn next(&mut self) -> Option<u64> {
+        if self.is_demoted {
+            if let Some((_, ticket)) = self.waits.first() {
+                return Some(*ticket);
+            }
+            self.is_demoted = false;
+        }
+        while let Some(client) = self.closed.first().copied() {
+            if let Some(ticket) = self.first_of(client) {
+                return Some(ticket);
+            }
+            self.closed.pop_first();
+        }
+        while let Some((_, after)) = self.gone.last_mut() {
+            let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+            if let Some(wait) = self.waits.range((from, Bound::Unbounded)).next() {
+                *after = Some(*wait);
+                return Some(wait.1);
+            }
+            self.gone.pop();
+        }
+        None
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        self.is_demoted || !self.closed.is_empty() || !self.gone.is_empty()
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.waits.len()
+    }
+}

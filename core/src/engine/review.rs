@@ -1,0 +1,241 @@
+//! The look at a value that came under a name, and at those who wait there. It is taken in parts, see [`Stage`].
+
+use core::ops::Bound;
+
+use super::dirty::{Dirty, Review, Stage};
+use super::positions::{NameId, Position};
+use super::state::{Engine, Transaction};
+use super::work::{ANSWER, CHANGE};
+use crate::bytes::Owner;
+use crate::event::Event;
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::{Kind, Mode};
+use crate::lock::admission::{self, Value};
+use crate::outbox::Answer;
+use crate::place::Stay;
+
+impl Engine {
+    /// Goes on with the look at a value that came, and at those who wait for it. Returns whether a lease was over.
+    pub(super) fn review(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        dirty: &mut Dirty,
+    ) -> bool {
+        let mut freed = false;
+        while let Some(review) = dirty.review {
+            let is_first_look = review.stage == Stage::Misfits(None);
+            match self.review_stage(tx, id, name, review) {
+                Ok(stage) => dirty.review = stage.map(|stage| Review { stage, ..review }),
+                Err(Stopped(stage)) => {
+                    dirty.review = Some(Review { stage, ..review });
+                    return freed;
+                }
+            }
+            if is_first_look {
+                // A lock that was over when it came goes at once: waiters of another kind need the name free, here and on
+                // each copy.
+                freed |= self.expire(tx, id);
+                self.close_key(tx.keys, id);
+            }
+        }
+        freed
+    }
+
+    /// Takes one stage of a review to its end, and returns the next one.
+    fn review_stage(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        Review { stage, arrived }: Review,
+    ) -> Result<Option<Stage>, Stopped> {
+        match stage {
+            Stage::Misfits(after) => {
+                self.refuse_misfits(tx, id, name, after).map_err(|after| Stopped(Stage::Misfits(after)))?;
+                let holds = if let Value::Lock(lock) = tx.keys.value(id) { lock.holds().len() } else { 0 };
+                Ok(Some(match holds {
+                    _ if arrived => Stage::Sessions(holds),
+                    0 => Stage::Places(None),
+                    // Who holds it was not known, and who waits for it and others together was passed over.
+                    _ => Stage::Holders(None),
+                }))
+            }
+            Stage::Sessions(below) => match self.close_sessions(tx, id, below) {
+                0 => Ok(Some(Stage::Holders(None))),
+                below => Err(Stopped(Stage::Sessions(below))),
+            },
+            Stage::Holders(after) => {
+                self.grant_to_holders(tx, id, name, after).map_err(|after| Stopped(Stage::Holders(after)))?;
+                if arrived {
+                    self.detach_places(tx, id, name);
+                }
+                Ok(Some(Stage::Places(None)))
+            }
+            Stage::Places(after) => {
+                if self.queues.names.get(name).is_some_and(|record| record.has_kind(Kind::Fair)) {
+                    // A place is taken in the queue of a fair lock, and not of what is left of another one.
+                    self.make_room(tx, id, Kind::Fair);
+                }
+                let rejoined = self.rejoin(tx, id, name, after);
+                if let Some(record) = self.queues.names.get_mut(name) {
+                    record.is_rejoining = rejoined.is_err();
+                }
+                rejoined.map_err(|after| Stopped(Stage::Places(after)))?;
+                Ok(Some(Stage::Lives))
+            }
+            Stage::Lives => {
+                while tx.keys.lock_mut(id).is_some_and(|lock| lock.settle_places(LIVES_AT_ONCE)) {
+                    if !self.work.take(COST_OF_LIVES) {
+                        return Err(Stopped(Stage::Lives));
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Answers waiters that what lies under their name now cannot serve. Fails with how far it came, if not to the end.
+    pub(super) fn refuse_misfits(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        after: Option<Position>,
+    ) -> Result<(), Option<Position>> {
+        let Some(record) = self.queues.names.get(name) else {
+            return Ok(());
+        };
+        let may_have = match tx.keys.value(id) {
+            Value::Foreign => true,
+            Value::Lock(lock) if lock.kind() == Kind::Semaphore => true,
+            Value::Lock(lock) => record.has_other_kind(lock.kind()),
+            Value::Vacant => record.has_kind(Kind::Semaphore),
+        };
+        if !may_have {
+            return Ok(());
+        }
+        self.each_waiter(name, after, |engine, ticket| {
+            let Some(waiter) = engine.queues.get(ticket) else {
+                return;
+            };
+            if let Err(refusal) = admission::check_possible(tx.keys.value(id), &waiter.request, tx.now) {
+                engine.work.take(ANSWER);
+                engine.answer(tx, ticket, Answer::Refused(refusal));
+            }
+        })
+    }
+
+    /// Looks at the waiters behind a position, as far as the allowance goes. Fails with how far it came, if not to the end.
+    fn each_waiter(
+        &mut self,
+        name: NameId,
+        after: Option<Position>,
+        mut look: impl FnMut(&mut Self, u64),
+    ) -> Result<(), Option<Position>> {
+        let mut after = after;
+        while let Some(position) =
+            self.queues.names.next_in_queue(name, after.map_or(Bound::Unbounded, Bound::Excluded))
+        {
+            if !self.work.take(CHANGE) {
+                return Err(after);
+            }
+            look(self, position.ticket);
+            after = Some(position);
+        }
+        Ok(())
+    }
+
+    /// Of a value that came by other means than a grant no hold is bound to a connection, and its sessions count as closed.
+    /// Looks at the holds below an index, and returns below which it has yet to look.
+    fn close_sessions(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, below: usize) -> usize {
+        // A hold that ends meanwhile is replaced by the last one, which was looked at already.
+        for at in (0..below).rev() {
+            if !self.work.take(CHANGE) {
+                return at.saturating_add(1);
+            }
+            let Value::Lock(lock) = tx.keys.value(id) else {
+                return 0;
+            };
+            if let Some(hold) = lock.holds().get(at)
+                && hold.session_ms().is_some()
+            {
+                self.end_session(tx, id, hold.token());
+            }
+        }
+        0
+    }
+
+    /// Grants what owners wait for and turn out to hold. Fails with how far it came, if not to the end.
+    fn grant_to_holders(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        after: Option<Position>,
+    ) -> Result<(), Option<Position>> {
+        self.each_waiter(name, after, |engine, ticket| {
+            let Some(waiter) = engine.queues.get(ticket) else {
+                return;
+            };
+            let owner = engine.queues.owner_of(waiter);
+            let Value::Lock(lock) = tx.keys.value(id) else {
+                return;
+            };
+            let meets = |mode: &Mode| waiter.request.is_met_by(*mode);
+            if Mode::ALL.iter().any(|mode| meets(mode) && lock.live_hold(owner, *mode, tx.now).is_some()) {
+                engine.work.take(ANSWER);
+                engine.grant_sibling(tx, id, ticket, false);
+            }
+        })
+    }
+
+    /// Cuts the places of a fair lock that came off from their connections.
+    fn detach_places(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId) {
+        if matches!(tx.keys.value(id), Value::Lock(lock) if lock.queue().is_some()) {
+            let until_us = tx.now.after_ms(tx.limits.fair_grace_ms);
+            self.commit(tx, id, Event::Detached { until_us });
+            // Places whose life was over live again: who waits for a lock of another kind may have been passed over.
+            self.note_kind(Some(name), Kind::Fair);
+        }
+    }
+
+    /// Connected waiters stay with the name. When another value lies under it, or none, they take their places there, in
+    /// the old order. Fails with how far it came, if not to the end.
+    fn rejoin(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        after: Option<Position>,
+    ) -> Result<(), Option<Position>> {
+        if !self.queues.names.get(name).is_some_and(|record| record.has_kind(Kind::Fair)) {
+            return Ok(());
+        }
+        self.each_waiter(name, after, |engine, ticket| {
+            let Some(waiter) = engine.queues.get(ticket).filter(|waiter| waiter.request.kind == Kind::Fair) else {
+                return;
+            };
+            let (owner, arrival) = (Owner::from(engine.queues.owner_of(waiter)), waiter.arrival);
+            let (stay, request_id) = (Stay::Connected, waiter.request.request_id);
+            let Ok(lock) = tx.keys.value(id).of_kind(Kind::Fair, tx.now) else {
+                return;
+            };
+            let place = lock.and_then(|lock| lock.place(owner.as_slice())).map(|place| place.stay);
+            match place {
+                Some(Stay::Connected) => {}
+                Some(_) => engine.commit(tx, id, Event::Kept { owner, stay, request_id }),
+                None => engine.commit(tx, id, Event::Queued { owner, stay, arrival, request_id, at_head: false }),
+            }
+        })
+    }
+}
+
+/// How many lives of places are written down at once; it costs as much as so many changes.
+const LIVES_AT_ONCE: usize = 64;
+
+const COST_OF_LIVES: u32 = 8;
+
+/// The allowance was used up in the middle of a stage.
+struct Stopped(Stage);

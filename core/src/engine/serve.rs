@@ -1,0 +1,152 @@
+//! Gives one waiter what it waits for, or tells it why not.
+
+use alloc::boxed::Box;
+
+use super::dirty::Undelivered;
+use super::state::{Engine, Transaction, terms_of};
+use super::waiter::Waiter;
+use crate::bytes::Owner;
+use crate::event::{Event, LeaveCause, Terms};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::Kind;
+use crate::lock::admission::{Decision, Value};
+use crate::outbox::Answer;
+use crate::request::Refusal;
+use crate::time::Now;
+
+impl Engine {
+    /// Answers a waiter for one key what was decided. Returns whether it was granted.
+    pub(super) fn serve(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        ticket: u64,
+        decision: Decision,
+    ) -> bool {
+        match decision {
+            Decision::Refuse(refusal) => self.answer(tx, ticket, Answer::Refused(refusal)),
+            _ if !self.is_permitted(tx, ticket) => self.give_up(tx, id, ticket, Answer::Refused(Refusal::NoPermission)),
+            decision => return self.grant_to_waiter(tx, id, ticket, &decision),
+        }
+        false
+    }
+
+    /// Grants a waiter for one key what was decided. Returns whether there was a token for it.
+    fn grant_to_waiter(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        ticket: u64,
+        decision: &Decision,
+    ) -> bool {
+        let Some(waiter) = self.queues.get(ticket) else {
+            return false;
+        };
+        let (owner, kind) = (Owner::from(self.queues.owner_of(waiter)), waiter.request.kind);
+        self.make_room(tx, id, kind);
+        let Some(waiter) = self.queues.leave_for_grant(ticket) else {
+            return false;
+        };
+        let given = self.give(tx, id, ticket, owner.as_slice(), &waiter, decision);
+        let is_granted = given.is_ok();
+        if is_granted {
+            self.stats.count_wait(waiter.request.kind, waiter.since_us, tx.now);
+            self.expect_delivery(ticket, &waiter);
+        } else {
+            self.queues.take_undelivered(ticket);
+        }
+        tx.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
+        self.queues.owners.tidy(waiter.owner);
+        let has_place = matches!(tx.keys.value(id), Value::Lock(lock) if lock.place(owner.as_slice()).is_some());
+        if !is_granted && has_place {
+            self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
+        }
+        is_granted
+    }
+
+    /// Whether a waiter still may have what it waits for: its user's rights may have been taken away meanwhile.
+    pub(super) fn is_permitted(&self, tx: &Transaction<'_, impl Keyspace>, ticket: u64) -> bool {
+        let waiter = self.queues.get(ticket).and_then(|waiter| Some((waiter.client?, &waiter.request)));
+        waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, request))
+    }
+
+    /// Whether a wait is over, by its time or because the request is cut off.
+    pub(super) fn is_out(&self, waiter: &Waiter, now: Now) -> bool {
+        waiter.is_over(now) || self.queues.notified.cut_off(waiter).is_some()
+    }
+
+    /// Answers a waiter whose wait is over. `false` if it is not.
+    pub(super) fn end_if_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) -> bool {
+        let Some(waiter) = self.queues.get(ticket) else {
+            return true;
+        };
+        if waiter.is_over(tx.now) {
+            self.time_out(tx, id, ticket);
+            return true;
+        }
+        let cut_off = self.queues.notified.cut_off(waiter);
+        let is_cut_off = cut_off.is_some();
+        if let Some(answer) = cut_off {
+            self.answer(tx, ticket, answer);
+        }
+        is_cut_off
+    }
+
+    /// Answers a waiter whose time is over.
+    pub(super) fn time_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
+        self.give_up(tx, id, ticket, Answer::TimedOut);
+    }
+
+    /// Answers a waiter that is not granted, and leaves it no place on a fair lock.
+    fn give_up(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64, answer: Answer) {
+        let waiter = self.queues.get(ticket).filter(|waiter| waiter.request.kind == Kind::Fair);
+        let owner: Option<Owner> = waiter.map(|waiter| self.queues.owner_of(waiter).into());
+        self.answer(tx, ticket, answer);
+        if let Some(owner) = owner {
+            self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
+        }
+    }
+
+    /// Gives a waiter one of the keys that it is granted, and remembers what it takes to undo that.
+    pub(super) fn give(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        ticket: u64,
+        owner: &[u8],
+        waiter: &Waiter,
+        decision: &Decision,
+    ) -> Result<u64, Refusal> {
+        let request = &waiter.request;
+        if let Decision::Repeat(token) | Decision::Held(token) = decision {
+            // It has given nothing that could be taken back.
+            self.repeat(tx, id, *token, request, waiter.client);
+            return Ok(*token);
+        }
+        let before = Self::live_terms(tx, id, request.kind, owner, request.mode)?;
+        let is_bound =
+            |keys: &_, token| waiter.client.is_some_and(|client| clients_of(keys, id, token).contains(&client));
+        let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(&*tx.keys, *token));
+        let token = self.grant(tx, id, owner, request, waiter.client)?;
+        let after = before.as_ref().and_then(|_| terms_of(tx.keys, id, token));
+        let undelivered = Undelivered {
+            token,
+            count: request.count,
+            arrival: waiter.arrival,
+            client: waiter.client,
+            has_bound: !was_bound && is_bound(&*tx.keys, token),
+            before_and_after: before.map(|(_, terms): (u64, Terms)| terms).zip(after).map(Box::new),
+        };
+        if let Some(name) = self.name(tx, id) {
+            self.queues.remember(ticket, name, undelivered);
+        }
+        Ok(token)
+    }
+}
+
+fn clients_of(keys: &impl Keyspace, id: KeyId, token: u64) -> &[u64] {
+    match keys.value(id) {
+        Value::Lock(lock) => lock.clients(token),
+        Value::Vacant | Value::Foreign => &[],
+    }
+}

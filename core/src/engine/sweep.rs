@@ -1,0 +1,89 @@
+//! A look at everything, a little at a time: at what a database has that was swapped, flushed or loaded, and at everything of a
+//! server that was promoted.
+
+use super::backlog::Sweep;
+use super::connections::Binding;
+use super::state::{Engine, Transaction};
+use super::work::{CHANGE, PARTS_PER_CHANGE};
+use crate::bytes::Key;
+use crate::collections::Alarm;
+use crate::keyspace::{KeyId, Keyspace};
+use crate::lock::admission::Value;
+
+/// What a timer comes to.
+pub(super) enum Rang {
+    /// There is nothing to do now.
+    No,
+    /// Something was done that needs no key.
+    Done,
+    /// There is something to do about a key.
+    Key(Key),
+}
+
+impl Engine {
+    /// Goes on with the sweep.
+    pub(super) fn sweep_on(&mut self) -> Rang {
+        for part in 0..self.work.parts {
+            // It stops at whatever is found: only what it has passed over counts.
+            if self.sweep.is_none() || (part.is_multiple_of(PARTS_PER_CHANGE) && !self.work.take(CHANGE)) {
+                return if part == 0 { Rang::No } else { Rang::Done };
+            }
+            match self.sweep.take() {
+                None => break,
+                Some(Sweep::Names(slot)) => match self.queues.names.in_slot(slot) {
+                    None => self.sweep = Some(Sweep::Leases(0)),
+                    Some(found) => {
+                        self.sweep = Some(Sweep::Names(slot.saturating_add(1)));
+                        let behind =
+                            found.filter(|(_, record)| record.generation < self.databases.generation(record.key().db));
+                        if let Some((_, record)) = behind {
+                            return Rang::Key(record.key().to_key());
+                        }
+                    }
+                },
+                Some(Sweep::Leases(slot)) => match self.leases.in_slot(slot) {
+                    None => self.sweep = Some(Sweep::Bindings(None)),
+                    Some(alarm) => {
+                        self.sweep = Some(Sweep::Leases(slot.saturating_add(1)));
+                        if let Some(rang) = self.sweep_lease(alarm) {
+                            return rang;
+                        }
+                    }
+                },
+                Some(Sweep::Bindings(after)) => {
+                    if let Some(next) = self.connections.next_after(after.as_ref()).cloned() {
+                        let key = next.key.clone();
+                        self.sweep = Some(Sweep::Bindings(Some(next)));
+                        return Rang::Key(key);
+                    }
+                }
+            }
+        }
+        Rang::Done
+    }
+
+    fn sweep_lease(&mut self, alarm: Alarm) -> Option<Rang> {
+        let reconciled_in = self.leases.reconciled_in(alarm)?;
+        let Some(key) = self.leases.key(alarm, &self.databases) else {
+            self.leases.remove(alarm, &self.databases);
+            return None;
+        };
+        (reconciled_in < self.databases.generation(key.db)).then_some(Rang::Key(key))
+    }
+
+    /// The sweep has come to a hold that is said to be bound to a connection: if it is not, that is forgotten.
+    pub(super) fn verify_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId) {
+        let Some(Sweep::Bindings(Some(binding))) = &self.sweep else {
+            return;
+        };
+        let Binding { client, token, key } = binding;
+        let is_bound = match tx.keys.value(id) {
+            Value::Lock(lock) => lock.clients(*token).contains(client),
+            Value::Vacant | Value::Foreign => false,
+        };
+        if key.borrow() == tx.keys.key(id) && !is_bound {
+            let binding = binding.clone();
+            self.connections.unbind(&binding);
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Those who listen for the answers to requests that wait without a blocked connection: a part of the [`World`].
+
+use std::vec::Vec;
+
+use super::world::World;
+use crate::outbox::{Answer, Notice, Outbox};
+
+impl World {
+    /// Keeps a grant that is to be published.
+    pub(super) fn keep_to_publish(&mut self, ticket: u64, notice: Option<Notice>, answer: &Answer) {
+        if let (Some(notice), Answer::Granted(_) | Answer::GrantedMany(_)) = (notice, answer) {
+            self.unpublished.push((ticket, notice));
+        }
+    }
+
+    /// A turn ends, and what there is to publish goes out; to nobody if `is_heard` is not so.
+    pub(super) fn publish(&mut self, is_heard: bool) {
+        for (ticket, _) in core::mem::take(&mut self.unpublished) {
+            if is_heard {
+                self.engine.published(ticket);
+            } else {
+                self.engine.waiter_left(ticket, false);
+            }
+        }
+    }
+
+    /// A connection closes: what was not published yet to it is not, and is taken back.
+    pub(super) fn client_closes(&mut self, client: u64) {
+        let (closed, open): (Vec<_>, Vec<_>) =
+            core::mem::take(&mut self.unpublished).into_iter().partition(|(_, notice)| notice.client == client);
+        self.unpublished = open;
+        self.engine.client_closed(client);
+        for (ticket, _) in closed {
+            self.engine.waiter_left(ticket, false);
+        }
+    }
+
+    /// The server becomes a replica for a moment.
+    pub(super) fn demote(&mut self) {
+        self.publish(true);
+        self.engine.demoted();
+        while self.engine.has_cut_off() {
+            self.engine.begin_turn();
+            let mut out = Outbox::new(true);
+            self.engine.end_cut_off(&mut out);
+            self.take(&[], &out);
+        }
+        self.engine.promoted();
+    }
+}

@@ -1,0 +1,180 @@
+//! The one write path: an event becomes true in the value, in the copy of its holders, and in the outbox for everywhere else.
+//!
+//! Invariants:
+//! 1. Values change in [`Engine::commit`] and nowhere else, each time with an event in the outbox. (What a master decided, or
+//!    a file has, is applied in [`Engine::apply_effect`], through the same [`Engine::apply`].)
+//! 2. After a command, a key whose value has a deadline has an alarm in `leases` that is due not later than that. It may be due
+//!    earlier: a renewal does not move it, it finds the new deadline when it goes off.
+
+use super::connections::Binding;
+use super::positions::NameId;
+use super::state::{Engine, Transaction};
+use crate::collections::Alarm;
+use crate::event::{EndCause, Event};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::Kind;
+use crate::lock::Lock;
+use crate::lock::admission::Value;
+
+impl Engine {
+    /// Makes an event true here and leaves it in the outbox for everywhere else.
+    pub(super) fn commit(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
+        match &event {
+            Event::Ended { token, cause } => {
+                self.count_end(tx, id, *cause, 1);
+                self.forget_bindings(tx, id, *token);
+            }
+            Event::Cleared { cause, .. } => {
+                let holds = tx.keys.lock_mut(id).map_or(0, |lock| lock.holds().len());
+                self.count_end(tx, id, *cause, holds as u64);
+            }
+            _ => {}
+        }
+        let name = self.name(tx, id);
+        let clears_expire = tx.keys.value(id).clears_expire(&event);
+        tx.out.effect(id, &event, clears_expire);
+        self.apply(tx.keys, id, name, event);
+    }
+
+    fn count_end(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, cause: EndCause, holds: u64) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        let counter = match cause {
+            EndCause::Expired => &mut self.stats.of(lock.kind()).expired,
+            EndCause::Forced => &mut self.stats.of(lock.kind()).forced,
+            EndCause::Released | EndCause::Undone => return,
+        };
+        *counter = counter.saturating_add(holds);
+    }
+
+    fn forget_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
+        if let Value::Lock(lock) = tx.keys.value(id) {
+            for client in lock.clients(token) {
+                self.connections.unbind(&Binding { client: *client, token, key: tx.keys.key(id).to_key() });
+            }
+        }
+    }
+
+    /// Makes an event true, in the value and in the copy of its holders.
+    fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
+        let noted = name.filter(|name| self.queues.len_under(*name) > 0).map(|name| (name, event.clone()));
+        match keys.lock_mut(id) {
+            Some(lock) => {
+                if let Some(leftovers) = lock.apply(event) {
+                    self.leftovers.push((keys.key(id).to_key(), leftovers));
+                }
+            }
+            None => {
+                if let (Some(kind), Value::Vacant) = (event.creates(), keys.value(id)) {
+                    let mut lock = Lock::new(kind, 1);
+                    lock.apply(event);
+                    keys.insert(id, lock);
+                    self.note_kind(name, kind);
+                }
+            }
+        }
+        if let Some((name, event)) = noted {
+            self.note_holder(keys, id, name, &event);
+        }
+    }
+
+    /// A lock came under a name: those who wait there for a lock of another kind are told.
+    pub(super) fn note_kind(&mut self, name: Option<NameId>, kind: Kind) {
+        if let Some(name) = name
+            && self.queues.names.get(name).is_some_and(|record| record.has_other_kind(kind))
+        {
+            self.mark(name, |dirty| dirty.replaced = true);
+        }
+    }
+
+    /// Binds a hold to a connection, if it has a session.
+    pub(super) fn bind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: Option<u64>) {
+        let (Some(client), Some(lock)) = (client, tx.keys.lock_mut(id)) else {
+            return;
+        };
+        let (is_new, gives_way) = lock.bind(token, client);
+        if is_new {
+            self.connections.bind(Binding { client, token, key: tx.keys.key(id).to_key() });
+        }
+        if let Some(client) = gives_way {
+            self.connections.unbind(&Binding { client, token, key: tx.keys.key(id).to_key() });
+        }
+    }
+
+    /// Unbinds a hold from a connection.
+    pub(super) fn unbind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: u64) {
+        if let Some(lock) = tx.keys.lock_mut(id) {
+            lock.unbind(token, client);
+        }
+        self.connections.unbind(&Binding { client, token, key: tx.keys.key(id).to_key() });
+    }
+
+    /// Leaves every key of a request as it has to be between requests.
+    pub(super) fn close(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
+        for id in tx.ids() {
+            self.close_key(tx.keys, id);
+            if let Some(name) = self.name(tx, id) {
+                self.queues.names.tidy(name);
+            }
+        }
+    }
+
+    /// Removes a lock that nobody holds and nobody has a place in; keeps the alarm of any other.
+    pub(super) fn close_key(&mut self, keys: &mut impl Keyspace, id: KeyId) {
+        match keys.value(id) {
+            Value::Lock(lock) if lock.is_disposable() => {
+                let alarm = lock.alarm();
+                if self.is_alarm_of(alarm, keys.key(id)) {
+                    self.leases.remove(alarm, &self.databases);
+                }
+                keys.remove(id);
+            }
+            Value::Lock(_) => self.set_alarm(keys, id),
+            Value::Vacant | Value::Foreign => {}
+        }
+    }
+
+    /// Keeps invariant 3.
+    pub(super) fn set_alarm(&mut self, keys: &mut impl Keyspace, id: KeyId) {
+        let Value::Lock(lock) = keys.value(id) else {
+            return;
+        };
+        let (alarm, due_us, key) = (lock.alarm(), lock.next_deadline_us(), keys.key(id));
+        let is_set = self.is_alarm_of(alarm, key);
+        let alarm = match due_us {
+            Some(due_us) if is_set => return self.leases.hasten(alarm, due_us),
+            Some(due_us) => self.leases.insert(due_us, key, &self.databases),
+            None => {
+                if is_set {
+                    self.leases.remove(alarm, &self.databases);
+                }
+                Alarm::NONE
+            }
+        };
+        if let Some(lock) = keys.lock_mut(id) {
+            lock.set_alarm(alarm);
+        }
+    }
+
+    /// Applies an effect that a master decided, or that the append-only file has. Decides nothing.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, if it cannot be applied to what lies under the key. Nothing was changed.
+    pub fn apply_effect(&mut self, keys: &mut impl Keyspace, id: KeyId, event: &Event) -> Result<(), &'static str> {
+        match keys.value(id) {
+            Value::Foreign => return Err("the key holds something else than a lock"),
+            Value::Lock(lock) => lock.check(event)?,
+            Value::Vacant if event.creates().is_some() => {}
+            Value::Vacant => return Err("there is no lock"),
+        }
+        if let Some(number) = event.number() {
+            self.raise_token(number);
+        }
+        let name = self.queues.names.find(keys.key(id));
+        self.apply(keys, id, name, event.clone());
+        self.close_key(keys, id);
+        Ok(())
+    }
+}

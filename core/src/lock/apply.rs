@@ -1,0 +1,280 @@
+//! Changes of the value: an event is checked if it comes from outside, and then made true.
+
+use alloc::boxed::Box;
+use core::mem;
+
+use smallvec::SmallVec;
+
+use super::fair_queue::FairQueue;
+use super::hold::{Hold, Holds};
+use super::hold_index::{HoldIndex, MAX_FEW, MIN_INDEXED};
+use super::{Body, Leftovers, Lock, Wide};
+use crate::bytes::Owner;
+use crate::event::{Event, Terms};
+use crate::kind::{Kind, Mode};
+use crate::place::Place;
+use crate::time::Now;
+
+impl Lock {
+    /// Whether [`Lock::apply`] can make an event true here, that comes from outside: from a payload or from a master. The
+    /// one check for both. What is not a matter of this lock was checked when the event was read.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong.
+    pub fn check(&self, event: &Event) -> Result<(), &'static str> {
+        let fits = match event {
+            Event::Granted { kind, mode, .. } => *kind == self.kind && kind.has_mode(*mode),
+            Event::Queued { .. } | Event::Kept { .. } | Event::Left { .. } | Event::QueueLapsed => {
+                self.kind == Kind::Fair
+            }
+            Event::Reserved { .. } | Event::Detached { .. } => self.kind == Kind::Fair,
+            Event::Sized { .. } => self.kind == Kind::Semaphore,
+            Event::Changed { .. } | Event::Ended { .. } | Event::Cleared { .. } => true,
+        };
+        if !fits {
+            return Err("the lock is of another kind");
+        }
+        match event {
+            Event::Granted { owner, mode, token, .. } => match self.hold_with_token(*token) {
+                Some(hold) if hold.owner() != owner || hold.mode() != *mode => Err("another hold has this token"),
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes `event` true. Total: an event about a hold that is not here changes nothing. Returns what is left to be cleaned
+    /// up, if that is a lot.
+    pub(crate) fn apply(&mut self, event: Event) -> Option<Leftovers> {
+        match event {
+            Event::Granted { owner, mode, token, terms, .. } => {
+                if matches!(self.body, Body::Free) {
+                    self.body = Body::Held(Hold::new(owner, mode, token, &terms));
+                    return None;
+                }
+                let leftovers = self.displace(&owner, mode);
+                self.leave(&owner);
+                self.push_hold(Hold::new(owner, mode, token, &terms));
+                return leftovers;
+            }
+            Event::Changed { token, terms, .. } => {
+                if let Some(at) = self.position_of_token(token) {
+                    self.change_hold(at, |hold| hold.set_terms(&terms));
+                }
+            }
+            Event::Ended { token, .. } => {
+                if let Some(at) = self.position_of_token(token) {
+                    self.remove_hold(at);
+                }
+            }
+            Event::Cleared { except, .. } => return Some(self.clear_holds(except.as_ref())),
+            Event::Sized { permits } => {
+                if let (Kind::Semaphore, Body::Wide(wide)) = (self.kind, &mut self.body) {
+                    wide.permits = permits;
+                }
+            }
+            Event::Queued { owner, stay, arrival, request_id, at_head } if self.kind == Kind::Fair => {
+                let place = Place { owner: owner.as_slice(), stay, arrival, request_id };
+                self.widened(|wide| wide.queue.get_or_insert_default().push(place, at_head));
+            }
+            Event::Queued { .. } => {}
+            Event::Kept { owner, stay, request_id } => {
+                self.change_queue(|queue| queue.set_stay(owner.as_slice(), stay, request_id));
+            }
+            Event::Left { owner, .. } => self.leave(&owner),
+            Event::QueueLapsed => {
+                let queue = self.widened(|wide| wide.queue.take());
+                self.narrow();
+                return Some(Leftovers { queue, ..Leftovers::default() });
+            }
+            Event::Reserved { until_us, .. } => self.change_queue(|queue| queue.reserve(until_us)),
+            Event::Detached { until_us } => self.change_queue(|queue| queue.detach_all(until_us)),
+        }
+        None
+    }
+
+    /// Makes room for a hold: of the same owner and mode, and of whoever a new holder in this mode is not beside. The latter
+    /// matters only on a copy that has missed something.
+    fn displace(&mut self, owner: &Owner, mode: Mode) -> Option<Leftovers> {
+        if let Some(at) = self.position(owner.as_slice(), mode) {
+            self.remove_hold(at);
+        }
+        let is_in_the_way = |hold: &Hold| hold.owner() != owner && (mode.is_alone() || hold.mode().is_alone());
+        if self.holds().len() <= MIN_INDEXED || self.index().is_some_and(|index| index.writer().is_some()) {
+            let in_the_way = |lock: &Self| lock.holds().iter().position(is_in_the_way);
+            while let Some(at) = in_the_way(self) {
+                self.remove_hold(at);
+            }
+        } else if mode.is_alone() {
+            return Some(self.clear_holds(Some(owner)));
+        }
+        None
+    }
+
+    /// Takes out every hold, but those of one owner.
+    fn clear_holds(&mut self, except: Option<&Owner>) -> Leftovers {
+        let own = except.map(|owner| self.take_holds_of(owner)).unwrap_or_default();
+        let mut leftovers = Leftovers::default();
+        match mem::replace(&mut self.body, Body::Free) {
+            Body::Free => {}
+            Body::Held(hold) => leftovers.holds.push(hold),
+            Body::Wide(mut wide) => {
+                leftovers.holds = mem::take(&mut wide.holds);
+                leftovers.bindings = wide.bindings;
+                leftovers.index = wide.index.take();
+                self.body = Body::Wide(wide);
+            }
+        }
+        own.into_iter().for_each(|hold| self.push_hold(hold));
+        self.narrow();
+        leftovers
+    }
+
+    /// Takes out the holds of one owner. What is left may be narrower than it is, see invariant 4.
+    fn take_holds_of(&mut self, owner: &Owner) -> SmallVec<[Hold; 2]> {
+        let mut taken = SmallVec::new();
+        for mode in Mode::ALL {
+            if let Some(at) = self.position(owner.as_slice(), mode) {
+                taken.extend(self.take_hold(at));
+            }
+        }
+        taken
+    }
+
+    fn push_hold(&mut self, hold: Hold) {
+        if matches!(self.body, Body::Free) {
+            self.body = Body::Held(hold);
+            return;
+        }
+        self.widened(|wide| {
+            wide.holds.push(hold);
+            match &mut wide.index {
+                Some(index) => index.add(Holds::of_many(&wide.holds), wide.holds.len().saturating_sub(1)),
+                None if wide.holds.len() >= MIN_INDEXED => {
+                    wide.index = Some(HoldIndex::of(Holds::of_many(&wide.holds)))
+                }
+                None => {}
+            }
+        });
+    }
+
+    fn change_hold(&mut self, at: usize, change: impl FnOnce(&mut Hold)) {
+        if let Body::Wide(wide) = &mut self.body
+            && let Wide { holds, index: Some(index), .. } = wide.as_mut()
+        {
+            if let Some(hold) = holds.get_mut(at) {
+                index.count_out(hold);
+                change(hold);
+                index.count_in(hold);
+            }
+        } else if let Some(hold) = self.hold_mut(at) {
+            change(hold);
+        }
+    }
+
+    fn remove_hold(&mut self, at: usize) {
+        self.take_hold(at);
+        if let Body::Wide(wide) = &mut self.body {
+            if wide.holds.len() <= MAX_FEW && wide.index.is_some() {
+                wide.index = None;
+                wide.holds.shrink_to_fit();
+            }
+            self.narrow();
+        }
+    }
+
+    /// The last hold takes the place of the one that goes: the same on every server that applies the same events.
+    fn take_hold(&mut self, at: usize) -> Option<Hold> {
+        match &mut self.body {
+            Body::Free => None,
+            Body::Held(_) => match mem::replace(&mut self.body, Body::Free) {
+                Body::Held(hold) => Some(hold),
+                _ => None,
+            },
+            Body::Wide(wide) => {
+                if let Some(index) = &mut wide.index {
+                    index.remove(Holds::of_many(&wide.holds), at);
+                }
+                wide.holds.swap_remove(at)
+            }
+        }
+    }
+
+    /// Changes the part that few locks have, which is made if need be.
+    fn widened<R>(&mut self, change: impl FnOnce(&mut Wide) -> R) -> R {
+        let mut wide = match mem::replace(&mut self.body, Body::Free) {
+            Body::Free => Box::default(),
+            Body::Held(hold) => {
+                let mut wide = Box::<Wide>::default();
+                wide.holds.push(hold);
+                wide
+            }
+            Body::Wide(wide) => wide,
+        };
+        let changed = change(&mut wide);
+        self.body = Body::Wide(wide);
+        changed
+    }
+
+    /// Keeps invariant 4.
+    fn narrow(&mut self) {
+        let Body::Wide(wide) = &mut self.body else {
+            return;
+        };
+        if self.kind == Kind::Semaphore || wide.queue.is_some() || wide.holds.len() > 1 {
+            return;
+        }
+        let bindings = wide.bindings;
+        self.body = match wide.holds.pop() {
+            Some(mut hold) => {
+                hold.rebase(bindings);
+                Body::Held(hold)
+            }
+            None => Body::Free,
+        };
+    }
+
+    fn change_queue(&mut self, change: impl FnOnce(&mut FairQueue)) {
+        if let Body::Wide(wide) = &mut self.body
+            && let Some(queue) = &mut wide.queue
+        {
+            change(queue);
+        }
+    }
+
+    /// Goes on with the places of a queue that was detached, see [`FairQueue::settle_some`]. Returns whether there are more.
+    pub(crate) fn settle_places(&mut self, count: usize) -> bool {
+        match &mut self.body {
+            Body::Wide(wide) => wide.queue.as_mut().is_some_and(|queue| queue.settle_some(count)),
+            Body::Free | Body::Held(_) => false,
+        }
+    }
+
+    fn leave(&mut self, owner: &Owner) {
+        if let Body::Wide(wide) = &mut self.body
+            && let Some(queue) = &mut wide.queue
+        {
+            queue.remove(owner.as_slice());
+            if queue.is_empty() {
+                wide.queue = None;
+                self.narrow();
+            }
+        }
+    }
+
+    /// Brings leases nearer that end further ahead than a lease may last: of a file that somebody made by hand, or that a server
+    /// with a wrong clock has written. No lock is immortal.
+    pub fn shorten_leases(&mut self, now: Now) {
+        let is_far = |deadline_us: u64| now.within_limits(deadline_us) != deadline_us;
+        if !self.last_deadline_us().is_some_and(is_far) {
+            return;
+        }
+        for at in 0..self.holds().len() {
+            self.change_hold(at, |hold| {
+                let terms = hold.terms();
+                hold.set_terms(&Terms { deadline_us: now.within_limits(terms.deadline_us), ..terms });
+            });
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Holds that are bound to connections. That is not part of the value: a copy has no bindings.
+
+use smallvec::SmallVec;
+
+use super::hold::Hold;
+use super::{Body, Lock};
+
+/// Bindings of one hold: connections, each with the token.
+type Bindings = SmallVec<[(u64, u64); 1]>;
+
+impl Lock {
+    /// The connections that the hold with `token` is bound to.
+    #[must_use]
+    pub fn clients(&self, token: u64) -> &[u64] {
+        self.hold_with_token(token).map_or(&[], |hold| hold.clients(self.generation()))
+    }
+
+    fn generation(&self) -> u32 {
+        match &self.body {
+            Body::Wide(wide) => wide.bindings,
+            Body::Free | Body::Held(_) => 0,
+        }
+    }
+
+    /// Every binding of a hold to a connection: the connection, and the token.
+    pub fn bindings(&self) -> impl Iterator<Item = (u64, u64)> {
+        let generation = self.generation();
+        let of_hold = move |hold: &Hold| -> Bindings {
+            hold.clients(generation).iter().map(|client| (*client, hold.token())).collect()
+        };
+        self.holds().iter().flat_map(of_hold)
+    }
+
+    /// Binds the hold with `token` to one more connection, see [`Hold::bind`].
+    pub(crate) fn bind(&mut self, token: u64, client: u64) -> (bool, Option<u64>) {
+        let bindings = self.generation();
+        let at = self.position_of_token(token);
+        let hold = at.and_then(|at| self.hold_mut(at));
+        hold.map_or((false, None), |hold| hold.bind(client, bindings))
+    }
+
+    /// Unbinds the hold with `token` from a connection.
+    pub(crate) fn unbind(&mut self, token: u64, client: u64) {
+        let at = self.position_of_token(token);
+        if let Some(hold) = at.and_then(|at| self.hold_mut(at)) {
+            hold.unbind(client);
+        }
+    }
+
+    /// Unbinds every hold from its connections, in one step, however many there are: bindings of an earlier generation do not
+    /// count.
+    pub(crate) fn unbind_all(&mut self) {
+        match &mut self.body {
+            Body::Free => {}
+            Body::Held(hold) => hold.rebase(u32::MAX),
+            Body::Wide(wide) => wide.bindings = wide.bindings.wrapping_add(1) & (u32::MAX >> 1),
+        }
+    }
+}

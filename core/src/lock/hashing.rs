@@ -1,0 +1,22 @@
+//! How the tables inside a value hash what clients have chosen.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use ahash::RandomState;
+
+/// The seeds; see [`seed_hashing`].
+static SEEDS: [AtomicU64; 4] = [AtomicU64::new(1), AtomicU64::new(2), AtomicU64::new(3), AtomicU64::new(4)];
+
+/// Makes the hashing unpredictable. Called once, before the first value is made: values are made in many places, and all of
+/// them want it.
+pub fn seed_hashing(seeds: [u64; 4]) {
+    for (place, seed) in SEEDS.iter().zip(seeds) {
+        place.store(seed, Ordering::Relaxed);
+    }
+}
+
+/// A hasher for names that clients choose, in values.
+pub(super) fn hasher() -> RandomState {
+    let [a, b, c, d] = SEEDS.each_ref().map(|seed| seed.load(Ordering::Relaxed));
+    RandomState::with_seeds(a, b, c, d)
+}

@@ -1,0 +1,147 @@
+//! The value as a whole: what holds while it changes.
+
+use super::hold_index::{MAX_FEW, MIN_INDEXED};
+use super::*;
+use crate::event::{EndCause, Event, Terms};
+use std::format;
+use std::string::String;
+
+const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
+
+fn terms(count: u32, deadline_us: u64) -> Terms {
+    Terms { count, deadline_us, lease_ms: 1000, request: None, session_ms: None }
+}
+
+fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {
+    let mut lock = Lock::new(kind, permits);
+    for (token, (owner, mode, count)) in (1..).zip(holds) {
+        lock.apply(Event::Granted {
+            kind,
+            owner: owner.as_bytes().into(),
+            mode: *mode,
+            token,
+            terms: terms(*count, NOW.mono_us + 1),
+        });
+    }
+    lock
+}
+
+#[test]
+fn from_its_deadline_on_a_lease_has_no_effect() {
+    let lock = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]);
+    let later = Now { mono_us: NOW.mono_us + 1, ..NOW };
+    assert!(lock.live_hold(b"a", Mode::Exclusive, NOW).is_some());
+    assert!(lock.is_held_by_another(b"b", NOW) && lock.is_live(NOW));
+    assert!(lock.live_hold(b"a", Mode::Exclusive, later).is_none());
+    assert!(!lock.is_held_by_another(b"b", later) && !lock.is_live(later));
+    assert!(lock.lapsed_hold(NOW).is_none() && lock.lapsed_hold(later).is_some());
+}
+
+#[test]
+fn events_about_a_hold_that_is_not_here_change_nothing() {
+    let mut lock = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]);
+    let before = lock.clone();
+    lock.apply(Event::Ended { token: 99, cause: EndCause::Expired });
+    lock.apply(Event::Changed { token: 99, cause: crate::event::ChangeCause::Renewed, terms: terms(5, 7) });
+    assert_eq!(lock, before);
+}
+
+use proptest::prelude::*;
+
+proptest! {
+    /// A lock that many hold answers as the plain list of its holds does, while it grows and shrinks.
+    #[test]
+    fn an_indexed_lock_is_as_the_list_of_its_holds(
+        is_semaphore: bool,
+        steps in prop::collection::vec((0..40u8, any::<bool>(), 0..5u8, 0..50u64), 1..300),
+        jumps in prop::collection::vec(0..3u64, 300),
+    ) {
+        let (kind, mode) = if is_semaphore { (Kind::Semaphore, Mode::Permits) } else { (Kind::RwLock, Mode::Read) };
+        let mut lock = Lock::new(kind, 60);
+        let mut list: Vec<(u8, u64, u32, u64)> = Vec::new();
+        let mut now = NOW;
+        for ((token, (owner, grows, what, deadline)), jump_us) in (1..).zip(steps).zip(jumps) {
+            now.mono_us += jump_us;
+            let deadline_us = now.mono_us - 20 + deadline;
+            let count = u32::from(what) + 1;
+            let at = list.iter().position(|entry| entry.0 == owner);
+            match (at, grows || what > 2) {
+                (None, _) => {
+                    let terms = terms(count, deadline_us);
+                    lock.apply(Event::Granted { kind, owner: (&[owner][..]).into(), mode, token, terms });
+                    list.push((owner, token, count, deadline_us));
+                }
+                (Some(at), true) => {
+                    let cause = crate::event::ChangeCause::Renewed;
+                    lock.apply(Event::Changed { token: list[at].1, cause, terms: terms(count, deadline_us) });
+                    (list[at].2, list[at].3) = (count, deadline_us);
+                }
+                (Some(at), false) => {
+                    lock.apply(Event::Ended { token: list[at].1, cause: EndCause::Released });
+                    list.remove(at);
+                }
+            }
+            let live = || list.iter().filter(|entry| entry.3 > now.mono_us);
+            prop_assert_eq!(lock.holds().len(), list.len());
+            for owner in 0..40 {
+                let held = live().find(|entry| entry.0 == owner).map(|entry| entry.1);
+                prop_assert_eq!(lock.live_hold(&[owner], mode, now).map(Hold::token), held);
+            }
+            for entry in &list {
+                let hold = lock.hold_with_token(entry.1).unwrap();
+                prop_assert_eq!((hold.owner().as_slice(), hold.count()), (&[entry.0][..], entry.2));
+            }
+            prop_assert_eq!(lock.next_deadline_us(), list.iter().map(|entry| entry.3).min());
+            prop_assert_eq!(lock.lapsed_hold(now).is_some(), list.iter().any(|entry| entry.3 <= now.mono_us));
+            let used: i64 = live().map(|entry| i64::from(entry.2)).sum();
+            prop_assert!(!is_semaphore || lock.available(now) == 60 - used);
+            prop_assert_eq!(lock.live_count(now), lock.live_holds(now).count());
+            for owner in 0..41 {
+                let by_another = live().any(|entry| entry.0 != owner);
+                prop_assert_eq!(lock.is_held_by_another(&[owner], now), by_another);
+            }
+            let last = list.iter().map(|entry| entry.3).max();
+            prop_assert_eq!(lock.last_deadline_us(), last);
+        }
+    }
+}
+
+#[test]
+fn on_a_copy_that_has_missed_something_there_is_one_holder_all_the_same() {
+    let mutex = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1), ("b", Mode::Exclusive, 1)]);
+    assert_eq!(mutex.holds().iter().map(Hold::token).collect::<Vec<_>>(), [2]);
+    let holds = [("a", Mode::Read, 1), ("b", Mode::Read, 1), ("a", Mode::Write, 1)];
+    let rwlock = with(Kind::RwLock, 1, &holds);
+    assert_eq!(rwlock.holds().iter().map(Hold::token).collect::<Vec<_>>(), [1, 3]);
+    let holds = [("a", Mode::Write, 1), ("b", Mode::Read, 1), ("c", Mode::Read, 1)];
+    let rwlock = with(Kind::RwLock, 1, &holds);
+    assert_eq!(rwlock.holds().iter().map(Hold::token).collect::<Vec<_>>(), [2, 3]);
+    let readers: Vec<String> = (0..100).map(|number| format!("r{number}")).collect();
+    let mut holds: Vec<_> = readers.iter().map(|owner| (owner.as_str(), Mode::Read, 1)).collect();
+    holds.push(("r7", Mode::Write, 1));
+    let rwlock = with(Kind::RwLock, 1, &holds);
+    assert_eq!(rwlock.holds().iter().map(Hold::token).collect::<Vec<_>>(), [8, 101]);
+}
+
+#[test]
+fn a_lock_has_an_index_while_many_hold_it() {
+    let mut lock = Lock::new(Kind::Semaphore, 100);
+    let grant = |lock: &mut Lock, number: u8| {
+        let (kind, mode, token) = (Kind::Semaphore, Mode::Permits, u64::from(number) + 1);
+        lock.apply(Event::Granted { kind, owner: (&[number][..]).into(), mode, token, terms: terms(1, 7) });
+    };
+    for number in 0..100 {
+        grant(&mut lock, number);
+        assert_eq!(lock.index().is_some(), lock.holds().len() >= MIN_INDEXED);
+    }
+    for token in 1..=100 {
+        lock.apply(Event::Ended { token, cause: EndCause::Expired });
+        assert_eq!(lock.index().is_some(), lock.holds().len() > MAX_FEW);
+    }
+}
+
+#[test]
+fn the_value_has_the_size_that_the_memory_figures_rest_on() {
+    assert_eq!(size_of::<Hold>(), 72);
+    assert_eq!(size_of::<Lock>(), 80);
+}

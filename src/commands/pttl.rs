@@ -1,0 +1,47 @@
+//! `RLOCK.PTTL key`, for a lock of any kind.
+
+use std::marker::PhantomData;
+
+use super::family::Family;
+use super::{Failure, read_lock, reply_failure};
+use crate::arguments;
+use crate::clock;
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
+
+/// What PTTL answers when nobody holds, as Redis does for a key that is not there.
+const NOT_HELD: i64 = -2;
+
+pub(super) struct Pttl<F>(PhantomData<F>);
+
+impl<F: Family> Command for Pttl<F> {
+    const SPEC: CommandSpec = CommandSpec {
+        name: F::NAMES.pttl,
+        flags: c"readonly fast",
+        arity: 2,
+        access: Access::Read,
+        keys: KeyArguments::First,
+        summary: c"Returns the milliseconds until nobody holds any more, -2 if the lock is not held.",
+        complexity: c"O(1)",
+        arguments: &[],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, pttl::<F>(ctx, args));
+    }
+}
+
+fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let (key, now) = (arguments::key(args)?, clock::now());
+    let longest_ms = read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |lock| {
+        lock.and_then(|lock| lock.last_deadline_us()).map_or(0, |deadline_us| now.left_ms(deadline_us))
+    })?;
+    match longest_ms {
+        0 => ctx.reply_signed(NOT_HELD),
+        left_ms => {
+            // Whichever comes first: the end of the lease, or that of the key.
+            let expire_left_ms = Keys::open_to_peek(ctx, key).expire_left_ms();
+            ctx.reply_integer(expire_left_ms.map_or(left_ms, |expire_left_ms| left_ms.min(expire_left_ms)));
+        }
+    }
+    Ok(())
+}

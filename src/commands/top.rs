@@ -1,0 +1,63 @@
+//! `RLOCK.TOP [COUNT n]`: the locks that most clients wait for.
+
+use super::{ENGINE_IN_USE, Failure, option, reply_failure};
+use crate::arguments::{self, Opt};
+use crate::clock;
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::state;
+
+/// How many are shown without COUNT, and at most.
+const DEFAULT_COUNT: usize = 10;
+const MAX_COUNT: usize = 1000;
+
+pub(super) struct Top;
+
+impl Command for Top {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RLOCK.TOP",
+        flags: c"readonly",
+        arity: -1,
+        access: Access::Read,
+        keys: KeyArguments::None,
+        summary: c"Lists the locks that most clients wait for, of all databases, and who holds them.",
+        complexity: c"O(N log N) with N locks that are waited for, of which it looks at about 5000",
+        arguments: &[option(c"count", c"COUNT")],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, top(ctx, args));
+    }
+}
+
+fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let count = arguments::options(args, 1, &[Opt::Count])?.count;
+    let limit = count.map_or(DEFAULT_COUNT, |count| usize::try_from(count).unwrap_or(MAX_COUNT).min(MAX_COUNT));
+    let now = clock::now();
+    let mut locks = state::with_engine(|engine| engine.most_contended(MAX_COUNT, now)).ok_or(ENGINE_IN_USE)?;
+    // What a user may not read is not there to that user.
+    locks.retain(|lock| ctx.user_may_read(ctx.client(), ctx.string(lock.key.name.as_slice()).arg()));
+    locks.truncate(limit);
+    ctx.reply_array(locks.len());
+    for lock in locks {
+        ctx.reply_map(if lock.holder.is_some() { 8 } else { 5 });
+        ctx.reply_bytes(b"key");
+        ctx.reply_bytes(lock.key.name.as_slice());
+        ctx.reply_bytes(b"db");
+        ctx.reply_integer(lock.key.db.into());
+        ctx.reply_bytes(b"kind");
+        ctx.reply_bytes(lock.kind.name().as_bytes());
+        ctx.reply_bytes(b"waiters");
+        ctx.reply_integer(lock.waiters as u64);
+        ctx.reply_bytes(b"oldest-wait-ms");
+        ctx.reply_integer(lock.oldest_wait_ms);
+        if let Some((owner, token, held_ms)) = lock.holder {
+            ctx.reply_bytes(b"owner");
+            ctx.reply_bytes(owner.as_slice());
+            ctx.reply_bytes(b"token");
+            ctx.reply_integer(token);
+            ctx.reply_bytes(b"held-ms");
+            ctx.reply_integer(held_ms);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Channels: who listens, and what is published.
+
+use std::ffi::c_int;
+
+use redis_module::raw;
+
+use super::{Arg, Args, Ctx, api};
+
+impl Ctx<'_> {
+    /// The server wants to know which channels a command is about, and nothing else.
+    pub(crate) fn is_asked_for_channels(self) -> bool {
+        // SAFETY: the context is alive.
+        unsafe { api!(RedisModule_IsChannelsPositionRequest, self.raw()) != 0 }
+    }
+
+    /// Tells that argument `index` is a channel to which the command may publish.
+    pub(crate) fn tell_channel(self, index: usize, args: Args<'_>) {
+        if let (Some(_), Ok(index)) = (args.get(index), c_int::try_from(index)) {
+            let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH.cast_signed();
+            // SAFETY: the context is that of a request for positions, and there is such an argument.
+            unsafe { api!(RedisModule_ChannelAtPosWithFlags, self.raw(), index, flags) };
+        }
+    }
+
+    /// How many connections to this very server listen to this very channel; not counted are those that listen to a pattern.
+    pub(crate) fn listeners(self, channel: Arg<'_>, is_cluster: bool) -> u64 {
+        let what = if is_cluster { c"SHARDNUMSUB" } else { c"NUMSUB" };
+        // SAFETY: the format says a C string and a string, and the arguments are exactly those. A reply and what it has in it
+        // are alive until it is freed, once.
+        unsafe {
+            let reply =
+                api!(RedisModule_Call, self.raw(), c"PUBSUB".as_ptr(), c"cs".as_ptr(), what.as_ptr(), channel.raw());
+            if reply.is_null() {
+                return 0;
+            }
+            let number = api!(RedisModule_CallReplyArrayElement, reply, 1);
+            let listeners = if number.is_null() { 0 } else { api!(RedisModule_CallReplyInteger, number) };
+            api!(RedisModule_FreeCallReply, reply);
+            u64::try_from(listeners).unwrap_or(0)
+        }
+    }
+
+    /// Publishes a message; in a cluster to the channel of a shard.
+    pub(crate) fn publish(self, channel: Arg<'_>, message: Arg<'_>, is_cluster: bool) {
+        // SAFETY: the context and the strings are alive.
+        unsafe {
+            if is_cluster {
+                api!(RedisModule_PublishMessageShard, self.raw(), channel.raw(), message.raw());
+            } else {
+                api!(RedisModule_PublishMessage, self.raw(), channel.raw(), message.raw());
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The answers to requests that wait without a blocked connection: from the engine to the channel.
+//!
+//! Nothing is published inside a command: Redis 7.0 would write the message into the middle of what EXEC answers. Messages
+//! wait here until the turn of the event loop ends, just before the append-only file is flushed and answers are written, and
+//! go out in the order in which they were decided, so many a turn that nobody has to wait for long.
+//!
+//! A grant is published only if somebody listens to its channel on this server. Otherwise, or if the connection that asked has
+//! closed meanwhile, the engine takes it back.
+//!
+//! Invariant: a channel is known as long as a request waits for an answer on it, or a message for it waits here.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use rlock_core::{Answer, Channel, Notice, Told};
+
+use crate::clock;
+use crate::ffi::{Ctx, MainThread};
+use crate::reply;
+use crate::server;
+use crate::state;
+use crate::timer;
+
+/// How many messages go out in one turn, and how long that may take.
+const AT_ONCE: usize = 1_000;
+const BUDGET: Duration = Duration::from_millis(2);
+
+/// How many channels are looked at in one of the server's regular ticks.
+const CHANNELS_PER_TICK: usize = 64;
+
+struct Entry {
+    name: Box<[u8]>,
+    /// How many requests and messages it is known for.
+    uses: usize,
+    /// Whether somebody listened, in the turn with this number.
+    heard: (u64, bool),
+}
+
+struct Message {
+    ticket: u64,
+    notice: Notice,
+    answer: Answer,
+}
+
+#[derive(Default)]
+struct Notices {
+    /// By the number less one.
+    channels: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    numbers: HashMap<Box<[u8]>, u32>,
+    outgoing: VecDeque<Message>,
+    /// Connections that closed while messages waited.
+    closed: HashSet<u64>,
+    turn: u64,
+    /// Which channel is looked at next.
+    next_look: usize,
+}
+
+static NOTICES: MainThread<Option<Notices>> = MainThread::new(None);
+
+fn with<R>(body: impl FnOnce(&mut Notices) -> R) -> Option<R> {
+    NOTICES.with(|notices| body(notices.get_or_insert_default()))
+}
+
+impl Notices {
+    fn slot(&mut self, channel: Channel) -> Option<&mut Option<Entry>> {
+        self.channels.get_mut(usize::try_from(channel.0.get()).ok()?.checked_sub(1)?)
+    }
+
+    fn entry(&mut self, channel: Channel) -> Option<&mut Entry> {
+        self.slot(channel)?.as_mut()
+    }
+
+    fn hold(&mut self, name: &[u8]) -> Option<Channel> {
+        let index = match self.numbers.get(name) {
+            Some(index) => *index,
+            None => {
+                let index = match self.free.pop() {
+                    Some(index) => index,
+                    None => {
+                        self.channels.push(None);
+                        u32::try_from(self.channels.len()).ok()?.checked_sub(1)?
+                    }
+                };
+                *self.channels.get_mut(index as usize)? = Some(Entry { name: name.into(), uses: 0, heard: (0, false) });
+                self.numbers.insert(name.into(), index);
+                index
+            }
+        };
+        let channel = Channel(NonZeroU32::new(index.checked_add(1)?)?);
+        let entry = self.entry(channel)?;
+        entry.uses = entry.uses.saturating_add(1);
+        Some(channel)
+    }
+
+    fn let_go(&mut self, channel: Channel) {
+        let Some(slot) = self.slot(channel) else {
+            return;
+        };
+        if let Some(entry) = slot {
+            entry.uses = entry.uses.saturating_sub(1);
+            if entry.uses > 0 {
+                return;
+            }
+        }
+        if let Some(entry) = slot.take() {
+            self.numbers.remove(&entry.name);
+            self.free.push(channel.0.get().saturating_sub(1));
+        }
+    }
+}
+
+/// The number of a channel on which a request is to be answered. It is known until [`let_go`], or until the answer to the
+/// request that waits was published.
+pub(crate) fn hold(name: &[u8]) -> Option<Channel> {
+    with(|notices| notices.hold(name)).flatten()
+}
+
+/// The request does not wait: its channel is of no interest any more.
+pub(crate) fn let_go(channel: Channel) {
+    with(|notices| notices.let_go(channel));
+}
+
+/// Takes an answer, to be published when the turn ends.
+pub(crate) fn post(told: Told, notice: Notice) {
+    let Told { ticket, answer, .. } = told;
+    if answer == Answer::Continued {
+        return let_go(notice.channel);
+    }
+    with(|notices| notices.outgoing.push_back(Message { ticket, notice, answer }));
+}
+
+/// How many messages wait.
+pub(crate) fn outgoing() -> usize {
+    with(|notices| notices.outgoing.len()).unwrap_or(0)
+}
+
+/// A connection closed. Of what was granted to it nothing is published.
+pub(crate) fn on_client_closed(client: u64) {
+    with(|notices| {
+        if !notices.outgoing.is_empty() {
+            notices.closed.insert(client);
+        }
+    });
+}
+
+/// A turn ends: publishes what there is, as far as the budget goes.
+pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
+    if outgoing() == 0 {
+        return;
+    }
+    let start_us = clock::mono_us();
+    with(|notices| notices.turn = notices.turn.wrapping_add(1));
+    for number in 0..AT_ONCE {
+        let is_late = || Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET;
+        if number % 16 == 15 && is_late() {
+            break;
+        }
+        let Some(message) = with(|notices| notices.outgoing.pop_front()).flatten() else {
+            break;
+        };
+        send(ctx, message);
+    }
+    if outgoing() > 0 {
+        timer::arm_soon();
+    } else {
+        with(|notices| notices.closed.clear());
+    }
+}
+
+fn send(ctx: Ctx<'_>, Message { ticket, notice, answer }: Message) {
+    let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
+    let is_closed = with(|notices| notices.closed.contains(&notice.client)) == Some(true);
+    let answer = match answer {
+        // The engine has taken it back when the connection closed.
+        _ if is_grant && is_closed => Answer::Closed,
+        // A replica takes nothing back. Nobody is told of the grant, and its lease ends it, on the new master.
+        _ if is_grant && !server::decides() => Answer::Demoted,
+        answer => answer,
+    };
+    let is_heard = is_heard(ctx, notice.channel);
+    if is_heard {
+        publish(ctx, notice, answer);
+    }
+    if is_grant {
+        if is_heard {
+            state::tell(|engine| engine.published(ticket));
+        } else {
+            state::tell(|engine| engine.unheard(ticket));
+            timer::arm_soon();
+        }
+    }
+    let_go(notice.channel);
+}
+
+/// Whether anybody listens to a channel. It is asked once a turn.
+fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
+    let known = with(|notices| {
+        let turn = notices.turn;
+        let entry = notices.entry(channel)?;
+        Some(if entry.heard.0 == turn { Err(entry.heard.1) } else { Ok(entry.name.clone()) })
+    });
+    match known.flatten() {
+        None => false,
+        Some(Err(is_heard)) => is_heard,
+        Some(Ok(name)) => {
+            let is_heard = ctx.listeners(ctx.string(&name).arg(), server::is_cluster()) > 0;
+            with(|notices| {
+                let turn = notices.turn;
+                if let Some(entry) = notices.entry(channel) {
+                    entry.heard = (turn, is_heard);
+                }
+            });
+            is_heard
+        }
+    }
+}
+
+fn publish(ctx: Ctx<'_>, notice: Notice, answer: Answer) {
+    let message = reply::message(ctx, notice, answer);
+    let name = with(|notices| notices.entry(notice.channel).map(|entry| ctx.string(&entry.name))).flatten();
+    if let Some(name) = name {
+        ctx.publish(name.arg(), ctx.string(message.as_bytes()).arg(), server::is_cluster());
+    }
+}
+
+/// The server's regular tick. In a cluster a channel goes to another node together with its slot, and the server ends the
+/// subscriptions without a word to modules. The waits for which they were end, too.
+pub(crate) fn on_tick(ctx: Ctx<'_>) {
+    if !server::is_cluster() || !server::decides() {
+        return;
+    }
+    let some = with(|notices| {
+        let len = notices.channels.len();
+        let first = if notices.next_look >= len { 0 } else { notices.next_look };
+        notices.next_look = first.saturating_add(CHANNELS_PER_TICK);
+        let numbers = (1..).zip(notices.channels.iter()).skip(first).take(CHANNELS_PER_TICK);
+        let known = numbers
+            .filter_map(|(number, entry)| Some((Channel(NonZeroU32::new(number)?), ctx.string(&entry.as_ref()?.name))));
+        known.collect::<Vec<_>>()
+    });
+    for (channel, name) in some.unwrap_or_default() {
+        // A slot that is on its way is not served either, for a name that is no key; but its subscriptions are still there.
+        if !ctx.serves(name.arg()) && ctx.listeners(name.arg(), true) == 0 {
+            state::tell(|engine| engine.channel_gone(channel));
+            timer::arm_soon();
+        }
+    }
+}

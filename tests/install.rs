@@ -1,0 +1,106 @@
+//! The first two minutes: what `make` says to somebody who has nothing yet, and what `make install` leaves.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::support::{Server, module_path};
+
+fn make(arguments: &[&str]) -> Output {
+    // What the make that runs the tests was told is not for this one.
+    let output = Command::new("make").env_remove("MAKEFLAGS").env_remove("MAKEOVERRIDES").args(arguments).output();
+    output.expect("make runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn what_is_installed_is_for_everybody_and_loads() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let module = module_path().display().to_string();
+    for (prefix, folder) in [("/usr", "usr/lib/redis/modules"), ("/opt/redis", "opt/redis/lib/redis/modules")] {
+        let arguments = [
+            "install".to_owned(),
+            format!("DESTDIR={}", root.path().display()),
+            format!("PREFIX={prefix}"),
+            format!("MODULE={module}"),
+        ];
+        // Twice: the second one takes the place of the first.
+        for _ in 0..2 {
+            let output = make(&arguments.each_ref().map(String::as_str));
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            assert!(text(&output.stdout).contains(&format!("loadmodule {prefix}/lib/redis/modules/librlock.so")));
+        }
+        let installed = root.path().join(folder).join("librlock.so");
+        let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        assert_eq!(mode(&installed), 0o755);
+        assert_eq!(mode(installed.parent().expect("a folder")), 0o755);
+        assert_eq!(fs::read_dir(root.path().join(folder)).expect("a folder").count(), 1);
+
+        let server = Server::without_module(&["enable-module-command local"]);
+        let mut client = server.client();
+        assert_eq!(client.call(format!("MODULE LOAD {}", installed.display())), "OK");
+        client.acquire("job a");
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_said_before_anything_else() {
+    let server = Server::start();
+    let output = make(&["run", &format!("PORT={}", server.port())]);
+    assert!(!output.status.success());
+    let said = text(&output.stderr);
+    assert!(said.contains(&format!("port {} already", server.port())) && said.contains("PORT="), "{said}");
+    assert_eq!(text(&output.stdout), "", "nothing was built, nothing was promised");
+}
+
+/// What `tools/need` says to a user without root where only these programs are.
+fn need(programs: &[&str], needs: &[&str]) -> (bool, String) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = |name: &str, body: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("#!/bin/bash\n{body}\n")).expect("a script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a script that runs");
+    };
+    script("id", "echo 1000");
+    for program in programs {
+        script(program, "exit 1");
+    }
+    for program in ["bash", "ls"] {
+        symlink(Path::new("/bin").join(program), folder.path().join(program)).expect("a link");
+    }
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/need");
+    let output =
+        Command::new("/bin/bash").arg(tool).args(needs).env("PATH", folder.path()).output().expect("bash runs");
+    (output.status.success(), text(&output.stderr))
+}
+
+#[test]
+fn a_user_without_root_is_told_the_one_line_that_installs_what_is_missing() {
+    let (ok, said) = need(&["apt-get", "cargo"], &["build", "server"]);
+    assert!(!ok);
+    let lines: Vec<_> = said.lines().filter(|line| line.trim_start().starts_with("sudo apt-get install ")).collect();
+    let [line] = lines.as_slice() else {
+        panic!("{said}");
+    };
+    for package in ["gcc", "redis-server", "redis-tools"] {
+        assert!(line.contains(&format!(" {package}")), "{line}");
+    }
+    assert!(!said.contains("as root"), "{said}");
+}
+
+#[test]
+fn who_has_no_rust_is_told_of_that_and_of_the_rest_at_once() {
+    let (ok, said) = need(&["apt-get"], &["build"]);
+    assert!(!ok && said.contains("rustup.rs") && said.contains(" gcc"), "{said}");
+    let (ok, said) = need(&["apt-get", "cc"], &["build"]);
+    assert!(!ok && said.contains("rustup.rs"), "{said}");
+}
+
+#[test]
+fn who_has_everything_is_told_nothing() {
+    assert_eq!(need(&["apt-get", "redis-server", "redis-cli"], &["server"]), (true, String::new()));
+}

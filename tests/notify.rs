@@ -1,0 +1,351 @@
+//! BLOCK … NOTIFY: waiting without a blocked connection. What any way of waiting does is tested by the whole suite, run in this
+//! way too (`RLOCK_WAIT_BY_NOTIFY`); here is what only this way has: channels, subscribers, and messages.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use crate::support::{ALL, Client, Cluster, Command, EXCLUSIVE, FAIR, MUTEX, Reply, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// A connection that listens to a channel.
+fn subscriber(server: &Server, channel: &str) -> Client {
+    let mut client = server.client();
+    assert_eq!(client.call(format!("SUBSCRIBE {channel}")).array()[1], channel);
+    client
+}
+
+/// The next message on the one channel that a connection listens to.
+#[track_caller]
+fn message(subscriber: &mut Client) -> String {
+    subscriber.reply().array()[2].text()
+}
+
+/// Nothing comes: so long the module had to do the wrong thing.
+#[track_caller]
+fn assert_silent(subscriber: &mut Client) {
+    let message = subscriber.reply_within(Duration::from_millis(100));
+    assert_eq!(message.expect_err("nothing to say").kind(), ErrorKind::TimedOut);
+}
+
+/// A RESP3 connection, which can wait and listen at once.
+fn resp3(server: &Server) -> Client {
+    let mut client = server.client();
+    client.call("HELLO 3").pairs();
+    client
+}
+
+#[test]
+fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let (mut holder, mut client) = (server.client(), server.client());
+        let mut messages = subscriber(&server, "answers");
+        for number in 0..10 {
+            client.make(&format!("job-{number}"));
+            holder.acquire(&format!("job-{number} a PX 60000"));
+            assert_eq!(
+                client.call(format!("LOCK.ACQUIRE job-{number} b BLOCK 0 NOTIFY answers REQ {}", number + 1)),
+                0
+            );
+        }
+        assert_eq!(client.call("PING"), "PONG");
+        for number in (0..10).rev() {
+            assert_eq!(holder.call(format!("LOCK.RELEASE job-{number} a")), 0);
+            let token = client.holder(&format!("job-{number}")).expect("it is held").token;
+            assert_eq!(message(&mut messages), format!("granted {} {token}", number + 1));
+        }
+        assert_eq!(client.info_number("rlock_waiting"), 0);
+    }
+}
+
+#[test]
+fn a_message_says_what_a_blocked_connection_would_have_been_answered() {
+    let server = Server::start();
+    let mut client = server.client();
+    let mut messages = subscriber(&server, "answers");
+    client.acquire("x a PX 60000");
+    client.acquire("y b PX 60000");
+    assert_eq!(client.call("RLOCK.ACQUIRE x b BLOCK 50 NOTIFY answers REQ 1"), 0);
+    assert_eq!(message(&mut messages), "nil 1");
+    assert_eq!(client.call("RLOCK.MACQUIRE 2 x z c BLOCK 0 NOTIFY answers REQ 2"), 0);
+    client.call("RLOCK.RELEASE x a");
+    let tokens = ["x", "z"].map(|key| client.holder(key).expect("it is held").token.to_string());
+    assert_eq!(message(&mut messages), format!("granted 2 {}", tokens.join(" ")));
+    assert_eq!(client.call("RLOCK.ACQUIRE y d BLOCK 0 NOTIFY answers REQ 3"), 0);
+    client.call("SET y string");
+    assert!(message(&mut messages).starts_with("error 3 WRONGTYPE "));
+    assert_eq!(client.call("RLOCK.ACQUIRE x d BLOCK 0 NOTIFY answers REQ 4"), 0);
+    assert_eq!(client.call("RLOCK.CANCEL x d REQ 4"), 1);
+    assert!(message(&mut messages).starts_with("error 4 UNBLOCKED "));
+}
+
+#[test]
+fn on_one_resp3_connection_the_answer_comes_before_the_message() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = resp3(&server);
+        client.speak(server.family());
+        client.call("SUBSCRIBE answers");
+        client.call("LOCK.ACQUIRE job a PX 60000");
+        // In one step, and in one transaction that frees what it has just begun to wait for.
+        let answers = client.call_in_one_step(&[
+            "LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1".into(),
+            "LOCK.RELEASE job a".into(),
+        ]);
+        assert_eq!(answers, [Reply::Int(0), Reply::Int(0)]);
+        assert!(message(&mut client).starts_with("granted 1 "));
+        for (command, answer) in [
+            ("MULTI", "OK"),
+            ("LOCK.ACQUIRE job c PX 60000 BLOCK 0 NOTIFY answers REQ 2", "QUEUED"),
+            ("LOCK.RELEASE job b", "QUEUED"),
+        ] {
+            assert_eq!(client.call(command), answer);
+        }
+        assert_eq!(client.call("EXEC").array(), [Reply::Int(0), Reply::Int(0)]);
+        assert!(message(&mut client).starts_with("granted 2 "));
+    }
+}
+
+#[test]
+fn a_grant_that_nobody_listens_for_is_taken_back_and_the_next_is_served() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        // Somebody listens to a pattern: that is not somebody who waits for this answer.
+        let mut pattern = server.client();
+        pattern.call("PSUBSCRIBE *");
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY nobody REQ 1"), 0);
+        let mut next = server.notified_waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
+        client.call("LOCK.RELEASE job a");
+        if server.family() == FAIR {
+            // Its place stays at the head for the grace.
+            eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
+            assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
+        }
+        let token = next.reply().int();
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("c", 1, token));
+        assert_eq!(client.info_number("rlock_unheard"), 1);
+        let heard = pattern.reply().array()[3].text();
+        assert!(heard.ends_with(&format!(" {token}")), "only what somebody listens for is published: {heard}");
+    }
+}
+
+#[test]
+fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut messages = subscriber(&server, "answers");
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        messages.call("UNSUBSCRIBE answers");
+        client.call("LOCK.RELEASE job a");
+        eventually(SOON, || client.call("LOCK.HOLDS job b") == 0);
+        assert!(client.acquire("job b PX 60000 BLOCK 0 NOTIFY answers REQ 1") > 0);
+    }
+}
+
+#[test]
+fn the_wait_ends_with_the_connection_that_asked() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        let mut asked = server.client();
+        assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        drop(asked);
+        assert!(message(&mut messages).starts_with("error 1 UNBLOCKED "));
+        client.call("LOCK.RELEASE job a");
+        assert_eq!(client.call("LOCK.HOLDS job b"), 0);
+        assert_silent(&mut messages);
+    }
+}
+
+#[test]
+fn a_connection_that_closes_between_the_grant_and_the_message_holds_nothing() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        let mut asked = server.client();
+        assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        // In one step: the message of a turn goes out at its end.
+        let kill = format!("CLIENT KILL ID {}", asked.id());
+        let answers = client.call_in_one_step(&["LOCK.RELEASE job a".into(), kill.into()]);
+        assert_eq!(answers, [Reply::Int(0), Reply::Int(1)]);
+        assert!(message(&mut messages).starts_with("error 1 UNBLOCKED "));
+        eventually(SOON, || client.call("LOCK.HOLDS job b") == 0);
+        assert_eq!(client.info_number("rlock_waiting"), 0);
+    }
+}
+
+#[test]
+fn a_subscriber_that_is_killed_with_its_connection_leaves_no_hold() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let mut both = resp3(&server);
+        both.speak(server.family());
+        both.call("SUBSCRIBE answers");
+        both.send("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1");
+        eventually(SOON, || client.waiting_owners("job") == ["b"]);
+        assert_eq!(client.call(format!("CLIENT KILL ID {}", both.id())), 1);
+        client.call("LOCK.RELEASE job a");
+        eventually(SOON, || client.call("LOCK.HOLDS job b") == 0);
+    }
+}
+
+#[test]
+fn the_same_request_again_moves_the_wait() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let (mut one, mut other) = (subscriber(&server, "one"), subscriber(&server, "other"));
+        client.acquire("job a PX 60000");
+        let ask = |channel| format!("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY {channel} REQ 1");
+        let mut first = server.client();
+        assert_eq!(first.call(ask("one")), 0);
+        // Over another connection, to the same channel: nothing to say, and the wait belongs to that connection now.
+        let mut second = server.client();
+        assert_eq!(second.call(ask("one")), 0);
+        drop(first);
+        assert_silent(&mut one);
+        assert_eq!(client.waiting_owners("job"), ["b"]);
+        assert_eq!(second.call(ask("other")), 0);
+        assert!(message(&mut one).starts_with("error 1 UNBLOCKED "));
+        // Blocked, and back.
+        let mut blocked = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0 REQ 1");
+        assert!(message(&mut other).starts_with("error 1 UNBLOCKED "));
+        assert_eq!(second.call(ask("other")), 0);
+        blocked.reply().expect_error("UNBLOCKED");
+        client.call("LOCK.RELEASE job a");
+        let token = message(&mut other);
+        assert_eq!(second.call(ask("other")).int().to_string(), token["granted 1 ".len()..]);
+        assert_eq!(client.call("LOCK.HOLDS job b"), 1);
+    }
+}
+
+#[test]
+fn the_same_request_without_block_ends_the_wait() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1"), Reply::Nil);
+        assert!(message(&mut messages).starts_with("error 1 UNBLOCKED "));
+        assert_eq!(client.info_number("rlock_waiting"), 0);
+        if server.family() == FAIR {
+            assert_eq!(client.places("job"), ["b detached"]);
+        }
+    }
+}
+
+#[test]
+fn where_there_is_no_connection_or_no_id_nobody_can_be_notified() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers").expect_error("ERR");
+        client.call("LOCK.ACQUIRE job b NOTIFY answers REQ 1").expect_error("ERR");
+        client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY REQ 1").expect_error("ERR");
+        client.call("LOCK.ACQUIRE job b BLOCK 0 REQ 1 NOTIFY").expect_error("ERR");
+        client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY one REQ 1 NOTIFY two").expect_error("ERR");
+        client.eval("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1").expect_error("ERR");
+        assert!(client.is_free("job"));
+    }
+}
+
+#[test]
+fn the_channel_needs_the_permission_of_publish() {
+    for server in Server::for_each(ALL) {
+        let mut admin = server.client();
+        assert_eq!(admin.call("ACL SETUSER worker on >secret ~* +@all resetchannels &mine:*"), "OK");
+        let mut client = server.client();
+        assert_eq!(client.call("AUTH worker secret"), "OK");
+        client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY others REQ 1").expect_error("NOPERM");
+        client.call("LOCK.ACQUIRE job b ONCE REQ 1 NOTIFY others BLOCK 0").expect_error("NOPERM");
+        assert!(client.is_free("job"));
+        client.acquire("job b BLOCK 0 NOTIFY mine:1 REQ 1");
+    }
+    let server = Server::start();
+    let mut admin = server.client();
+    assert_eq!(admin.call("ACL SETUSER worker on >secret ~* +@all resetchannels &mine:*"), "OK");
+    let mut client = server.client();
+    assert_eq!(client.call("AUTH worker secret"), "OK");
+    client.call("RLOCK.MACQUIRE 2 x y b BLOCK 0 NOTIFY others REQ 1").expect_error("NOPERM");
+    client.call("RLOCK.MACQUIRE 2 x y b BLOCK 0 NOTIFY mine:1 REQ 1").array();
+}
+
+#[test]
+fn a_demotion_tells_those_who_wait() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let other = Server::start();
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(client.call(format!("REPLICAOF 127.0.0.1 {}", other.port())), "OK");
+        assert!(message(&mut messages).starts_with("error 1 UNBLOCKED "));
+        eventually(SOON, || client.info_number("rlock_waiting") == 0);
+    }
+}
+
+#[test]
+fn cancel_ends_what_waits_in_either_way_and_says_how_many() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("LOCK.CANCEL job b"), 0);
+        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 7"), 0);
+        let mut blocked = server.blocked_waiter("LOCK.ACQUIRE job c BLOCK 0");
+        assert_eq!(client.call("LOCK.CANCEL job b REQ 6"), 0);
+        assert_eq!(client.call("LOCK.CANCEL job b REQ 7"), 1);
+        assert!(message(&mut messages).starts_with("error 7 UNBLOCKED "));
+        assert_eq!(client.call("LOCK.CANCEL job c"), 1);
+        blocked.reply().expect_error("UNBLOCKED");
+        assert_eq!(client.info_number("rlock_waiting"), 0);
+    }
+}
+
+#[test]
+fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
+    let cluster = Cluster::start();
+    let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
+    let (mut client, mut messages) = (source.client(), source.client());
+    messages.call("SSUBSCRIBE {x}answers");
+    client.acquire("{x}lock a PX 60000");
+    client.call("RLOCK.ACQUIRE {x}lock b BLOCK 0 NOTIFY answers REQ 1").expect_error("CROSSSLOT");
+    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock b PX 60000 BLOCK 0 NOTIFY {x}answers REQ 1"), 0);
+    client.call("RLOCK.RELEASE {x}lock a");
+    assert!(message(&mut messages).starts_with("granted 1 "));
+    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock c PX 60000 BLOCK 0 NOTIFY {x}answers REQ 2"), 0);
+    let slot = client.call("CLUSTER KEYSLOT {x}lock").int();
+    let id = target.client().call("CLUSTER MYID").text();
+    let mut migrate = Command::from(format!("MIGRATE 127.0.0.1 {} _ 0 5000 KEYS {{x}}lock", target.port()));
+    migrate.0[3] = Vec::new();
+    let source_id = client.call("CLUSTER MYID").text();
+    target.client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
+    client.call(format!("CLUSTER SETSLOT {slot} MIGRATING {id}"));
+    assert_eq!(client.call(migrate), "OK");
+    // Time itself: the channel is still here, so it must not be taken for gone, however often the server looks.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(client.info_number("rlock_waiting"), 1);
+    for node in [target, source] {
+        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {id}")), "OK");
+    }
+    assert_eq!(messages.reply().array()[0], "sunsubscribe");
+    eventually(SOON, || client.info_number("rlock_waiting") == 0);
+}
+
+#[test]
+fn a_connection_that_hears_no_replies_hears_its_messages() {
+    for server in Server::for_each(&[MUTEX]) {
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        let mut mute = server.client();
+        mute.send("CLIENT REPLY OFF");
+        mute.send("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1");
+        eventually(SOON, || client.waiting_owners("job") == ["b"]);
+        client.call("RLOCK.RELEASE job a");
+        assert!(message(&mut messages).starts_with("granted 1 "));
+    }
+}

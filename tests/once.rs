@@ -1,0 +1,102 @@
+//! ONCE and TOKEN: what a client repeats without knowing leaves no second hold behind, and what it has lost it does not take
+//! from its successor.
+
+use std::time::Duration;
+
+use crate::support::{ALL, EXCLUSIVE, FAIR, MUTEX, Server, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_library_that_repeats_acquire_by_itself_leaves_one_hold() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let token = client.acquire("job a ONCE");
+        // Whatever connection the library takes for it.
+        for _ in 0..3 {
+            assert_eq!(server.client().acquire("job a ONCE"), token);
+        }
+        assert_eq!(client.call("LOCK.HOLDS job a"), 1);
+        assert_eq!(client.call("LOCK.RELEASE job a"), 0);
+        assert_eq!(client.call("LOCK.HOLDS job a"), 0);
+    }
+}
+
+#[test]
+fn a_repeat_that_waits_beside_the_first_adds_nothing_when_both_are_answered() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job b");
+        let mut first = server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
+        let mut repeat = server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
+        client.call("LOCK.RELEASE job b");
+        let token = repeat.reply().int();
+        // On a fair lock an owner has one place, and the later request has taken it over.
+        if server.family() == FAIR {
+            first.reply().expect_error("UNBLOCKED");
+        } else {
+            assert_eq!(first.reply(), token);
+        }
+        assert_eq!(client.call("LOCK.RELEASE job a"), 0);
+    }
+}
+
+#[test]
+fn once_renews_the_lease_and_joins_a_session() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        client.acquire("job a PX 1000 ONCE");
+        let other = server.client().acquire("job a PX 60000 ONCE");
+        assert!(client.call("LOCK.PTTL job").int() > 50_000);
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, other));
+        let mut bound = server.client();
+        bound.acquire("job a PX 60000 SESSION 0 ONCE");
+        drop(bound);
+        eventually(SOON, || client.is_free("job"));
+    }
+}
+
+#[test]
+fn once_is_met_by_as_many_permits_as_it_asks_for() {
+    for server in Server::for_each(&[MUTEX]) {
+        let mut client = server.client();
+        client.call("RSEMAPHORE.INIT pool 5");
+        let token = client.call("RSEMAPHORE.ACQUIRE pool a PERMITS 2 ONCE").int();
+        assert_eq!(client.call("RSEMAPHORE.ACQUIRE pool a PERMITS 2 ONCE"), token);
+        let error = client.call("RSEMAPHORE.ACQUIRE pool a ONCE");
+        assert!(error.expect_error("ERR").contains("which is 2"), "{error:?}");
+        assert_eq!(client.call("RSEMAPHORE.RELEASE pool a PERMITS 2"), 0);
+    }
+}
+
+#[test]
+fn whoever_lost_its_hold_cannot_release_or_renew_the_successor_of_the_same_owner() {
+    for server in Server::for_each(ALL) {
+        let mut client = server.client();
+        let lost = client.acquire("job worker-7");
+        client.call("LOCK.FORCERELEASE job");
+        let token = client.acquire("job worker-7 PX 60000");
+        client.call(format!("LOCK.RELEASE job worker-7 TOKEN {lost}")).expect_error("NOTOWNER");
+        client.call(format!("LOCK.RENEW job worker-7 PX 90000 TOKEN {lost}")).expect_error("NOTOWNER");
+        assert!(client.call("LOCK.PTTL job").int() <= 60_000);
+        assert!(client.call(format!("LOCK.RENEW job worker-7 PX 90000 TOKEN {token}")).int() > 60_000);
+        assert_eq!(client.call(format!("LOCK.RELEASE job worker-7 TOKEN {token}")), 0);
+    }
+}
+
+#[test]
+fn tokens_stand_for_each_key_in_turn() {
+    for server in Server::for_each(&[MUTEX]) {
+        let mut client = server.client();
+        let tokens = client.call("RLOCK.MACQUIRE 2 one two a ONCE");
+        assert_eq!(client.call("RLOCK.MACQUIRE 2 one two a ONCE"), tokens);
+        let [one, two] = tokens.array() else { panic!("{tokens:?}") };
+        let (one, two) = (one.int(), two.int());
+        client.call(format!("RLOCK.MRENEW 2 one two a TOKENS {two} {one}")).expect_error("NOTOWNER");
+        assert!(client.call(format!("RLOCK.MRENEW 2 one two a TOKENS {one} {two} PX 60000")).int() > 50_000);
+        client.call(format!("RLOCK.MRELEASE 2 one two a TOKENS {one}")).expect_error("ERR");
+        client.call(format!("RLOCK.MRELEASE 2 one two a TOKENS {one} 0")).expect_error("ERR");
+        let left = client.call(format!("RLOCK.MRELEASE 2 one two a TOKENS {one} {two} REQ 5"));
+        assert!(left.array().iter().all(|left| *left == 0), "{left:?}");
+    }
+}

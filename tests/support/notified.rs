@@ -1,0 +1,79 @@
+//! The second way of waiting: a request that is answered on a channel, which looks to a test like one that blocks.
+
+use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::client::{Client, Command};
+use super::reply::Reply;
+
+/// Whether waiters wait for a message, and not blocked: the whole suite is run in both ways.
+pub fn is_asked_for() -> bool {
+    std::env::var_os("RLOCK_WAIT_BY_NOTIFY").is_some()
+}
+
+/// Ids rise over all tests, and above those that tests give.
+static LAST_ID: AtomicU64 = AtomicU64::new(1_000_000);
+
+/// What comes on a channel for one request.
+pub struct Awaited {
+    subscriber: Client,
+    id: String,
+}
+
+impl Awaited {
+    /// The message as what a blocked connection would have been answered.
+    pub fn reply_within(&mut self, patience: Duration) -> io::Result<Reply> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            let push = self.subscriber.reply_within(left)?;
+            let [kind, _, message] = push.array() else { panic!("no message: {push:?}") };
+            if kind.text() == "sunsubscribe" {
+                return Ok(Reply::Error("UNBLOCKED the slot of the channel has gone".to_owned()));
+            }
+            if let Some(reply) = translated(&message.text(), &self.id) {
+                return Ok(reply);
+            }
+        }
+    }
+}
+
+fn translated(message: &str, id: &str) -> Option<Reply> {
+    let (what, rest) = message.split_once(' ')?;
+    let (of, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+    if of != id {
+        return None;
+    }
+    let mut tokens: Vec<Reply> = rest.split(' ').filter_map(|token| token.parse().ok()).map(Reply::Int).collect();
+    Some(match what {
+        "granted" if tokens.len() == 1 => tokens.remove(0),
+        "granted" => Reply::Array(tokens),
+        "nil" => Reply::Nil,
+        "error" => Reply::Error(rest.to_owned()),
+        _ => panic!("an unknown message: {message}"),
+    })
+}
+
+/// Lets `client` ask in this way. The answer is there already, or is to come.
+pub fn ask(client: &mut Client, mut subscriber: Client, mut command: Command) -> Result<Reply, Box<Awaited>> {
+    let words: Vec<String> = command.0.iter().map(|word| String::from_utf8_lossy(word).to_uppercase()).collect();
+    let is_cluster = subscriber.info("cluster_enabled") == "1";
+    // A channel of the key's own name is in the key's slot.
+    let channel = command.0[if words[0].contains(".M") { 2 } else { 1 }].clone();
+    let subscribe: &[u8] = if is_cluster { b"SSUBSCRIBE" } else { b"SUBSCRIBE" };
+    subscriber.call([subscribe, &channel]);
+    let given = words.iter().position(|word| word == "REQ").map(|at| words[at + 1].clone());
+    let id = given.clone().unwrap_or_else(|| LAST_ID.fetch_add(1, Ordering::Relaxed).to_string());
+    command.0.extend([b"NOTIFY".to_vec(), channel]);
+    if given.is_none() {
+        command.0.extend([b"REQ".to_vec(), id.clone().into_bytes()]);
+    }
+    match client.call(command) {
+        Reply::Int(0) => Err(Box::new(Awaited { subscriber, id })),
+        reply => Ok(reply),
+    }
+}
