@@ -12,6 +12,7 @@ DATA         ?= .run
 PREFIX       ?= /usr
 DESTDIR      ?=
 MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
+# The Debian package: its revision, and where it goes.
 # What has to be installed for a target: to build, and for those that start one, a server.
 NEEDS         = build
 
@@ -34,7 +35,8 @@ help: ## List the targets
 	@echo "  SERVER=valkey-server make run   another server than redis-server"
 	@echo "  PREFIX=/opt/redis make install  another place than /usr/lib/redis/modules"
 
-run cluster test campaigns test-matrix failover client-cancel client-faults: NEEDS = build server
+run cluster test campaigns test-matrix failover client-cancel client-faults picture: NEEDS = build server
+deb: NEEDS = build deb
 
 build: ## Build the module: target/release/librlock.so
 	@$(NEED) $(NEEDS)
@@ -134,7 +136,6 @@ demo: ## 1000 clients count to 1000 under one lock
 	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
 
 deb: build ## Build the Debian package in target/debian/: module, configuration, tool, manual; REVISION=2 for another one
-	@$(NEED) deb
 	cargo build --release --package rlock-tool
 	cargo run --quiet --package rlock-tool --example generate -- target/generated
 	$(CARGO_DEB) --package rlock-tool --no-build --strip --deb-revision $(REVISION) --output $(DEBS)/
@@ -148,7 +149,6 @@ demo-install: ## Install, use, upgrade and remove the package in a clean Debian,
 	./packaging/demo-install target/demo docs/demo-install.txt
 
 picture: build ## Draw `rlock top` over a thousand contended locks into docs/rlock-top.svg
-	@$(NEED) server
 	RLOCK_PICTURE=$(CURDIR)/docs/rlock-top.svg RLOCK_SERVER=$(SERVER) cargo test --package rlock-tool --test tool -- picture::
 
 clean: ## Remove what was built, what `make run` left, and the servers of the matrix
