@@ -180,7 +180,7 @@ fn mutexes(set: u8) -> Vec<Key> {
 
 /// Two channels, and clients that share them.
 fn notify(is_notified: bool, id: Option<u64>, client: u64) -> Option<Channel> {
-    let number = NonZeroU32::new(if client % 2 == 0 { 1 } else { 2 });
+    let number = NonZeroU32::new(if client.is_multiple_of(2) { 1 } else { 2 });
     number.filter(|_| is_notified && id.is_some()).map(Channel)
 }
 
@@ -246,7 +246,7 @@ fn run(world: &mut World, step: Step) {
                 request_id: id,
                 session_ms: Some(5),
                 is_once: false,
-                notify: notify(lease_ms % 2 == 0 && block_ms.is_some(), id, client),
+                notify: notify(lease_ms.is_multiple_of(2) && block_ms.is_some(), id, client),
                 ask: wait_or_try(world, block_ms),
             };
             let keys = mutexes(keys);
