@@ -1,0 +1,1 @@
+//! Builds that are wrong on purpose.
