@@ -28,13 +28,8 @@ pub fn history(operations: usize, seed: u64) -> History {
         let renewed_us = known_us + random.random_range(1..100);
         let released_us = renewed_us + random.random_range(50..200);
         let answered_us = released_us + random.random_range(1..100);
-        let call = Call::Acquire {
-            count: 1,
-            lease_ms: 30_000,
-            block_ms: Some(10_000),
-            request_id: None,
-            keeps_place: false,
-        };
+        let call =
+            Call::Acquire { count: 1, lease_ms: 30_000, block_ms: Some(10_000), request_id: None, keeps_place: false };
         let one = |sent_us, answered_us, call, outcome| Operation {
             key: key as u32,
             owner,

@@ -11,6 +11,7 @@ use rlock_check::drive::campaign::Campaign;
 use rlock_check::drive::server::Program;
 use rlock_check::history::Violation;
 use rlock_check::invented;
+use rlock_check::mutants::{self, Trial};
 use rlock_check::rules;
 
 /// Records what clients of the rlock module see, and proves from it what the module promises.
@@ -40,6 +41,20 @@ enum Command {
         #[arg(long, default_value_t = 16)]
         clients: u64,
     },
+    /// Builds the module with each fault of `check/mutants`, and shows which rule notices it.
+    Mutants {
+        /// The server's program.
+        #[arg(long, default_value = "redis-server")]
+        server: PathBuf,
+        /// For how long clients work on each.
+        #[arg(long, default_value_t = 6)]
+        seconds: u64,
+        /// What the clients' choices are drawn from.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Those whose names contain one of these; all if there is none.
+        names: Vec<String>,
+    },
     /// Checks an invented history, to see how long that takes.
     Speed {
         /// How long the history is.
@@ -59,6 +74,11 @@ fn main() -> Result<ExitCode> {
             println!("{} operations, {} grants, seed {seed}", report.history.operations.len(), report.grants);
             Ok(tell(&report.violations))
         }
+        Command::Mutants { server, seconds, seed, names } => {
+            let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
+            let target = root.join("target/mutants");
+            show_mutants(&Trial { root, target, server, lasts: Duration::from_secs(seconds), seed }, &names)
+        }
         Command::Speed { operations } => {
             let mut history = invented::history(operations, 1);
             let began = Instant::now();
@@ -67,6 +87,34 @@ fn main() -> Result<ExitCode> {
             Ok(tell(&violations))
         }
     }
+}
+
+/// The table of the mutants. Fails if one of them is not caught.
+fn show_mutants(trial: &Trial, names: &[String]) -> Result<ExitCode> {
+    let (mut tried, mut caught) = (0, 0);
+    for mutant in mutants::all(&trial.root)? {
+        if !names.is_empty() && !names.iter().any(|name| mutant.name.contains(name)) {
+            continue;
+        }
+        tried += 1;
+        let verdict = match trial.of(&mutant) {
+            Ok(verdict) => verdict,
+            Err(error) => {
+                println!("{:24} NOT TRIED  {error:#}", mutant.name);
+                continue;
+            }
+        };
+        caught += usize::from(verdict.is_caught());
+        let said = if verdict.is_caught() { "caught" } else { "NOT CAUGHT" };
+        println!("{:24} {said:10} {}", mutant.name, mutant.what);
+        let rules = if verdict.rules.is_empty() { "nothing".into() } else { verdict.rules.join("; ") };
+        println!("{:24} histories: {rules}", "");
+        if let Some(worlds) = verdict.worlds {
+            println!("{:24} worlds: {}", "", if worlds.is_empty() { "nothing" } else { &worlds });
+        }
+    }
+    println!("{caught} of {tried} caught");
+    Ok(if caught == tried { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn tell(violations: &[Violation]) -> ExitCode {

@@ -89,11 +89,12 @@ fn readers_and_a_writer() {
 
 #[test]
 fn more_permits_than_there_are() {
-    let told = |second| {
-        Told::of(Kind::Semaphore, 3)
-            .call(1, Mode::Permits, 10, 11, acquire(2, None, None), Outcome::Granted(5))
-            .call(2, Mode::Permits, 20, 21, acquire(second, None, None), Outcome::Granted(6))
-    };
+    let told =
+        |second| {
+            Told::of(Kind::Semaphore, 3)
+                .call(1, Mode::Permits, 10, 11, acquire(2, None, None), Outcome::Granted(5))
+                .call(2, Mode::Permits, 20, 21, acquire(second, None, None), Outcome::Granted(6))
+        };
     assert_eq!(told(1).broken(), []);
     assert_eq!(told(2).broken(), [Rule::Permits]);
 }
@@ -155,10 +156,14 @@ fn a_renewal_makes_a_hold_last_and_never_shortens_it() {
 fn nil_is_final_and_comes_in_time() {
     let wait = acquire(1, Some(500), None);
     let told = |answered_ms, seen| {
-        Told::mutex()
-            .granted(1, ALONE, 10, 5)
-            .call(2, ALONE, 20, answered_ms, wait, Outcome::Nil)
-            .call(2, ALONE, 6000, 6001, Call::Look, Outcome::Number(seen))
+        Told::mutex().granted(1, ALONE, 10, 5).call(2, ALONE, 20, answered_ms, wait, Outcome::Nil).call(
+            2,
+            ALONE,
+            6000,
+            6001,
+            Call::Look,
+            Outcome::Number(seen),
+        )
     };
     assert_eq!(told(521, 0).broken(), []);
     assert_eq!(told(521, 1).broken(), [Rule::NilIsFinal]);
@@ -183,20 +188,25 @@ fn a_request_that_waits_for_a_free_lock() {
 fn a_session_that_closed_and_a_grant_that_was_undone_free_the_lock() {
     let wait = acquire(1, Some(60_000), None);
     let session = |grace_ms| {
-        Told::mutex()
-            .granted(1, ALONE, 10, 5)
-            .call(2, ALONE, 20, 9_000, wait, Outcome::Granted(6))
-            .call(1, ALONE, 100, 101, Call::Close { grace_ms }, Outcome::Unknown)
+        Told::mutex().granted(1, ALONE, 10, 5).call(2, ALONE, 20, 9_000, wait, Outcome::Granted(6)).call(
+            1,
+            ALONE,
+            100,
+            101,
+            Call::Close { grace_ms },
+            Outcome::Unknown,
+        )
     };
     assert_eq!(session(0).broken(), [Rule::NoLostWakeUp]);
     assert_eq!(session(8_000).broken(), []);
-    let told = |killed| {
-        Told::mutex()
-            .granted(1, ALONE, 10, 5)
-            .call(2, ALONE, 20, 101, wait, killed)
-            .released(1, ALONE, 100, 0)
-            .call(3, ALONE, 21, 9_000, wait, Outcome::Granted(8))
-    };
+    let told =
+        |killed| {
+            Told::mutex()
+                .granted(1, ALONE, 10, 5)
+                .call(2, ALONE, 20, 101, wait, killed)
+                .released(1, ALONE, 100, 0)
+                .call(3, ALONE, 21, 9_000, wait, Outcome::Granted(8))
+        };
     assert_eq!(told(Outcome::Undone).broken(), [Rule::NoLostWakeUp]);
     assert_eq!(told(Outcome::Unknown).broken(), [], "it may have held");
 }

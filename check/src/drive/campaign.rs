@@ -65,28 +65,24 @@ impl Campaign {
             control.ask(&format!("RSEMAPHORE.INIT {} {}", key.name, key.permits))?;
         }
         let mut violations = Vec::new();
-        let recorded = self.record(&master, &clock, &keys);
-        let ended = recorded.and_then(|recorded| {
-            check_leftovers(&mut control, &keys, &mut violations)?;
-            follow(&mut control, &replica, master.address().port(), &mut violations)?;
-            Ok(recorded)
-        });
+        let operations = self.record(&master, &clock, &keys, &mut violations)?;
+        let ended = check_leftovers(&mut control, &keys, &mut violations)
+            .and_then(|()| follow(&mut control, &replica, master.address().port(), &mut violations));
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
             let log = server.log();
-            let said = log.lines().find(|line| line.contains("a bug in rlock") || line.contains("could not be applied"));
+            let said =
+                log.lines().find(|line| line.contains("a bug in rlock") || line.contains("could not be applied"));
             if !server.is_alive() || said.is_some() {
                 let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
                 violations.push(Violation { rule: Rule::ServerLives, story });
             }
         }
-        let operations = match ended {
-            Ok(operations) => operations,
-            // What was found explains why the clients failed.
-            Err(_) if !violations.is_empty() => Vec::new(),
-            Err(error) => return Err(error),
-        };
         let mut history = History { keys: keys.to_vec(), operations };
         violations.extend(rules::check(&mut history));
+        if violations.is_empty() {
+            // Otherwise what was found explains why it failed.
+            ended?;
+        }
         let is_grant = |one: &&Operation| matches!(one.outcome, crate::history::Outcome::Granted(_));
         let grants = history.operations.iter().filter(is_grant).count();
         Ok(Report { history, grants, violations })
@@ -103,12 +99,22 @@ impl Campaign {
         ] {
             keys.extend((0..LOCKS).map(|number| Key { name: format!("{name}-{number}"), kind, permits }));
         }
-        keys.extend((0..self.workers).map(|number| Key { name: format!("own-{number}"), kind: Kind::Mutex, permits: 1 }));
+        keys.extend((0..self.workers).map(|number| Key {
+            name: format!("own-{number}"),
+            kind: Kind::Mutex,
+            permits: 1,
+        }));
         keys.into()
     }
 
     /// Lets the clients work, and puts what they recorded in the server's order.
-    fn record(&self, master: &Server, clock: &WallClock, keys: &Arc<[Key]>) -> Result<Vec<Operation>> {
+    fn record(
+        &self,
+        master: &Server,
+        clock: &WallClock,
+        keys: &Arc<[Key]>,
+        violations: &mut Vec<Violation>,
+    ) -> Result<Vec<Operation>> {
         let monitor = Monitor::start(master.address())?;
         let until_us = now_us() + u64::try_from(self.lasts.as_micros())?;
         let mut operations = thread::scope(|scope| {
@@ -116,10 +122,10 @@ impl Campaign {
             for number in 0..self.workers {
                 let own_key = usize::try_from(u64::try_from(keys.len())? - self.workers + number)?;
                 let (address, keys) = (master.address(), Arc::clone(keys));
-                workers.push(scope.spawn(move || -> Result<Vec<Operation>> {
+                workers.push(scope.spawn(move || -> Result<_> {
                     let mut worker = Worker::new(address, keys, own_key, number + 1, self.seed)?;
-                    worker.work(until_us)?;
-                    Ok(worker.operations)
+                    let worked = worker.work(until_us);
+                    Ok((worker.operations, worked))
                 }));
             }
             let mut random = StdRng::seed_from_u64(self.seed);
@@ -130,11 +136,19 @@ impl Campaign {
             clock.step_to(0)?;
             let mut operations = Vec::new();
             for worker in workers {
-                operations.extend(worker.join().map_err(|_| anyhow!("a client has panicked"))??);
+                let (recorded, worked) = worker.join().map_err(|_| anyhow!("a client has panicked"))??;
+                operations.extend(recorded);
+                if let Err(error) = worked {
+                    violations.push(Violation { rule: Rule::ServerLives, story: format!("a client fails: {error:#}") });
+                }
             }
             Ok::<_, anyhow::Error>(operations)
         })?;
-        set_orders(&mut operations, &monitor.finish()?);
+        let orders = monitor.finish().unwrap_or_else(|error| {
+            violations.push(Violation { rule: Rule::ServerLives, story: format!("no order is known: {error:#}") });
+            Orders::default()
+        });
+        set_orders(&mut operations, &orders);
         Ok(operations)
     }
 }

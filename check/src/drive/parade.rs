@@ -45,7 +45,18 @@ const STEPS: &[&str] = &[
 
 /// The keys, for whoever looks.
 const KEYS: &[&str] = &[
-    "taken", "twice", "renewed", "given-back", "free", "forced", "many-1", "many-2", "read", "written", "semaphore", "fair",
+    "taken",
+    "twice",
+    "renewed",
+    "given-back",
+    "free",
+    "forced",
+    "many-1",
+    "many-2",
+    "read",
+    "written",
+    "semaphore",
+    "fair",
     "lapses",
 ];
 
@@ -165,7 +176,8 @@ fn numbers(value: &Value) -> Vec<Word> {
 
 /// Spans of time may differ a little; everything else is the same.
 fn are_alike(there: &[Word], here: &[Word]) -> bool {
-    let is_span = |name: Option<&Word>| matches!(name, Some(Word::Text(name)) if name == "lease-ms" || name == "waited-ms");
+    let is_span =
+        |name: Option<&Word>| matches!(name, Some(Word::Text(name)) if name == "lease-ms" || name == "waited-ms");
     there.len() == here.len()
         && there.iter().zip(here).enumerate().all(|(at, (one, other))| match (one, other) {
             (Word::Number(one), Word::Number(other)) if is_span(at.checked_sub(1).and_then(|at| there.get(at))) => {

@@ -11,15 +11,14 @@ impl Worker {
     /// MACQUIRE of two or three mutexes.
     pub(super) fn hold_many(&mut self) -> Result<()> {
         use rand::seq::SliceRandom;
-        let is_mutex = |(_, key): &(usize, &crate::history::Key)| key.kind == Kind::Mutex && !key.name.starts_with("own");
-        let mut keys: Vec<usize> =
-            self.keys.iter().enumerate().filter(is_mutex).map(|(number, _)| number).collect();
+        let is_mutex =
+            |(_, key): &(usize, &crate::history::Key)| key.kind == Kind::Mutex && !key.name.starts_with("own");
+        let mut keys: Vec<usize> = self.keys.iter().enumerate().filter(is_mutex).map(|(number, _)| number).collect();
         keys.shuffle(&mut self.random);
         keys.truncate(rand::Rng::random_range(&mut self.random, 2..=3));
         let Some(first) = keys.first() else { bail!("there are no mutexes") };
         let party = Party { asked: 1, ..self.party_of(*first, Mode::Exclusive) };
-        let names: Vec<&str> =
-            keys.iter().filter_map(|key| self.keys.get(*key)).map(|key| key.name.as_str()).collect();
+        let names: Vec<&str> = keys.iter().filter_map(|key| self.keys.get(*key)).map(|key| key.name.as_str()).collect();
         let about = format!("{} {} o{}", names.len(), names.join(" "), party.owner);
         let Wish { lease_ms, .. } = Wish::WAIT;
         let sent_us = now_us();
@@ -97,7 +96,8 @@ impl Worker {
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
         }
-        let (killed, next) = (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
+        let (killed, next) =
+            (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
         let (killed, next) = (Party { asked: 1, ..killed }, Party { asked: 1, ..next });
         let mut to_kill = Connection::open(self.address)?;
         let mut to_wait = Connection::open(self.address)?;

@@ -141,8 +141,7 @@ impl Worker {
 
     /// `FAMILY.VERB key owner [MODE]`.
     pub(super) fn words(&self, party: &Party, verb: &str) -> String {
-        let (name, kind) =
-            self.keys.get(party.key).map_or(("", Kind::Mutex), |key| (key.name.as_str(), key.kind));
+        let (name, kind) = self.keys.get(party.key).map_or(("", Kind::Mutex), |key| (key.name.as_str(), key.kind));
         let family = match kind {
             Kind::Mutex => "RLOCK",
             Kind::Fair => "RFAIRLOCK",

@@ -20,7 +20,8 @@ pub(super) fn check(key: &Key, timeline: &Timeline, violations: &mut Vec<Violati
             let lasted_us = gap.until_us.min(wait.answered_us).saturating_sub(from_us);
             if lasted_us > SLACK_US {
                 let Wait { owner, .. } = wait;
-                let story = format!("{owner} waited for {} for {lasted_us} us from {from_us} on, which was free", key.name);
+                let story =
+                    format!("{owner} waited for {} for {lasted_us} us from {from_us} on, which was free", key.name);
                 violations.push(Violation { rule: Rule::NoLostWakeUp, story });
             }
         }

@@ -7,3 +7,4 @@ mod steps;
 mod tokens;
 mod transcripts;
 mod world;
+mod worlds;

@@ -113,6 +113,8 @@ pub(super) struct World {
     replica_values: BTreeMap<(u32, Vec<u8>), Value>,
     /// Whether commands that follow each other share the allowance of a turn.
     pub(super) shares_turns: bool,
+    /// A history is gone through once more, which was checked before.
+    pub(super) is_repeated: bool,
 }
 
 pub(super) fn key(name: &str) -> Key {
@@ -137,6 +139,7 @@ impl World {
             replica: Engine::new([1, 2, 3, 4]),
             replica_values: BTreeMap::new(),
             shares_turns: false,
+            is_repeated: false,
         }
     }
 
@@ -428,6 +431,9 @@ impl World {
 
     /// What must hold after every step: exclusion, capacity, and the engine's own books.
     pub(super) fn check(&mut self) {
+        if self.is_repeated {
+            return;
+        }
         self.engine.queues.assert_consistent();
         for key in self.waited_for() {
             if !self.is_dirty(&key) {
@@ -502,6 +508,9 @@ impl World {
 
     /// What must hold once everything that was due was done: whoever can hold does, and nothing is left behind.
     fn check_at_rest(&self) {
+        if self.is_repeated {
+            return;
+        }
         let mut alarms = 0;
         for ((db, name), value) in &self.values {
             let key = KeyRef { name, db: *db };
