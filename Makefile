@@ -6,11 +6,14 @@ CLUSTER_PORT ?= 7000
 SERVER       ?= redis-server
 MODULE       := target/release/librlock.so
 BARE         := target/release/librlock_bare.so
+SECONDS      := 60
+SEED         ?= 1
+STATES       ?= 1000000
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults demo clean
+.PHONY: help build run cluster test test-matrix campaigns mutant-gate check check-worlds check-mutants fuzz failover lint bench client-cancel client-faults demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +47,7 @@ cluster: build ## Start a local cluster with the module, three masters and three
 
 test: build ## Run every test: the core's, and the module's and the client's on real servers
 	@$(NEED) server
-	cargo test --package rlock-core --package rlock-bench
+	cargo test --package rlock-core --package rlock-bench --package rlock-check
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
 
@@ -60,6 +63,23 @@ mutant-gate: ## Let the tests notice a module that ignores when somebody begins 
 	cargo build --package rlock --features mutant-ignores-fork --target-dir target/mutant
 	RLOCK_MUTANT=1 RLOCK_MODULE=target/mutant/debug/librlock.so RLOCK_SERVER=$(SERVER) \
 	  cargo test --package rlock --test integration -- --test-threads=3 --nocapture listeners_storm::
+
+check: build ## Record what clients see for SECONDS, and prove from it what is promised; SEED=n for other choices
+	@$(NEED) server
+	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
+
+check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states of each (15 minutes)
+	@$(NEED) build
+	RLOCK_WORLDS_STATES=$(STATES) cargo test --release --package rlock-core --lib worlds:: -- --nocapture --test-threads=1
+
+check-mutants: ## Build the module with each fault of check/mutants, and show which check notices it (40 minutes); NAMES=fifo for some
+	@$(NEED) build
+	@$(NEED) server
+	cargo run --quiet --release --package rlock-check -- mutants --server $(SERVER) $(NAMES)
+
+fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: payloads, effects, commands
+	@$(NEED) build
+	SECONDS_EACH=$(SECONDS) ./tools/fuzz
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have (10 minutes); SERVERS=valkey-trixie for one
 	@$(NEED) server
