@@ -10,7 +10,7 @@ pub(super) fn check(key: &Key, beliefs: &[Belief], violations: &mut Vec<Violatio
     let mut active: Vec<&Belief> = Vec::new();
     for belief in sorted {
         active.retain(|other| other.until_us > belief.from_us);
-        let others = active.iter().filter(|other| other.owner != belief.owner);
+        let mut others = active.iter().filter(|other| other.owner != belief.owner);
         if key.kind == Kind::Semaphore {
             let used: u64 = active.iter().map(|other| u64::from(other.count)).sum::<u64>() + u64::from(belief.count);
             if used > u64::from(key.permits) {
@@ -18,7 +18,7 @@ pub(super) fn check(key: &Key, beliefs: &[Belief], violations: &mut Vec<Violatio
                     format!("{used} of {} permits of {} are in use at {} us", key.permits, key.name, belief.from_us);
                 violations.push(Violation { rule: Rule::Permits, story });
             }
-        } else if let Some(other) = others.filter(|other| !(is_read(key, other) && is_read(key, belief))).next() {
+        } else if let Some(other) = others.find(|other| !(is_read(key, other) && is_read(key, belief))) {
             let story = format!(
                 "{} and {} hold {} at {} us, with tokens {} and {}",
                 other.owner, belief.owner, key.name, belief.from_us, other.token, belief.token

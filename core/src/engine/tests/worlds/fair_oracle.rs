@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use super::Told;
-use super::oracle::{LEASE_MS, WAIT_MS};
+use super::oracle::{LEASE_MS, RENEW_MS, WAIT_MS};
 
 /// How long a place outlives its connection, and a free lock is kept for the head of its queue.
 pub(super) const GRACE_MS: u64 = 20;
@@ -157,7 +157,7 @@ impl FairOracle {
 
     pub(super) fn renew(&mut self, owner: u8, now_ms: u64) -> Told {
         let Some((_, count, until_ms)) = self.use_hold(owner, now_ms) else { return Told::NotOwner };
-        *until_ms = (*until_ms).max(now_ms + LEASE_MS);
+        *until_ms = (*until_ms).max(now_ms + RENEW_MS);
         Told::Left(*count)
     }
 

@@ -44,6 +44,8 @@ pub(super) struct Oracle {
 
 pub(super) const LEASE_MS: u64 = 15;
 pub(super) const WAIT_MS: u64 = 25;
+/// The lease of a renewal: longer than what is left of a hold after a while, and shorter than what is left at first.
+pub(super) const RENEW_MS: u64 = 12;
 
 impl Oracle {
     pub(super) fn live(&self, now_ms: u64) -> impl Iterator<Item = &Held> {
@@ -144,7 +146,7 @@ impl Oracle {
     pub(super) fn renew(&mut self, owner: u8, mode: Mode, now_ms: u64) -> Told {
         let Some(at) = self.use_hold(owner, mode, now_ms) else { return Told::NotOwner };
         self.hear(owner, mode);
-        self.holds[at].until_ms = self.holds[at].until_ms.max(now_ms + LEASE_MS);
+        self.holds[at].until_ms = self.holds[at].until_ms.max(now_ms + RENEW_MS);
         Told::Left(self.holds[at].count)
     }
 

@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use super::fair_oracle::{FairOracle, QUEUE_MS};
-use super::oracle::{self, LEASE_MS, Oracle, WAIT_MS};
+use super::oracle::{self, LEASE_MS, Oracle, RENEW_MS, WAIT_MS};
 use super::{Action, Setup, Told};
 use crate::bytes::Key;
 use crate::engine::Acquired;
@@ -270,7 +270,7 @@ impl SmallWorld {
 
     fn renew(&mut self, key: usize, owner: u8, mode: Mode) {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
-        let request = Renew { kind, owner: &who, mode, lease_ms: None };
+        let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS) };
         let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => oracles[key].renew(owner, mode, now_ms),
