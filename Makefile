@@ -8,12 +8,12 @@ MODULE       := target/release/librlock.so
 BARE         := target/release/librlock_bare.so
 SECONDS      := 60
 SEED         ?= 1
-STATES       ?= 1000000
+STATES       ?= 400000
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help build run cluster test test-matrix campaigns mutant-gate check check-worlds check-mutants fuzz failover lint bench client-cancel client-faults demo clean
+.PHONY: help build run cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench client-cancel client-faults demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ mutant-gate: ## Let the tests notice a module that ignores when somebody begins 
 check: build ## Record what clients see for SECONDS, and prove from it what is promised; SEED=n for other choices
 	@$(NEED) server
 	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
+
+check-crashes: build ## The same while the server is killed, stands still, and loses connections
+	@$(NEED) server
+	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
 
 check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states of each (15 minutes)
 	@$(NEED) build

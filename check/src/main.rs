@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use rlock_check::drive::campaign::Campaign;
+use rlock_check::drive::campaign::{Campaign, Faults};
 use rlock_check::drive::server::Program;
 use rlock_check::history::Violation;
 use rlock_check::invented;
@@ -40,6 +40,9 @@ enum Command {
         /// How many clients.
         #[arg(long, default_value_t = 16)]
         clients: u64,
+        /// Kills the server, stops it, and cuts connections, in place of steps of its wall clock.
+        #[arg(long)]
+        crashes: bool,
     },
     /// Builds the module with each fault of `check/mutants`, and shows which rule notices it.
     Mutants {
@@ -68,9 +71,11 @@ const SHOWN: usize = 3;
 
 fn main() -> Result<ExitCode> {
     match Options::parse().command {
-        Command::Run { module, server, seconds, seed, clients } => {
-            let program = Program { server, module };
-            let report = Campaign { program, lasts: Duration::from_secs(seconds), seed, workers: clients }.run()?;
+        Command::Run { module, server, seconds, seed, clients, crashes } => {
+            let program = Program { server, module, is_durable: crashes };
+            let faults = if crashes { Faults::Crashes } else { Faults::Clock };
+            let lasts = Duration::from_secs(seconds);
+            let report = Campaign { program, lasts, seed, workers: clients, faults }.run()?;
             println!("{} operations, {} grants, seed {seed}", report.history.operations.len(), report.grants);
             Ok(tell(&report.violations))
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::drive::campaign::Campaign;
+use crate::drive::campaign::{Campaign, Faults};
 use crate::drive::server::Program;
 
 /// The profile of the workspace that mutants are built with: quickly.
@@ -106,8 +106,9 @@ impl Trial {
         run(git(&tree).arg("apply").arg(&mutant.path)).with_context(|| format!("{} does not apply", mutant.name))?;
         run(&mut self.cargo(&tree, &["build", "--package", "rlock"]))?;
         let module = self.target.join("build").join(PROFILE).join("librlock.so");
-        let program = Program { server: self.server.clone(), module };
-        let report = Campaign { program, lasts: self.lasts, seed: self.seed, workers: 16 }.run()?;
+        let program = Program { server: self.server.clone(), module, is_durable: false };
+        let (lasts, seed, faults) = (self.lasts, self.seed, Faults::Clock);
+        let report = Campaign { program, lasts, seed, workers: 16, faults }.run()?;
         let rules: BTreeSet<_> = report.violations.iter().map(|violation| violation.rule).collect();
         let rules = rules.into_iter().map(crate::history::Rule::name).collect();
         let worlds = if mutant.is_in_core { Some(self.worlds(&tree)?) } else { None };

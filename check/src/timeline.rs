@@ -154,7 +154,8 @@ impl Owner {
             Outcome::Unknown => {
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
                 timeline.possible.push(Possible { from_us: one.sent_us, until_us });
-                self.asked = None;
+                // If its place was taken over before its connection was lost, what follows has that place: none that is known.
+                self.asked = Some(0);
             }
             Outcome::Refused => self.asked = None,
             Outcome::TakenOver | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}

@@ -225,3 +225,18 @@ fn a_repeated_request_counts_once() {
     let again = Told::mutex().granted(1, ALONE, 10, 5).granted(1, ALONE, 20, 5).released(1, ALONE, 30, 1);
     assert_eq!(again.broken(), []);
 }
+
+/// A request takes an earlier one's place over, whose connection is lost before it hears of that.
+#[test]
+fn a_place_that_was_taken_over_unheard_has_no_known_order() {
+    let wait = acquire(1, Some(60_000), Some(1));
+    let told = Told::mutex()
+        .granted(1, ALONE, 10, 5)
+        .call(2, ALONE, 20, 30, wait, Outcome::Unknown)
+        .call(3, ALONE, 21, 1_100, wait, Outcome::Granted(7))
+        .call(2, ALONE, 22, 1_000, wait, Outcome::Granted(6))
+        .released(1, ALONE, 900, 0)
+        .released(2, ALONE, 1_050, 0)
+        .released(3, ALONE, 1_200, 0);
+    assert_eq!(told.broken(), []);
+}

@@ -28,6 +28,17 @@ pub struct Campaign {
     pub seed: u64,
     /// How many clients.
     pub workers: u64,
+    /// What goes wrong meanwhile.
+    pub faults: Faults,
+}
+
+/// What goes wrong while clients work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    /// The server's wall clock steps.
+    Clock,
+    /// The server stands still, its connections are cut, and it is killed and comes back.
+    Crashes,
 }
 
 /// What came of it.
@@ -43,6 +54,9 @@ pub struct Report {
 /// The wall clock steps by up to so many seconds in either direction.
 const STEP_S: i64 = 3600;
 
+/// The longest lease where clients are lost with their holds.
+const SHORT_LEASE_MS: u64 = 1_500;
+
 /// How long a server without a listener needs to stop propagating, and then some.
 const UNHEARD: Duration = Duration::from_millis(2_500);
 
@@ -57,17 +71,17 @@ impl Campaign {
     /// If a server cannot be started, or a client fails in a way that no rule is about.
     pub fn run(&self) -> Result<Report> {
         let clock = WallClock::new()?;
-        let mut master = Server::start(&self.program, Some(&clock))?;
-        let mut replica = Server::start(&self.program, None)?;
+        let program = Program { is_durable: self.faults == Faults::Crashes, ..self.program.clone() };
+        let mut master = Server::start(&program, Some(&clock))?;
+        let mut replica = Server::start(&program, None)?;
         let mut control = Connection::open(master.address())?;
         let keys = self.keys();
         for key in keys.iter().filter(|key| key.kind == Kind::Semaphore) {
             control.ask(&format!("RSEMAPHORE.INIT {} {}", key.name, key.permits))?;
         }
         let mut violations = Vec::new();
-        let operations = self.record(&master, &clock, &keys, &mut violations)?;
-        let ended = check_leftovers(&mut control, &keys, &mut violations)
-            .and_then(|()| follow(&mut control, &replica, master.address().port(), &mut violations));
+        let operations = self.record(&mut master, &clock, &keys, &mut violations)?;
+        let ended = look_afterwards(&master, &replica, &keys, &mut violations);
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
             let log = server.log();
             let said =
@@ -110,30 +124,32 @@ impl Campaign {
     /// Lets the clients work, and puts what they recorded in the server's order.
     fn record(
         &self,
-        master: &Server,
+        master: &mut Server,
         clock: &WallClock,
         keys: &Arc<[Key]>,
         violations: &mut Vec<Violation>,
     ) -> Result<Vec<Operation>> {
-        let monitor = Monitor::start(master.address())?;
+        let address = master.address();
+        let monitor = Monitor::start(address)?;
         let until_us = now_us() + u64::try_from(self.lasts.as_micros())?;
+        let survives = self.faults == Faults::Crashes;
         let mut operations = thread::scope(|scope| {
             let mut workers = Vec::new();
             for number in 0..self.workers {
                 let own_key = usize::try_from(u64::try_from(keys.len())? - self.workers + number)?;
-                let (address, keys) = (master.address(), Arc::clone(keys));
+                let keys = Arc::clone(keys);
                 workers.push(scope.spawn(move || -> Result<_> {
                     let mut worker = Worker::new(address, keys, own_key, number + 1, self.seed)?;
+                    if survives {
+                        worker = worker.among_crashes(SHORT_LEASE_MS);
+                    }
                     let worked = worker.work(until_us);
                     Ok((worker.operations, worked))
                 }));
             }
-            let mut random = StdRng::seed_from_u64(self.seed);
-            while now_us() < until_us {
-                clock.step_to(random.random_range(-STEP_S..=STEP_S))?;
-                thread::sleep(Duration::from_millis(random.random_range(50..400)));
-            }
-            clock.step_to(0)?;
+            // Everybody is connected before something goes wrong.
+            thread::sleep(Duration::from_millis(500));
+            self.do_harm(master, clock, until_us)?;
             let mut operations = Vec::new();
             for worker in workers {
                 let (recorded, worked) = worker.join().map_err(|_| anyhow!("a client has panicked"))??;
@@ -151,6 +167,44 @@ impl Campaign {
         set_orders(&mut operations, &orders);
         Ok(operations)
     }
+
+    /// Lets things go wrong until a moment of the steady clock.
+    fn do_harm(&self, master: &mut Server, clock: &WallClock, until_us: u64) -> Result<()> {
+        let mut random = StdRng::seed_from_u64(self.seed);
+        while now_us() < until_us {
+            match self.faults {
+                Faults::Clock => clock.step_to(random.random_range(-STEP_S..=STEP_S))?,
+                Faults::Crashes => match random.random_range(0..10) {
+                    0 => master.kill_and_restart()?,
+                    1..5 => master.stand_still(Duration::from_millis(random.random_range(1..400)))?,
+                    _ => cut_connections(master, &mut random)?,
+                },
+            }
+            thread::sleep(Duration::from_millis(random.random_range(50..400)));
+        }
+        clock.step_to(0)
+    }
+}
+
+/// Cuts some of the connections, but for those that listen.
+fn cut_connections(master: &Server, random: &mut StdRng) -> Result<()> {
+    let mut control = Connection::open(master.address())?;
+    let listed = text(control.ask("CLIENT LIST TYPE normal")?)?;
+    for line in listed.lines().filter(|line| !line.contains("cmd=monitor") && !line.contains("cmd=client")) {
+        let id = line.split_ascii_whitespace().find_map(|field| field.strip_prefix("id="));
+        if let Some(id) = id.filter(|_| random.random_bool(0.2)) {
+            // It may have gone by itself.
+            let _ = control.call(&format!("CLIENT KILL ID {id}"));
+        }
+    }
+    Ok(())
+}
+
+/// Looks at what is left when the clients have gone, and lets a replica follow.
+fn look_afterwards(master: &Server, replica: &Server, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
+    let mut control = Connection::open(master.address())?;
+    check_leftovers(&mut control, keys, violations)?;
+    follow(&mut control, replica, master.address().port(), violations)
 }
 
 /// Gives each request that acquires its place in the server's order.
@@ -204,9 +258,13 @@ fn follow(control: &mut Connection, replica: &Server, master_port: u16, violatio
 }
 
 fn info(connection: &mut Connection) -> Result<String> {
-    match connection.ask("INFO replication")? {
+    text(connection.ask("INFO replication")?)
+}
+
+fn text(value: Value) -> Result<String> {
+    match value {
         Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Value::VerbatimString { text, .. } => Ok(text),
-        other => Err(anyhow!("INFO is a text and not {other:?}")),
+        other => Err(anyhow!("{other:?} is no text")),
     }
 }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 
 use super::wire::Connection;
 
@@ -16,7 +16,11 @@ const LAST_WORD: &str = "rlock-check-has-seen-enough";
 /// Of each owner, the places of its requests in the order of the server.
 pub type Orders = HashMap<u64, Vec<u64>>;
 
-/// Listens, in a thread of its own.
+/// How long a server may be away.
+const AWAY: Duration = Duration::from_secs(20);
+
+/// Listens, in a thread of its own. A server that ends and comes back is listened to again; what it executed in between has no
+/// place.
 pub struct Monitor {
     listener: JoinHandle<Result<Orders>>,
     address: SocketAddr,
@@ -29,26 +33,13 @@ impl Monitor {
     ///
     /// If the server does not want to be listened to.
     pub fn start(address: SocketAddr) -> Result<Self> {
-        let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        stream.write_all(b"MONITOR\r\n")?;
-        let mut lines = BufReader::with_capacity(1 << 20, stream);
-        let mut line = String::new();
-        lines.read_line(&mut line)?;
+        let mut lines = listen(address)?;
         let listener = thread::spawn(move || {
-            let mut orders = Orders::new();
-            let mut place = 0;
-            loop {
-                line.clear();
-                lines.read_line(&mut line).context("MONITOR has ended")?;
-                if line.contains(LAST_WORD) {
-                    return Ok(orders);
-                }
-                place += 1;
-                if let Some(owner) = acquiring_owner(&line) {
-                    orders.entry(owner).or_default().push(place);
-                }
+            let (mut orders, mut place) = (Orders::new(), 0);
+            while !take_in(&mut lines, &mut orders, &mut place) {
+                lines = listen_again(address)?;
             }
+            Ok(orders)
         });
         Ok(Self { listener, address })
     }
@@ -59,9 +50,51 @@ impl Monitor {
     ///
     /// If the listening has failed.
     pub fn finish(self) -> Result<Orders> {
-        Connection::open(self.address)?.ask(&format!("ECHO {LAST_WORD}"))?;
+        let deadline = Instant::now() + AWAY;
+        while !self.listener.is_finished() && Instant::now() < deadline {
+            Connection::open(self.address)?.ask(&format!("ECHO {LAST_WORD}"))?;
+            thread::sleep(Duration::from_millis(100));
+        }
         self.listener.join().map_err(|_| anyhow!("the listener has panicked"))?
     }
+}
+
+fn listen(address: SocketAddr) -> Result<BufReader<TcpStream>> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(AWAY * 2))?;
+    stream.write_all(b"MONITOR\r\n")?;
+    let mut lines = BufReader::with_capacity(1 << 20, stream);
+    let mut line = String::new();
+    lines.read_line(&mut line)?;
+    ensure!(line.starts_with("+OK"), "MONITOR is answered {line}");
+    Ok(lines)
+}
+
+fn listen_again(address: SocketAddr) -> Result<BufReader<TcpStream>> {
+    let deadline = Instant::now() + AWAY;
+    loop {
+        match listen(address) {
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+            lines => return lines,
+        }
+    }
+}
+
+/// Listens until the last word (`true`), or until the connection is lost.
+fn take_in(lines: &mut BufReader<TcpStream>, orders: &mut Orders, place: &mut u64) -> bool {
+    let mut line = String::new();
+    while lines.read_line(&mut line).is_ok_and(|read| read > 0) {
+        if line.contains(LAST_WORD) {
+            return true;
+        }
+        *place += 1;
+        if let Some(owner) = acquiring_owner(&line) {
+            orders.entry(owner).or_default().push(*place);
+        }
+        line.clear();
+    }
+    false
 }
 
 /// Whose request a line tells of, if it acquires. Lines look like `+1.2 [0 127.0.0.1:3] "RLOCK.ACQUIRE" "k" "o17"`.

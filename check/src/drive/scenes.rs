@@ -20,7 +20,8 @@ impl Worker {
         let party = Party { asked: 1, ..self.party_of(*first, Mode::Exclusive) };
         let names: Vec<&str> = keys.iter().filter_map(|key| self.keys.get(*key)).map(|key| key.name.as_str()).collect();
         let about = format!("{} {} o{}", names.len(), names.join(" "), party.owner);
-        let Wish { lease_ms, .. } = Wish::WAIT;
+        let wish = self.limit(Wish::WAIT);
+        let Wish { lease_ms, .. } = wish;
         let sent_us = now_us();
         let answer = self.connection.ask(&format!("RLOCK.MACQUIRE {about} PX {lease_ms} BLOCK 8000"));
         let answered_us = now_us();
@@ -30,7 +31,7 @@ impl Worker {
             Ok(_) | Err(_) => vec![Outcome::Unknown; keys.len()],
         };
         for (key, outcome) in keys.iter().zip(outcomes) {
-            self.record(&Party { key: *key, ..party }, sent_us, answered_us, Wish::WAIT.call(), outcome);
+            self.record(&Party { key: *key, ..party }, sent_us, answered_us, wish.call(), outcome);
         }
         if !matches!(answer, Ok(Value::Array(_))) {
             return Ok(());
@@ -54,7 +55,7 @@ impl Worker {
     /// The same request over two connections: one takes the other's place.
     pub(super) fn be_taken_over(&mut self) -> Result<()> {
         let party = self.party(|_| true);
-        let wish = Wish { request_id: Some(1), ..Wish::WAIT };
+        let wish = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let words = self.wish(&party, wish);
         let mut second = Connection::open(self.address)?;
         let first_us = now_us();
@@ -75,7 +76,7 @@ impl Worker {
     pub(super) fn close_session(&mut self) -> Result<()> {
         let party = Party { asked: 1, ..self.party(|_| true) };
         let grace_ms = rand::Rng::random_range(&mut self.random, 0..40);
-        let wish = Wish { session_ms: Some(grace_ms), ..Wish::WAIT };
+        let wish = self.limit(Wish { session_ms: Some(grace_ms), ..Wish::WAIT });
         let mut connection = Connection::open(self.address)?;
         let sent_us = now_us();
         let outcome = as_grant(connection.call(&self.wish(&party, wish)));
@@ -99,14 +100,15 @@ impl Worker {
         let (killed, next) =
             (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
         let (killed, next) = (Party { asked: 1, ..killed }, Party { asked: 1, ..next });
+        let wish = self.limit(Wish::WAIT);
         let mut to_kill = Connection::open(self.address)?;
         let mut to_wait = Connection::open(self.address)?;
         let Value::Int(client) = to_kill.ask("CLIENT ID")? else { bail!("a client has an id") };
         let killed_us = now_us();
-        to_kill.send(&self.wish(&killed, Wish::WAIT))?;
+        to_kill.send(&self.wish(&killed, wish))?;
         self.wait_for_waiters(1)?;
         let next_us = now_us();
-        to_wait.send(&self.wish(&next, Wish::WAIT))?;
+        to_wait.send(&self.wish(&next, wish))?;
         self.wait_for_waiters(2)?;
         let sent_us = now_us();
         self.connection.ask("MULTI")?;
@@ -119,9 +121,11 @@ impl Worker {
             _ => Outcome::Unknown,
         };
         self.record(&holder, sent_us, answered_us, Call::Release { count: 1 }, released);
-        self.record(&killed, killed_us, answered_us, Wish::WAIT.call(), Outcome::Undone);
+        // Of a transaction without an answer it is not known what it did.
+        let undone = if released == Outcome::Unknown { Outcome::Unknown } else { Outcome::Undone };
+        self.record(&killed, killed_us, answered_us, wish.call(), undone);
         let outcome = as_grant(to_wait.receive());
-        self.record(&next, next_us, now_us(), Wish::WAIT.call(), outcome);
+        self.record(&next, next_us, now_us(), wish.call(), outcome);
         if matches!(outcome, Outcome::Granted(_)) {
             self.release(&next, 1, None);
         }

@@ -24,6 +24,8 @@ pub struct Program {
     pub server: PathBuf,
     /// The module to load.
     pub module: PathBuf,
+    /// Whether it has on disk whatever it has answered.
+    pub is_durable: bool,
 }
 
 /// A running server.
@@ -31,6 +33,8 @@ pub struct Server {
     child: Child,
     address: SocketAddr,
     folder: TempDir,
+    program: Program,
+    environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Server {
@@ -54,31 +58,51 @@ impl Server {
     fn start_once(program: &Program, clock: Option<&WallClock>) -> Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let module = fs::canonicalize(&program.module)
-            .with_context(|| format!("there is no module at {}", program.module.display()))?;
-        let mut command = Command::new(&program.server);
-        command
-            .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", ""])
-            .args(["--replica-read-only", "no", "--repl-diskless-sync-delay", "0"])
-            .arg("--dir")
-            .arg(folder.path())
-            .args(["--logfile", "log", "--loadmodule"])
-            .arg(module)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        if let Some(clock) = clock {
-            command.env("LD_PRELOAD", &clock.shim).env("RLOCK_TEST_CLOCK", clock.file());
-        }
-        let child = command.spawn().with_context(|| format!("cannot run {}", program.server.display()))?;
-        let mut server = Self { child, address, folder };
+        let environment = clock.map(WallClock::environment).unwrap_or_default();
+        let child = spawn(program, &environment, address, &folder)?;
+        let mut server = Self { child, address, folder, program: program.clone(), environment };
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
-        while Connection::open(address).and_then(|mut connection| connection.ask("PING")).is_err() {
-            if server.child.try_wait()?.is_some() || Instant::now() > deadline {
-                bail!("the server does not start; its log:\n{}", server.log());
+        while Connection::open(self.address).and_then(|mut connection| connection.ask("PING")).is_err() {
+            if self.child.try_wait()?.is_some() || Instant::now() > deadline {
+                bail!("the server does not start; its log:\n{}", self.log());
             }
             thread::sleep(Duration::from_millis(10));
         }
-        Ok(server)
+        Ok(())
+    }
+
+    /// Kills it as `kill -9` does, and starts it again with what it has on disk.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come back.
+    pub fn kill_and_restart(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.child = spawn(&self.program, &self.environment, self.address, &self.folder)?;
+        self.wait_until_ready()
+    }
+
+    /// Lets it stand still for a while, as a machine does that has no time for it.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be signalled.
+    pub fn stand_still(&self, lasts: Duration) -> Result<()> {
+        self.signal("-STOP")?;
+        thread::sleep(lasts);
+        self.signal("-CONT")
+    }
+
+    fn signal(&self, signal: &str) -> Result<()> {
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status()?;
+        ensure!(status.success(), "the server cannot be sent {signal}");
+        Ok(())
     }
 
     /// Where it listens.
@@ -97,6 +121,28 @@ impl Server {
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
+}
+
+fn spawn(program: &Program, environment: &[(&str, PathBuf)], address: SocketAddr, folder: &TempDir) -> Result<Child> {
+    let module = fs::canonicalize(&program.module)
+        .with_context(|| format!("there is no module at {}", program.module.display()))?;
+    let mut command = Command::new(&program.server);
+    command
+        .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", ""])
+        .args(["--replica-read-only", "no", "--repl-diskless-sync-delay", "0"])
+        .arg("--dir")
+        .arg(folder.path())
+        .args(["--logfile", "log", "--loadmodule"])
+        .arg(module)
+        .envs(environment.iter().cloned())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    if program.is_durable {
+        command.args(["--appendonly", "yes", "--appendfsync", "always"]);
+        // Each waiter that is lost costs a fair lock no more than this.
+        command.args(["--rlock.fair-grace-ms", "50"]);
+    }
+    command.spawn().with_context(|| format!("cannot run {}", program.server.display()))
 }
 
 impl Drop for Server {
@@ -132,6 +178,11 @@ impl WallClock {
 
     fn file(&self) -> PathBuf {
         self.folder.path().join("step")
+    }
+
+    /// What a server needs in its environment to live by this clock.
+    fn environment(&self) -> Vec<(&'static str, PathBuf)> {
+        vec![("LD_PRELOAD", self.shim.clone()), ("RLOCK_TEST_CLOCK", self.file())]
     }
 
     /// From now on the wall clock is so many seconds ahead of the true one.

@@ -30,6 +30,8 @@ pub struct Worker {
     next_owner: u64,
     /// The key that only this client uses, the last one of `keys` by its number.
     pub(super) own_key: usize,
+    longest_lease_ms: u64,
+    survives: bool,
 }
 
 /// An owner, and what it is about.
@@ -77,7 +79,10 @@ impl Worker {
     ///
     /// If the server takes no connection.
     pub fn new(address: SocketAddr, keys: Arc<[Key]>, own_key: usize, number: u64, seed: u64) -> Result<Self> {
+        let longest_lease_ms = LONG_LEASE_MS;
         Ok(Self {
+            longest_lease_ms,
+            survives: false,
             connection: Connection::open(address)?,
             address,
             keys,
@@ -88,30 +93,49 @@ impl Worker {
         })
     }
 
+    /// Where servers and connections fail, it goes on afterwards, and takes no lease that is longer, so that others get on
+    /// when it is lost with its hold.
+    #[must_use]
+    pub fn among_crashes(self, longest_lease_ms: u64) -> Self {
+        Self { longest_lease_ms, survives: true, ..self }
+    }
+
     /// Works until a moment of the steady clock.
     ///
     /// # Errors
     ///
-    /// If the server takes no more connections.
+    /// If nothing is to fail, and something does.
     pub fn work(&mut self, until_us: u64) -> Result<()> {
         while now_us() < until_us {
-            if self.connection.is_lost() {
-                self.connection = Connection::open(self.address)?;
+            if let Err(error) = self.take_step() {
+                if !self.survives {
+                    return Err(error);
+                }
+                thread::sleep(Duration::from_millis(10));
             }
-            match self.random.random_range(0..100) {
-                0..50 => self.hold_once(),
-                50..58 => self.hold_twice(),
-                58..66 => self.hold_many()?,
-                66..74 => self.repeat(),
-                74..78 => self.wait_briefly(),
-                78..82 => self.renew_for_less(),
-                82..86 => self.change_mode(),
-                86..90 => self.poll(),
-                90..92 => self.abandon(),
-                92..94 => self.be_taken_over()?,
-                94..97 => self.close_session()?,
-                _ => self.be_killed_in_turn()?,
-            }
+        }
+        Ok(())
+    }
+
+    fn take_step(&mut self) -> Result<()> {
+        if self.connection.is_lost() {
+            self.connection = Connection::open(self.address)?;
+        }
+        match self.random.random_range(0..100) {
+            0..50 => self.hold_once(),
+            50..58 => self.hold_twice(),
+            58..66 => self.hold_many()?,
+            66..74 => self.repeat(),
+            74..78 => self.wait_briefly(),
+            78..82 => self.renew_for_less(),
+            82..86 => self.change_mode(),
+            // Among crashes a place would be lost while its owner cannot come for it.
+            86..90 if !self.survives => self.poll(),
+            90..92 => self.abandon(),
+            92..94 => self.be_taken_over()?,
+            94..97 => self.close_session()?,
+            97..100 => self.be_killed_in_turn()?,
+            _ => self.hold_once(),
         }
         Ok(())
     }
@@ -156,6 +180,11 @@ impl Worker {
         format!("{family}.{verb} {name} o{}{mode}", party.owner)
     }
 
+    /// What is wished for, with a lease that is not too long.
+    pub(super) fn limit(&self, wish: Wish) -> Wish {
+        Wish { lease_ms: wish.lease_ms.min(self.longest_lease_ms), ..wish }
+    }
+
     pub(super) fn wish(&self, party: &Party, wish: Wish) -> String {
         let permits = if party.mode == Mode::Permits { format!(" PERMITS {}", wish.count) } else { String::new() };
         let option = |name: &str, value: Option<u64>| value.map(|value| format!(" {name} {value}")).unwrap_or_default();
@@ -184,6 +213,7 @@ impl Worker {
 
     pub(super) fn acquire(&mut self, party: &mut Party, wish: Wish) -> bool {
         party.asked += 1;
+        let wish = self.limit(wish);
         let words = self.wish(party, wish);
         matches!(self.ask(party, &words, wish.call()), Outcome::Granted(_))
     }
