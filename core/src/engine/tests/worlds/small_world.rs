@@ -207,9 +207,13 @@ impl SmallWorld {
     fn acquire(&mut self, key: usize, owner: u8, mode: Mode, count: u32, ask: super::Asks) {
         let now_ms = self.now_ms();
         let request = self.request(mode_kind(mode, self.kind(key)), mode, count, ask);
+        let granted_before = if ask == super::Asks::Numbered { self.numbered(key, owner, mode) } else { None };
         self.world.client = Some(client(owner));
         let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
         let told = self.note(acquired, key, owner);
+        if granted_before.is_some() && told == Told::Granted {
+            assert_eq!(self.numbered(key, owner, mode), granted_before, "a repeated request counts once");
+        }
         let waits = ask == super::Asks::Wait;
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => {
@@ -225,6 +229,24 @@ impl SmallWorld {
             Spec::None => return,
         };
         assert_eq!(told, expected, "the answer to ACQUIRE");
+    }
+
+    /// The token and the count of the hold that the numbered request of an owner has made.
+    fn numbered(&self, key: usize, owner: u8, mode: Mode) -> Option<(u64, u32)> {
+        let hold = self.world.lock(&name(key))?.live_hold(&[owner], mode, self.world.now)?;
+        hold.request().is_some_and(|mark| mark.verb == Verb::Acquire).then(|| (hold.token(), hold.count()))
+    }
+
+    /// A hold with a session that no connection is bound to is about to end.
+    fn check_sessions(&self) {
+        let latest_us = self.world.now.after_ms(SESSION_MS);
+        for key in self.all() {
+            let Some(lock) = self.world.lock(&key) else { continue };
+            for hold in lock.holds().iter().filter(|hold| hold.session_ms().is_some()) {
+                let is_bound = !lock.clients(hold.token()).is_empty();
+                assert!(is_bound || hold.deadline_us() <= latest_us, "a session ends with its connection");
+            }
+        }
     }
 
     fn acquire_many(&mut self, owner: u8, waits: bool) {
@@ -329,6 +351,7 @@ impl SmallWorld {
                 None => break,
             }
         }
+        self.check_sessions();
         self.compare();
     }
 
