@@ -146,8 +146,8 @@ pub fn take_over(replica: &mut Connection, violations: &mut Vec<Violation>) -> R
             violations.push(Violation { rule: Rule::HoldIsKept, story });
         }
     }
-    let answer = replica.call("RFAIRLOCK.ACQUIRE parade:fair b PX 60000");
     let passed = replica.call("RFAIRLOCK.ACQUIRE parade:fair e PX 60000");
+    let answer = replica.call("RFAIRLOCK.ACQUIRE parade:fair b PX 60000");
     ensure!(!matches!(answer, Outcome::Unknown), "the promoted server answers");
     if !matches!(answer, Outcome::Number(_)) || passed != Outcome::Nil {
         let story = format!("after a promotion, the head of a fair queue got {answer:?}, who came later {passed:?}");
