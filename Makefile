@@ -8,7 +8,7 @@ MODULE       := target/release/librlock.so
 BARE         := target/release/librlock_bare.so
 SECONDS      := 60
 SEED         ?= 1
-STATES       ?= 400000
+STATES       ?= 1000000
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 
@@ -72,11 +72,11 @@ check-crashes: build ## The same while the server is killed, stands still, and l
 	@$(NEED) server
 	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
 
-check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states of each (15 minutes)
+check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states of each
 	@$(NEED) build
 	RLOCK_WORLDS_STATES=$(STATES) cargo test --release --package rlock-core --lib worlds:: -- --nocapture --test-threads=1
 
-check-mutants: ## Build the module with each fault of check/mutants, and show which check notices it (40 minutes); NAMES=fifo for some
+check-mutants: ## Build the module with each fault of check/mutants, and show which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
 	cargo run --quiet --release --package rlock-check -- mutants --server $(SERVER) $(NAMES)
