@@ -6,6 +6,9 @@ CLUSTER_PORT ?= 7000
 SERVER       ?= redis-server
 MODULE       := target/release/librlock.so
 BARE         := target/release/librlock_bare.so
+SECONDS      := 60
+SEED         ?= 1
+STATES       ?= 1000000
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 # Where `make install` puts the module: Debian's unit for redis-server lets a server run code from /usr/lib and /lib only.
@@ -26,7 +29,7 @@ DEBS         ?= target/debian
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate failover lint bench client-cancel client-faults test-examples test-retries demo deb demo-install picture clean
+.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench client-cancel client-faults test-examples test-retries demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +38,7 @@ help: ## List the targets
 	@echo "  SERVER=valkey-server make run   another server than redis-server"
 	@echo "  PREFIX=/opt/redis make install  another place than /usr/lib/redis/modules"
 
-run cluster test campaigns test-matrix failover client-cancel client-faults picture: NEEDS = build server
+run cluster test campaigns test-matrix check check-crashes failover client-cancel client-faults picture: NEEDS = build server
 deb: NEEDS = build deb
 
 build: ## Build the module: target/release/librlock.so
@@ -78,7 +81,7 @@ cluster: build ## Start a local cluster with the module, three masters and three
 
 test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
 	@echo "On two busy cores the tests of the core take about 4 minutes, and those of the module 8 more; those of the client and the tool come last."
-	cargo test --package rlock-core --package rlock-bench
+	cargo test --package rlock-core --package rlock-bench --package rlock-check
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
 	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
@@ -96,6 +99,25 @@ mutant-gate: ## Let the tests notice a module that ignores when somebody begins 
 	cargo build --package rlock --features mutant-ignores-fork --target-dir target/mutant
 	RLOCK_MUTANT=1 RLOCK_MODULE=target/mutant/debug/librlock.so RLOCK_SERVER=$(SERVER) \
 	  cargo test --package rlock --test integration -- --test-threads=3 --nocapture listeners_storm::
+
+check: build ## Record what clients see for SECONDS, and prove from it what is promised; SEED=n for other choices
+	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
+
+check-crashes: build ## The same while the server is killed, stands still, and loses connections
+	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
+
+check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states of each
+	@$(NEED) build
+	RLOCK_WORLDS_STATES=$(STATES) cargo test --release --package rlock-core --lib worlds:: -- --nocapture --test-threads=1
+
+check-mutants: ## Build the module with each fault of check/mutants, and show which check notices it; NAMES=fifo for some
+	@$(NEED) build
+	@$(NEED) server
+	cargo run --quiet --release --package rlock-check -- mutants --server $(SERVER) $(NAMES)
+
+fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: payloads, effects, commands
+	@$(NEED) build
+	SECONDS_EACH=$(SECONDS) ./tools/fuzz
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have (10 minutes); SERVERS=valkey-trixie for one
 	cargo test --package rlock --test integration --no-run

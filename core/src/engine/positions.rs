@@ -46,6 +46,11 @@ impl Position {
     pub(super) fn rank(self) -> Rank {
         if self.turn < Self::NEWCOMER { Rank::Upgrade } else { Rank::Newcomer }
     }
+
+    #[cfg(test)]
+    pub(super) fn arrival(self) -> u64 {
+        self.turn & !Self::NEWCOMER
+    }
 }
 
 /// The number of an owner.

@@ -394,6 +394,16 @@ impl WaitQueues {
         self.names.get(self.names.find(key)?)
     }
 
+    /// What a ticket was granted and may not have heard of.
+    #[cfg(test)]
+    pub(super) fn undelivered(&self, ticket: u64) -> impl Iterator<Item = &(NameId, Undelivered)> {
+        let granted = match self.state(ticket) {
+            Some(State::Granted(granted)) => Some(granted),
+            _ => None,
+        };
+        granted.into_iter().flatten()
+    }
+
     /// Checks the invariants.
     #[cfg(test)]
     pub(super) fn assert_consistent(&self) {

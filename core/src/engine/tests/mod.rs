@@ -10,3 +10,4 @@ mod subscribers;
 mod tokens;
 mod transcripts;
 mod world;
+mod worlds;

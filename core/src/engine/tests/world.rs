@@ -48,6 +48,8 @@ pub(super) struct World {
     pub(super) replica_values: BTreeMap<(u32, Vec<u8>), Value>,
     /// Whether commands that follow each other share the allowance of a turn.
     pub(super) shares_turns: bool,
+    /// A history is gone through once more, which was checked before.
+    pub(super) is_repeated: bool,
 }
 
 pub(super) fn key(name: &str) -> Key {
@@ -73,6 +75,7 @@ impl World {
             replica: Engine::new([1, 2, 3, 4]),
             replica_values: BTreeMap::new(),
             shares_turns: false,
+            is_repeated: false,
         }
     }
 

@@ -1,0 +1,270 @@
+//! Workers, a replica that comes in the middle, a wall clock that steps, and what is looked at in the end.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use redis::Value;
+
+use super::monitor::{Monitor, Orders};
+use super::parade;
+use super::server::{Program, Server, WallClock};
+use super::wire::{Connection, now_us};
+use super::worker::Worker;
+use crate::history::{Call, History, Key, Kind, Operation, Rule, Violation};
+use crate::rules;
+
+/// How a campaign is led.
+#[derive(Clone, Debug)]
+pub struct Campaign {
+    /// What to start.
+    pub program: Program,
+    /// For how long clients work.
+    pub lasts: Duration,
+    /// What the clients' choices are drawn from.
+    pub seed: u64,
+    /// How many clients.
+    pub workers: u64,
+    /// What goes wrong meanwhile.
+    pub faults: Faults,
+}
+
+/// What goes wrong while clients work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    /// The server's wall clock steps.
+    Clock,
+    /// The server stands still, its connections are cut, and it is killed and comes back.
+    Crashes,
+}
+
+/// What came of it.
+pub struct Report {
+    /// What was recorded.
+    pub history: History,
+    /// How many holds were given.
+    pub grants: usize,
+    /// What must not have happened.
+    pub violations: Vec<Violation>,
+}
+
+/// The wall clock steps by up to so many seconds in either direction.
+const STEP_S: i64 = 3600;
+
+/// The longest lease where clients are lost with their holds.
+const SHORT_LEASE_MS: u64 = 1_500;
+
+/// How long a server without a listener needs to stop propagating, and then some.
+const UNHEARD: Duration = Duration::from_millis(2_500);
+
+/// How many locks of each kind clients compete for.
+const LOCKS: u64 = 3;
+
+impl Campaign {
+    /// Leads it to its end, and checks what was recorded.
+    ///
+    /// # Errors
+    ///
+    /// If a server cannot be started, or a client fails in a way that no rule is about.
+    pub fn run(&self) -> Result<Report> {
+        let clock = WallClock::new()?;
+        let program = Program { is_durable: self.faults == Faults::Crashes, ..self.program.clone() };
+        let mut master = Server::start(&program, Some(&clock))?;
+        let mut replica = Server::start(&program, None)?;
+        let mut control = Connection::open(master.address())?;
+        let keys = self.keys();
+        for key in keys.iter().filter(|key| key.kind == Kind::Semaphore) {
+            control.ask(&format!("RSEMAPHORE.INIT {} {}", key.name, key.permits))?;
+        }
+        let mut violations = Vec::new();
+        let operations = self.record(&mut master, &clock, &keys, &mut violations)?;
+        let ended = look_afterwards(&master, &replica, &keys, &mut violations);
+        for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
+            let log = server.log();
+            let said =
+                log.lines().find(|line| line.contains("a bug in rlock") || line.contains("could not be applied"));
+            if !server.is_alive() || said.is_some() {
+                let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
+                violations.push(Violation { rule: Rule::ServerLives, story });
+            }
+        }
+        let mut history = History { keys: keys.to_vec(), operations };
+        violations.extend(rules::check(&mut history));
+        if violations.is_empty() {
+            // Otherwise what was found explains why it failed.
+            ended?;
+        }
+        let is_grant = |one: &&Operation| matches!(one.outcome, crate::history::Outcome::Granted(_));
+        let grants = history.operations.iter().filter(is_grant).count();
+        Ok(Report { history, grants, violations })
+    }
+
+    /// Some locks of each kind to compete for, and one for each client alone.
+    fn keys(&self) -> Arc<[Key]> {
+        let mut keys = Vec::new();
+        for (name, kind, permits) in [
+            ("mutex", Kind::Mutex, 1),
+            ("fair", Kind::Fair, 1),
+            ("rwlock", Kind::RwLock, 1),
+            ("semaphore", Kind::Semaphore, 4),
+        ] {
+            keys.extend((0..LOCKS).map(|number| Key { name: format!("{name}-{number}"), kind, permits }));
+        }
+        keys.extend((0..self.workers).map(|number| Key {
+            name: format!("own-{number}"),
+            kind: Kind::Mutex,
+            permits: 1,
+        }));
+        keys.into()
+    }
+
+    /// Lets the clients work, and puts what they recorded in the server's order.
+    fn record(
+        &self,
+        master: &mut Server,
+        clock: &WallClock,
+        keys: &Arc<[Key]>,
+        violations: &mut Vec<Violation>,
+    ) -> Result<Vec<Operation>> {
+        let address = master.address();
+        let monitor = Monitor::start(address)?;
+        let until_us = now_us() + u64::try_from(self.lasts.as_micros())?;
+        let survives = self.faults == Faults::Crashes;
+        let mut operations = thread::scope(|scope| {
+            let mut workers = Vec::new();
+            for number in 0..self.workers {
+                let own_key = usize::try_from(u64::try_from(keys.len())? - self.workers + number)?;
+                let keys = Arc::clone(keys);
+                workers.push(scope.spawn(move || -> Result<_> {
+                    let mut worker = Worker::new(address, keys, own_key, number + 1, self.seed)?;
+                    if survives {
+                        worker = worker.among_crashes(SHORT_LEASE_MS);
+                    }
+                    let worked = worker.work(until_us);
+                    Ok((worker.operations, worked))
+                }));
+            }
+            // Everybody is connected before something goes wrong.
+            thread::sleep(Duration::from_millis(500));
+            self.do_harm(master, clock, until_us)?;
+            let mut operations = Vec::new();
+            for worker in workers {
+                let (recorded, worked) = worker.join().map_err(|_| anyhow!("a client has panicked"))??;
+                operations.extend(recorded);
+                if let Err(error) = worked {
+                    violations.push(Violation { rule: Rule::ServerLives, story: format!("a client fails: {error:#}") });
+                }
+            }
+            Ok::<_, anyhow::Error>(operations)
+        })?;
+        let orders = monitor.finish().unwrap_or_else(|error| {
+            violations.push(Violation { rule: Rule::ServerLives, story: format!("no order is known: {error:#}") });
+            Orders::default()
+        });
+        set_orders(&mut operations, &orders);
+        Ok(operations)
+    }
+
+    /// Lets things go wrong until a moment of the steady clock.
+    fn do_harm(&self, master: &mut Server, clock: &WallClock, until_us: u64) -> Result<()> {
+        let mut random = StdRng::seed_from_u64(self.seed);
+        while now_us() < until_us {
+            match self.faults {
+                Faults::Clock => clock.step_to(random.random_range(-STEP_S..=STEP_S))?,
+                Faults::Crashes => match random.random_range(0..10) {
+                    0 => master.kill_and_restart()?,
+                    1..5 => master.stand_still(Duration::from_millis(random.random_range(1..400)))?,
+                    _ => cut_connections(master, &mut random)?,
+                },
+            }
+            thread::sleep(Duration::from_millis(random.random_range(50..400)));
+        }
+        clock.step_to(0)
+    }
+}
+
+/// Cuts some of the connections, but for those that listen.
+fn cut_connections(master: &Server, random: &mut StdRng) -> Result<()> {
+    let mut control = Connection::open(master.address())?;
+    let listed = text(control.ask("CLIENT LIST TYPE normal")?)?;
+    for line in listed.lines().filter(|line| !line.contains("cmd=monitor") && !line.contains("cmd=client")) {
+        let id = line.split_ascii_whitespace().find_map(|field| field.strip_prefix("id="));
+        if let Some(id) = id.filter(|_| random.random_bool(0.2)) {
+            // It may have gone by itself.
+            let _ = control.call(&format!("CLIENT KILL ID {id}"));
+        }
+    }
+    Ok(())
+}
+
+/// Looks at what is left when the clients have gone, and lets a replica follow.
+fn look_afterwards(master: &Server, replica: &Server, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
+    let mut control = Connection::open(master.address())?;
+    check_leftovers(&mut control, keys, violations)?;
+    follow(&mut control, replica, master.address().port(), violations)
+}
+
+/// Gives each request that acquires its place in the server's order.
+fn set_orders(operations: &mut [Operation], orders: &Orders) {
+    for one in operations.iter_mut().filter(|one| matches!(one.call, Call::Acquire { .. })) {
+        let nth = usize::try_from(one.order).ok().and_then(|nth| nth.checked_sub(1));
+        let places = orders.get(&one.owner);
+        one.order = places.zip(nth).and_then(|(places, nth)| places.get(nth)).copied().unwrap_or(0);
+    }
+}
+
+/// Everybody has gone: nothing is held but what a short lease still keeps.
+fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
+    let deadline_us = now_us() + 3_000_000;
+    loop {
+        let mut left = Vec::new();
+        for key in keys {
+            if let Value::Array(fields) = control.ask(&format!("RLOCK.INFO {}", key.name))? {
+                let holders = fields.iter().skip(3).step_by(2).next();
+                let is_idle = key.kind == Kind::Semaphore && holders == Some(&Value::Array(Vec::new()));
+                if !is_idle {
+                    left.push(format!("{} is held by nobody who is left: {fields:?}", key.name));
+                }
+            }
+        }
+        if left.is_empty() || now_us() > deadline_us {
+            violations.extend(left.into_iter().map(|story| Violation { rule: Rule::NothingIsLeftOver, story }));
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A first replica comes to a master that nobody has listened to, is compared with it, and takes over.
+fn follow(control: &mut Connection, replica: &Server, master_port: u16, violations: &mut Vec<Violation>) -> Result<()> {
+    thread::sleep(UNHEARD);
+    let mut there = Connection::open(replica.address())?;
+    there.ask(&format!("REPLICAOF 127.0.0.1 {master_port}"))?;
+    let deadline_us = now_us() + 20_000_000;
+    while !info(&mut there)?.contains("master_link_status:up") {
+        if now_us() > deadline_us {
+            return Err(anyhow!("the replica does not come")).context(replica.log());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    parade::make(control)?;
+    control.ask("WAIT 1 5000")?;
+    parade::compare(control, &mut there, violations)?;
+    parade::intrude(&mut there, violations)?;
+    parade::take_over(&mut there, violations)
+}
+
+fn info(connection: &mut Connection) -> Result<String> {
+    text(connection.ask("INFO replication")?)
+}
+
+fn text(value: Value) -> Result<String> {
+    match value {
+        Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::VerbatimString { text, .. } => Ok(text),
+        other => Err(anyhow!("{other:?} is no text")),
+    }
+}

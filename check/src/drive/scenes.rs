@@ -1,0 +1,157 @@
+//! What a client does that takes more than one connection, or more than one key.
+
+use anyhow::{Result, bail, ensure};
+use redis::Value;
+
+use super::wire::{Connection, as_grant, now_us};
+use super::worker::{Party, Wish, Worker};
+use crate::history::{Call, Kind, Mode, Outcome};
+
+impl Worker {
+    /// MACQUIRE of two or three mutexes.
+    pub(super) fn hold_many(&mut self) -> Result<()> {
+        use rand::seq::SliceRandom;
+        let is_mutex =
+            |(_, key): &(usize, &crate::history::Key)| key.kind == Kind::Mutex && !key.name.starts_with("own");
+        let mut keys: Vec<usize> = self.keys.iter().enumerate().filter(is_mutex).map(|(number, _)| number).collect();
+        keys.shuffle(&mut self.random);
+        keys.truncate(rand::Rng::random_range(&mut self.random, 2..=3));
+        let Some(first) = keys.first() else { bail!("there are no mutexes") };
+        let party = Party { asked: 1, ..self.party_of(*first, Mode::Exclusive) };
+        let names: Vec<&str> = keys.iter().filter_map(|key| self.keys.get(*key)).map(|key| key.name.as_str()).collect();
+        let about = format!("{} {} o{}", names.len(), names.join(" "), party.owner);
+        let wish = self.limit(Wish::WAIT);
+        let Wish { lease_ms, .. } = wish;
+        let sent_us = now_us();
+        let answer = self.connection.ask(&format!("RLOCK.MACQUIRE {about} PX {lease_ms} BLOCK 8000"));
+        let answered_us = now_us();
+        let outcomes: Vec<Outcome> = match &answer {
+            Ok(Value::Array(tokens)) => tokens.iter().map(|token| as_grant(number(token))).collect(),
+            Ok(Value::Nil) => vec![Outcome::Nil; keys.len()],
+            Ok(_) | Err(_) => vec![Outcome::Unknown; keys.len()],
+        };
+        for (key, outcome) in keys.iter().zip(outcomes) {
+            self.record(&Party { key: *key, ..party }, sent_us, answered_us, wish.call(), outcome);
+        }
+        if !matches!(answer, Ok(Value::Array(_))) {
+            return Ok(());
+        }
+        self.pause(200);
+        let sent_us = now_us();
+        let answer = self.connection.ask(&format!("RLOCK.MRELEASE {about}"));
+        let answered_us = now_us();
+        let left = match answer {
+            Ok(Value::Array(left)) => left.iter().map(number).collect(),
+            Ok(_) => vec![Outcome::Unknown; keys.len()],
+            Err(error) if format!("{error:#}").contains("NOTOWNER") => vec![Outcome::NotOwner; keys.len()],
+            Err(_) => vec![Outcome::Unknown; keys.len()],
+        };
+        for (key, outcome) in keys.iter().zip(left) {
+            self.record(&Party { key: *key, ..party }, sent_us, answered_us, Call::Release { count: 1 }, outcome);
+        }
+        Ok(())
+    }
+
+    /// The same request over two connections: one takes the other's place.
+    pub(super) fn be_taken_over(&mut self) -> Result<()> {
+        let party = self.party(|_| true);
+        let wish = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
+        let words = self.wish(&party, wish);
+        let mut second = Connection::open(self.address)?;
+        let first_us = now_us();
+        self.connection.send(&words)?;
+        let second_us = now_us();
+        second.send(&words)?;
+        let first = as_grant(self.connection.receive());
+        self.record(&Party { asked: 1, ..party }, first_us, now_us(), wish.call(), first);
+        let outcome = as_grant(second.receive());
+        self.record(&Party { asked: 2, ..party }, second_us, now_us(), wish.call(), outcome);
+        if [first, outcome].iter().any(|outcome| matches!(outcome, Outcome::Granted(_))) {
+            self.release(&party, 1, Some(2));
+        }
+        Ok(())
+    }
+
+    /// A hold with a session, whose only connection closes.
+    pub(super) fn close_session(&mut self) -> Result<()> {
+        let party = Party { asked: 1, ..self.party(|_| true) };
+        let grace_ms = rand::Rng::random_range(&mut self.random, 0..40);
+        let wish = self.limit(Wish { session_ms: Some(grace_ms), ..Wish::WAIT });
+        let mut connection = Connection::open(self.address)?;
+        let sent_us = now_us();
+        let outcome = as_grant(connection.call(&self.wish(&party, wish)));
+        self.record(&party, sent_us, now_us(), wish.call(), outcome);
+        if matches!(outcome, Outcome::Granted(_)) {
+            self.pause(200);
+        }
+        let sent_us = now_us();
+        drop(connection);
+        self.record(&party, sent_us, now_us(), Call::Close { grace_ms }, Outcome::Unknown);
+        Ok(())
+    }
+
+    /// A waiter whose connection is closed in the very turn in which it is granted, and another one behind it. On a key that
+    /// nobody else uses, so that it is known who is next.
+    pub(super) fn be_killed_in_turn(&mut self) -> Result<()> {
+        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        if !self.acquire(&mut holder, Wish::WAIT) {
+            return Ok(());
+        }
+        let (killed, next) =
+            (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
+        let (killed, next) = (Party { asked: 1, ..killed }, Party { asked: 1, ..next });
+        let wish = self.limit(Wish::WAIT);
+        let mut to_kill = Connection::open(self.address)?;
+        let mut to_wait = Connection::open(self.address)?;
+        let Value::Int(client) = to_kill.ask("CLIENT ID")? else { bail!("a client has an id") };
+        let killed_us = now_us();
+        to_kill.send(&self.wish(&killed, wish))?;
+        self.wait_for_waiters(1)?;
+        let next_us = now_us();
+        to_wait.send(&self.wish(&next, wish))?;
+        self.wait_for_waiters(2)?;
+        let sent_us = now_us();
+        self.connection.ask("MULTI")?;
+        self.connection.ask(&self.words(&holder, "RELEASE"))?;
+        self.connection.ask(&format!("CLIENT KILL ID {client}"))?;
+        let answer = self.connection.ask("EXEC");
+        let answered_us = now_us();
+        let released = match answer {
+            Ok(Value::Array(answers)) => answers.first().map_or(Outcome::Unknown, number),
+            _ => Outcome::Unknown,
+        };
+        self.record(&holder, sent_us, answered_us, Call::Release { count: 1 }, released);
+        // Of a transaction without an answer it is not known what it did.
+        let undone = if released == Outcome::Unknown { Outcome::Unknown } else { Outcome::Undone };
+        self.record(&killed, killed_us, answered_us, wish.call(), undone);
+        let outcome = as_grant(to_wait.receive());
+        self.record(&next, next_us, now_us(), wish.call(), outcome);
+        if matches!(outcome, Outcome::Granted(_)) {
+            self.release(&next, 1, None);
+        }
+        Ok(())
+    }
+
+    /// Waits until so many wait for this client's own key.
+    fn wait_for_waiters(&mut self, count: usize) -> Result<()> {
+        let name = self.keys.get(self.own_key).map(|key| key.name.clone()).unwrap_or_default();
+        for _ in 0..10_000 {
+            let Value::Array(waiters) = self.connection.ask(&format!("RLOCK.WAITERS {name}"))? else {
+                bail!("WAITERS is an array");
+            };
+            if waiters.len() >= count {
+                return Ok(());
+            }
+            self.pause(200);
+        }
+        ensure!(count == 0, "a request does not come to wait");
+        Ok(())
+    }
+}
+
+fn number(value: &Value) -> Outcome {
+    match value {
+        Value::Int(number) => Outcome::Number(u64::try_from(*number).unwrap_or(0)),
+        _ => Outcome::Unknown,
+    }
+}

@@ -1,0 +1,198 @@
+//! Servers of one's own: on a free port of 127.0.0.1, in a temporary folder, killed by their process id when dropped.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+
+use super::wire::Connection;
+
+/// A port that was free a moment ago may be taken when the server comes to it.
+const START_ATTEMPTS: u32 = 5;
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// `redis-server`, or a path.
+    pub server: PathBuf,
+    /// The module to load.
+    pub module: PathBuf,
+    /// Whether it has on disk whatever it has answered.
+    pub is_durable: bool,
+}
+
+/// A running server.
+pub struct Server {
+    child: Child,
+    address: SocketAddr,
+    folder: TempDir,
+    program: Program,
+    environment: Vec<(&'static str, PathBuf)>,
+}
+
+impl Server {
+    /// Starts a server, with a wall clock of its own if there is one, and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start; the error carries its log.
+    pub fn start(program: &Program, clock: Option<&WallClock>) -> Result<Self> {
+        let mut attempt = 1;
+        loop {
+            match Self::start_once(program, clock) {
+                Err(error) if attempt < START_ATTEMPTS && error.to_string().contains("Address already in use") => {
+                    attempt += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn start_once(program: &Program, clock: Option<&WallClock>) -> Result<Self> {
+        let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let environment = clock.map(WallClock::environment).unwrap_or_default();
+        let child = spawn(program, &environment, address, &folder)?;
+        let mut server = Self { child, address, folder, program: program.clone(), environment };
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        while Connection::open(self.address).and_then(|mut connection| connection.ask("PING")).is_err() {
+            if self.child.try_wait()?.is_some() || Instant::now() > deadline {
+                bail!("the server does not start; its log:\n{}", self.log());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Kills it as `kill -9` does, and starts it again with what it has on disk.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come back.
+    pub fn kill_and_restart(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.child = spawn(&self.program, &self.environment, self.address, &self.folder)?;
+        self.wait_until_ready()
+    }
+
+    /// Lets it stand still for a while, as a machine does that has no time for it.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be signalled.
+    pub fn stand_still(&self, lasts: Duration) -> Result<()> {
+        self.signal("-STOP")?;
+        thread::sleep(lasts);
+        self.signal("-CONT")
+    }
+
+    fn signal(&self, signal: &str) -> Result<()> {
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status()?;
+        ensure!(status.success(), "the server cannot be sent {signal}");
+        Ok(())
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Whether its process has not ended.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+fn spawn(program: &Program, environment: &[(&str, PathBuf)], address: SocketAddr, folder: &TempDir) -> Result<Child> {
+    let module = fs::canonicalize(&program.module)
+        .with_context(|| format!("there is no module at {}", program.module.display()))?;
+    let mut command = Command::new(&program.server);
+    command
+        .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", ""])
+        .args(["--replica-read-only", "no", "--repl-diskless-sync-delay", "0"])
+        .arg("--dir")
+        .arg(folder.path())
+        .args(["--logfile", "log", "--loadmodule"])
+        .arg(module)
+        .envs(environment.iter().cloned())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    if program.is_durable {
+        command.args(["--appendonly", "yes", "--appendfsync", "always"]);
+        // Each waiter that is lost costs a fair lock no more than this.
+        command.args(["--rlock.fair-grace-ms", "50"]);
+    }
+    command.spawn().with_context(|| format!("cannot run {}", program.server.display()))
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The step of a server's wall clock, shared with the server through a file; see `tests/support/clock_shim.c`.
+pub struct WallClock {
+    folder: TempDir,
+    shim: PathBuf,
+}
+
+impl WallClock {
+    /// A clock that shows the true time. Builds the shim with the C compiler that Rust links with.
+    ///
+    /// # Errors
+    ///
+    /// If there is no compiler.
+    pub fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let shim = folder.path().join("clock_shim.so");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/support/clock_shim.c");
+        let status =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(source).arg("-ldl").status()?;
+        ensure!(status.success(), "cc cannot build the clock's shim");
+        let clock = Self { folder, shim };
+        clock.step_to(0)?;
+        Ok(clock)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("step")
+    }
+
+    /// What a server needs in its environment to live by this clock.
+    fn environment(&self) -> Vec<(&'static str, PathBuf)> {
+        vec![("LD_PRELOAD", self.shim.clone()), ("RLOCK_TEST_CLOCK", self.file())]
+    }
+
+    /// From now on the wall clock is so many seconds ahead of the true one.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn step_to(&self, ahead_s: i64) -> Result<()> {
+        // In place and in one write, since the server has the file mapped.
+        let mut file = File::options().create(true).truncate(false).write(true).open(self.file())?;
+        Ok(file.write_all(&(ahead_s * 1_000_000).to_ne_bytes())?)
+    }
+}

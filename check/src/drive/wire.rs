@@ -1,0 +1,118 @@
+//! One connection, and what its answers mean.
+
+use std::net::SocketAddr;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use redis::{Cmd, ConnectionLike, ErrorKind, RedisError, Value};
+
+use crate::history::Outcome;
+
+/// Longer than any wait: a server that is silent for so long hangs.
+const READ_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Microseconds of the steady clock of this process.
+#[must_use]
+pub fn now_us() -> u64 {
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    // 0 is before everything.
+    u64::try_from(BEGAN.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_add(1)
+}
+
+/// One connection.
+pub struct Connection {
+    inner: redis::Connection,
+}
+
+impl Connection {
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// If nobody answers there.
+    pub fn open(address: SocketAddr) -> Result<Self> {
+        let client = redis::Client::open(format!("redis://{address}"))?;
+        let inner = client.get_connection_with_timeout(Duration::from_secs(5))?;
+        inner.set_read_timeout(Some(READ_TIMEOUT))?;
+        Ok(Self { inner })
+    }
+
+    /// Asks something in words, and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// What the server or the connection says.
+    pub fn ask(&mut self, words: &str) -> Result<Value> {
+        let answer = command(words).query::<Value>(&mut self.inner);
+        answer.with_context(|| format!("the answer to {words}"))
+    }
+
+    /// Sends something, and does not wait for the answer.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is lost.
+    pub fn send(&mut self, words: &str) -> Result<()> {
+        Ok(self.inner.send_packed_command(&command(words).get_packed_command())?)
+    }
+
+    /// The next answer to what was sent.
+    pub fn receive(&mut self) -> Outcome {
+        outcome(self.receive_value())
+    }
+
+    /// The same, as it came.
+    ///
+    /// # Errors
+    ///
+    /// What the server or the connection says.
+    pub fn receive_value(&mut self) -> Result<Value, RedisError> {
+        self.inner.recv_response().and_then(Value::extract_error)
+    }
+
+    /// Asks for something about a lock.
+    pub fn call(&mut self, words: &str) -> Outcome {
+        outcome(command(words).query::<Value>(&mut self.inner))
+    }
+
+    /// Whether the connection was lost.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        !self.inner.is_open()
+    }
+}
+
+fn command(words: &str) -> Cmd {
+    let mut command = Cmd::new();
+    for word in words.split_ascii_whitespace() {
+        command.arg(word);
+    }
+    command
+}
+
+/// What an answer means. Which number is a token the caller knows.
+pub fn outcome(answer: Result<Value, RedisError>) -> Outcome {
+    match answer {
+        Ok(Value::Int(number)) => Outcome::Number(u64::try_from(number).unwrap_or(0)),
+        Ok(Value::Nil) => Outcome::Nil,
+        Ok(_) => Outcome::Unknown,
+        Err(error) if error.kind() == ErrorKind::Io || error.is_connection_dropped() || error.is_timeout() => {
+            Outcome::Unknown
+        }
+        Err(error) => match error.code() {
+            Some("NOTOWNER") => Outcome::NotOwner,
+            Some("UNBLOCKED") => Outcome::TakenOver,
+            _ => Outcome::Refused,
+        },
+    }
+}
+
+/// The number that an answer is a token.
+#[must_use]
+pub fn as_grant(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Number(token) => Outcome::Granted(token),
+        other => other,
+    }
+}

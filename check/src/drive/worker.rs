@@ -1,0 +1,347 @@
+//! One client: what it does is drawn from a seed, what comes of it is recorded.
+//!
+//! Each acquisition has an owner of its own, so what is recorded of one owner is one story: asked, granted, changed, given up.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::wire::{Connection, as_grant, now_us};
+use crate::history::{Call, Key, Kind, Mode, Operation, Outcome};
+
+/// A lease that no hold is meant to see the end of.
+pub(super) const LONG_LEASE_MS: u64 = 60_000;
+/// A wait that no request is meant to see the end of.
+pub(super) const LONG_WAIT_MS: u64 = 8_000;
+
+/// See the head of this file.
+pub struct Worker {
+    pub(super) connection: Connection,
+    pub(super) address: SocketAddr,
+    pub(super) keys: Arc<[Key]>,
+    pub(super) random: StdRng,
+    /// What was recorded. `order` is the number of the request among those of its owner, until the server's order is known.
+    pub operations: Vec<Operation>,
+    next_owner: u64,
+    /// The key that only this client uses, the last one of `keys` by its number.
+    pub(super) own_key: usize,
+    longest_lease_ms: u64,
+    survives: bool,
+}
+
+/// An owner, and what it is about.
+#[derive(Clone, Copy)]
+pub(super) struct Party {
+    pub(super) owner: u64,
+    pub(super) key: usize,
+    pub(super) mode: Mode,
+    /// How often it has asked.
+    pub(super) asked: u64,
+}
+
+/// What is asked of ACQUIRE.
+#[derive(Clone, Copy)]
+pub(super) struct Wish {
+    pub(super) count: u32,
+    pub(super) lease_ms: u64,
+    pub(super) block_ms: Option<u64>,
+    pub(super) request_id: Option<u64>,
+    pub(super) session_ms: Option<u64>,
+    pub(super) queue_ms: Option<u64>,
+}
+
+impl Wish {
+    pub(super) const WAIT: Self = Self {
+        count: 1,
+        lease_ms: LONG_LEASE_MS,
+        block_ms: Some(LONG_WAIT_MS),
+        request_id: None,
+        session_ms: None,
+        queue_ms: None,
+    };
+    pub(super) const TRY: Self = Self { block_ms: None, ..Self::WAIT };
+
+    pub(super) fn call(self) -> Call {
+        let Self { count, lease_ms, block_ms, request_id, queue_ms, .. } = self;
+        Call::Acquire { count, lease_ms, block_ms, request_id, keeps_place: queue_ms.is_some() }
+    }
+}
+
+impl Worker {
+    /// A client with a number, on the keys given and on one more that is its own.
+    ///
+    /// # Errors
+    ///
+    /// If the server takes no connection.
+    pub fn new(address: SocketAddr, keys: Arc<[Key]>, own_key: usize, number: u64, seed: u64) -> Result<Self> {
+        let longest_lease_ms = LONG_LEASE_MS;
+        Ok(Self {
+            longest_lease_ms,
+            survives: false,
+            connection: Connection::open(address)?,
+            address,
+            keys,
+            random: StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            operations: Vec::new(),
+            next_owner: number << 40,
+            own_key,
+        })
+    }
+
+    /// Where servers and connections fail, it goes on afterwards, and takes no lease that is longer, so that others get on
+    /// when it is lost with its hold.
+    #[must_use]
+    pub fn among_crashes(self, longest_lease_ms: u64) -> Self {
+        Self { longest_lease_ms, survives: true, ..self }
+    }
+
+    /// Works until a moment of the steady clock.
+    ///
+    /// # Errors
+    ///
+    /// If nothing is to fail, and something does.
+    pub fn work(&mut self, until_us: u64) -> Result<()> {
+        while now_us() < until_us {
+            if let Err(error) = self.take_step() {
+                if !self.survives {
+                    return Err(error);
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Ok(())
+    }
+
+    fn take_step(&mut self) -> Result<()> {
+        if self.connection.is_lost() {
+            self.connection = Connection::open(self.address)?;
+        }
+        match self.random.random_range(0..100) {
+            0..50 => self.hold_once(),
+            50..58 => self.hold_twice(),
+            58..66 => self.hold_many()?,
+            66..74 => self.repeat(),
+            74..78 => self.wait_briefly(),
+            78..82 => self.renew_for_less(),
+            82..86 => self.change_mode(),
+            // Among crashes a place would be lost while its owner cannot come for it.
+            86..90 if !self.survives => self.poll(),
+            90..92 => self.abandon(),
+            92..94 => self.be_taken_over()?,
+            94..97 => self.close_session()?,
+            97..100 => self.be_killed_in_turn()?,
+            _ => self.hold_once(),
+        }
+        Ok(())
+    }
+
+    /// A new owner of a random key for which `fits` is true.
+    pub(super) fn party(&mut self, fits: impl Fn(Kind) -> bool) -> Party {
+        loop {
+            let key = self.random.random_range(0..self.keys.len());
+            let Some(Key { kind, name, .. }) = self.keys.get(key) else { continue };
+            if !fits(*kind) || name.starts_with("own") {
+                continue;
+            }
+            let mode = match kind {
+                Kind::Mutex | Kind::Fair => Mode::Exclusive,
+                Kind::RwLock if self.random.random_bool(0.7) => Mode::Read,
+                Kind::RwLock => Mode::Write,
+                Kind::Semaphore => Mode::Permits,
+            };
+            return self.party_of(key, mode);
+        }
+    }
+
+    pub(super) fn party_of(&mut self, key: usize, mode: Mode) -> Party {
+        self.next_owner += 1;
+        Party { owner: self.next_owner, key, mode, asked: 0 }
+    }
+
+    /// `FAMILY.VERB key owner [MODE]`.
+    pub(super) fn words(&self, party: &Party, verb: &str) -> String {
+        let (name, kind) = self.keys.get(party.key).map_or(("", Kind::Mutex), |key| (key.name.as_str(), key.kind));
+        let family = match kind {
+            Kind::Mutex => "RLOCK",
+            Kind::Fair => "RFAIRLOCK",
+            Kind::RwLock => "RRWLOCK",
+            Kind::Semaphore => "RSEMAPHORE",
+        };
+        let mode = match party.mode {
+            Mode::Read => " READ",
+            Mode::Write => " WRITE",
+            Mode::Exclusive | Mode::Permits => "",
+        };
+        format!("{family}.{verb} {name} o{}{mode}", party.owner)
+    }
+
+    /// What is wished for, with a lease that is not too long.
+    pub(super) fn limit(&self, wish: Wish) -> Wish {
+        Wish { lease_ms: wish.lease_ms.min(self.longest_lease_ms), ..wish }
+    }
+
+    pub(super) fn wish(&self, party: &Party, wish: Wish) -> String {
+        let permits = if party.mode == Mode::Permits { format!(" PERMITS {}", wish.count) } else { String::new() };
+        let option = |name: &str, value: Option<u64>| value.map(|value| format!(" {name} {value}")).unwrap_or_default();
+        let Wish { lease_ms, block_ms, request_id, session_ms, queue_ms, .. } = wish;
+        let words = self.words(party, "ACQUIRE");
+        let (block, queue) = (option("BLOCK", block_ms), option("QUEUE", queue_ms));
+        let (request, session) = (option("REQ", request_id), option("SESSION", session_ms));
+        format!("{words}{permits} PX {lease_ms}{block}{queue}{request}{session}")
+    }
+
+    pub(super) fn record(&mut self, party: &Party, sent_us: u64, answered_us: u64, call: Call, outcome: Outcome) {
+        let Party { owner, key, mode, asked } = *party;
+        let order = if matches!(call, Call::Acquire { .. }) { asked } else { 0 };
+        let key = u32::try_from(key).unwrap_or(u32::MAX);
+        self.operations.push(Operation { key, owner, mode, sent_us, answered_us, order, call, outcome });
+    }
+
+    /// Asks over this client's own connection, and records what comes of it.
+    pub(super) fn ask(&mut self, party: &Party, words: &str, call: Call) -> Outcome {
+        let sent_us = now_us();
+        let outcome = self.connection.call(words);
+        let outcome = if matches!(call, Call::Acquire { .. }) { as_grant(outcome) } else { outcome };
+        self.record(party, sent_us, now_us(), call, outcome);
+        outcome
+    }
+
+    pub(super) fn acquire(&mut self, party: &mut Party, wish: Wish) -> bool {
+        party.asked += 1;
+        let wish = self.limit(wish);
+        let words = self.wish(party, wish);
+        matches!(self.ask(party, &words, wish.call()), Outcome::Granted(_))
+    }
+
+    pub(super) fn release(&mut self, party: &Party, count: u32, request_id: Option<u64>) {
+        let permits = if party.mode == Mode::Permits { format!(" PERMITS {count}") } else { String::new() };
+        let request = request_id.map(|id| format!(" REQ {id}")).unwrap_or_default();
+        let words = format!("{}{permits}{request}", self.words(party, "RELEASE"));
+        self.ask(party, &words, Call::Release { count });
+    }
+
+    fn renew(&mut self, party: &Party, lease_ms: u64) {
+        let words = format!("{} PX {lease_ms}", self.words(party, "RENEW"));
+        self.ask(party, &words, Call::Renew { lease_ms });
+    }
+
+    fn look(&mut self, party: &Party) {
+        let words = self.words(party, "HOLDS");
+        self.ask(party, &words, Call::Look);
+    }
+
+    pub(super) fn pause(&mut self, most_us: u64) {
+        let pause_us = self.random.random_range(0..=most_us);
+        thread::sleep(Duration::from_micros(pause_us));
+    }
+
+    fn wait_or_try(&mut self, party: &Party) -> Wish {
+        let count = if party.mode == Mode::Permits { self.random.random_range(1..=3) } else { 1 };
+        let wish = if self.random.random_bool(0.75) { Wish::WAIT } else { Wish::TRY };
+        Wish { count, ..wish }
+    }
+
+    fn hold_once(&mut self) {
+        let mut party = self.party(|_| true);
+        let wish = self.wait_or_try(&party);
+        if self.acquire(&mut party, wish) {
+            if self.random.random_bool(0.3) {
+                self.pause(300);
+            }
+            self.release(&party, wish.count, None);
+        }
+    }
+
+    /// Holds twice, and gives back one after the other; of a semaphore, if there are permits.
+    fn hold_twice(&mut self) {
+        let mut party = self.party(|_| true);
+        if !self.acquire(&mut party, Wish::WAIT) {
+            return;
+        }
+        let has_two = self.acquire(&mut party, Wish::TRY);
+        self.look(&party);
+        if has_two {
+            self.release(&party, 1, None);
+        }
+        self.release(&party, 1, None);
+    }
+
+    /// Sends each request twice, as if the answer had been lost.
+    fn repeat(&mut self) {
+        let mut party = self.party(|_| true);
+        let wish = Wish { request_id: Some(1), ..self.wait_or_try(&party) };
+        if self.acquire(&mut party, wish) {
+            self.acquire(&mut party, wish);
+            self.release(&party, wish.count, Some(2));
+        }
+    }
+
+    /// Waits too short, and looks whether it was given the lock after nil.
+    fn wait_briefly(&mut self) {
+        let mut party = self.party(|_| true);
+        let block_ms = Some(self.random.random_range(1..30));
+        if self.acquire(&mut party, Wish { block_ms, ..Wish::WAIT }) {
+            self.pause(2_000);
+            self.release(&party, 1, None);
+        } else {
+            self.pause(5_000);
+            self.look(&party);
+        }
+    }
+
+    /// A renewal never makes a deadline come nearer.
+    fn renew_for_less(&mut self) {
+        let mut party = self.party(|_| true);
+        if self.acquire(&mut party, Wish::WAIT) {
+            self.renew(&party, 1);
+            thread::sleep(Duration::from_millis(4));
+            self.look(&party);
+            self.release(&party, 1, None);
+        }
+    }
+
+    /// A writer becomes a reader, or a reader tries to become a writer.
+    fn change_mode(&mut self) {
+        let mut party = self.party(|kind| kind == Kind::RwLock);
+        if !self.acquire(&mut party, Wish::WAIT) {
+            return;
+        }
+        let mode = if party.mode == Mode::Read { Mode::Write } else { Mode::Read };
+        let mut other = Party { mode, ..party };
+        let changes = self.acquire(&mut other, Wish::TRY);
+        self.pause(200);
+        self.release(&party, 1, None);
+        if changes {
+            self.release(&other, 1, None);
+        }
+    }
+
+    /// Asks for a place, and comes back for it.
+    fn poll(&mut self) {
+        let mut party = self.party(|kind| kind == Kind::Fair);
+        let wish = Wish { queue_ms: Some(LONG_LEASE_MS), ..Wish::TRY };
+        for _ in 0..1_000 {
+            if self.acquire(&mut party, wish) {
+                self.pause(200);
+                self.release(&party, 1, None);
+                return;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        // It is recorded by nothing: who has no place is never granted again.
+        let words = self.words(&party, "CANCEL");
+        let _ = self.connection.call(&words);
+    }
+
+    /// Takes a short lease, and forgets it.
+    fn abandon(&mut self) {
+        let mut party = self.party(|_| true);
+        let lease_ms = self.random.random_range(20..150);
+        self.acquire(&mut party, Wish { lease_ms, ..Wish::WAIT });
+    }
+}

@@ -1,0 +1,183 @@
+//! What is recorded: operations of clients on locks. All times are microseconds on one steady clock of the process that records.
+
+/// What a lock is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One owner at a time.
+    Mutex,
+    /// One owner at a time, and a queue that is data.
+    Fair,
+    /// Many readers or one writer.
+    RwLock,
+    /// A number of permits.
+    Semaphore,
+}
+
+/// How a hold shares the lock with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// Alone.
+    Exclusive,
+    /// With other readers.
+    Read,
+    /// Alone, but for the owner's own READ.
+    Write,
+    /// With others, as long as the permits last.
+    Permits,
+}
+
+/// A key on which there is a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its name on the server.
+    pub name: String,
+    /// What lies there.
+    pub kind: Kind,
+    /// How many permits a semaphore has; 1 for other kinds.
+    pub permits: u32,
+}
+
+/// What a client asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// ACQUIRE, or one key's part of MACQUIRE.
+    Acquire {
+        /// Holds or permits.
+        count: u32,
+        /// The lease.
+        lease_ms: u64,
+        /// `BLOCK ms`; 0 waits for ever.
+        block_ms: Option<u64>,
+        /// `REQ id`.
+        request_id: Option<u64>,
+        /// Whether a place in a queue is kept without a connection (`QUEUE`).
+        keeps_place: bool,
+    },
+    /// RELEASE.
+    Release {
+        /// Holds or permits.
+        count: u32,
+    },
+    /// RENEW.
+    Renew {
+        /// The lease.
+        lease_ms: u64,
+    },
+    /// The only connection of the owner's session was closed.
+    Close {
+        /// How long the hold outlives it.
+        grace_ms: u64,
+    },
+    /// HOLDS: a look.
+    Look,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A token.
+    Granted(u64),
+    /// Nil.
+    Nil,
+    /// A number: holds left, holds there are, or milliseconds of lease left.
+    Number(u64),
+    /// NOTOWNER.
+    NotOwner,
+    /// The same owner's request took this one's place.
+    TakenOver,
+    /// An error that says that nothing was changed.
+    Refused,
+    /// No answer: what it did is not known.
+    Unknown,
+    /// The server closed the connection in the very turn in which it granted the request, if it did.
+    Undone,
+}
+
+/// One call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// Which of the history's keys.
+    pub key: u32,
+    /// Who asks. An owner makes one call at a time, but for a request that takes over an earlier one.
+    pub owner: u64,
+    /// Which of an owner's holds of the key it is about.
+    pub mode: Mode,
+    /// When it was sent.
+    pub sent_us: u64,
+    /// When its answer was there, or it was known that there would be none.
+    pub answered_us: u64,
+    /// Its place in the order in which the server began to execute requests; 0 if that is not known.
+    pub order: u64,
+    /// What was asked.
+    pub call: Call,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// Everything that clients did on one server.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// The locks.
+    pub keys: Vec<Key>,
+    /// What was done, in any order.
+    pub operations: Vec<Operation>,
+}
+
+/// Something that must not happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The rule.
+    pub rule: Rule,
+    /// What happened, for a person.
+    pub story: String,
+}
+
+/// What must hold in any history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    /// Two owners do not believe at once that they hold what only one can hold.
+    Exclusion,
+    /// No more permits are believed to be held than there are.
+    Permits,
+    /// A hold ends by what its owner does, or by its lease, and not before.
+    HoldIsKept,
+    /// Tokens rise, and none is given twice.
+    TokensRise,
+    /// First come, first served, by the order in which the server took the requests.
+    FirstComeFirstServed,
+    /// Who was answered nil does not hold; nil comes in time.
+    NilIsFinal,
+    /// Nobody waits for a lock that is free.
+    NoLostWakeUp,
+    /// A repeated request counts once, and each answer has the number that its owner expects.
+    CountsAreRight,
+    /// A replica has what its master has.
+    ReplicaAgrees,
+    /// A replica grants nothing.
+    ReplicaDecidesNothing,
+    /// When everybody has gone, nothing is held.
+    NothingIsLeftOver,
+    /// The server answers.
+    ServerLives,
+}
+
+impl Rule {
+    /// As it is called in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exclusion => "exclusion",
+            Self::Permits => "permits",
+            Self::HoldIsKept => "hold is kept",
+            Self::TokensRise => "tokens rise",
+            Self::FirstComeFirstServed => "first come, first served",
+            Self::NilIsFinal => "nil is final",
+            Self::NoLostWakeUp => "no lost wake-up",
+            Self::CountsAreRight => "counts are right",
+            Self::ReplicaAgrees => "replica agrees",
+            Self::ReplicaDecidesNothing => "replica decides nothing",
+            Self::NothingIsLeftOver => "nothing is left over",
+            Self::ServerLives => "server lives",
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Builds that are wrong on purpose, and which rule notices.
+//!
+//! Each is a patch in `check/mutants/`, applied to a copy of the tree, so nothing of it is in the product. The first line of a
+//! patch says what is wrong. What touches the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::drive::campaign::{Campaign, Faults};
+use crate::drive::server::Program;
+
+/// The profile of the workspace that mutants are built with: quickly.
+const PROFILE: &str = "mutant";
+
+/// How many states of each kind of small world a mutant of the core is shown to.
+const STATES: &str = "10000";
+
+/// What to show the mutants to.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// The root of the tree.
+    pub root: PathBuf,
+    /// Where to build.
+    pub target: PathBuf,
+    /// The server's program.
+    pub server: PathBuf,
+    /// For how long clients work on each.
+    pub lasts: Duration,
+    /// What the clients' choices are drawn from.
+    pub seed: u64,
+}
+
+/// A patch.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    /// Its file, without the ending.
+    pub name: String,
+    /// What is wrong with it.
+    pub what: String,
+    path: PathBuf,
+    is_in_core: bool,
+}
+
+/// Who has noticed a mutant.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The rules that were violated in the histories of its clients.
+    pub rules: Vec<&'static str>,
+    /// What the small worlds say; `None` if it is not in the core.
+    pub worlds: Option<String>,
+}
+
+impl Verdict {
+    /// Whether anybody has noticed.
+    #[must_use]
+    pub fn is_caught(&self) -> bool {
+        !self.rules.is_empty() || self.worlds.as_ref().is_some_and(|said| !said.is_empty())
+    }
+}
+
+/// The patches of a tree, by name.
+///
+/// # Errors
+///
+/// If one of them cannot be read.
+pub fn all(root: &Path) -> Result<Vec<Mutant>> {
+    let mut mutants = Vec::new();
+    for entry in fs::read_dir(root.join("check/mutants"))? {
+        let path = entry?.path();
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let what = text.lines().next().unwrap_or_default().to_owned();
+        let is_in_core = text.contains("+++ b/core/");
+        mutants.push(Mutant { name, what, path, is_in_core });
+    }
+    mutants.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(mutants)
+}
+
+impl Mutant {
+    /// Whether the patch fits the tree.
+    ///
+    /// # Errors
+    ///
+    /// What does not fit.
+    pub fn check(&self, root: &Path) -> Result<()> {
+        run(git(root).args(["apply", "--check"]).arg(&self.path))
+            .with_context(|| format!("{} does not apply", self.name))
+    }
+}
+
+impl Trial {
+    /// Makes a mutant, and shows it around.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be built. That nobody notices it is no error here.
+    pub fn of(&self, mutant: &Mutant) -> Result<Verdict> {
+        let tree = self.target.join("tree");
+        copy_tree(&self.root, &tree)?;
+        run(git(&tree).arg("apply").arg(&mutant.path)).with_context(|| format!("{} does not apply", mutant.name))?;
+        run(&mut self.cargo(&tree, &["build", "--package", "rlock"]))?;
+        let module = self.target.join("build").join(PROFILE).join("librlock.so");
+        let program = Program { server: self.server.clone(), module, is_durable: false };
+        let (lasts, seed, faults) = (self.lasts, self.seed, Faults::Clock);
+        let report = Campaign { program, lasts, seed, workers: 16, faults }.run()?;
+        let rules: BTreeSet<_> = report.violations.iter().map(|violation| violation.rule).collect();
+        let rules = rules.into_iter().map(crate::history::Rule::name).collect();
+        let worlds = if mutant.is_in_core { Some(self.worlds(&tree)?) } else { None };
+        Ok(Verdict { rules, worlds })
+    }
+
+    /// Searches the small worlds of the core in a tree. Returns what was found, in a line; nothing if all is well.
+    fn worlds(&self, tree: &Path) -> Result<String> {
+        run(&mut self.cargo(tree, &["test", "--package", "rlock-core", "--lib", "--no-run"]))?;
+        let mut search = self.cargo(tree, &["test", "--package", "rlock-core", "--lib", "worlds::"]);
+        let output = search.env("RLOCK_WORLDS_STATES", STATES).output()?;
+        if output.status.success() {
+            return Ok(String::new());
+        }
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let found = said.lines().skip_while(|line| !line.contains("panicked at")).nth(1).unwrap_or("a test fails");
+        Ok(found.trim().to_owned())
+    }
+
+    fn cargo(&self, tree: &Path, words: &[&str]) -> Command {
+        let mut command = Command::new("cargo");
+        command.args(words).args(["--quiet", "--profile", PROFILE]).current_dir(tree);
+        command.env("CARGO_TARGET_DIR", self.target.join("build"));
+        command
+    }
+}
+
+/// Copies what git knows of a tree and what is new in it. A file that is the same already is left alone, so that cargo builds anew
+/// only what has changed.
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    let listed = git(from).args(["ls-files", "--cached", "--others", "--exclude-standard"]).output()?;
+    ensure!(listed.status.success(), "git cannot list the tree");
+    for name in String::from_utf8(listed.stdout)?.lines() {
+        let (source, copy) = (from.join(name), to.join(name));
+        let Ok(text) = fs::read(&source) else { continue };
+        if fs::read(&copy).is_ok_and(|known| known == text) {
+            continue;
+        }
+        fs::create_dir_all(copy.parent().unwrap_or(to))?;
+        fs::write(&copy, text)?;
+    }
+    Ok(())
+}
+
+/// git in a folder; a copy inside of a repository is not taken for a part of it.
+fn git(folder: &Path) -> Command {
+    let mut command = Command::new("git");
+    command.current_dir(folder);
+    if let Some(above) = folder.parent() {
+        command.env("GIT_CEILING_DIRECTORIES", above);
+    }
+    command
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?} fails:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! The rules. Each is one pass over what [`crate::timeline`] made of a key's calls, sorted by time, so a history of n calls costs
+//! O(n log n).
+
+mod exclusion;
+mod order;
+mod waiting;
+
+use crate::history::{History, Violation};
+use crate::timeline::{Grant, each_key};
+
+/// How many violations of a history are told.
+const MAX_TOLD: usize = 1000;
+
+/// Checks a history by every rule. Sorts its operations.
+#[must_use]
+pub fn check(history: &mut History) -> Vec<Violation> {
+    let keys = std::mem::take(&mut history.keys);
+    let mut grants: Vec<(u32, Grant)> = Vec::new();
+    let mut violations = each_key(history, |timeline, violations| {
+        if let Some(key) = keys.get(timeline.key as usize) {
+            exclusion::check(key, &timeline.beliefs, violations);
+            order::check_queue(key, &timeline.grants, violations);
+            waiting::check(key, timeline, violations);
+        }
+        grants.extend(timeline.grants.iter().map(|grant| (timeline.key, *grant)));
+    });
+    order::check_tokens(&mut grants, &mut violations);
+    history.keys = keys;
+    violations.truncate(MAX_TOLD);
+    violations
+}

@@ -1,0 +1,331 @@
+//! From the calls of each owner to spans of time.
+//!
+//! A hold *surely* lasts from the moment its grant was known to the client until it begins to give it up, or until its lease,
+//! counted from the sending of the last request that renewed it, is over: that is what a client may believe. It *possibly* lasts
+//! from the moment its request was sent, until its release was answered or the lease, counted from the last answer, is over.
+//!
+//! An owner makes one call at a time, so its calls in the order of their answers are the order in which they took effect.
+
+use crate::history::{Call, History, Mode, Operation, Outcome, Rule, Violation};
+
+/// How late an answer may be on a busy machine before that counts as a fault.
+pub const SLACK_US: u64 = 2_000_000;
+
+const US_PER_MS: u64 = 1000;
+
+/// A span of time in which an owner surely held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Belief {
+    /// Who.
+    pub owner: u64,
+    /// How.
+    pub mode: Mode,
+    /// How many holds or permits.
+    pub count: u32,
+    /// From when.
+    pub from_us: u64,
+    /// Until when, exclusive.
+    pub until_us: u64,
+    /// The token of the hold.
+    pub token: u64,
+}
+
+/// A span of time in which somebody may have held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Possible {
+    /// From when.
+    pub from_us: u64,
+    /// Until when, exclusive.
+    pub until_us: u64,
+}
+
+/// A new hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Who.
+    pub owner: u64,
+    /// Its token.
+    pub token: u64,
+    /// When it was asked for.
+    pub sent_us: u64,
+    /// When it was known.
+    pub answered_us: u64,
+    /// The request's place in the server's order; 0 if unknown.
+    pub order: u64,
+    /// Whether the owner held in another mode, and so passed the queue.
+    pub passes_queue: bool,
+}
+
+/// A request that waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// Who.
+    pub owner: u64,
+    /// From when.
+    pub sent_us: u64,
+    /// Until when.
+    pub answered_us: u64,
+}
+
+/// What happened on one key.
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    /// Which key.
+    pub key: u32,
+    /// Who surely held.
+    pub beliefs: Vec<Belief>,
+    /// When it may have been held.
+    pub possible: Vec<Possible>,
+    /// Every new hold.
+    pub grants: Vec<Grant>,
+    /// Every request that waited.
+    pub waits: Vec<Wait>,
+}
+
+/// What an owner has in one mode, as far as it knows.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    token: u64,
+    count: u32,
+    /// From when it has had this count.
+    since_us: u64,
+    sure_until_us: u64,
+    possible_from_us: u64,
+    possible_until_us: u64,
+    last_id: Option<u64>,
+}
+
+/// One owner of one key.
+#[derive(Default)]
+struct Owner {
+    held: [Option<Held>; 4],
+    /// The order of its first request that waited or kept a place, while it has no answer.
+    asked: Option<u64>,
+}
+
+/// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
+pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
+    history.operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
+    let mut violations = Vec::new();
+    for of_key in history.operations.chunk_by(|a, b| a.key == b.key) {
+        let Some(first) = of_key.first() else { continue };
+        let mut timeline = Timeline { key: first.key, ..Timeline::default() };
+        for of_owner in of_key.chunk_by(|a, b| a.owner == b.owner) {
+            let mut owner = Owner::default();
+            for operation in of_owner {
+                owner.take(operation, &mut timeline, &mut violations);
+            }
+            owner.end(of_owner, &mut timeline);
+        }
+        each(&timeline, &mut violations);
+    }
+    violations
+}
+
+impl Owner {
+    fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
+        match one.call {
+            Call::Acquire { .. } => self.acquire(one, timeline, violations),
+            Call::Release { count } => self.release(one, count, timeline, violations),
+            Call::Renew { lease_ms } => self.renew(one, lease_ms, violations),
+            Call::Close { grace_ms } => self.close(one, grace_ms, timeline),
+            Call::Look => self.look(one, violations),
+        }
+    }
+
+    fn acquire(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
+        let Call::Acquire { lease_ms, block_ms, keeps_place, .. } = one.call else {
+            return;
+        };
+        if block_ms.is_some() {
+            timeline.waits.push(Wait { owner: one.owner, sent_us: one.sent_us, answered_us: one.answered_us });
+        }
+        if (block_ms.is_some() || keeps_place) && self.asked.is_none() {
+            self.asked = Some(one.order);
+        }
+        match one.outcome {
+            Outcome::Granted(token) => self.granted(one, token, timeline, violations),
+            Outcome::Nil => {
+                self.check_nil(one, violations);
+                if !keeps_place {
+                    self.asked = None;
+                }
+            }
+            Outcome::Unknown => {
+                let until_us = one.answered_us + lease_ms * US_PER_MS;
+                timeline.possible.push(Possible { from_us: one.sent_us, until_us });
+                // If its place was taken over before its connection was lost, what follows has that place: none that is known.
+                self.asked = Some(0);
+            }
+            Outcome::Refused => self.asked = None,
+            Outcome::TakenOver | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
+        }
+    }
+
+    fn granted(&mut self, one: &Operation, token: u64, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
+        let Call::Acquire { count, lease_ms, block_ms, request_id, .. } = one.call else {
+            return;
+        };
+        let sure_until_us = one.sent_us + lease_ms * US_PER_MS;
+        let possible_until_us = one.answered_us + lease_ms * US_PER_MS;
+        let order = self.asked.take().unwrap_or(one.order);
+        let others = self.held.iter().enumerate().filter(|(mode, _)| *mode != one.mode as usize);
+        let passes_queue = others.clone().any(|(_, held)| held.is_some());
+        let slot = &mut self.held[one.mode as usize];
+        if let Some(held) = slot {
+            if held.token == token {
+                let is_repeat = request_id.is_some() && request_id == held.last_id;
+                let added = if is_repeat { 0 } else { count };
+                // Permits that were added are surely there from now on.
+                believe(one, held, one.answered_us, timeline);
+                held.since_us = one.answered_us;
+                held.count += added;
+                held.sure_until_us = held.sure_until_us.max(sure_until_us);
+                held.possible_until_us = held.possible_until_us.max(possible_until_us);
+                held.last_id = request_id.or(held.last_id);
+                return;
+            }
+            if held.sure_until_us > one.answered_us {
+                let story = format!("{} of {} had token {} and was given {token}", one.owner, one.key, held.token);
+                violations.push(Violation { rule: Rule::HoldIsKept, story });
+            }
+            believe(one, held, one.answered_us, timeline);
+            timeline.possible.push(Possible { from_us: held.possible_from_us, until_us: held.possible_until_us });
+        }
+        // Who waited is told at once.
+        let waited_from_us = if block_ms.is_some() { one.answered_us.saturating_sub(SLACK_US) } else { 0 };
+        *slot = Some(Held {
+            token,
+            count,
+            since_us: one.answered_us,
+            sure_until_us,
+            possible_from_us: one.sent_us.max(waited_from_us),
+            possible_until_us,
+            last_id: request_id,
+        });
+        let Operation { owner, sent_us, answered_us, .. } = *one;
+        timeline.grants.push(Grant { owner, token, sent_us, answered_us, order, passes_queue });
+    }
+
+    fn check_nil(&self, one: &Operation, violations: &mut Vec<Violation>) {
+        let Call::Acquire { block_ms, .. } = one.call else {
+            return;
+        };
+        let held = self.held[one.mode as usize];
+        if held.is_some_and(|held| held.sure_until_us > one.answered_us && one.mode != Mode::Permits) {
+            let story = format!("{} of {} holds, asked again, and was answered nil", one.owner, one.key);
+            violations.push(Violation { rule: Rule::HoldIsKept, story });
+        }
+        let Some(block_ms) = block_ms else { return };
+        let due_us = one.sent_us + block_ms * US_PER_MS;
+        if block_ms == 0 || one.answered_us < due_us || one.answered_us > due_us + SLACK_US {
+            let after_us = one.answered_us - one.sent_us;
+            let story = format!("{} of {} waited {block_ms} ms, and nil came after {after_us} us", one.owner, one.key);
+            violations.push(Violation { rule: Rule::NilIsFinal, story });
+        }
+    }
+
+    fn release(&mut self, one: &Operation, count: u32, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
+        let slot = &mut self.held[one.mode as usize];
+        let Some(held) = slot else {
+            if let Outcome::Number(_) = one.outcome {
+                let story = format!("{} of {} released what it did not hold", one.owner, one.key);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            return;
+        };
+        let left = held.count.saturating_sub(count);
+        match one.outcome {
+            Outcome::Number(told) if told != u64::from(left) => {
+                let story = format!("{} of {} had {} left, and was told {told}", one.owner, one.key, left);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            Outcome::NotOwner if held.sure_until_us > one.answered_us => violations.push(lost(one, held)),
+            _ => {}
+        }
+        believe(one, held, one.sent_us, timeline);
+        if left == 0 || one.outcome == Outcome::NotOwner {
+            let is_known = !matches!(one.outcome, Outcome::Unknown);
+            let until_us = if is_known { one.answered_us } else { held.possible_until_us };
+            let until_us = until_us.min(held.possible_until_us);
+            timeline.possible.push(Possible { from_us: held.possible_from_us, until_us });
+            *slot = None;
+        } else {
+            // What is left is surely there all the time.
+            held.since_us = one.sent_us;
+            held.count = left;
+        }
+    }
+
+    fn renew(&mut self, one: &Operation, lease_ms: u64, violations: &mut Vec<Violation>) {
+        let Some(held) = &mut self.held[one.mode as usize] else {
+            return;
+        };
+        match one.outcome {
+            Outcome::Number(left_ms) => {
+                held.sure_until_us = held.sure_until_us.max(one.sent_us + lease_ms * US_PER_MS);
+                held.possible_until_us = held.possible_until_us.max(one.answered_us + lease_ms * US_PER_MS);
+                if one.answered_us + (left_ms + 1) * US_PER_MS < held.sure_until_us {
+                    let story = format!("{} of {} was told of {left_ms} ms left, and has more", one.owner, one.key);
+                    violations.push(Violation { rule: Rule::HoldIsKept, story });
+                }
+            }
+            Outcome::NotOwner if held.sure_until_us > one.answered_us => violations.push(lost(one, held)),
+            _ => {}
+        }
+    }
+
+    fn close(&mut self, one: &Operation, grace_ms: u64, timeline: &mut Timeline) {
+        let slot = &mut self.held[one.mode as usize];
+        if let Some(mut held) = slot.take() {
+            believe(one, &mut held, one.sent_us, timeline);
+            let until_us = held.possible_until_us.min(one.answered_us + grace_ms * US_PER_MS);
+            timeline.possible.push(Possible { from_us: held.possible_from_us, until_us });
+        }
+    }
+
+    fn look(&mut self, one: &Operation, violations: &mut Vec<Violation>) {
+        let Outcome::Number(seen) = one.outcome else {
+            return;
+        };
+        match &self.held[one.mode as usize] {
+            None if seen > 0 => {
+                let story = format!("{} of {} was never told that it holds, and does", one.owner, one.key);
+                violations.push(Violation { rule: Rule::NilIsFinal, story });
+            }
+            Some(held) if held.sure_until_us > one.answered_us && seen == 0 => violations.push(lost(one, held)),
+            Some(held) if seen > 0 && seen != u64::from(held.count) => {
+                let story = format!("{} of {} has {}, and {seen} were shown", one.owner, one.key, held.count);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            _ => {}
+        }
+    }
+
+    /// What was never given up lasts as long as its lease.
+    fn end(&mut self, operations: &[Operation], timeline: &mut Timeline) {
+        let Some(last) = operations.last() else { return };
+        for (slot, mode) in self.held.iter_mut().zip([Mode::Exclusive, Mode::Read, Mode::Write, Mode::Permits]) {
+            if let Some(mut held) = slot.take() {
+                believe(&Operation { mode, ..*last }, &mut held, u64::MAX, timeline);
+                timeline.possible.push(Possible { from_us: held.possible_from_us, until_us: held.possible_until_us });
+            }
+        }
+    }
+}
+
+fn lost(one: &Operation, held: &Held) -> Violation {
+    let left_us = held.sure_until_us - one.answered_us;
+    let story = format!("{} of {} lost token {} {left_us} us before its lease is over", one.owner, one.key, held.token);
+    Violation { rule: Rule::HoldIsKept, story }
+}
+
+/// Notes that the count of a hold was surely there until now.
+fn believe(one: &Operation, held: &mut Held, until_us: u64, timeline: &mut Timeline) {
+    let until_us = until_us.min(held.sure_until_us);
+    if until_us > held.since_us {
+        let Held { token, count, since_us: from_us, .. } = *held;
+        let (owner, mode) = (one.owner, one.mode);
+        timeline.beliefs.push(Belief { owner, mode, count, from_us, until_us, token });
+    }
+}

@@ -1,0 +1,242 @@
+//! Each rule is seen to fail: a lawful history with one thing changed.
+
+use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
+use rlock_check::invented;
+use rlock_check::rules::check;
+
+/// A history of one key, made call by call. Times are in milliseconds.
+struct Told(History);
+
+impl Told {
+    fn of(kind: Kind, permits: u32) -> Told {
+        Told(History { keys: vec![Key { name: "k".into(), kind, permits }], operations: Vec::new() })
+    }
+
+    fn mutex() -> Told {
+        Told::of(Kind::Mutex, 1)
+    }
+
+    fn call(mut self, owner: u64, mode: Mode, sent_ms: u64, answered_ms: u64, call: Call, outcome: Outcome) -> Told {
+        let order = self.0.operations.len() as u64 + 1;
+        let (sent_us, answered_us) = (sent_ms * 1000, answered_ms * 1000);
+        self.0.operations.push(Operation { key: 0, owner, mode, sent_us, answered_us, order, call, outcome });
+        self
+    }
+
+    fn granted(self, owner: u64, mode: Mode, at_ms: u64, token: u64) -> Told {
+        self.call(owner, mode, at_ms, at_ms + 1, acquire(1, None, None), Outcome::Granted(token))
+    }
+
+    fn released(self, owner: u64, mode: Mode, at_ms: u64, left: u64) -> Told {
+        self.call(owner, mode, at_ms, at_ms + 1, Call::Release { count: 1 }, Outcome::Number(left))
+    }
+
+    fn broken(mut self) -> Vec<Rule> {
+        let mut rules: Vec<Rule> = check(&mut self.0).into_iter().map(|violation| violation.rule).collect();
+        rules.sort_unstable();
+        rules.dedup();
+        rules
+    }
+}
+
+fn acquire(count: u32, block_ms: Option<u64>, request_id: Option<u64>) -> Call {
+    Call::Acquire { count, lease_ms: 30_000, block_ms, request_id, keeps_place: false }
+}
+
+const ALONE: Mode = Mode::Exclusive;
+
+#[test]
+fn a_lawful_history_breaks_no_rule() {
+    let mut history = invented::history(30_000, 1);
+    assert_eq!(check(&mut history), []);
+}
+
+/// Whatever is changed in a lawful history, if it matters, is noticed: each grant is moved before the release ahead of it.
+#[test]
+fn a_grant_that_comes_too_early_is_noticed() {
+    for seed in 0..20 {
+        let mut history = invented::history(3_000, seed);
+        let grants = history.operations.iter_mut().filter(|one| matches!(one.outcome, Outcome::Granted(_)));
+        let early = grants.skip(500).step_by(100).next().expect("a grant");
+        (early.sent_us, early.answered_us) = (early.sent_us - 300, early.answered_us - 300);
+        assert!(!check(&mut history).is_empty(), "seed {seed}");
+    }
+}
+
+#[test]
+fn two_owners_at_once() {
+    let told = Told::mutex().granted(1, ALONE, 10, 5).granted(2, ALONE, 20, 6);
+    assert_eq!(told.broken(), [Rule::Exclusion]);
+}
+
+#[test]
+fn one_after_the_other_is_right() {
+    let told = Told::mutex().granted(1, ALONE, 10, 5).released(1, ALONE, 15, 0).granted(2, ALONE, 20, 6);
+    assert_eq!(told.broken(), []);
+    let lapsed = Told::mutex().granted(1, ALONE, 10, 5).granted(2, ALONE, 30_020, 6);
+    assert_eq!(lapsed.broken(), []);
+}
+
+#[test]
+fn readers_and_a_writer() {
+    let readers = Told::of(Kind::RwLock, 1).granted(1, Mode::Read, 10, 5).granted(2, Mode::Read, 20, 6);
+    assert_eq!(readers.broken(), []);
+    let writer = Told::of(Kind::RwLock, 1).granted(1, Mode::Read, 10, 5).granted(2, Mode::Write, 20, 6);
+    assert_eq!(writer.broken(), [Rule::Exclusion]);
+    let own = Told::of(Kind::RwLock, 1).granted(1, Mode::Write, 10, 5).granted(1, Mode::Read, 20, 6);
+    assert_eq!(own.broken(), []);
+}
+
+#[test]
+fn more_permits_than_there_are() {
+    let told =
+        |second| {
+            Told::of(Kind::Semaphore, 3)
+                .call(1, Mode::Permits, 10, 11, acquire(2, None, None), Outcome::Granted(5))
+                .call(2, Mode::Permits, 20, 21, acquire(second, None, None), Outcome::Granted(6))
+        };
+    assert_eq!(told(1).broken(), []);
+    assert_eq!(told(2).broken(), [Rule::Permits]);
+}
+
+#[test]
+fn a_token_that_is_given_twice_or_falls() {
+    let twice = Told::mutex().granted(1, ALONE, 10, 5).released(1, ALONE, 15, 0).granted(2, ALONE, 20, 5);
+    assert_eq!(twice.broken(), [Rule::TokensRise]);
+    let falls = Told::mutex().granted(1, ALONE, 10, 5).released(1, ALONE, 15, 0).granted(2, ALONE, 20, 4);
+    assert_eq!(falls.broken(), [Rule::TokensRise, Rule::FirstComeFirstServed]);
+}
+
+#[test]
+fn who_asked_later_is_served_earlier() {
+    let wait = acquire(1, Some(60_000), None);
+    let told = |first, second| {
+        Told::mutex()
+            .granted(1, ALONE, 10, 5)
+            .call(2, ALONE, 20, first, wait, Outcome::Granted(first))
+            .call(3, ALONE, 21, second, wait, Outcome::Granted(second))
+            .released(1, ALONE, 900, 0)
+            .released(2, ALONE, first + 10, 0)
+            .released(3, ALONE, second + 10, 0)
+    };
+    assert_eq!(told(1000, 1100).broken(), []);
+    assert_eq!(told(1100, 1000).broken(), [Rule::FirstComeFirstServed]);
+}
+
+#[test]
+fn a_hold_that_is_lost_before_its_time() {
+    let told = |at_ms| {
+        Told::mutex().granted(1, ALONE, 10, 5).call(
+            1,
+            ALONE,
+            at_ms,
+            at_ms + 1,
+            Call::Renew { lease_ms: 1000 },
+            Outcome::NotOwner,
+        )
+    };
+    assert_eq!(told(20_000).broken(), [Rule::HoldIsKept]);
+    assert_eq!(told(30_010).broken(), []);
+}
+
+#[test]
+fn a_renewal_makes_a_hold_last_and_never_shortens_it() {
+    let renew = Call::Renew { lease_ms: 1000 };
+    let told = |left| {
+        Told::mutex()
+            .granted(1, ALONE, 10, 5)
+            .call(1, ALONE, 20, 21, renew, Outcome::Number(left))
+            .granted(2, ALONE, 5_000, 6)
+    };
+    assert_eq!(told(29_989).broken(), [Rule::Exclusion]);
+    assert_eq!(told(1_000).broken(), [Rule::Exclusion, Rule::HoldIsKept]);
+}
+
+#[test]
+fn nil_is_final_and_comes_in_time() {
+    let wait = acquire(1, Some(500), None);
+    let told = |answered_ms, seen| {
+        Told::mutex().granted(1, ALONE, 10, 5).call(2, ALONE, 20, answered_ms, wait, Outcome::Nil).call(
+            2,
+            ALONE,
+            6000,
+            6001,
+            Call::Look,
+            Outcome::Number(seen),
+        )
+    };
+    assert_eq!(told(521, 0).broken(), []);
+    assert_eq!(told(521, 1).broken(), [Rule::NilIsFinal]);
+    assert_eq!(told(400, 0).broken(), [Rule::NilIsFinal], "early");
+    assert_eq!(told(5000, 0).broken(), [Rule::NilIsFinal], "late");
+}
+
+#[test]
+fn a_request_that_waits_for_a_free_lock() {
+    let wait = acquire(1, Some(60_000), None);
+    let told = |answered_ms| {
+        Told::mutex()
+            .granted(1, ALONE, 10, 5)
+            .call(2, ALONE, 20, answered_ms, wait, Outcome::Granted(6))
+            .released(1, ALONE, 100, 0)
+    };
+    assert_eq!(told(102).broken(), []);
+    assert_eq!(told(9_000).broken(), [Rule::NoLostWakeUp]);
+}
+
+#[test]
+fn a_session_that_closed_and_a_grant_that_was_undone_free_the_lock() {
+    let wait = acquire(1, Some(60_000), None);
+    let session = |grace_ms| {
+        Told::mutex().granted(1, ALONE, 10, 5).call(2, ALONE, 20, 9_000, wait, Outcome::Granted(6)).call(
+            1,
+            ALONE,
+            100,
+            101,
+            Call::Close { grace_ms },
+            Outcome::Unknown,
+        )
+    };
+    assert_eq!(session(0).broken(), [Rule::NoLostWakeUp]);
+    assert_eq!(session(8_000).broken(), []);
+    let told =
+        |killed| {
+            Told::mutex()
+                .granted(1, ALONE, 10, 5)
+                .call(2, ALONE, 20, 101, wait, killed)
+                .released(1, ALONE, 100, 0)
+                .call(3, ALONE, 21, 9_000, wait, Outcome::Granted(8))
+        };
+    assert_eq!(told(Outcome::Undone).broken(), [Rule::NoLostWakeUp]);
+    assert_eq!(told(Outcome::Unknown).broken(), [], "it may have held");
+}
+
+#[test]
+fn a_repeated_request_counts_once() {
+    let numbered = acquire(1, None, Some(7));
+    let told = |left| {
+        Told::mutex()
+            .call(1, ALONE, 10, 11, numbered, Outcome::Granted(5))
+            .call(1, ALONE, 20, 21, numbered, Outcome::Granted(5))
+            .released(1, ALONE, 30, left)
+    };
+    assert_eq!(told(0).broken(), []);
+    assert_eq!(told(1).broken(), [Rule::CountsAreRight]);
+    let again = Told::mutex().granted(1, ALONE, 10, 5).granted(1, ALONE, 20, 5).released(1, ALONE, 30, 1);
+    assert_eq!(again.broken(), []);
+}
+
+/// A request takes an earlier one's place over, whose connection is lost before it hears of that.
+#[test]
+fn a_place_that_was_taken_over_unheard_has_no_known_order() {
+    let wait = acquire(1, Some(60_000), Some(1));
+    let told = Told::mutex()
+        .granted(1, ALONE, 10, 5)
+        .call(2, ALONE, 20, 30, wait, Outcome::Unknown)
+        .call(3, ALONE, 21, 1_100, wait, Outcome::Granted(7))
+        .call(2, ALONE, 22, 1_000, wait, Outcome::Granted(6))
+        .released(1, ALONE, 900, 0)
+        .released(2, ALONE, 1_050, 0)
+        .released(3, ALONE, 1_200, 0);
+    assert_eq!(told.broken(), []);
+}

@@ -1,0 +1,257 @@
+//! Two states are the same if nothing that can follow tells them apart: tokens and arrival numbers count only by their order, times
+//! only by their distance from now, and tickets not at all.
+
+use std::hash::{BuildHasher, Hasher};
+use std::vec::Vec;
+
+use ahash::RandomState;
+
+use crate::bytes::{Key, KeyRef};
+use crate::engine::dirty::{Dirty, Stage, Undelivered};
+use crate::engine::names::NameRecord;
+use crate::engine::positions::Position;
+use crate::engine::tests::keyspace::Value;
+use crate::engine::tests::world::World;
+use crate::event::Terms;
+use crate::lock::Lock;
+use crate::place::Stay;
+use crate::request::{Ask, RequestMark};
+
+/// A hash of everything that matters of a world.
+pub(super) fn hash(world: &World) -> u64 {
+    let mut seen = Seen { world, words: Vec::with_capacity(256), numbers: Vec::new() };
+    seen.values();
+    seen.names();
+    seen.lists();
+    seen.finish()
+}
+
+struct Seen<'w> {
+    world: &'w World,
+    words: Vec<u64>,
+    /// Tokens and arrival numbers, with the place in `words` where their rank comes.
+    numbers: Vec<(u64, usize)>,
+}
+
+impl Seen<'_> {
+    fn word(&mut self, word: impl Into<u64>) {
+        self.words.push(word.into());
+    }
+
+    fn number(&mut self, number: u64) {
+        self.numbers.push((number, self.words.len()));
+        self.words.push(0);
+    }
+
+    fn time(&mut self, at_us: Option<u64>) {
+        let distance = at_us.map_or(u64::MAX, |at_us| at_us.wrapping_sub(self.world.now.mono_us));
+        self.words.push(distance);
+    }
+
+    fn option(&mut self, value: Option<u64>) {
+        self.words.push(value.map_or(u64::MAX, |value| value));
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.words.push(bytes.len() as u64);
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.words.push(u64::from_le_bytes(word));
+        }
+    }
+
+    fn key(&mut self, key: KeyRef<'_>) {
+        self.word(key.db);
+        self.bytes(key.name);
+    }
+
+    fn mark(&mut self, mark: Option<RequestMark>) {
+        self.option(mark.map(|mark| mark.id));
+        self.option(mark.map(|mark| mark.verb as u64));
+    }
+
+    fn terms(&mut self, terms: &Terms) {
+        self.word(terms.count);
+        self.time(Some(terms.deadline_us));
+        self.word(terms.lease_ms);
+        self.mark(terms.request);
+        self.option(terms.session_ms);
+    }
+
+    fn values(&mut self) {
+        let world = self.world;
+        for ((db, name), value) in &world.values {
+            let key = KeyRef { db: *db, name };
+            self.key(key);
+            match value {
+                Value::Foreign => self.word(99_u64),
+                Value::Lock(lock) => self.lock(key, lock),
+            }
+        }
+    }
+
+    fn lock(&mut self, key: KeyRef<'_>, lock: &Lock) {
+        let engine = &self.world.engine;
+        self.word(lock.kind() as u64);
+        self.word(lock.permits());
+        for hold in lock.holds().iter() {
+            self.bytes(hold.owner().as_slice());
+            self.word(hold.mode() as u64);
+            self.number(hold.token());
+            self.terms(&hold.terms());
+            for client in lock.clients(hold.token()) {
+                self.word(*client);
+            }
+        }
+        let alarm = lock.alarm();
+        let is_set = engine.is_alarm_of(alarm, key);
+        self.time(if is_set { engine.leases.at_us(alarm) } else { None });
+        let generation = engine.databases.generation(key.db);
+        self.word(is_set && engine.leases.reconciled_in(alarm) == Some(generation));
+        if let Some(queue) = lock.queue() {
+            self.word(queue.len() as u64);
+            self.time(queue.reserved_until_us());
+            for place in queue.iter() {
+                self.bytes(place.owner);
+                self.word(matches!(place.stay, Stay::Polled { .. }));
+                self.time(place.stay.until_us());
+                self.number(place.arrival);
+                self.option(place.request_id);
+            }
+        }
+    }
+
+    fn names(&mut self) {
+        let mut records: Vec<&NameRecord> = self.world.engine.queues.names.iter().map(|(_, record)| record).collect();
+        records.sort_by(|a, b| (a.key().db, a.key().name).cmp(&(b.key().db, b.key().name)));
+        for record in records {
+            self.record(record);
+        }
+    }
+
+    fn record(&mut self, record: &NameRecord) {
+        let engine = &self.world.engine;
+        self.key(record.key());
+        let is_behind = record.generation < engine.databases.generation(record.key().db);
+        let flags = [record.knows_holders, record.is_rejoining, record.is_listed, is_behind, record.dirty.is_some()];
+        self.words.extend(flags.map(u64::from));
+        for position in record.queue.iter() {
+            let waiter = engine.queues.get(position.ticket).expect("a waiter");
+            self.position(Some(position));
+            self.bytes(engine.queues.owner_of(waiter));
+            let request = waiter.request();
+            self.words.extend([request.verb as u64, request.kind as u64, request.mode as u64]);
+            self.words.extend([u64::from(request.count), request.lease_ms, u64::from(waiter.is_suspected)]);
+            self.option(request.request_id);
+            self.option(request.session_ms);
+            self.time(if let Ask::Wait { until_us } = request.ask { until_us } else { None });
+            self.option(waiter.client());
+            self.word(request.is_once);
+            self.option(request.notify.map(|channel| channel.0.get().into()));
+            self.word(waiter.held_up_by as u64);
+        }
+        for (token, _) in record.undelivered.iter() {
+            self.number(token);
+        }
+        if let Some(dirty) = &record.dirty {
+            self.dirty(dirty);
+        }
+    }
+
+    fn position(&mut self, position: Option<Position>) {
+        if let Some(position) = position {
+            self.word(position.rank() as u64);
+            self.number(position.arrival());
+        }
+    }
+
+    fn dirty(&mut self, dirty: &Dirty) {
+        self.words.extend([dirty.arrived, dirty.replaced, dirty.review.is_some()].map(u64::from));
+        if let Some(review) = dirty.review {
+            self.word(review.arrived);
+            match review.stage {
+                Stage::Misfits(position) | Stage::Holders(position) | Stage::Places(position) => {
+                    self.position(position)
+                }
+                Stage::Sessions(below) => self.word(below as u64),
+                Stage::Lives => {}
+            }
+        }
+        for grant in &dirty.undelivered {
+            self.undelivered(grant);
+        }
+        for (token, client) in &dirty.unbound {
+            self.number(*token);
+            self.word(*client);
+        }
+        for gone in &dirty.gone {
+            self.bytes(&gone.owner);
+            self.word(gone.gave_up);
+        }
+        for siblings in &dirty.granted {
+            self.bytes(&siblings.owner);
+            self.word(siblings.mode as u64);
+            self.position(siblings.behind);
+        }
+    }
+
+    fn undelivered(&mut self, grant: &Undelivered) {
+        self.number(grant.token);
+        self.number(grant.arrival);
+        self.word(grant.count);
+        self.option(grant.client);
+        self.word(grant.has_bound);
+        if let Some((before, after)) = grant.before_and_after.as_deref() {
+            self.terms(before);
+            self.terms(after);
+        }
+    }
+
+    fn lists(&mut self) {
+        let engine = &self.world.engine;
+        let key_of = |name| engine.queues.names.get(name).map(|record| record.key().to_key());
+        for key in engine.dirty.iter().filter_map(|name| key_of(*name)).collect::<Vec<Key>>() {
+            self.key(key.borrow());
+        }
+        for key in &engine.loaded {
+            self.key(key.borrow());
+        }
+        for ticket in &engine.undelivered {
+            for (name, grant) in engine.queues.undelivered(*ticket) {
+                self.option(key_of(*name).map(|key| u64::from(key.db)));
+                self.undelivered(grant);
+            }
+        }
+        let waiting = |ticket: &u64| engine.queues.get(*ticket).map(|waiter| waiter.arrival);
+        for arrival in engine.grantable.iter().filter_map(|(ticket, _)| waiting(ticket)) {
+            self.number(arrival);
+        }
+        for arrival in engine.suspects.iter().filter_map(waiting) {
+            self.number(arrival);
+        }
+        for binding in engine.connections.bindings() {
+            self.word(binding.client);
+            self.number(binding.token);
+            self.key(binding.key.borrow());
+        }
+        self.words.extend([engine.connections.has_closed(), engine.sweep.is_some()].map(u64::from));
+        self.word(engine.leftovers.len() as u64);
+    }
+
+    fn finish(mut self) -> u64 {
+        self.numbers.sort_unstable();
+        let (mut rank, mut last) = (0, None);
+        for (number, at) in &self.numbers {
+            if last.replace(*number) != Some(*number) {
+                rank += 1;
+            }
+            self.words[*at] = rank;
+        }
+        let mut hasher = RandomState::with_seeds(1, 2, 3, 4).build_hasher();
+        for word in &self.words {
+            hasher.write_u64(*word);
+        }
+        hasher.finish()
+    }
+}

@@ -1,0 +1,219 @@
+//! What a fair lock does, as plainly as it can be said: a holder, and a line of places, some of which have no connection.
+
+use std::vec::Vec;
+
+use super::Told;
+use super::oracle::{LEASE_MS, RENEW_MS, WAIT_MS};
+
+/// How long a place outlives its connection, and a free lock is kept for the head of its queue.
+pub(super) const GRACE_MS: u64 = 20;
+/// The life of a place that is asked for without a connection.
+pub(super) const QUEUE_MS: u64 = 30;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) owner: u8,
+    pub(super) is_connected: bool,
+    /// When a connected one is answered nil, or the life of another is over.
+    pub(super) until_ms: u64,
+    is_polled: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct FairOracle {
+    pub(super) holder: Option<(u8, u32, u64)>,
+    pub(super) line: Vec<Place>,
+    pub(super) reserved_ms: Option<u64>,
+    unheard: Option<u8>,
+    undone: Option<u8>,
+    /// Owners whose connected place has lost its connection, which was not acted upon.
+    gone: Vec<u8>,
+    moved: bool,
+    is_told: bool,
+    pub(super) answers: Vec<(u8, Told)>,
+}
+
+impl FairOracle {
+    fn is_held(&self, now_ms: u64) -> bool {
+        self.holder.is_some_and(|(_, _, until_ms)| until_ms > now_ms)
+    }
+
+    fn place(&mut self, owner: u8) -> Option<&mut Place> {
+        self.line.iter_mut().find(|place| place.owner == owner)
+    }
+
+    fn remove_first(&mut self) -> u8 {
+        self.reserved_ms = None;
+        self.line.remove(0).owner
+    }
+
+    fn is_over(place: &Place, now_ms: u64) -> bool {
+        place.until_ms <= now_ms
+    }
+
+    pub(super) fn settle(&mut self, now_ms: u64) {
+        self.is_told = false;
+        if std::mem::take(&mut self.moved) {
+            self.reserved_ms = None;
+            for place in &mut self.line {
+                let least_ms = now_ms + GRACE_MS;
+                place.until_ms = if place.is_polled { place.until_ms.max(least_ms) } else { least_ms };
+                place.is_connected = false;
+            }
+        }
+        if let Some(owner) = self.undone.take()
+            && self.holder.is_some_and(|(of, ..)| of == owner)
+            && self.is_held(now_ms)
+        {
+            self.holder = None;
+            self.line.insert(0, Place { owner, is_connected: false, until_ms: now_ms + GRACE_MS, is_polled: false });
+        }
+        for owner in std::mem::take(&mut self.gone) {
+            if let Some(place) = self.place(owner) {
+                (place.is_connected, place.until_ms, place.is_polled) = (false, now_ms + GRACE_MS, false);
+            }
+        }
+        self.holder = self.holder.filter(|(_, _, until_ms)| *until_ms > now_ms);
+        let first = self.line.first().map(|place| place.owner);
+        let over: Vec<Place> = self.line.extract_if(.., |place| Self::is_over(place, now_ms)).collect();
+        self.answers.extend(over.iter().filter(|place| place.is_connected).map(|place| (place.owner, Told::Nil)));
+        if first != self.line.first().map(|place| place.owner) {
+            self.reserved_ms = None;
+        }
+        while self.holder.is_none()
+            && let Some(first) = self.line.first().cloned()
+        {
+            match self.reserved_ms {
+                _ if first.is_connected => {
+                    let owner = self.remove_first();
+                    self.holder = Some((owner, 1, now_ms + LEASE_MS));
+                    self.unheard = Some(owner);
+                    self.answers.push((owner, Told::Granted));
+                }
+                Some(until_ms) if until_ms > now_ms => return,
+                Some(_) => {
+                    self.remove_first();
+                }
+                None => self.reserved_ms = Some(first.until_ms.min(now_ms + GRACE_MS)),
+            }
+        }
+    }
+
+    /// With `blocks` it wants a place with a connection, with `queues` one without.
+    pub(super) fn acquire(&mut self, owner: u8, blocks: bool, queues: bool, now_ms: u64) -> Told {
+        self.settle(now_ms);
+        match &mut self.holder {
+            Some((of, count, until_ms)) if *of == owner => {
+                *count += 1;
+                *until_ms = (*until_ms).max(now_ms + LEASE_MS);
+                self.unheard = None;
+                return Told::Granted;
+            }
+            None if self.line.first().is_none_or(|first| first.owner == owner) => {
+                if !self.line.is_empty() {
+                    self.remove_first();
+                }
+                self.holder = Some((owner, 1, now_ms + LEASE_MS));
+                return Told::Granted;
+            }
+            _ if !blocks && !queues => return Told::Nil,
+            _ => {}
+        }
+        let until_ms = now_ms + if blocks { WAIT_MS } else { QUEUE_MS };
+        let mine = Place { owner, is_connected: blocks, until_ms, is_polled: queues };
+        match self.place(owner) {
+            Some(place) => {
+                let was_connected = std::mem::replace(place, mine).is_connected;
+                if was_connected {
+                    self.answers.push((owner, Told::TakenOver));
+                }
+            }
+            None => self.line.push(mine),
+        }
+        if blocks { Told::Waits } else { Told::Nil }
+    }
+
+    fn use_hold(&mut self, owner: u8, now_ms: u64) -> Option<&mut (u8, u32, u64)> {
+        if self.is_told {
+            self.settle(now_ms);
+        }
+        let held = self.holder.as_mut().filter(|(of, _, until_ms)| *of == owner && *until_ms > now_ms);
+        if held.is_some() {
+            self.unheard = None;
+        }
+        held
+    }
+
+    pub(super) fn release(&mut self, owner: u8, now_ms: u64) -> Told {
+        let Some((_, count, _)) = self.use_hold(owner, now_ms) else { return Told::NotOwner };
+        *count -= 1;
+        let left = *count;
+        if left == 0 {
+            self.holder = None;
+        }
+        self.settle(now_ms);
+        Told::Left(left)
+    }
+
+    pub(super) fn renew(&mut self, owner: u8, now_ms: u64) -> Told {
+        let Some((_, count, until_ms)) = self.use_hold(owner, now_ms) else { return Told::NotOwner };
+        *until_ms = (*until_ms).max(now_ms + RENEW_MS);
+        Told::Left(*count)
+    }
+
+    pub(super) fn force(&mut self, now_ms: u64) {
+        if self.is_told {
+            self.settle(now_ms);
+        }
+        if self.is_held(now_ms) {
+            self.holder = None;
+            self.settle(now_ms);
+        }
+    }
+
+    /// A place is given up.
+    pub(super) fn cancel(&mut self, owner: u8, now_ms: u64) {
+        if self.is_told {
+            self.settle(now_ms);
+        }
+        let is_there = |place: &Place| place.is_connected || !Self::is_over(place, now_ms);
+        let Some(at) = self.line.iter().position(|place| place.owner == owner && is_there(place)) else {
+            return;
+        };
+        if self.line[at].is_connected {
+            self.answers.push((owner, Told::Cancelled));
+        }
+        if at == 0 {
+            self.reserved_ms = None;
+        }
+        self.line.remove(at);
+        self.settle(now_ms);
+    }
+
+    pub(super) fn leave(&mut self, owner: u8) {
+        if self.place(owner).is_some_and(|place| place.is_connected) {
+            self.gone.push(owner);
+        }
+        if self.unheard == Some(owner) {
+            self.undone = self.unheard.take();
+        }
+        self.is_told = true;
+    }
+
+    pub(super) fn hear_all(&mut self) {
+        self.unheard = None;
+    }
+
+    pub(super) fn fail_over(&mut self) {
+        (self.unheard, self.undone) = (None, None);
+        self.gone.clear();
+        self.moved = true;
+        self.is_told = true;
+    }
+
+    pub(super) fn next_ms(&self) -> Option<u64> {
+        let places = self.line.iter().map(|place| place.until_ms);
+        let reserved = if self.holder.is_none() { self.reserved_ms } else { None };
+        places.chain(self.holder.map(|(_, _, until_ms)| until_ms)).chain(reserved).min()
+    }
+}

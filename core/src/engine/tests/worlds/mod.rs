@@ -1,0 +1,395 @@
+//! Small worlds, exhaustively: two or three owners, one or two keys, and every order of commands, deadlines, late timers,
+//! disconnects, deletions and promotions up to a depth.
+//!
+//! The search goes level by level. A state is reached by going its path once more from the beginning, so nothing of the product
+//! has to be copied for it; a state that was met already (see `canonical.rs`) is not gone on from. In each state hold the
+//! invariants of [`super::world::World`], and what an oracle says that fits on a page (`oracle.rs`, `fair_oracle.rs`).
+//!
+//! In each kind of world the search goes on until everything up to some depth was tried, and there were at least 1,000 states; with
+//! `RLOCK_WORLDS_STATES=n` at least n, as `make check-worlds` wants it.
+
+mod canonical;
+mod fair_oracle;
+mod oracle;
+mod small_world;
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::vec::Vec;
+
+use self::small_world::SmallWorld;
+use crate::kind::{Kind, Mode};
+
+/// What somebody is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Told {
+    Granted,
+    Nil,
+    Waits,
+    TakenOver,
+    Cancelled,
+    Deadlock,
+    Refused,
+    NotOwner,
+    Left(u32),
+}
+
+/// How ACQUIRE asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asks {
+    Try,
+    /// With BLOCK.
+    Wait,
+    /// With QUEUE.
+    Queue,
+    /// With BLOCK and SESSION.
+    Bound,
+    /// With BLOCK and REQ 1.
+    Numbered,
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Acquire {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+        count: u32,
+        ask: Asks,
+    },
+    Release {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+    },
+    Renew {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+    },
+    Force {
+        key: usize,
+    },
+    Cancel {
+        owner: u8,
+    },
+    AcquireMany {
+        owner: u8,
+        waits: bool,
+    },
+    ReleaseMany {
+        owner: u8,
+    },
+    Resize {
+        permits: u32,
+    },
+    /// The connection of a waiter, or of one that was granted in this turn, closes.
+    Leave {
+        key: usize,
+        owner: u8,
+    },
+    /// The answers of this turn are written.
+    Hear,
+    /// The connection that holds of an owner are bound to closes.
+    Close {
+        owner: u8,
+    },
+    Delete {
+        key: usize,
+    },
+    Foreign {
+        key: usize,
+    },
+    Rename,
+    Copy,
+    Swap,
+    Flush,
+    Promote,
+    FailOver,
+    /// Time passes, and the timer goes off late.
+    Pause,
+    /// The timer goes off.
+    Timer,
+    /// Time passes, and the timer goes off whenever something is due.
+    Tick,
+}
+
+/// A kind of world.
+struct Setup {
+    kind: Kind,
+    /// What the second key is for in a mixed world.
+    other_kind: Kind,
+    is_mixed: bool,
+    permits: u32,
+    keys: usize,
+    actions: fn() -> Vec<Action>,
+}
+
+const PLAIN: Setup =
+    Setup { kind: Kind::Mutex, other_kind: Kind::Mutex, is_mixed: false, permits: 1, keys: 1, actions: Vec::new };
+
+/// The deepest search that is possible.
+const MAX_DEPTH: usize = 16;
+
+#[derive(Clone, Copy)]
+struct Path {
+    steps: [u8; MAX_DEPTH],
+    len: u8,
+}
+
+impl Path {
+    fn steps(&self) -> &[u8] {
+        &self.steps[..usize::from(self.len)]
+    }
+
+    fn and(mut self, step: u8) -> Self {
+        self.steps[usize::from(self.len)] = step;
+        self.len += 1;
+        self
+    }
+}
+
+/// Tries everything, see the head of this file.
+fn search(name: &str, setup: &'static Setup) {
+    let wanted: usize = std::env::var("RLOCK_WORLDS_STATES").map_or(1_000, |states| states.parse().expect("a number"));
+    let actions = (setup.actions)();
+    assert!(actions.len() <= usize::from(u8::MAX));
+    let mut known: HashSet<u64> = HashSet::new();
+    let mut frontier = [Path { steps: [0; MAX_DEPTH], len: 0 }].to_vec();
+    let (mut steps, mut depth) = (0_u64, 0);
+    while known.len() < wanted && depth < MAX_DEPTH {
+        depth += 1;
+        let mut next = Vec::new();
+        for part in frontier.chunks(PART) {
+            for (hash, path) in successors(setup, &actions, part) {
+                steps += 1;
+                if known.insert(hash) {
+                    next.push(path);
+                }
+            }
+        }
+        frontier = next;
+    }
+    std::println!("{name}: {} states, {steps} steps, {} actions, depth {depth}", known.len(), actions.len());
+    assert!(known.len() >= wanted, "there are no more than {} states of {name}", known.len());
+}
+
+/// How many paths are gone on from at once.
+const PART: usize = 1 << 16;
+
+/// All that can follow on some paths, with the hash of the state it leads to.
+fn successors(setup: &'static Setup, actions: &[Action], paths: &[Path]) -> Vec<(u64, Path)> {
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+    let share = paths.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let work = paths.chunks(share).map(|share| {
+            scope.spawn(move || share.iter().flat_map(|path| after(setup, actions, *path)).collect::<Vec<_>>())
+        });
+        let workers: Vec<_> = work.collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
+fn after(setup: &'static Setup, actions: &[Action], path: Path) -> Vec<(u64, Path)> {
+    let mut found = Vec::new();
+    for (step, action) in (0..).zip(actions) {
+        let run = || {
+            let mut world = SmallWorld::new(setup);
+            world.world.is_repeated = true;
+            for step in path.steps() {
+                world.act(actions[usize::from(*step)]);
+            }
+            world.world.is_repeated = false;
+            world.act(*action).then(|| {
+                world.world.check();
+                canonical::hash(&world.world)
+            })
+        };
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(hash) => found.extend(hash.map(|hash| (hash, path.and(step)))),
+            Err(panic) => {
+                for step in path.steps() {
+                    std::eprintln!("  {:?}", actions[usize::from(*step)]);
+                }
+                std::eprintln!("  {action:?}");
+                resume_unwind(panic);
+            }
+        }
+    }
+    found
+}
+
+/// What every world knows.
+fn of_time() -> Vec<Action> {
+    [Action::Pause, Action::Timer, Action::Tick, Action::FailOver].to_vec()
+}
+
+/// What is done with a lock that is held alone, or in one of some modes.
+fn commands(keys: usize, owners: u8, modes: &[(Mode, u32)], asks: &[Asks]) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for key in 0..keys {
+        for owner in 0..owners {
+            for (mode, count) in modes.iter().copied() {
+                actions.extend(asks.iter().map(|ask| Action::Acquire { key, owner, mode, count, ask: *ask }));
+            }
+            let mut released: Vec<Mode> = modes.iter().map(|(mode, _)| *mode).collect();
+            released.dedup();
+            actions.extend(released.iter().map(|mode| Action::Release { key, owner, mode: *mode }));
+            actions.push(Action::Leave { key, owner });
+        }
+    }
+    actions
+}
+
+const EXCLUSIVE: &[(Mode, u32)] = &[(Mode::Exclusive, 1)];
+const BOTH: &[Asks] = &[Asks::Try, Asks::Wait];
+
+fn with(actions: Vec<Action>, more: &[Action]) -> Vec<Action> {
+    [of_time(), actions, more.to_vec()].concat()
+}
+
+#[test]
+fn mutexes_do_what_the_oracle_says() {
+    static TWO_OWNERS: Setup = Setup {
+        keys: 2,
+        actions: || {
+            let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Exclusive };
+            let more = [renew, Action::Force { key: 0 }, Action::Delete { key: 0 }, Action::Hear];
+            with(commands(2, 2, EXCLUSIVE, BOTH), &more)
+        },
+        ..PLAIN
+    };
+    static THREE_OWNERS: Setup = Setup {
+        actions: || with(commands(1, 3, EXCLUSIVE, BOTH), &[Action::Delete { key: 0 }, Action::Hear]),
+        ..PLAIN
+    };
+    search("mutex, 2 keys, 2 owners", &TWO_OWNERS);
+    search("mutex, 1 key, 3 owners", &THREE_OWNERS);
+}
+
+#[test]
+fn read_write_locks_do_what_the_oracle_says() {
+    static SETUP: Setup = Setup {
+        kind: Kind::RwLock,
+        actions: || {
+            let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Read };
+            let more = [renew, Action::Force { key: 0 }, Action::Delete { key: 0 }, Action::Hear];
+            with(commands(1, 3, &[(Mode::Read, 1), (Mode::Write, 1)], BOTH), &more)
+        },
+        ..PLAIN
+    };
+    static TWO_KEYS: Setup = Setup {
+        kind: Kind::RwLock,
+        keys: 2,
+        actions: || with(commands(2, 2, &[(Mode::Read, 1), (Mode::Write, 1)], BOTH), &[Action::Hear]),
+        ..PLAIN
+    };
+    search("rwlock, 1 key, 3 owners", &SETUP);
+    search("rwlock, 2 keys, 2 owners", &TWO_KEYS);
+}
+
+#[test]
+fn semaphores_do_what_the_oracle_says() {
+    static SETUP: Setup = Setup {
+        kind: Kind::Semaphore,
+        permits: 3,
+        actions: || {
+            let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Permits };
+            let more = [renew, Action::Force { key: 0 }, Action::Hear];
+            with(commands(1, 3, &[(Mode::Permits, 1), (Mode::Permits, 2)], BOTH), &more)
+        },
+        ..PLAIN
+    };
+    static TWO_KEYS: Setup = Setup {
+        kind: Kind::Semaphore,
+        permits: 2,
+        keys: 2,
+        actions: || with(commands(2, 2, &[(Mode::Permits, 1), (Mode::Permits, 2)], BOTH), &[Action::Hear]),
+        ..PLAIN
+    };
+    search("semaphore, 1 key, 3 owners", &SETUP);
+    search("semaphore, 2 keys, 2 owners", &TWO_KEYS);
+}
+
+#[test]
+fn fair_locks_do_what_the_oracle_says() {
+    static SETUP: Setup = Setup {
+        kind: Kind::Fair,
+        actions: || {
+            let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Exclusive };
+            let more = [renew, Action::Force { key: 0 }, Action::Cancel { owner: 1 }, Action::Hear];
+            with(commands(1, 3, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]), &more)
+        },
+        ..PLAIN
+    };
+    search("fair, 1 key, 3 owners", &SETUP);
+}
+
+#[test]
+fn requests_for_many_keys_are_safe() {
+    static SETUP: Setup = Setup {
+        is_mixed: true,
+        keys: 2,
+        actions: || {
+            let mut actions = commands(2, 3, EXCLUSIVE, &[Asks::Wait]);
+            for owner in 0..3 {
+                actions.extend([Action::AcquireMany { owner, waits: true }, Action::ReleaseMany { owner }]);
+            }
+            with(actions, &[Action::AcquireMany { owner: 0, waits: false }, Action::Delete { key: 0 }, Action::Hear])
+        },
+        ..PLAIN
+    };
+    search("many, 2 keys, 3 owners", &SETUP);
+}
+
+/// What the server does to keys, and requests that are repeated and bound to connections, where two kinds meet.
+fn mixed(first: Mode, second: Mode) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for owner in 0..2 {
+        for (key, mode) in [(0, first), (1, second)] {
+            actions.extend([Asks::Bound, Asks::Numbered].map(|ask| Action::Acquire {
+                key,
+                owner,
+                mode,
+                count: 1,
+                ask,
+            }));
+            actions.push(Action::Release { key, owner, mode });
+            actions.push(Action::Leave { key, owner });
+        }
+        actions.push(Action::Close { owner });
+    }
+    actions.extend([Action::Rename, Action::Copy, Action::Swap, Action::Flush, Action::Promote, Action::Hear]);
+    with(actions, &[Action::Foreign { key: 0 }, Action::Delete { key: 0 }, Action::Delete { key: 1 }])
+}
+
+#[test]
+fn kinds_that_meet_are_safe() {
+    static MUTEX_AND_FAIR: Setup = Setup {
+        other_kind: Kind::Fair,
+        is_mixed: true,
+        keys: 2,
+        actions: || mixed(Mode::Exclusive, Mode::Exclusive),
+        ..PLAIN
+    };
+    static FAIR_AND_RWLOCK: Setup = Setup {
+        kind: Kind::Fair,
+        other_kind: Kind::RwLock,
+        is_mixed: true,
+        keys: 2,
+        actions: || mixed(Mode::Exclusive, Mode::Write),
+        ..PLAIN
+    };
+    static SEMAPHORE_AND_MUTEX: Setup = Setup {
+        kind: Kind::Semaphore,
+        permits: 2,
+        is_mixed: true,
+        keys: 2,
+        actions: || with(mixed(Mode::Permits, Mode::Exclusive), &[Action::Resize { permits: 1 }]),
+        ..PLAIN
+    };
+    search("mutex and fair", &MUTEX_AND_FAIR);
+    search("fair and rwlock", &FAIR_AND_RWLOCK);
+    search("semaphore and mutex", &SEMAPHORE_AND_MUTEX);
+}

@@ -1,0 +1,452 @@
+//! A world so small that all that can happen in it can be tried, with an oracle beside each of its keys.
+
+use std::vec::Vec;
+
+use super::fair_oracle::{FairOracle, QUEUE_MS};
+use super::oracle::{self, LEASE_MS, Oracle, RENEW_MS, WAIT_MS};
+use super::{Action, Setup, Told};
+use crate::bytes::Key;
+use crate::engine::Acquired;
+use crate::engine::tests::keyspace::Value;
+use crate::engine::tests::world::{Output, World, key};
+use crate::kind::{Kind, Mode};
+use crate::lock::Lock;
+use crate::outbox::Answer;
+use crate::place::Stay;
+use crate::request::{Ask, Cancel, Refusal, Release, Renew, Request, Verb};
+use crate::time::US_PER_MS;
+
+/// How long it takes until something may have become due.
+const TICK_MS: u64 = 10;
+const SESSION_MS: u64 = 5;
+
+/// Says in plain words what each key of a world does.
+enum Spec {
+    Plain(Vec<Oracle>),
+    Fair(Vec<FairOracle>),
+    /// Only what must hold in any history is checked.
+    None,
+}
+
+/// A request that has waited.
+struct Ticket {
+    ticket: u64,
+    key: usize,
+    owner: u8,
+    until_ms: u64,
+}
+
+pub(super) struct SmallWorld {
+    pub(super) world: World,
+    setup: &'static Setup,
+    spec: Spec,
+    tickets: Vec<Ticket>,
+    /// What waiters were answered since the world was last at rest.
+    answers: Vec<(usize, u8, Told)>,
+}
+
+impl SmallWorld {
+    pub(super) fn new(setup: &'static Setup) -> Self {
+        let mut world = World::new();
+        let plain = |kind| kind != Kind::Fair && !setup.is_mixed;
+        let spec = match setup.kind {
+            kind if plain(kind) => {
+                Spec::Plain((0..setup.keys).map(|_| Oracle { permits: setup.permits, ..Oracle::default() }).collect())
+            }
+            Kind::Fair if !setup.is_mixed => Spec::Fair((0..setup.keys).map(|_| FairOracle::default()).collect()),
+            _ => Spec::None,
+        };
+        if setup.kind == Kind::Semaphore {
+            for number in 0..setup.keys {
+                world.arrive(&name(number), Value::Lock(Lock::new(Kind::Semaphore, setup.permits)));
+            }
+            world.run_timer();
+        }
+        Self { world, setup, spec, tickets: Vec::new(), answers: Vec::new() }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.world.now.mono_us / US_PER_MS
+    }
+
+    /// Does something, and compares. `false` if that is not possible now, and nothing was done.
+    pub(super) fn act(&mut self, action: Action) -> bool {
+        let now_ms = self.now_ms();
+        match action {
+            Action::Acquire { key, owner, mode, count, ask } => {
+                if ask == super::Asks::Wait && self.waiting(key, owner).is_some() {
+                    return false;
+                }
+                self.acquire(key, owner, mode, count, ask);
+            }
+            Action::Release { key, owner, mode } => self.release(key, owner, mode),
+            Action::Renew { key, owner, mode } => self.renew(key, owner, mode),
+            Action::Force { key } => {
+                let kind = self.kind(key);
+                let _ = self.world.on_key(&name(key), |engine, tx| engine.force_release(tx, Some(kind), None));
+                match &mut self.spec {
+                    Spec::Plain(oracles) => oracles[key].force(now_ms),
+                    Spec::Fair(oracles) => oracles[key].force(now_ms),
+                    Spec::None => {}
+                }
+            }
+            Action::Cancel { owner } => {
+                let who = [owner];
+                let cancel = Cancel { kind: self.kind(0), owner: &who, request_id: None };
+                let _ = self.world.on_key(&name(0), |engine, tx| engine.cancel(tx, &cancel));
+                if let Spec::Fair(oracles) = &mut self.spec {
+                    oracles[0].cancel(owner, now_ms);
+                }
+            }
+            Action::Leave { key, owner } => return self.leave(key, owner),
+            Action::Hear => {
+                if !self.world.engine.has_undelivered_grants() {
+                    return false;
+                }
+                self.world.engine.confirm_grants(|_| true);
+                match &mut self.spec {
+                    Spec::Plain(oracles) => oracles.iter_mut().for_each(|oracle| oracle.unheard.clear()),
+                    Spec::Fair(oracles) => oracles.iter_mut().for_each(FairOracle::hear_all),
+                    Spec::None => {}
+                }
+            }
+            Action::Delete { key } => {
+                if self.world.unlink(&name(key)).is_none() {
+                    return false;
+                }
+                self.world.engine.value_changed(name(key).borrow());
+                if let Spec::Plain(oracles) = &mut self.spec {
+                    oracles[key].delete();
+                }
+            }
+            Action::FailOver => {
+                self.world.fail_over();
+                self.tickets.clear();
+                self.answers.clear();
+                match &mut self.spec {
+                    Spec::Plain(oracles) => oracles.iter_mut().for_each(|oracle| {
+                        oracle.fail_over();
+                        oracle.answers.clear();
+                    }),
+                    Spec::Fair(oracles) => oracles.iter_mut().for_each(|oracle| {
+                        oracle.fail_over();
+                        oracle.answers.clear();
+                    }),
+                    Spec::None => {}
+                }
+            }
+            Action::Pause => self.world.pause(TICK_MS),
+            Action::Timer => self.run_timer(0),
+            Action::Tick => self.run_timer(TICK_MS),
+            _ => return self.act_on_any(action),
+        }
+        true
+    }
+
+    /// What only worlds without an oracle know.
+    fn act_on_any(&mut self, action: Action) -> bool {
+        match action {
+            Action::AcquireMany { owner, waits } => self.acquire_many(owner, waits),
+            Action::ReleaseMany { owner } => {
+                let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
+                let owner = [owner];
+                let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[] };
+                let _ = self.world.on_keys(&self.all(), |engine, tx| engine.release(tx, &request));
+            }
+            Action::Close { owner } => self.world.engine.client_closed(client(owner)),
+            Action::Foreign { key } => self.world.arrive(&name(key), Value::Foreign),
+            Action::Rename => {
+                let Some(value) = self.world.unlink(&name(0)) else { return false };
+                self.world.arrive(&name(1), value);
+            }
+            Action::Copy => {
+                let Some(lock) = self.world.lock(&name(1)).cloned() else { return false };
+                self.world.arrive(&name(0), Value::Lock(lock));
+            }
+            Action::Swap => self.world.swap(),
+            Action::Flush => self.world.flush(),
+            Action::Promote => self.world.engine.promoted(),
+            Action::Resize { permits } => {
+                let _ = self.world.on_key(&name(0), |engine, tx| engine.resize_semaphore(tx, permits));
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn all(&self) -> Vec<Key> {
+        (0..self.setup.keys).map(name).collect()
+    }
+
+    fn kind(&self, key: usize) -> Kind {
+        if self.setup.is_mixed && key == 1 { self.setup.other_kind } else { self.setup.kind }
+    }
+
+    fn waiting(&self, key: usize, owner: u8) -> Option<&Ticket> {
+        let is_it = |ticket: &&Ticket| (ticket.key, ticket.owner) == (key, owner);
+        self.tickets.iter().filter(is_it).find(|ticket| self.world.engine.is_waiting(ticket.ticket))
+    }
+
+    /// The one place where a request is made: see [`super::Asks`] for what is asked.
+    fn request(&self, kind: Kind, mode: Mode, count: u32, ask: super::Asks) -> Request {
+        use super::Asks;
+        let until_us = Some(self.world.now.after_ms(WAIT_MS));
+        Request {
+            verb: Verb::Acquire,
+            kind,
+            mode,
+            count,
+            lease_ms: LEASE_MS,
+            request_id: matches!(ask, Asks::Numbered).then_some(1),
+            session_ms: matches!(ask, Asks::Bound).then_some(SESSION_MS),
+            is_once: false,
+            notify: None,
+            ask: match ask {
+                Asks::Try => Ask::Try,
+                Asks::Queue => Ask::Queue { life_ms: QUEUE_MS },
+                Asks::Wait | Asks::Bound | Asks::Numbered => Ask::Wait { until_us },
+            },
+        }
+    }
+
+    fn acquire(&mut self, key: usize, owner: u8, mode: Mode, count: u32, ask: super::Asks) {
+        let now_ms = self.now_ms();
+        let request = self.request(mode_kind(mode, self.kind(key)), mode, count, ask);
+        let granted_before = if ask == super::Asks::Numbered { self.numbered(key, owner, mode) } else { None };
+        self.world.client = Some(client(owner));
+        let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
+        let told = self.note(acquired, key, owner);
+        if granted_before.is_some() && told == Told::Granted {
+            assert_eq!(self.numbered(key, owner, mode), granted_before, "a repeated request counts once");
+        }
+        let waits = ask == super::Asks::Wait;
+        let expected = match &mut self.spec {
+            Spec::Plain(oracles) => {
+                let told = oracles[key].acquire(owner, mode, count, waits, now_ms);
+                if told == Told::Waits && oracle::closes_a_circle(oracles, owner, now_ms) {
+                    oracles[key].line.retain(|one| one.owner != owner);
+                    Told::Deadlock
+                } else {
+                    told
+                }
+            }
+            Spec::Fair(oracles) => oracles[key].acquire(owner, waits, ask == super::Asks::Queue, now_ms),
+            Spec::None => return,
+        };
+        assert_eq!(told, expected, "the answer to ACQUIRE");
+    }
+
+    /// The token and the count of the hold that the numbered request of an owner has made.
+    fn numbered(&self, key: usize, owner: u8, mode: Mode) -> Option<(u64, u32)> {
+        let hold = self.world.lock(&name(key))?.live_hold(&[owner], mode, self.world.now)?;
+        hold.request().is_some_and(|mark| mark.verb == Verb::Acquire).then(|| (hold.token(), hold.count()))
+    }
+
+    /// A hold with a session that no connection is bound to is about to end.
+    fn check_sessions(&self) {
+        let latest_us = self.world.now.after_ms(SESSION_MS);
+        for key in self.all() {
+            let Some(lock) = self.world.lock(&key) else { continue };
+            for hold in lock.holds().iter().filter(|hold| hold.session_ms().is_some()) {
+                let is_bound = !lock.clients(hold.token()).is_empty();
+                assert!(is_bound || hold.deadline_us() <= latest_us, "a session ends with its connection");
+            }
+        }
+    }
+
+    fn acquire_many(&mut self, owner: u8, waits: bool) {
+        let ask = if waits { super::Asks::Wait } else { super::Asks::Try };
+        let request = Request { verb: Verb::AcquireMany, ..self.request(Kind::Mutex, Mode::Exclusive, 1, ask) };
+        self.world.client = Some(client(owner));
+        let keys = self.all();
+        let acquired = self.world.on_keys(&keys, |engine, tx| engine.acquire(tx, &[owner], &request));
+        let told = self.note(acquired, 0, owner);
+        let now = self.world.now;
+        let holds = |key: &Key| {
+            self.world.lock(key).is_some_and(|lock| lock.live_hold(&[owner], Mode::Exclusive, now).is_some())
+        };
+        assert!(told != Told::Granted || keys.iter().all(holds), "all or nothing");
+    }
+
+    fn note(&mut self, acquired: Result<Acquired, Refusal>, key: usize, owner: u8) -> Told {
+        match acquired {
+            Ok(Acquired::Granted(_)) => Told::Granted,
+            Ok(Acquired::Denied) => Told::Nil,
+            Ok(Acquired::Waiting(ticket)) => {
+                self.world.expect_answer(ticket);
+                self.tickets.push(Ticket { ticket, key, owner, until_ms: self.now_ms() + WAIT_MS });
+                Told::Waits
+            }
+            Err(Refusal::Deadlock(_)) => Told::Deadlock,
+            Err(_) => Told::Refused,
+        }
+    }
+
+    fn release(&mut self, key: usize, owner: u8, mode: Mode) {
+        let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
+        let request = Release { verb: Verb::Release, kind, owner: &who, mode, count: 1, request_id: None, tokens: &[] };
+        let left = self.world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
+        let told = left.map_or(Told::NotOwner, |left| Told::Left(left[0]));
+        let expected = match &mut self.spec {
+            Spec::Plain(oracles) => oracles[key].release(owner, mode, now_ms),
+            Spec::Fair(oracles) => oracles[key].release(owner, now_ms),
+            Spec::None => return,
+        };
+        assert_eq!(told, expected, "the answer to RELEASE");
+    }
+
+    fn renew(&mut self, key: usize, owner: u8, mode: Mode) {
+        let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
+        let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &[] };
+        let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
+        let expected = match &mut self.spec {
+            Spec::Plain(oracles) => oracles[key].renew(owner, mode, now_ms),
+            Spec::Fair(oracles) => oracles[key].renew(owner, now_ms),
+            Spec::None => return,
+        };
+        assert_eq!(renewed.is_ok(), expected != Told::NotOwner, "the answer to RENEW");
+    }
+
+    /// The connection of an owner closes, which waits or may not have heard of its grant.
+    fn leave(&mut self, key: usize, owner: u8) -> bool {
+        let now_ms = self.now_ms();
+        let waiting = self.waiting(key, owner).map(|ticket| (ticket.ticket, ticket.until_ms));
+        if waiting.is_some_and(|(_, until_ms)| until_ms <= now_ms) {
+            return false;
+        }
+        let unheard = &self.world.engine.undelivered;
+        let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));
+        let mut leaving: Vec<u64> =
+            of_owner.map(|ticket| ticket.ticket).filter(|ticket| unheard.contains(ticket)).collect();
+        leaving.extend(waiting.map(|(ticket, _)| ticket));
+        if leaving.is_empty() {
+            return false;
+        }
+        for ticket in leaving {
+            let number = self.world.number_of(ticket);
+            self.world.waiter_left(number, false);
+        }
+        match &mut self.spec {
+            Spec::Plain(oracles) => oracles[key].leave(owner),
+            Spec::Fair(oracles) => oracles[key].leave(owner),
+            Spec::None => {}
+        }
+        true
+    }
+
+    /// Lets the timer run now, and whenever something is due until some time has passed.
+    fn run_timer(&mut self, ms: u64) {
+        let (mut now_ms, end_ms) = (self.now_ms(), self.now_ms() + ms);
+        self.world.advance(ms);
+        self.world.run_timer();
+        loop {
+            let next_ms = match &mut self.spec {
+                Spec::Plain(oracles) => {
+                    oracles.iter_mut().for_each(|oracle| oracle.settle(now_ms));
+                    oracles.iter().filter_map(Oracle::next_ms).min()
+                }
+                Spec::Fair(oracles) => {
+                    oracles.iter_mut().for_each(|oracle| oracle.settle(now_ms));
+                    oracles.iter().filter_map(FairOracle::next_ms).min()
+                }
+                Spec::None => None,
+            };
+            match next_ms.filter(|next_ms| *next_ms <= end_ms) {
+                Some(next_ms) => now_ms = next_ms.max(now_ms),
+                None => break,
+            }
+        }
+        self.check_sessions();
+        self.compare();
+    }
+
+    /// At rest both sides have come to the same.
+    fn compare(&mut self) {
+        for (_, output) in std::mem::take(&mut self.world.outputs) {
+            let Output::Answer { ticket, answer, .. } = output else { continue };
+            let Some(known) = self.tickets.iter().find(|known| known.ticket == ticket) else { continue };
+            let told = match answer {
+                Answer::Granted(_) | Answer::GrantedMany(_) => Told::Granted,
+                Answer::TimedOut => Told::Nil,
+                Answer::TakenOver => Told::TakenOver,
+                Answer::Cancelled => Told::Cancelled,
+                Answer::Refused(Refusal::Deadlock(_)) => Told::Deadlock,
+                Answer::Refused(_) => Told::Refused,
+                Answer::Continued | Answer::Closed | Answer::Demoted | Answer::Moved => {
+                    unreachable!("nobody waits on a channel")
+                }
+            };
+            self.answers.push((known.key, known.owner, told));
+        }
+        let mut answers = std::mem::take(&mut self.answers);
+        let now = self.world.now;
+        for key in 0..self.setup.keys {
+            let (expected, expected_answers) = match &mut self.spec {
+                Spec::Plain(oracles) => (seen_plain(&oracles[key]), std::mem::take(&mut oracles[key].answers)),
+                Spec::Fair(oracles) => (seen_fair(&oracles[key]), std::mem::take(&mut oracles[key].answers)),
+                Spec::None => return,
+            };
+            let mut told: Vec<(u8, Told)> =
+                answers.extract_if(.., |(of, ..)| *of == key).map(|(_, owner, told)| (owner, told)).collect();
+            let mut expected_answers = expected_answers;
+            told.sort();
+            expected_answers.sort();
+            assert_eq!(told, expected_answers, "the answers to those who waited for key {key}");
+            let name = name(key);
+            let lock = self.world.lock(&name);
+            let mut seen: Vec<Seen> = lock
+                .into_iter()
+                .flat_map(|lock| lock.live_holds(now))
+                .map(|hold| (0, hold.owner().as_slice()[0], hold.mode(), hold.count(), hold.deadline_us() / US_PER_MS))
+                .collect();
+            seen.sort();
+            if let Some(queue) = lock.and_then(Lock::queue) {
+                seen.extend(queue.reserved_until_us().map(|at_us| (1, 0, Mode::Exclusive, 0, at_us / US_PER_MS)));
+                let until_ms = |stay: Stay| stay.until_us().map_or(u64::MAX, |at_us| at_us / US_PER_MS);
+                seen.extend(queue.iter().map(|place| (2, place.owner[0], Mode::Exclusive, 1, until_ms(place.stay))));
+            } else {
+                let waiters = self.world.engine.waiters(name.borrow(), now);
+                seen.extend(waiters.map(|waiter| (2, waiter.owner[0], waiter.mode, waiter.count, 0)));
+            }
+            assert_eq!(seen, expected, "who holds key {key} and who waits for it");
+        }
+    }
+}
+
+/// A hold (0), a reservation (1), or somebody who waits (2): owner, mode, count, and when it ends.
+type Seen = (u8, u8, Mode, u32, u64);
+
+fn seen_plain(oracle: &Oracle) -> Vec<Seen> {
+    let mut seen: Vec<Seen> =
+        oracle.holds.iter().map(|held| (0, held.owner, held.mode, held.count, held.until_ms)).collect();
+    seen.sort();
+    seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.mode, one.count, 0)));
+    seen
+}
+
+fn seen_fair(oracle: &FairOracle) -> Vec<Seen> {
+    let mut seen: Vec<Seen> = Vec::new();
+    seen.extend(oracle.holder.map(|(owner, count, until_ms)| (0, owner, Mode::Exclusive, count, until_ms)));
+    seen.extend(oracle.reserved_ms.map(|until_ms| (1, 0, Mode::Exclusive, 0, until_ms)));
+    let until_ms = |place: &super::fair_oracle::Place| if place.is_connected { u64::MAX } else { place.until_ms };
+    seen.extend(oracle.line.iter().map(|place| (2, place.owner, Mode::Exclusive, 1, until_ms(place))));
+    seen
+}
+
+fn name(number: usize) -> Key {
+    key(["first", "second"][number])
+}
+
+fn client(owner: u8) -> u64 {
+    u64::from(owner) + 1
+}
+
+/// The family of commands for a mode; where both are possible, the one that the key is for.
+fn mode_kind(mode: Mode, kind: Kind) -> Kind {
+    match mode {
+        Mode::Exclusive if kind == Kind::Fair => Kind::Fair,
+        Mode::Exclusive => Kind::Mutex,
+        Mode::Read | Mode::Write => Kind::RwLock,
+        Mode::Permits => Kind::Semaphore,
+    }
+}

@@ -1,0 +1,105 @@
+//! Sequences of commands, deadlines and disconnects: four bytes each.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rlock_core::{Ask, Key, Kind, Mode, Release, Renew, Request, Verb};
+use rlock_fuzz::{World, key};
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut world = World::default();
+    for step in bytes.chunks_exact(4).take(100) {
+        if let [verb, at, who, how] = *step {
+            take(&mut world, verb, at, who % 4, how);
+        }
+    }
+    // Everything has an end.
+    for _ in 0..8 {
+        world.pass(400);
+        world.run_timer();
+    }
+    assert_eq!((world.engine.held(), world.engine.waiting()), (0, 0), "nothing is left");
+});
+
+fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
+    let owner = [who];
+    let keys = [key(at)];
+    let (kind, mode) = match at / 3 % 5 {
+        0 => (Kind::Mutex, Mode::Exclusive),
+        1 => (Kind::Fair, Mode::Exclusive),
+        2 => (Kind::RwLock, Mode::Read),
+        3 => (Kind::RwLock, Mode::Write),
+        _ => (Kind::Semaphore, Mode::Permits),
+    };
+    let count = if mode == Mode::Permits { u32::from(how % 3) + 1 } else { 1 };
+    let client = Some(u64::from(who));
+    match verb % 16 {
+        0..=4 => acquire(world, &keys, who, request(world, Verb::Acquire, (kind, mode, count), how)),
+        5 => {
+            let many = request(world, Verb::AcquireMany, (Kind::Mutex, Mode::Exclusive, 1), how);
+            acquire(world, &[key(0), key(1)], who, many);
+        }
+        6 | 7 => {
+            let request_id = (how & 3 == 3).then_some(u64::from(how >> 4) + 1);
+            let request = Release { verb: Verb::Release, kind, owner: &owner, mode, count, request_id, tokens: &[] };
+            let _ = world.on(&keys, client, |engine, tx| engine.release(tx, &request));
+        }
+        8 => {
+            let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
+            let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[] };
+            let _ = world.on(&[key(0), key(1)], client, |engine, tx| engine.release(tx, &request));
+        }
+        9 => {
+            let request = Renew { kind, owner: &owner, mode, lease_ms: Some(u64::from(how) + 1), tokens: &[] };
+            let _ = world.on(&keys, client, |engine, tx| engine.renew(tx, &request));
+        }
+        10 => {
+            let _ = world.on(&keys, client, |engine, tx| engine.force_release(tx, Some(kind), None));
+        }
+        11 => {
+            let permits = u32::from(how % 4) + 1;
+            let _ = match how & 16 {
+                0 => world.on(&keys, client, |engine, tx| engine.init_semaphore(tx, permits)).map(|_| ()),
+                _ => world.on(&keys, client, |engine, tx| engine.resize_semaphore(tx, permits)).map(|_| ()),
+            };
+        }
+        12 => world.leave(how & 1 == 1),
+        13 => match how % 4 {
+            0 => world.engine.client_closed(u64::from(who)),
+            1 => world.engine.confirm_grants(|_| true),
+            2 => world.delete(&keys[0]),
+            _ => world.engine.promoted(),
+        },
+        14 => world.pass(u64::from(how)),
+        _ => {
+            world.pass(u64::from(how));
+            world.run_timer();
+        }
+    }
+}
+
+fn request(world: &World, verb: Verb, (kind, mode, count): (Kind, Mode, u32), how: u8) -> Request {
+    let span_ms = u64::from(how >> 2) + 1;
+    let ask = match how & 3 {
+        0 => Ask::Try,
+        1 if kind == Kind::Fair => Ask::Queue { life_ms: span_ms },
+        _ => Ask::Wait { until_us: Some(world.now.after_ms(span_ms)) },
+    };
+    Request {
+        verb,
+        kind,
+        mode,
+        count,
+        lease_ms: 65 - span_ms,
+        request_id: (how & 16 != 0).then_some(span_ms),
+        session_ms: (how & 32 != 0).then_some(span_ms / 8),
+        is_once: false,
+        notify: None,
+        ask,
+    }
+}
+
+fn acquire(world: &mut World, keys: &[Key], who: u8, request: Request) {
+    let acquired = world.on(keys, Some(u64::from(who)), |engine, tx| engine.acquire(tx, &[who], &request));
+    world.note(acquired);
+}

@@ -1,0 +1,30 @@
+//! What RESTORE and a file may bring: refused, or a lock that is the same when it is written and read again, and that a server can
+//! live with.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rlock_core::{decode, encode};
+use rlock_fuzz::{NOW, World, check_exclusion, key};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(mut lock) = decode(bytes, NOW) else {
+        return;
+    };
+    check_exclusion(&lock, NOW);
+    let mut again = Vec::new();
+    encode(&lock, NOW, &mut again);
+    assert_eq!(decode(&again, NOW).as_ref(), Ok(&lock), "what was read can be written and read");
+    if lock.is_disposable() {
+        return;
+    }
+    lock.shorten_leases(NOW);
+    let mut world = World::default();
+    world.arrive(&key(0), &lock);
+    world.run_timer();
+    world.pass(60_000);
+    world.run_timer();
+    world.delete(&key(0));
+    world.run_timer();
+    assert_eq!(world.engine.held(), 0, "nothing is left of what is gone");
+});

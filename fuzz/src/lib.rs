@@ -1,0 +1,234 @@
+//! A keyspace in memory with an engine on it, and a replica that is told of its effects.
+//!
+//! Whatever is done here, two owners do not hold what only one can, tokens rise, a waiter is answered once, and the replica has what
+//! the master has.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rlock_core::{
+    Acquired, Engine, Event, Key, KeyId, KeyRef, Keyspace, Kind, Limits, Lock, Mode, Now, Outbox, Refusal, Request,
+    Told, Transaction, US_PER_MS, Value,
+};
+
+pub const NOW: Now = Now { mono_us: 1_000_000_000, wall_us: 1_700_000_000_000_000 };
+pub const LIMITS: Limits = Limits { max_waiters: 8, max_places: 8, fair_grace_ms: 20 };
+
+/// The locks of a server.
+pub type Values = BTreeMap<Vec<u8>, Lock>;
+
+/// Some keys, open.
+pub struct Open<'v> {
+    keys: Vec<Key>,
+    client: Option<u64>,
+    values: &'v mut Values,
+}
+
+impl<'v> Open<'v> {
+    pub fn new(keys: &[Key], client: Option<u64>, values: &'v mut Values) -> Self {
+        Self { keys: keys.to_vec(), client, values }
+    }
+
+    fn name(&self, id: KeyId) -> Vec<u8> {
+        self.keys[id.0].name.as_slice().to_vec()
+    }
+}
+
+impl Keyspace for Open<'_> {
+    fn count(&self) -> usize {
+        self.keys.len()
+    }
+
+    fn key(&self, id: KeyId) -> KeyRef<'_> {
+        self.keys[id.0].borrow()
+    }
+
+    fn value(&self, id: KeyId) -> Value<'_> {
+        self.values.get(self.keys[id.0].name.as_slice()).map_or(Value::Vacant, Value::Lock)
+    }
+
+    fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock> {
+        let name = self.name(id);
+        self.values.get_mut(&name)
+    }
+
+    fn insert(&mut self, id: KeyId, lock: Lock) {
+        let before = self.values.insert(self.name(id), lock);
+        assert!(before.is_none(), "the engine inserts under vacant keys only");
+    }
+
+    fn remove(&mut self, id: KeyId) {
+        self.values.remove(&self.name(id)).expect("the engine removes what is there");
+    }
+
+    fn client(&self) -> Option<u64> {
+        self.client
+    }
+
+    fn is_permitted(&self, _client: u64, _request: &Request) -> bool {
+        true
+    }
+}
+
+pub fn key(number: u8) -> Key {
+    Key { name: [b'a' + number % 3].as_slice().into(), db: 0 }
+}
+
+/// A master and its replica.
+pub struct World {
+    pub engine: Engine,
+    pub values: Values,
+    pub now: Now,
+    replica: Engine,
+    replica_values: Values,
+    last_token: u64,
+    waiting: BTreeSet<u64>,
+    answered_early: BTreeSet<u64>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self {
+            engine: Engine::new([1, 2, 3, 4]),
+            values: Values::new(),
+            now: NOW,
+            replica: Engine::new([1, 2, 3, 4]),
+            replica_values: Values::new(),
+            last_token: 0,
+            waiting: BTreeSet::new(),
+            answered_early: BTreeSet::new(),
+        }
+    }
+}
+
+impl World {
+    /// Runs a request, takes what was offered, and checks.
+    pub fn on<R>(
+        &mut self,
+        keys: &[Key],
+        client: Option<u64>,
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
+    ) -> R {
+        let result = self.transact(keys, client, request);
+        while let Some((offer, keys)) = self.engine.next_offer() {
+            self.transact(&keys, None, |engine, tx| engine.take_offer(tx, offer));
+        }
+        self.check();
+        result
+    }
+
+    fn transact<R>(
+        &mut self,
+        keys: &[Key],
+        client: Option<u64>,
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
+    ) -> R {
+        let mut out = Outbox::new(true);
+        let mut open = Open::new(keys, client, &mut self.values);
+        let result = request(&mut self.engine, &mut Transaction::new(self.now, LIMITS, &mut open, &mut out));
+        self.take(keys, &out);
+        result
+    }
+
+    fn take(&mut self, keys: &[Key], out: &Outbox) {
+        for (number, effect) in out.effects().iter().enumerate() {
+            let event = out.event(number).expect("everything is heard");
+            if let Event::Granted { token, .. } = event {
+                assert!(*token > self.last_token, "tokens rise");
+                self.last_token = *token;
+            }
+            let mut open = Open::new(&keys[effect.key.0..=effect.key.0], None, &mut self.replica_values);
+            self.replica.apply_effect(&mut open, KeyId(0), event).expect("a replica can apply what its master did");
+        }
+        for Told { ticket, .. } in out.answers() {
+            let is_first = self.waiting.remove(ticket) || self.answered_early.insert(*ticket);
+            assert!(is_first, "a waiter is answered once");
+        }
+    }
+
+    /// Notes what became of a request that may wait.
+    pub fn note(&mut self, acquired: Result<Acquired, Refusal>) {
+        if let Ok(Acquired::Waiting(ticket)) = acquired
+            && !self.answered_early.remove(&ticket)
+        {
+            self.waiting.insert(ticket);
+        }
+    }
+
+    /// The connection of the waiter that has waited longest closes.
+    pub fn leave(&mut self, gave_up: bool) {
+        if let Some(ticket) = self.waiting.pop_first() {
+            self.engine.waiter_left(ticket, gave_up);
+        }
+    }
+
+    pub fn pass(&mut self, ms: u64) {
+        self.now.mono_us += ms * US_PER_MS;
+        self.now.wall_us += ms * US_PER_MS;
+    }
+
+    /// Does what is due.
+    pub fn run_timer(&mut self) {
+        for step in 0.. {
+            assert!(step < 100_000, "the timer comes to an end");
+            if step % 16 == 0 {
+                self.engine.begin_turn();
+            }
+            let mut out = Outbox::new(true);
+            let next = self.engine.next_job(self.now, &mut out);
+            self.take(&[], &out);
+            match next {
+                Some(key) => self.on(&[key], None, |engine, tx| engine.run_job(tx)),
+                None if self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us) => {}
+                None => break,
+            }
+        }
+    }
+
+    /// A value goes away, as by DEL.
+    pub fn delete(&mut self, key: &Key) {
+        let name = key.name.as_slice();
+        for (engine, values) in [(&mut self.engine, &mut self.values), (&mut self.replica, &mut self.replica_values)] {
+            if let Some(lock) = values.remove(name) {
+                engine.value_unlinked(key.borrow(), lock.alarm(), lock.bindings());
+            }
+        }
+    }
+
+    /// A value comes, as by RESTORE.
+    pub fn arrive(&mut self, key: &Key, lock: &Lock) {
+        self.delete(key);
+        let name = key.name.as_slice().to_vec();
+        self.replica_values.insert(name.clone(), lock.clone());
+        self.replica.value_arrived(key.borrow());
+        self.values.insert(name, lock.clone());
+        self.engine.value_arrived(key.borrow());
+        let tokens = lock.holds().iter().map(rlock_core::Hold::token);
+        let arrivals = lock.queue().into_iter().flat_map(|queue| queue.iter().map(|place| place.arrival));
+        let newest = tokens.chain(arrivals).max().unwrap_or(0);
+        self.engine.raise_token(newest);
+        self.replica.raise_token(newest);
+        self.last_token = self.last_token.max(newest);
+    }
+
+    fn check(&self) {
+        for lock in self.values.values() {
+            check_exclusion(lock, self.now);
+        }
+        assert_eq!(self.values, self.replica_values, "a replica has what its master has");
+    }
+}
+
+/// At most one owner, or one writer.
+pub fn check_exclusion(lock: &Lock, now: Now) {
+    let live: Vec<_> = lock.live_holds(now).collect();
+    let owner = |hold: &&rlock_core::Hold| hold.owner().as_slice().to_vec();
+    match lock.kind() {
+        Kind::Mutex | Kind::Fair => assert!(live.len() <= 1, "one owner at a time"),
+        Kind::RwLock => {
+            if let Some(writer) = live.iter().find(|hold| hold.mode() == Mode::Write) {
+                assert!(live.iter().all(|hold| owner(hold) == owner(writer)), "a writer is alone");
+            }
+        }
+        Kind::Semaphore => {}
+    }
+}
