@@ -148,7 +148,7 @@ test-examples: build ## Run examples/: each language's failures provoked and sur
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ./tools/examples $(EXAMPLES)
 
-test-retries: build ## 1000 rounds of lost replies against the retries of redis-py, go-redis and ioredis (5 minutes)
+test-retries: build ## 1000 rounds of lost replies against the retries of redis-py, go-redis and ioredis (takes minutes)
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ROUNDS=1000 ./tools/examples python node go
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log"
@@ -64,6 +65,21 @@ func lostRepliesWithoutOnce() {
 	ok("repeats a command whose reply was lost; without ONCE that is a second hold")
 }
 
+// By ONCE alone, with the library's own retries at their defaults.
+func lostRepliesWithOnce() {
+	before := must(losing.Do(ctx, "SPOILED").Int())
+	for range rounds {
+		owner := rand.Text()
+		must(losing.Do(ctx, "RLOCK.ACQUIRE", "cut:once", owner, "ONCE").Result())
+		equal(holds("cut:once", owner), 1)
+		// Repeated as well: the first one was carried out.
+		equal(lostIfNotOwner(losing.Do(ctx, "RLOCK.RELEASE", "cut:once", owner).Err()), ErrLost)
+		assertFree("cut:once")
+	}
+	equal(must(losing.Do(ctx, "SPOILED").Int())-before, 2*rounds)
+	ok("%d rounds of a bare ACQUIRE … ONCE with both replies lost: one hold, one RELEASE frees it", rounds)
+}
+
 func lostReplies(locks *Locks) {
 	before := must(losing.Do(ctx, "SPOILED").Int())
 	for range rounds {
@@ -75,7 +91,7 @@ func lostReplies(locks *Locks) {
 		assertFree(hold.Key)
 	}
 	equal(must(losing.Do(ctx, "SPOILED").Int())-before, 2*rounds)
-	ok("%d rounds with both replies lost: one hold, one RELEASE frees it", rounds)
+	ok("%d rounds of NOTIFY with both replies lost: one hold, one RELEASE frees it", rounds)
 }
 
 func manyWaiters(locks *Locks) {
@@ -170,10 +186,12 @@ func main() {
 	if text, given := os.LookupEnv("ROUNDS"); given { // Only what takes that many.
 		rounds = must(strconv.Atoi(text))
 		lostRepliesWithoutOnce()
+		lostRepliesWithOnce()
 		lostReplies(locks)
 		return
 	}
 	lostRepliesWithoutOnce()
+	lostRepliesWithOnce()
 	lostReplies(locks)
 	manyWaiters(locks)
 	endedWaits(locks)

@@ -89,7 +89,10 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match &error {
             Error::Server { code, message } => Self::refused(&format!("{code} {message}")),
-            Error::Deadlock(_) | Error::NoSemaphore | Error::TooManyWaiters(_) => Self::new(REFUSED, error.to_string()),
+            Error::NoModule(_) => Self::new(REFUSED, NO_MODULE),
+            Error::Permission(_) | Error::Deadlock(_) | Error::NoSemaphore | Error::TooManyWaiters(_) => {
+                Self::new(REFUSED, error.to_string())
+            }
             Error::Connection { .. } => Self::new(UNREACHABLE, error.to_string()),
             Error::Timeout => Self::new(TIMED_OUT, error.to_string()),
             Error::NotHeld => Self::new(LOST, error.to_string()),

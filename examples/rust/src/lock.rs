@@ -4,7 +4,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use redis::{Client, Cmd, ConnectionLike, FromRedisValue, RedisError, RedisResult, cmd};
+use redis::{Client, Cmd, FromRedisValue, RedisError, RedisResult, cmd};
 use uuid::Uuid;
 
 /// How much longer than the server a client waits for the answer of BLOCK.
@@ -97,7 +97,7 @@ impl Drop for Hold {
 fn ask<T: FromRedisValue>(client: &Client, command: &Cmd, timeout: Duration) -> RedisResult<T> {
     let mut connection = client.get_connection_with_timeout(SOCKET_MARGIN)?;
     connection.set_read_timeout(Some(timeout))?;
-    T::from_owned_redis_value(connection.req_command(command)?)
+    command.query(&mut connection)
 }
 
 /// What is not an answer of the server may pass. UNBLOCKED ends a wait whose server has become a replica.

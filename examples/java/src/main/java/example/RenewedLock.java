@@ -23,7 +23,7 @@ public final class RenewedLock implements Lock {
     private final LettuceLocks locks;
     private final String key;
     private final Duration lease;
-    private LettuceLocks.Hold hold;
+    private volatile LettuceLocks.Hold hold;
     private ScheduledFuture<?> renewal;
     private volatile boolean lost;
     private volatile long safeUntil;
@@ -36,21 +36,25 @@ public final class RenewedLock implements Lock {
 
     private boolean acquire(Duration wait) throws InterruptedException {
         if (hold != null) throw new IllegalMonitorStateException(key + " is held by this very lock");
-        hold = locks.acquire(key, lease, wait);
-        if (hold == null) return false;
+        var granted = locks.acquire(key, lease, wait);
+        if (granted == null) return false;
+        hold = granted;
         lost = false;
         // Until the first renewal, by which a third may have passed.
         safeUntil = System.nanoTime() + lease.toNanos() * 2 / 3;
         var third = lease.toMillis() / 3;
-        renewal = RENEWALS.scheduleWithFixedDelay(this::renew, third, third, TimeUnit.MILLISECONDS);
+        renewal = RENEWALS.scheduleWithFixedDelay(() -> renew(granted), third, third, TimeUnit.MILLISECONDS);
         return true;
     }
 
-    private void renew() {
+    /** One that is late says nothing of the hold after it. */
+    private void renew(LettuceLocks.Hold renewed) {
         var sent = System.nanoTime();
         try {
-            if (lost || !locks.renew(hold)) lost = true;
-            else safeUntil = sent + lease.toNanos();
+            var mine = locks.renew(renewed);
+            if (hold != renewed) return;
+            if (mine) safeUntil = sent + lease.toNanos();
+            else lost = true;
         } catch (RuntimeException mayPass) {
             // The next third tries again; isLost says when it is too late.
         }
