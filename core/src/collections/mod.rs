@@ -13,4 +13,4 @@ pub use deadlines::{Alarm, Deadlines};
 pub(crate) use name_table::NameTable;
 pub(crate) use optional::Optional;
 pub(crate) use slots::Slots;
-pub(crate) use small_set::SmallSet;
+pub(crate) use small_set::{SmallSet, bytes_in_set};

@@ -4,6 +4,11 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
+/// How many bytes an ordered set takes, about: its elements come in order, and so leave its nodes half full.
+pub(crate) fn bytes_in_set<T>(elements: usize) -> usize {
+    elements.saturating_mul(size_of::<T>()).saturating_mul(2)
+}
+
 /// A set of `T` in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum SmallSet<T> {

@@ -8,8 +8,8 @@
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
-use super::wait_queues::bytes_in_set;
 use super::waiter::Waiter;
+use crate::collections::bytes_in_set;
 use crate::outbox::Answer;
 use crate::request::Channel;
 

@@ -27,14 +27,9 @@ use super::owners::{Holding, OwnerRecord, Owners, Wait};
 use super::positions::{NameId, OwnerId, Position};
 use super::waiter::{Entrant, Waiter, until_us};
 use crate::bytes::{Key, KeyRef};
-use crate::collections::{Alarm, Deadlines, Slots};
+use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, Mode};
 use crate::time::Now;
-
-/// How many bytes an ordered set takes, about: its elements come in order, and so leave its nodes half full.
-pub(super) fn bytes_in_set<T>(elements: usize) -> usize {
-    elements.saturating_mul(size_of::<T>()).saturating_mul(2)
-}
 
 enum State {
     Waiting(Waiter),
