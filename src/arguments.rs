@@ -185,7 +185,7 @@ fn read_options<'a>(
             Opt::Once => options.is_once = true,
             Opt::Notify if options.channel.is_some() => return Err(ArgumentError::twice(option.name())),
             Opt::Notify => {
-                options.channel = Some(option.value(args, index)?.bytes());
+                options.channel = Some(channel(option.value(args, index)?)?);
                 index = index.saturating_add(1);
             }
             Opt::Token | Opt::Tokens if !options.tokens.is_empty() => return Err(ArgumentError::twice(option.name())),
@@ -213,6 +213,17 @@ fn read_options<'a>(
         return Err(ArgumentError::syntax("it is either BLOCK or QUEUE"));
     }
     Ok(())
+}
+
+/// How long the name of a channel may be: it is kept as long as somebody waits for an answer on it.
+const MAX_CHANNEL_BYTES: usize = 512;
+
+fn channel(arg: Arg<'_>) -> Result<&[u8], ArgumentError> {
+    let name = arg.bytes();
+    if name.len() > MAX_CHANNEL_BYTES {
+        return Err(ArgumentError(format!("ERR the channel of NOTIFY may have {MAX_CHANNEL_BYTES} bytes at most")));
+    }
+    Ok(name)
 }
 
 /// Where the options from `first` on have a channel, for the server, which asks before anything else is looked at.

@@ -9,14 +9,15 @@
 //!
 //! Invariant: a channel is known as long as a request waits for an answer on it, or a message for it waits here.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
+use std::ops::Bound;
 use std::time::Duration;
 
-use rlock_core::{Answer, Channel, Notice, Told};
+use rlock_core::{Answer, Channel, Notice, Told, US_PER_MS};
 
 use crate::clock;
-use crate::ffi::{Ctx, MainThread};
+use crate::ffi::{self, Ctx, MainThread};
 use crate::reply;
 use crate::server;
 use crate::state;
@@ -38,23 +39,37 @@ struct Entry {
 }
 
 struct Message {
+    /// Messages are counted from the start.
+    number: u64,
+    posted_us: u64,
     ticket: u64,
     notice: Notice,
     answer: Answer,
 }
 
+/// A request that was sent again, and was answered or waits: what its earlier waits have to say is not said any more.
+struct Again {
+    /// Messages from this number on are not meant.
+    from: u64,
+    /// The ticket under which it waits now.
+    ticket: Option<u64>,
+}
+
 #[derive(Default)]
 struct Notices {
-    /// By the number less one.
-    channels: Vec<Option<Entry>>,
-    free: Vec<u32>,
-    numbers: HashMap<Box<[u8]>, u32>,
+    /// By their numbers, of which none is given twice: the engine may go on ending the waits of one that went away.
+    channels: BTreeMap<Channel, Entry>,
+    numbers: HashMap<Box<[u8]>, Channel>,
+    last_number: u32,
     outgoing: VecDeque<Message>,
+    posted: u64,
+    /// Requests that were sent again while messages waited, by their channels and ids.
+    again: HashMap<(Channel, u64), Again>,
     /// Connections that closed while messages waited.
     closed: HashSet<u64>,
     turn: u64,
-    /// Which channel is looked at next.
-    next_look: usize,
+    /// Which channel was looked at last.
+    last_look: Option<Channel>,
 }
 
 static NOTICES: MainThread<Option<Notices>> = MainThread::new(None);
@@ -64,50 +79,43 @@ fn with<R>(body: impl FnOnce(&mut Notices) -> R) -> Option<R> {
 }
 
 impl Notices {
-    fn slot(&mut self, channel: Channel) -> Option<&mut Option<Entry>> {
-        self.channels.get_mut(usize::try_from(channel.0.get()).ok()?.checked_sub(1)?)
-    }
-
-    fn entry(&mut self, channel: Channel) -> Option<&mut Entry> {
-        self.slot(channel)?.as_mut()
-    }
-
     fn hold(&mut self, name: &[u8]) -> Option<Channel> {
-        let index = match self.numbers.get(name) {
-            Some(index) => *index,
+        let channel = match self.numbers.get(name) {
+            Some(channel) => *channel,
             None => {
-                let index = match self.free.pop() {
-                    Some(index) => index,
-                    None => {
-                        self.channels.push(None);
-                        u32::try_from(self.channels.len()).ok()?.checked_sub(1)?
-                    }
-                };
-                *self.channels.get_mut(index as usize)? = Some(Entry { name: name.into(), uses: 0, heard: (0, false) });
-                self.numbers.insert(name.into(), index);
-                index
+                self.last_number = self.last_number.checked_add(1)?;
+                let channel = Channel(NonZeroU32::new(self.last_number)?);
+                self.channels.insert(channel, Entry { name: name.into(), uses: 0, heard: (0, false) });
+                self.numbers.insert(name.into(), channel);
+                channel
             }
         };
-        let channel = Channel(NonZeroU32::new(index.checked_add(1)?)?);
-        let entry = self.entry(channel)?;
+        let entry = self.channels.get_mut(&channel)?;
         entry.uses = entry.uses.saturating_add(1);
         Some(channel)
     }
 
     fn let_go(&mut self, channel: Channel) {
-        let Some(slot) = self.slot(channel) else {
+        let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
-        if let Some(entry) = slot {
-            entry.uses = entry.uses.saturating_sub(1);
-            if entry.uses > 0 {
-                return;
-            }
+        entry.uses = entry.uses.saturating_sub(1);
+        if entry.uses > 0 {
+            return;
         }
-        if let Some(entry) = slot.take() {
+        if let Some(entry) = self.channels.remove(&channel) {
             self.numbers.remove(&entry.name);
-            self.free.push(channel.0.get().saturating_sub(1));
         }
+        if self.numbers.is_empty() {
+            // There may have been very many.
+            self.numbers = HashMap::new();
+        }
+    }
+
+    /// Whether a message is of an earlier wait of a request that was sent again.
+    fn is_outdated(&self, message: &Message) -> bool {
+        let again = self.again.get(&(message.notice.channel, message.notice.id));
+        again.is_some_and(|again| message.number < again.from && again.ticket != Some(message.ticket))
     }
 }
 
@@ -128,7 +136,22 @@ pub(crate) fn post(told: Told, notice: Notice) {
     if answer == Answer::Continued {
         return let_go(notice.channel);
     }
-    with(|notices| notices.outgoing.push_back(Message { ticket, notice, answer }));
+    with(|notices| {
+        notices.posted = notices.posted.saturating_add(1);
+        let (number, posted_us) = (notices.posted, clock::mono_us());
+        notices.outgoing.push_back(Message { number, posted_us, ticket, notice, answer });
+    });
+}
+
+/// A request was answered, or waits under `ticket`. If it was sent before, messages of its earlier waits are of no use any more, and
+/// could be taken for answers to this one.
+pub(crate) fn sent_again(channel: Channel, id: u64, ticket: Option<u64>) {
+    with(|notices| {
+        if !notices.outgoing.is_empty() {
+            let from = notices.posted.saturating_add(1);
+            notices.again.insert((channel, id), Again { from, ticket });
+        }
+    });
 }
 
 /// How many messages wait.
@@ -152,9 +175,9 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
     }
     let start_us = clock::mono_us();
     with(|notices| notices.turn = notices.turn.wrapping_add(1));
-    for number in 0..AT_ONCE {
-        let is_late = || Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET;
-        if number % 16 == 15 && is_late() {
+    for _ in 0..AT_ONCE {
+        // One message may have thousands of subscribers.
+        if Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET {
             break;
         }
         let Some(message) = with(|notices| notices.outgoing.pop_front()).flatten() else {
@@ -163,18 +186,29 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
         send(ctx, message);
     }
     if outgoing() > 0 {
-        timer::arm_soon();
+        ffi::wake_event_loop();
     } else {
-        with(|notices| notices.closed.clear());
+        with(|notices| {
+            notices.closed = HashSet::new();
+            notices.again = HashMap::new();
+        });
     }
 }
 
-fn send(ctx: Ctx<'_>, Message { ticket, notice, answer }: Message) {
+fn send(ctx: Ctx<'_>, message: Message) {
+    let is_outdated = with(|notices| notices.is_outdated(&message)) == Some(true);
+    let Message { posted_us, ticket, notice, answer, .. } = message;
+    if is_outdated {
+        return let_go(notice.channel);
+    }
+    let waited_us = clock::mono_us().saturating_sub(posted_us);
     let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
     let is_closed = with(|notices| notices.closed.contains(&notice.client)) == Some(true);
     let answer = match answer {
         // The engine has taken it back when the connection closed.
         _ if is_grant && is_closed => Answer::Closed,
+        // Whoever heard of it now would believe that it holds.
+        _ if is_grant && waited_us / US_PER_MS >= notice.lease_ms => Answer::Lapsed,
         // A replica takes nothing back. Nobody is told of the grant, and its lease ends it, on the new master.
         _ if is_grant && !server::decides() => Answer::Demoted,
         answer => answer,
@@ -189,6 +223,7 @@ fn send(ctx: Ctx<'_>, Message { ticket, notice, answer }: Message) {
         } else {
             state::tell(|engine| engine.unheard(ticket));
             timer::arm_soon();
+            ffi::wake_event_loop();
         }
     }
     let_go(notice.channel);
@@ -198,7 +233,7 @@ fn send(ctx: Ctx<'_>, Message { ticket, notice, answer }: Message) {
 fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
     let known = with(|notices| {
         let turn = notices.turn;
-        let entry = notices.entry(channel)?;
+        let entry = notices.channels.get(&channel)?;
         Some(if entry.heard.0 == turn { Err(entry.heard.1) } else { Ok(entry.name.clone()) })
     });
     match known.flatten() {
@@ -208,7 +243,7 @@ fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
             let is_heard = ctx.listeners(ctx.string(&name).arg(), server::is_cluster()) > 0;
             with(|notices| {
                 let turn = notices.turn;
-                if let Some(entry) = notices.entry(channel) {
+                if let Some(entry) = notices.channels.get_mut(&channel) {
                     entry.heard = (turn, is_heard);
                 }
             });
@@ -219,7 +254,7 @@ fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
 
 fn publish(ctx: Ctx<'_>, notice: Notice, answer: Answer) {
     let message = reply::message(ctx, notice, answer);
-    let name = with(|notices| notices.entry(notice.channel).map(|entry| ctx.string(&entry.name))).flatten();
+    let name = with(|notices| notices.channels.get(&notice.channel).map(|entry| ctx.string(&entry.name))).flatten();
     if let Some(name) = name {
         ctx.publish(name.arg(), ctx.string(message.as_bytes()).arg(), server::is_cluster());
     }
@@ -232,13 +267,12 @@ pub(crate) fn on_tick(ctx: Ctx<'_>) {
         return;
     }
     let some = with(|notices| {
-        let len = notices.channels.len();
-        let first = if notices.next_look >= len { 0 } else { notices.next_look };
-        notices.next_look = first.saturating_add(CHANNELS_PER_TICK);
-        let numbers = (1..).zip(notices.channels.iter()).skip(first).take(CHANNELS_PER_TICK);
-        let known = numbers
-            .filter_map(|(number, entry)| Some((Channel(NonZeroU32::new(number)?), ctx.string(&entry.as_ref()?.name))));
-        known.collect::<Vec<_>>()
+        let from = notices.last_look.map_or(Bound::Unbounded, Bound::Excluded);
+        let some = notices.channels.range((from, Bound::Unbounded)).take(CHANNELS_PER_TICK);
+        let known: Vec<_> = some.map(|(channel, entry)| (*channel, ctx.string(&entry.name))).collect();
+        // Fewer than that are the last: the next tick begins anew.
+        notices.last_look = known.last().map(|(channel, _)| *channel).filter(|_| known.len() == CHANNELS_PER_TICK);
+        known
     });
     for (channel, name) in some.unwrap_or_default() {
         // A slot that is on its way is not served either, for a name that is no key; but its subscriptions are still there.

@@ -349,3 +349,45 @@ fn a_connection_that_hears_no_replies_hears_its_messages() {
         assert!(message(&mut messages).starts_with("granted 1 "));
     }
 }
+
+#[test]
+fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_again() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        let ask = "LOCK.ACQUIRE job b PX 60000 BLOCK 50 NOTIFY answers REQ 1";
+        assert_eq!(client.call(ask), 0);
+        // The server is kept from looking at its timers until the request is there again, in one step with what delays it.
+        let again = "LOCK.ACQUIRE job b PX 60000 BLOCK 60000 NOTIFY answers REQ 1";
+        let step = ["DEBUG SLEEP 0.2".into(), Command::from(again), "LOCK.RELEASE job a".into()];
+        assert_eq!(client.call_in_one_step(&step)[1], 0);
+        assert!(message(&mut messages).starts_with("granted 1 "));
+        assert_eq!(client.call("LOCK.HOLDS job b"), 1);
+    }
+}
+
+#[test]
+fn very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    for number in 0..100 {
+        let ask = format!("RLOCK.ACQUIRE job deaf-{number} PX 60000 BLOCK 0 NOTIFY nobody-{number} REQ 1");
+        assert_eq!(client.call(ask), 0);
+    }
+    let mut next = server.notified_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    client.call("RLOCK.RELEASE job a");
+    next.reply_within(SOON).expect("it is granted").int();
+    assert_eq!(client.info_number("rlock_unheard"), 100);
+}
+
+#[test]
+fn a_channel_has_a_name_of_512_bytes_at_most() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let ask = |length| format!("RLOCK.ACQUIRE job b BLOCK 100 NOTIFY {} REQ {length}", "c".repeat(length));
+    client.call(ask(513)).expect_error("ERR");
+    assert_eq!(client.call(ask(512)), 0);
+}

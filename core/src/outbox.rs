@@ -28,6 +28,8 @@ pub enum Answer {
     Cancelled,
     /// The connection that asked has closed.
     Closed,
+    /// It was granted, and the lease ended before it could be told.
+    Lapsed,
     /// This server is a replica now.
     Demoted,
     /// Another node of the cluster serves its keys now.
@@ -56,6 +58,8 @@ pub struct Notice {
     pub id: u64,
     /// The connection that asked.
     pub client: u64,
+    /// The lease that it asked for.
+    pub lease_ms: u64,
 }
 
 /// An answer to a waiter.

@@ -84,10 +84,10 @@ pub(super) fn acquire_keys<'c>(
         };
         engine.acquire(tx, owner, &request)
     };
-    let mut waits = false;
+    let (mut waits, mut is_refused) = (None, false);
     execute::on_keys(ctx, keys, decide, |acquired| match acquired {
-        Ok(Acquired::Waiting(_)) if channel.is_some() => {
-            waits = true;
+        Ok(Acquired::Waiting(ticket)) if channel.is_some() => {
+            waits = Some(ticket);
             ctx.reply_integer(NOT_YET);
         }
         Ok(Acquired::Granted(tokens)) if verb == Verb::AcquireMany => ctx.reply_integers(tokens.into_iter()),
@@ -99,10 +99,18 @@ pub(super) fn acquire_keys<'c>(
                 ctx.reply_nil();
             }
         }
-        Err(refusal) => reply_refusal(ctx, refusal),
+        Err(refusal) => {
+            is_refused = true;
+            reply_refusal(ctx, refusal);
+        }
     });
-    if let Some(channel) = channel.filter(|_| !waits) {
-        notices::let_go(channel);
+    if let Some((channel, id)) = channel.zip(options.request_id) {
+        if !is_refused {
+            notices::sent_again(channel, id, waits);
+        }
+        if waits.is_none() {
+            notices::let_go(channel);
+        }
     }
     Ok(())
 }

@@ -334,6 +334,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_DigestAddStringBuffer,
         RedisModule_DigestEndSequence,
         RedisModule_EmitAOF,
+        RedisModule_EventLoopAddOneShot,
         RedisModule_Free,
         RedisModule_FreeCallReply,
         RedisModule_FreeModuleUser,

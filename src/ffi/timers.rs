@@ -32,6 +32,14 @@ pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
     Some(TimerId(unsafe { api!(RedisModule_CreateTimer, ctx, delay_ms, Some(on_timer), ptr::null_mut()) }))
 }
 
+/// Lets the event loop run once more without sleeping. Redis 7.0 has looked at its timers already when it says that it is about to
+/// sleep: one that is started then goes off when the sleep ends.
+pub(crate) fn wake_event_loop() {
+    unsafe extern "C" fn on_wake(_data: *mut c_void) {}
+    // SAFETY: the callback does nothing, with a null pointer.
+    unsafe { api!(RedisModule_EventLoopAddOneShot, Some(on_wake), ptr::null_mut()) };
+}
+
 /// Stops a timer.
 pub(crate) fn stop_timer(timer: TimerId) {
     let ctx = DETACHED.load(Ordering::Relaxed);

@@ -157,9 +157,17 @@ impl<'a> Graph<'a> {
         None
     }
 
+    /// A request that is cut off is granted nothing any more.
+    fn is_cut_off(&self, waiter: &Waiter) -> bool {
+        self.engine.queues.notified.cut_off(waiter).is_some()
+    }
+
     /// Whether a request makes edges.
     fn counts(&self, ticket: u64, waiter: &Waiter) -> bool {
-        waiter.request().mode != Mode::Permits && !waiter.is_over(self.now) && !self.ends.contains(&ticket)
+        waiter.request().mode != Mode::Permits
+            && !waiter.is_over(self.now)
+            && !self.is_cut_off(waiter)
+            && !self.ends.contains(&ticket)
     }
 }
 

@@ -32,7 +32,7 @@ impl Engine {
             match &answer {
                 Answer::TimedOut => count(&mut self.stats.of(request.kind).timed_out),
                 Answer::Refused(refusal) => self.stats.count_refusal(request.kind, refusal),
-                Answer::Closed | Answer::Demoted | Answer::Moved => {
+                Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => {
                     count(&mut self.stats.of(request.kind).disconnected);
                 }
                 Answer::Granted(_)

@@ -2,6 +2,7 @@
 
 use super::state::Engine;
 use super::statistics::{KindStats, WaitSummary};
+use super::waiter::Waiter;
 use crate::bytes::KeyRef;
 use crate::kind::{Kind, Mode};
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
@@ -91,7 +92,8 @@ impl Engine {
     pub fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
         let name = self.queues.names.find(key);
         let waiters = name.into_iter().flat_map(|name| self.queues.in_order(name));
-        waiters.filter(move |(_, waiter)| !waiter.is_over(now)).map(move |(_, waiter)| WaiterView {
+        let waits = move |waiter: &Waiter| !waiter.is_over(now) && self.queues.notified.cut_off(waiter).is_none();
+        waiters.filter(move |(_, waiter)| waits(waiter)).map(move |(_, waiter)| WaiterView {
             owner: self.queues.owner_of(waiter),
             mode: waiter.request().mode,
             count: waiter.request().count,

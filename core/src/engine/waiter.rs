@@ -92,7 +92,8 @@ impl Waiter {
     /// Where its answer is published, if no connection is blocked for it.
     pub(super) fn notice(&self) -> Option<Notice> {
         let Packed { notify, request_id, .. } = self.request;
-        Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()? })
+        let lease_ms = self.request().lease_ms;
+        Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lease_ms })
     }
 
     /// What it is told when `later`, a request of the same owner, stands in its place.

@@ -325,7 +325,7 @@ fn describe(world: &World, now_us: u64, output: &Output) -> String {
             let ticket = world.number_of(*ticket);
             match notice {
                 None => format!("  {ticket} <- {}", describe_answer(answer)),
-                Some(Notice { channel, id, client }) => {
+                Some(Notice { channel, id, client, .. }) => {
                     let answer = describe_answer(answer);
                     format!("  {ticket} <- channel {} of client {client}: id {id} {answer}", channel.0)
                 }
@@ -344,6 +344,7 @@ fn describe_answer(answer: &Answer) -> String {
         Answer::TakenOver => "taken over".to_string(),
         Answer::Continued => "continued".to_string(),
         Answer::Closed => "closed".to_string(),
+        Answer::Lapsed => "lapsed".to_string(),
         Answer::Demoted => "demoted".to_string(),
         Answer::Moved => "moved".to_string(),
         Answer::Refused(refusal) => refused(refusal.clone()),

@@ -372,7 +372,7 @@ impl SmallWorld {
                 Answer::Cancelled => Told::Cancelled,
                 Answer::Refused(Refusal::Deadlock(_)) => Told::Deadlock,
                 Answer::Refused(_) => Told::Refused,
-                Answer::Continued | Answer::Closed | Answer::Demoted | Answer::Moved => {
+                Answer::Continued | Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => {
                     unreachable!("nobody waits on a channel")
                 }
             };
