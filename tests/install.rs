@@ -9,7 +9,12 @@ use crate::support::{Server, module_path};
 
 fn make(arguments: &[&str]) -> Output {
     // What the make that runs the tests was told is not for this one.
-    let output = Command::new("make").env_remove("MAKEFLAGS").env_remove("MAKEOVERRIDES").args(arguments).output();
+    let output = Command::new("make")
+        .env_remove("MAKEFLAGS")
+        .env_remove("MAKEOVERRIDES")
+        .env_remove("MAKELEVEL")
+        .args(arguments)
+        .output();
     output.expect("make runs")
 }
 
