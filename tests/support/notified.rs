@@ -12,6 +12,8 @@ pub fn is_asked_for() -> bool {
     std::env::var_os("RLOCK_WAIT_BY_NOTIFY").is_some()
 }
 
+const LONGEST_CHANNEL: usize = 512;
+
 /// Ids rise over all tests, and above those that tests give.
 static LAST_ID: AtomicU64 = AtomicU64::new(1_000_000);
 
@@ -62,8 +64,9 @@ fn translated(message: &str, id: &str) -> Option<Reply> {
 pub fn ask(client: &mut Client, mut subscriber: Client, mut command: Command) -> Result<Reply, Box<Awaited>> {
     let words: Vec<String> = command.0.iter().map(|word| String::from_utf8_lossy(word).to_uppercase()).collect();
     let is_cluster = subscriber.info("cluster_enabled") == "1";
-    // A channel of the key's own name is in the key's slot.
-    let channel = command.0[if words[0].contains(".M") { 2 } else { 1 }].clone();
+    // A channel of the key's own name is in the key's slot, which matters in a cluster only.
+    let mut channel = command.0[if words[0].contains(".M") { 2 } else { 1 }].clone();
+    channel.truncate(LONGEST_CHANNEL);
     let subscribe: &[u8] = if is_cluster { b"SSUBSCRIBE" } else { b"SUBSCRIBE" };
     subscriber.call([subscribe, &channel]);
     let given = words.iter().position(|word| word == "REQ").map(|at| words[at + 1].clone());
