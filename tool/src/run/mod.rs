@@ -61,6 +61,10 @@ async fn connect_and_run(url: &str, options: &Run, signals: &mut Signals) -> Res
 /// A failure to connect says where to.
 fn name_server(url: &str, error: Error) -> Failure {
     let failure = Failure::from(error);
+    if failure.is_about_missing_module() {
+        // Whoever has no module was reached, and every other command says it in these words.
+        return failure;
+    }
     Failure { message: format!("{}: {}", without_password(url), failure.message), ..failure }
 }
 
