@@ -312,7 +312,11 @@ fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
     let (mut client, mut messages) = (source.client(), source.client());
     messages.call("SSUBSCRIBE {x}answers");
     client.acquire("{x}lock a PX 60000");
-    client.call("RLOCK.ACQUIRE {x}lock b BLOCK 0 NOTIFY answers REQ 1").expect_error("CROSSSLOT");
+    // Redis 8.6 takes the channel for one of the command's keys, and says so itself.
+    let refused = client.call("RLOCK.ACQUIRE {x}lock b BLOCK 0 NOTIFY answers REQ 1");
+    let is_refused =
+        ["CROSSSLOT", "MOVED"].iter().any(|code| matches!(&refused, Reply::Error(line) if line.starts_with(code)));
+    assert!(is_refused, "{refused:?}");
     assert_eq!(client.call("RLOCK.ACQUIRE {x}lock b PX 60000 BLOCK 0 NOTIFY {x}answers REQ 1"), 0);
     client.call("RLOCK.RELEASE {x}lock a");
     assert!(message(&mut messages).starts_with("granted 1 "));
