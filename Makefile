@@ -15,7 +15,6 @@ DATA         ?= .run
 PREFIX       ?= /usr
 DESTDIR      ?=
 MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
-# The Debian package: its revision, and where it goes.
 # What has to be installed for a target: to build, and for those that start one, a server.
 NEEDS         = build
 
@@ -23,6 +22,7 @@ NEEDS         = build
 NOBODY_WAITS := bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
                 kill lazy_free listeners listeners_storm many_storm mutations notify once payloads quarantine readme storm token_limits
 
+# The Debian package: its revision, and where it goes.
 REVISION     ?= 1
 DEBS         ?= target/debian
 # Its own copy beside what it builds, if there is none on the machine: `cargo install` would put it among the user's programs.
