@@ -108,6 +108,7 @@ impl Engine {
         let mut decisions = self.decide(tx, owner, request)?;
         if let [Decision::Repeat(token)] = decisions.as_slice() {
             let client = tx.keys.client();
+            self.confirm(tx, KeyId(0), *token);
             self.repeat(tx, KeyId(0), *token, request, client);
             return Ok(Acquired::Granted(smallvec![*token]));
         }
@@ -201,12 +202,13 @@ impl Engine {
         let client =
             if request.session_ms.is_some() || has_session(tx, id, owner, request) { tx.keys.client() } else { None };
         if let Decision::Repeat(token) | Decision::Held(token) = decision {
+            self.confirm(tx, id, *token);
             self.repeat(tx, id, *token, request, client);
             return Ok(*token);
         }
         let token = self.grant(tx, id, owner, request, client)?;
         if let Some(name) = self.name(tx, id) {
-            self.confirm(name, token);
+            self.confirm_under(name, token);
             // The queue may have been left to the timer with the owner at its head.
             self.grant_siblings(tx, id, owner, request.mode);
         }

@@ -4,7 +4,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::dirty::{Gone, Undelivered};
+use super::dirty::{Dirty, Gone, Undelivered};
 use super::positions::NameId;
 use super::state::{Engine, Transaction, terms_of};
 use super::statistics::count;
@@ -16,20 +16,29 @@ use crate::lock::admission::Value;
 use crate::place::Stay;
 
 impl Engine {
-    /// Takes back grants that nobody heard of, the latest first.
-    pub(super) fn undo(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, grants: &mut Vec<Undelivered>) {
-        while !grants.is_empty() && self.work.take(CHANGE) {
-            let Some(grant) = grants.pop() else {
+    /// Takes back grants that nobody heard of, the latest first. Who has a share in a hold that would end, and may hear of it
+    /// yet, takes the grant over.
+    pub(super) fn undo(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId, dirty: &mut Dirty) {
+        while !dirty.undelivered.is_empty() && self.work.take(CHANGE) {
+            let Some(grant) = dirty.undelivered.pop() else {
                 return;
             };
             let token = grant.token;
-            let Some(terms) = terms_of(tx.keys, id, token) else {
+            let Some(terms) = terms_of(tx.keys, id, token).filter(|_| !dirty.heard.contains(&token)) else {
                 continue;
             };
-            if let Value::Lock(lock) = tx.keys.value(id) {
+            let left = terms.count.saturating_sub(grant.count);
+            if left == 0
+                && let Some(sharer) = self.queues.undelivered_of(name, token)
+            {
+                self.queues.remember(sharer, name, grant);
+                continue;
+            }
+            if !grant.is_share()
+                && let Value::Lock(lock) = tx.keys.value(id)
+            {
                 count(&mut self.stats.of(lock.kind()).undone);
             }
-            let left = terms.count.saturating_sub(grant.count);
             if left == 0 {
                 self.give_place_back(tx, id, &grant);
                 self.commit(tx, id, Event::Ended { token, cause: EndCause::Undone });
@@ -37,6 +46,9 @@ impl Engine {
             }
             if let Some(client) = grant.client.filter(|_| grant.has_bound) {
                 self.unbind(tx, id, token, client);
+            }
+            if grant.is_share() {
+                continue;
             }
             // What came later stands. A deadline never comes nearer.
             let terms = match grant.before_and_after.as_deref() {
@@ -49,6 +61,9 @@ impl Engine {
                 _ => Terms { count: left, ..terms },
             };
             self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms });
+        }
+        if dirty.undelivered.is_empty() {
+            dirty.heard.clear();
         }
     }
 

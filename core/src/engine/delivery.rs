@@ -1,11 +1,15 @@
 //! Grants to waiters that may not have been heard of: they are confirmed, or taken back.
 //!
 //! A blocked connection has heard of its grant when the answer was written, and who waits without one when it was published.
+//! Who waited for what its owner turned out to hold has a *share* in that hold: a grant of no count. A hold of which nobody has
+//! heard yet stays for as long as one share in it may be heard of, and stays for good when one was.
 
-use super::dirty::Undelivered;
+use smallvec::{SmallVec, smallvec};
+
 use super::positions::NameId;
-use super::state::Engine;
+use super::state::{Engine, Transaction};
 use super::waiter::Waiter;
+use crate::keyspace::{KeyId, Keyspace};
 
 impl Engine {
     /// A grant is under way to its waiter.
@@ -47,21 +51,43 @@ impl Engine {
     }
 
     /// The owner of a hold has used it: it knows of it, and of all that was granted together with it.
-    pub(super) fn confirm(&mut self, name: NameId, token: u64) {
-        let next = |engine: &Self| {
-            let (of, ticket) =
-                engine.queues.names.get(name)?.undelivered.first_from(core::ops::Bound::Included((token, 0)))?;
-            (of == token).then_some(ticket)
-        };
-        while let Some(ticket) = next(self) {
-            self.confirm_ticket(ticket);
+    pub(super) fn confirm(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
+        if let Some(name) = self.name(tx, id) {
+            self.confirm_under(name, token);
+        }
+    }
+
+    /// [`Engine::confirm`], for a hold under a name.
+    pub(super) fn confirm_under(&mut self, name: NameId, token: u64) {
+        let mut heard: SmallVec<[(NameId, u64); 1]> = smallvec![(name, token)];
+        while let Some((name, token)) = heard.pop() {
+            if let Some(dirty) = self.queues.names.get_mut(name).and_then(|record| record.dirty.as_mut())
+                && !dirty.undelivered.is_empty()
+            {
+                dirty.heard.insert(token);
+            }
+            while let Some(ticket) = self.queues.undelivered_of(name, token) {
+                self.confirm_one(ticket, &mut heard);
+            }
         }
     }
 
     fn confirm_ticket(&mut self, ticket: u64) {
-        for (name, Undelivered { client, .. }) in self.queues.take_undelivered(ticket) {
-            if let Some(client) = client {
+        let mut heard = SmallVec::<[(NameId, u64); 1]>::new();
+        self.confirm_one(ticket, &mut heard);
+        for (name, token) in heard {
+            self.confirm_under(name, token);
+        }
+    }
+
+    /// Confirms what a ticket was granted, and adds the holds to `heard` in which it has a share.
+    fn confirm_one(&mut self, ticket: u64, heard: &mut SmallVec<[(NameId, u64); 1]>) {
+        for (name, grant) in self.queues.take_undelivered(ticket) {
+            if let Some(client) = grant.client {
                 self.connections.forget_grant(client, ticket);
+            }
+            if grant.is_share() {
+                heard.push((name, grant.token));
             }
             self.queues.names.tidy(name);
         }

@@ -1,7 +1,7 @@
 //! What the server has told of a name, to be acted upon when its key is open: by the next command on it or by the timer.
 
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use super::positions::Position;
@@ -19,6 +19,8 @@ pub(super) struct Dirty {
     pub(super) review: Option<Review>,
     /// Grants whose waiter was gone before it could hear of them.
     pub(super) undelivered: Vec<Undelivered>,
+    /// Holds, by token, of which somebody has heard since such a waiter was gone.
+    pub(super) heard: BTreeSet<u64>,
     /// Holds, by token, and connections of theirs that closed.
     pub(super) unbound: Vec<(u64, u64)>,
     /// Owners on a fair lock whose connected waiter is gone.
@@ -62,6 +64,7 @@ impl Dirty {
     pub(super) fn take_of_value(&mut self) -> Self {
         Self {
             undelivered: core::mem::take(&mut self.undelivered),
+            heard: core::mem::take(&mut self.heard),
             unbound: core::mem::take(&mut self.unbound),
             gone: core::mem::take(&mut self.gone),
             ..Self::default()
@@ -74,6 +77,7 @@ impl Dirty {
         self.replaced |= later.replaced;
         self.review = later.review.or(self.review);
         self.undelivered.append(&mut later.undelivered);
+        self.heard.append(&mut later.heard);
         self.unbound.append(&mut later.unbound);
         self.gone.append(&mut later.gone);
         self.granted.append(&mut later.granted);
@@ -106,6 +110,7 @@ pub(super) enum Stage {
 /// A grant to a waiter of which it is not known that it was heard.
 pub(super) struct Undelivered {
     pub(super) token: u64,
+    /// 0: it has a share in a hold that its owner was granted otherwise.
     pub(super) count: u32,
     /// The waiter's arrival number.
     pub(super) arrival: u64,
@@ -114,4 +119,11 @@ pub(super) struct Undelivered {
     pub(super) has_bound: bool,
     /// The terms of the hold before, if there was one, and as this grant left them.
     pub(super) before_and_after: Option<Box<(Terms, Terms)>>,
+}
+
+impl Undelivered {
+    /// Whether it has a share in a hold that its owner was granted otherwise.
+    pub(super) fn is_share(&self) -> bool {
+        self.count == 0
+    }
 }

@@ -129,9 +129,6 @@ impl Engine {
             ..terms
         };
         let deadline_us = renewed.deadline_us;
-        if let Some(name) = self.name(tx, id) {
-            self.confirm(name, token);
-        }
         if renewal.always || renewed != terms {
             self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
         }

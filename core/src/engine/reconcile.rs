@@ -55,7 +55,7 @@ impl Engine {
         }
         let freed = self.review(tx, id, name, &mut dirty);
         // First: a grant that is taken back takes its SESSION along.
-        self.undo(tx, id, &mut dirty.undelivered);
+        self.undo(tx, id, name, &mut dirty);
         self.end_sessions(tx, id, &mut dirty.unbound);
         self.release_places(tx, id, name, &mut dirty.gone);
         self.go_on_with_siblings(tx, id, name, &mut dirty.granted);

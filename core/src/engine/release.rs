@@ -104,9 +104,7 @@ impl Engine {
         Met { token, count, .. }: &Met,
     ) -> u32 {
         let token = *token;
-        if let Some(name) = self.name(tx, id) {
-            self.confirm(name, token);
-        }
+        self.confirm(tx, id, token);
         let left = count.saturating_sub(request.count);
         let terms = if left == 0 { None } else { terms_of(tx.keys, id, token) };
         match terms {
@@ -142,6 +140,7 @@ impl Engine {
             }
             let mut smallest_us = u64::MAX;
             for (id, (token, terms)) in tx.ids().zip(met) {
+                engine.confirm(tx, id, token);
                 let client = if terms.session_ms.is_some() { tx.keys.client() } else { None };
                 let mark = terms.request;
                 let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client, mark, always: false };

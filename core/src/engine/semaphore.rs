@@ -89,9 +89,7 @@ impl Engine {
         }
         let client = tx.keys.client();
         let token = self.grant(tx, KEY, owner, &request, client)?;
-        if let Some(name) = self.name(tx, KEY) {
-            self.confirm(name, token);
-        }
+        self.confirm(tx, KEY, token);
         count(&mut self.stats.of(Kind::Semaphore).granted_at_once);
         Ok(permits)
     }

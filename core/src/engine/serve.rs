@@ -118,26 +118,30 @@ impl Engine {
         decision: &Decision,
     ) -> Result<u64, Refusal> {
         let request = &waiter.request();
-        if let Decision::Repeat(token) | Decision::Held(token) = decision {
-            // It has given nothing that could be taken back.
-            self.repeat(tx, id, *token, request, waiter.client());
-            return Ok(*token);
-        }
         let before = Self::live_terms(tx, id, request.kind, owner, request.mode)?;
         let is_bound =
             |keys: &_, token| waiter.client().is_some_and(|client| clients_of(keys, id, token).contains(&client));
         let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(&*tx.keys, *token));
-        let token = self.grant(tx, id, owner, request, waiter.client())?;
+        let is_share = matches!(decision, Decision::Repeat(_) | Decision::Held(_));
+        let token = match decision {
+            Decision::Repeat(token) | Decision::Held(token) => {
+                self.repeat(tx, id, *token, request, waiter.client());
+                *token
+            }
+            _ => self.grant(tx, id, owner, request, waiter.client())?,
+        };
         let after = before.as_ref().and_then(|_| terms_of(tx.keys, id, token));
         let undelivered = Undelivered {
             token,
-            count: request.count,
+            count: if is_share { 0 } else { request.count },
             arrival: waiter.arrival,
             client: waiter.client(),
             has_bound: !was_bound && is_bound(&*tx.keys, token),
             before_and_after: before.map(|(_, terms): (u64, Terms)| terms).zip(after).map(Box::new),
         };
-        if let Some(name) = self.name(tx, id) {
+        // A share in what its owner knows of has given nothing that could be taken back.
+        let name = self.name(tx, id).filter(|name| !is_share || self.queues.undelivered_of(*name, token).is_some());
+        if let Some(name) = name {
             self.queues.remember(ticket, name, undelivered);
         }
         Ok(token)

@@ -17,6 +17,8 @@
 //! 4. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
 //!    owner's holdings. There are none where nobody waits.
 
+use core::ops::Bound;
+
 use ahash::RandomState;
 use smallvec::SmallVec;
 
@@ -220,8 +222,8 @@ impl WaitQueues {
         behind: Option<Position>,
     ) -> Option<Position> {
         let from = match behind {
-            Some(position) => core::ops::Bound::Excluded(Wait { name, mode, position }),
-            None => core::ops::Bound::Included(Wait { name, mode, position: Position::FIRST }),
+            Some(position) => Bound::Excluded(Wait { name, mode, position }),
+            None => Bound::Included(Wait { name, mode, position: Position::FIRST }),
         };
         let wait = self.owners.get(owner)?.waits.first_from(from)?;
         (wait.name == name && wait.mode == mode).then_some(wait.position)
@@ -292,6 +294,12 @@ impl WaitQueues {
     /// Whether a ticket was granted something, and may not have heard of it.
     pub(super) fn is_undelivered(&self, ticket: u64) -> bool {
         matches!(self.state(ticket), Some(State::Granted(granted)) if !granted.is_empty())
+    }
+
+    /// A ticket that was granted a hold, or has a share in it, and may not have heard of it.
+    pub(super) fn undelivered_of(&self, name: NameId, token: u64) -> Option<u64> {
+        let (of, ticket) = self.names.get(name)?.undelivered.first_from(Bound::Included((token, 0)))?;
+        (of == token).then_some(ticket)
     }
 
     /// Takes out what a ticket was granted and may not have heard of. Names may be idle afterwards.

@@ -117,7 +117,11 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             told.push(ended.map_or_else(refused, |ended| format!("{ended} ended")));
         }
         "promote" => world.engine.promoted(),
-        "sent" => world.engine.confirm_grants(|_| true),
+        // All of them, or that of one waiter.
+        "sent" => {
+            let sent = words.positional.get(1).map(|number| world.ticket(number.parse().unwrap()));
+            world.engine.confirm_grants(|ticket| sent.is_none_or(|sent| sent == Some(ticket)));
+        }
         "del" => {
             world.unlink(&key(words.at(1)));
         }
