@@ -119,9 +119,9 @@ fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: payloads
 	@$(NEED) build
 	SECONDS_EACH=$(SECONDS) ./tools/fuzz
 
-test-matrix: build ## Run the module's tests on every server that Debian's suites have (10 minutes); SERVERS=valkey-trixie for one
+test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
 	cargo test --package rlock --test integration --no-run
-	@./tools/matrix $(SERVERS)
+	@NOBODY_WAITS="$(NOBODY_WAITS)" ./tools/matrix $(SERVERS)
 
 failover: build ## Kill a primary under load 20 times, with Sentinel
 	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test --package rlock --test integration -- --nocapture failover::a_primary_that_is_killed
@@ -132,10 +132,11 @@ lint: ## Check format and lints
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps
 
-bench: ## Measure the module against its peers, and its longest pauses; SECTION=memory for one part
+bench: ## Measure the module, its longest pauses, and write docs/benchmarks-module.md; SECTION=memory for one part only
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
-	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION)
+	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION) \
+	  $(if $(SECTION),,--page docs/benchmarks-module.md)
 
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
 	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions

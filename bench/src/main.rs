@@ -14,6 +14,7 @@ use rlock_bench::clock;
 use rlock_bench::server::{Server, ServerConfig};
 
 mod names;
+mod page;
 mod report;
 mod sections;
 
@@ -58,6 +59,10 @@ struct Arguments {
     /// Also write everything, round by round, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    /// Also write a page in Markdown to this file
+    #[arg(long, value_name = "FILE")]
+    page: Option<PathBuf>,
 
     /// What to measure; everything if none is named
     #[arg(value_name = "SECTION")]
@@ -161,6 +166,10 @@ fn main() -> Result<()> {
     if let Some(path) = &arguments.json {
         let json = serde_json::to_string_pretty(&report)?;
         fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = arguments.page.as_ref().filter(|_| outcome.is_ok()) {
+        let page = page::write(&report, &page::machine());
+        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }
     outcome
 }

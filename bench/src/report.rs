@@ -210,7 +210,8 @@ impl Line {
         self
     }
 
-    fn cells(&self) -> [String; 7] {
+    /// What the table shows: the measure, its result, the smallest, the largest, the aim, whether it is met, and raw figures, one a line.
+    pub fn cells(&self) -> [String; 7] {
         let value = self.statistic.of(&self.result);
         let (aim, met) = match self.aim {
             Some(aim) => (aim.show(self.unit), if aim.is_met(value) { "yes" } else { "NO" }),
