@@ -10,6 +10,7 @@ use crate::notices;
 use crate::propagation;
 use crate::quarantine;
 use crate::server;
+use crate::shard_channels;
 use crate::state;
 use crate::timer;
 use crate::waiting;
@@ -50,10 +51,13 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         ServerEvent::Tick => {
             server::look(ctx);
             propagation::on_tick(ctx);
-            notices::on_tick(ctx);
+            shard_channels::on_tick(ctx);
             return timer::on_tick();
         }
-        ServerEvent::BeforeSleep => return notices::on_turn_end(ctx),
+        ServerEvent::BeforeSleep => {
+            shard_channels::go_on(ctx);
+            return notices::on_turn_end(ctx);
+        }
         ServerEvent::AfterSleep => return on_turn(ctx),
     }
     timer::arm_soon();

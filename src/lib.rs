@@ -27,6 +27,7 @@ mod propagation;
 mod quarantine;
 mod reply;
 mod server;
+mod shard_channels;
 mod state;
 mod timer;
 mod value;

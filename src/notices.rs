@@ -11,24 +11,21 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
-use std::ops::Bound;
 use std::time::Duration;
 
 use rlock_core::{Answer, Channel, Notice, Told, US_PER_MS};
 
 use crate::clock;
-use crate::ffi::{self, Ctx, MainThread};
+use crate::ffi::{self, Ctx, MainThread, OwnedString};
 use crate::reply;
 use crate::server;
+use crate::shard_channels;
 use crate::state;
 use crate::timer;
 
 /// How many messages go out in one turn, and how long that may take.
 const AT_ONCE: usize = 1_000;
 const BUDGET: Duration = Duration::from_millis(2);
-
-/// How many channels are looked at in one of the server's regular ticks.
-const CHANNELS_PER_TICK: usize = 64;
 
 struct Entry {
     name: Box<[u8]>,
@@ -68,8 +65,6 @@ struct Notices {
     /// Connections that closed while messages waited.
     closed: HashSet<u64>,
     turn: u64,
-    /// Which channel was looked at last.
-    last_look: Option<Channel>,
 }
 
 static NOTICES: MainThread<Option<Notices>> = MainThread::new(None);
@@ -87,6 +82,7 @@ impl Notices {
                 let channel = Channel(NonZeroU32::new(self.last_number)?);
                 self.channels.insert(channel, Entry { name: name.into(), uses: 0, heard: (0, false) });
                 self.numbers.insert(name.into(), channel);
+                shard_channels::add(channel, name);
                 channel
             }
         };
@@ -105,6 +101,7 @@ impl Notices {
         }
         if let Some(entry) = self.channels.remove(&channel) {
             self.numbers.remove(&entry.name);
+            shard_channels::remove(channel, &entry.name);
         }
         if self.numbers.is_empty() {
             // There may have been very many.
@@ -252,33 +249,14 @@ fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
     }
 }
 
-fn publish(ctx: Ctx<'_>, notice: Notice, answer: Answer) {
-    let message = reply::message(ctx, notice, answer);
-    let name = with(|notices| notices.channels.get(&notice.channel).map(|entry| ctx.string(&entry.name))).flatten();
-    if let Some(name) = name {
-        ctx.publish(name.arg(), ctx.string(message.as_bytes()).arg(), server::is_cluster());
-    }
+/// The name of a channel that is known.
+pub(crate) fn name_of(ctx: Ctx<'_>, channel: Channel) -> Option<OwnedString<'_>> {
+    with(|notices| notices.channels.get(&channel).map(|entry| ctx.string(&entry.name))).flatten()
 }
 
-/// The server's regular tick. In a cluster a channel goes to another node together with its slot, and the server ends the
-/// subscriptions without a word to modules. The waits for which they were end, too.
-pub(crate) fn on_tick(ctx: Ctx<'_>) {
-    if !server::is_cluster() || !server::decides() {
-        return;
-    }
-    let some = with(|notices| {
-        let from = notices.last_look.map_or(Bound::Unbounded, Bound::Excluded);
-        let some = notices.channels.range((from, Bound::Unbounded)).take(CHANNELS_PER_TICK);
-        let known: Vec<_> = some.map(|(channel, entry)| (*channel, ctx.string(&entry.name))).collect();
-        // Fewer than that are the last: the next tick begins anew.
-        notices.last_look = known.last().map(|(channel, _)| *channel).filter(|_| known.len() == CHANNELS_PER_TICK);
-        known
-    });
-    for (channel, name) in some.unwrap_or_default() {
-        // A slot that is on its way is not served either, for a name that is no key; but its subscriptions are still there.
-        if !ctx.serves(name.arg()) && ctx.listeners(name.arg(), true) == 0 {
-            state::tell(|engine| engine.channel_gone(channel));
-            timer::arm_soon();
-        }
+fn publish(ctx: Ctx<'_>, notice: Notice, answer: Answer) {
+    let message = reply::message(ctx, notice, answer);
+    if let Some(name) = name_of(ctx, notice.channel) {
+        ctx.publish(name.arg(), ctx.string(message.as_bytes()).arg(), server::is_cluster());
     }
 }

@@ -3,34 +3,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use crate::support::{Client, Server, eventually, free_port};
-
-const SOON: Duration = Duration::from_secs(20);
-
-#[track_caller]
-fn start_node() -> Server {
-    // By default it would be 10000 above the server's port, which may be no port at all.
-    let bus = format!("cluster-port {}", free_port());
-    Server::with(&["cluster-enabled yes", &bus])
-}
-
-/// Two nodes that know each other. All slots are on the first.
-#[track_caller]
-fn start_cluster() -> [Server; 2] {
-    let nodes = [start_node(), start_node()];
-    let mut clients = nodes.each_ref().map(Server::client);
-    assert_eq!(clients[0].call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
-    let bus = clients[1].call("CONFIG GET cluster-port").field("cluster-port").text();
-    let meet = format!("CLUSTER MEET 127.0.0.1 {} {bus}", nodes[1].port());
-    assert_eq!(clients[0].call(meet), "OK");
-    for client in &mut clients {
-        eventually(SOON, || {
-            let info = client.call("CLUSTER INFO").text();
-            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2")
-        });
-    }
-    nodes
-}
+use crate::support::{Client, two_nodes};
 
 #[track_caller]
 fn assert_still_waiting(waiter: &mut Client) {
@@ -41,7 +14,7 @@ fn assert_still_waiting(waiter: &mut Client) {
 
 #[test]
 fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
-    let [source, target] = start_cluster();
+    let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
     let slot = on_source.call("CLUSTER KEYSLOT job").int();
@@ -74,7 +47,7 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
 
 #[test]
 fn a_node_without_the_slot_answers_moved() {
-    let [source, target] = start_cluster();
+    let [source, target] = two_nodes();
     let mut client = target.client();
     for command in ["RLOCK.ACQUIRE job a BLOCK 0", "RLOCK.RELEASE job a", "RLOCK.HOLDS job a", "RLOCK.MACQUIRE 1 job a"]
     {
@@ -85,7 +58,7 @@ fn a_node_without_the_slot_answers_moved() {
 
 #[test]
 fn many_keys_are_in_one_slot() {
-    let [source, _target] = start_cluster();
+    let [source, _target] = two_nodes();
     let mut client = source.client();
     for command in ["RLOCK.MACQUIRE 2 x y a", "RLOCK.MRELEASE 2 x y a", "RLOCK.MRENEW 2 x y a"] {
         client.call(command).expect_error("CROSSSLOT");
@@ -100,7 +73,7 @@ fn many_keys_are_in_one_slot() {
 
 #[test]
 fn a_waiter_for_many_keys_is_sent_after_its_slot() {
-    let [source, target] = start_cluster();
+    let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
     let slot = on_source.call("CLUSTER KEYSLOT {job}").int();
@@ -120,7 +93,7 @@ fn a_waiter_for_many_keys_is_sent_after_its_slot() {
 
 #[test]
 fn a_waiter_is_sent_after_its_slot_whatever_braces_its_key_has() {
-    let [source, target] = start_cluster();
+    let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
     on_source.acquire("job a PX 60000");

@@ -35,6 +35,7 @@ mod monitoring;
 mod moves;
 mod mutations;
 mod notify;
+mod notify_cluster;
 mod notify_crowd;
 mod once;
 mod operator;

@@ -1,31 +1,29 @@
 //! BLOCK … NOTIFY: waiting without a blocked connection. What any way of waiting does is tested by the whole suite, run in this
 //! way too (`RLOCK_WAIT_BY_NOTIFY`); here is what only this way has: channels, subscribers, and messages.
 
-use std::io::ErrorKind;
 use std::time::Duration;
 
-use crate::support::{ALL, Client, Cluster, Command, EXCLUSIVE, FAIR, MUTEX, Reply, Server, eventually};
+use crate::support::{
+    ALL, Client, Command, EXCLUSIVE, FAIR, Reply, Server, assert_silent, eventually, message, subscriber,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A connection that listens to a channel.
-fn subscriber(server: &Server, channel: &str) -> Client {
-    let mut client = server.client();
-    assert_eq!(client.call(format!("SUBSCRIBE {channel}")).array()[1], channel);
-    client
+/// What most tests begin with.
+struct Scene {
+    server: Server,
+    client: Client,
+    /// Listens to the channel `answers`.
+    messages: Client,
 }
 
-/// The next message on the one channel that a connection listens to.
-#[track_caller]
-fn message(subscriber: &mut Client) -> String {
-    subscriber.reply().array()[2].text()
-}
-
-/// Nothing comes: so long the module had to do the wrong thing.
-#[track_caller]
-fn assert_silent(subscriber: &mut Client) {
-    let message = subscriber.reply_within(Duration::from_millis(100));
-    assert_eq!(message.expect_err("nothing to say").kind(), ErrorKind::TimedOut);
+/// One scene after the other, each for a family: under `job` is a lock that `a` holds.
+fn scenes() -> impl Iterator<Item = Scene> {
+    Server::for_each(EXCLUSIVE).map(|server| {
+        let (mut client, messages) = (server.client(), subscriber(&server, "answers"));
+        client.acquire("job a PX 60000");
+        Scene { server, client, messages }
+    })
 }
 
 /// A RESP3 connection, which can wait and listen at once.
@@ -131,10 +129,7 @@ fn a_grant_that_nobody_listens_for_is_taken_back_and_the_next_is_served() {
 
 #[test]
 fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
-    for server in Server::for_each(EXCLUSIVE) {
-        let mut client = server.client();
-        client.acquire("job a PX 60000");
-        let mut messages = subscriber(&server, "answers");
+    for Scene { server: _server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
         messages.call("UNSUBSCRIBE answers");
         client.call("LOCK.RELEASE job a");
@@ -145,10 +140,7 @@ fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
 
 #[test]
 fn the_wait_ends_with_the_connection_that_asked() {
-    for server in Server::for_each(EXCLUSIVE) {
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
+    for Scene { server, mut client, mut messages } in scenes() {
         let mut asked = server.client();
         assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
         drop(asked);
@@ -161,10 +153,7 @@ fn the_wait_ends_with_the_connection_that_asked() {
 
 #[test]
 fn a_connection_that_closes_between_the_grant_and_the_message_holds_nothing() {
-    for server in Server::for_each(EXCLUSIVE) {
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
+    for Scene { server, mut client, mut messages } in scenes() {
         let mut asked = server.client();
         assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
         // In one step: the message of a turn goes out at its end.
@@ -224,10 +213,7 @@ fn the_same_request_again_moves_the_wait() {
 
 #[test]
 fn the_same_request_without_block_ends_the_wait() {
-    for server in Server::for_each(EXCLUSIVE) {
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
+    for Scene { server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), 0);
         assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1"), Reply::Nil);
         assert!(message(&mut messages).starts_with("error 1 UNBLOCKED "));
@@ -275,11 +261,8 @@ fn the_channel_needs_the_permission_of_publish() {
 
 #[test]
 fn a_demotion_tells_those_who_wait() {
-    for server in Server::for_each(EXCLUSIVE) {
+    for Scene { server: _server, mut client, mut messages } in scenes() {
         let other = Server::start();
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), 0);
         assert_eq!(client.call(format!("REPLICAOF 127.0.0.1 {}", other.port())), "OK");
         assert!(message(&mut messages).starts_with("error 1 UNBLOCKED "));
@@ -289,10 +272,7 @@ fn a_demotion_tells_those_who_wait() {
 
 #[test]
 fn cancel_ends_what_waits_in_either_way_and_says_how_many() {
-    for server in Server::for_each(EXCLUSIVE) {
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
+    for Scene { server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.CANCEL job b"), 0);
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 7"), 0);
         let mut blocked = server.blocked_waiter("LOCK.ACQUIRE job c BLOCK 0");
@@ -306,60 +286,20 @@ fn cancel_ends_what_waits_in_either_way_and_says_how_many() {
 }
 
 #[test]
-fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
-    let cluster = Cluster::start();
-    let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
-    let (mut client, mut messages) = (source.client(), source.client());
-    messages.call("SSUBSCRIBE {x}answers");
-    client.acquire("{x}lock a PX 60000");
-    // Redis 8.6 takes the channel for one of the command's keys, and says so itself.
-    let refused = client.call("RLOCK.ACQUIRE {x}lock b BLOCK 0 NOTIFY answers REQ 1");
-    let is_refused =
-        ["CROSSSLOT", "MOVED"].iter().any(|code| matches!(&refused, Reply::Error(line) if line.starts_with(code)));
-    assert!(is_refused, "{refused:?}");
-    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock b PX 60000 BLOCK 0 NOTIFY {x}answers REQ 1"), 0);
-    client.call("RLOCK.RELEASE {x}lock a");
-    assert!(message(&mut messages).starts_with("granted 1 "));
-    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock c PX 60000 BLOCK 0 NOTIFY {x}answers REQ 2"), 0);
-    let slot = client.call("CLUSTER KEYSLOT {x}lock").int();
-    let id = target.client().call("CLUSTER MYID").text();
-    let mut migrate = Command::from(format!("MIGRATE 127.0.0.1 {} _ 0 5000 KEYS {{x}}lock", target.port()));
-    migrate.0[3] = Vec::new();
-    let source_id = client.call("CLUSTER MYID").text();
-    target.client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
-    client.call(format!("CLUSTER SETSLOT {slot} MIGRATING {id}"));
-    assert_eq!(client.call(migrate), "OK");
-    // Time itself: the channel is still here, so it must not be taken for gone, however often the server looks.
-    std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!(client.info_number("rlock_waiting"), 1);
-    for node in [target, source] {
-        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {id}")), "OK");
-    }
-    assert_eq!(messages.reply().array()[0], "sunsubscribe");
-    eventually(SOON, || client.info_number("rlock_waiting") == 0);
-}
-
-#[test]
 fn a_connection_that_hears_no_replies_hears_its_messages() {
-    for server in Server::for_each(&[MUTEX]) {
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
+    for Scene { server, mut client, mut messages } in scenes() {
         let mut mute = server.client();
         mute.send("CLIENT REPLY OFF");
-        mute.send("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1");
+        mute.send("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1");
         eventually(SOON, || client.waiting_owners("job") == ["b"]);
-        client.call("RLOCK.RELEASE job a");
+        client.call("LOCK.RELEASE job a");
         assert!(message(&mut messages).starts_with("granted 1 "));
     }
 }
 
 #[test]
 fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_again() {
-    for server in Server::for_each(EXCLUSIVE) {
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
+    for Scene { server: _server, mut client, mut messages } in scenes() {
         let ask = "LOCK.ACQUIRE job b PX 60000 BLOCK 50 NOTIFY answers REQ 1";
         assert_eq!(client.call(ask), 0);
         // The server is kept from looking at its timers until the request is there again, in one step with what delays it.

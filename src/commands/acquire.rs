@@ -14,6 +14,7 @@ use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::notices;
 use crate::reply;
 use crate::server;
+use crate::shard_channels;
 use crate::waiting;
 
 pub(super) struct Acquire<F>(PhantomData<F>);
@@ -108,7 +109,9 @@ pub(super) fn acquire_keys<'c>(
         if !is_refused {
             notices::sent_again(channel, id, waits);
         }
-        if waits.is_none() {
+        if waits.is_some() {
+            shard_channels::waited_for(ctx, channel);
+        } else {
             notices::let_go(channel);
         }
     }

@@ -27,7 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(crate) use blocked::{Blocked, block, unblock};
 pub(crate) use callbacks::{ServerEvent, subscribe};
 pub(crate) use command_info::{Access, ArgumentSpec, CommandSpec, KeyArguments, ValueSpec};
-pub(crate) use context::{Arg, Args, Ctx, log_notice, log_warning};
+pub(crate) use context::{Arg, Args, Ctx, OwnedString, log_notice, log_warning};
 pub(crate) use datatype::{Digest, Load, Save, Type};
 pub(crate) use keys::{Asks, Keys};
 pub(crate) use main_thread::MainThread;

@@ -5,7 +5,7 @@ use std::process::Command as Process;
 use std::time::Duration;
 
 use super::client::{Client, Command};
-use super::server::{Server, quiet_port};
+use super::server::{Server, free_port, quiet_port};
 use super::{Reply, eventually, program};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -14,6 +14,29 @@ const NODES: usize = 6;
 
 /// How long a node may be silent before the others take it for dead.
 const NODE_TIMEOUT_LINE: &str = "cluster-node-timeout 1000";
+
+/// Two nodes that know each other. All slots are on the first.
+#[track_caller]
+pub fn two_nodes() -> [Server; 2] {
+    let start_node = || {
+        // By default it would be 10000 above the server's port, which may be no port at all.
+        let bus = format!("cluster-port {}", free_port());
+        Server::with(&["cluster-enabled yes", &bus])
+    };
+    let nodes = [start_node(), start_node()];
+    let mut clients = nodes.each_ref().map(Server::client);
+    assert_eq!(clients[0].call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    let bus = clients[1].call("CONFIG GET cluster-port").field("cluster-port").text();
+    let meet = format!("CLUSTER MEET 127.0.0.1 {} {bus}", nodes[1].port());
+    assert_eq!(clients[0].call(meet), "OK");
+    for client in &mut clients {
+        eventually(DEADLINE, || {
+            let info = client.call("CLUSTER INFO").text();
+            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2")
+        });
+    }
+    nodes
+}
 
 pub struct Cluster {
     nodes: Vec<Server>,

@@ -8,6 +8,7 @@ mod family;
 mod journal;
 mod likeness;
 mod lock_commands;
+mod messages;
 mod notified;
 mod process;
 mod program;
@@ -23,12 +24,13 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use client::{Client, Command, in_script};
-pub use cluster::Cluster;
+pub use cluster::{Cluster, two_nodes};
 pub use events::Events;
 pub use family::{ALL, BINARY, EXCLUSIVE, FAIR, Family, MUTEX, REENTRANT, TRANSIENT, WRITE};
 pub use journal::{Journal, is_brace, show};
 pub use likeness::{picture, shown};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
+pub use messages::{assert_silent, message, subscriber};
 pub use notified::is_asked_for as waits_by_notify;
 #[allow(unused_imports, reason = "the tests of the client use it")]
 pub use process::OwnedProcess;

@@ -1,0 +1,214 @@
+//! BLOCK … NOTIFY in a cluster: a channel goes with its slot, and the waits that were to be answered on it are over.
+
+use std::time::Duration;
+
+use crate::support::{Client, Cluster, Command, Reply, Server, Stopwatch, eventually, message, two_nodes};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Waits of which nobody hears any more are over by then.
+const NO_LONGER_THAN_MS: u64 = 2000;
+
+/// A lock with a slot, on the first of two nodes, and how the slot gets from one to the other.
+struct Slot {
+    nodes: [Server; 2],
+    ids: [String; 2],
+    number: i64,
+}
+
+const KEY: &str = "{x}lock";
+
+impl Slot {
+    #[track_caller]
+    fn new() -> Slot {
+        let nodes = two_nodes();
+        let ids = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
+        let number = nodes[0].client().call(format!("CLUSTER KEYSLOT {KEY}")).int();
+        let mut slot = Slot { nodes, ids, number: number - 1 };
+        // A node that has lost its last slot turns into a replica. The one beside it stays there.
+        slot.hand_over(0, 1);
+        slot.number = number;
+        slot
+    }
+
+    /// Everything is under way, and the slot belongs to `from` still.
+    #[track_caller]
+    fn send(&self, from: usize, to: usize) {
+        let (mut source, mut target) = (self.nodes[from].client(), self.nodes[to].client());
+        let slot = self.number;
+        assert_eq!(target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", self.ids[from])), "OK");
+        assert_eq!(source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", self.ids[to])), "OK");
+        assert_eq!(source.call(format!("MIGRATE 127.0.0.1 {} {KEY} 0 5000", self.nodes[to].port())), "OK");
+    }
+
+    #[track_caller]
+    fn hand_over(&self, from: usize, to: usize) {
+        for node in [to, from] {
+            let mut client = self.nodes[node].client();
+            assert_eq!(client.call(format!("CLUSTER SETSLOT {} NODE {}", self.number, self.ids[to])), "OK");
+        }
+    }
+
+    #[track_caller]
+    fn migrate(&self, from: usize, to: usize) {
+        self.send(from, to);
+        self.hand_over(from, to);
+    }
+}
+
+/// Listens to as many channels of the slot.
+#[track_caller]
+fn shard_subscriber(node: &Server, channels: usize) -> Client {
+    let mut client = node.client();
+    for channel in 0..channels {
+        assert_eq!(client.call(format!("SSUBSCRIBE {{x}}answers:{channel}")).array()[0], "ssubscribe");
+    }
+    client
+}
+
+/// As many requests wait, each for an answer on a channel of its own.
+#[track_caller]
+fn wait(client: &mut Client, channels: usize) {
+    for first in (0..channels).step_by(100) {
+        let ask = |channel: usize| {
+            let id = channel + 1;
+            format!("RLOCK.ACQUIRE {KEY} owner-{channel} PX 60000 BLOCK 0 NOTIFY {{x}}answers:{channel} REQ {id}")
+                .into()
+        };
+        let asked: Vec<Command> = (first..channels.min(first + 100)).map(ask).collect();
+        assert!(client.call_in_one_step(&asked).iter().all(|reply| *reply == 0), "all of them wait");
+    }
+}
+
+#[track_caller]
+fn assert_unsubscribed(messages: &mut Client, channels: usize) {
+    for _ in 0..channels {
+        assert_eq!(messages.reply().array()[0], "sunsubscribe");
+    }
+}
+
+#[test]
+fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
+    let cluster = Cluster::start();
+    let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
+    let (mut client, mut messages) = (source.client(), source.client());
+    messages.call("SSUBSCRIBE {x}answers");
+    client.acquire("{x}lock a PX 60000");
+    // Redis 8.6 takes the channel for one of the command's keys, and says so itself.
+    let refused = client.call("RLOCK.ACQUIRE {x}lock b BLOCK 0 NOTIFY answers REQ 1");
+    let is_refused =
+        ["CROSSSLOT", "MOVED"].iter().any(|code| matches!(&refused, Reply::Error(line) if line.starts_with(code)));
+    assert!(is_refused, "{refused:?}");
+    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock b PX 60000 BLOCK 0 NOTIFY {x}answers REQ 1"), 0);
+    client.call("RLOCK.RELEASE {x}lock a");
+    assert!(message(&mut messages).starts_with("granted 1 "));
+    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock c PX 60000 BLOCK 0 NOTIFY {x}answers REQ 2"), 0);
+    let slot = client.call("CLUSTER KEYSLOT {x}lock").int();
+    let id = target.client().call("CLUSTER MYID").text();
+    let mut migrate = Command::from(format!("MIGRATE 127.0.0.1 {} _ 0 5000 KEYS {{x}}lock", target.port()));
+    migrate.0[3] = Vec::new();
+    let source_id = client.call("CLUSTER MYID").text();
+    target.client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
+    client.call(format!("CLUSTER SETSLOT {slot} MIGRATING {id}"));
+    assert_eq!(client.call(migrate), "OK");
+    // Time itself: the channel is still here, so it must not be taken for gone, however often the server looks.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(client.info_number("rlock_waiting"), 1);
+    for node in [target, source] {
+        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {id}")), "OK");
+    }
+    assert_eq!(messages.reply().array()[0], "sunsubscribe");
+    eventually(SOON, || client.info_number("rlock_waiting") == 0);
+}
+
+#[test]
+fn timed_waits_on_very_many_channels_end_soon_after_their_slot_has_gone() {
+    const CHANNELS: usize = 5000;
+    let slot = Slot::new();
+    let mut client = slot.nodes[0].client();
+    client.acquire(&format!("{KEY} a PX 60000"));
+    let mut messages = shard_subscriber(&slot.nodes[0], CHANNELS);
+    wait(&mut client, CHANNELS);
+    slot.send(0, 1);
+    let watch = Stopwatch::start();
+    slot.hand_over(0, 1);
+    eventually(SOON, || client.info_number("rlock_waiting") == 0);
+    watch.assert_took_ms(0..NO_LONGER_THAN_MS, "the end of the waits");
+    assert_unsubscribed(&mut messages, CHANNELS);
+}
+
+/// No look can fall in between: it is one step of the server's.
+#[test]
+fn timed_waits_end_also_if_their_slot_is_back_at_once() {
+    const CHANNELS: usize = 200;
+    let slot = Slot::new();
+    let mut client = slot.nodes[0].client();
+    client.acquire(&format!("{KEY} a PX 60000"));
+    let mut messages = shard_subscriber(&slot.nodes[0], CHANNELS);
+    wait(&mut client, CHANNELS);
+    let away_and_back = ["DELSLOTS", "ADDSLOTS"].map(|what| Command::from(format!("CLUSTER {what} {}", slot.number)));
+    let watch = Stopwatch::start();
+    assert!(client.call_in_one_step(&away_and_back).iter().all(|reply| *reply == "OK"));
+    eventually(SOON, || client.info_number("rlock_waiting") == 0);
+    watch.assert_took_ms(0..NO_LONGER_THAN_MS, "the end of the waits");
+    assert_unsubscribed(&mut messages, CHANNELS);
+    assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 0);
+    assert!(client.is_free(KEY), "nobody waited for it any more");
+}
+
+#[test]
+fn a_slot_that_comes_back_serves_those_who_ask_again_and_nobody_else() {
+    let slot = Slot::new();
+    let (mut client, mut on_target) = (slot.nodes[0].client(), slot.nodes[1].client());
+    client.acquire(&format!("{KEY} a PX 60000"));
+    let mut messages = shard_subscriber(&slot.nodes[0], 2);
+    wait(&mut client, 2);
+    slot.migrate(0, 1);
+    assert_unsubscribed(&mut messages, 2);
+    on_target.acquire(&format!("{KEY} a PX 60000"));
+    slot.migrate(1, 0);
+    // One of the two subscribes and asks again.
+    eventually(SOON, || !matches!(client.call(format!("EXISTS {KEY}")), Reply::Error(_)));
+    assert_eq!(messages.call("SSUBSCRIBE {x}answers:1").array()[0], "ssubscribe");
+    let ask = format!("RLOCK.ACQUIRE {KEY} owner-1 PX 60000 BLOCK 0 NOTIFY {{x}}answers:1 REQ 3");
+    assert_eq!(client.call(ask), 0);
+    eventually(SOON, || client.waiting_owners(KEY) == ["owner-1"]);
+    assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 1);
+    assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 0);
+    let token = client.holder(KEY).expect("it is held").token;
+    let mut heard = message(&mut messages);
+    if heard.starts_with("error 2 UNBLOCKED ") {
+        // It subscribed before the server looked, so its first wait went on until it asked again.
+        heard = message(&mut messages);
+    }
+    assert_eq!(heard, format!("granted 3 {token}"));
+}
+
+/// The time of a wait ends where it began, also while its key is elsewhere already.
+#[test]
+fn timed_a_wait_ends_with_its_time_while_its_slot_is_on_its_way() {
+    let slot = Slot::new();
+    let mut client = slot.nodes[0].client();
+    client.acquire(&format!("{KEY} a PX 60000"));
+    let mut messages = shard_subscriber(&slot.nodes[0], 1);
+    let watch = Stopwatch::start();
+    assert_eq!(client.call(format!("RLOCK.ACQUIRE {KEY} b BLOCK 1500 NOTIFY {{x}}answers:0 REQ 1")), 0);
+    slot.send(0, 1);
+    assert_eq!(message(&mut messages), "nil 1");
+    watch.assert_took_ms(1500..1500 + NO_LONGER_THAN_MS, "the wait");
+}
+
+/// Whoever asks before it subscribes is no one who has lost its subscription.
+#[test]
+fn a_wait_for_which_nobody_listens_yet_goes_on() {
+    let slot = Slot::new();
+    let mut client = slot.nodes[0].client();
+    client.acquire(&format!("{KEY} a PX 60000"));
+    wait(&mut client, 2);
+    // Time itself: so long the server had to do the wrong thing.
+    std::thread::sleep(Duration::from_millis(500));
+    let mut messages = shard_subscriber(&slot.nodes[0], 1);
+    client.call(format!("RLOCK.RELEASE {KEY} a"));
+    assert!(message(&mut messages).starts_with("granted 1 "));
+    assert_eq!(client.waiting_owners(KEY), ["owner-1"]);
+}
