@@ -500,6 +500,27 @@ impl Quorum {
     pub fn lock(&self, key: impl AsRef<[u8]>) -> QuorumLock {
         QuorumLock(self.0.driver.with(self.0.inner.lock(key)))
     }
+
+    /// See [`crate::Quorum::rw_lock`].
+    pub fn rw_lock(&self, key: impl AsRef<[u8]>) -> QuorumRwLock {
+        QuorumRwLock(self.0.driver.with(self.0.inner.rw_lock(key)))
+    }
+}
+
+/// A lock for many readers or one writer on a [`Quorum`], see [`crate::QuorumRwLock`].
+#[derive(Clone, Debug)]
+pub struct QuorumRwLock(On<crate::QuorumRwLock>);
+
+impl QuorumRwLock {
+    /// The side of the readers.
+    pub fn read(&self) -> QuorumLock {
+        QuorumLock(self.0.driver.with(self.0.inner.read()))
+    }
+
+    /// The side of the writer.
+    pub fn write(&self) -> QuorumLock {
+        QuorumLock(self.0.driver.with(self.0.inner.write()))
+    }
 }
 
 /// A lock on a [`Quorum`], see [`crate::QuorumLock`].

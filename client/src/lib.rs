@@ -5,6 +5,7 @@
 //
 //   blocking
 //   quorum
+//   quorum_guard
 //   semaphore multi
 //   lock                 handles: what to acquire, and how
 //   observer             a look at a lock from outside
@@ -46,6 +47,7 @@ mod news;
 mod observer;
 mod options;
 mod quorum;
+mod quorum_guard;
 mod request;
 mod semaphore;
 mod servers;
@@ -63,7 +65,8 @@ pub use kind::{Fair, Kind, Mutex, Permits, Read, Reentrant, Write};
 pub use lock::{Lock, RwLock};
 pub use multi::{MultiGuard, MultiLock};
 pub use observer::{Holder, Observer, Waiter};
-pub use quorum::{Quorum, QuorumGuard, QuorumLock};
+pub use quorum::{Quorum, QuorumLock, QuorumRwLock};
+pub use quorum_guard::QuorumGuard;
 pub use semaphore::Semaphore;
 
 /// The crate that talks to the server: for [`Builder::connect_to`], and for what is in [`Error::Connection`].

@@ -1,9 +1,9 @@
 //! A lock on several independent masters: held as long as a majority holds.
 //!
 //! The Redlock algorithm, with the parts of this crate: each server's hold has its own validity, counted from the sending of its
-//! request, and its own keeper. The whole can be relied upon while a majority of the parts can.
+//! request, and its own keeper. Here servers are asked; what they have granted is in `quorum_guard`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng;
@@ -13,8 +13,8 @@ use crate::Error;
 use crate::acquisition::Acquisition;
 use crate::client::{Builder, Client};
 use crate::clock::Moment;
-use crate::hold::{Held, fewer_than, fewer_unreleased_than};
 use crate::options::{Options, option_methods};
+use crate::quorum_guard::QuorumGuard;
 use crate::timer::{sleep_until, within};
 use crate::wire::Family;
 
@@ -54,17 +54,51 @@ impl Quorum {
         Self::new(clients?)
     }
 
-    /// A lock under the same key on all servers.
+    /// A mutex under the same key on all servers.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> QuorumLock {
-        let keys = Arc::from([key.as_ref().to_vec()]);
-        QuorumLock { quorum: self.clone(), keys, options: Options::default(), server_timeout: SERVER_TIMEOUT }
+        self.lock_of(Family::Mutex, key.as_ref())
+    }
+
+    /// A lock for many readers or one writer, under the same key on all servers.
+    pub fn rw_lock(&self, key: impl AsRef<[u8]>) -> QuorumRwLock {
+        QuorumRwLock { quorum: self.clone(), key: key.as_ref().to_vec() }
+    }
+
+    fn lock_of(&self, family: Family, key: &[u8]) -> QuorumLock {
+        let (quorum, keys) = (self.clone(), Arc::from([key.to_vec()]));
+        QuorumLock { quorum, family, keys, options: Options::default(), server_timeout: SERVER_TIMEOUT }
     }
 }
 
-/// A lock on a [`Quorum`].
+/// A lock for many readers or one writer on a [`Quorum`]. Any majority of a writer has a server in common with that of any reader.
+///
+/// Nobody waits in a queue, so a writer has to find a moment without readers on a majority.
+#[derive(Clone, Debug)]
+pub struct QuorumRwLock {
+    quorum: Quorum,
+    key: Vec<u8>,
+}
+
+impl QuorumRwLock {
+    /// The side of the readers.
+    pub fn read(&self) -> QuorumLock {
+        self.quorum.lock_of(Family::Read, &self.key)
+    }
+
+    /// The side of the writer.
+    pub fn write(&self) -> QuorumLock {
+        self.quorum.lock_of(Family::Write, &self.key)
+    }
+}
+
+/// A lock on a [`Quorum`]: a mutex, or one side of a [`QuorumRwLock`].
+///
+/// There is no fair one: requests come to the servers in different orders, so there is none to keep. And there is no semaphore, because
+/// majorities do not count: with two permits on each of three servers, three holders find two servers each.
 #[derive(Clone, Debug)]
 pub struct QuorumLock {
     quorum: Quorum,
+    family: Family,
     keys: Arc<[Vec<u8>]>,
     options: Options,
     server_timeout: Duration,
@@ -99,28 +133,30 @@ impl QuorumLock {
         let servers = self.quorum.clients.len();
         let mut attempts = JoinSet::new();
         for client in self.quorum.clients.iter() {
-            let acquisition = Acquisition::new(&client.shared, Family::Mutex, self.keys.clone(), 1, &self.options)?;
-            let server_timeout = self.server_timeout;
-            let attempt = async move { within(server_timeout, acquisition.try_acquire()).await };
+            let acquisition = Acquisition::new(&client.shared, self.family, self.keys.clone(), 1, &self.options)?;
+            let (server_timeout, under_way) = (self.server_timeout, client.shared.home.under_way());
+            let attempt = async move {
+                let outcome = within(server_timeout, acquisition.try_acquire()).await;
+                // Closing the client waits for what is granted late, and then for its release.
+                (outcome, under_way)
+            };
             attempts.spawn_on(attempt, client.shared.home.runtime());
         }
         let (mut holds, mut refusals) = (Vec::with_capacity(servers), 0);
         while holds.len() < self.majority() && refusals < self.majority() {
-            match attempts.join_next().await {
-                Some(Ok(Some(Ok(Some(held))))) => holds.push(held),
-                Some(Ok(Some(Ok(None)))) => refusals += 1,
-                Some(Ok(Some(Err(error)))) => tracing::debug!(%error, "a server of a quorum failed"),
-                Some(Ok(None)) => tracing::debug!("a server of a quorum did not answer in time"),
-                Some(Err(error)) => tracing::debug!(%error, "an attempt on a server of a quorum was aborted"),
-                None => break,
+            let Some(attempt) = attempts.join_next().await else { break };
+            match attempt.map(|(outcome, _)| outcome) {
+                Ok(Some(Ok(Some(held)))) => holds.push(held),
+                Ok(Some(Ok(None))) => refusals += 1,
+                Ok(Some(Err(error))) => tracing::debug!(%error, "a server of a quorum failed"),
+                Ok(None) => tracing::debug!("a server of a quorum did not answer in time"),
+                Err(error) => tracing::debug!(%error, "an attempt on a server of a quorum was aborted"),
             }
         }
         let granted = holds.len();
         let guard = QuorumGuard::of(holds, self.majority());
         if granted >= self.majority() && guard.is_held() {
-            if let Some(client) = self.quorum.clients.first() {
-                drop(client.shared.home.start(gather(attempts, Arc::downgrade(&guard.holds))));
-            }
+            guard.gather(attempts);
             return Ok(Some(guard));
         }
         // Dropping it releases on all servers at once, in the background. So does dropping the attempts.
@@ -176,122 +212,5 @@ impl QuorumLock {
             }
             sleep_until(next).await;
         }
-    }
-}
-
-/// The holds of a guard, or `None` when it is being released.
-type Holds = Mutex<Option<Vec<Held>>>;
-
-fn lock(holds: &Holds) -> MutexGuard<'_, Option<Vec<Held>>> {
-    holds.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Adds what is granted late to the holds of a guard. What comes when there is none any more is dropped, and so released.
-async fn gather(mut attempts: JoinSet<Option<Result<Option<Held>, Error>>>, holds: std::sync::Weak<Holds>) {
-    while let Some(attempt) = attempts.join_next().await {
-        if let (Ok(Some(Ok(Some(held)))), Some(holds)) = (attempt, holds.upgrade())
-            && let Some(holds) = &mut *lock(&holds)
-        {
-            holds.push(held);
-        }
-    }
-}
-
-/// A lock that a majority of servers has granted. Dropping it releases everywhere, in the background.
-#[derive(Debug)]
-#[must_use = "a guard that is dropped releases the lock"]
-pub struct QuorumGuard {
-    holds: Arc<Holds>,
-    token: u64,
-    majority: usize,
-}
-
-impl QuorumGuard {
-    fn of(holds: Vec<Held>, majority: usize) -> Self {
-        let token = holds.iter().flat_map(|held| held.hold.tokens.iter().copied()).max().unwrap_or_default();
-        Self { holds: Arc::new(Mutex::new(Some(holds))), token, majority }
-    }
-
-    /// The highest fencing token of the servers that decided. It rises from holder to holder as long as the servers' clocks differ by less
-    /// than passes between two holders.
-    pub fn token(&self) -> u64 {
-        self.token
-    }
-
-    /// Whether a majority can be relied upon at this moment.
-    pub fn is_held(&self) -> bool {
-        let holds = lock(&self.holds);
-        holds.iter().flatten().filter(|held| held.hold.is_held()).count() >= self.majority
-    }
-
-    /// Resolves as soon as fewer than a majority of the servers can be relied upon that have granted by now.
-    ///
-    /// # Cancel safety
-    ///
-    /// It may be dropped and asked for again.
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        fewer_than(self.majority, lock(&self.holds).as_deref().unwrap_or_default())
-    }
-
-    /// Resolves when a majority has been released, whether by hand or because it was dropped.
-    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + use<> {
-        let holds = lock(&self.holds);
-        let holds = holds.as_deref().unwrap_or_default();
-        fewer_unreleased_than((holds.len() + 1).saturating_sub(self.majority), holds)
-    }
-
-    /// Renews everywhere now, all servers at once.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, renewals may or may not take place.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotHeld`] if fewer than a majority renewed it.
-    pub async fn renew(&self) -> Result<(), Error> {
-        let mut renewals = JoinSet::new();
-        for held in lock(&self.holds).iter().flatten() {
-            let hold = held.hold.clone();
-            let runtime = hold.request.client.home.runtime().clone();
-            renewals.spawn_on(async move { hold.renew_by_hand(None).await }, &runtime);
-        }
-        let mut renewed = 0;
-        while let Some(renewal) = renewals.join_next().await {
-            renewed += usize::from(matches!(renewal, Ok(Ok(()))));
-            if renewed >= self.majority {
-                // The others go on by themselves: each has its keeper.
-                return Ok(());
-            }
-        }
-        Err(Error::NotHeld)
-    }
-
-    /// Releases everywhere, all servers at once.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future leaves the rest to the background.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotHeld`] if fewer than a majority held it to the end.
-    pub async fn release(self) -> Result<(), Error> {
-        let mut releases = JoinSet::new();
-        let holds = lock(&self.holds).take();
-        for held in holds.into_iter().flatten() {
-            let runtime = held.hold.request.client.home.runtime().clone();
-            releases.spawn_on(held.release(), &runtime);
-        }
-        let mut released = 0;
-        while let Some(release) = releases.join_next().await {
-            released += usize::from(matches!(release, Ok(Ok(()))));
-            if released >= self.majority {
-                // Those that do not answer are told in the background.
-                releases.detach_all();
-                return Ok(());
-            }
-        }
-        Err(Error::NotHeld)
     }
 }

@@ -24,7 +24,7 @@ async fn a_quorum_is_held_by_one_at_a_time_and_released_everywhere() {
     let (one, other) = (quorum(&servers), quorum(&servers));
     let guard = one.lock("k").acquire().await.expect("free");
     assert!(guard.is_held());
-    assert_eq!(holders(&servers), 3);
+    eventually(|| holders(&servers) == 3).await;
     assert!(other.lock("k").try_acquire().await.expect("an answer").is_none());
     let token = guard.token();
     guard.renew().await.expect("it is held");
@@ -55,4 +55,96 @@ async fn a_minority_may_be_down_and_a_majority_may_not() {
     for server in &mut servers[..3] {
         server.restart();
     }
+}
+
+#[tokio::test]
+async fn a_quorum_has_many_readers_or_one_writer() {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let (one, other) = (quorum(&servers).rw_lock("k"), quorum(&servers).rw_lock("k"));
+    let first = one.read().acquire().await.expect("free");
+    let second = other.read().acquire().await.expect("readers are together");
+    assert!(other.write().try_acquire().await.expect("an answer").is_none());
+    first.release().await.expect("it was held");
+    assert!(other.write().try_acquire().await.expect("an answer").is_none(), "one reader is left");
+    second.release().await.expect("it was held");
+    let writer = other.write().acquire_timeout(PATIENCE).await.expect("free");
+    assert!(writer.token() > 0);
+    assert!(one.read().try_acquire().await.expect("an answer").is_none());
+    writer.release().await.expect("it was held");
+    eventually(|| holders(&servers) == 0).await;
+}
+
+/// The two that answer decide. The third grants later, and makes up for the loss of one of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
+    let mut servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let quorum = quorum(&servers);
+    quorum.lock("k").acquire().await.expect("free").release().await.expect("it was held");
+    eventually(|| holders(&servers) == 0).await;
+    let lock = quorum.lock("k").lease(Duration::from_secs(2)).renewing(true).server_timeout(PATIENCE);
+    let (guard, mut lost) = tokio::task::block_in_place(|| {
+        let mut begun = None;
+        servers[1].while_stopped(|| {
+            let guard = tokio::runtime::Handle::current().block_on(lock.acquire()).expect("two of three are free");
+            let mut lost = Box::pin(guard.lost());
+            let mut looking = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(lost.as_mut().poll(&mut looking).is_pending(), "two hold, and are waited for");
+            begun = Some((guard, lost));
+        });
+        begun.expect("it was granted")
+    });
+    eventually(|| holders(&servers) == 3).await;
+    servers[0].kill();
+    let early = tokio::time::timeout(Duration::from_secs(4), &mut lost).await;
+    assert!(early.is_err() && guard.is_held(), "two of three go on");
+    servers[2].kill();
+    tokio::time::timeout(PATIENCE, lost).await.expect("no majority is left");
+    servers[0].restart();
+    servers[2].restart();
+}
+
+/// What a release has not waited for is done when the clients are closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_waits_for_the_servers_that_a_majority_did_not_wait_for() {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let mut clients = Vec::new();
+    for server in &servers {
+        clients.push(Client::connect(&url(server)).await.expect("a server"));
+    }
+    let quorum = Quorum::new(clients.clone()).expect("three");
+    let guard = quorum.lock("k").acquire().await.expect("free");
+    eventually(|| holders(&servers) == 3).await;
+    let closing = tokio::task::block_in_place(|| {
+        let mut closing = None;
+        servers[1].while_stopped(|| {
+            let runtime = tokio::runtime::Handle::current();
+            runtime.block_on(guard.release()).expect("two of three are a majority");
+            let client = clients[1].clone();
+            closing = Some(runtime.spawn(async move { client.close().await }));
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(closing.as_ref().is_some_and(|closing| !closing.is_finished()), "one is still to be told");
+        });
+        closing.expect("it was begun")
+    });
+    closing.await.expect("no panic").expect("all is released");
+    assert_eq!(holders(&servers), 0);
+}
+
+#[tokio::test]
+async fn a_release_without_a_majority_says_why() {
+    let mut servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let quorum = quorum(&servers);
+    let guard = quorum.lock("k").acquire().await.expect("free");
+    eventually(|| holders(&servers) == 3).await;
+    for server in &servers {
+        server.client().call("RLOCK.FORCERELEASE k");
+    }
+    assert!(matches!(guard.release().await, Err(Error::NotHeld)));
+    let guard = quorum.lock("k").acquire().await.expect("free");
+    servers[0].kill();
+    servers[1].kill();
+    let unknown = guard.release().await;
+    assert!(matches!(unknown, Err(Error::Connection { .. })), "{unknown:?}");
+    servers[0].restart();
+    servers[1].restart();
 }
