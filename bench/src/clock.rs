@@ -17,6 +17,13 @@ pub fn utc_date() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
+/// The CPU time that this process has used so far, all its threads together.
+#[must_use]
+pub fn process_cpu() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(used).unwrap_or_default()
+}
+
 /// Sleeps until `instant`; returns at once if that has passed.
 pub fn sleep_until(instant: Instant) {
     std::thread::sleep(instant.saturating_duration_since(now()));

@@ -9,6 +9,7 @@
 
 pub mod clock;
 pub mod connection;
+pub mod memory;
 pub mod notice;
 pub mod resp;
 pub mod server;

@@ -40,7 +40,7 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
     rounds: usize,
 
-    /// How often each case of `stalls` is played, and `notify`
+    /// How often each case of `stalls` is played, `notify`, and the crowds of `client`
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     stall_rounds: usize,
 
@@ -89,7 +89,7 @@ enum Section {
     Punctuality,
     /// A fair lock's queue with 10, 1000 and 100,000 places
     Fair,
-    /// The client crate, against redis-rs alone
+    /// The client crate: what it adds to redis-rs alone, and what idle guards and waiting tasks cost
     Client,
     /// Waiting beside 10 and beside 10,000 waiters that form no circle
     Deadlock,
@@ -116,7 +116,7 @@ impl Section {
             Self::MassExpiry => sections::mass_expiry::measure(&mut server, rounds, arguments.locks),
             Self::Punctuality => sections::punctuality::measure(&mut server),
             Self::Fair => sections::fair::measure(&mut server, rounds),
-            Self::Client => sections::client::measure(&mut server, rounds),
+            Self::Client => sections::client::measure(&mut server, rounds, arguments.stall_rounds),
             Self::Deadlock => sections::deadlock::measure(&mut server, rounds),
             Self::Stalls => {
                 // Each of its cases has a server of its own.

@@ -77,6 +77,10 @@ pub enum Unit {
     PerSecond,
     /// Hundredths.
     Percent,
+    /// Hundredths that are few.
+    PercentParts,
+    /// How many.
+    Count,
 }
 
 impl Unit {
@@ -88,6 +92,8 @@ impl Unit {
             Self::Bytes => format!("{figure:.1} B"),
             Self::PerSecond => format!("{figure:.0}/s"),
             Self::Percent => format!("{figure:.0} %"),
+            Self::PercentParts => format!("{figure:.2} %"),
+            Self::Count => format!("{figure:.2}"),
         }
     }
 }

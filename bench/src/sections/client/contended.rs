@@ -1,0 +1,51 @@
+//! How many commands an acquisition takes that has to wait: the server counts.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use rlock_bench::server::Server;
+use rlock_client::Client;
+use tokio::task::JoinSet;
+
+use super::{calls, lock, run_client, runtime, url};
+use crate::report::{Aim, Line, Series, Statistic, Unit};
+
+/// They pass one lock around.
+const TASKS: usize = 8;
+const PAIRS_OF_EACH: usize = 250;
+const PATIENCE: Duration = Duration::from_secs(5);
+/// All that the crate may have to send. The server counts what the module publishes as commands, too, and those are not meant.
+const COMMANDS: [&str; 4] = ["RLOCK.ACQUIRE", "RLOCK.RELEASE", "RLOCK.RENEW", "RLOCK.CANCEL"];
+/// One that asks, and one that releases.
+const AIM: Aim = Aim::AtMost(2.0);
+
+fn all_calls(server: &mut Server) -> Result<u64> {
+    COMMANDS.iter().map(|command| calls(server, command)).sum()
+}
+
+/// Measures commands per acquire and release.
+pub fn measure(server: &mut Server, rounds: usize) -> Result<Line> {
+    let runtime = runtime(1)?;
+    let client = runtime.block_on(Client::connect(&url(server)))?;
+    let mut commands = Series::default();
+    for _ in 0..rounds {
+        let before = all_calls(server)?;
+        runtime.block_on(pass_around(client.clone(), PAIRS_OF_EACH))?;
+        let sent = all_calls(server)? - before;
+        commands.push(sent as f64 / (TASKS * PAIRS_OF_EACH) as f64);
+    }
+    drop(client);
+    drop(runtime);
+    server.wait_for_info("connected_clients", 1, PATIENCE)?;
+    server.ensure_no_keys()?;
+    let measure = format!("commands per contended acquire and release, {TASKS} tasks");
+    Ok(Line::value(measure, Statistic::Median, Unit::Count, commands).aim(AIM))
+}
+
+async fn pass_around(client: Client, pairs: usize) -> Result<()> {
+    let mut running: JoinSet<_> = (0..TASKS).map(|_| run_client(lock(&client, 0), pairs)).collect();
+    while let Some(ended) = running.join_next().await {
+        ended??;
+    }
+    Ok(())
+}

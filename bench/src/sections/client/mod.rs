@@ -1,0 +1,99 @@
+//! What the client crate adds to the commands that it sends, and what its idle guards and waiting tasks cost.
+//!
+//! The other side is redis-rs with the same commands and nothing around them, in turns on the same server.
+
+mod contended;
+mod crowd;
+mod guards;
+mod latency;
+mod many;
+
+use anyhow::{Result, ensure};
+use redis::aio::MultiplexedConnection;
+use rlock_bench::server::Server;
+use rlock_client::{Client, Lock, Mutex};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::names;
+use crate::report::Line;
+
+/// The lease that the crate asks for if it is told none.
+const LEASE_MS: u64 = 30_000;
+
+/// A runtime with so many threads.
+fn runtime(threads: usize) -> Result<Runtime> {
+    Ok(Builder::new_multi_thread().worker_threads(threads).enable_all().build()?)
+}
+
+fn url(server: &Server) -> String {
+    format!("redis://{}/", server.address())
+}
+
+/// Both sides of a comparison, connected to one server.
+#[derive(Clone)]
+struct Sides {
+    raw: MultiplexedConnection,
+    client: Client,
+}
+
+impl Sides {
+    async fn connect(url: &str) -> Result<Self> {
+        let raw = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
+        Ok(Self { raw, client: Client::connect(url).await? })
+    }
+}
+
+/// Acquires and releases one lock in turns by two commands.
+async fn run_raw(mut connection: MultiplexedConnection, key: String, owner: String, pairs: usize) -> Result<()> {
+    let mut last_token = 0;
+    for _ in 0..pairs {
+        let mut acquire = redis::cmd("RLOCK.ACQUIRE");
+        let token: u64 = acquire.arg(&key).arg(&owner).arg("PX").arg(LEASE_MS).query_async(&mut connection).await?;
+        ensure!(token > last_token, "token {token} after {last_token}");
+        last_token = token;
+        let left: u64 = redis::cmd("RLOCK.RELEASE").arg(&key).arg(&owner).query_async(&mut connection).await?;
+        ensure!(left == 0, "{left} holds are left");
+    }
+    Ok(())
+}
+
+/// The same by the crate.
+async fn run_client(lock: Lock<Mutex>, pairs: usize) -> Result<()> {
+    let mut last_token = 0;
+    for _ in 0..pairs {
+        let guard = lock.acquire().await?;
+        ensure!(guard.token() > last_token, "token {} after {last_token}", guard.token());
+        last_token = guard.token();
+        guard.release().await?;
+    }
+    Ok(())
+}
+
+/// How often the server has executed a command.
+fn calls(server: &mut Server, command: &str) -> Result<u64> {
+    // It tells only of commands that it has executed.
+    let stats = server.info_field(&format!("cmdstat_{command}")).unwrap_or_default();
+    let calls = stats.split(',').find_map(|field| field.strip_prefix("calls="));
+    Ok(calls.unwrap_or("0").parse()?)
+}
+
+/// Takes so many locks in the name of others over a connection that is closed afterwards.
+fn hold_all(server: &mut Server, count: usize) -> Result<()> {
+    const NO_ROUND_IS_SO_LONG_MS: u64 = 24 * 3_600_000;
+    super::fill::fill(server, super::fill::Taking::Acquire, count, |_| NO_ROUND_IS_SO_LONG_MS)
+}
+
+/// The locks that [`hold_all`] takes.
+fn lock(client: &Client, index: usize) -> Lock<Mutex> {
+    client.lock(names::lock_key(index))
+}
+
+/// Measures all. Guards and crowds take seconds a round, so there are fewer of those: `crowd_rounds`.
+pub fn measure(server: &mut Server, rounds: usize, crowd_rounds: usize) -> Result<Vec<Line>> {
+    let mut lines = vec![latency::measure(server, rounds)?];
+    lines.extend(many::measure(server, rounds)?);
+    lines.push(contended::measure(server, rounds)?);
+    lines.extend(guards::measure(server, crowd_rounds)?);
+    lines.extend(crowd::measure(server, crowd_rounds)?);
+    Ok(lines)
+}
