@@ -1,0 +1,93 @@
+package peers;
+
+import java.util.concurrent.TimeUnit;
+import org.apache.curator.framework.CuratorFramework;
+import org.apache.curator.framework.CuratorFrameworkFactory;
+import org.apache.curator.framework.recipes.locks.InterProcessMutex;
+import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
+import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
+import org.apache.curator.framework.recipes.locks.Lease;
+import org.apache.curator.retry.ExponentialBackoffRetry;
+
+/**
+ * Curator's recipes on ZooKeeper, one framework for the process as its documentation asks for. The lease that the driver names is the
+ * timeout of the session, after which ZooKeeper frees what a dead process held.
+ */
+final class CuratorLocks implements Locks {
+    private static final int CONNECTION_TIMEOUT_MS = 15_000;
+
+    private final CuratorFramework curator;
+    private final Arguments arguments;
+
+    CuratorLocks(Arguments arguments) throws InterruptedException {
+        this.arguments = arguments;
+        curator =
+                CuratorFrameworkFactory.newClient(
+                        arguments.host() + ":" + arguments.port(),
+                        (int) arguments.leaseMs(),
+                        CONNECTION_TIMEOUT_MS,
+                        new ExponentialBackoffRetry(1000, 3));
+        curator.start();
+        curator.blockUntilConnected();
+    }
+
+    @Override
+    public Client connect(int client) {
+        return arguments.lock().equals("semaphore") ? new Permit() : new Held();
+    }
+
+    @Override
+    public void close() {
+        curator.close();
+    }
+
+    private InterProcessMutex lock(String path) {
+        return switch (arguments.lock()) {
+            // The recipe serves in the order of arrival, so it is the fair lock as well.
+            case "mutex", "fair" -> new InterProcessMutex(curator, path);
+            case "read" -> new InterProcessReadWriteLock(curator, path).readLock();
+            case "write" -> new InterProcessReadWriteLock(curator, path).writeLock();
+            default -> throw arguments.noSuchLock();
+        };
+    }
+
+    private final class Held implements Client {
+        private String key;
+        private InterProcessMutex lock;
+
+        @Override
+        public boolean acquire(String key, long waitMs) throws Exception {
+            if (!key.equals(this.key)) {
+                this.key = key;
+                lock = lock("/" + key);
+            }
+            return lock.acquire(waitMs, TimeUnit.MILLISECONDS);
+        }
+
+        @Override
+        public void release() throws Exception {
+            lock.release();
+        }
+    }
+
+    private final class Permit implements Client {
+        private String key;
+        private InterProcessSemaphoreV2 semaphore;
+        private Lease lease;
+
+        @Override
+        public boolean acquire(String key, long waitMs) throws Exception {
+            if (!key.equals(this.key)) {
+                this.key = key;
+                semaphore = new InterProcessSemaphoreV2(curator, "/" + key, arguments.permits());
+            }
+            lease = semaphore.acquire(waitMs, TimeUnit.MILLISECONDS);
+            return lease != null;
+        }
+
+        @Override
+        public void release() {
+            semaphore.returnLease(lease);
+        }
+    }
+}

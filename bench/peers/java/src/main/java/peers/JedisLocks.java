@@ -1,0 +1,118 @@
+package peers;
+
+import java.util.ArrayList;
+import java.util.List;
+import redis.clients.jedis.Connection;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
+import redis.clients.jedis.exceptions.JedisConnectionException;
+import redis.clients.jedis.exceptions.JedisDataException;
+import redis.clients.jedis.util.SafeEncoder;
+
+/**
+ * rlock without a client of its own: its commands over Jedis, and waits by BLOCK. As docs/clients.md has it, each acquisition has an
+ * owner of its own and says ONCE, and a client that waits does so on a connection of its own.
+ */
+final class JedisLocks implements Locks {
+    /** How much longer than the server the client waits for the answer of BLOCK. */
+    private static final int SOCKET_MARGIN_MS = 1000;
+
+    private final Arguments arguments;
+    private final String family;
+    private final String mode;
+
+    JedisLocks(Arguments arguments) {
+        this.arguments = arguments;
+        family =
+                switch (arguments.lock()) {
+                    case "mutex" -> "RLOCK";
+                    case "fair" -> "RFAIRLOCK";
+                    case "read", "write" -> "RRWLOCK";
+                    case "semaphore" -> "RSEMAPHORE";
+                    default -> throw arguments.noSuchLock();
+                };
+        mode = family.equals("RRWLOCK") ? arguments.lock().toUpperCase() : null;
+    }
+
+    @Override
+    public Client connect(int client) {
+        return new Held(client);
+    }
+
+    @Override
+    public void close() {}
+
+    private final class Held implements Client {
+        private final String name;
+        private Connection connection;
+        private String key;
+        private String owner;
+        private String token;
+        private long acquisitions;
+
+        Held(int client) {
+            name = ProcessHandle.current().pid() + "-" + client + "-";
+            connection = open();
+        }
+
+        private Connection open() {
+            int timeoutMs = (int) (arguments.seconds() * 1000) + SOCKET_MARGIN_MS + 60_000;
+            var config = DefaultJedisClientConfig.builder().socketTimeoutMillis(timeoutMs).build();
+            return new Connection(new HostAndPort(arguments.host(), arguments.port()), config);
+        }
+
+        @Override
+        public boolean acquire(String key, long waitMs) {
+            if (!key.equals(this.key)) {
+                this.key = key;
+                if (family.equals("RSEMAPHORE")) {
+                    call(family + ".INIT", key, "" + arguments.permits());
+                }
+            }
+            owner = name + ++acquisitions;
+            List<String> words = head();
+            words.addAll(List.of("PX", "" + arguments.leaseMs(), "ONCE", "BLOCK", "" + waitMs));
+            if (arguments.hold()) {
+                words.addAll(List.of("SESSION", "0"));
+            }
+            Long answer = call(family + ".ACQUIRE", words.toArray(String[]::new));
+            token = String.valueOf(answer);
+            return answer != null;
+        }
+
+        @Override
+        public void release() {
+            List<String> words = head();
+            words.addAll(List.of("TOKEN", token));
+            call(family + ".RELEASE", words.toArray(String[]::new));
+        }
+
+        private List<String> head() {
+            List<String> words = new ArrayList<>(10);
+            words.add(key);
+            words.add(owner);
+            if (mode != null) {
+                words.add(mode);
+            }
+            return words;
+        }
+
+        private Long call(String command, String... words) {
+            try {
+                connection.sendCommand(() -> SafeEncoder.encode(command), words);
+                return connection.getIntegerReply();
+            } catch (JedisDataException refused) {
+                throw refused;
+            } catch (JedisConnectionException broken) {
+                connection.close();
+                connection = open();
+                throw broken;
+            }
+        }
+
+        @Override
+        public void close() {
+            connection.close();
+        }
+    }
+}

@@ -1,0 +1,84 @@
+package peers;
+
+import java.util.concurrent.TimeUnit;
+import org.redisson.Redisson;
+import org.redisson.api.RLock;
+import org.redisson.api.RSemaphore;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
+
+/**
+ * Redisson as its documentation shows it: one client for the process, with its pools as they come, and locks without a lease, which
+ * its watchdog keeps alive. The lease that the driver names is the watchdog's.
+ */
+final class RedissonLocks implements Locks {
+    private final RedissonClient redisson;
+    private final Arguments arguments;
+
+    RedissonLocks(Arguments arguments) {
+        this.arguments = arguments;
+        var config = new Config();
+        config.setLockWatchdogTimeout(arguments.leaseMs());
+        config.useSingleServer().setAddress("redis://" + arguments.host() + ":" + arguments.port());
+        redisson = Redisson.create(config);
+    }
+
+    @Override
+    public Client connect(int client) {
+        return arguments.lock().equals("semaphore") ? new Permit() : new Held();
+    }
+
+    @Override
+    public void close() {
+        redisson.shutdown();
+    }
+
+    private RLock lock(String key) {
+        return switch (arguments.lock()) {
+            case "mutex" -> redisson.getLock(key);
+            case "fair" -> redisson.getFairLock(key);
+            case "read" -> redisson.getReadWriteLock(key).readLock();
+            case "write" -> redisson.getReadWriteLock(key).writeLock();
+            default -> throw arguments.noSuchLock();
+        };
+    }
+
+    private final class Held implements Client {
+        private String key;
+        private RLock lock;
+
+        @Override
+        public boolean acquire(String key, long waitMs) throws InterruptedException {
+            if (!key.equals(this.key)) {
+                this.key = key;
+                lock = lock(key);
+            }
+            return lock.tryLock(waitMs, TimeUnit.MILLISECONDS);
+        }
+
+        @Override
+        public void release() {
+            lock.unlock();
+        }
+    }
+
+    private final class Permit implements Client {
+        private String key;
+        private RSemaphore semaphore;
+
+        @Override
+        public boolean acquire(String key, long waitMs) throws InterruptedException {
+            if (!key.equals(this.key)) {
+                this.key = key;
+                semaphore = redisson.getSemaphore(key);
+                semaphore.trySetPermits(arguments.permits());
+            }
+            return semaphore.tryAcquire(1, java.time.Duration.ofMillis(waitMs));
+        }
+
+        @Override
+        public void release() {
+            semaphore.release();
+        }
+    }
+}
