@@ -1,0 +1,83 @@
+// rlock without a client of its own: its commands over ioredis.
+//
+// `block`: each client has a connection, on which it waits by BLOCK.
+// `notify`: all share one connection, and wait for messages on one channel, which come over a second one.
+//
+// As docs/clients.md has it: an owner for each acquisition and ONCE. With `notify` a number as well, by which whoever waits asks again, since a message
+// may be lost.
+
+import { randomUUID } from 'node:crypto'
+import { Redis } from 'ioredis'
+
+const ASK_AGAIN_MS = 2000
+const FAMILIES = { mutex: 'RLOCK', fair: 'RFAIRLOCK', read: 'RRWLOCK', write: 'RRWLOCK', semaphore: 'RSEMAPHORE' }
+
+function open ({ host, port }, more) {
+  const redis = new Redis({ host, port, ...more })
+  redis.on('error', () => {}) // It connects anew by itself.
+  return redis
+}
+
+export async function connect (options) {
+  const family = FAMILIES[options.lock]
+  const mode = family === 'RRWLOCK' ? [options.lock.toUpperCase()] : []
+  // A process that is killed while it holds is noticed by the end of its connection.
+  const request = ['PX', options.leaseMs, ...(options.hold ? ['SESSION', 0] : []), 'ONCE']
+  const made = new Set()
+
+  const ask = options.variant === 'notify' ? await byNotify(options) : byBlock
+  const shared = options.variant === 'notify' && open(options)
+  return (number) => {
+    // Nothing is repeated behind our back on a connection that blocks.
+    const redis = shared || open(options, { maxRetriesPerRequest: 0, autoResendUnfulfilledCommands: false })
+    return async (key, waitMs) => {
+      if (family === 'RSEMAPHORE' && !made.has(key)) {
+        await redis.call('RSEMAPHORE.INIT', key, options.permits)
+        made.add(key)
+      }
+      const held = [key, randomUUID(), ...mode]
+      const token = await ask(redis, [`${family}.ACQUIRE`, ...held, ...request], waitMs)
+      return token && (() => redis.call(`${family}.RELEASE`, ...held, 'TOKEN', token))
+    }
+  }
+}
+
+const byBlock = (redis, request, waitMs) => redis.call(...request, 'BLOCK', waitMs)
+
+async function byNotify (options) {
+  const channel = `rlock:${randomUUID()}`
+  const waiting = new Map() // From the number of a request to what its message is for.
+  let last = 0
+  const subscriber = open(options)
+  subscriber.on('message', (_, text) => { // granted ID TOKEN | nil ID | error ID CODE TEXT
+    const [what, id] = text.split(' ', 2)
+    waiting.get(id)?.([what, text.slice(what.length + id.length + 2)])
+  })
+  await subscriber.subscribe(channel)
+
+  return async (redis, request, waitMs) => {
+    const deadline = performance.now() + waitMs
+    const id = String(++last) // Of this acquisition, whose owner is nobody else's.
+    let silence
+    try {
+      for (let left; (left = Math.ceil(deadline - performance.now())) > 0;) {
+        // Before it asks: the message may come before the answer.
+        const message = new Promise((resolve) => {
+          waiting.set(id, resolve)
+          silence = setTimeout(resolve, Math.min(ASK_AGAIN_MS, left), [])
+        })
+        const answer = await redis.call(...request, 'REQ', id, 'BLOCK', left, 'NOTIFY', channel)
+        if (answer !== 0) return answer // 0: it waits.
+        const [what, text] = await message
+        if (what === 'granted') return Number(text)
+        if (what === 'error') throw new Error(text)
+        if (what === 'nil') return null
+        clearTimeout(silence)
+      }
+      return null
+    } finally {
+      clearTimeout(silence)
+      waiting.delete(id)
+    }
+  }
+}
