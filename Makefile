@@ -29,7 +29,7 @@ DEBS         ?= target/debian
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench client-cancel client-faults test-examples test-retries demo deb demo-install picture clean
+.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench client-cancel client-faults test-examples test-retries test-monitoring demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -152,6 +152,10 @@ test-examples: build ## Run examples/: each language's failures provoked and sur
 test-retries: build ## 1000 rounds of lost replies against the retries of redis-py, go-redis and ioredis (takes minutes)
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ROUNDS=1000 ./tools/examples python node go
+
+test-monitoring: build ## Ask every query of the dashboard and the alerts of a real Prometheus, beside servers under load
+	@$(NEED) server
+	./tools/monitoring $(MODULE) $(SERVER)
 
 demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server

@@ -226,3 +226,31 @@ fn every_field_is_in_the_table_and_no_other() {
     });
     assert_eq!(fields.collect::<BTreeSet<_>>(), documented.collect::<BTreeSet<_>>());
 }
+
+/// The words of a text that are names of fields, as Prometheus has them.
+fn fields_in(text: &str) -> BTreeSet<String> {
+    let words = text.split(|letter: char| !letter.is_ascii_lowercase() && !letter.is_ascii_digit() && letter != '_');
+    words.filter(|word| word.starts_with("rlock_")).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_dashboard_shows_every_field_and_the_alerts_know_no_other() {
+    let server = Server::start();
+    // packaging/monitoring/prometheus.yml makes a label of the kind.
+    let kinds = KINDS.map(|kind| (format!("rlock_{kind}_"), "rlock_kind_"));
+    let info = server.client().call("INFO rlock").text();
+    let fields = info.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| {
+        let of_kind = kinds.iter().find(|(prefix, _)| name.starts_with(prefix));
+        of_kind.map_or(name.to_owned(), |(prefix, label)| name.replace(prefix, label))
+    });
+    let fields: BTreeSet<_> = fields.collect();
+    let read = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/monitoring").join(name);
+        fields_in(&fs::read_to_string(path).expect("a file for monitoring"))
+    };
+    assert_eq!(read("dashboard.json"), fields);
+    let alerts = read("alerts.yml");
+    assert!(alerts.len() >= 10 && alerts.is_subset(&fields), "{:?}", alerts.difference(&fields));
+    // A unit test of an alert that is about nothing proves nothing.
+    assert!(read("alerts_test.yml").is_subset(&fields));
+}
