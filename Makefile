@@ -86,6 +86,8 @@ test: build ## Run every test: the core's, and the module's, the client's and th
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
 	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
+	for tls in rustls native-tls; do \
+	  RLOCK_SERVER=$(SERVER) cargo test --package rlock-client --features tls-$$tls --test client -- tls:: || exit 1; done
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-tool
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
@@ -130,7 +132,9 @@ lint: ## Check format and lints
 	@$(NEED) build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps
+	for tls in rustls native-tls; do \
+	  cargo clippy --package rlock-client --all-targets --features tls-$$tls -- -D warnings || exit 1; done
+	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --features tls-rustls
 
 bench: ## Measure the module, its longest pauses, and write docs/benchmarks-module.md; SECTION=memory for one part only
 	@$(NEED) server

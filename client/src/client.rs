@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ConnectionInfo, IntoConnectionInfo, Value};
+#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+use redis::ConnectionAddr;
+use redis::{ConnectionInfo, IntoConnectionInfo, RedisError, Value};
 
 use crate::Error;
 use crate::clock::Moment;
@@ -80,6 +82,8 @@ impl Client {
 pub struct Builder {
     settings: Settings,
     connect_timeout: Duration,
+    #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+    certificates: Option<redis::TlsCertificates>,
 }
 
 impl Default for Builder {
@@ -90,7 +94,12 @@ impl Default for Builder {
             ping_after: Duration::from_secs(5),
             name: None,
         };
-        Self { settings, connect_timeout: Duration::from_secs(5) }
+        Self {
+            settings,
+            connect_timeout: Duration::from_secs(5),
+            #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+            certificates: None,
+        }
     }
 }
 
@@ -132,6 +141,15 @@ impl Builder {
         self
     }
 
+    /// The certificates for all addresses that begin with `rediss://`: whom to trust, if not those whom the system trusts, and what to show to
+    /// servers that ask who connects.
+    #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+    #[must_use]
+    pub fn certificates(mut self, certificates: redis::TlsCertificates) -> Self {
+        self.certificates = Some(certificates);
+        self
+    }
+
     /// Connects to one server.
     ///
     /// # Errors
@@ -139,7 +157,7 @@ impl Builder {
     /// [`Error::Argument`] if the address cannot be read, [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has
     /// not loaded the module.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
-        let info = parse("url", url)?;
+        let info = self.parse("url", url)?;
         self.with(Topology::Standalone(info)).await
     }
 
@@ -158,7 +176,7 @@ impl Builder {
     ///
     /// [`Error::Argument`] if the address cannot be read.
     pub fn connect_later(self, url: &str) -> Result<Client, Error> {
-        let info = parse("url", url)?;
+        let info = self.parse("url", url)?;
         Ok(self.over(Topology::Standalone(info)))
     }
 
@@ -169,8 +187,8 @@ impl Builder {
     ///
     /// [`Error::Argument`] if an address cannot be read, [`Error::Connection`] if no sentinel names a master that answers.
     pub async fn connect_sentinel(self, sentinels: &[&str], master: &str, settings: &str) -> Result<Client, Error> {
-        let sentinels = sentinels.iter().map(|url| parse("sentinels", url)).collect::<Result<_, _>>()?;
-        let settings = parse("settings", settings)?;
+        let sentinels = sentinels.iter().map(|url| self.parse("sentinels", url)).collect::<Result<_, _>>()?;
+        let settings = self.parse("settings", settings)?;
         self.with(Topology::Sentinel { sentinels, master: master.to_owned(), settings }).await
     }
 
@@ -180,7 +198,7 @@ impl Builder {
     ///
     /// [`Error::Argument`] if an address cannot be read, [`Error::Connection`] if no node answers.
     pub async fn connect_cluster(self, nodes: &[&str]) -> Result<Client, Error> {
-        let nodes = nodes.iter().map(|url| parse("nodes", url)).collect::<Result<_, _>>()?;
+        let nodes = nodes.iter().map(|url| self.parse("nodes", url)).collect::<Result<_, _>>()?;
         self.with(Topology::Cluster(nodes)).await
     }
 
@@ -195,13 +213,37 @@ impl Builder {
     }
 
     fn over(self, topology: Topology) -> Client {
+        #[cfg(feature = "tls-rustls")]
+        choose_cryptography();
         let home = Arc::new(Home::here());
         let servers = Servers::new(topology, self.connect_timeout, self.settings.ping_after, home.clone());
         Client { shared: Shared::new(servers, self.settings, home) }
     }
+
+    /// Reads an address. An error does not repeat it: it may have a password in it.
+    fn parse(&self, argument: &str, url: &str) -> Result<ConnectionInfo, Error> {
+        let without_tls = !cfg!(any(feature = "tls-rustls", feature = "tls-native-tls"));
+        if without_tls && url.starts_with("rediss:") {
+            let features = "the feature tls-rustls or tls-native-tls of rlock-client";
+            return Err(Error::Argument(format!("{argument}: rediss:// needs {features}")));
+        }
+        let refused = |error: RedisError| Error::Argument(format!("{argument}: not an address: {error}"));
+        let info = url.into_connection_info().map_err(refused)?;
+        #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+        if let (Some(certificates), ConnectionAddr::TcpTls { .. }) = (&self.certificates, info.addr()) {
+            let with_certificates = redis::Client::build_with_tls(info, certificates.clone());
+            let refused = |error: RedisError| Error::Argument(format!("certificates: {error}"));
+            return Ok(with_certificates.map_err(refused)?.get_connection_info().clone());
+        }
+        Ok(info)
+    }
 }
 
-/// Reads an address. An error does not repeat it: it may have a password in it.
-fn parse(argument: &str, url: &str) -> Result<ConnectionInfo, Error> {
-    url.into_connection_info().map_err(|error| Error::Argument(format!("{argument}: not an address: {error}")))
+/// Without a choice rustls panics when more than one cryptography is linked to the program.
+#[cfg(feature = "tls-rustls")]
+fn choose_cryptography() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Somebody else may have been faster, who is right as well.
+        drop(rustls::crypto::ring::default_provider().install_default());
+    }
 }

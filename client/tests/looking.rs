@@ -127,3 +127,11 @@ async fn a_server_without_the_module_is_named() {
     let refused = client.lock("k").acquire().await;
     assert!(matches!(refused, Err(Error::NoModule(_))), "{refused:?}");
 }
+
+#[cfg(not(any(feature = "tls-rustls", feature = "tls-native-tls")))]
+#[tokio::test]
+async fn an_address_that_takes_a_feature_names_it() {
+    let refused = Client::connect("rediss://user:hush@127.0.0.1/").await;
+    let Err(Error::Argument(text)) = refused else { panic!("{refused:?}") };
+    assert!(text.contains("tls-rustls") && !text.contains("hush"), "{text}");
+}

@@ -29,6 +29,8 @@ mod restarts;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 mod tidying;
+#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+mod tls;
 mod visitors;
 mod waiting;
 
