@@ -9,6 +9,10 @@ BARE         := target/release/librlock_bare.so
 SECONDS      := 60
 SEED         ?= 1
 STATES       ?= 1000000
+# Of `make bench-peers`: how often each peer is measured, for how long in each cell, and where the page goes.
+ROUNDS       ?= 5
+CELL_SECONDS ?= 1
+REPORT       ?= docs/benchmarks.md
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 # Where `make install` puts the module: Debian's unit for redis-server lets a server run code from /usr/lib and /lib only.
@@ -29,7 +33,7 @@ DEBS         ?= target/debian
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench client-cancel client-faults test-examples test-retries test-monitoring demo deb demo-install picture clean
+.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench bench-peers client-cancel client-faults test-examples test-retries test-monitoring demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,7 +85,7 @@ cluster: build ## Start a local cluster with the module, three masters and three
 
 test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
 	@echo "On two busy cores the tests of the core take about 4 minutes, and those of the module 8 more; those of the client and the tool come last."
-	cargo test --package rlock-core --package rlock-bench --package rlock-check
+	cargo test --package rlock-core --package rlock-bench --package rlock-bench-peers --package rlock-check
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
 	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
@@ -141,6 +145,12 @@ bench: ## Measure the module, its longest pauses, and write docs/benchmarks-modu
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
 	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION) \
 	  $(if $(SECTION),,--page docs/benchmarks-module.md)
+
+bench-peers: ## Measure the module beside other locks and write docs/benchmarks.md (30 minutes); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
+	@$(NEED) server
+	cargo build --release --package rlock --package rlock-bench-peers
+	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
+	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
 	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions

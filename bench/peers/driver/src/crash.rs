@@ -1,0 +1,194 @@
+//! What a crash costs: of a holder, and of Redis.
+//!
+//! Here all peers run at once. They mostly wait, for up to half a minute, and would wait for hours in turns.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::clock;
+use crate::measure::LEASE_MS;
+use crate::peer::Contestant;
+use crate::program::{Assignment, Program};
+use crate::records::{self, Record};
+use crate::server::{Server, Servers};
+
+pub const HOLDER: &str = "holder killed, 10 waiters";
+pub const RESTART: &str = "Redis killed and restarted";
+
+const WAITERS: usize = 10;
+/// Between the deaths of two holders, so that they do not disturb each other.
+const BETWEEN_DEATHS: Duration = Duration::from_millis(300);
+/// After a lease is over by so much, nobody comes any more.
+const PATIENCE: Duration = Duration::from_millis(LEASE_MS + 15_000);
+const SETTLE: Duration = Duration::from_secs(2);
+
+const RESTART_CLIENTS: usize = 4;
+const RESTART_SECTION_US: u64 = 5000;
+const BEFORE_RESTART: Duration = Duration::from_secs(2);
+const RESTART_SECONDS: f64 = 12.0;
+
+/// What came of one contestant.
+pub type Outcome<'c> = (&'c Contestant, Result<Vec<(&'static str, f64)>>);
+
+fn assignment(server: &Server, contestant: &Contestant) -> Assignment {
+    Assignment {
+        server: server.address(),
+        lock: "mutex".to_owned(),
+        clients: 1,
+        first: 0,
+        locks: 1,
+        key: format!("peers-crash-{}", contestant.id().replace('/', "-")),
+        seconds: 90.0,
+        section_us: 1000,
+        lease_ms: LEASE_MS,
+        permits: 1,
+        hold: false,
+        stream: false,
+    }
+}
+
+/// A holder, those who wait for it, and when it died.
+struct Scene {
+    holder: Program,
+    waiters: Program,
+    died_ns: u64,
+}
+
+/// Kills the holders one after the other, and measures how long it is to the next holder of each.
+pub fn kill_holders<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Result<Vec<Outcome<'c>>> {
+    let mut running: Vec<(String, Server)> = Vec::new();
+    let mut scenes = Vec::new();
+    for contestant in contestants {
+        let kind = &contestant.peer.server;
+        if !running.iter().any(|(of, _)| of == kind) {
+            running.push((kind.clone(), servers.start(kind, false)?));
+        }
+        let (_, server) = running.iter().find(|(of, _)| of == kind).context("the server was started just now")?;
+        scenes.push((*contestant, set_the_scene(server, contestant, folder)));
+    }
+    std::thread::sleep(SETTLE);
+    for (_, scene) in &mut scenes {
+        if let Ok(scene) = scene {
+            scene.died_ns = clock::monotonic_ns();
+            scene.holder.kill();
+            std::thread::sleep(BETWEEN_DEATHS);
+        }
+    }
+    Ok(wait_for_next(scenes))
+}
+
+fn set_the_scene(server: &Server, contestant: &Contestant, folder: &Path) -> Result<Scene> {
+    let name = contestant.id().replace('/', "-");
+    let waiting = Assignment { clients: WAITERS, first: 1, stream: true, ..assignment(server, contestant) };
+    let holding = Assignment { hold: true, ..assignment(server, contestant) };
+    let mut holder = Program::start(contestant, &holding, folder, &format!("{name}-holder"))?;
+    holder.wait_until_ready()?;
+    holder.go()?;
+    holder.wait_until_held()?;
+    let mut waiters = Program::start(contestant, &waiting, folder, &format!("{name}-waiters"))?;
+    waiters.wait_until_ready()?;
+    waiters.go()?;
+    Ok(Scene { holder, waiters, died_ns: 0 })
+}
+
+fn wait_for_next<'c>(scenes: Vec<(&'c Contestant, Result<Scene>)>) -> Vec<Outcome<'c>> {
+    let deadline = clock::now() + PATIENCE;
+    let mut outcomes = Vec::new();
+    let mut open = Vec::new();
+    for (contestant, scene) in scenes {
+        match scene {
+            Ok(scene) => open.push((contestant, scene)),
+            Err(error) => outcomes.push((contestant, Err(error))),
+        }
+    }
+    while !open.is_empty() && clock::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+        open.retain_mut(|(contestant, scene)| match scene.waiters.next_got_ns() {
+            Some(got_ns) => {
+                let waited_ms = (got_ns as f64 - scene.died_ns as f64) / 1e6;
+                let figures = if waited_ms < 0.0 {
+                    Err(anyhow::anyhow!("a waiter had the lock while its holder lived"))
+                } else {
+                    Ok(vec![("next_holder_ms", waited_ms)])
+                };
+                outcomes.push((*contestant, figures));
+                // The lock goes round among the waiters now; that has been measured elsewhere.
+                scene.waiters.kill();
+                false
+            }
+            None => true,
+        });
+    }
+    let nobody = || Err(anyhow::anyhow!("nobody had the lock {PATIENCE:?} after its holder died"));
+    outcomes.extend(open.into_iter().map(|(contestant, _)| (contestant, nobody())));
+    outcomes
+}
+
+/// Kills Redis under load and starts it again on its append-only file: how long nobody gets a lock, and who loses one.
+pub fn restart_redis<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Result<Vec<Outcome<'c>>> {
+    let mut outcomes = Vec::new();
+    for kind in ["redis", "rlock"] {
+        let of_kind: Vec<&Contestant> = contestants.iter().copied().filter(|c| c.peer.server == kind).collect();
+        if !of_kind.is_empty() {
+            outcomes.append(&mut restart(servers, kind, &of_kind, folder)?);
+        }
+    }
+    Ok(outcomes)
+}
+
+fn restart<'c>(
+    servers: &Servers,
+    kind: &str,
+    contestants: &[&'c Contestant],
+    folder: &Path,
+) -> Result<Vec<Outcome<'c>>> {
+    let mut server = servers.start(kind, true)?;
+    let mut programs = Vec::new();
+    for contestant in contestants {
+        let work = Assignment {
+            clients: RESTART_CLIENTS,
+            seconds: RESTART_SECONDS,
+            section_us: RESTART_SECTION_US,
+            ..assignment(&server, contestant)
+        };
+        let name = format!("{}-restart", contestant.id().replace('/', "-"));
+        let started = Program::start(contestant, &work, folder, &name);
+        let ready = started.and_then(|mut program| program.wait_until_ready().map(|()| program));
+        programs.push((*contestant, ready));
+    }
+    for (_, program) in &mut programs {
+        if let Ok(program) = program {
+            program.go()?;
+        }
+    }
+    std::thread::sleep(BEFORE_RESTART);
+    let killed_ns = clock::monotonic_ns();
+    server.crash_and_restart()?;
+    let answered_ns = clock::monotonic_ns();
+    let outcomes = programs.into_iter().map(|(contestant, program)| {
+        let figures = program
+            .and_then(Program::finish)
+            .and_then(|outcome| after_restart(&outcome.records, outcome.errors, killed_ns, answered_ns));
+        (contestant, figures)
+    });
+    Ok(outcomes.collect())
+}
+
+fn after_restart(
+    records: &[Record],
+    errors: u64,
+    killed_ns: u64,
+    answered_ns: u64,
+) -> Result<Vec<(&'static str, f64)>> {
+    let since = |ns: u64| (ns as f64 - killed_ns as f64) / 1e6;
+    let next = records.iter().map(|record| record.got_ns).filter(|got_ns| *got_ns > answered_ns).min();
+    let next = next.context("nobody got a lock any more")?;
+    Ok(vec![
+        ("server_back_ms", since(answered_ns)),
+        ("next_holder_ms", since(next)),
+        ("errors", errors as f64),
+        ("overlaps", records::overlaps(records, 1) as f64),
+    ])
+}

@@ -1,0 +1,201 @@
+//! `bench-peers`: rlock beside what people would use instead.
+//!
+//! Peers are measured in turns, round by round, each by a program that uses its library as its documentation says
+//! (`bench/peers/README.md` has the agreement). What the programs record is calculated here, in the same way for all,
+//! and becomes `docs/benchmarks.md`.
+
+mod aims;
+mod cell;
+mod clock;
+mod crash;
+mod fill;
+mod machine;
+mod measure;
+mod peer;
+mod plot;
+mod process;
+mod program;
+mod proxy;
+mod records;
+mod report;
+mod samples;
+mod server;
+mod usage;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, ValueEnum};
+
+use cell::Work;
+use measure::Stage;
+use peer::Contestant;
+use report::Report;
+use samples::{Sample, Samples};
+use server::Servers;
+
+/// Measures rlock beside other distributed locks.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// The module, librlock.so
+    #[arg(long, value_name = "PATH")]
+    module: PathBuf,
+
+    /// The program of Redis, for the module and for its peers
+    #[arg(long, value_name = "PATH", default_value = "redis-server")]
+    server: PathBuf,
+
+    /// A folder that has folders of programs; may be given several times
+    #[arg(long, value_name = "FOLDER", default_value = "bench/peers")]
+    programs: Vec<PathBuf>,
+
+    /// The peers, by their ids; all if none is named
+    #[arg(long, value_name = "ID", num_args = 0..)]
+    peers: Vec<String>,
+
+    /// The kinds of work; all if none is named
+    #[arg(long, value_name = "WORK", num_args = 0..)]
+    work: Vec<Work>,
+
+    /// How often each peer is measured
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+
+    /// For how long each cell goes on
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    seconds: f64,
+
+    /// Every peer in every cell, and more cells
+    #[arg(long)]
+    full: bool,
+
+    /// Where the report goes; its plots and figures into the folder benchmarks beside it
+    #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
+    report: PathBuf,
+}
+
+/// A measurement that did not come about.
+#[derive(Debug)]
+struct Failure {
+    work: Work,
+    cell: String,
+    peer: String,
+    reason: String,
+}
+
+/// What a run has found until now.
+#[derive(Default)]
+struct Findings {
+    samples: Samples,
+    failures: Vec<Failure>,
+}
+
+impl Findings {
+    fn note(
+        &mut self,
+        work: Work,
+        cell: &str,
+        peer: &Contestant,
+        round: usize,
+        outcome: Result<Vec<(&'static str, f64)>>,
+    ) {
+        let (cell, peer) = (cell.to_owned(), peer.id());
+        match outcome {
+            Ok(figures) => {
+                let shown: Vec<String> =
+                    figures.iter().take(8).map(|(name, value)| format!("{name} {value:.3}")).collect();
+                eprintln!("    {peer}: {}", shown.join(", "));
+                self.samples.push(Sample { work, cell, peer, round, figures });
+            }
+            Err(error) => {
+                eprintln!("    {peer}: failed: {error:#}");
+                self.failures.push(Failure { work, cell, peer, reason: format!("{error:#}") });
+            }
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let mut arguments = Arguments::parse();
+    ensure!(arguments.rounds > 0 && arguments.seconds > 0.0, "there is nothing to measure in no time");
+    if arguments.work.is_empty() {
+        arguments.work = Work::value_variants().to_vec();
+    }
+    let servers = Servers {
+        redis: arguments.server.clone(),
+        module: arguments.module.clone(),
+        programs: arguments.programs.clone(),
+    };
+    let peers = peer::choose(peer::discover(&arguments.programs)?, &arguments.peers)?;
+    let (contestants, absent) = peer::prepare(peers)?;
+    ensure!(!contestants.is_empty(), "no peer can run here");
+    let machine = machine::describe(&servers)?;
+    let mut findings = Findings::default();
+    for round in 1..=arguments.rounds {
+        eprintln!("round {round} of {} ({})", arguments.rounds, clock::utc_date());
+        measure_round(&arguments, &servers, &contestants, round, &mut findings)?;
+    }
+    let report = Report {
+        machine,
+        contestants: &contestants,
+        absent: &absent,
+        samples: &findings.samples,
+        failures: &findings.failures,
+        rounds: arguments.rounds,
+        seconds: arguments.seconds,
+        full: arguments.full,
+        works: &arguments.work,
+    };
+    report.write(&arguments.report).with_context(|| format!("cannot write {}", arguments.report.display()))?;
+    eprintln!("wrote {}", arguments.report.display());
+    Ok(())
+}
+
+fn measure_round(
+    arguments: &Arguments,
+    servers: &Servers,
+    contestants: &[Contestant],
+    round: usize,
+    findings: &mut Findings,
+) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut stage = Stage::new(servers, folder.path(), arguments.seconds);
+    for work in &arguments.work {
+        for cell in cell::cells(*work, arguments.full) {
+            eprintln!("  {}, {}", work.name(), cell.name);
+            for contestant in contestants.iter().filter(|contestant| cell.is_for(contestant, arguments.full)) {
+                let outcome = stage.measure(contestant, &cell);
+                if outcome.is_err() {
+                    // Whatever is wrong, it shall not be with the next one too.
+                    stage.clear();
+                }
+                findings.note(*work, &cell.name, contestant, round, outcome);
+            }
+        }
+        if *work == Work::Crash {
+            stage.clear();
+            measure_crashes(servers, contestants, round, folder.path(), findings)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure_crashes(
+    servers: &Servers,
+    contestants: &[Contestant],
+    round: usize,
+    folder: &std::path::Path,
+    findings: &mut Findings,
+) -> Result<()> {
+    let with_mutex: Vec<&Contestant> = contestants.iter().filter(|contestant| contestant.has("mutex")).collect();
+    eprintln!("  crash, {}", crash::HOLDER);
+    for (contestant, outcome) in crash::kill_holders(servers, &with_mutex, folder)? {
+        findings.note(Work::Crash, crash::HOLDER, contestant, round, outcome);
+    }
+    eprintln!("  crash, {}", crash::RESTART);
+    for (contestant, outcome) in crash::restart_redis(servers, &with_mutex, folder)? {
+        findings.note(Work::Crash, crash::RESTART, contestant, round, outcome);
+    }
+    Ok(())
+}

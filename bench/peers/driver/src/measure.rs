@@ -1,0 +1,194 @@
+//! One peer in one cell: servers, programs, the window, and the figures that follow.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::cell::{Cell, Work};
+use crate::clock;
+use crate::fill;
+use crate::peer::Contestant;
+use crate::program::{Assignment, Program};
+use crate::proxy::Proxy;
+use crate::records::{self, Record};
+use crate::server::{Counters, Server, Servers};
+
+/// A lease, or a session's timeout, that no run comes near.
+pub const LEASE_MS: u64 = 30_000;
+/// Of the time of a run: where the window begins, and where it ends.
+const WINDOW: (f64, f64) = (1.0 / 6.0, 0.95);
+
+/// The servers that have been started, by their kinds; they stay for a round.
+pub struct Stage<'a> {
+    servers: &'a Servers,
+    running: HashMap<String, Server>,
+    folder: &'a Path,
+    seconds: f64,
+}
+
+/// What a run of a cell has left behind.
+struct Run {
+    records: Vec<Record>,
+    errors: u64,
+    before: Counters,
+    window: (Counters, Counters),
+}
+
+impl<'a> Stage<'a> {
+    /// `folder` is for the programs' files, `seconds` what a cell takes.
+    pub fn new(servers: &'a Servers, folder: &'a Path, seconds: f64) -> Self {
+        Self { servers, running: HashMap::new(), folder, seconds }
+    }
+
+    /// Measures, and names the figures.
+    pub fn measure(&mut self, contestant: &Contestant, cell: &Cell) -> Result<Vec<(&'static str, f64)>> {
+        let kind = contestant.peer.server.clone();
+        if !self.running.contains_key(&kind) {
+            self.running.insert(kind.clone(), self.servers.start(&kind, false)?);
+        }
+        let server = self.running.get_mut(&kind).context("the server was started just now")?;
+        server.empty()?;
+        let outcome = Self::run(server, contestant, cell, self.folder, self.seconds * cell.longer);
+        server.empty()?;
+        let run = outcome?;
+        Ok(figures(contestant, cell, &run))
+    }
+
+    /// Ends the servers.
+    pub fn clear(&mut self) {
+        self.running.clear();
+    }
+
+    fn run(server: &mut Server, contestant: &Contestant, cell: &Cell, folder: &Path, seconds: f64) -> Result<Run> {
+        let before = server.counters()?;
+        fill::hold_locks(server, contestant, cell.held)?;
+        let filled = server.counters()?;
+        let round_trip = Duration::from_millis(cell.round_trip_ms);
+        let address = match cell.round_trip_ms {
+            0 => server.address(),
+            _ => Proxy::start(server.address(), round_trip)?.address(),
+        };
+        let mut programs = Vec::new();
+        let mut first = 0;
+        for part in &cell.parts {
+            for process in 0..part.processes {
+                let clients = part.clients / part.processes;
+                let assignment = Assignment {
+                    server: address,
+                    lock: part.lock.to_owned(),
+                    clients,
+                    first,
+                    locks: if cell.own_locks { cell.clients() } else { 1 },
+                    key: format!("peers-{}", cell.work.name()),
+                    seconds,
+                    section_us: cell.section_us,
+                    lease_ms: LEASE_MS,
+                    permits: cell.permits,
+                    hold: false,
+                    stream: false,
+                };
+                let name = format!("{}-{process}", part.lock);
+                programs.push((Program::start(contestant, &assignment, folder, &name)?, part.lock));
+                first += clients;
+            }
+        }
+        for (program, _) in &mut programs {
+            program.wait_until_ready()?;
+        }
+        let start_ns = clock::monotonic_ns();
+        for (program, _) in &mut programs {
+            program.go()?;
+        }
+        let at = |share: f64| start_ns + (seconds * share * 1e9) as u64;
+        clock::sleep_until_ns(at(WINDOW.0));
+        let begin = server.counters()?;
+        clock::sleep_until_ns(at(WINDOW.1));
+        let end = server.counters()?;
+        let mut run = Run { records: Vec::new(), errors: 0, before, window: (begin, end) };
+        if cell.held > 0 {
+            // What the held locks took, and not what the clients did on top.
+            run.window.0.used_memory = filled.used_memory;
+        }
+        for (program, lock) in programs {
+            let outcome = program.finish()?;
+            let weight = cell.weight(lock);
+            run.records.extend(outcome.records.into_iter().map(|record| Record { weight, ..record }));
+            run.errors += outcome.errors;
+        }
+        Ok(run)
+    }
+}
+
+fn figures(contestant: &Contestant, cell: &Cell, run: &Run) -> Vec<(&'static str, f64)> {
+    let (begin, end) = run.window;
+    let in_window = |record: &&Record| (begin.at_ns..end.at_ns).contains(&record.free_ns);
+    let records: Vec<Record> = run.records.iter().filter(in_window).copied().collect();
+    let pairs = records.len() as f64;
+    let seconds = (end.at_ns - begin.at_ns) as f64 / 1e9;
+    let mut figures = vec![
+        ("pairs_per_s", pairs / seconds),
+        ("errors", run.errors as f64),
+        ("overlaps", records::overlaps(&run.records, cell.capacity()) as f64),
+    ];
+    let per_pair = |amount: u64| amount as f64 / pairs;
+    if pairs > 0.0 {
+        figures.push(("server_us_per_pair", per_pair(end.cpu.all - begin.cpu.all) / 1e3));
+    }
+    if pairs > 0.0 && contestant.is_on_redis() {
+        figures.push(("main_thread_us_per_pair", per_pair(end.cpu.main_thread - begin.cpu.main_thread) / 1e3));
+        figures.push(("commands_per_pair", per_pair(end.commands - begin.commands)));
+        figures.push(("bytes_per_pair", per_pair(end.bytes - begin.bytes)));
+    }
+    figures.extend(times(cell, &records));
+    if !cell.own_locks {
+        figures.extend(fairness(cell, run, &records));
+    }
+    if cell.work == Work::Growth && contestant.is_on_redis() {
+        let memory = begin.used_memory as f64 - run.before.used_memory as f64;
+        let (name, count) = match cell.held {
+            0 => ("bytes_per_waiter", cell.clients()),
+            held => ("bytes_per_lock", held),
+        };
+        figures.push((name, memory / count as f64));
+    }
+    figures
+}
+
+fn times(cell: &Cell, records: &[Record]) -> Vec<(&'static str, f64)> {
+    let quantiles = |name: (&'static str, &'static str), figures: &[f64]| {
+        let of = |share| records::quantile(figures, share);
+        [of(0.5).map(|p50| (name.0, p50)), of(0.99).map(|p99| (name.1, p99))].into_iter().flatten().collect::<Vec<_>>()
+    };
+    let pairs: Vec<f64> = records.iter().map(Record::pair_ms).collect();
+    let waits: Vec<f64> = records.iter().map(Record::waited_ms).collect();
+    let mut figures = quantiles(("pair_p50_ms", "pair_p99_ms"), &pairs);
+    if cell.capacity() == 1 && !cell.own_locks {
+        let hand_overs = records::hand_overs_ms(records);
+        figures.extend(quantiles(("hand_over_p50_ms", "hand_over_p99_ms"), &hand_overs));
+        figures.extend(quantiles(("wait_p50_ms", "wait_p99_ms"), &waits));
+        if cell.round_trip_ms > 0 {
+            figures.extend(round_trips(cell, &waits, &hand_overs));
+        }
+    }
+    figures
+}
+
+/// What was waited for, in round trips of the network: by a client alone to get the lock, by several to hand it over.
+fn round_trips(cell: &Cell, waits: &[f64], hand_overs: &[f64]) -> Option<(&'static str, f64)> {
+    let waited = if cell.clients() == 1 { waits } else { hand_overs };
+    Some(("round_trips", records::quantile(waited, 0.5)? / cell.round_trip_ms as f64))
+}
+
+fn fairness(cell: &Cell, run: &Run, records: &[Record]) -> Vec<(&'static str, f64)> {
+    let mut figures = Vec::new();
+    if let Some(shares) = records::shares(records, cell.clients()) {
+        figures.extend([("jain", shares.jain), ("min_share", shares.min), ("max_share", shares.max)]);
+    }
+    if cell.capacity() == 1 && !run.records.is_empty() {
+        let overtaken = records::overtakings(&run.records) as f64;
+        figures.push(("overtaken_percent", 100.0 * overtaken / run.records.len() as f64));
+    }
+    figures
+}

@@ -1,0 +1,144 @@
+//! The peers: what the folders say of themselves, and whether they can run here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// A library, as its `peer.json` describes it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Peer {
+    #[serde(default)]
+    pub id: String,
+    pub name: String,
+    pub version: String,
+    pub language: String,
+    pub server: String,
+    pub locks: Vec<String>,
+    #[serde(default)]
+    pub variants: Vec<String>,
+    #[serde(default)]
+    pub note: String,
+    #[serde(skip)]
+    pub folder: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Description {
+    One(Peer),
+    Several(Vec<Peer>),
+}
+
+/// A peer in one of its variants: what stands in a row of a table.
+#[derive(Clone, Debug)]
+pub struct Contestant {
+    pub peer: Peer,
+    pub variant: String,
+}
+
+impl Contestant {
+    /// What names it in files and on the command line.
+    pub fn id(&self) -> String {
+        match self.peer.variants.len() {
+            0 | 1 => self.peer.id.clone(),
+            _ => format!("{}/{}", self.peer.id, self.variant),
+        }
+    }
+
+    /// What names it in tables.
+    pub fn label(&self) -> String {
+        match self.peer.variants.len() {
+            0 | 1 => self.peer.name.clone(),
+            _ => format!("{}, {}", self.peer.name, self.variant.to_uppercase()),
+        }
+    }
+
+    pub fn has(&self, lock: &str) -> bool {
+        self.peer.locks.iter().any(|own| own == lock)
+    }
+
+    /// Whether it is this module, through whatever client.
+    pub fn is_rlock(&self) -> bool {
+        self.peer.server == "rlock"
+    }
+
+    pub fn is_on_redis(&self) -> bool {
+        self.is_rlock() || self.peer.server == "redis"
+    }
+}
+
+/// A peer that cannot take part, and why.
+#[derive(Clone, Debug)]
+pub struct Absent {
+    pub peer: Peer,
+    pub reason: String,
+}
+
+/// Reads what the folders in `programs` say.
+pub fn discover(programs: &[PathBuf]) -> Result<Vec<Peer>> {
+    let mut peers = Vec::new();
+    for parent in programs {
+        let mut folders: Vec<PathBuf> = fs::read_dir(parent)
+            .with_context(|| format!("cannot read {}", parent.display()))?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<std::io::Result<_>>()?;
+        folders.sort();
+        for folder in folders.iter().filter(|folder| folder.join("peer.json").exists()) {
+            peers.append(&mut read(folder)?);
+        }
+    }
+    Ok(peers)
+}
+
+fn read(folder: &Path) -> Result<Vec<Peer>> {
+    let path = folder.join("peer.json");
+    let text = fs::read_to_string(&path)?;
+    let description =
+        serde_json::from_str(&text).with_context(|| format!("{} does not describe a peer", path.display()))?;
+    let mut peers = match description {
+        Description::One(peer) => vec![peer],
+        Description::Several(peers) => peers,
+    };
+    for peer in &mut peers {
+        if peer.id.is_empty() {
+            peer.id = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        }
+        peer.folder = fs::canonicalize(folder)?;
+    }
+    Ok(peers)
+}
+
+/// Keeps those that were asked for, by their ids, in the order of the folders.
+pub fn choose(peers: Vec<Peer>, ids: &[String]) -> Result<Vec<Peer>> {
+    if let Some(unknown) = ids.iter().find(|id| peers.iter().all(|peer| peer.id != **id)) {
+        let known: Vec<_> = peers.iter().map(|peer| peer.id.as_str()).collect();
+        bail!("there is no peer {unknown}; there are {}", known.join(" "));
+    }
+    Ok(peers.into_iter().filter(|peer| ids.is_empty() || ids.contains(&peer.id)).collect())
+}
+
+/// Installs what each peer needs, and sorts them into those that can run and those that cannot.
+pub fn prepare(peers: Vec<Peer>) -> Result<(Vec<Contestant>, Vec<Absent>)> {
+    let (mut contestants, mut absent) = (Vec::new(), Vec::new());
+    for peer in peers {
+        eprintln!("preparing {} …", peer.id);
+        let output = Command::new(peer.folder.join("prepare"))
+            .arg(&peer.id)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("{} has no prepare that can be run", peer.folder.display()))?;
+        if output.status.success() {
+            let variants = if peer.variants.is_empty() { vec!["default".to_owned()] } else { peer.variants.clone() };
+            contestants.extend(variants.into_iter().map(|variant| Contestant { peer: peer.clone(), variant }));
+        } else {
+            let said = String::from_utf8_lossy(&output.stdout);
+            let reason = said.lines().last().unwrap_or("its prepare failed and did not say why").to_owned();
+            eprintln!("  cannot take part: {reason}");
+            absent.push(Absent { peer, reason });
+        }
+    }
+    Ok((contestants, absent))
+}

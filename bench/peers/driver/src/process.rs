@@ -1,0 +1,87 @@
+//! Processes of our own, which end when their owner is dropped, and with the driver however it ends.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::clock;
+
+const GRACE: Duration = Duration::from_secs(3);
+
+/// A child in a process group of its own, so that what it has started ends with it.
+pub struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Starts it. Only the main thread may do so: the kernel kills the child when the thread that started it ends.
+    pub fn start(mut command: Command) -> Result<Self> {
+        command.process_group(0);
+        die_with_parent(&mut command);
+        let program = command.get_program().to_string_lossy().into_owned();
+        let child = command.spawn().with_context(|| format!("cannot run {program}"))?;
+        Ok(Self { child })
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Whether it has ended, and how.
+    pub fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Ends it and all that it has started, as a crash does.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        // It may have ended before; then this takes its status, so that no zombie stays.
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to end, and kills it if it does not. A server that has processes of its own needs the time to end them.
+    fn end(&mut self) {
+        self.signal(Signal::TERM);
+        let deadline = clock::now() + GRACE;
+        while matches!(self.child.try_wait(), Ok(None)) && clock::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.kill();
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // There is nothing to do about a group that is gone already.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.end();
+        }
+    }
+}
+
+fn die_with_parent(command: &mut Command) {
+    // SAFETY: the closure runs in the forked child, where only async-signal-safe functions may be called; prctl is a
+    // bare system call.
+    unsafe {
+        command.pre_exec(|| {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        });
+    }
+}

@@ -1,0 +1,419 @@
+//! The page: plots for who has a minute, tables for who has more.
+
+use std::fmt::{self, Write};
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::Failure;
+use crate::aims::{self, CONTENDED_64, UNCONTENDED_16};
+use crate::cell::{self, Cell, Work};
+use crate::crash;
+use crate::machine::Machine;
+use crate::peer::{Absent, Contestant};
+use crate::plot::{self, Bar};
+use crate::samples::{Samples, Summary};
+
+/// All that a run has found.
+pub struct Report<'a> {
+    pub machine: Machine,
+    pub contestants: &'a [Contestant],
+    pub absent: &'a [Absent],
+    pub samples: &'a Samples,
+    pub failures: &'a [Failure],
+    pub rounds: usize,
+    pub seconds: f64,
+    pub full: bool,
+    pub works: &'a [Work],
+}
+
+/// A plot on top of the page, and what it says in a sentence.
+struct Picture {
+    file: &'static str,
+    title: &'static str,
+    question: &'static str,
+    work: Work,
+    cell: &'static str,
+    figure: &'static str,
+    unit: &'static str,
+    /// Whether more is better.
+    is_rate: bool,
+}
+
+const PICTURES: [Picture; 4] = [
+    Picture {
+        file: "contended.svg",
+        title: "Pairs per second, 64 clients on one lock (more is better)",
+        question: "How often does a lock that 64 clients want change hands?",
+        work: Work::Contended,
+        cell: CONTENDED_64,
+        figure: "pairs_per_s",
+        unit: "pairs a second",
+        is_rate: true,
+    },
+    Picture {
+        file: "hand-over.svg",
+        title: "Hand-over p99 in ms, 64 clients on one lock (less is better)",
+        question: "How long does the lock lie idle between two holders, at worst in 99 of 100 cases?",
+        work: Work::Contended,
+        cell: CONTENDED_64,
+        figure: "hand_over_p99_ms",
+        unit: "ms",
+        is_rate: false,
+    },
+    Picture {
+        file: "server-cpu.svg",
+        title: "Server CPU per pair in µs, 16 clients, each with its own lock (less is better)",
+        question: "What does taking and freeing a free lock cost the server?",
+        work: Work::Uncontended,
+        cell: UNCONTENDED_16,
+        figure: "server_us_per_pair",
+        unit: "µs of CPU a pair",
+        is_rate: false,
+    },
+    Picture {
+        file: "crash.svg",
+        title: "From the death of a holder to the next holder in ms (less is better)",
+        question: "For how long does everybody wait when a holder crashes?",
+        work: Work::Crash,
+        cell: crash::HOLDER,
+        figure: "next_holder_ms",
+        unit: "ms",
+        is_rate: false,
+    },
+];
+
+/// A column: what stands above it, the figure, and whether the rounds' ends are shown.
+type Column = (&'static str, &'static str, bool);
+
+impl Report<'_> {
+    /// The contestant that others are compared with: the module without a client of its own.
+    pub fn baseline(&self) -> Option<&Contestant> {
+        let ours = || self.contestants.iter().filter(|contestant| contestant.is_rlock());
+        ours().find(|contestant| contestant.peer.id == "jedis").or_else(|| ours().next())
+    }
+
+    /// Writes the page, and beside it the folder with plots and figures.
+    pub fn write(&self, page: &Path) -> Result<()> {
+        let stem = page.file_stem().context("the report needs a name")?;
+        let folder = page.with_file_name(stem);
+        fs::create_dir_all(&folder)?;
+        self.samples.write(&folder)?;
+        for picture in &PICTURES {
+            let bars = self.bars(picture);
+            if !bars.is_empty() {
+                plot::bars(&folder.join(picture.file), picture.title, &bars)?;
+            }
+        }
+        let mut text = String::new();
+        self.page(&mut text, &stem.to_string_lossy())?;
+        Ok(fs::write(page, text)?)
+    }
+
+    fn page(&self, out: &mut String, folder: &str) -> fmt::Result {
+        writeln!(out, "# Benchmarks\n")?;
+        writeln!(
+            out,
+            "rlock beside what people would use instead: the same work on the same machine, with each one's own client."
+        )?;
+        writeln!(
+            out,
+            "This page was written by `make bench-peers`; what the module's own parts cost is in [benchmarks-module.md](benchmarks-module.md).\n"
+        )?;
+        for picture in &PICTURES {
+            if !self.bars(picture).is_empty() {
+                writeln!(out, "**{}** {}\n", picture.question, self.sentence(picture))?;
+                writeln!(out, "![{}]({folder}/{})\n", picture.title, picture.file)?;
+            }
+        }
+        self.aims(out)?;
+        self.peers(out)?;
+        for work in self.works {
+            self.work(out, *work)?;
+        }
+        self.failed(out)?;
+        self.method(out, folder)
+    }
+
+    /// Best first.
+    fn bars(&self, picture: &Picture) -> Vec<Bar> {
+        let mut bars: Vec<Bar> = self
+            .contestants
+            .iter()
+            .filter_map(|contestant| {
+                let summary = self.samples.summary(picture.work, picture.cell, &contestant.id(), picture.figure)?;
+                Some(Bar { label: contestant.label(), summary, is_ours: contestant.is_rlock() })
+            })
+            .collect();
+        bars.sort_by(|a, b| a.summary.median.total_cmp(&b.summary.median));
+        if picture.is_rate {
+            bars.reverse();
+        }
+        bars
+    }
+
+    fn sentence(&self, picture: &Picture) -> String {
+        let of = |id: &str| self.samples.summary(picture.work, picture.cell, id, picture.figure);
+        let Some((ours, value)) = self.baseline().and_then(|ours| Some((ours, of(&ours.id())?))) else {
+            return String::new();
+        };
+        let mut sentence = format!("{}: {} {}", ours.label(), number(value.median), picture.unit);
+        if let Some(other) = of("redisson") {
+            let _ = write!(sentence, "; Redisson: {}", number(other.median));
+            let ratio = self.samples.ratio(picture.work, picture.cell, (&ours.id(), "redisson"), picture.figure);
+            if let Some(ratio) = ratio {
+                let _ = write!(sentence, " ({} times ours)", number(1.0 / ratio.median));
+            }
+        }
+        sentence + "."
+    }
+
+    fn aims(&self, out: &mut String) -> fmt::Result {
+        writeln!(
+            out,
+            "## Aims\n\nQuotients of figures of the same round; the median of the rounds, the smallest and the largest.\n"
+        )?;
+        writeln!(out, "| aim | to be | is | met |\n|---|---|---|---|")?;
+        for aim in aims::of(self) {
+            let result = aim.result.map_or("not measured".to_owned(), with_ends);
+            let met = match aim.is_met {
+                Some(true) => "yes",
+                Some(false) => "**no**",
+                None => "",
+            };
+            writeln!(out, "| {} | {} | {result} | {met} |", aim.text, aim.bound)?;
+        }
+        writeln!(out)
+    }
+
+    fn peers(&self, out: &mut String) -> fmt::Result {
+        writeln!(out, "## Who takes part\n\n| peer | version | language | server | |\n|---|---|---|---|---|")?;
+        let mut seen = Vec::new();
+        for contestant in self.contestants {
+            let peer = &contestant.peer;
+            if !seen.contains(&&peer.id) {
+                seen.push(&peer.id);
+                writeln!(
+                    out,
+                    "| {} | {} | {} | {} | {} |",
+                    peer.name, peer.version, peer.language, peer.server, peer.note
+                )?;
+            }
+        }
+        for absent in self.absent {
+            let peer = &absent.peer;
+            let row = format!("{} | {} | {} | {}", peer.name, peer.version, peer.language, peer.server);
+            writeln!(out, "| {row} | **could not be installed:** {} |", absent.reason)?;
+        }
+        writeln!(out)
+    }
+
+    fn work(&self, out: &mut String, work: Work) -> fmt::Result {
+        let (title, text) = heading(work);
+        writeln!(out, "## {title}\n\n{text}\n")?;
+        if work == Work::Crash {
+            self.table(out, work, crash::HOLDER, &[("ms to the next holder", "next_holder_ms", true)])?;
+            let columns = [
+                ("ms until work goes on", "next_holder_ms", true),
+                ("ms until Redis answers", "server_back_ms", false),
+                ("holds lost (overlaps)", "overlaps", false),
+                ("errors", "errors", false),
+            ];
+            return self.table(out, work, crash::RESTART, &columns);
+        }
+        for cell in cell::cells(work, self.full) {
+            self.table(out, work, &cell.name, &columns(&cell))?;
+        }
+        Ok(())
+    }
+
+    fn table(&self, out: &mut String, work: Work, cell: &str, columns: &[Column]) -> fmt::Result {
+        let measured =
+            |contestant: &&Contestant, column: &Column| self.samples.summary(work, cell, &contestant.id(), column.1);
+        let has_any = |contestant: &&Contestant| columns.iter().any(|column| measured(contestant, column).is_some());
+        let rows: Vec<&Contestant> = self.contestants.iter().filter(has_any).collect();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        // The first column is the one that peers are compared by.
+        let lead = columns.first().map_or("", |column| column.1);
+        writeln!(out, "### {cell}\n")?;
+        let heads: Vec<&str> = columns.iter().map(|column| column.0).collect();
+        writeln!(out, "| | {} | against rlock |", heads.join(" | "))?;
+        writeln!(out, "|---|{}---:|", "---:|".repeat(columns.len()))?;
+        for contestant in rows {
+            let figures: Vec<String> = columns
+                .iter()
+                .map(|column| match measured(&contestant, column) {
+                    Some(summary) if column.2 => with_ends(summary),
+                    Some(summary) => number(summary.median),
+                    None => String::new(),
+                })
+                .collect();
+            let ratio = self.baseline().and_then(|ours| {
+                self.samples.ratio(work, cell, (&contestant.id(), &ours.id()), lead).map(|ratio| number(ratio.median))
+            });
+            let name = if contestant.is_rlock() { format!("**{}**", contestant.label()) } else { contestant.label() };
+            writeln!(out, "| {name} | {} | {} |", figures.join(" | "), ratio.unwrap_or_default())?;
+        }
+        writeln!(out)
+    }
+
+    fn failed(&self, out: &mut String) -> fmt::Result {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        writeln!(
+            out,
+            "## What did not come about\n\n| work | cell | peer | rounds | why, the first time |\n|---|---|---|---:|---|"
+        )?;
+        let mut seen: Vec<(Work, &str, &str)> = Vec::new();
+        for failure in self.failures {
+            let place = (failure.work, failure.cell.as_str(), failure.peer.as_str());
+            if seen.contains(&place) {
+                continue;
+            }
+            seen.push(place);
+            let count = self.failures.iter().filter(|f| (f.work, f.cell.as_str(), f.peer.as_str()) == place).count();
+            let reason = failure.reason.replace('|', "/");
+            writeln!(out, "| {} | {} | {} | {count} | {reason} |", place.0.name(), place.1, place.2)?;
+        }
+        writeln!(out)
+    }
+
+    fn method(&self, out: &mut String, folder: &str) -> fmt::Result {
+        writeln!(out, "## How it was measured\n")?;
+        for (name, value) in &self.machine {
+            writeln!(out, "- {name}: {value}")?;
+        }
+        writeln!(out, "- {} rounds of all peers in turns, about {} s a cell", self.rounds, self.seconds)?;
+        writeln!(
+            out,
+            "\nClients and servers share the machine, so a rate is that of a client and its server together; the server's CPU is its own."
+        )?;
+        writeln!(
+            out,
+            "What each figure means, and how to run it: [bench/peers/README.md](../bench/peers/README.md). All rounds are in {}.",
+            self.files(folder)
+        )
+    }
+
+    fn files(&self, folder: &str) -> String {
+        let files = self.samples.works().into_iter().map(|work| format!("[{0}.csv]({folder}/{0}.csv)", work.name()));
+        files.collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn heading(work: Work) -> (&'static str, &'static str) {
+    match work {
+        Work::Uncontended => (
+            "Uncontended",
+            "Each client takes and frees a lock of its own. Times are those of the pair; CPU, commands and bytes are the server's.",
+        ),
+        Work::Contended => (
+            "Contended",
+            "All clients want one lock, in one process or eight, and hold it for the time in the title. A share of 1 is the mean of the clients.",
+        ),
+        Work::Fair => (
+            "Fair lock",
+            "The same on a lock that serves in the order of asking. Overtaken are grants to a client that had asked 10 ms or more after another one that still waited.",
+        ),
+        Work::ReadWrite => ("Read-write lock", "Readers and writers of one lock, each in a process of their own."),
+        Work::Semaphore => ("Semaphore", "All clients want one of the permits."),
+        Work::Crash => (
+            "Crash",
+            "A holder is killed while others wait, with a lease or a session's timeout of 30 s, and with what the peer has against waiting for that; the module has \
+             `SESSION`. Then Redis is killed under load and started again on its append-only file.",
+        ),
+        Work::Growth => (
+            "Growth",
+            "What a pair costs as more wait for one lock, and beside more locks that are held. Memory is Redis's `used_memory` for each.",
+        ),
+        Work::Latency => (
+            "Slow network",
+            "A proxy between client and server lets every round trip take so long. A client alone: round trips until it has the lock. Several: from the beginning of a release until the next one has it.",
+        ),
+    }
+}
+
+fn columns(cell: &Cell) -> Vec<Column> {
+    let rate = ("pairs/s", "pairs_per_s", true);
+    let costs = [("CPU µs/pair", "server_us_per_pair", true), ("main thread", "main_thread_us_per_pair", false)];
+    let traffic = [("commands", "commands_per_pair", false), ("bytes", "bytes_per_pair", false)];
+    let hand_over = [("hand-over p50 ms", "hand_over_p50_ms", false), ("p99", "hand_over_p99_ms", true)];
+    let shares = [("Jain", "jain", false), ("least share", "min_share", false), ("most", "max_share", false)];
+    let failures = [("overlaps", "overlaps", false), ("errors", "errors", false)];
+    let mut columns = vec![rate];
+    match cell.work {
+        Work::Uncontended => {
+            columns.extend([("p50 ms", "pair_p50_ms", false), ("p99", "pair_p99_ms", false)]);
+            columns.extend(costs);
+            columns.extend(traffic);
+        }
+        Work::Latency => {
+            columns.extend([("round trips", "round_trips", true)]);
+            columns.extend(hand_over);
+        }
+        Work::Growth => {
+            columns = vec![("main thread µs/pair", "main_thread_us_per_pair", true), ("pairs/s", "pairs_per_s", false)];
+            columns.push(if cell.held > 0 {
+                ("bytes a lock", "bytes_per_lock", false)
+            } else {
+                ("bytes a waiter", "bytes_per_waiter", false)
+            });
+        }
+        _ => {
+            if cell.capacity() == 1 {
+                columns.extend(hand_over);
+            }
+            columns.extend(shares);
+            if cell.work == Work::Fair {
+                columns.push(("overtaken %", "overtaken_percent", false));
+            }
+            columns.extend(costs);
+            columns.extend(traffic);
+        }
+    }
+    columns.extend(failures);
+    columns
+}
+
+fn with_ends(summary: Summary) -> String {
+    format!("{} ({}–{})", number(summary.median), number(summary.min), number(summary.max))
+}
+
+/// A figure with as many digits as say something.
+pub fn number(figure: f64) -> String {
+    let magnitude = figure.abs();
+    if magnitude >= 1000.0 {
+        let digits = format!("{figure:.0}");
+        let mut grouped = String::new();
+        for (index, digit) in digits.chars().enumerate() {
+            if index > 0 && (digits.len() - index) % 3 == 0 && !grouped.ends_with('-') {
+                grouped.push(',');
+            }
+            grouped.push(digit);
+        }
+        return grouped;
+    }
+    match magnitude {
+        0.0 => "0".to_owned(),
+        _ if figure.fract() == 0.0 || magnitude >= 100.0 => format!("{figure:.0}"),
+        _ if magnitude >= 10.0 => format!("{figure:.1}"),
+        _ if magnitude >= 1.0 => format!("{figure:.2}"),
+        _ if magnitude >= 0.01 => format!("{figure:.3}"),
+        _ => format!("{figure:.5}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_the_digits_that_say_something() {
+        let shown = [1_234_567.8, 1000.0, 123.4, 12.34, 1.234, 0.1234, 0.001234, 0.0, 16.0].map(number);
+        assert_eq!(shown, ["1,234,568", "1,000", "123", "12.3", "1.23", "0.123", "0.00123", "0", "16"]);
+    }
+}

@@ -1,0 +1,202 @@
+//! The servers: Redis with the module and without, and those that a folder of programs brings along.
+//!
+//! Each listens on a free port of 127.0.0.1, has its data in a temporary folder, and ends when its [`Server`] is
+//! dropped.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::clock;
+use crate::process::Process;
+use crate::usage::CpuNs;
+
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_CLIENTS: u64 = 20_000;
+const OTHER_FILES: u64 = 200;
+
+/// How servers are started.
+#[derive(Clone, Debug)]
+pub struct Servers {
+    pub redis: PathBuf,
+    pub module: PathBuf,
+    /// The folders that have the folders of programs.
+    pub programs: Vec<PathBuf>,
+}
+
+/// A running server.
+pub struct Server {
+    process: Process,
+    address: SocketAddr,
+    start: StartLine,
+    /// To Redis only.
+    control: Option<redis::Connection>,
+    folder: TempDir,
+}
+
+/// Enough to start it once more.
+#[derive(Clone)]
+struct StartLine {
+    program: PathBuf,
+    arguments: Vec<String>,
+    is_redis: bool,
+}
+
+/// What Redis tells about itself, and what was taken from it at the same moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    pub at_ns: u64,
+    pub cpu: CpuNs,
+    pub commands: u64,
+    pub bytes: u64,
+    pub used_memory: u64,
+}
+
+impl Servers {
+    /// Starts a server of this kind. `append_only` lets Redis survive a restart.
+    pub fn start(&self, kind: &str, append_only: bool) -> Result<Server> {
+        rlimit::increase_nofile_limit(MAX_CLIENTS + OTHER_FILES).context("cannot raise RLIMIT_NOFILE")?;
+        let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+        // Another process may take the port before the server does; then the server fails, and this run with it.
+        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let start = match kind {
+            "redis" | "rlock" => self.redis_line(kind, append_only, address, folder.path())?,
+            _ => self.other_line(kind, address, folder.path())?,
+        };
+        let process = start.run(folder.path())?;
+        let mut server = Server { process, address, start, control: None, folder };
+        server.wait_until_ready().with_context(|| format!("the server {kind} does not start: {}", server.log()))?;
+        Ok(server)
+    }
+
+    fn redis_line(&self, kind: &str, append_only: bool, address: SocketAddr, folder: &Path) -> Result<StartLine> {
+        let mut arguments: Vec<String> = ["--bind", "127.0.0.1", "--save", "", "--maxclients"].map(Into::into).into();
+        arguments.push(MAX_CLIENTS.to_string());
+        arguments.extend(["--port".into(), address.port().to_string()]);
+        arguments.extend(["--dir".into(), folder.to_string_lossy().into_owned()]);
+        arguments.extend(["--appendonly".into(), if append_only { "yes" } else { "no" }.into()]);
+        if kind == "rlock" {
+            let module = std::fs::canonicalize(&self.module)
+                .with_context(|| format!("no module at {}", self.module.display()))?;
+            arguments.extend(["--loadmodule".into(), module.to_string_lossy().into_owned()]);
+        }
+        Ok(StartLine { program: self.redis.clone(), arguments, is_redis: true })
+    }
+
+    fn other_line(&self, kind: &str, address: SocketAddr, folder: &Path) -> Result<StartLine> {
+        let script = format!("server-{kind}");
+        let folders = self.programs.iter().filter_map(|parent| std::fs::read_dir(parent).ok());
+        let program = folders
+            .flat_map(|entries| entries.flatten())
+            .map(|entry| entry.path().join(&script))
+            .find(|path| path.exists())
+            .with_context(|| format!("no folder of programs has a {script}"))?;
+        let arguments =
+            vec![address.ip().to_string(), address.port().to_string(), folder.to_string_lossy().into_owned()];
+        Ok(StartLine { program: std::fs::canonicalize(program)?, arguments, is_redis: false })
+    }
+}
+
+impl StartLine {
+    fn run(&self, folder: &Path) -> Result<Process> {
+        let log = File::options().create(true).append(true).open(folder.join("server.log"))?;
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Process::start(command)
+    }
+}
+
+impl Server {
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Kills it and starts it again on what it has written.
+    pub fn crash_and_restart(&mut self) -> Result<()> {
+        self.process.kill();
+        self.control = None;
+        self.process = self.start.run(self.folder.path())?;
+        self.wait_until_ready()
+    }
+
+    /// What it has counted until now.
+    pub fn counters(&mut self) -> Result<Counters> {
+        let (at_ns, cpu) = (clock::monotonic_ns(), CpuNs::of(self.process.id()));
+        let mut counters = Counters { at_ns, cpu, ..Counters::default() };
+        if let Some(control) = &mut self.control {
+            let info: String = redis::cmd("INFO").arg("everything").query(control)?;
+            counters.commands = number(&info, "total_commands_processed")?;
+            counters.bytes = number(&info, "total_net_input_bytes")? + number(&info, "total_net_output_bytes")?;
+            counters.used_memory = number(&info, "used_memory")?;
+        }
+        Ok(counters)
+    }
+
+    /// The version that it tells, of Redis only.
+    pub fn redis_version(&mut self) -> Result<Option<String>> {
+        let Some(control) = &mut self.control else { return Ok(None) };
+        let info: String = redis::cmd("INFO").arg("server").query(control)?;
+        Ok(field(&info, "redis_version").map(str::to_owned))
+    }
+
+    /// Removes all that is left of one measurement before the next one, where that can be said.
+    pub fn empty(&mut self) -> Result<()> {
+        if let Some(control) = &mut self.control {
+            redis::cmd("FLUSHALL").arg("SYNC").exec(control)?;
+        }
+        Ok(())
+    }
+
+    /// A connection to Redis.
+    pub fn control(&mut self) -> Result<&mut redis::Connection> {
+        self.control.as_mut().context("this server is no Redis")
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let deadline = clock::now() + START_TIMEOUT;
+        loop {
+            if let Some(status) = self.process.ended()? {
+                bail!("it has ended with {status}");
+            }
+            if self.answers() {
+                return Ok(());
+            }
+            if clock::now() > deadline {
+                bail!("it does not answer");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn answers(&mut self) -> bool {
+        if !self.start.is_redis {
+            return TcpStream::connect(self.address).is_ok();
+        }
+        let connect = || -> redis::RedisResult<redis::Connection> {
+            let mut connection = redis::Client::open(format!("redis://{}/", self.address))?.get_connection()?;
+            // While it loads its file it answers LOADING.
+            redis::cmd("DBSIZE").exec(&mut connection)?;
+            Ok(connection)
+        };
+        self.control = connect().ok();
+        self.control.is_some()
+    }
+
+    fn log(&self) -> String {
+        let text = std::fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default();
+        text.lines().rev().take(5).collect::<Vec<_>>().join(" | ")
+    }
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+}
+
+fn number(info: &str, name: &str) -> Result<u64> {
+    field(info, name).and_then(|value| value.parse().ok()).with_context(|| format!("INFO has no number {name}"))
+}
