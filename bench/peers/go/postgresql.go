@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+)
+
+var errNotHeld = errors.New("the session did not hold the lock")
+
+// PostgreSQL's advisory locks of a session, by pgx: a connection for each client, since the lock is that of the session. There is no lease.
+type postgresqlLocker struct {
+	*pgx.Conn
+	lock, unlock string
+}
+
+func connectPostgresql(_ context.Context, o *options) (func(context.Context) (locker, error), error) {
+	statements := postgresqlLocker{lock: "SELECT pg_advisory_lock(hashtextextended($1, 0))", unlock: "SELECT pg_advisory_unlock(hashtextextended($1, 0))"}
+	if o.lock == "read" {
+		statements.lock = "SELECT pg_advisory_lock_shared(hashtextextended($1, 0))"
+		statements.unlock = "SELECT pg_advisory_unlock_shared(hashtextextended($1, 0))"
+	}
+	return func(ctx context.Context) (locker, error) {
+		connection, err := pgx.Connect(ctx, "postgres://postgres@"+o.server+"/postgres?sslmode=disable")
+		client := statements
+		client.Conn = connection
+		return &client, err
+	}, nil
+}
+
+func (l *postgresqlLocker) acquire(ctx context.Context, key string) (release, error) {
+	if _, err := l.Exec(ctx, l.lock, key); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		var held bool
+		if err := l.QueryRow(ctx, l.unlock, key).Scan(&held); err != nil || held {
+			return err
+		}
+		return errNotHeld
+	}, nil
+}
