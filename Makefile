@@ -29,6 +29,8 @@ NOBODY_WAITS := bad_input configuration convergence counter damaged_files effect
 # The Debian package: its revision, and where it goes.
 REVISION     ?= 1
 DEBS         ?= target/debian
+# Who builds the package answers for it: DEBFULLNAME and DEBEMAIL, as for Debian's own tools, or else git's user.
+MAINTAINER    = $${DEBFULLNAME:-$$(git config user.name || id -un)} <$${DEBEMAIL:-$$(git config user.email || echo $$(id -un)@$$(hostname))}>
 # Its own copy beside what it builds, if there is none on the machine: `cargo install` would put it among the user's programs.
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
@@ -179,7 +181,7 @@ demo: ## 1000 clients count to 1000 under one lock
 deb: build ## Build the Debian package in target/debian/: module, configuration, tool, manual; REVISION=2 for another one
 	cargo build --release --package rlock-tool
 	cargo run --quiet --package rlock-tool --example generate -- target/generated
-	$(CARGO_DEB) --package rlock-tool --no-build --strip --deb-revision $(REVISION) --output $(DEBS)/
+	$(CARGO_DEB) --package rlock-tool --no-build --strip --maintainer "$(MAINTAINER)" --deb-revision $(REVISION) --output $(DEBS)/
 
 demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
 	@$(NEED) root

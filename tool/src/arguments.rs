@@ -17,6 +17,10 @@ use crate::span;
 pub struct Arguments {
     /// Where the server is: redis://[user:password@]host[:port][/db], or redis+unix:///path
     ///
+    /// The master that Sentinel names, followed after a failover: redis+sentinel://[user:password@]host[:port][,host…]/NAME[/db]. A
+    /// cluster, by some of its nodes: redis+cluster://[user:password@]host[:port][,host…]. User and password are those of the servers, not
+    /// of the sentinels.
+    ///
     /// Prefer the variable for an address with a password: others can read the command line.
     #[arg(long, global = true, env = "RLOCK_URL", hide_env_values = true, default_value = "redis://127.0.0.1/")]
     pub url: String,
@@ -39,8 +43,8 @@ pub enum Action {
     Run(Run),
     /// Watch the most contended locks
     ///
-    /// Walks over the keys in small steps with pauses between them, so it takes little of the server whatever is on it. q ends it, s sorts
-    /// by another column, the arrows scroll, space stops and starts the picture.
+    /// Of a cluster those of all masters. Keys of other databases have the number before them. q ends it, s sorts by another column, the
+    /// arrows scroll, space stops and starts the picture.
     Top(Top),
     /// List all locks
     Ls(Ls),

@@ -1,12 +1,15 @@
 //! `rlock`, the command line tool of the rlock module: runs commands under locks, and shows who holds and who waits.
 //!
 //! `run` stands on the client crate, which waits, renews and notices losses. All else only looks, by commands that change
-//! nothing, over a connection of its own ([`observer`]); the one exception is `release --force`.
+//! nothing, over connections of its own ([`observer`]); the one exception is `release --force`.
 #![deny(unsafe_code)]
 
+mod address;
+mod answers;
 pub mod arguments;
 pub mod exit;
 mod list;
+mod nodes;
 pub mod observer;
 mod release;
 mod run;

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::arguments::Ls;
 use crate::exit::{DONE, Failure};
-use crate::observer::Observer;
+use crate::observer::{Observer, Place};
 use crate::text::print;
 use crate::top::{COLUMNS, row};
 use crate::{span, text};
@@ -16,22 +16,19 @@ pub(crate) async fn list(url: &str, options: Ls) -> Result<u8, Failure> {
     // A walk over a table that is growing passes some keys twice.
     let mut seen = HashSet::new();
     let mut rows = Vec::new();
-    let mut cursor = 0;
-    loop {
-        let (next, mut keys) = observer.step(cursor, pattern).await?;
+    let mut next = Some(Place::default());
+    while let Some(place) = next {
+        let (further, mut keys) = observer.step(place, pattern).await?;
         keys.retain(|key| seen.insert(key.clone()));
-        let mut locks = observer.locks(&keys).await?;
-        observer.add_longest_waits(&mut locks).await?;
+        let mut locks = observer.locks(place, &keys).await?;
+        observer.add_longest_waits(place, &mut locks).await?;
         if options.json {
             let lines = locks.iter().filter_map(|lock| serde_json::to_string(lock).ok());
             print(&lines.map(|line| line + "\n").collect::<String>());
         } else {
             rows.extend(locks.iter().map(|lock| row(lock, span::brief)));
         }
-        cursor = next;
-        if cursor == 0 {
-            break;
-        }
+        next = further;
     }
     if seen.is_empty() {
         observer.expect_module().await?;

@@ -3,12 +3,15 @@
 //! Every request is bounded in what it makes the server do: a few hundred keys in a step of SCAN, a few dozen locks in a pipeline, and a
 //! lock that very many hold is not asked for all of its holders.
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, Value};
-use serde::Serialize;
-use std::time::Duration;
+use std::collections::HashMap;
 
-use crate::exit::{FAILED, Failure};
+use redis::{Cmd, Value};
+use serde::Serialize;
+
+use crate::address::Address;
+use crate::answers::{bytes, field, items, number, text, words};
+use crate::exit::{FAILED, Failure, REFUSED};
+use crate::nodes::{self, Node};
 use crate::text::printable;
 
 /// How many keys the server looks at in one step of SCAN.
@@ -23,8 +26,8 @@ const LARGE_BYTES: i64 = 128 * 1024;
 /// How many waiters of a lock with very many holders are counted.
 const COUNTED_WAITERS: usize = 1000;
 
-/// Long for an answer of a server that is alive.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// What RLOCK.TOP lists at most.
+const MOST_CONTENDED: usize = 1000;
 
 /// Who holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -94,10 +97,16 @@ impl Lock {
     }
 }
 
-/// A connection for looking.
+/// How far a walk over all keys has come: which server, and where on it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Place {
+    node: usize,
+    cursor: u64,
+}
+
+/// Connections for looking: one, or one to each master of a cluster.
 pub struct Observer {
-    connection: MultiplexedConnection,
-    url: String,
+    nodes: Vec<Node>,
 }
 
 impl Observer {
@@ -107,25 +116,29 @@ impl Observer {
     ///
     /// If nobody answers there.
     pub async fn connect(url: &str) -> Result<Self, Failure> {
-        let client = redis::Client::open(url).map_err(|error| Failure::new(FAILED, format!("--url: {error}")))?;
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(Duration::from_secs(2)))
-            .set_response_timeout(Some(PATIENCE));
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-        let connection = connection.map_err(|error| Failure::of_server(url, &error))?;
-        Ok(Self { connection, url: url.to_owned() })
+        Ok(Self { nodes: nodes::connect(&Address::parse(url)?).await? })
     }
 
-    /// Sends a command.
-    pub(crate) async fn ask(&mut self, command: &Cmd) -> Result<Value, Failure> {
-        let answer = self.connection.send_packed_command(command).await.and_then(Value::extract_error);
-        answer.map_err(|error| Failure::of_server(&self.url, &error))
+    /// The server of a key.
+    async fn node_of(&mut self, key: &[u8]) -> Result<&mut Node, Failure> {
+        let mut number = 0;
+        if self.nodes.len() > 1 {
+            let answer = self.first().ask(redis::cmd("CLUSTER").arg("KEYSLOT").arg(key)).await?;
+            let Value::Int(slot) = answer else { return Err(Failure::new(FAILED, "no slot of the key was answered")) };
+            let serving = self.nodes.iter().position(|node| node.serves(slot));
+            number = serving.ok_or_else(|| Failure::new(REFUSED, format!("no node serves slot {slot}")))?;
+        }
+        Ok(&mut self.nodes[number])
     }
 
-    /// Sends several commands in one write. An answer may be an error.
-    async fn ask_all(&mut self, commands: &Pipeline, count: usize) -> Result<Vec<Value>, Failure> {
-        let answers = self.connection.send_packed_commands(commands, 0, count).await;
-        answers.map_err(|error| Failure::of_server(&self.url, &error))
+    /// There is one at least.
+    fn first(&mut self) -> &mut Node {
+        &mut self.nodes[0]
+    }
+
+    /// Sends a command about a key.
+    pub(crate) async fn ask_about(&mut self, key: &[u8], command: &Cmd) -> Result<Value, Failure> {
+        self.node_of(key).await?.ask(command).await
     }
 
     /// A lock with all of its holders, if there is one under the key.
@@ -134,7 +147,7 @@ impl Observer {
     ///
     /// If the server refuses, as when something else is under the key.
     pub async fn lock(&mut self, key: &[u8]) -> Result<Option<Lock>, Failure> {
-        let answer = self.ask(redis::cmd("RLOCK.INFO").arg(key)).await?;
+        let answer = self.ask_about(key, redis::cmd("RLOCK.INFO").arg(key)).await?;
         Ok(lock_of(key, &answer))
     }
 
@@ -144,35 +157,80 @@ impl Observer {
     ///
     /// As [`lock`](Self::lock).
     pub async fn waiters(&mut self, key: &[u8], count: usize) -> Result<Vec<Waiter>, Failure> {
-        let answer = self.ask(redis::cmd("RLOCK.WAITERS").arg(key).arg("COUNT").arg(count)).await?;
+        let answer = self.ask_about(key, redis::cmd("RLOCK.WAITERS").arg(key).arg("COUNT").arg(count)).await?;
         Ok(items(&answer).iter().map(waiter_of).collect())
     }
 
-    /// One step over the keys: those that are locks, and where to go on; 0 is the end.
+    /// One step over the keys of all servers: those that are locks, and where to go on; `None` is the end.
     ///
     /// # Errors
     ///
     /// If the server refuses.
-    pub async fn step(&mut self, cursor: u64, pattern: Option<&[u8]>) -> Result<(u64, Vec<Vec<u8>>), Failure> {
+    pub async fn step(
+        &mut self,
+        place: Place,
+        pattern: Option<&[u8]>,
+    ) -> Result<(Option<Place>, Vec<Vec<u8>>), Failure> {
         let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("TYPE").arg("RedisLock").arg("COUNT").arg(KEYS_PER_STEP);
+        scan.arg(place.cursor).arg("TYPE").arg("RedisLock").arg("COUNT").arg(KEYS_PER_STEP);
         if let Some(pattern) = pattern {
             scan.arg("MATCH").arg(pattern);
         }
-        let answer = self.ask(&scan).await?;
+        let answer = self.nodes[place.node].ask(&scan).await?;
         let (cursor, keys) = match items(&answer) {
             [cursor, keys] => (text(cursor).parse().unwrap_or(0), items(keys)),
             _ => (0, &[][..]),
         };
-        Ok((cursor, keys.iter().map(|key| bytes(key).to_vec()).collect()))
+        let next = if cursor > 0 { Place { cursor, ..place } } else { Place { node: place.node + 1, cursor: 0 } };
+        let next = Some(next).filter(|next| next.node < self.nodes.len());
+        Ok((next, keys.iter().map(|key| bytes(key).to_vec()).collect()))
     }
 
-    /// What is under these keys. A key that is no lock any more is left out.
+    /// The locks of all servers that most requests wait for, the most contended first. Those of other databases than that of the address have
+    /// their number before the key, and no more than one holder.
+    ///
+    /// # Errors
+    ///
+    /// If a server refuses.
+    pub async fn most_contended(&mut self, count: usize) -> Result<Vec<Lock>, Failure> {
+        let asked_for = count.clamp(1, MOST_CONTENDED);
+        let mut found = Vec::new();
+        for (number, node) in self.nodes.iter_mut().enumerate() {
+            let answer = node.ask(redis::cmd("RLOCK.TOP").arg("COUNT").arg(asked_for)).await?;
+            found.extend(items(&answer).iter().map(|map| contended_lock_of(number, map)));
+        }
+        found.sort_by(|one, other| {
+            other.lock.waiters.cmp(&one.lock.waiters).then_with(|| one.lock.key.cmp(&other.lock.key))
+        });
+        found.truncate(count);
+        // The rest of what is shown, for those of which it can be asked over these connections.
+        let mut details = HashMap::new();
+        for number in 0..self.nodes.len() {
+            let database = self.nodes[number].database;
+            let here = found.iter().filter(|found| (found.node, found.database) == (number, database));
+            let keys: Vec<_> = here.map(|found| found.lock.key_bytes.clone()).collect();
+            let locks = self.locks(Place { node: number, cursor: 0 }, &keys).await?;
+            details.extend(locks.into_iter().map(|lock| ((number, lock.key_bytes.clone()), lock)));
+        }
+        let complete = |Contended { node, database, lock }: Contended| {
+            if database != self.nodes[node].database {
+                return Some(Lock { key: format!("{database}/{}", lock.key), ..lock });
+            }
+            // One that nobody holds any more, or waits for, is gone.
+            let details = details.remove(&(node, lock.key_bytes))?;
+            let waiters = details.waiters.max(lock.waiters);
+            Some(Lock { waiters, longest_wait_ms: lock.longest_wait_ms, ..details })
+        };
+        Ok(found.into_iter().filter_map(complete).collect())
+    }
+
+    /// What is under these keys, which a step has found from this place on. A key that is no lock any more is left out.
     ///
     /// # Errors
     ///
     /// If the server refuses.
-    pub async fn locks(&mut self, keys: &[Vec<u8>]) -> Result<Vec<Lock>, Failure> {
+    pub async fn locks(&mut self, place: Place, keys: &[Vec<u8>]) -> Result<Vec<Lock>, Failure> {
+        let node = &mut self.nodes[place.node];
         let mut locks = Vec::with_capacity(keys.len());
         for keys in keys.chunks(LOCKS_PER_PIPELINE) {
             let mut sizes = redis::pipe();
@@ -180,7 +238,7 @@ impl Observer {
                 // The second tells a fair lock: its value is large by its queue, and not by its holders.
                 sizes.cmd("MEMORY").arg("USAGE").arg(key).cmd("RFAIRLOCK.HOLDS").arg(key).arg("-");
             }
-            let sizes = self.ask_all(&sizes, 2 * keys.len()).await?;
+            let sizes = node.ask_all(&sizes, 2 * keys.len()).await?;
             let has_few_holders = |size: &[Value]| match size {
                 [Value::Int(bytes), fair] => *bytes < LARGE_BYTES || matches!(fair, Value::Int(_)),
                 _ => true,
@@ -195,7 +253,7 @@ impl Observer {
                     false => questions.cmd("RLOCK.WAITERS").arg(key).arg("COUNT").arg(COUNTED_WAITERS),
                 };
             }
-            let answers = self.ask_all(&questions, keys.len()).await?;
+            let answers = node.ask_all(&questions, keys.len()).await?;
             for ((key, answer), are_few) in keys.iter().zip(&answers).zip(are_few) {
                 locks.extend(if are_few { lock_of(key, answer) } else { Some(large_lock_of(key, answer)) });
             }
@@ -203,18 +261,19 @@ impl Observer {
         Ok(locks)
     }
 
-    /// Finds out how long the first in each queue has waited.
+    /// Finds out how long the first in each queue has waited, of locks that a step has found from this place on.
     ///
     /// # Errors
     ///
     /// If the server refuses.
-    pub async fn add_longest_waits(&mut self, locks: &mut [Lock]) -> Result<(), Failure> {
+    pub async fn add_longest_waits(&mut self, place: Place, locks: &mut [Lock]) -> Result<(), Failure> {
+        let node = &mut self.nodes[place.node];
         for locks in locks.chunks_mut(LOCKS_PER_PIPELINE) {
             let mut questions = redis::pipe();
             for lock in &*locks {
                 questions.cmd("RLOCK.WAITERS").arg(&lock.key_bytes).arg("COUNT").arg(1);
             }
-            let answers = self.ask_all(&questions, locks.len()).await?;
+            let answers = node.ask_all(&questions, locks.len()).await?;
             for (lock, answer) in locks.iter_mut().zip(&answers) {
                 lock.longest_wait_ms = items(answer).first().map(|waiter| waiter_of(waiter).waited_ms);
             }
@@ -235,60 +294,48 @@ impl Observer {
         }
     }
 
-    /// A section of INFO, by field.
+    /// A section of INFO of each server, by field.
     ///
     /// # Errors
     ///
-    /// If the server refuses.
-    pub async fn info(&mut self, section: &str) -> Result<Vec<(String, String)>, Failure> {
-        let answer = self.ask(redis::cmd("INFO").arg(section)).await?;
-        let lines = text(&answer);
-        let fields = lines.lines().filter_map(|line| line.split_once(':'));
-        Ok(fields.map(|(name, value)| (name.to_owned(), value.trim_end().to_owned())).collect())
-    }
-}
-
-/// The items of an array; none if it is something else.
-fn items(value: &Value) -> &[Value] {
-    match value {
-        Value::Array(items) => items,
-        _ => &[],
-    }
-}
-
-fn bytes(value: &Value) -> &[u8] {
-    match value {
-        Value::BulkString(bytes) => bytes,
-        Value::SimpleString(text) => text.as_bytes(),
-        Value::VerbatimString { text, .. } => text.as_bytes(),
-        _ => &[],
-    }
-}
-
-fn text(value: &Value) -> String {
-    String::from_utf8_lossy(bytes(value)).into_owned()
-}
-
-/// A field of a map, which RESP2 has as an array.
-fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
-    match map {
-        Value::Map(fields) => fields.iter().find(|(key, _)| bytes(key) == name.as_bytes()).map(|(_, value)| value),
-        Value::Array(fields) => {
-            fields.chunks_exact(2).find(|pair| bytes(&pair[0]) == name.as_bytes()).map(|pair| &pair[1])
+    /// If a server refuses.
+    pub async fn info(&mut self, section: &str) -> Result<Vec<Vec<(String, String)>>, Failure> {
+        let mut all = Vec::with_capacity(self.nodes.len());
+        for node in &mut self.nodes {
+            let answer = node.ask(redis::cmd("INFO").arg(section)).await?;
+            let lines = text(&answer);
+            let fields = lines.lines().filter_map(|line| line.split_once(':'));
+            all.push(fields.map(|(name, value)| (name.to_owned(), value.trim_end().to_owned())).collect());
         }
-        _ => None,
+        Ok(all)
     }
 }
 
-fn number(map: &Value, name: &str) -> Option<i64> {
-    match field(map, name) {
-        Some(Value::Int(number)) => Some(*number),
-        _ => None,
-    }
+/// A lock of which RLOCK.TOP tells.
+struct Contended {
+    /// By which server.
+    node: usize,
+    database: i64,
+    lock: Lock,
 }
 
-fn words(map: &Value, name: &str) -> String {
-    field(map, name).map(|value| printable(bytes(value))).unwrap_or_default()
+fn contended_lock_of(node: usize, map: &Value) -> Contended {
+    let key = field(map, "key").map(bytes).unwrap_or_default();
+    let holder = field(map, "owner").map(|owner| Holder {
+        owner: printable(bytes(owner)),
+        token: number(map, "token").unwrap_or(0),
+        ..Holder::default()
+    });
+    let lock = Lock {
+        key: printable(key),
+        kind: words(map, "kind"),
+        holders: holder.into_iter().collect(),
+        waiters: number(map, "waiters").unwrap_or(0),
+        longest_wait_ms: number(map, "oldest-wait-ms"),
+        key_bytes: key.to_vec(),
+        ..Lock::default()
+    };
+    Contended { node, database: number(map, "db").unwrap_or(0), lock }
 }
 
 fn lock_of(key: &[u8], info: &Value) -> Option<Lock> {

@@ -16,20 +16,13 @@ pub(crate) async fn release(url: &str, options: Release) -> Result<u8, Failure> 
         let whose = options.token.map(|token| format!(" with token {token}")).unwrap_or_default();
         Failure::new(NOTHING, format!("nobody holds {}{whose}", printable(key)))
     };
-    let Some(lock) = observer.lock(key).await? else { return Err(nothing()) };
-    // Each kind of lock has a command of its own.
-    let family = match lock.kind.as_str() {
-        "fair" => "RFAIRLOCK",
-        "rwlock" => "RRWLOCK",
-        "semaphore" => "RSEMAPHORE",
-        _ => "RLOCK",
-    };
-    let mut command = redis::cmd(&format!("{family}.FORCERELEASE"));
+    // It works on a lock of any kind.
+    let mut command = redis::cmd("RLOCK.FORCERELEASE");
     command.arg(key);
     if let Some(token) = options.token {
         command.arg("TOKEN").arg(token);
     }
-    match observer.ask(&command).await? {
+    match observer.ask_about(key, &command).await? {
         Value::Int(0) => Err(nothing()),
         _ => Ok(DONE),
     }

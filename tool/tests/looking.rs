@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::commands::{Running, finish, status, text, wait_for_waiters};
+use crate::commands::{Running, finish, status, text, url, wait_for_waiters};
 use crate::support::{Client, Command, OwnedProcess, Server, free_port};
 
 fn json(bytes: &[u8]) -> Value {
@@ -114,15 +114,36 @@ fn top_shows_the_most_contended_first() {
     let server = server_with_locks();
     let _bob = server.waiter("RLOCK.ACQUIRE mutex bob BLOCK 0");
     let _carol = server.waiter("RLOCK.ACQUIRE mutex carol BLOCK 0");
+    let _dave = server.waiter("RRWLOCK.ACQUIRE rw dave WRITE BLOCK 0");
     wait_for_waiters(&server, "mutex", 2);
+    wait_for_waiters(&server, "rw", 1);
     let seen = json(&finish(&server, "top --json --count 2").stdout);
     let keys: Vec<_> = seen["locks"].as_array().expect("locks").iter().map(|lock| &lock["key"]).collect();
-    assert_eq!(keys, ["mutex", "fair"]);
-    assert_eq!((&seen["locks_seen"], &seen["contended"]), (&4.into(), &2.into()));
-    assert_eq!(seen["server"]["waiting"], 2);
+    assert_eq!(keys, ["mutex", "rw"]);
+    assert_eq!(seen["locks"][1]["holders"].as_array().expect("holders").len(), 2);
+    assert_eq!(seen["server"]["waiting"], 3);
     assert!(seen["locks"][0]["longest_wait_ms"].is_i64());
     let out = text(&finish(&server, "top --once").stdout);
     assert!(out.lines().nth(1).is_some_and(|line| line.starts_with("mutex")), "{out}");
+}
+
+#[test]
+fn top_shows_other_databases_too() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("SELECT 3");
+    client.acquire("k alice PX 600000");
+    let mut waiter = server.client();
+    waiter.call("SELECT 3");
+    waiter.send("RLOCK.ACQUIRE k bob BLOCK 0");
+    crate::eventually(|| client.info_number("rlock_waiting") == 1);
+    let seen = |line: &str| json(&finish(&server, line).stdout)["locks"][0].clone();
+    assert_eq!(
+        (&seen("top --json")["key"], &seen("top --json")["holders"][0]["owner"]),
+        (&"3/k".into(), &"alice".into())
+    );
+    let url = format!("{}3", url(&server));
+    assert_eq!(seen(&format!("--url {url} top --json"))["key"], "k");
 }
 
 #[test]
@@ -153,8 +174,8 @@ fn a_lock_with_very_many_holders_is_not_asked_for_all_of_them() {
     let acquire = |number| Command::from(format!("RSEMAPHORE.ACQUIRE crowd owner:{number} PX 600000"));
     client.call_in_one_step(&(0..5000).map(acquire).collect::<Vec<_>>());
     client.call("CONFIG RESETSTAT");
-    let seen = json(&finish(&server, "top --json").stdout);
-    assert_eq!(seen["locks"][0]["many_holders"], true);
+    let seen = json(&finish(&server, "ls --json").stdout);
+    assert_eq!(seen["many_holders"], true);
     assert!(!client.call("INFO commandstats").text().contains("RLOCK.INFO"));
     let has_many = |line: &str| line.split_whitespace().any(|cell| cell == "many");
     assert!(text(&finish(&server, "ls").stdout).lines().any(has_many));
@@ -168,5 +189,5 @@ fn a_fair_lock_with_a_long_queue_is_counted_in_full() {
     client.acquire_fair("queue first PX 600000");
     let queue = |number| Command::from(format!("RFAIRLOCK.ACQUIRE queue owner:{number} QUEUE 600000"));
     client.call_in_one_step(&(0..5000).map(queue).collect::<Vec<_>>());
-    assert_eq!(json(&finish(&server, "top --json").stdout)["locks"][0]["waiters"], 5000);
+    assert_eq!(json(&finish(&server, "ls --json").stdout)["waiters"], 5000);
 }

@@ -4,6 +4,7 @@ mod commands;
 mod ending;
 mod looking;
 mod picture;
+mod places;
 mod running;
 mod sharing;
 // The servers and plain connections of the module's own tests. Not all of it is used here.

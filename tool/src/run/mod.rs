@@ -14,6 +14,7 @@ use rand::Rng;
 use rlock_client::{Client, Error, Guard, Kind, Lock};
 use tokio::time::Instant;
 
+use crate::address::Address;
 use crate::arguments::Run;
 use crate::exit::{FAILED, Failure, LOST, REFUSED, SIGNALLED, TIMED_OUT, without_password};
 use crate::observer::Observer;
@@ -38,7 +39,7 @@ pub(crate) async fn run(url: &str, options: Run) -> Result<u8, Failure> {
 async fn connect_and_run(url: &str, options: &Run, signals: &mut Signals) -> Result<u8, Failure> {
     let key = options.key.as_bytes();
     let connecting = async {
-        let client = Client::connect(url).await.map_err(|error| name_server(url, error))?;
+        let client = Address::parse(url)?.client().await.map_err(|error| name_server(url, error))?;
         if let Some(permits) = options.semaphore {
             make_semaphore(&client, url, key, permits).await?;
         }

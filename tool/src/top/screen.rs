@@ -122,12 +122,9 @@ fn head_lines(view: &View) -> Vec<Line<'static>> {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let number = |number: String| Span::styled(number, bold);
     let seen = match view.survey.taken_at {
-        Some(_) => format!(
-            "{} of {} locks are contended; looked at in {}",
-            view.survey.contended,
-            view.survey.locks_seen,
-            brief(view.survey.took_ms)
-        ),
+        Some(_) => {
+            format!("the {} most contended locks; looked at in {}", view.survey.locks.len(), brief(view.survey.took_ms))
+        }
         None => "looking…".to_owned(),
     };
     vec![
