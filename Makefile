@@ -35,7 +35,7 @@ MAINTAINER    = $${DEBFULLNAME:-$$(git config user.name || id -un)} <$${DEBEMAIL
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench bench-peers client-cancel client-faults test-examples test-retries test-monitoring demo deb demo-install picture clean
+.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench bench-peers client-native-tls client-cancel client-faults test-examples test-retries test-monitoring demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ help: ## List the targets
 	@echo "  SERVER=valkey-server make run   another server than redis-server"
 	@echo "  PREFIX=/opt/redis make install  another place than /usr/lib/redis/modules"
 
-run cluster test campaigns test-matrix check check-crashes failover client-cancel client-faults picture: NEEDS = build server
+run cluster test campaigns test-matrix check check-crashes failover client-native-tls client-cancel client-faults picture: NEEDS = build server
 deb: NEEDS = build deb
 
 build: ## Build the module: target/release/librlock.so
@@ -91,9 +91,7 @@ test: build ## Run every test: the core's, and the module's, the client's and th
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
 	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
-	RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
-	for tls in rustls native-tls; do \
-	  RLOCK_SERVER=$(SERVER) cargo test --package rlock-client --features tls-$$tls --test client -- tls:: || exit 1; done
+	FEATURES=tls-rustls RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-tool
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
@@ -137,9 +135,7 @@ failover: build ## Kill a primary under load 20 times, with Sentinel
 lint: ## Check format and lints
 	@$(NEED) build
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
-	for tls in rustls native-tls; do \
-	  cargo clippy --package rlock-client --all-targets --features tls-$$tls -- -D warnings || exit 1; done
+	cargo clippy --workspace --all-targets --features rlock-client/tls-rustls -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --features tls-rustls
 
 bench: ## Measure the module, its longest pauses, and write docs/benchmarks-module.md; SECTION=memory for one part only
@@ -153,6 +149,11 @@ bench-peers: ## Measure the module beside other locks and write docs/benchmarks.
 	cargo build --release --package rlock --package rlock-bench-peers
 	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
+
+client-native-tls: build ## The client's tests of TLS with the system's own library
+	@$(NEED) openssl
+	cargo clippy --package rlock-client --all-targets --features tls-native-tls -- -D warnings
+	RLOCK_SERVER=$(SERVER) cargo test --package rlock-client --features tls-native-tls --test client -- tls::
 
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
 	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions
