@@ -226,20 +226,6 @@ fn channel(arg: Arg<'_>) -> Result<&[u8], ArgumentError> {
     Ok(name)
 }
 
-/// Where the options from `first` on have a channel, for the server, which asks before anything else is looked at.
-pub(crate) fn channel_at(args: Args<'_>, first: usize) -> Option<usize> {
-    let mut index = first;
-    loop {
-        let name = args.get(index)?.bytes();
-        let value = index.saturating_add(1);
-        index = match () {
-            () if name.eq_ignore_ascii_case(Opt::Notify.name().as_bytes()) => return Some(value),
-            () if name.eq_ignore_ascii_case(Opt::Once.name().as_bytes()) => value,
-            () => value.saturating_add(1),
-        };
-    }
-}
-
 /// The names of options, for a person.
 fn names_of(options: &[Opt]) -> String {
     let names: Vec<_> = options.iter().map(|option| option.name()).collect();

@@ -13,6 +13,8 @@ pub(crate) const SESSION_WITHOUT_CONNECTION: &str =
     "ERR SESSION needs a connection of its own: it cannot be used in scripts and by other modules";
 pub(crate) const NOTIFY_WITHOUT_CONNECTION: &str =
     "ERR NOTIFY needs a connection of its own: it cannot be used in scripts and by other modules";
+pub(crate) const NOTIFY_WITHOUT_PERMISSION: &str =
+    "NOPERM this user has no permission to publish to the channel of NOTIFY: see ACL SETUSER, &pattern";
 pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
     "ERR NOTIFY belongs to BLOCK ms, and needs REQ id: by the id the answer is told from others on the channel";
 pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use crate::support::{Client, two_nodes};
+use crate::support::{Client, Server, free_port, two_nodes};
 
 #[track_caller]
 fn assert_still_waiting(waiter: &mut Client) {
@@ -43,6 +43,25 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
     let mut waiter = target.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     assert_eq!(on_target.call("RLOCK.FORCERELEASE job"), 1);
     assert!(waiter.reply().int() > token);
+}
+
+#[test]
+fn a_node_grants_nothing_while_its_cluster_is_down() {
+    let bus = format!("cluster-port {}", free_port());
+    let node = Server::with(&["cluster-enabled yes", &bus]);
+    let mut client = node.client();
+    // The slot of the key is here, but others are nowhere.
+    assert_eq!(client.call("CLUSTER ADDSLOTSRANGE 0 10000"), "OK");
+    let slot = client.call("CLUSTER KEYSLOT job").int();
+    assert!(slot < 10000, "{slot}");
+    for command in [
+        "RLOCK.ACQUIRE job a",
+        "RLOCK.ACQUIRE job a BLOCK 0 NOTIFY {job} REQ 1",
+        "RLOCK.MACQUIRE 1 job a",
+        "RFAIRLOCK.ACQUIRE job a QUEUE 1000",
+    ] {
+        client.call(command).expect_error("CLUSTERDOWN");
+    }
 }
 
 #[test]

@@ -248,6 +248,8 @@ fn the_channel_needs_the_permission_of_publish() {
         client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY others REQ 1").expect_error("NOPERM");
         client.call("LOCK.ACQUIRE job b ONCE REQ 1 NOTIFY others BLOCK 0").expect_error("NOPERM");
         assert!(client.is_free("job"));
+        let denied = format!("{:?}", admin.call("ACL LOG 1"));
+        assert!(denied.contains("others") && denied.contains("channel"), "{denied}");
         client.acquire("job b BLOCK 0 NOTIFY mine:1 REQ 1");
     }
     let server = Server::start();

@@ -22,7 +22,7 @@ pub(super) struct Acquire<F>(PhantomData<F>);
 impl<F: Family> Command for Acquire<F> {
     const SPEC: CommandSpec = CommandSpec {
         name: F::NAMES.acquire,
-        flags: c"write deny-oom getchannels-api blocking",
+        flags: c"write deny-oom blocking",
         arity: -words_of_hold::<F>(),
         access: Access::Write,
         keys: KeyArguments::First,
@@ -30,12 +30,6 @@ impl<F: Family> Command for Acquire<F> {
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
         arguments: F::ACQUIRE_ARGUMENTS,
     };
-
-    const MAY_PUBLISH: bool = true;
-
-    fn channel_at(args: Args<'_>) -> Option<usize> {
-        arguments::channel_at(args, usize::try_from(words_of_hold::<F>()).unwrap_or(0))
-    }
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, acquire::<F>(ctx, args));
@@ -129,8 +123,11 @@ fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Opti
     if options.block_ms.is_none() || options.request_id.is_none() {
         return Err(Failure::Text(reply::NOTIFY_WITHOUT_BLOCK));
     }
-    if ctx.connection(ctx.flags()).is_none() {
+    let Some(client) = ctx.connection(ctx.flags()) else {
         return Err(Failure::Text(reply::NOTIFY_WITHOUT_CONNECTION));
+    };
+    if !ctx.user_may_publish(client, ctx.string(name).arg()) {
+        return Err(Failure::Text(reply::NOTIFY_WITHOUT_PERMISSION));
     }
     if server::is_cluster() && keys.first().is_some_and(|key| slot_of(key.bytes()) != slot_of(name)) {
         return Err(Failure::Text(reply::NOTIFY_IN_OTHER_SLOT));

@@ -15,7 +15,7 @@ pub(super) struct Acquire;
 impl Command for Acquire {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MACQUIRE",
-        flags: c"write deny-oom getkeys-api getchannels-api blocking",
+        flags: c"write deny-oom getkeys-api blocking",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
@@ -23,12 +23,6 @@ impl Command for Acquire {
         complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
         arguments: &[OWNER, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE],
     };
-
-    const MAY_PUBLISH: bool = true;
-
-    fn channel_at(args: Args<'_>) -> Option<usize> {
-        arguments::channel_at(args, arguments::key_count(args)?.saturating_add(3))
-    }
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
         reply_failure(ctx, acquire(ctx, args));

@@ -1,27 +1,8 @@
 //! Channels: who listens, and what is published.
 
-use std::ffi::c_int;
-
-use redis_module::raw;
-
-use super::{Arg, Args, Ctx, api};
+use super::{Arg, Ctx, api};
 
 impl Ctx<'_> {
-    /// The server wants to know which channels a command is about, and nothing else.
-    pub(crate) fn is_asked_for_channels(self) -> bool {
-        // SAFETY: the context is alive.
-        unsafe { api!(RedisModule_IsChannelsPositionRequest, self.raw()) != 0 }
-    }
-
-    /// Tells that argument `index` is a channel to which the command may publish.
-    pub(crate) fn tell_channel(self, index: usize, args: Args<'_>) {
-        if let (Some(_), Ok(index)) = (args.get(index), c_int::try_from(index)) {
-            let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH.cast_signed();
-            // SAFETY: the context is that of a request for positions, and there is such an argument.
-            unsafe { api!(RedisModule_ChannelAtPosWithFlags, self.raw(), index, flags) };
-        }
-    }
-
     /// How many connections to this very server listen to this very channel; not counted are those that listen to a pattern.
     pub(crate) fn listeners(self, channel: Arg<'_>, is_cluster: bool) -> u64 {
         let what = if is_cluster { c"SHARDNUMSUB" } else { c"NUMSUB" };

@@ -17,6 +17,27 @@ impl Ctx<'_> {
         self.with_user_of(client, may_read) == Some(raw::REDISMODULE_OK as c_int)
     }
 
+    /// Whether the user of a connection may publish to the channel. If not, the server's log of denied requests has it.
+    ///
+    /// The server would ask by itself for a command that says where its channels are. From Redis 7.4 on such a command counts as
+    /// `SPUBLISH` does, though: a node of a cluster runs it when the cluster is down, and for a key that has left with its slot
+    /// (`getNodeByQuery`). A lock would be granted twice.
+    pub(crate) fn user_may_publish(self, client: u64, channel: Arg<'_>) -> bool {
+        let may_publish = |user| {
+            let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH.cast_signed();
+            // SAFETY: the context, the user and the channel are alive.
+            unsafe {
+                let status = api!(RedisModule_ACLCheckChannelPermissions, user, channel.raw(), flags);
+                if status != raw::REDISMODULE_OK as c_int {
+                    let reason = raw::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CHANNEL;
+                    api!(RedisModule_ACLAddLogEntry, self.raw(), user, channel.raw(), reason);
+                }
+                status
+            }
+        };
+        self.with_user_of(client, may_publish) == Some(raw::REDISMODULE_OK as c_int)
+    }
+
     /// Whether the user of a connection may run a command. If the connection is gone, nobody can say that it may not.
     pub(crate) fn client_may_run(self, client: u64, command: &[Arg<'_>]) -> bool {
         let mut words: Vec<*mut raw::RedisModuleString> = command.iter().map(|word| word.raw()).collect();

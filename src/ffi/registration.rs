@@ -14,12 +14,6 @@ use crate::arguments;
 pub(crate) trait Command {
     /// What the server is told of it.
     const SPEC: CommandSpec;
-    /// Whether it has an option that names a channel.
-    const MAY_PUBLISH: bool = false;
-    /// Which argument is the channel to which it may publish.
-    fn channel_at(_args: Args<'_>) -> Option<usize> {
-        None
-    }
     /// Whether it goes over the heads of owners: for operators.
     const IS_DANGEROUS: bool = false;
     /// Runs it and replies. The number of arguments fits [`CommandSpec::arity`].
@@ -200,12 +194,6 @@ unsafe extern "C" fn entry<C: Command>(
         }
         return raw::REDISMODULE_OK as c_int;
     }
-    if C::MAY_PUBLISH && ctx.is_asked_for_channels() {
-        if let Some(index) = C::channel_at(args) {
-            ctx.tell_channel(index, args);
-        }
-        return raw::REDISMODULE_OK as c_int;
-    }
     let arity = C::SPEC.arity;
     let fits = if arity >= 0 { argc == arity } else { argc >= -arity };
     if !fits {
@@ -315,6 +303,8 @@ fn missing_function() -> Option<&'static str> {
         };
     }
     first_missing!(
+        RedisModule_ACLAddLogEntry,
+        RedisModule_ACLCheckChannelPermissions,
         RedisModule_ACLCheckCommandPermissions,
         RedisModule_ACLCheckKeyPermissions,
         RedisModule_AvoidReplicaTraffic,
@@ -323,7 +313,6 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_Call,
         RedisModule_CallReplyArrayElement,
         RedisModule_CallReplyInteger,
-        RedisModule_ChannelAtPosWithFlags,
         RedisModule_CloseKey,
         RedisModule_CreateCommand,
         RedisModule_CreateDataType,
@@ -360,7 +349,6 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_InfoAddFieldULongLong,
         RedisModule_InfoAddSection,
         RedisModule_IsIOError,
-        RedisModule_IsChannelsPositionRequest,
         RedisModule_IsKeysPositionRequest,
         RedisModule_KeyAtPos,
         RedisModule_KeyType,
