@@ -15,6 +15,7 @@ pub(crate) const NOTIFY_WITHOUT_CONNECTION: &str =
     "ERR NOTIFY needs a connection of its own: it cannot be used in scripts and by other modules";
 pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
     "ERR NOTIFY belongs to BLOCK ms, and needs REQ id: by the id the answer is told from others on the channel";
+pub(crate) const NOTIFY_WITHOUT_PUBSUB: &str = "ERR NOTIFY is not possible on this server: its command PUBSUB is renamed or disabled, and by it the module sees who listens";
 pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =
     "CROSSSLOT the channel of NOTIFY is one of a shard, and must be in the slot of the keys: give it their {tag}";
 pub(crate) const EFFECT_FROM_CLIENT: &str =

@@ -1,6 +1,7 @@
 //! Channels: who listens, and what is published.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
+use std::io;
 
 use redis_module::raw;
 
@@ -19,6 +20,20 @@ impl Ctx<'_> {
             let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH.cast_signed();
             // SAFETY: the context is that of a request for positions, and there is such an argument.
             unsafe { api!(RedisModule_ChannelAtPosWithFlags, self.raw(), index, flags) };
+        }
+    }
+
+    /// Whether the server has a command of that name: `rename-command` may have taken it away, which nothing but a restart changes.
+    pub(crate) fn has_command(self, name: &CStr) -> bool {
+        // SAFETY: the format says that there are no arguments. Both commands that this is asked of need some, so nothing is
+        // done: there is no reply, and errno tells why. If there is one it is freed once.
+        unsafe {
+            let reply = api!(RedisModule_Call, self.raw(), name.as_ptr(), c"".as_ptr());
+            if reply.is_null() {
+                return io::Error::last_os_error().kind() != io::ErrorKind::NotFound;
+            }
+            api!(RedisModule_FreeCallReply, reply);
+            true
         }
     }
 
