@@ -33,7 +33,7 @@ pub(crate) fn look_for_commands(ctx: Ctx<'_>) {
     TELLS_WHO_LISTENS.store(tells_who_listens, Ordering::Relaxed);
     if !tells_who_listens {
         log_warning(
-            "NOTIFY is refused: this server's command PUBSUB is renamed or disabled (rename-command), and by it the module sees who \
+            "requests with NOTIFY are refused: this server's command PUBSUB is renamed or disabled (rename-command), and by it the module sees who \
              listens",
         );
     }
