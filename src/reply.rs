@@ -17,6 +17,7 @@ pub(crate) const NOTIFY_WITHOUT_PERMISSION: &str =
     "NOPERM this user has no permission to publish to the channel of NOTIFY: see ACL SETUSER, &pattern";
 pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
     "ERR NOTIFY belongs to BLOCK ms, and needs REQ id: by the id the answer is told from others on the channel";
+pub(crate) const NOTIFY_WITHOUT_PUBSUB: &str = "ERR NOTIFY is not possible on this server: its command PUBSUB is renamed or disabled, and by it the module sees who listens";
 pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =
     "CROSSSLOT the channel of NOTIFY is one of a shard, and must be in the slot of the keys: give it their {tag}";
 pub(crate) const EFFECT_FROM_CLIENT: &str =

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::ffi::Ctx;
+use crate::ffi::{Ctx, log_warning};
 
 static IS_MASTER: AtomicBool = AtomicBool::new(false);
 static IS_LOADING: AtomicBool = AtomicBool::new(false);
 static IS_CLUSTER: AtomicBool = AtomicBool::new(false);
+static TELLS_WHO_LISTENS: AtomicBool = AtomicBool::new(false);
 
 /// Asks the server: when the module is loaded, when its role changes or a load begins or ends, and at each regular tick.
 pub(crate) fn look(ctx: Ctx<'_>) {
@@ -24,4 +25,27 @@ pub(crate) fn decides() -> bool {
 /// Whether it is a node of a cluster.
 pub(crate) fn is_cluster() -> bool {
     IS_CLUSTER.load(Ordering::Relaxed)
+}
+
+/// Looks for the commands of the server's that the module needs: when it is loaded. Whoever starts the server may have renamed them.
+pub(crate) fn look_for_commands(ctx: Ctx<'_>) {
+    let tells_who_listens = ctx.has_command(c"PUBSUB");
+    TELLS_WHO_LISTENS.store(tells_who_listens, Ordering::Relaxed);
+    if !tells_who_listens {
+        log_warning(
+            "requests with NOTIFY are refused: this server's command PUBSUB is renamed or disabled (rename-command), and by it the module sees who \
+             listens",
+        );
+    }
+    if is_cluster() && !ctx.has_command(c"EXISTS") {
+        log_warning(
+            "no lock goes to the next waiter when its lease ends: this server's command EXISTS is renamed or disabled \
+             (rename-command), and by it the module sees which slots a node of a cluster serves",
+        );
+    }
+}
+
+/// Whether it tells who listens to a channel.
+pub(crate) fn tells_who_listens() -> bool {
+    TELLS_WHO_LISTENS.load(Ordering::Relaxed)
 }

@@ -37,6 +37,7 @@ mod mutations;
 mod notify;
 mod notify_cluster;
 mod notify_crowd;
+mod notify_faults;
 mod once;
 mod operator;
 mod payloads;

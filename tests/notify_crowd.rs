@@ -1,8 +1,9 @@
 //! Very many requests that wait over few connections, by BLOCK … NOTIFY: each is answered once, and in the order of its queue.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
-use crate::support::{Client, Command, Server, at_length};
+use crate::support::{Client, Command, Server, assert_silent, at_length, message, subscriber};
 
 const NAMES: usize = 100;
 const CONNECTIONS: usize = 20;
@@ -33,8 +34,8 @@ fn release(name: usize, owner: &str) -> Command {
 }
 
 impl Crowd {
-    /// All of them wait, for so long.
-    fn new(block_ms: u64) -> Self {
+    /// All of them wait.
+    fn new() -> Self {
         let requests = at_length(20_000, 1_000_000);
         let server = Server::start();
         let mut control = server.client();
@@ -51,7 +52,7 @@ impl Crowd {
             let asker = asker(first);
             let ask = |index: usize| {
                 let (name, owner, id) = (index % NAMES, owner(index), index + 1);
-                let options = format!("PX 86400000 BLOCK {block_ms} NOTIFY answers:{asker} REQ {id}");
+                let options = format!("PX 86400000 BLOCK 0 NOTIFY answers:{asker} REQ {id}");
                 format!("RLOCK.ACQUIRE lock:orders:{name:08} {owner} {options}").into()
             };
             let batch: Vec<Command> = (first..first + BATCH).map(ask).collect();
@@ -104,12 +105,12 @@ impl Crowd {
 
 #[test]
 fn a_crowd_is_granted_in_turn_each_once() {
-    Crowd::new(0).grant_all();
+    Crowd::new().grant_all();
 }
 
 #[test]
 fn those_whose_connections_are_cut_are_told_and_the_others_are_granted_in_turn() {
-    let mut crowd = Crowd::new(0);
+    let mut crowd = Crowd::new();
     crowd.askers.truncate(CONNECTIONS / 2);
     let all: Vec<usize> = crowd.queues.concat();
     let (cut, left): (Vec<usize>, Vec<usize>) = all.into_iter().partition(|index| asker(*index) >= CONNECTIONS / 2);
@@ -119,6 +120,34 @@ fn those_whose_connections_are_cut_are_told_and_the_others_are_granted_in_turn()
         queue.retain(|index| asker(*index) < CONNECTIONS / 2);
     }
     crowd.grant_all();
+}
+
+/// Sent by one connection, and so many that their end takes many turns of the server.
+#[test]
+fn a_crowd_whose_time_is_over_at_once_is_told_each_once() {
+    let requests = at_length(20_000, 1_000_000);
+    let server = Server::start();
+    let (mut client, mut messages) = (server.client(), subscriber(&server, "answers"));
+    client.acquire("job first PX 86400000");
+    assert_eq!(client.call(format!("CONFIG SET rlock.max-waiters {requests}")), "OK");
+    let end = Instant::now() + at_length(Duration::from_secs(3), Duration::from_secs(90));
+    for first in (0..requests).step_by(BATCH) {
+        let left_ms = end.saturating_duration_since(Instant::now()).as_millis();
+        let ask = |index: usize| {
+            let (owner, id) = (owner(index), index + 1);
+            format!("RLOCK.ACQUIRE job {owner} BLOCK {} NOTIFY answers REQ {id}", left_ms.max(1)).into()
+        };
+        let batch: Vec<Command> = (first..first + BATCH).map(ask).collect();
+        assert!(client.call_in_one_step(&batch).iter().all(|reply| *reply == 0), "all of them wait");
+    }
+    let mut ended = vec![false; requests];
+    for _ in 0..requests {
+        let message = message(&mut messages);
+        let id: usize = message.strip_prefix("nil ").and_then(|id| id.parse().ok()).expect("nil, and an id");
+        assert!(!std::mem::replace(&mut ended[id - 1], true), "{id} was told twice");
+    }
+    assert_eq!(client.info_number("rlock_waiting"), 0);
+    assert_silent(&mut messages);
 }
 
 #[test]

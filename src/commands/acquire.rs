@@ -129,6 +129,9 @@ fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Opti
     if !ctx.user_may_publish(client, ctx.string(name).arg()) {
         return Err(Failure::Text(reply::NOTIFY_WITHOUT_PERMISSION));
     }
+    if !server::tells_who_listens() {
+        return Err(Failure::Text(reply::NOTIFY_WITHOUT_PUBSUB));
+    }
     if server::is_cluster() && keys.first().is_some_and(|key| slot_of(key.bytes()) != slot_of(name)) {
         return Err(Failure::Text(reply::NOTIFY_IN_OTHER_SLOT));
     }

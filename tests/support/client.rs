@@ -154,6 +154,23 @@ impl Client {
         self.stream.write_all(&packed)
     }
 
+    /// Sends no more than so many bytes of a command, and returns how many it has.
+    #[track_caller]
+    pub fn send_beginning(&mut self, command: impl Into<Command>, count: usize) -> usize {
+        let (mut command, mut packed) = (command.into(), Vec::new());
+        self.family.translate(&mut command);
+        command.pack_into(&mut packed);
+        self.stream.write_all(&packed[..count.min(packed.len())]).expect("the server takes bytes");
+        packed.len()
+    }
+
+    /// Reads so many bytes of what comes, and closes the connection.
+    #[track_caller]
+    pub fn read_bytes_and_close(mut self, count: usize) {
+        self.stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        self.stream.read_exact(&mut vec![0; count]).expect("as many bytes");
+    }
+
     /// The next answer.
     #[track_caller]
     pub fn reply(&mut self) -> Reply {

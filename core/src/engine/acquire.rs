@@ -224,7 +224,7 @@ impl Engine {
         earlier: Earlier,
     ) -> Result<u64, Refusal> {
         if earlier == Earlier::None {
-            self.check_waiters(tx, 0)?;
+            self.check_waiters(tx, &[])?;
         }
         let (rank, arrival) = match earlier {
             Earlier::Repeated { rank, arrival } => (rank, arrival),
@@ -261,8 +261,8 @@ impl Engine {
         if !is_repeat && !is_own && matches!(request.ask, Ask::Wait { .. }) {
             // A higher id waits anew: it needs room beside all the others, also if the limit was lowered meanwhile; and it is
             // refused before anything has ended.
-            self.check_waiters(tx, earlier.len())?;
             let ends: SmallVec<[u64; 4]> = earlier.iter().map(|(ticket, _)| *ticket).collect();
+            self.check_waiters(tx, &ends)?;
             let rank = rank_of(tx, owner, request);
             let ticket = self.enter(tx, owner, request, rank, u64::MAX);
             self.check_deadlock(tx, ticket, &ends)?;

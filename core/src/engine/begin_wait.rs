@@ -10,11 +10,24 @@ use crate::keyspace::Keyspace;
 use crate::request::{Refusal, Request};
 
 impl Engine {
-    /// Whether one more request may wait.
-    pub(super) fn check_waiters(&self, tx: &Transaction<'_, impl Keyspace>, leaving: usize) -> Result<(), Refusal> {
+    /// Whether one more request may wait, when those in `leaving` have ended. Waits that are cut off take no room: as many of them
+    /// as it needs are ended now.
+    pub(super) fn check_waiters(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        leaving: &[u64],
+    ) -> Result<(), Refusal> {
         let limit = tx.limits.max_waiters;
-        let waiting = self.queues.len().saturating_sub(leaving);
-        if waiting >= limit { Err(Refusal::MaxWaiters { limit }) } else { Ok(()) }
+        loop {
+            // One of those may be cut off, too.
+            let leaving = leaving.iter().filter(|ticket| self.queues.get(**ticket).is_some()).count();
+            if self.queues.len().saturating_sub(leaving) < limit {
+                return Ok(());
+            }
+            if !self.end_next_cut_off(tx.out) {
+                return Err(Refusal::MaxWaiters { limit });
+            }
+        }
     }
 
     /// Puts a request into the queue of each of its keys.

@@ -47,7 +47,7 @@ impl Engine {
             return Ok(None);
         }
         if stay == Stay::Connected && replaced.is_none() {
-            self.check_waiters(tx, 0)?;
+            self.check_waiters(tx, &[])?;
         }
         let arrival = match mine {
             Some((_, arrival, _)) => arrival,

@@ -1,0 +1,216 @@
+//! BLOCK … NOTIFY where things go wrong: servers that lack a command, subscribers that are killed, connections that are cut.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use crate::support::{Client, Command, EXCLUSIVE, Sentinels, Server, Stopwatch, eventually, message, subscriber};
+
+const SOON: Duration = Duration::from_secs(10);
+const DEMOTED: Duration = Duration::from_secs(30);
+
+const DISABLED: [&str; 2] = ["rename-command PUBSUB \"\"", "rename-command PUBSUB SOMETHING"];
+
+#[test]
+fn where_the_module_cannot_see_who_listens_notify_is_refused() {
+    for line in DISABLED {
+        let server = Server::with(&[line]);
+        assert!(server.log().contains("rlock: requests with NOTIFY are refused"), "{line}");
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let refused = client.call("RLOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1");
+        assert!(refused.expect_error("ERR").contains("PUBSUB"), "{refused:?}");
+        assert_eq!(client.info_number("rlock_waiting"), 0);
+        let mut blocked = server.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        client.call("RLOCK.RELEASE job a");
+        blocked.reply().int();
+    }
+}
+
+/// Messages go out without the command.
+#[test]
+fn a_renamed_publish_is_no_obstacle() {
+    let server = Server::with(&["rename-command PUBLISH \"\"", "rename-command SUBSCRIBE LISTEN"]);
+    assert!(!server.log().contains("NOTIFY are refused"));
+    let (mut client, mut messages) = (server.client(), server.client());
+    messages.call("LISTEN answers");
+    client.acquire("job a PX 60000");
+    assert_eq!(client.call("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+    client.call("RLOCK.RELEASE job a");
+    assert!(message(&mut messages).starts_with("granted 1 "));
+}
+
+#[test]
+fn a_node_of_a_cluster_that_cannot_see_its_slots_says_so() {
+    let cluster_lines = ["cluster-enabled yes", &format!("cluster-port {}", crate::support::free_port())];
+    let server = Server::with(&[&cluster_lines[..], &["rename-command EXISTS \"\""]].concat());
+    assert!(server.log().contains("command EXISTS is renamed or disabled"));
+    let sound = Server::with(&["rename-command EXISTS \"\""]);
+    assert!(!sound.log().contains("command EXISTS"));
+}
+
+/// A connection that both waits and listens, on RESP3.
+fn listening_waiter(server: &Server) -> Client {
+    let mut client = server.client();
+    client.call("HELLO 3").pairs();
+    client.speak(server.family());
+    client.call("SUBSCRIBE answers");
+    client
+}
+
+/// All the messages of one turn are in its buffer before anything is written, and they are too many.
+#[test]
+fn a_subscriber_that_is_killed_by_its_output_buffer_keeps_nothing_that_is_bound_to_it() {
+    const LOCKS: usize = 500;
+    for family in EXCLUSIVE {
+        let server = Server::with(&["client-output-buffer-limit pubsub 8kb 0 0"]).speaking(*family);
+        let (mut client, mut both) = (server.client(), listening_waiter(&server));
+        let keys: Vec<String> = (0..LOCKS).map(|number| format!("job-{number}")).collect();
+        for (number, key) in keys.iter().enumerate() {
+            client.make(key);
+            client.acquire(&format!("{key} a PX 60000"));
+            let id = number + 1;
+            let ask = format!("LOCK.ACQUIRE {key} b PX 60000 SESSION 0 BLOCK 0 NOTIFY answers REQ {id}");
+            assert_eq!(both.call(ask), 0);
+        }
+        let mut next = server.waiter("LOCK.ACQUIRE job-7 c PX 60000 BLOCK 0");
+        let releases: Vec<Command> = keys.iter().map(|key| format!("LOCK.RELEASE {key} a").into()).collect();
+        client.call_in_one_step(&releases);
+        next.reply_within(SOON).expect("it is granted").int();
+        eventually(SOON, || client.info_number("rlock_held") == 1);
+        assert_eq!(client.info_number("rlock_waiting"), 0);
+        assert!(server.log().contains("output buffer limits"), "it was killed for that");
+    }
+}
+
+#[test]
+fn a_request_that_is_cut_at_any_byte_leaves_no_wait() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        let request = "LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1";
+        let (mut cut, mut length) = (0, usize::MAX);
+        while cut <= length {
+            let mut asker = server.client();
+            length = asker.send_beginning(request, cut);
+            if cut == length {
+                eventually(SOON, || client.waiting_owners("job") == ["b"]);
+            }
+            cut += 1;
+        }
+        eventually(SOON, || client.info_number("rlock_waiting") == 0);
+        client.call("LOCK.RELEASE job a");
+        assert_eq!(client.call("LOCK.HOLDS job b"), 0);
+    }
+}
+
+/// Of a message with a token and its frame.
+const BYTES: usize = 60;
+
+#[test]
+fn whoever_is_cut_at_any_byte_of_the_message_keeps_nothing_with_a_session() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        for cut in 0..BYTES {
+            client.acquire("job a PX 60000");
+            let mut both = listening_waiter(&server);
+            assert_eq!(both.call("LOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0 NOTIFY answers REQ 1"), 0);
+            let mut next = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
+            client.call("LOCK.RELEASE job a");
+            both.read_bytes_and_close(cut);
+            next.reply_within(SOON).expect("it is granted").int();
+            assert_eq!(client.call("LOCK.RELEASE job c"), 0);
+        }
+    }
+}
+
+#[test]
+fn whoever_is_cut_at_any_byte_of_the_message_is_told_when_it_asks_again() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let (mut client, mut asker) = (server.client(), server.client());
+        for cut in 0..BYTES {
+            client.acquire("job a PX 60000");
+            let messages = subscriber(&server, "answers");
+            let ask = format!("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ {}", cut + 1);
+            assert_eq!(asker.call(ask.as_str()), 0);
+            client.call("LOCK.RELEASE job a");
+            messages.read_bytes_and_close(cut);
+            let token = asker.call(ask).int();
+            assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+            assert_eq!(asker.call(format!("LOCK.RELEASE job b TOKEN {token}")), 0);
+        }
+    }
+}
+
+#[test]
+fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut admin = server.client();
+        let mut messages = subscriber(&server, "answers");
+        for change in ["resetkeys ~other", "-@all +ping"] {
+            admin.acquire("job a PX 60000");
+            admin.call("ACL SETUSER worker reset on >secret ~* &* +@all");
+            let mut asker = server.client();
+            assert_eq!(asker.call("AUTH worker secret"), "OK");
+            assert_eq!(asker.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+            let mut next = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
+            assert_eq!(admin.call(format!("ACL SETUSER worker {change}")), "OK");
+            admin.call("LOCK.RELEASE job a");
+            assert!(message(&mut messages).starts_with("error 1 NOPERM "), "{change}");
+            next.reply_within(SOON).expect("it is granted").int();
+            assert_eq!(admin.call("LOCK.RELEASE job c"), 0);
+        }
+    }
+}
+
+#[test]
+fn where_memory_is_full_nobody_begins_to_wait_and_whoever_waits_is_served() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(client.call("CONFIG SET maxmemory 1"), "OK");
+        client.call("LOCK.ACQUIRE job c PX 60000 BLOCK 0 NOTIFY answers REQ 2").expect_error("OOM");
+        client.call("LOCK.RELEASE job a");
+        let token = client.holder("job").expect("it is held").token;
+        assert_eq!(message(&mut messages), format!("granted 1 {token}"));
+        assert_eq!(client.call("CONFIG SET maxmemory 0"), "OK");
+    }
+}
+
+/// Whoever waits at a primary that Sentinel replaces hears of it: by a message, or by the end of its connection.
+#[test]
+fn timed_nobody_hangs_when_sentinel_replaces_the_primary() {
+    const BLOCK_MS: u64 = 1000;
+    let primary = Server::member(&[]);
+    let replica = Server::member(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    replica.catch_up_with(&primary);
+    let sentinels = Sentinels::of(primary.port(), 1);
+    let mut client = primary.client();
+    client.acquire("job a PX 60000");
+    let mut messages = subscriber(&primary, "answers");
+    let mut asker = primary.client();
+    assert_eq!(asker.call("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+    let mut sentinel = Client::connect(sentinels.ports().next().expect("a Sentinel")).expect("a connection");
+    let mut timed = subscriber(&primary, "timed");
+    let watch = Stopwatch::start();
+    assert_eq!(sentinel.call("SENTINEL FAILOVER fleet"), "OK");
+    let ask = format!("RLOCK.ACQUIRE job c PX 60000 BLOCK {BLOCK_MS} NOTIFY timed REQ 2");
+    assert_eq!(client.call(ask), 0);
+    let heard = timed.reply_within(SOON);
+    assert!(!heard.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut), "{heard:?}");
+    watch.assert_took_ms(0..BLOCK_MS + 2000, "the end of a wait with a time");
+    if let Ok(heard) = heard {
+        assert!(["nil 2", "error 2 UNBLOCKED"].iter().any(|text| heard.array()[2].text().starts_with(text)));
+    }
+    eventually(SOON, || replica.client().info("role") == "master");
+    // Sentinel comes to tell the old primary when it next asks it for its role.
+    eventually(DEMOTED, || primary.client().info("role") == "slave");
+    let since_demoted = Stopwatch::start();
+    match messages.reply_within(SOON) {
+        Ok(heard) => assert!(heard.array()[2].text().starts_with("error 1 UNBLOCKED "), "{heard:?}"),
+        Err(error) => assert_ne!(error.kind(), ErrorKind::TimedOut),
+    }
+    since_demoted.assert_took_ms(0..2000, "the end of a wait without a time");
+    assert!(replica.client().holder("job").is_some_and(|holder| holder.owner == "a"));
+}
