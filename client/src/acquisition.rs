@@ -75,6 +75,24 @@ impl Acquisition {
 
     /// One attempt.
     pub(crate) async fn try_acquire(&self) -> Result<Option<Held>, Error> {
+        let started = Moment::now();
+        let outcome = self.try_once().await;
+        self.count(started, outcome.as_ref().map(Option::is_some));
+        outcome
+    }
+
+    /// Lets it be counted.
+    fn count(&self, started: Moment, outcome: Result<bool, &Error>) {
+        let (metrics, key) = (self.request.client.metrics(), self.request.subject.first_key());
+        let after = started.until(Moment::now());
+        match outcome {
+            Ok(true) => metrics.acquired(key, after),
+            Ok(false) => metrics.refused(key),
+            Err(error) => metrics.failed(key, error, after),
+        }
+    }
+
+    async fn try_once(&self) -> Result<Option<Held>, Error> {
         self.request.client.home.check()?;
         let give_up = Moment::now().after(self.request.client.settings.retry_for);
         match self.request.try_once(give_up).await? {
@@ -87,6 +105,13 @@ impl Acquisition {
     ///
     /// It ends in time also if no server answers; what was asked is taken back then as if the future had been dropped.
     pub(crate) async fn acquire(&self, deadline: Option<Moment>) -> Result<Held, Error> {
+        let started = Moment::now();
+        let outcome = self.acquire_in_time(deadline).await;
+        self.count(started, outcome.as_ref().map(|_| true));
+        outcome
+    }
+
+    async fn acquire_in_time(&self, deadline: Option<Moment>) -> Result<Held, Error> {
         let home = &self.request.client.home;
         home.check()?;
         let _under_way = home.under_way();

@@ -10,6 +10,7 @@ use redis::{ConnectionInfo, IntoConnectionInfo, RedisError, Value};
 use crate::Error;
 use crate::clock::Moment;
 use crate::home::Home;
+use crate::metrics::{Meter, Metrics};
 use crate::servers::{Servers, Topology};
 use crate::shared::{Settings, Shared};
 
@@ -93,6 +94,7 @@ impl Default for Builder {
             retry_for: Duration::from_secs(30),
             ping_after: Duration::from_secs(5),
             name: None,
+            meter: Meter::default(),
         };
         Self {
             settings,
@@ -138,6 +140,13 @@ impl Builder {
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.settings.name = Some(name.into());
+        self
+    }
+
+    /// Who hears of what happens to the locks of this client. Default: nobody.
+    #[must_use]
+    pub fn metrics(mut self, metrics: Arc<dyn Metrics>) -> Self {
+        self.settings.meter = Meter(metrics);
         self
     }
 

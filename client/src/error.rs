@@ -47,6 +47,15 @@ pub enum Error {
     /// The user may not use this command or key; the text says which.
     #[error("the user has no permission: {0}")]
     Permission(String),
+    /// The server does not tell what happens to locks: `notify-keyspace-events` needs `K` and `d`, and the user the permission for `CONFIG GET` and
+    /// for channels `__keyspace@*`.
+    #[error(
+        "the server does not tell what happens to locks: notify-keyspace-events needs K and d, and the user CONFIG GET and channels __keyspace@*"
+    )]
+    NoEvents,
+    /// A wait of a thread was [interrupted](crate::blocking::Interrupt).
+    #[error("the wait was interrupted")]
+    Interrupted,
     /// The server refused for another reason.
     #[error("the server refused: {code} {message}")]
     Server {

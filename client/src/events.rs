@@ -1,16 +1,13 @@
-//! What the server tells of keys whose locks are held here, if its `notify-keyspace-events` has `K` and `d`: so the loss of a hold is noticed at once,
-//! and not by the next renewal.
+//! What the server tells of keys, if its `notify-keyspace-events` has `K` and `d`: so the loss of a hold is noticed at once, and not by the next
+//! renewal, and whoever wants can follow what happens to a lock.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 
 /// What the channels of events begin with, and those of nothing else that this crate subscribes to.
 const PREFIX: &[u8] = b"__keyspace@";
-
-/// Events that do not end the hold of anybody else. Any other may.
-const HARMLESS: [&[u8]; 3] = [b"rlock.acquire", b"rlock.release", b"rlock.turn"];
 
 /// The channel of a key's events.
 pub(crate) fn channel_of(database: i64, key: &[u8]) -> Vec<u8> {
@@ -22,27 +19,94 @@ pub(crate) fn are_published(setting: &str) -> bool {
     setting.contains('K') && setting.contains(['d', 'A'])
 }
 
+/// How many events of a key are kept for whoever follows them slowly.
+const KEPT_EVENTS: usize = 256;
+
+/// Something that has happened to a lock, see [`Observer::events`](crate::Observer::events).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Event {
+    /// Somebody was granted it. Re-entering it is none.
+    Acquired,
+    /// Somebody released it.
+    Released,
+    /// Somebody's lease or session has ended.
+    Expired,
+    /// It was taken away from whoever held it.
+    Forced,
+    /// A free fair lock is kept for a while for whoever is first in its queue and is not there now.
+    Turn,
+    /// The key was deleted, evicted, renamed or overwritten. Told of only with `g` and `e` in `notify-keyspace-events`.
+    Removed,
+    /// The connection was lost, or these events were not asked for in time: some may be missing from here on.
+    Missed,
+}
+
+impl Event {
+    fn parse(name: &[u8]) -> Self {
+        match name {
+            b"rlock.acquire" => Self::Acquired,
+            b"rlock.release" => Self::Released,
+            b"rlock.expire" => Self::Expired,
+            b"rlock.force" => Self::Forced,
+            b"rlock.turn" => Self::Turn,
+            _ => Self::Removed,
+        }
+    }
+
+    /// Whether it may end the hold of somebody who has not released it.
+    fn may_end_a_hold(self) -> bool {
+        !matches!(self, Self::Acquired | Self::Released | Self::Turn)
+    }
+}
+
+/// Who listens to a key.
+struct Listened {
+    /// Whoever holds it.
+    holders: watch::Sender<()>,
+    /// Whoever follows it.
+    followers: Option<broadcast::Sender<Event>>,
+}
+
+impl Listened {
+    fn is_idle(&self) -> bool {
+        self.holders.receiver_count() == 0
+            && self.followers.as_ref().is_none_or(|followers| followers.receiver_count() == 0)
+    }
+}
+
 /// Who listens to which key on a connection.
 #[derive(Default)]
-pub(crate) struct Listeners(Mutex<HashMap<Vec<u8>, watch::Sender<()>>>);
+pub(crate) struct Listeners(Mutex<HashMap<Vec<u8>, Listened>>);
 
 impl Listeners {
-    fn by_channel(&self) -> MutexGuard<'_, HashMap<Vec<u8>, watch::Sender<()>>> {
+    fn by_channel(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Listened>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens to a channel. The second value is whether nobody did before.
+    /// Listens to what may end a hold. The second value is whether nobody listened before.
     pub(crate) fn add(&self, channel: &[u8]) -> (watch::Receiver<()>, bool) {
+        self.enter(channel, |listened| listened.holders.subscribe())
+    }
+
+    /// Listens to all that happens.
+    pub(crate) fn follow(&self, channel: &[u8]) -> (broadcast::Receiver<Event>, bool) {
+        self.enter(channel, |listened| {
+            listened.followers.get_or_insert_with(|| broadcast::Sender::new(KEPT_EVENTS)).subscribe()
+        })
+    }
+
+    fn enter<T>(&self, channel: &[u8], subscribe: impl FnOnce(&mut Listened) -> T) -> (T, bool) {
         let mut listeners = self.by_channel();
         let is_first = !listeners.contains_key(channel);
-        let sender = listeners.entry(channel.to_vec()).or_insert_with(|| watch::Sender::new(()));
-        (sender.subscribe(), is_first)
+        let nobody = || Listened { holders: watch::Sender::new(()), followers: None };
+        (subscribe(listeners.entry(channel.to_vec()).or_insert_with(nobody)), is_first)
     }
 
     /// Forgets a channel if nobody listens to it any more. Returns whether that is so.
     pub(crate) fn remove_if_idle(&self, channel: &[u8]) -> bool {
         let mut listeners = self.by_channel();
-        let is_idle = listeners.get(channel).is_some_and(|sender| sender.receiver_count() == 0);
+        let is_idle = listeners.get(channel).is_some_and(Listened::is_idle);
         if is_idle {
             listeners.remove(channel);
         }
@@ -52,11 +116,15 @@ impl Listeners {
     /// A message has come. False if it is not about a key.
     pub(crate) fn tell(&self, channel: &[u8], event: &[u8]) -> bool {
         let is_event = channel.starts_with(PREFIX);
-        if is_event
-            && !HARMLESS.contains(&event)
-            && let Some(sender) = self.by_channel().get(channel)
-        {
-            sender.send_replace(());
+        if is_event && let Some(listened) = self.by_channel().get(channel) {
+            let event = Event::parse(event);
+            if event.may_end_a_hold() {
+                listened.holders.send_replace(());
+            }
+            if let Some(followers) = &listened.followers {
+                // Nobody may be left.
+                drop(followers.send(event));
+            }
         }
         is_event
     }
@@ -82,6 +150,11 @@ mod tests {
         drop(first);
         assert!(!listeners.remove_if_idle(&channel), "one still listens");
         drop(second);
+        let (mut follower, is_first) = listeners.follow(&channel);
+        assert!(!is_first && !listeners.remove_if_idle(&channel), "one follows");
+        assert!(listeners.tell(&channel, b"rlock.acquire") && listeners.tell(&channel, b"del"));
+        assert_eq!((follower.try_recv(), follower.try_recv()), (Ok(Event::Acquired), Ok(Event::Removed)));
+        drop(follower);
         assert!(listeners.remove_if_idle(&channel));
         assert!(are_published("AKE") && are_published("Kd") && !are_published("Ed") && !are_published("Kg"));
     }

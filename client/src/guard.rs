@@ -29,7 +29,7 @@ use crate::wire::Family;
 /// ```
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct Guard<K> {
-    held: Held,
+    pub(crate) held: Held,
     kind: PhantomData<fn() -> K>,
 }
 

@@ -1,7 +1,7 @@
 //! A hold and its keeper: the task that renews it, notices its loss, and is gone with it.
 
 use std::pin::Pin;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -44,8 +44,12 @@ pub(crate) struct Hold {
     state: Mutex<State>,
     /// Set when the hold can no longer be relied upon, for whatever reason.
     lost: CancellationToken,
+    /// Whether somebody has told of the loss.
+    is_told_of: AtomicBool,
     /// Set when its release has come to an end, whichever.
     ended: CancellationToken,
+    /// How many permits it has, or 1.
+    permits: AtomicU32,
     /// The id of its release, once that has begun.
     release_id: AtomicU64,
     /// Held while a renewal is under way; true once the hold is being released. So no renewal follows a release.
@@ -96,15 +100,16 @@ impl Hold {
     }
 
     fn lose(&self) {
-        if !self.lost.is_cancelled() {
+        if !self.lost.is_cancelled() && !self.is_told_of.swap(true, Ordering::Relaxed) {
             tracing::warn!(key = %self.key(), token = self.tokens.first(), "a lock was lost");
             self.lost.cancel();
+            self.request.client.metrics().lost(self.request.subject.first_key());
         }
     }
 
     /// The first key, for a person to read.
     fn key(&self) -> String {
-        self.request.subject.keys.first().map(|key| String::from_utf8_lossy(key).into_owned()).unwrap_or_default()
+        String::from_utf8_lossy(self.request.subject.first_key()).into_owned()
     }
 
     /// Resolves when the hold can no longer be relied upon. It needs no keeper for that, and no runtime: it wakes by the clock when the hold
@@ -144,6 +149,7 @@ impl Hold {
             Err(error) => {
                 tracing::warn!(key = %self.key(), %error, "a renewal failed");
                 self.state().validity.renewal_failed(Moment::now());
+                self.request.client.metrics().renewal_failed(self.request.subject.first_key(), error);
             }
         }
         outcome
@@ -298,7 +304,20 @@ impl Held {
         let (lost, ended, is_ending) =
             (CancellationToken::new(), CancellationToken::new(), tokio::sync::Mutex::new(false));
         let release_id = AtomicU64::default();
-        let hold = Arc::new(Hold { request, tokens, request_id, terms, state, lost, ended, is_ending, release_id });
+        let permits = AtomicU32::new(request.subject.permits);
+        let hold = Arc::new(Hold {
+            request,
+            tokens,
+            request_id,
+            terms,
+            state,
+            lost,
+            is_told_of: AtomicBool::new(false),
+            ended,
+            is_ending,
+            permits,
+            release_id,
+        });
         let home = &hold.request.client.home;
         let keeper = home.start(hold.clone().keep()).abort_handle();
         if home.has_ended() { Err(Error::RuntimeEnded) } else { Ok(Self { hold, keeper, ending: Ending::NotBegun }) }
@@ -337,14 +356,44 @@ impl Hold {
     }
 
     fn choose_release_id(&self) {
-        self.release_id.store(self.request.gate.next_id(), std::sync::atomic::Ordering::Relaxed);
+        self.release_id.store(self.request.gate.next_id(), Ordering::Relaxed);
     }
 
     async fn end(&self, relied_on_until: Moment, give_up: Moment) -> Result<(), Error> {
         *self.is_ending.lock().await = true;
-        let outcome = self.request.release(&self.tokens, &self.release_id, relied_on_until, give_up).await;
+        let permits = self.permits();
+        let outcome = self.request.release(&self.tokens, permits, &self.release_id, relied_on_until, give_up).await;
         self.ended.cancel();
+        let (metrics, key) = (self.request.client.metrics(), self.request.subject.first_key());
+        metrics.released(key, outcome.as_ref().err());
         outcome
+    }
+
+    /// How many permits it has.
+    pub(crate) fn permits(&self) -> u32 {
+        self.permits.load(Ordering::Relaxed)
+    }
+
+    /// Gives back some of its permits, and keeps the others.
+    ///
+    /// Cancel safety: it must not be dropped. Then nobody would know how many there are to be released.
+    pub(crate) async fn release_some(self: Arc<Self>, permits: u32) -> Result<(), Error> {
+        let _gate = self.request.gate.pass().await;
+        if permits == 0 || permits >= self.permits() {
+            let (asked, has) = (permits, self.permits());
+            return Err(Error::Argument(format!(
+                "permits is {asked}, and may be 1 to less than the {has} that are held"
+            )));
+        }
+        let request_id = AtomicU64::new(self.request.gate.next_id());
+        // An earlier copy cannot have ended the hold, so one that is not held any more was lost.
+        let releasing = self.request.release(&self.tokens, permits, &request_id, Moment::now(), Moment::NEVER);
+        tokio::select! {
+            outcome = releasing => outcome?,
+            () = self.clone().lost() => return Err(Error::NotHeld),
+        }
+        self.permits.fetch_sub(permits, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Resolves when a release has come to an end, or nobody is left who could do it.

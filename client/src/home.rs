@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -71,6 +72,16 @@ impl Home {
             tracing::warn!("the runtime of a client has ended: what is left on the server lives until its lease ends");
         }
         drop(self.tidying.spawn_on(work, &self.runtime));
+    }
+
+    /// Runs work here to its end, also if nobody waits for it any more.
+    pub(crate) async fn run_to_the_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (asker, answer) = oneshot::channel();
+        self.in_background(async move { drop(asker.send(work.await)) });
+        answer.await.unwrap_or(Err(Error::RuntimeEnded))
     }
 
     /// As long as this lives, something is under way that may have to be tidied up.

@@ -11,6 +11,7 @@
 //   observer             a look at a lock from outside
 //   guard                what a holder has in its hands
 //   client               how to connect
+//   follower             following what happens to a lock
 //   acquisition          an attempt or a wait, until a hold is in somebody's hands
 //   waiter               waiting
 //   hold                 a hold, and the keeper that renews it
@@ -22,6 +23,7 @@
 //   link                 one connection
 //   home mailbox events  the runtime of a client; messages that answer waits; what happens to keys
 //   options
+//   metrics              what a program may count
 //   timer validity       waking at a moment; until when a hold can be relied upon
 //   slots kind identity
 //   wire                 commands and answers
@@ -34,6 +36,7 @@ mod client;
 mod clock;
 mod error;
 mod events;
+mod follower;
 mod guard;
 mod hold;
 mod home;
@@ -42,6 +45,7 @@ mod kind;
 mod link;
 mod lock;
 mod mailbox;
+mod metrics;
 mod multi;
 mod news;
 mod observer;
@@ -60,21 +64,24 @@ mod wire;
 
 pub use client::{Builder, Client};
 pub use error::Error;
+pub use events::Event;
+pub use follower::Events;
 pub use guard::{Detached, Guard};
 pub use kind::{Fair, Kind, Mutex, Permits, Read, Reentrant, Write};
 pub use lock::{Lock, RwLock};
+pub use metrics::Metrics;
 pub use multi::{MultiGuard, MultiLock};
 pub use observer::{Holder, Observer, Waiter};
 pub use quorum::{Quorum, QuorumLock, QuorumRwLock};
 pub use quorum_guard::QuorumGuard;
-pub use semaphore::Semaphore;
+pub use semaphore::{Drain, Semaphore};
 
 /// The crate that talks to the server: for [`Builder::connect_to`], and for what is in [`Error::Connection`].
 pub use redis;
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     /// The files by layer, the highest first, as the picture above shows them. What a line says of its files comes after two spaces.
     fn layers() -> Vec<Vec<String>> {
@@ -83,14 +90,22 @@ mod tests {
         picture.map(names).collect()
     }
 
+    /// All files with code.
+    fn sources(folder: &Path) -> Vec<PathBuf> {
+        let entries = folder.read_dir().expect("the sources").map(|entry| entry.expect("an entry").path());
+        entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+    }
+
     #[test]
     fn a_file_uses_only_files_of_lower_layers() {
         let layers = layers();
         let layer_of = |file: &str| layers.iter().position(|layer| layer.iter().any(|name| name == file));
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let mut seen = 0;
-        for file in folder.read_dir().expect("the sources").map(|file| file.expect("a file").path()) {
-            let name = file.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned();
+        let mut seen = std::collections::BTreeSet::new();
+        for file in sources(&folder) {
+            // What is in a folder belongs to the file of its name.
+            let inside = file.strip_prefix(&folder).expect("it is in there").with_extension("");
+            let name = inside.iter().next().and_then(|name| name.to_str()).expect("a name").to_owned();
             if name == "lib" {
                 continue;
             }
@@ -103,8 +118,8 @@ mod tests {
                     assert!(layer > own || used == name, "{name} uses {used}");
                 }
             }
-            seen += 1;
+            seen.insert(name);
         }
-        assert_eq!(seen, layers.iter().flatten().count(), "the picture shows what there is");
+        assert_eq!(seen.len(), layers.iter().flatten().count(), "the picture shows what there is");
     }
 }

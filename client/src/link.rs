@@ -9,11 +9,11 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion, PushInfo, PushKind,
     RedisError, Value,
 };
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
-use crate::events::{Listeners, are_published, channel_of};
+use crate::events::{Event, Listeners, are_published, channel_of};
 use crate::identity::unique_owner;
 use crate::mailbox::{Letter, Mailbox};
 use crate::slots::tag_of;
@@ -117,17 +117,35 @@ impl Link {
 
     /// Listens to what ends the holds of a key. `None` if the server does not tell, or not this user.
     pub(crate) async fn listen(&self, key: &[u8], patience: Duration) -> Option<watch::Receiver<()>> {
-        let setting = async {
-            let answer = self.ask(redis::cmd("CONFIG").arg("GET").arg("notify-keyspace-events"), Some(patience)).await;
-            let setting = answer.and_then(|answer| Ok(redis::from_redis_value::<HashMap<String, String>>(answer)?));
-            setting.is_ok_and(|setting| setting.values().any(|flags| are_published(flags)))
-        };
-        if !*self.tells_events.get_or_init(|| setting).await {
+        if !*self.tells_events.get_or_init(|| self.publishes_events(patience)).await {
             return None;
         }
+        self.subscribe(key, patience, Listeners::add).await
+    }
+
+    /// Listens to all that happens to a key. `None` if the server does not tell now, or not this user.
+    pub(crate) async fn follow(&self, key: &[u8], patience: Duration) -> Option<broadcast::Receiver<Event>> {
+        if !self.publishes_events(patience).await {
+            return None;
+        }
+        self.subscribe(key, patience, Listeners::follow).await
+    }
+
+    async fn publishes_events(&self, patience: Duration) -> bool {
+        let answer = self.ask(redis::cmd("CONFIG").arg("GET").arg("notify-keyspace-events"), Some(patience)).await;
+        let setting = answer.and_then(|answer| Ok(redis::from_redis_value::<HashMap<String, String>>(answer)?));
+        setting.is_ok_and(|setting| setting.values().any(|flags| are_published(flags)))
+    }
+
+    async fn subscribe<T>(
+        &self,
+        key: &[u8],
+        patience: Duration,
+        add: impl Fn(&Listeners, &[u8]) -> (T, bool),
+    ) -> Option<T> {
         let channel = channel_of(self.info.redis_settings().db(), key);
         let _alone = self.subscribing.lock().await;
-        let (events, is_first) = self.listeners.add(&channel);
+        let (events, is_first) = add(&self.listeners, &channel);
         if is_first && self.ask(redis::cmd("SUBSCRIBE").arg(&channel), Some(patience)).await.is_err() {
             drop(events);
             self.listeners.remove_if_idle(&channel);

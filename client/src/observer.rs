@@ -7,6 +7,7 @@ use redis::{Cmd, Value};
 use crate::Error;
 use crate::client::Client;
 use crate::clock::Moment;
+use crate::follower::Events;
 use crate::wire::{self, field};
 
 impl Client {
@@ -164,6 +165,25 @@ impl Observer {
     /// As [`is_locked`](Self::is_locked).
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
         Waiter::all(&self.ask(redis::cmd("RLOCK.WAITERS").arg(&self.key)).await?)
+    }
+
+    /// Follows what happens to it from now on, over the connection of the client. Who it happens to is not told: ask
+    /// [`holders`](Self::holders).
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let mut events = client.observe("orders:42").events().await?;
+    /// loop {
+    ///     println!("{:?}", events.next().await?);
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoEvents`] if the server does not tell, see there; else as [`is_locked`](Self::is_locked).
+    pub async fn events(&self) -> Result<Events, Error> {
+        Events::of(&self.client.shared, &self.key).await
     }
 
     /// Takes it away from all who hold it, and serves those who wait. Returns whether anybody held it.

@@ -138,20 +138,21 @@ impl Request {
         Ok(wire::tokens(&value)?.map(granted))
     }
 
-    /// Gives one hold back: the one with these tokens, and no other of the same owner. Done is also what an earlier copy did, if nothing else
+    /// Gives back permits of one hold, or all of it: of the one with these tokens, and no other of the same owner. Done is also what an earlier copy did, if nothing else
     /// can have ended the hold: its lease ran until `ends`. `request_id` is the same in each copy of the request.
     ///
     /// Cancel safety: when dropped it may have been executed; sending it again with the same id does no harm.
     pub(crate) async fn release(
         &self,
         tokens: &[u64],
+        permits: u32,
         request_id: &AtomicU64,
         ends: Moment,
         give_up: Moment,
     ) -> Result<(), Error> {
         let mut is_repeated = false;
         loop {
-            let command = self.subject.release(tokens, request_id.load(Ordering::Relaxed));
+            let command = self.subject.release(tokens, permits, request_id.load(Ordering::Relaxed));
             let answered = self.call(&command, give_up).await?;
             match answered.said.map_err(|error| Error::of_hold(&error)) {
                 Ok(_) => return Ok(()),
@@ -172,7 +173,7 @@ impl Request {
     /// Gives back what nobody wants.
     async fn give_back(&self, tokens: &[u64], give_up: Moment) {
         let request_id = AtomicU64::new(self.gate.next_id());
-        match self.release(tokens, &request_id, Moment::NEVER, give_up).await {
+        match self.release(tokens, self.subject.permits, &request_id, Moment::NEVER, give_up).await {
             // Not held is what it should be.
             Ok(()) | Err(Error::NotHeld) => {}
             Err(error) => tracing::warn!(%error, "a grant that nobody wants could not be released; its lease ends it"),

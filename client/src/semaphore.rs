@@ -1,8 +1,7 @@
 //! Semaphores: permits under one key, and what is done to the semaphore itself.
 
 use std::sync::Arc;
-
-use tokio::sync::oneshot;
+use std::time::Duration;
 
 use crate::Error;
 use crate::client::Client;
@@ -13,7 +12,7 @@ use crate::identity::unique_owner;
 use crate::kind::Permits;
 use crate::lock::Lock;
 use crate::observer::{Holder, Observer};
-use crate::options::DEFAULT_LEASE;
+use crate::options::Options;
 use crate::request::{Grant, Keeping, Request};
 use crate::shared::Gate;
 use crate::wire::{self, Family, Subject};
@@ -88,8 +87,58 @@ impl Semaphore {
         Lock::new(&self.client, &self.key).permits(permits)
     }
 
-    /// Takes all permits that are available, on a lease of 30 s that renews itself. Returns how many, with their guard. `None` if there
-    /// are none, or if somebody waits for them.
+    /// Takes all permits that are available: [`draining`](Self::draining) without options.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Drain::take`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Drain::take`].
+    pub async fn drain(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
+        self.draining().take().await
+    }
+
+    /// All permits that are available, with the options by which they are taken.
+    pub fn draining(&self) -> Drain {
+        Drain { client: self.client.clone(), key: self.key.clone(), options: Options::default() }
+    }
+}
+
+/// All permits of a semaphore that are available.
+///
+/// They are taken in the name of an owner that nobody else has, and without a session: that the request can be sent twice depends on it.
+#[derive(Clone, Debug)]
+pub struct Drain {
+    client: Client,
+    key: Vec<u8>,
+    options: Options,
+}
+
+impl Drain {
+    /// See [`Lock::lease`].
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.options.lease = Some(lease);
+        self
+    }
+
+    /// See [`Lock::renewing`].
+    #[must_use]
+    pub fn renewing(mut self, renews: bool) -> Self {
+        self.options.renews = Some(renews);
+        self
+    }
+
+    /// See [`Lock::max_hold`].
+    #[must_use]
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.options.max_hold = Some(most);
+        self
+    }
+
+    /// Takes them. Returns how many, with their guard. `None` if there are none, or if somebody waits for them.
     ///
     /// # Cancel safety
     ///
@@ -98,7 +147,8 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`Error::NoSemaphore`] if there is none.
-    pub async fn drain(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
+    pub async fn take(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
+        self.options.check()?;
         let client = self.client.shared.clone();
         client.home.check()?;
         let (keys, owner) = (Arc::from([self.key.clone()]), unique_owner().into());
@@ -106,16 +156,36 @@ impl Semaphore {
         let request = Request {
             client,
             subject,
-            lease: DEFAULT_LEASE,
+            lease: self.options.lease(),
             session_grace: None,
             gate: Arc::<Gate>::default(),
-            keeping: Keeping { renews: true, max_hold: None, replicas: None },
+            keeping: Keeping { renews: self.options.renews(), max_hold: self.options.max_hold, replicas: None },
         };
-        let (asker, answer) = oneshot::channel();
-        // A task of its own, so that it is never dropped between taking and knowing what was taken.
-        self.client.shared.home.in_background(async move { drop(asker.send(drain(request).await)) });
-        let drained = answer.await.unwrap_or(Err(Error::RuntimeEnded))?;
+        // So that it is never dropped between taking and knowing what was taken.
+        let drained = self.client.shared.home.run_to_the_end(drain(request)).await?;
         Ok(drained.map(|held| (held.hold.request.subject.permits, Guard::new(held))))
+    }
+}
+
+impl Guard<Permits> {
+    /// How many permits are held.
+    pub fn permits(&self) -> u32 {
+        self.held.hold.permits()
+    }
+
+    /// Gives back some of the permits, fewer than are held, and keeps the others on the same lease and token.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the rest to the background.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if that were none or all of them, [`Error::NotHeld`] if the hold is gone or ends before a server answers.
+    pub async fn release_some(&self, permits: u32) -> Result<(), Error> {
+        let hold = self.held.hold.clone();
+        let home = hold.request.client.home.clone();
+        home.run_to_the_end(async move { hold.release_some(permits).await }).await
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::home::Home;
 use crate::identity::next_request_id;
+use crate::metrics::{Meter, Metrics};
 use crate::servers::Servers;
 use crate::slots::slot_of;
 use crate::wire::Family;
@@ -20,6 +21,7 @@ pub(crate) struct Settings {
     pub(crate) retry_for: Duration,
     pub(crate) ping_after: Duration,
     pub(crate) name: Option<String>,
+    pub(crate) meter: Meter,
 }
 
 pub(crate) struct Shared {
@@ -64,6 +66,11 @@ impl Gate {
 impl Shared {
     pub(crate) fn new(servers: Servers, settings: Settings, home: Arc<Home>) -> Arc<Self> {
         Arc::new(Self { servers, settings, home, gates: Mutex::default() })
+    }
+
+    /// Who counts what happens.
+    pub(crate) fn metrics(&self) -> &dyn Metrics {
+        &*self.settings.meter.0
     }
 
     /// The slot of keys that are asked for together, in a cluster.

@@ -73,6 +73,11 @@ fn ms(span: Duration) -> u64 {
 }
 
 impl Subject {
+    /// The key by which people call it.
+    pub(crate) fn first_key(&self) -> &[u8] {
+        self.keys.first().map_or(b"", Vec::as_slice)
+    }
+
     /// A command of the family with what all of them begin with.
     fn command(&self, verb: &str) -> Cmd {
         let many = if self.family == Family::Many { "M" } else { "" };
@@ -90,15 +95,15 @@ impl Subject {
         command
     }
 
-    fn add_permits(&self, command: &mut Cmd) {
-        if self.family == Family::Semaphore && self.permits != 1 {
-            command.arg("PERMITS").arg(self.permits);
+    fn add_permits(&self, command: &mut Cmd, permits: u32) {
+        if self.family == Family::Semaphore && permits != 1 {
+            command.arg("PERMITS").arg(permits);
         }
     }
 
     pub(crate) fn acquire(&self, options: Acquire<'_>) -> Cmd {
         let mut command = self.command("ACQUIRE");
-        self.add_permits(&mut command);
+        self.add_permits(&mut command, self.permits);
         command.arg("PX").arg(ms(options.lease));
         match options.ask {
             Ask::Once => {}
@@ -122,9 +127,10 @@ impl Subject {
         }
     }
 
-    pub(crate) fn release(&self, tokens: &[u64], request_id: u64) -> Cmd {
+    /// Gives back so many permits; of any other kind that is 1.
+    pub(crate) fn release(&self, tokens: &[u64], permits: u32, request_id: u64) -> Cmd {
         let mut command = self.command("RELEASE");
-        self.add_permits(&mut command);
+        self.add_permits(&mut command, permits);
         command.arg("REQ").arg(request_id);
         self.add_tokens(&mut command, tokens);
         command
@@ -140,7 +146,7 @@ impl Subject {
     /// Ends a wait. On a fair lock that is the place of the owner, which may be older than the request.
     pub(crate) fn cancel(&self, request_id: u64) -> Cmd {
         let mut command = redis::cmd(&[self.family.prefix(), "CANCEL"].concat());
-        command.arg(self.keys.first().map_or(b"".as_slice(), Vec::as_slice)).arg(&*self.owner);
+        command.arg(self.first_key()).arg(&*self.owner);
         if self.family != Family::Fair {
             command.arg("REQ").arg(request_id);
         }
@@ -241,7 +247,7 @@ mod tests {
     fn commands_are_those_of_the_module() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 REQ 7");
-        assert_eq!(words(&mutex.release(&[9], 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
+        assert_eq!(words(&mutex.release(&[9], 1, 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
         let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Wait(None, "c")) };
         assert_eq!(words(&mutex.acquire(bound)), "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c SESSION 0 REQ 7");
 
@@ -254,7 +260,7 @@ mod tests {
 
         let semaphore = subject(Family::Semaphore, &["k"], 3);
         assert_eq!(words(&semaphore.acquire(options(Ask::Once))), "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 REQ 7");
-        assert_eq!(words(&semaphore.release(&[9], 8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
+        assert_eq!(words(&semaphore.release(&[9], 3, 8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
 
         let many = subject(Family::Many, &["a", "b"], 1);
         assert_eq!(words(&many.acquire(options(Ask::Once))), "RLOCK.MACQUIRE 2 a b me PX 3000 REQ 7");

@@ -7,6 +7,7 @@ mod cluster;
 mod counter;
 mod crowd;
 mod cut_connections;
+mod events;
 mod examples;
 mod failovers;
 mod faults;
@@ -20,6 +21,7 @@ mod memory;
 mod outages;
 mod owners;
 mod partitions;
+mod permits;
 mod processes;
 mod proxy;
 mod quorum;
@@ -28,6 +30,7 @@ mod restarts;
 #[allow(dead_code, unused_imports)]
 #[path = "../../tests/support/mod.rs"]
 mod support;
+mod threads;
 mod tidying;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
 mod tls;

@@ -1,0 +1,150 @@
+//! The runtime of a blocking client, and how a thread waits for what runs on it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::{self, Handle, Runtime};
+use tokio_util::sync::CancellationToken;
+
+use crate::Error;
+use crate::timer::within;
+
+/// Ends the waits of threads: those of all handles to which it was [given](crate::blocking::Lock::interrupted_by), now and from now on.
+/// Clones are the same one.
+///
+/// ```no_run
+/// # fn example(client: rlock_client::blocking::Client) {
+/// let interrupt = rlock_client::blocking::Interrupt::new();
+/// let lock = client.lock("orders:42").interrupted_by(&interrupt);
+/// let waiting = std::thread::spawn(move || lock.acquire());
+/// interrupt.interrupt();
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(CancellationToken);
+
+impl Interrupt {
+    /// One that has not been used yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends the waits.
+    pub fn interrupt(&self) {
+        self.0.cancel();
+    }
+
+    /// Whether it has been used.
+    pub fn is_interrupted(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}
+
+/// The runtime of a client, shared by its handles and guards.
+#[derive(Clone, Debug)]
+pub(super) struct Driver(Arc<Owned>);
+
+#[derive(Debug)]
+struct Owned(Option<Runtime>);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // The last guard may be dropped anywhere, also where blocking is not allowed.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Driver {
+    pub(super) fn start() -> Result<Self, Error> {
+        let runtime =
+            runtime::Builder::new_multi_thread().worker_threads(1).thread_name("rlock-client").enable_all().build();
+        let runtime = runtime.map_err(|cause| Error::Connection { tried_for: Duration::ZERO, cause: cause.into() })?;
+        Ok(Self(Arc::new(Owned(Some(runtime)))))
+    }
+
+    pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.0.0.as_ref().map_or(Err(Error::RuntimeEnded), |runtime| runtime.block_on(work))
+    }
+
+    /// Waits, unless that is interrupted.
+    pub(super) fn wait_unless<T>(
+        &self,
+        interrupt: Option<&Interrupt>,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let Some(Interrupt(interrupt)) = interrupt else { return self.wait(work) };
+        self.wait(async {
+            tokio::select! {
+                biased;
+                () = interrupt.cancelled() => Err(Error::Interrupted),
+                done = work => done,
+            }
+        })
+    }
+
+    pub(super) fn with<T>(&self, inner: T) -> On<T> {
+        On { inner, driver: self.clone(), interrupt: None }
+    }
+}
+
+/// Something of the asynchronous side, with the runtime that drives it.
+#[derive(Clone, Debug)]
+pub(super) struct On<T> {
+    // Before the driver, so that a guard's release is begun before the last driver goes.
+    pub(super) inner: T,
+    pub(super) driver: Driver,
+    /// What ends its waits.
+    pub(super) interrupt: Option<Interrupt>,
+}
+
+impl<T> On<T> {
+    pub(super) fn map(self, change: impl FnOnce(T) -> T) -> Self {
+        Self { inner: change(self.inner), ..self }
+    }
+
+    pub(super) fn wait<R>(&self, work: impl Future<Output = Result<R, Error>>) -> Result<R, Error> {
+        self.driver.wait_unless(self.interrupt.as_ref(), work)
+    }
+}
+
+/// How long the drop of a guard waits for the release.
+const LONGEST_RELEASE: Duration = Duration::from_secs(5);
+
+/// A guard of the asynchronous side. When it is dropped, it has released: the process may end right after that.
+pub(super) struct Kept<G> {
+    // Dropped in this order: the release is begun, it is waited for, and then perhaps the runtime ends.
+    pub(super) inner: G,
+    pub(super) release: Release,
+    pub(super) driver: Driver,
+}
+
+impl<G> Kept<G> {
+    pub(super) fn new(driver: &Driver, inner: G, released: impl Future<Output = ()> + Send + 'static) -> Self {
+        let release = Release { end: Box::pin(released), driver: driver.clone() };
+        Self { inner, release, driver: driver.clone() }
+    }
+}
+
+impl<G: std::fmt::Debug> std::fmt::Debug for Kept<G> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// Waits when it is dropped, unless that is in an asynchronous task, where nothing may block.
+pub(super) struct Release {
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    driver: Driver,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let may_block = Handle::try_current().is_err_and(|error| error.is_missing_context());
+        if may_block && let Some(runtime) = &self.driver.0.0 {
+            runtime.block_on(within(LONGEST_RELEASE, &mut self.end));
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Guards: what a holder has in its hands.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::blocking::driver::Kept;
+use crate::blocking::same::{holding, looks, waits};
+use crate::guard::Detached;
+use crate::kind::{Kind, Permits, Read, Reentrant, Write};
+
+/// A hold, see [`crate::Guard`]. When it is dropped it has released, or has tried to for 5 s. Dropped in an asynchronous task it
+/// releases in the background.
+#[derive(Debug)]
+#[must_use = "a guard that is dropped releases the lock"]
+pub struct Guard<K>(Kept<crate::Guard<K>>);
+
+impl<K: Kind> Guard<K> {
+    holding!(crate::Guard<K>, "crate::Guard");
+
+    looks! { "crate::Guard"
+        token() -> u64;
+        owner() -> &[u8];
+        valid_for() -> Duration;
+        is_suspected() -> bool;
+    }
+
+    waits! { "crate::Guard" renew_for(lease: Duration) -> (); }
+
+    /// See [`crate::Guard::detach`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn detach(self) -> Result<Detached, Error> {
+        let Kept { inner, driver, .. } = self.0;
+        driver.wait(inner.detach())
+    }
+}
+
+impl<K: Reentrant> Guard<K> {
+    /// See [`crate::Guard::reenter`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn reenter(&self) -> Result<Self, Error> {
+        Ok(Self::over(&self.0.driver, self.0.driver.wait(self.0.inner.reenter())?))
+    }
+}
+
+impl Guard<Permits> {
+    looks! { "crate::Guard" permits() -> u32; }
+    waits! { "crate::Guard" release_some(permits: u32) -> (); }
+}
+
+impl Guard<Write> {
+    /// See [`crate::Guard::downgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn downgrade(self) -> Result<Guard<Read>, Error> {
+        let Kept { inner, driver, .. } = self.0;
+        Ok(Guard::over(&driver, driver.wait(inner.downgrade())?))
+    }
+}
+
+impl Guard<Read> {
+    /// See [`crate::Guard::upgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgrade(&self) -> Result<Guard<Write>, Error> {
+        Ok(Guard::over(&self.0.driver, self.0.driver.wait(self.0.inner.upgrade())?))
+    }
+
+    /// See [`crate::Guard::upgrade_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgrade_timeout(&self, timeout: Duration) -> Result<Guard<Write>, Error> {
+        Ok(Guard::over(&self.0.driver, self.0.driver.wait(self.0.inner.upgrade_timeout(timeout))?))
+    }
+}
+
+/// All keys of a [`MultiLock`](crate::blocking::MultiLock), see [`crate::MultiGuard`].
+#[derive(Debug)]
+#[must_use = "a guard that is dropped releases the locks"]
+pub struct MultiGuard(Kept<crate::MultiGuard>);
+
+impl MultiGuard {
+    holding!(crate::MultiGuard, "crate::MultiGuard");
+    looks! { "crate::MultiGuard" token(key: impl AsRef<[u8]>) -> Option<u64>; }
+}
+
+/// A lock that a majority of servers has granted, see [`crate::QuorumGuard`].
+#[derive(Debug)]
+#[must_use = "a guard that is dropped releases the lock"]
+pub struct QuorumGuard(Kept<crate::QuorumGuard>);
+
+impl QuorumGuard {
+    holding!(crate::QuorumGuard, "crate::QuorumGuard");
+    looks! { "crate::QuorumGuard" token() -> u64; }
+}

@@ -1,0 +1,133 @@
+//! What happens to locks, as those see it who follow it or count it.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rlock_client::{Client, Error, Event, Metrics};
+
+use crate::support::Server;
+use crate::{PATIENCE, connect, kill_connections, url};
+
+async fn next(events: &mut rlock_client::Events) -> Event {
+    tokio::time::timeout(PATIENCE, events.next()).await.expect("in time").expect("an event")
+}
+
+#[tokio::test]
+async fn what_happens_to_a_lock_is_followed() {
+    let server = Server::with(&["notify-keyspace-events KA"]);
+    let client = connect(&server).await;
+    let mut events = client.observe("k").events().await.expect("it tells");
+    let mut others = client.observe("k").events().await.expect("it tells");
+    let _elsewhere = client.lock("other").acquire().await.expect("free");
+    client.lock("k").acquire().await.expect("free").release().await.expect("it was held");
+    let forced = client.lock("k").acquire().await.expect("free");
+    client.observe("k").force_release().await.expect("an answer");
+    let _expired = client.lock("k").lease(Duration::from_millis(50)).acquire().await.expect("free");
+    let expected = [Event::Acquired, Event::Released, Event::Acquired, Event::Forced, Event::Acquired, Event::Expired];
+    for event in expected {
+        assert_eq!(next(&mut events).await, event);
+        assert_eq!(next(&mut others).await, event);
+    }
+    // Who stops listening does not stop the others.
+    drop(others);
+    drop(forced);
+    let _held = client.lock("k").acquire().await.expect("free");
+    assert_eq!(next(&mut events).await, Event::Acquired);
+    server.client().call("DEL k");
+    assert_eq!(next(&mut events).await, Event::Removed);
+}
+
+#[tokio::test]
+async fn a_follower_is_told_what_a_lost_connection_may_have_hidden() {
+    let server = Server::with(&["notify-keyspace-events Kd"]);
+    let client = connect(&server).await;
+    let mut events = client.observe("k").events().await.expect("it tells");
+    kill_connections(&server);
+    assert_eq!(next(&mut events).await, Event::Missed);
+    let _held = client.lock("k").acquire().await.expect("free");
+    assert_eq!(next(&mut events).await, Event::Acquired);
+}
+
+#[tokio::test]
+async fn a_server_that_tells_nothing_is_named() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    assert!(matches!(client.observe("k").events().await, Err(Error::NoEvents)));
+    server.client().call("CONFIG SET notify-keyspace-events Kd");
+    client.observe("k").events().await.expect("it tells from now on");
+}
+
+/// Everything, as text.
+#[derive(Default)]
+struct Log(Mutex<Vec<String>>);
+
+impl Log {
+    fn add(&self, what: &str, key: &[u8]) {
+        self.0.lock().expect("no panic").push(format!("{what} {}", String::from_utf8_lossy(key)));
+    }
+}
+
+impl Metrics for Log {
+    fn acquired(&self, key: &[u8], _: Duration) {
+        self.add("acquired", key);
+    }
+
+    fn refused(&self, key: &[u8]) {
+        self.add("refused", key);
+    }
+
+    fn failed(&self, key: &[u8], error: &Error, after: Duration) {
+        assert!(matches!(error, Error::Timeout) && after >= Duration::from_millis(20));
+        self.add("failed", key);
+    }
+
+    fn renewal_failed(&self, key: &[u8], _: &Error) {
+        self.add("renewal failed", key);
+    }
+
+    fn lost(&self, key: &[u8]) {
+        self.add("lost", key);
+    }
+
+    fn released(&self, key: &[u8], error: Option<&Error>) {
+        self.add(if error.is_some() { "not released" } else { "released" }, key);
+    }
+}
+
+#[tokio::test]
+async fn what_happens_is_counted() {
+    let mut server = Server::start();
+    let log = Arc::new(Log::default());
+    let builder = Client::builder().metrics(log.clone()).retry_for(Duration::from_millis(100));
+    let client = builder.connect(&url(&server)).await.expect("a server");
+    let guard = client.lock("a").acquire().await.expect("free");
+    assert!(client.lock("a").try_acquire().await.expect("an answer").is_none());
+    let late = client.lock("a").acquire_timeout(Duration::from_millis(20)).await;
+    assert!(matches!(late, Err(Error::Timeout)));
+    guard.release().await.expect("it was held");
+    let taken = client.multi_lock(["b", "c"]).acquire().await.expect("free");
+    for key in ["b", "c"] {
+        client.observe(key).force_release().await.expect("an answer");
+    }
+    assert!(taken.renew().await.is_err());
+    assert!(taken.release().await.is_err());
+    let guard = client.lock("d").lease(Duration::from_millis(600)).acquire().await.expect("free");
+    server.kill();
+    assert!(guard.renew().await.is_err());
+    guard.lost().await;
+    let heard = std::mem::take(&mut *log.0.lock().expect("no panic"));
+    let expected = [
+        "acquired a",
+        "refused a",
+        "failed a",
+        "released a",
+        "acquired b",
+        "lost b",
+        "not released b",
+        "acquired d",
+        "renewal failed d",
+        "lost d",
+    ];
+    assert_eq!(heard, expected);
+    server.restart();
+}

@@ -1,0 +1,86 @@
+//! Permits that are given back in parts, and taken all at once on terms.
+
+use std::time::Duration;
+
+use rlock_client::Error;
+
+use crate::support::Server;
+use crate::{PATIENCE, command_stat, connect, eventually, kill_connections};
+
+#[tokio::test]
+async fn permits_are_given_back_in_parts() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let semaphore = client.semaphore("s");
+    semaphore.init(5).await.expect("an answer");
+    let five = semaphore.permits(5).acquire().await.expect("all are free");
+    assert_eq!(five.permits(), 5);
+    for wrong in [0, 5, 6] {
+        assert!(matches!(five.release_some(wrong).await, Err(Error::Argument(_))), "{wrong}");
+    }
+    let waiter = tokio::spawn({
+        let three = semaphore.permits(3);
+        async move { three.acquire().await }
+    });
+    eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+    five.release_some(2).await.expect("it is held");
+    assert_eq!((five.permits(), semaphore.available_permits().await.expect("an answer")), (3, Some(2)));
+    five.release_some(1).await.expect("it is held");
+    let three = waiter.await.expect("no panic").expect("a grant");
+    five.renew().await.expect("two are held");
+    // The rest, and not as many as were taken first.
+    five.release().await.expect("two were held");
+    assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(2));
+    drop(three);
+    eventually(|| server.client().call("RSEMAPHORE.HOLDS s x") == 0).await;
+    let all = semaphore.permits(5).acquire_timeout(PATIENCE).await.expect("all came back");
+    server.client().call("RSEMAPHORE.FORCERELEASE s");
+    assert!(matches!(all.release_some(1).await, Err(Error::NotHeld)));
+}
+
+/// Whoever stops waiting for it does not lose count, and connections that are lost do not give anything back twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn giving_back_in_parts_is_done_once_whatever_happens() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let semaphore = client.semaphore("s");
+    semaphore.init(40).await.expect("an answer");
+    let guard = semaphore.permits(40).acquire().await.expect("all are free");
+    for round in 0..30 {
+        if round % 2 == 0 {
+            // It is dropped where it is.
+            drop(tokio::time::timeout(Duration::from_micros(round * 20), guard.release_some(1)).await);
+        } else {
+            let (given, ()) = tokio::join!(guard.release_some(1), async { kill_connections(&server) });
+            given.expect("it is held");
+        }
+    }
+    eventually(|| guard.permits() == 10).await;
+    assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(30));
+    guard.release().await.expect("ten were held");
+    assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(40));
+}
+
+#[tokio::test]
+async fn draining_has_terms() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let semaphore = client.semaphore("s");
+    semaphore.init(2).await.expect("an answer");
+    let lease = Duration::from_secs(60);
+    let (permits, guard) = semaphore.draining().lease(lease).take().await.expect("an answer").expect("two are free");
+    assert_eq!((permits, guard.permits()), (2, 2));
+    assert!(guard.valid_for() > lease / 2);
+    guard.release_some(1).await.expect("it is held");
+    guard.release().await.expect("one was held");
+    assert!(matches!(semaphore.draining().lease(Duration::ZERO).take().await, Err(Error::Argument(_))));
+    let short = semaphore.draining().lease(Duration::from_millis(300));
+    let (_, guard) = short.take().await.expect("an answer").expect("two are free");
+    guard.lost().await;
+    // The server counts a little longer.
+    drop(guard.release().await);
+    assert_eq!(command_stat(&server, "RSEMAPHORE.RENEW", "calls"), 0, "with a lease nothing is renewed");
+    let (_, guard) =
+        semaphore.draining().max_hold(Duration::from_millis(300)).take().await.expect("an answer").expect("two");
+    guard.lost().await;
+}

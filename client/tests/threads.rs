@@ -1,0 +1,52 @@
+//! The blocking client, where it is more than waiting for the asynchronous one.
+
+use std::time::Duration;
+
+use rlock_client::blocking::{Client, Interrupt};
+use rlock_client::{Error, Event};
+
+use crate::support::{Reply, Server, eventually};
+use crate::{PATIENCE, url};
+
+#[test]
+fn a_wait_is_interrupted_and_leaves_nothing() {
+    let server = Server::start();
+    let client = Client::connect(&url(&server)).expect("a server");
+    let held = client.lock("k").acquire().expect("free");
+    let interrupt = Interrupt::new();
+    let waiting = std::thread::spawn({
+        let lock = client.lock("k").interrupted_by(&interrupt);
+        move || lock.acquire()
+    });
+    eventually(PATIENCE, || server.client().waiting_owners("k").len() == 1);
+    interrupt.interrupt();
+    assert!(matches!(waiting.join().expect("no panic"), Err(Error::Interrupted)));
+    eventually(PATIENCE, || server.client().waiting_owners("k").is_empty());
+    assert!(interrupt.is_interrupted());
+    held.release().expect("it was held");
+    let again = client.lock("k").interrupted_by(&interrupt).try_acquire();
+    assert!(matches!(again, Err(Error::Interrupted)), "it counts from then on");
+    client.lock("k").acquire().expect("without it nothing is interrupted").release().expect("it was held");
+}
+
+#[test]
+fn threads_have_what_tasks_have() {
+    let server = Server::with(&["notify-keyspace-events Kd"]);
+    let client = Client::connect(&url(&server)).expect("a server");
+    let mut events = client.observe("k").events().expect("it tells");
+    let seen = client.lock("k").run(|guard| (guard.is_held(), client.observe("k").is_locked().expect("an answer")));
+    assert_eq!(seen.expect("a grant"), (true, true));
+    assert_eq!(events.next().expect("endless").expect("an event"), Event::Acquired);
+    assert_eq!(events.next().expect("endless").expect("an event"), Event::Released);
+    let detached = client.lock("k").acquire().expect("free").detach().expect("it is held");
+    let guard = client.lock("k").attach(&detached).expect("it is held");
+    assert!(!guard.is_suspected() && guard.token() == detached.token);
+    guard.release().expect("it was held");
+    let semaphore = client.semaphore("s");
+    semaphore.init(3).expect("an answer");
+    let (permits, guard) = semaphore.draining().lease(Duration::from_secs(9)).take().expect("an answer").expect("free");
+    guard.release_some(1).expect("it is held");
+    assert_eq!((permits, guard.permits(), semaphore.available_permits().expect("an answer")), (3, 2, Some(1)));
+    guard.release().expect("it was held");
+    assert_eq!(server.client().call("EXISTS k"), Reply::Int(0));
+}
