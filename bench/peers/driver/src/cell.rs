@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use crate::peer::Contestant;
 
 /// Peers that take part in every cell of the usual plan; the others are in those that compare all.
-const IN_DEPTH: [&str; 7] = ["redisson", "jedis", "rlock-client", "plain", "etcd", "curator", "postgresql"];
+const IN_DEPTH: [&str; 7] = ["redisson", "jedis", "rlock-client", "plain-go", "etcd", "curator", "postgresql"];
 /// Peers whose cost is followed while waiters and locks become many.
 const IN_GROWTH: [&str; 3] = ["redisson", "jedis", "rlock-client"];
 /// A thread and a connection for each waiter is what Jedis has; more than this says nothing of the server.

@@ -2,6 +2,7 @@ package peers;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.locks.LockSupport;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
@@ -16,6 +17,8 @@ import redis.clients.jedis.util.SafeEncoder;
 final class JedisLocks implements Locks {
     /** How much longer than the server the client waits for the answer of BLOCK. */
     private static final int SOCKET_MARGIN_MS = 1000;
+    private static final long RETRY_FOR_NANOS = 10_000_000_000L;
+    private static final long RETRY_PAUSE_NANOS = 20_000_000L;
 
     private final Arguments arguments;
     private final String family;
@@ -97,22 +100,41 @@ final class JedisLocks implements Locks {
             return words;
         }
 
+        /** Sends a command until it is answered: each may be repeated, thanks to ONCE and TOKEN. */
         private Long call(String command, String... words) {
-            try {
-                connection.sendCommand(() -> SafeEncoder.encode(command), words);
-                return connection.getIntegerReply();
-            } catch (JedisDataException refused) {
-                throw refused;
-            } catch (JedisConnectionException broken) {
-                connection.close();
-                connection = open();
-                throw broken;
+            long giveUpNanos = System.nanoTime() + RETRY_FOR_NANOS;
+            boolean isRepeated = false;
+            while (true) {
+                try {
+                    if (connection == null) {
+                        connection = open();
+                    }
+                    connection.sendCommand(() -> SafeEncoder.encode(command), words);
+                    return connection.getIntegerReply();
+                } catch (JedisDataException refused) {
+                    if (isRepeated && refused.getMessage().startsWith("NOTOWNER ")) {
+                        return 0L; // Its first sending was carried out, and the answer lost.
+                    }
+                    if (!refused.getMessage().startsWith("LOADING ") || System.nanoTime() > giveUpNanos) {
+                        throw refused;
+                    }
+                } catch (JedisConnectionException broken) {
+                    close();
+                    if (System.nanoTime() > giveUpNanos) {
+                        throw broken;
+                    }
+                }
+                isRepeated = true;
+                LockSupport.parkNanos(RETRY_PAUSE_NANOS);
             }
         }
 
         @Override
         public void close() {
-            connection.close();
+            if (connection != null) {
+                connection.close();
+                connection = null;
+            }
         }
     }
 }
