@@ -42,7 +42,7 @@ type options struct {
 var peers = map[string]func(ctx context.Context, o *options) (func(ctx context.Context) (locker, error), error){
 	"redsync":        connectRedsync,
 	"redislock":      connectRedislock,
-	"plain-go":       connectPlain,
+	"plain":          connectPlain,
 	"rlock-go-redis": connectRlock,
 	"etcd":           connectEtcd,
 	"postgresql":     connectPostgresql,
