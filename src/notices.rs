@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use rlock_core::{Answer, Channel, Notice, Told, US_PER_MS};
+use rlock_core::{Answer, Channel, Engine, Notice, Told, US_PER_MS};
 
 use crate::clock;
 use crate::ffi::{self, Ctx, MainThread, OwnedString};
@@ -195,11 +195,15 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
 fn send(ctx: Ctx<'_>, message: Message) {
     let is_outdated = with(|notices| notices.is_outdated(&message)) == Some(true);
     let Message { posted_us, ticket, notice, answer, .. } = message;
+    let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
     if is_outdated {
+        if is_grant {
+            // The request that was sent again has all of it, or waits for it anew.
+            take_back(ticket, Engine::untold);
+        }
         return let_go(notice.channel);
     }
     let waited_us = clock::mono_us().saturating_sub(posted_us);
-    let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
     let is_closed = with(|notices| notices.closed.contains(&notice.client)) == Some(true);
     let answer = match answer {
         // The engine has taken it back when the connection closed.
@@ -210,20 +214,26 @@ fn send(ctx: Ctx<'_>, message: Message) {
         _ if is_grant && !server::decides() => Answer::Demoted,
         answer => answer,
     };
+    let is_lapsed = answer == Answer::Lapsed;
     let is_heard = is_heard(ctx, notice.channel);
     if is_heard {
         publish(ctx, notice, answer);
     }
-    if is_grant {
-        if is_heard {
-            state::tell(|engine| engine.published(ticket));
-        } else {
-            state::tell(|engine| engine.unheard(ticket));
-            timer::arm_soon();
-            ffi::wake_event_loop();
-        }
+    match is_grant {
+        true if !is_heard => take_back(ticket, Engine::unheard),
+        // The hold may live on: another request of its owner may have prolonged it.
+        true if is_lapsed => take_back(ticket, Engine::untold),
+        true => state::tell(|engine| engine.published(ticket)),
+        false => {}
     }
     let_go(notice.channel);
+}
+
+/// Nobody was told of a grant, and nobody will be.
+fn take_back(ticket: u64, why: fn(&mut Engine, u64)) {
+    state::tell(|engine| why(engine, ticket));
+    timer::arm_soon();
+    ffi::wake_event_loop();
 }
 
 /// Whether anybody listens to a channel. It is asked once a turn.

@@ -314,6 +314,43 @@ fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_agai
 }
 
 #[test]
+fn a_grant_whose_lease_ends_before_it_can_be_told_is_no_count_of_a_hold_that_lives_on() {
+    for server in Server::for_each(&[MUTEX]) {
+        let (mut client, mut asker) = (server.client(), server.client());
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        assert_eq!(asker.call("LOCK.ACQUIRE job b PX 20 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        let mut other = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        // The server is kept from publishing anything, in one step with the grant.
+        client.call_in_one_step(&["LOCK.RELEASE job a", "DEBUG SLEEP 0.2"].map(Command::from));
+        assert!(message(&mut messages).starts_with("error 1 UNBLOCKED the lock was granted, and its lease ended"));
+        let token = other.reply().int();
+        eventually(SOON, || client.holder("job").expect("it is held").identity() == ("b", 1, token));
+        assert_eq!(client.call("LOCK.RELEASE job b"), 0);
+    }
+}
+
+#[test]
+fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_meanwhile() {
+    for server in Server::for_each(&[MUTEX]) {
+        let (mut client, mut asker) = (server.client(), server.client());
+        let mut messages = subscriber(&server, "answers");
+        client.call("LOCK.MACQUIRE 2 {s}x {s}y a PX 60000").array();
+        assert_eq!(asker.call("LOCK.MACQUIRE 2 {s}x {s}y b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        // It is granted both, loses one, and is sent again before it could be told.
+        let step = [
+            "LOCK.MRELEASE 2 {s}x {s}y a",
+            "LOCK.FORCERELEASE {s}x",
+            "LOCK.ACQUIRE {s}x c PX 60000",
+            "LOCK.MACQUIRE 2 {s}x {s}y b PX 60000 BLOCK 50 NOTIFY answers REQ 1",
+        ];
+        assert_eq!(asker.call_in_one_step(&step.map(Command::from))[3], 0);
+        assert_eq!(message(&mut messages), "nil 1");
+        eventually(SOON, || client.is_free("{s}y"));
+    }
+}
+
+#[test]
 fn very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
     let server = Server::start();
     let mut client = server.client();

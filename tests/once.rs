@@ -70,6 +70,37 @@ fn requests_of_one_owner_that_die_in_the_tick_of_their_grant_leave_nothing_and_t
 }
 
 #[test]
+fn of_what_dies_untold_beside_a_request_that_is_heard_of_one_count_stays() {
+    for server in Server::for_each(&[MUTEX, WRITE]) {
+        let mut client = server.client();
+        client.acquire("job b");
+        let dying: Vec<_> = (0..2).map(|_| server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0")).collect();
+        let mut survivor = server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
+        let mut step = vec![Command::from("LOCK.RELEASE job b")];
+        step.extend(dying.iter().map(|waiter| format!("CLIENT KILL ID {}", waiter.id()).into()));
+        // Nothing is taken back in a pause, but answers are written.
+        step.push("CLIENT PAUSE 100 WRITE".into());
+        client.call_in_one_step(&step);
+        let token = survivor.reply().int();
+        eventually(SOON, || client.holder("job").expect("it is held").identity() == ("a", 1, token));
+    }
+}
+
+#[test]
+fn a_session_that_was_joined_by_a_request_that_nobody_heard_of_does_not_end_what_was_held() {
+    for server in Server::for_each(&[MUTEX]) {
+        let mut client = server.client();
+        client.acquire("{s}x a PX 60000");
+        client.acquire("{s}y b PX 60000");
+        let waiter = server.blocked_waiter("LOCK.MACQUIRE 2 {s}x {s}y a PX 60000 SESSION 0 BLOCK 0 ONCE");
+        let step = ["LOCK.RELEASE {s}y b".to_owned(), format!("CLIENT KILL ID {}", waiter.id())];
+        client.call_in_one_step(&step.map(Command::from));
+        eventually(SOON, || client.is_free("{s}y"));
+        assert!(client.holder("{s}x").is_some(), "it was held without a session");
+    }
+}
+
+#[test]
 fn once_renews_the_lease_and_joins_a_session() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();

@@ -24,10 +24,16 @@ impl Engine {
                 return;
             };
             let token = grant.token;
+            if grant.is_known {
+                dirty.known.insert(token);
+            }
             let Some(terms) = terms_of(tx.keys, id, token).filter(|_| !dirty.heard.contains(&token)) else {
                 continue;
             };
             let left = terms.count.saturating_sub(grant.count);
+            if left == 0 && dirty.known.contains(&token) {
+                continue;
+            }
             if left == 0
                 && let Some(sharer) = self.queues.undelivered_of(name, token)
             {
@@ -44,26 +50,43 @@ impl Engine {
                 self.commit(tx, id, Event::Ended { token, cause: EndCause::Undone });
                 continue;
             }
-            if let Some(client) = grant.client.filter(|_| grant.has_bound) {
-                self.unbind(tx, id, token, client);
-            }
-            if grant.is_share() {
-                continue;
-            }
-            // What came later stands. A deadline never comes nearer.
-            let terms = match grant.before_and_after.as_deref() {
-                Some((before, after))
-                    if (after.request, after.session_ms, after.lease_ms)
-                        == (terms.request, terms.session_ms, terms.lease_ms) =>
-                {
-                    Terms { count: left, deadline_us: terms.deadline_us.max(before.deadline_us), ..before.clone() }
-                }
-                _ => Terms { count: left, ..terms },
-            };
-            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms });
+            self.undo_in_part(tx, id, &grant, terms, left);
         }
         if dirty.undelivered.is_empty() {
             dirty.heard.clear();
+            dirty.known.clear();
+        }
+    }
+
+    /// Takes a grant back that leaves something of its hold. What came later stands, and a deadline never comes nearer.
+    fn undo_in_part(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        grant: &Undelivered,
+        terms: Terms,
+        left: u32,
+    ) {
+        let token = grant.token;
+        let client = grant.client.filter(|_| grant.has_bound);
+        if let Some(client) = client {
+            self.unbind(tx, id, token, client);
+        }
+        let what_is_said = |terms: &Terms| (terms.request, terms.session_ms, terms.lease_ms);
+        let of_before =
+            grant.before_and_after.as_deref().filter(|(_, after)| what_is_said(after) == what_is_said(&terms));
+        let undone = match of_before {
+            Some((before, _)) => {
+                Terms { count: left, deadline_us: terms.deadline_us.max(before.deadline_us), ..before.clone() }
+            }
+            None => Terms { count: left, ..terms.clone() },
+        };
+        if undone != terms {
+            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms: undone });
+        }
+        if client.is_some() && matches!(tx.keys.value(id), Value::Lock(lock) if lock.clients(token).is_empty()) {
+            // The other connections have closed meanwhile.
+            self.end_session(tx, id, token);
         }
     }
 

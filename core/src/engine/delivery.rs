@@ -2,9 +2,8 @@
 //!
 //! A blocked connection has heard of its grant when the answer was written, and who waits without one when it was published.
 //! Who waited for what its owner turned out to hold has a *share* in that hold: a grant of no count. A hold of which nobody has
-//! heard yet stays for as long as one share in it may be heard of, and stays for good when one was.
-
-use smallvec::{SmallVec, smallvec};
+//! heard yet stays for as long as one share in it may be heard of. When one was, the last count of the hold stays for good; of
+//! what else was granted it says nothing.
 
 use super::positions::NameId;
 use super::state::{Engine, Transaction};
@@ -14,11 +13,6 @@ use crate::keyspace::{KeyId, Keyspace};
 impl Engine {
     /// A grant is under way to its waiter.
     pub(super) fn expect_delivery(&mut self, ticket: u64, waiter: &Waiter) {
-        if !self.queues.is_undelivered(ticket) {
-            // A repeat has given nothing that could be taken back.
-            self.queues.take_undelivered(ticket);
-            return;
-        }
         if let Some(client) = waiter.client() {
             self.connections.grant(client, ticket);
         }
@@ -59,37 +53,36 @@ impl Engine {
 
     /// [`Engine::confirm`], for a hold under a name.
     pub(super) fn confirm_under(&mut self, name: NameId, token: u64) {
-        let mut heard: SmallVec<[(NameId, u64); 1]> = smallvec![(name, token)];
-        while let Some((name, token)) = heard.pop() {
-            if let Some(dirty) = self.queues.names.get_mut(name).and_then(|record| record.dirty.as_mut())
-                && !dirty.undelivered.is_empty()
-            {
-                dirty.heard.insert(token);
-            }
-            while let Some(ticket) = self.queues.undelivered_of(name, token) {
-                self.confirm_one(ticket, &mut heard);
-            }
+        if let Some(dirty) = self.queues.names.get_mut(name).and_then(|record| record.dirty.as_mut())
+            && !dirty.undelivered.is_empty()
+        {
+            dirty.heard.insert(token);
+        }
+        while let Some(ticket) = self.queues.undelivered_of(name, token) {
+            self.confirm_ticket(ticket);
         }
     }
 
     fn confirm_ticket(&mut self, ticket: u64) {
-        let mut heard = SmallVec::<[(NameId, u64); 1]>::new();
-        self.confirm_one(ticket, &mut heard);
-        for (name, token) in heard {
-            self.confirm_under(name, token);
-        }
-    }
-
-    /// Confirms what a ticket was granted, and adds the holds to `heard` in which it has a share.
-    fn confirm_one(&mut self, ticket: u64, heard: &mut SmallVec<[(NameId, u64); 1]>) {
         for (name, grant) in self.queues.take_undelivered(ticket) {
             if let Some(client) = grant.client {
                 self.connections.forget_grant(client, ticket);
             }
             if grant.is_share() {
-                heard.push((name, grant.token));
+                self.share_heard(name, grant.token);
             }
             self.queues.names.tidy(name);
+        }
+    }
+
+    /// Somebody with a share in a hold has heard of it.
+    fn share_heard(&mut self, name: NameId, token: u64) {
+        let Some(record) = self.queues.names.get_mut(name) else {
+            return;
+        };
+        record.undelivered.know(token);
+        if let Some(dirty) = record.dirty.as_mut().filter(|dirty| !dirty.undelivered.is_empty()) {
+            dirty.known.insert(token);
         }
     }
 

@@ -19,8 +19,10 @@ pub(super) struct Dirty {
     pub(super) review: Option<Review>,
     /// Grants whose waiter was gone before it could hear of them.
     pub(super) undelivered: Vec<Undelivered>,
-    /// Holds, by token, of which somebody has heard since such a waiter was gone.
+    /// Holds, by token, that their owner has used since such a waiter was gone: all that was granted stays.
     pub(super) heard: BTreeSet<u64>,
+    /// Holds, by token, of which somebody with a share has heard: the last grant stays.
+    pub(super) known: BTreeSet<u64>,
     /// Holds, by token, and connections of theirs that closed.
     pub(super) unbound: Vec<(u64, u64)>,
     /// Owners on a fair lock whose connected waiter is gone.
@@ -65,6 +67,7 @@ impl Dirty {
         Self {
             undelivered: core::mem::take(&mut self.undelivered),
             heard: core::mem::take(&mut self.heard),
+            known: core::mem::take(&mut self.known),
             unbound: core::mem::take(&mut self.unbound),
             gone: core::mem::take(&mut self.gone),
             ..Self::default()
@@ -78,6 +81,7 @@ impl Dirty {
         self.review = later.review.or(self.review);
         self.undelivered.append(&mut later.undelivered);
         self.heard.append(&mut later.heard);
+        self.known.append(&mut later.known);
         self.unbound.append(&mut later.unbound);
         self.gone.append(&mut later.gone);
         self.granted.append(&mut later.granted);
@@ -117,6 +121,8 @@ pub(super) struct Undelivered {
     pub(super) client: Option<u64>,
     /// The grant has bound the hold to the waiter's connection, which it was not before.
     pub(super) has_bound: bool,
+    /// Somebody with a share in the hold had heard of it when this grant was lost.
+    pub(super) is_known: bool,
     /// The terms of the hold before, if there was one, and as this grant left them.
     pub(super) before_and_after: Option<Box<(Terms, Terms)>>,
 }

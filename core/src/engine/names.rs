@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::dirty::Dirty;
 use super::positions::{NameId, OwnerId, Position};
+use super::under_way::UnderWay;
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{NameTable, Slots, SmallSet};
 use crate::kind::{Kind, Mode};
@@ -52,8 +53,8 @@ pub(super) struct NameRecord {
     pub(super) is_listed: bool,
     /// The generation of its database in which it was last reconciled: see `databases.rs`.
     pub(super) generation: u32,
-    /// Tokens that were granted to waiters, and their tickets, whose answers were not delivered yet.
-    pub(super) undelivered: SmallSet<(u64, u64)>,
+    /// What was granted to waiters whose answers were not delivered yet.
+    pub(super) undelivered: UnderWay,
 }
 
 impl NameRecord {
@@ -161,7 +162,7 @@ impl Names {
             dirty: None,
             is_listed: false,
             generation,
-            undelivered: SmallSet::default(),
+            undelivered: UnderWay::default(),
         }));
         self.by_key.insert(self.hasher.hash_one(key), number);
         self.state = self.state.wrapping_add(1);

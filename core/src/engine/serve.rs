@@ -137,11 +137,10 @@ impl Engine {
             arrival: waiter.arrival,
             client: waiter.client(),
             has_bound: !was_bound && is_bound(&*tx.keys, token),
+            is_known: false,
             before_and_after: before.map(|(_, terms): (u64, Terms)| terms).zip(after).map(Box::new),
         };
-        // A share in what its owner knows of has given nothing that could be taken back.
-        let name = self.name(tx, id).filter(|name| !is_share || self.queues.undelivered_of(*name, token).is_some());
-        if let Some(name) = name {
+        if let Some(name) = self.name(tx, id) {
             self.queues.remember(ticket, name, undelivered);
         }
         Ok(token)

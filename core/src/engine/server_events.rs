@@ -34,7 +34,12 @@ impl Engine {
     /// Nobody listened to what there was to be told to a ticket: what it was granted is taken back.
     pub fn unheard(&mut self, ticket: u64) {
         count(&mut self.stats.unheard);
-        self.waiter_left(ticket, false);
+        self.take_back(ticket);
+    }
+
+    /// A ticket was told something else than its grant, or nothing: what it was granted is taken back.
+    pub fn untold(&mut self, ticket: u64) {
+        self.take_back(ticket);
     }
 
     /// A connection closed.

@@ -284,22 +284,16 @@ impl WaitQueues {
     /// Remembers what a waiter was granted under a name, until it is known that it heard of it.
     pub(super) fn remember(&mut self, ticket: u64, name: NameId, undelivered: Undelivered) {
         if let Some(record) = self.names.get_mut(name) {
-            record.undelivered.insert((undelivered.token, ticket));
+            record.undelivered.insert(undelivered.token, ticket);
         }
         if let Some(State::Granted(granted)) = self.state_mut(ticket) {
             granted.push((name, undelivered));
         }
     }
 
-    /// Whether a ticket was granted something, and may not have heard of it.
-    pub(super) fn is_undelivered(&self, ticket: u64) -> bool {
-        matches!(self.state(ticket), Some(State::Granted(granted)) if !granted.is_empty())
-    }
-
     /// A ticket that was granted a hold, or has a share in it, and may not have heard of it.
     pub(super) fn undelivered_of(&self, name: NameId, token: u64) -> Option<u64> {
-        let (of, ticket) = self.names.get(name)?.undelivered.first_from(Bound::Included((token, 0)))?;
-        (of == token).then_some(ticket)
+        self.names.get(name)?.undelivered.first_of(token)
     }
 
     /// Takes out what a ticket was granted and may not have heard of. Names may be idle afterwards.
@@ -308,12 +302,16 @@ impl WaitQueues {
         if !matches!(self.state(ticket), Some(State::Granted(_))) {
             return SmallVec::new();
         }
-        let Some((_, State::Granted(granted))) = self.tickets.remove(slot) else {
+        let Some((_, State::Granted(mut granted))) = self.tickets.remove(slot) else {
             return SmallVec::new();
         };
+        // One that was taken over lies under the same name and token as a share: nothing is removed before all have looked.
+        for (name, undelivered) in &mut granted {
+            undelivered.is_known = self.names.get(*name).is_some_and(|it| it.undelivered.is_known(undelivered.token));
+        }
         for (name, undelivered) in &granted {
             if let Some(record) = self.names.get_mut(*name) {
-                record.undelivered.remove((undelivered.token, ticket));
+                record.undelivered.remove(undelivered.token, ticket);
             }
         }
         granted
@@ -326,22 +324,30 @@ impl WaitQueues {
         };
         let known: SmallVec<[(NameId, u64); 1]> =
             granted.iter().map(|(name, undelivered)| (*name, undelivered.token)).collect();
-        for (index, (name, token)) in known.into_iter().enumerate() {
+        for (index, (name, token)) in known.iter().copied().enumerate() {
             let Some(key) = self.names.get(name).map(|record| record.key().to_key()) else {
                 continue;
             };
             let other = rename(&mut self.names, &key);
+            let mut is_known = false;
             if let Some(record) = self.names.get_mut(name) {
-                record.undelivered.remove((token, ticket));
+                is_known = record.undelivered.is_known(token);
+                record.undelivered.remove(token, ticket);
             }
             if let Some(record) = self.names.get_mut(other) {
-                record.undelivered.insert((token, ticket));
+                record.undelivered.insert(token, ticket);
+                if is_known {
+                    record.undelivered.know(token);
+                }
             }
             if let Some(State::Granted(granted)) = self.state_mut(ticket)
                 && let Some((known, _)) = granted.get_mut(index)
             {
                 *known = other;
             }
+        }
+        // Only now: one that was taken over lies under the same name as a share.
+        for (name, _) in known {
             self.names.tidy(name);
         }
     }

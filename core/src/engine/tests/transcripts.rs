@@ -168,6 +168,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         }
         "preset" => preset_count(world, &words),
         "flush" => world.flush(),
+        "swap" => world.swap(),
         "show" => told.extend(show(world, words.at(1))),
         other => panic!("no command {other}"),
     }

@@ -151,7 +151,7 @@ impl Seen<'_> {
             self.option(request.notify.map(|channel| channel.0.get().into()));
             self.word(waiter.held_up_by as u64);
         }
-        for (token, _) in record.undelivered.iter() {
+        for token in record.undelivered.tokens() {
             self.number(token);
         }
         if let Some(dirty) = &record.dirty {
@@ -181,6 +181,12 @@ impl Seen<'_> {
         for grant in &dirty.undelivered {
             self.undelivered(grant);
         }
+        for tokens in [&dirty.heard, &dirty.known] {
+            self.word(tokens.len() as u64);
+            for token in tokens {
+                self.number(*token);
+            }
+        }
         for (token, client) in &dirty.unbound {
             self.number(*token);
             self.word(*client);
@@ -202,6 +208,7 @@ impl Seen<'_> {
         self.word(grant.count);
         self.option(grant.client);
         self.word(grant.has_bound);
+        self.word(grant.is_known);
         if let Some((before, after)) = grant.before_and_after.as_deref() {
             self.terms(before);
             self.terms(after);
