@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::{
-    ALL, Client, Command, EXCLUSIVE, FAIR, Reply, Server, assert_silent, eventually, message, subscriber,
+    ALL, Client, Command, EXCLUSIVE, FAIR, MUTEX, Reply, Server, assert_silent, eventually, message, subscriber,
 };
 
 const SOON: Duration = Duration::from_secs(5);
