@@ -152,6 +152,11 @@ test-retries: build ## 1000 rounds of lost replies against the retries of redis-
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ROUNDS=1000 ./tools/examples python node go
 
+.PHONY: test-peers
+test-peers: build ## Try each lock of bench/peers/ that can be had here: is it one, and what does a crash leave; PEERS="etcd redlock" for some
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) ./bench/peers/try $(PEERS)
+
 demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench
