@@ -35,10 +35,11 @@ MAINTAINER    = $${DEBFULLNAME:-$$(git config user.name || id -un)} <$${DEBEMAIL
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench bench-peers client-native-tls client-cancel client-faults test-examples test-retries test-monitoring demo deb demo-install picture clean
+# Every target that `make help` lists.
+.PHONY: free-port $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(MAKEFILE_LIST))
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PORT=6400 make run              another port than 6379"
 	@echo "  SERVER=valkey-server make run   another server than redis-server"
@@ -173,6 +174,10 @@ test-retries: build ## 1000 rounds of lost replies against the retries of redis-
 test-monitoring: build ## Ask every query of the dashboard and the alerts of a real Prometheus, beside servers under load
 	@$(NEED) server
 	./tools/monitoring $(MODULE) $(SERVER)
+
+test-peers: build ## Try each lock of bench/peers/ that can be had here: is it one, and what does a crash leave; PEERS="etcd redlock" for some
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) ./bench/peers/try $(PEERS)
 
 demo: ## 1000 clients count to 1000 under one lock
 	@$(NEED) server

@@ -3,9 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
+
+// What the server says while it listens already and is not ready yet.
+const cannotConnectNow = "57P03"
 
 var errNotHeld = errors.New("the session did not hold the lock")
 
@@ -22,11 +27,21 @@ func connectPostgresql(_ context.Context, o *options) (func(context.Context) (lo
 		statements.unlock = "SELECT pg_advisory_unlock_shared(hashtextextended($1, 0))"
 	}
 	return func(ctx context.Context) (locker, error) {
-		connection, err := pgx.Connect(ctx, "postgres://postgres@"+o.server+"/postgres?sslmode=disable")
+		connection, err := connectWhenReady(ctx, "postgres://postgres@"+o.server+"/postgres?sslmode=disable")
 		client := statements
 		client.Conn = connection
 		return &client, err
 	}, nil
+}
+
+func connectWhenReady(ctx context.Context, url string) (*pgx.Conn, error) {
+	for deadline := time.Now().Add(warmUpWait); ; time.Sleep(100 * time.Millisecond) {
+		connection, err := pgx.Connect(ctx, url)
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) || refused.Code != cannotConnectNow || time.Now().After(deadline) {
+			return connection, err
+		}
+	}
 }
 
 func (l *postgresqlLocker) acquire(ctx context.Context, key string) (release, error) {

@@ -18,11 +18,14 @@ const askAgain = 2 * time.Second
 
 const socketMargin = time.Minute
 
+const pauseOfOutage = 20 * time.Millisecond
+
 var families = map[string]string{"mutex": "RLOCK", "fair": "RFAIRLOCK", "read": "RRWLOCK", "write": "RRWLOCK", "semaphore": "RSEMAPHORE"}
 
 // rlock without a client of its own: its commands over go-redis. As docs/clients.md has it: an owner for each acquisition and ONCE.
 //
-// block: the pool gives each client a connection, on which it waits by BLOCK. Sockets time out later than the wait, and no command is repeated.
+// block: the pool gives each client a connection, on which it waits by BLOCK. Sockets time out later than the wait, and what a broken connection has cut
+// off is asked again here, with what is left of the time, and not by the library.
 //
 // notify: the pool is the library's default, and all wait for messages on one channel, which come over one more connection.
 type rlockLocker struct {
@@ -73,17 +76,38 @@ func (l *rlockLocker) acquire(ctx context.Context, key string) (release, error) 
 	} else if err != nil {
 		return nil, err
 	}
+	ends := time.Now().Add(l.lease)
 	return func(ctx context.Context) error {
 		command := append(append([]any{l.family + ".RELEASE"}, held...), "TOKEN", token)
-		return l.client.Do(ctx, command...).Err()
+		_, err := again(ends, func() (int64, error) { return l.client.Do(ctx, command...).Int64() })
+		if err != nil && strings.HasPrefix(err.Error(), "NOTOWNER ") && time.Now().Before(ends) {
+			return nil // It was released already, and the answer lost: the lease has not ended.
+		}
+		return err
 	}, nil
 }
 
 func (l *rlockLocker) ask(ctx context.Context, request []any) (int64, error) {
-	if l.notices != nil {
-		return l.notices.ask(ctx, l.client, request)
+	deadline, _ := ctx.Deadline()
+	return again(deadline, func() (int64, error) {
+		if l.notices != nil {
+			return l.notices.ask(ctx, l.client, request)
+		}
+		return l.client.Do(ctx, append(request, "BLOCK", milliseconds(ctx))...).Int64()
+	})
+}
+
+// Asks until there is an answer: thanks to ONCE and TOKEN, each command may be repeated.
+func again(deadline time.Time, ask func() (int64, error)) (int64, error) {
+	for {
+		answer, err := ask()
+		var refused redis.Error
+		isAnswer := err == nil || errors.As(err, &refused) && !strings.HasPrefix(err.Error(), "LOADING ")
+		if isAnswer || time.Now().After(deadline) {
+			return answer, err
+		}
+		time.Sleep(pauseOfOutage)
 	}
-	return l.client.Do(ctx, append(request, "BLOCK", milliseconds(ctx))...).Int64()
 }
 
 // What is left of the time, rounded up: when the server says that it is over, it is over here too. 0 is for ever.

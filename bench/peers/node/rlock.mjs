@@ -3,8 +3,8 @@
 // `block`: each client has a connection, on which it waits by BLOCK.
 // `notify`: all share one connection, and wait for messages on one channel, which come over a second one.
 //
-// As docs/clients.md has it: an owner for each acquisition and ONCE. With `notify` a number as well, by which whoever waits asks again, since a message
-// may be lost.
+// As docs/clients.md has it: an owner for each acquisition and ONCE, so that ioredis may send again what a broken connection has cut off. With `notify` a
+// number as well, by which whoever waits asks again, since a message may be lost.
 
 import { randomUUID } from 'node:crypto'
 import { Redis } from 'ioredis'
@@ -12,8 +12,8 @@ import { Redis } from 'ioredis'
 const ASK_AGAIN_MS = 2000
 const FAMILIES = { mutex: 'RLOCK', fair: 'RFAIRLOCK', read: 'RRWLOCK', write: 'RRWLOCK', semaphore: 'RSEMAPHORE' }
 
-function open ({ host, port }, more) {
-  const redis = new Redis({ host, port, ...more })
+function open ({ host, port }) {
+  const redis = new Redis(port, host)
   redis.on('error', () => {}) // It connects anew by itself.
   return redis
 }
@@ -28,8 +28,7 @@ export async function connect (options) {
   const ask = options.variant === 'notify' ? await byNotify(options) : byBlock
   const shared = options.variant === 'notify' && open(options)
   return (number) => {
-    // Nothing is repeated behind our back on a connection that blocks.
-    const redis = shared || open(options, { maxRetriesPerRequest: 0, autoResendUnfulfilledCommands: false })
+    const redis = shared || open(options)
     return async (key, waitMs) => {
       if (family === 'RSEMAPHORE' && !made.has(key)) {
         await redis.call('RSEMAPHORE.INIT', key, options.permits)
@@ -37,7 +36,11 @@ export async function connect (options) {
       }
       const held = [key, randomUUID(), ...mode]
       const token = await ask(redis, [`${family}.ACQUIRE`, ...held, ...request], waitMs)
-      return token && (() => redis.call(`${family}.RELEASE`, ...held, 'TOKEN', token))
+      const ends = performance.now() + options.leaseMs
+      return token && (() => redis.call(`${family}.RELEASE`, ...held, 'TOKEN', token).catch((error) => {
+        // ioredis has sent it twice, since the first answer was lost: the lease has not ended.
+        if (!error.message.startsWith('NOTOWNER ') || performance.now() > ends) throw error
+      }))
     }
   }
 }

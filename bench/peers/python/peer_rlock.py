@@ -1,9 +1,11 @@
 """rlock without a client of its own: its commands over redis-py, and waits by BLOCK.
 
-As docs/clients.md has it: an owner for each acquisition and ONCE; sockets that time out later than the wait, and no command that is repeated.
+As docs/clients.md has it: an owner for each acquisition and ONCE; sockets that time out later than the wait; and what a broken connection has cut off
+is asked again here, with what is left of the time, and not by the library.
 """
 
 import math
+import time
 import uuid
 
 import redis
@@ -11,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 SOCKET_MARGIN_SECONDS = 60.0
+ASK_AGAIN_SECONDS = 0.02
 FAMILIES = {"mutex": "RLOCK", "fair": "RFAIRLOCK", "read": "RRWLOCK", "write": "RRWLOCK", "semaphore": "RSEMAPHORE"}
 
 
@@ -34,9 +37,27 @@ class Peer:
         if self.family == "RSEMAPHORE" and key not in self.made:
             self.client.execute_command("RSEMAPHORE.INIT", key, self.permits)
             self.made.add(key)
-        held = (key, str(uuid.uuid4()), *self.mode)
-        wait_ms = math.ceil(wait_seconds * 1000)
-        token = self.client.execute_command(f"{self.family}.ACQUIRE", *held, "PX", self.lease_ms, *self.session, "ONCE", "BLOCK", wait_ms)
+        held, deadline = (key, str(uuid.uuid4()), *self.mode), time.monotonic() + wait_seconds
+        request = (f"{self.family}.ACQUIRE", *held, "PX", self.lease_ms, *self.session, "ONCE", "BLOCK")
+        token = self._until(deadline, lambda: (*request, max(1, math.ceil((deadline - time.monotonic()) * 1000))))
         if token is None:
             return None
-        return lambda: self.client.execute_command(f"{self.family}.RELEASE", *held, "TOKEN", token)
+        ends = time.monotonic() + self.lease_ms / 1000
+        return lambda: self._release((f"{self.family}.RELEASE", *held, "TOKEN", token), ends)
+
+    def _release(self, command: tuple, ends: float) -> None:
+        try:
+            self._until(ends, lambda: command)
+        except redis.ResponseError as error:
+            # Before the lease has ended: it was released already, and the answer lost.
+            if not str(error).startswith("NOTOWNER ") or time.monotonic() > ends:
+                raise
+
+    def _until(self, deadline: float, command):
+        while True:
+            try:
+                return self.client.execute_command(*command())
+            except (redis.ConnectionError, redis.TimeoutError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(ASK_AGAIN_SECONDS)
