@@ -18,7 +18,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `under_way`, `names`, `waiter`, `notified`, `wait_queues`, `statistics`; all of it together: `state`, `views`, `contention` |
+//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `under_way`, `names`, `waiter`, `notified`, `wait_queues`, `undelivered`, `statistics`; all of it together: `state`, `views`, `contention` |
 //! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `cut_off`, `grant` |
 //! | what the server tells | `server_events`, `closed_connections` |
 //! | who is served | `offers`, `serve`, `siblings`, `grant_next`, `up_to_date`, `multi_key` |
@@ -66,6 +66,7 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod undelivered;
 mod under_way;
 mod up_to_date;
 mod views;
