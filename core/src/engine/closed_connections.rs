@@ -84,7 +84,7 @@ impl Engine {
         if undone != terms {
             self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms: undone });
         }
-        if client.is_some() && matches!(tx.keys.value(id), Value::Lock(lock) if lock.clients(token).is_empty()) {
+        if client.is_some() && is_bound_to(tx.keys, id, token, <[u64]>::is_empty) {
             // The other connections have closed meanwhile.
             self.end_session(tx, id, token);
         }
@@ -113,12 +113,11 @@ impl Engine {
             let Some((token, client)) = unbound.pop() else {
                 return;
             };
-            let Some(lock) = tx.keys.lock_mut(id).filter(|lock| lock.clients(token).contains(&client)) else {
-                continue;
-            };
-            lock.unbind(token, client);
-            if lock.clients(token).is_empty() {
-                self.end_session(tx, id, token);
+            if is_bound_to(tx.keys, id, token, |clients| clients.contains(&client)) {
+                self.unbind(tx, id, token, client);
+                if is_bound_to(tx.keys, id, token, <[u64]>::is_empty) {
+                    self.end_session(tx, id, token);
+                }
             }
         }
     }
@@ -189,4 +188,9 @@ impl Engine {
         let waits = self.queues.first_of(owner, name, Mode::Exclusive).is_some();
         (place.stay == Stay::Connected && !waits).then_some(place.request_id)
     }
+}
+
+/// Whether what is asked is so of the connections that a hold is bound to.
+fn is_bound_to(keys: &impl Keyspace, id: KeyId, token: u64, is_so: impl FnOnce(&[u64]) -> bool) -> bool {
+    matches!(keys.value(id), Value::Lock(lock) if is_so(lock.clients(token)))
 }

@@ -7,7 +7,7 @@
 //! | the timer | [`Engine::begin_turn`], [`Engine::next_timeout_us`], [`Engine::next_job`], [`Engine::run_job`], [`Engine::postpone`] |
 //! | the server tells | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`], [`Engine::demoted`], [`Engine::channel_gone`], [`Engine::published`], [`Engine::unheard`], [`Engine::untold`] |
 //! | a replica, a load | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::has_to_observe`], [`Engine::next_to_observe`], [`Engine::observe`], [`Engine::end_cut_off`] |
-//! | to look at | `views.rs`, [`Engine::concerns_client`], [`Engine::has_undelivered_grants`] |
+//! | to look at | `views.rs`, `contention.rs`, [`Engine::last_token`], [`Engine::concerns_client`], [`Engine::has_undelivered_grants`], [`Engine::has_offers`], [`Engine::has_cut_off`] |
 //!
 //! Each request brings its keys up to date (`reconcile`), is decided (`admission` of the lock), applied (`write`: the one
 //! write path), and the queue of what it freed is served (`grant_next`). What has to happen outside (propagate, notify, answer
@@ -18,7 +18,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `under_way`, `names`, `waiter`, `notified`, `wait_queues`, `statistics`; all of it together: `state`, `views`, `contention` |
+//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `under_way`, `names`, `waiter`, `notified`, `wait_queues`, `undelivered`, `statistics`; all of it together: `state`, `views`, `contention` |
 //! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `cut_off`, `grant` |
 //! | what the server tells | `server_events`, `closed_connections` |
 //! | who is served | `offers`, `serve`, `siblings`, `grant_next`, `up_to_date`, `multi_key` |
@@ -66,6 +66,7 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod undelivered;
 mod under_way;
 mod up_to_date;
 mod views;

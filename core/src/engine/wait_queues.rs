@@ -28,14 +28,14 @@ use super::notified::Notified;
 use super::owners::{Holding, OwnerRecord, Owners, Wait};
 use super::positions::{NameId, OwnerId, Position};
 use super::waiter::{Entrant, Waiter, until_us};
-use crate::bytes::{Key, KeyRef};
+use crate::bytes::KeyRef;
 use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, Mode};
 use crate::time::Now;
 
-enum State {
+pub(super) enum State {
     Waiting(Waiter),
-    /// It was granted, under these names, and nobody may have heard of it.
+    /// It was granted, under these names, and nobody may have heard of it: see `undelivered.rs`.
     Granted(SmallVec<[(NameId, Undelivered); 1]>),
 }
 
@@ -44,7 +44,7 @@ pub(super) struct WaitQueues {
     pub(super) names: Names,
     pub(super) owners: Owners,
     /// By the low half of a ticket. The high half is a running number, so that no ticket is given twice.
-    tickets: Slots<(u32, State)>,
+    pub(super) tickets: Slots<(u32, State)>,
     last_number: u32,
     /// The slots of the tickets of those who do not wait for ever.
     timeouts: Deadlines<u32>,
@@ -78,12 +78,12 @@ impl WaitQueues {
         self.of_kind.get(kind as usize).copied().unwrap_or(0)
     }
 
-    fn state(&self, ticket: u64) -> Option<&State> {
+    pub(super) fn state(&self, ticket: u64) -> Option<&State> {
         let (slot, number) = halves(ticket);
         self.tickets.get(slot).filter(|(known, _)| *known == number).map(|(_, state)| state)
     }
 
-    fn state_mut(&mut self, ticket: u64) -> Option<&mut State> {
+    pub(super) fn state_mut(&mut self, ticket: u64) -> Option<&mut State> {
         let (slot, number) = halves(ticket);
         self.tickets.get_mut(slot).filter(|(known, _)| *known == number).map(|(_, state)| state)
     }
@@ -281,77 +281,6 @@ impl WaitQueues {
         self.timeouts.peek().map(|(until_us, _)| until_us)
     }
 
-    /// Remembers what a waiter was granted under a name, until it is known that it heard of it.
-    pub(super) fn remember(&mut self, ticket: u64, name: NameId, undelivered: Undelivered) {
-        if let Some(record) = self.names.get_mut(name) {
-            record.undelivered.insert(undelivered.token, ticket);
-        }
-        if let Some(State::Granted(granted)) = self.state_mut(ticket) {
-            granted.push((name, undelivered));
-        }
-    }
-
-    /// A ticket that was granted a hold, or has a share in it, and may not have heard of it.
-    pub(super) fn undelivered_of(&self, name: NameId, token: u64) -> Option<u64> {
-        self.names.get(name)?.undelivered.first_of(token)
-    }
-
-    /// Takes out what a ticket was granted and may not have heard of. Names may be idle afterwards.
-    pub(super) fn take_undelivered(&mut self, ticket: u64) -> SmallVec<[(NameId, Undelivered); 1]> {
-        let (slot, _) = halves(ticket);
-        if !matches!(self.state(ticket), Some(State::Granted(_))) {
-            return SmallVec::new();
-        }
-        let Some((_, State::Granted(mut granted))) = self.tickets.remove(slot) else {
-            return SmallVec::new();
-        };
-        // One that was taken over lies under the same name and token as a share: nothing is removed before all have looked.
-        for (name, undelivered) in &mut granted {
-            undelivered.is_known = self.names.get(*name).is_some_and(|it| it.undelivered.is_known(undelivered.token));
-        }
-        for (name, undelivered) in &granted {
-            if let Some(record) = self.names.get_mut(*name) {
-                record.undelivered.remove(undelivered.token, ticket);
-            }
-        }
-        granted
-    }
-
-    /// What a ticket was granted lies under other names now.
-    pub(super) fn rename_undelivered(&mut self, ticket: u64, mut rename: impl FnMut(&mut Names, &Key) -> NameId) {
-        let Some(State::Granted(granted)) = self.state(ticket) else {
-            return;
-        };
-        let known: SmallVec<[(NameId, u64); 1]> =
-            granted.iter().map(|(name, undelivered)| (*name, undelivered.token)).collect();
-        for (index, (name, token)) in known.iter().copied().enumerate() {
-            let Some(key) = self.names.get(name).map(|record| record.key().to_key()) else {
-                continue;
-            };
-            let other = rename(&mut self.names, &key);
-            let mut is_known = false;
-            if let Some(record) = self.names.get_mut(name) {
-                is_known = record.undelivered.is_known(token);
-                record.undelivered.remove(token, ticket);
-            }
-            if let Some(record) = self.names.get_mut(other) {
-                record.undelivered.insert(token, ticket);
-                if is_known {
-                    record.undelivered.know(token);
-                }
-            }
-            if let Some(State::Granted(granted)) = self.state_mut(ticket)
-                && let Some((known, _)) = granted.get_mut(index)
-            {
-                *known = other;
-            }
-        }
-        // Only now: one that was taken over lies under the same name as a share.
-        for (name, _) in known {
-            self.names.tidy(name);
-        }
-    }
-
     /// Notes a holder under a name that is waited for.
     pub(super) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
         let owner = self.owners.intern(owner);
@@ -403,16 +332,6 @@ impl WaitQueues {
         self.names.get(self.names.find(key)?)
     }
 
-    /// What a ticket was granted and may not have heard of.
-    #[cfg(test)]
-    pub(super) fn undelivered(&self, ticket: u64) -> impl Iterator<Item = &(NameId, Undelivered)> {
-        let granted = match self.state(ticket) {
-            Some(State::Granted(granted)) => Some(granted),
-            _ => None,
-        };
-        granted.into_iter().flatten()
-    }
-
     /// Checks the invariants.
     #[cfg(test)]
     pub(super) fn assert_consistent(&self) {
@@ -457,7 +376,7 @@ fn ticket_of(slot: u32, number: u32) -> u64 {
 }
 
 /// The slot and the running number of a ticket.
-fn halves(ticket: u64) -> (u32, u32) {
+pub(super) fn halves(ticket: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = ticket.to_le_bytes();
     (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
 }

@@ -152,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Keeps invariant 3.
+    /// Keeps invariant 2.
     pub(super) fn set_alarm(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         let Value::Lock(lock) = keys.value(id) else {
             return;

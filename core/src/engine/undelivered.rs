@@ -1,0 +1,92 @@
+//! What was granted to waiters who may not have heard of it: kept under their tickets, and under the names.
+
+use smallvec::SmallVec;
+
+use super::dirty::Undelivered;
+use super::names::Names;
+use super::positions::NameId;
+use super::wait_queues::{State, WaitQueues, halves};
+use crate::bytes::Key;
+
+impl WaitQueues {
+    /// Remembers what a waiter was granted under a name, until it is known that it heard of it.
+    pub(super) fn remember(&mut self, ticket: u64, name: NameId, undelivered: Undelivered) {
+        if let Some(record) = self.names.get_mut(name) {
+            record.undelivered.insert(undelivered.token, ticket);
+        }
+        if let Some(State::Granted(granted)) = self.state_mut(ticket) {
+            granted.push((name, undelivered));
+        }
+    }
+
+    /// A ticket that was granted a hold, or has a share in it, and may not have heard of it.
+    pub(super) fn undelivered_of(&self, name: NameId, token: u64) -> Option<u64> {
+        self.names.get(name)?.undelivered.first_of(token)
+    }
+
+    /// Takes out what a ticket was granted and may not have heard of. Names may be idle afterwards.
+    pub(super) fn take_undelivered(&mut self, ticket: u64) -> SmallVec<[(NameId, Undelivered); 1]> {
+        let (slot, _) = halves(ticket);
+        if !matches!(self.state(ticket), Some(State::Granted(_))) {
+            return SmallVec::new();
+        }
+        let Some((_, State::Granted(mut granted))) = self.tickets.remove(slot) else {
+            return SmallVec::new();
+        };
+        // One that was taken over lies under the same name and token as a share: nothing is removed before all have looked.
+        for (name, undelivered) in &mut granted {
+            undelivered.is_known = self.names.get(*name).is_some_and(|it| it.undelivered.is_known(undelivered.token));
+        }
+        for (name, undelivered) in &granted {
+            if let Some(record) = self.names.get_mut(*name) {
+                record.undelivered.remove(undelivered.token, ticket);
+            }
+        }
+        granted
+    }
+
+    /// What a ticket was granted lies under other names now.
+    pub(super) fn rename_undelivered(&mut self, ticket: u64, mut rename: impl FnMut(&mut Names, &Key) -> NameId) {
+        let Some(State::Granted(granted)) = self.state(ticket) else {
+            return;
+        };
+        let known: SmallVec<[(NameId, u64); 1]> =
+            granted.iter().map(|(name, undelivered)| (*name, undelivered.token)).collect();
+        for (index, (name, token)) in known.iter().copied().enumerate() {
+            let Some(key) = self.names.get(name).map(|record| record.key().to_key()) else {
+                continue;
+            };
+            let other = rename(&mut self.names, &key);
+            let mut is_known = false;
+            if let Some(record) = self.names.get_mut(name) {
+                is_known = record.undelivered.is_known(token);
+                record.undelivered.remove(token, ticket);
+            }
+            if let Some(record) = self.names.get_mut(other) {
+                record.undelivered.insert(token, ticket);
+                if is_known {
+                    record.undelivered.know(token);
+                }
+            }
+            if let Some(State::Granted(granted)) = self.state_mut(ticket)
+                && let Some((known, _)) = granted.get_mut(index)
+            {
+                *known = other;
+            }
+        }
+        // Only now: one that was taken over lies under the same name as a share.
+        for (name, _) in known {
+            self.names.tidy(name);
+        }
+    }
+
+    /// What a ticket was granted and may not have heard of.
+    #[cfg(test)]
+    pub(super) fn undelivered(&self, ticket: u64) -> impl Iterator<Item = &(NameId, Undelivered)> {
+        let granted = match self.state(ticket) {
+            Some(State::Granted(granted)) => Some(granted),
+            _ => None,
+        };
+        granted.into_iter().flatten()
+    }
+}
