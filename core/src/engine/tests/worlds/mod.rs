@@ -470,12 +470,8 @@ fn requests_that_are_sent_again_and_answered_on_a_channel_do_what_the_oracle_say
     static THREE_OWNERS: Setup = Setup { actions: || notified(1, 3, EXCLUSIVE), ..PLAIN };
     static READERS: Setup =
         Setup { kind: Kind::RwLock, actions: || notified(1, 3, &[(Mode::Read, 1), (Mode::Write, 1)]), ..PLAIN };
-    static PERMITS: Setup = Setup {
-        kind: Kind::Semaphore,
-        permits: 2,
-        actions: || notified(1, 3, &[(Mode::Permits, 1)]),
-        ..PLAIN
-    };
+    static PERMITS: Setup =
+        Setup { kind: Kind::Semaphore, permits: 2, actions: || notified(1, 3, &[(Mode::Permits, 1)]), ..PLAIN };
     search("ONCE, TOKEN, NOTIFY: mutex, 2 keys, 2 owners", &TWO_KEYS);
     search("ONCE, TOKEN, NOTIFY: mutex, 1 key, 3 owners", &THREE_OWNERS);
     search("ONCE, TOKEN, NOTIFY: rwlock, 1 key, 3 owners", &READERS);
