@@ -7,6 +7,7 @@ SERVER       ?= redis-server
 MODULE       := target/release/librlock.so
 BARE         := target/release/librlock_bare.so
 SECONDS      := 60
+MINUTES      ?= 60
 SEED         ?= 1
 STATES       ?= 1000000
 # Of `make bench-peers`: how often each peer is measured, for how long in each cell, and where the page goes.
@@ -45,7 +46,7 @@ help: ## List the targets
 	@echo "  SERVER=valkey-server make run   another server than redis-server"
 	@echo "  PREFIX=/opt/redis make install  another place than /usr/lib/redis/modules"
 
-run cluster test campaigns test-matrix check check-crashes failover client-native-tls client-cancel client-faults picture: NEEDS = build server
+run cluster test campaigns test-matrix check check-crashes failover client-native-tls client-cancel client-faults test-faults soak picture: NEEDS = build server
 deb: NEEDS = build deb
 
 build: ## Build the module: target/release/librlock.so
@@ -113,16 +114,24 @@ check: build ## Record what clients see for SECONDS, and prove from it what is p
 check-crashes: build ## The same while the server is killed, stands still, and loses connections
 	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
 
-check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states of each
+test-faults: build ## Check what clients see under each fault for SECONDS, on each server of the matrix; SERVERS=redis-server, NAMES=kill
+	@SECONDS_EACH=$(SECONDS) SEED=$(SEED) NAMES="$(NAMES)" ./tools/faults $(SERVERS)
+
+soak: build ## A mixed load of all kinds with disconnects for MINUTES: whether memory and latency stay as they are
+	cargo run --quiet --release --package rlock-check -- soak --module $(MODULE) --server $(SERVER) --minutes $(MINUTES) --seed $(SEED)
+
+check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states in all
 	@$(NEED) build
-	RLOCK_WORLDS_STATES=$(STATES) cargo test --release --package rlock-core --lib worlds:: -- --nocapture --test-threads=1
+	@set -o pipefail; RLOCK_WORLDS_STATES=$(STATES) cargo test --release --package rlock-core --lib worlds:: -- --nocapture --test-threads=1 | \
+	  awk '{ print; fflush() } match($$0, /: [0-9]+ states/) { states += substr($$0, RSTART + 2) } \
+	       END { print states " distinct states"; exit states < $(STATES) }'
 
 check-mutants: ## Build the module with each fault of check/mutants, and show which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
 	cargo run --quiet --release --package rlock-check -- mutants --server $(SERVER) $(NAMES)
 
-fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: payloads, effects, commands
+fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: arguments, payloads, effects, commands
 	@$(NEED) build
 	SECONDS_EACH=$(SECONDS) ./tools/fuzz
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`history`] | what is recorded: each call with the moment of its sending and of its answer, and its place in the server's order |
 //! | [`timeline`] | from the calls of each owner to the spans of time in which it surely held, and in which it may have held |
+//! | [`takeovers`] | what a history proves when a server took over that had not heard everything |
 //! | [`rules`] | the rules, each a sweep over those spans in the order of time |
 //! | [`drive`] | clients that make a history on real servers, under faults |
 //! | [`invented`] | histories without a server: to test the rules, and their speed |
@@ -17,4 +18,5 @@ pub mod history;
 pub mod invented;
 pub mod mutants;
 pub mod rules;
+pub mod takeovers;
 pub mod timeline;

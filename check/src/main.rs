@@ -7,8 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use rlock_check::drive::campaign::{Campaign, Faults};
-use rlock_check::drive::server::Program;
+use rlock_check::drive::campaign::Campaign;
+use rlock_check::drive::faults::{self, Faulty, Row};
+use rlock_check::drive::harm::Faults;
+use rlock_check::drive::server::{Disk, Program};
+use rlock_check::drive::soak::{self, Sample};
 use rlock_check::history::Violation;
 use rlock_check::invented;
 use rlock_check::mutants::{self, Trial};
@@ -44,6 +47,47 @@ enum Command {
         #[arg(long)]
         crashes: bool,
     },
+    /// Lets each fault happen on each server while clients work, and shows a table of what they saw.
+    Faults {
+        /// The module.
+        #[arg(long)]
+        module: PathBuf,
+        /// A server as `name=program`; may be given several times.
+        #[arg(long = "server", value_parser = named, default_value = "redis-server=redis-server")]
+        servers: Vec<(String, PathBuf)>,
+        /// For how long each fault goes on.
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+        /// What the clients' choices are drawn from.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// How many clients.
+        #[arg(long, default_value_t = 16)]
+        clients: u64,
+        /// The document to write the table into.
+        #[arg(long)]
+        write: Option<PathBuf>,
+        /// Those whose names contain one of these; all if there is none.
+        names: Vec<String>,
+    },
+    /// A long load of all kinds with disconnects: whether memory and latency stay as they are, and nothing is left over.
+    Soak {
+        /// The module.
+        #[arg(long)]
+        module: PathBuf,
+        /// The server's program.
+        #[arg(long, default_value = "redis-server")]
+        server: PathBuf,
+        /// For how long.
+        #[arg(long, default_value_t = 60)]
+        minutes: u64,
+        /// What the clients' choices are drawn from.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// How many clients.
+        #[arg(long, default_value_t = 16)]
+        clients: u64,
+    },
     /// Builds the module with each fault of `check/mutants`, and shows which rule notices it.
     Mutants {
         /// The server's program.
@@ -72,12 +116,38 @@ const SHOWN: usize = 3;
 fn main() -> Result<ExitCode> {
     match Options::parse().command {
         Command::Run { module, server, seconds, seed, clients, crashes } => {
-            let program = Program { server, module, is_durable: crashes };
+            let program = Program { server, module, disk: Disk::None, loses_clients: false };
             let faults = if crashes { Faults::Crashes } else { Faults::Clock };
             let lasts = Duration::from_secs(seconds);
             let report = Campaign { program, lasts, seed, workers: clients, faults }.run()?;
             println!("{} operations, {} grants, seed {seed}", report.history.operations.len(), report.grants);
             Ok(tell(&report.violations))
+        }
+        Command::Faults { module, servers, seconds, seed, clients, write, names } => {
+            let lasts = Duration::from_secs(seconds);
+            let faulty = Faulty { module, servers, lasts, seed, workers: clients, names };
+            let rows = faulty.run(show_row)?;
+            let table = faults::table(&rows);
+            println!("{table}");
+            if let Some(document) = write {
+                faults::write(&document, &table)?;
+            }
+            let is_safe = rows.iter().all(|row| row.violations.is_empty());
+            Ok(if is_safe { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Command::Soak { module, server, minutes, seed, clients } => {
+            let program = Program { server, module, disk: Disk::None, loses_clients: false };
+            let soaked = soak::soak(&program, Duration::from_secs(60 * minutes), seed, clients, show_sample)?;
+            let by_hour = |value: fn(&Sample) -> f64| soak::slope_by_hour(&soaked.samples, value) / 1024.0;
+            println!("used_memory grows by {:.0} KiB an hour", by_hour(|sample| sample.used));
+            println!("resident memory grows by {:.0} KiB an hour", by_hour(|sample| sample.resident));
+            if let [_, first, .., last] = soaked.samples.as_slice() {
+                println!(
+                    "the median of a pair at the end is {:.2} of that at the start",
+                    last.median_us / first.median_us
+                );
+            }
+            Ok(tell(&soaked.violations))
         }
         Command::Mutants { server, seconds, seed, names } => {
             let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
@@ -91,6 +161,38 @@ fn main() -> Result<ExitCode> {
             println!("{} operations checked in {:.1} s", history.operations.len(), began.elapsed().as_secs_f64());
             Ok(tell(&violations))
         }
+    }
+}
+
+/// A server's name and its program.
+fn named(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, program) = text.split_once('=').ok_or("it is NAME=PROGRAM")?;
+    Ok((name.into(), program.into()))
+}
+
+fn show_sample(sample: &Sample) {
+    println!(
+        "{:6.0} s  {:9} operations  used {:8.0} KiB  resident {:8.0} KiB  a pair: half {:6.0} us, 99 % {:6.0} us",
+        sample.at_s,
+        sample.operations,
+        sample.used / 1024.0,
+        sample.resident / 1024.0,
+        sample.median_us,
+        sample.slow_us
+    );
+}
+
+fn show_row(row: &Row) {
+    eprintln!(
+        "{:28} {:26} {:8} operations {:8} acquisitions {:4} violations",
+        row.fault.name(),
+        row.server,
+        row.operations,
+        row.grants,
+        row.violations.len()
+    );
+    if !row.violations.is_empty() {
+        tell(&row.violations);
     }
 }
 

@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::drive::campaign::{Campaign, Faults};
-use crate::drive::server::Program;
+use crate::drive::campaign::Campaign;
+use crate::drive::harm::Faults;
+use crate::drive::server::{Disk, Program};
 
 /// The profile of the workspace that mutants are built with: quickly.
 const PROFILE: &str = "mutant";
 
-/// How many states of each kind of small world a mutant of the core is shown to.
-const STATES: &str = "10000";
+/// How many states of small worlds a mutant of the core is shown to.
+const STATES: &str = "160000";
 
 /// What to show the mutants to.
 #[derive(Clone, Debug)]
@@ -106,7 +107,7 @@ impl Trial {
         run(git(&tree).arg("apply").arg(&mutant.path)).with_context(|| format!("{} does not apply", mutant.name))?;
         run(&mut self.cargo(&tree, &["build", "--package", "rlock"]))?;
         let module = self.target.join("build").join(PROFILE).join("librlock.so");
-        let program = Program { server: self.server.clone(), module, is_durable: false };
+        let program = Program { server: self.server.clone(), module, disk: Disk::None, loses_clients: false };
         let (lasts, seed, faults) = (self.lasts, self.seed, Faults::Clock);
         let report = Campaign { program, lasts, seed, workers: 16, faults }.run()?;
         let rules: BTreeSet<_> = report.violations.iter().map(|violation| violation.rule).collect();

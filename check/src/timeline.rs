@@ -234,6 +234,10 @@ impl Owner {
             }
             return;
         };
+        if one.outcome == Outcome::Refused {
+            // Nothing was changed: it lasts until its lease is over.
+            return;
+        }
         let left = held.count.saturating_sub(count);
         match one.outcome {
             Outcome::Number(told) if told != u64::from(left) => {

@@ -1,21 +1,22 @@
 //! Workers, a replica that comes in the middle, a wall clock that steps, and what is looked at in the end.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use redis::Value;
 
+use super::half_open::Network;
+use super::harm::{Faults, Harm};
 use super::monitor::{Monitor, Orders};
 use super::parade;
-use super::server::{Program, Server, WallClock};
+use super::server::{Disk, Program, Server, WallClock};
 use super::wire::{Connection, now_us};
 use super::worker::Worker;
 use crate::history::{Call, History, Key, Kind, Operation, Rule, Violation};
-use crate::rules;
+use crate::{rules, takeovers};
 
 /// How a campaign is led.
 #[derive(Clone, Debug)]
@@ -32,15 +33,6 @@ pub struct Campaign {
     pub faults: Faults,
 }
 
-/// What goes wrong while clients work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Faults {
-    /// The server's wall clock steps.
-    Clock,
-    /// The server stands still, its connections are cut, and it is killed and comes back.
-    Crashes,
-}
-
 /// What came of it.
 pub struct Report {
     /// What was recorded.
@@ -50,9 +42,6 @@ pub struct Report {
     /// What must not have happened.
     pub violations: Vec<Violation>,
 }
-
-/// The wall clock steps by up to so many seconds in either direction.
-const STEP_S: i64 = 3600;
 
 /// The longest lease where clients are lost with their holds.
 const SHORT_LEASE_MS: u64 = 1_500;
@@ -71,16 +60,15 @@ impl Campaign {
     /// If a server cannot be started, or a client fails in a way that no rule is about.
     pub fn run(&self) -> Result<Report> {
         let clock = WallClock::new()?;
-        let program = Program { is_durable: self.faults == Faults::Crashes, ..self.program.clone() };
+        let program =
+            Program { disk: self.faults.disk(), loses_clients: self.faults != Faults::Clock, ..self.program.clone() };
         let mut master = Server::start(&program, Some(&clock))?;
-        let mut replica = Server::start(&program, None)?;
+        let mut replica = Server::start(&Program { disk: Disk::None, ..program }, None)?;
         let mut control = Connection::open(master.address())?;
-        let keys = self.keys();
-        for key in keys.iter().filter(|key| key.kind == Kind::Semaphore) {
-            control.ask(&format!("RSEMAPHORE.INIT {} {}", key.name, key.permits))?;
-        }
+        let keys = self.make_keys(&mut control)?;
         let mut violations = Vec::new();
-        let operations = self.record(&mut master, &clock, &keys, &mut violations)?;
+        let (mut operations, takeovers_us) = self.record(&mut master, &mut replica, &clock, &keys, &mut violations)?;
+        takeovers::forget(&mut operations, &takeovers_us);
         let ended = look_afterwards(&master, &replica, &keys, &mut violations);
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
             let log = server.log();
@@ -100,6 +88,20 @@ impl Campaign {
         let is_grant = |one: &&Operation| matches!(one.outcome, crate::history::Outcome::Granted(_));
         let grants = history.operations.iter().filter(is_grant).count();
         Ok(Report { history, grants, violations })
+    }
+
+    /// Whether clients reach the server through a network that can be led elsewhere.
+    fn has_network(&self) -> bool {
+        matches!(self.faults, Faults::HalfOpen | Faults::Failover)
+    }
+
+    /// The locks to compete for, with semaphores that are there.
+    pub(super) fn make_keys(&self, control: &mut Connection) -> Result<Arc<[Key]>> {
+        let keys = self.keys();
+        for key in keys.iter().filter(|key| key.kind == Kind::Semaphore) {
+            control.ask(&format!("RSEMAPHORE.INIT {} {}", key.name, key.permits))?;
+        }
+        Ok(keys)
     }
 
     /// Some locks of each kind to compete for, and one for each client alone.
@@ -122,24 +124,28 @@ impl Campaign {
     }
 
     /// Lets the clients work, and puts what they recorded in the server's order.
-    fn record(
+    pub(super) fn record(
         &self,
         master: &mut Server,
+        replica: &mut Server,
         clock: &WallClock,
         keys: &Arc<[Key]>,
         violations: &mut Vec<Violation>,
-    ) -> Result<Vec<Operation>> {
+    ) -> Result<(Vec<Operation>, Vec<u64>)> {
         let address = master.address();
-        let monitor = Monitor::start(address)?;
+        let network = if self.has_network() { Some(Network::before(address)?) } else { None };
+        let reached_at = network.as_ref().map_or(address, Network::address);
+        let is_moving = self.faults == Faults::Failover;
+        let monitor = Monitor::start(if is_moving { reached_at } else { address })?;
         let until_us = now_us() + u64::try_from(self.lasts.as_micros())?;
-        let survives = self.faults == Faults::Crashes;
-        let mut operations = thread::scope(|scope| {
+        let survives = self.faults != Faults::Clock;
+        let (mut operations, takeovers_us) = thread::scope(|scope| {
             let mut workers = Vec::new();
             for number in 0..self.workers {
                 let own_key = usize::try_from(u64::try_from(keys.len())? - self.workers + number)?;
                 let keys = Arc::clone(keys);
                 workers.push(scope.spawn(move || -> Result<_> {
-                    let mut worker = Worker::new(address, keys, own_key, number + 1, self.seed)?;
+                    let mut worker = Worker::new(reached_at, keys, own_key, number + 1, self.seed)?;
                     if survives {
                         worker = worker.among_crashes(SHORT_LEASE_MS);
                     }
@@ -149,7 +155,9 @@ impl Campaign {
             }
             // Everybody is connected before something goes wrong.
             thread::sleep(Duration::from_millis(500));
-            self.do_harm(master, clock, until_us)?;
+            let (faults, seed, network) = (self.faults, self.seed, network.as_ref());
+            let harm = Harm { faults, master, replica, clock, network, takeovers_us: Vec::new(), seed };
+            let takeovers_us = harm.go_on(until_us)?;
             let mut operations = Vec::new();
             for worker in workers {
                 let (recorded, worked) = worker.join().map_err(|_| anyhow!("a client has panicked"))??;
@@ -158,46 +166,15 @@ impl Campaign {
                     violations.push(Violation { rule: Rule::ServerLives, story: format!("a client fails: {error:#}") });
                 }
             }
-            Ok::<_, anyhow::Error>(operations)
+            Ok::<_, anyhow::Error>((operations, takeovers_us))
         })?;
         let orders = monitor.finish().unwrap_or_else(|error| {
             violations.push(Violation { rule: Rule::ServerLives, story: format!("no order is known: {error:#}") });
             Orders::default()
         });
         set_orders(&mut operations, &orders);
-        Ok(operations)
+        Ok((operations, takeovers_us))
     }
-
-    /// Lets things go wrong until a moment of the steady clock.
-    fn do_harm(&self, master: &mut Server, clock: &WallClock, until_us: u64) -> Result<()> {
-        let mut random = StdRng::seed_from_u64(self.seed);
-        while now_us() < until_us {
-            match self.faults {
-                Faults::Clock => clock.step_to(random.random_range(-STEP_S..=STEP_S))?,
-                Faults::Crashes => match random.random_range(0..10) {
-                    0 => master.kill_and_restart()?,
-                    1..5 => master.stand_still(Duration::from_millis(random.random_range(1..400)))?,
-                    _ => cut_connections(master, &mut random)?,
-                },
-            }
-            thread::sleep(Duration::from_millis(random.random_range(50..400)));
-        }
-        clock.step_to(0)
-    }
-}
-
-/// Cuts some of the connections, but for those that listen.
-fn cut_connections(master: &Server, random: &mut StdRng) -> Result<()> {
-    let mut control = Connection::open(master.address())?;
-    let listed = text(control.ask("CLIENT LIST TYPE normal")?)?;
-    for line in listed.lines().filter(|line| !line.contains("cmd=monitor") && !line.contains("cmd=client")) {
-        let id = line.split_ascii_whitespace().find_map(|field| field.strip_prefix("id="));
-        if let Some(id) = id.filter(|_| random.random_bool(0.2)) {
-            // It may have gone by itself.
-            let _ = control.call(&format!("CLIENT KILL ID {id}"));
-        }
-    }
-    Ok(())
 }
 
 /// Looks at what is left when the clients have gone, and lets a replica follow.
@@ -207,17 +184,24 @@ fn look_afterwards(master: &Server, replica: &Server, keys: &[Key], violations: 
     follow(&mut control, replica, master.address().port(), violations)
 }
 
-/// Gives each request that acquires its place in the server's order.
+/// Gives each request that acquires its place in the server's order. Of an owner some of whose requests were not heard it is not known
+/// which place is whose.
 fn set_orders(operations: &mut [Operation], orders: &Orders) {
+    let mut asked: HashMap<u64, u64> = HashMap::new();
+    for one in operations.iter().filter(|one| matches!(one.call, Call::Acquire { .. })) {
+        let most = asked.entry(one.owner).or_default();
+        *most = (*most).max(one.order);
+    }
     for one in operations.iter_mut().filter(|one| matches!(one.call, Call::Acquire { .. })) {
+        let all = usize::try_from(asked.get(&one.owner).copied().unwrap_or(0)).unwrap_or(0);
         let nth = usize::try_from(one.order).ok().and_then(|nth| nth.checked_sub(1));
-        let places = orders.get(&one.owner);
+        let places = orders.get(&one.owner).filter(|places| places.len() == all);
         one.order = places.zip(nth).and_then(|(places, nth)| places.get(nth)).copied().unwrap_or(0);
     }
 }
 
 /// Everybody has gone: nothing is held but what a short lease still keeps.
-fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
+pub(super) fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
     let deadline_us = now_us() + 3_000_000;
     loop {
         let mut left = Vec::new();
@@ -257,11 +241,11 @@ fn follow(control: &mut Connection, replica: &Server, master_port: u16, violatio
     parade::take_over(&mut there, violations)
 }
 
-fn info(connection: &mut Connection) -> Result<String> {
+pub(super) fn info(connection: &mut Connection) -> Result<String> {
     text(connection.ask("INFO replication")?)
 }
 
-fn text(value: Value) -> Result<String> {
+pub(super) fn text(value: Value) -> Result<String> {
     match value {
         Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Value::VerbatimString { text, .. } => Ok(text),

@@ -8,12 +8,22 @@
 //! | [`worker`] | one client: what it does is drawn from a seed, what comes of it is recorded |
 //! | [`scenes`] | what a client does that takes more than one connection |
 //! | [`parade`] | holds of each kind, changed in each way, to compare a replica with its master |
+//! | [`subscriber`] | who listens for answers to `NOTIFY` |
+//! | [`harm`] | what goes wrong meanwhile |
+//! | [`half_open`] | a network that loses connections |
+//! | [`faults`] | a campaign for each fault on each server, and the table of them |
+//! | [`soak`] | a long load, and whether memory and latency stay as they are |
 //! | [`campaign`] | all of it together, for a while |
 
 pub mod campaign;
+pub mod faults;
+pub mod half_open;
+pub mod harm;
 pub mod monitor;
 pub mod parade;
 pub mod scenes;
 pub mod server;
+pub mod soak;
+pub mod subscriber;
 pub mod wire;
 pub mod worker;

@@ -24,8 +24,21 @@ pub struct Program {
     pub server: PathBuf,
     /// The module to load.
     pub module: PathBuf,
-    /// Whether it has on disk whatever it has answered.
-    pub is_durable: bool,
+    /// What it writes to its disk.
+    pub disk: Disk,
+    /// Whether clients are lost while they wait: each of them costs a fair lock its grace, so that is short.
+    pub loses_clients: bool,
+}
+
+/// What a server writes to its disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// Nothing.
+    None,
+    /// Whatever it has answered.
+    Always,
+    /// What it has done, a second later at most. It goes on without, and refuses to write, when the disk is full.
+    EverySecond,
 }
 
 /// A running server.
@@ -82,8 +95,43 @@ impl Server {
     ///
     /// If it does not come back.
     pub fn kill_and_restart(&mut self) -> Result<()> {
+        self.kill()?;
+        self.restart()
+    }
+
+    /// Kills it as `kill -9` does.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be signalled.
+    pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
+        Ok(())
+    }
+
+    /// Makes it a replica of another one, and waits until it has what that one has.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come to that.
+    pub fn follow(&self, master: SocketAddr) -> Result<()> {
+        let mut there = Connection::open(self.address)?;
+        there.ask(&format!("REPLICAOF 127.0.0.1 {}", master.port()))?;
+        let deadline = Instant::now() + START_TIMEOUT;
+        while !super::campaign::info(&mut there)?.contains("master_link_status:up") {
+            ensure!(Instant::now() < deadline, "the replica does not come; its log:\n{}", self.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Starts it again with what it has on disk.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come back.
+    pub fn restart(&mut self) -> Result<()> {
         self.child = spawn(&self.program, &self.environment, self.address, &self.folder)?;
         self.wait_until_ready()
     }
@@ -97,6 +145,18 @@ impl Server {
         self.signal("-STOP")?;
         thread::sleep(lasts);
         self.signal("-CONT")
+    }
+
+    /// From now on none of its files may grow beyond so many bytes, as on a full disk.
+    ///
+    /// # Errors
+    ///
+    /// If the limit cannot be set.
+    pub fn limit_files(&self, bytes: Option<u64>) -> Result<()> {
+        let limit = bytes.map_or("--fsize=unlimited:".into(), |bytes| format!("--fsize={bytes}:"));
+        let status = Command::new("prlimit").args(["--pid", &self.child.id().to_string(), &limit]).status()?;
+        ensure!(status.success(), "the files of the server cannot be limited");
+        Ok(())
     }
 
     fn signal(&self, signal: &str) -> Result<()> {
@@ -126,7 +186,9 @@ impl Server {
 fn spawn(program: &Program, environment: &[(&str, PathBuf)], address: SocketAddr, folder: &TempDir) -> Result<Child> {
     let module = fs::canonicalize(&program.module)
         .with_context(|| format!("there is no module at {}", program.module.display()))?;
-    let mut command = Command::new(&program.server);
+    // A file that may not grow is an error to the server then, and not its end.
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(&program.server);
     command
         .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", ""])
         .args(["--replica-read-only", "no", "--repl-diskless-sync-delay", "0"])
@@ -136,10 +198,13 @@ fn spawn(program: &Program, environment: &[(&str, PathBuf)], address: SocketAddr
         .arg(module)
         .envs(environment.iter().cloned())
         .stdin(Stdio::null())
-        .stdout(Stdio::null());
-    if program.is_durable {
-        command.args(["--appendonly", "yes", "--appendfsync", "always"]);
-        // Each waiter that is lost costs a fair lock no more than this.
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    if program.disk != Disk::None {
+        let sync = if program.disk == Disk::Always { "always" } else { "everysec" };
+        command.args(["--appendonly", "yes", "--appendfsync", sync, "--auto-aof-rewrite-percentage", "0"]);
+    }
+    if program.loses_clients {
         command.args(["--rlock.fair-grace-ms", "50"]);
     }
     command.spawn().with_context(|| format!("cannot run {}", program.server.display()))

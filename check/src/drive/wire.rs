@@ -48,6 +48,17 @@ impl Connection {
         answer.with_context(|| format!("the answer to {words}"))
     }
 
+    /// Asks something whose words have spaces.
+    ///
+    /// # Errors
+    ///
+    /// What the server or the connection says.
+    pub fn ask_words(&mut self, words: &[&str]) -> Result<Value> {
+        let mut command = Cmd::new();
+        command.arg(words);
+        command.query::<Value>(&mut self.inner).with_context(|| format!("the answer to {}", words.join(" ")))
+    }
+
     /// Sends something, and does not wait for the answer.
     ///
     /// # Errors

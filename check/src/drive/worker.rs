@@ -11,6 +11,7 @@ use anyhow::Result;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::subscriber::Subscriber;
 use super::wire::{Connection, as_grant, now_us};
 use crate::history::{Call, Key, Kind, Mode, Operation, Outcome};
 
@@ -32,6 +33,10 @@ pub struct Worker {
     pub(super) own_key: usize,
     longest_lease_ms: u64,
     survives: bool,
+    /// The connection is in no state to go on with.
+    is_confused: bool,
+    /// Listens for answers on this client's own channel.
+    pub(super) subscriber: Option<Subscriber>,
 }
 
 /// An owner, and what it is about.
@@ -83,6 +88,8 @@ impl Worker {
         Ok(Self {
             longest_lease_ms,
             survives: false,
+            is_confused: false,
+            subscriber: None,
             connection: Connection::open(address)?,
             address,
             keys,
@@ -111,6 +118,8 @@ impl Worker {
                 if !self.survives {
                     return Err(error);
                 }
+                // It may be in the middle of a transaction.
+                self.is_confused = true;
                 thread::sleep(Duration::from_millis(10));
             }
         }
@@ -118,11 +127,14 @@ impl Worker {
     }
 
     fn take_step(&mut self) -> Result<()> {
-        if self.connection.is_lost() {
+        if self.connection.is_lost() || self.is_confused {
             self.connection = Connection::open(self.address)?;
+            self.is_confused = false;
         }
         match self.random.random_range(0..100) {
-            0..50 => self.hold_once(),
+            0..40 => self.hold_once(),
+            40..48 => self.be_notified()?,
+            48..50 => self.be_deaf()?,
             50..58 => self.hold_twice(),
             58..66 => self.hold_many()?,
             66..74 => self.repeat(),

@@ -230,6 +230,13 @@ impl Seen<'_> {
                 self.undelivered(grant);
             }
         }
+        for (ticket, notice) in &self.world.unpublished {
+            self.words.extend([notice.channel.0.get().into(), notice.id, notice.client, notice.lease_ms]);
+            for (name, grant) in engine.queues.undelivered(*ticket) {
+                self.option(key_of(*name).map(|key| u64::from(key.db)));
+                self.undelivered(grant);
+            }
+        }
         let waiting = |ticket: &u64| engine.queues.get(*ticket).map(|waiter| waiter.arrival);
         for arrival in engine.grantable.iter().filter_map(|(ticket, _)| waiting(ticket)) {
             self.number(arrival);

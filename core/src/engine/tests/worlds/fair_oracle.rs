@@ -61,9 +61,9 @@ impl FairOracle {
                 place.is_connected = false;
             }
         }
+        // The place of who never heard of its grant is kept, also if the lease has ended by now.
         if let Some(owner) = self.undone.take()
             && self.holder.is_some_and(|(of, ..)| of == owner)
-            && self.is_held(now_ms)
         {
             self.holder = None;
             self.line.insert(0, Place { owner, is_connected: false, until_ms: now_ms + GRACE_MS, is_polled: false });
@@ -74,6 +74,9 @@ impl FairOracle {
             }
         }
         self.holder = self.holder.filter(|(_, _, until_ms)| *until_ms > now_ms);
+        if self.holder.is_none() {
+            self.unheard = None;
+        }
         let first = self.line.first().map(|place| place.owner);
         let over: Vec<Place> = self.line.extract_if(.., |place| Self::is_over(place, now_ms)).collect();
         self.answers.extend(over.iter().filter(|place| place.is_connected).map(|place| (place.owner, Told::Nil)));

@@ -6,7 +6,8 @@
 //! invariants of [`super::world::World`], and what an oracle says that fits on a page (`oracle.rs`, `fair_oracle.rs`).
 //!
 //! In each kind of world the search goes on until everything up to some depth was tried, and there were at least 1,000 states; with
-//! `RLOCK_WORLDS_STATES=n` at least n, as `make check-worlds` wants it.
+//! `RLOCK_WORLDS_STATES=n` there are at least n in all worlds together, as `make check-worlds` wants it. Of a state only 64 bits are kept:
+//! among ten million states the chance that two different ones are taken for one is three in a million.
 
 mod canonical;
 mod fair_oracle;
@@ -46,6 +47,21 @@ enum Asks {
     Bound,
     /// With BLOCK and REQ 1.
     Numbered,
+    /// With ONCE, without BLOCK.
+    Once,
+    /// With BLOCK, NOTIFY, REQ 1 and ONCE: sent again, it is the same request.
+    Notified,
+}
+
+/// Which hold RELEASE and RENEW mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Means {
+    /// Whatever the owner holds.
+    Any,
+    /// The hold with the TOKEN that the owner has now.
+    Own,
+    /// A hold with a TOKEN from before.
+    Earlier,
 }
 
 /// A step.
@@ -68,9 +84,35 @@ enum Action {
         owner: u8,
         mode: Mode,
     },
+    ReleaseToken {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+        means: Means,
+    },
+    RenewToken {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+        means: Means,
+    },
     Force {
         key: usize,
     },
+    /// The turn ends, and what was granted to who waits on a channel is published; it is lost if nobody listens.
+    Publish {
+        is_heard: bool,
+    },
+    /// The connection of an owner closes: that of its sessions, of its waits, and of grants that were not published yet.
+    Disconnect {
+        owner: u8,
+    },
+    /// The channel of an owner goes to another node of a cluster.
+    ChannelGone {
+        owner: u8,
+    },
+    /// The server is a replica for a moment.
+    Demote,
     Cancel {
         owner: u8,
     },
@@ -129,6 +171,9 @@ struct Setup {
 const PLAIN: Setup =
     Setup { kind: Kind::Mutex, other_kind: Kind::Mutex, is_mixed: false, permits: 1, keys: 1, actions: Vec::new };
 
+/// How many worlds there are, to share the states among.
+const WORLDS: usize = 16;
+
 /// The deepest search that is possible.
 const MAX_DEPTH: usize = 16;
 
@@ -152,7 +197,8 @@ impl Path {
 
 /// Tries everything, see the head of this file.
 fn search(name: &str, setup: &'static Setup) {
-    let wanted: usize = std::env::var("RLOCK_WORLDS_STATES").map_or(1_000, |states| states.parse().expect("a number"));
+    let states = std::env::var("RLOCK_WORLDS_STATES").map(|states| states.parse::<usize>().expect("a number"));
+    let wanted = states.map_or(1_000, |states| states.div_ceil(WORLDS));
     let actions = (setup.actions)();
     assert!(actions.len() <= usize::from(u8::MAX));
     let mut known: HashSet<u64> = HashSet::new();
@@ -392,4 +438,58 @@ fn kinds_that_meet_are_safe() {
     search("mutex and fair", &MUTEX_AND_FAIR);
     search("fair and rwlock", &FAIR_AND_RWLOCK);
     search("semaphore and mutex", &SEMAPHORE_AND_MUTEX);
+}
+
+/// What is sent again, meant by its token, and answered on a channel.
+fn notified(keys: usize, owners: u8, modes: &[(Mode, u32)]) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for owner in 0..owners {
+        for key in 0..keys {
+            for (mode, count) in modes.iter().copied() {
+                let asks = [Asks::Once, Asks::Notified];
+                actions.extend(asks.map(|ask| Action::Acquire { key, owner, mode, count, ask }));
+            }
+            let mode = modes[0].0;
+            actions.extend([Means::Own, Means::Earlier].map(|means| Action::ReleaseToken { key, owner, mode, means }));
+        }
+        actions.push(Action::Disconnect { owner });
+    }
+    let (key, owner, mode) = (0, 0, modes[0].0);
+    actions.extend([Means::Own, Means::Earlier].map(|means| Action::RenewToken { key, owner, mode, means }));
+    actions.extend([
+        Action::Cancel { owner: 1 },
+        Action::Publish { is_heard: true },
+        Action::Publish { is_heard: false },
+    ]);
+    with(actions, &[])
+}
+
+#[test]
+fn requests_that_are_sent_again_and_answered_on_a_channel_do_what_the_oracle_says() {
+    static TWO_KEYS: Setup = Setup { keys: 2, actions: || notified(2, 2, EXCLUSIVE), ..PLAIN };
+    static THREE_OWNERS: Setup = Setup { actions: || notified(1, 3, EXCLUSIVE), ..PLAIN };
+    static READERS: Setup =
+        Setup { kind: Kind::RwLock, actions: || notified(1, 3, &[(Mode::Read, 1), (Mode::Write, 1)]), ..PLAIN };
+    static PERMITS: Setup =
+        Setup { kind: Kind::Semaphore, permits: 2, actions: || notified(1, 3, &[(Mode::Permits, 1)]), ..PLAIN };
+    search("ONCE, TOKEN, NOTIFY: mutex, 2 keys, 2 owners", &TWO_KEYS);
+    search("ONCE, TOKEN, NOTIFY: mutex, 1 key, 3 owners", &THREE_OWNERS);
+    search("ONCE, TOKEN, NOTIFY: rwlock, 1 key, 3 owners", &READERS);
+    search("ONCE, TOKEN, NOTIFY: semaphore, 1 key, 3 owners", &PERMITS);
+}
+
+#[test]
+fn waits_that_are_cut_off_are_safe() {
+    static MUTEX_AND_FAIR: Setup = Setup {
+        other_kind: Kind::Fair,
+        is_mixed: true,
+        keys: 2,
+        actions: || {
+            let cut_off = [0, 1].map(|owner| Action::ChannelGone { owner });
+            let more = [Action::Demote, Action::Promote, Action::Rename, Action::Delete { key: 1 }, Action::Swap];
+            with([notified(2, 2, EXCLUSIVE), cut_off.to_vec()].concat(), &more)
+        },
+        ..PLAIN
+    };
+    search("ONCE, TOKEN, NOTIFY: mutex and fair", &MUTEX_AND_FAIR);
 }

@@ -25,6 +25,17 @@ pub(super) struct InLine {
     pub(super) until_ms: u64,
     /// A reader that wants to write stands ahead of all who do not.
     pub(super) upgrades: bool,
+    /// With ONCE: an owner that holds already gets no more.
+    pub(super) is_once: bool,
+}
+
+/// What ACQUIRE asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) mode: Mode,
+    pub(super) count: u32,
+    pub(super) waits: bool,
+    pub(super) is_once: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -65,11 +76,11 @@ impl Oracle {
         }
     }
 
-    fn give(&mut self, owner: u8, mode: Mode, count: u32, now_ms: u64) {
+    fn give(&mut self, owner: u8, mode: Mode, count: u32, is_once: bool, now_ms: u64) {
         let until_ms = now_ms + LEASE_MS;
         match self.position(owner, mode, now_ms) {
             Some(at) => {
-                self.holds[at].count += count;
+                self.holds[at].count += if is_once { 0 } else { count };
                 self.holds[at].until_ms = self.holds[at].until_ms.max(until_ms);
             }
             None => self.holds.push(Held { owner, mode, count, until_ms }),
@@ -91,17 +102,24 @@ impl Oracle {
             && self.has_room(first.owner, first.mode, first.count, now_ms)
         {
             self.line.remove(0);
-            self.give(first.owner, first.mode, first.count, now_ms);
+            self.give(first.owner, first.mode, first.count, first.is_once, now_ms);
             self.unheard.push((first.owner, first.mode, first.count));
             self.answers.push((first.owner, Told::Granted));
         }
     }
 
     /// `None` if it has to wait; then it stands in line.
-    pub(super) fn acquire(&mut self, owner: u8, mode: Mode, count: u32, waits: bool, now_ms: u64) -> Told {
+    pub(super) fn acquire(&mut self, owner: u8, wish: Wish, now_ms: u64) -> Told {
+        let Wish { mode, count, waits, is_once } = wish;
         self.settle(now_ms);
         let holds = |mode| self.position(owner, mode, now_ms).is_some();
-        let is_reentry = mode != Mode::Permits && holds(mode);
+        if is_once
+            && mode == Mode::Permits
+            && self.position(owner, mode, now_ms).is_some_and(|at| self.holds[at].count != count)
+        {
+            return Told::Refused;
+        }
+        let is_reentry = (mode != Mode::Permits || is_once) && holds(mode);
         let is_downgrade = mode == Mode::Read && holds(Mode::Write);
         let upgrades = mode == Mode::Write && holds(Mode::Read);
         let is_next = match upgrades {
@@ -109,16 +127,22 @@ impl Oracle {
             false => self.line.is_empty(),
         };
         if is_reentry || is_downgrade || (is_next && self.has_room(owner, mode, count, now_ms)) {
-            self.give(owner, mode, count, now_ms);
+            self.give(owner, mode, count, is_once, now_ms);
             self.hear(owner, mode);
             return Told::Granted;
         }
         if !waits {
             return Told::Nil;
         }
+        let until_ms = now_ms + WAIT_MS;
+        if let Some(one) = self.line.iter_mut().find(|one| one.owner == owner && one.is_once) {
+            // The same request once more stands where it stood.
+            one.until_ms = until_ms;
+            return Told::Waits;
+        }
         let ahead = self.line.iter().filter(|one| one.upgrades).count();
         let at = if upgrades { ahead } else { self.line.len() };
-        self.line.insert(at, InLine { owner, mode, count, until_ms: now_ms + WAIT_MS, upgrades });
+        self.line.insert(at, InLine { owner, mode, count, until_ms, upgrades, is_once });
         Told::Waits
     }
 
@@ -134,8 +158,9 @@ impl Oracle {
         self.position(owner, mode, now_ms)
     }
 
-    pub(super) fn release(&mut self, owner: u8, mode: Mode, now_ms: u64) -> Told {
-        let Some(at) = self.use_hold(owner, mode, now_ms) else { return Told::NotOwner };
+    /// With a token that is not that of the hold (`is_meant`), it is as if there were none.
+    pub(super) fn release(&mut self, owner: u8, mode: Mode, is_meant: bool, now_ms: u64) -> Told {
+        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
         self.hear(owner, mode);
         self.holds[at].count -= 1;
         let left = self.holds[at].count;
@@ -143,8 +168,8 @@ impl Oracle {
         Told::Left(left)
     }
 
-    pub(super) fn renew(&mut self, owner: u8, mode: Mode, now_ms: u64) -> Told {
-        let Some(at) = self.use_hold(owner, mode, now_ms) else { return Told::NotOwner };
+    pub(super) fn renew(&mut self, owner: u8, mode: Mode, is_meant: bool, now_ms: u64) -> Told {
+        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
         self.hear(owner, mode);
         self.holds[at].until_ms = self.holds[at].until_ms.max(now_ms + RENEW_MS);
         Told::Left(self.holds[at].count)
@@ -158,6 +183,22 @@ impl Oracle {
             self.holds.clear();
             self.settle(now_ms);
         }
+    }
+
+    /// Who waits gives up.
+    pub(super) fn cancel(&mut self, owner: u8, now_ms: u64) {
+        self.settle(now_ms);
+        if self.line.iter().any(|one| one.owner == owner) {
+            self.line.retain(|one| one.owner != owner);
+            self.answers.push((owner, Told::Cancelled));
+            self.settle(now_ms);
+        }
+    }
+
+    /// Nobody has listened to what was published in this turn.
+    pub(super) fn nobody_hears(&mut self) {
+        self.undone.append(&mut self.unheard);
+        self.is_told = true;
     }
 
     /// The value is gone; who waits stays.

@@ -1,19 +1,20 @@
 //! A world so small that all that can happen in it can be tried, with an oracle beside each of its keys.
 
+use core::num::NonZeroU32;
 use std::vec::Vec;
 
 use super::fair_oracle::{FairOracle, QUEUE_MS};
-use super::oracle::{self, LEASE_MS, Oracle, RENEW_MS, WAIT_MS};
-use super::{Action, Setup, Told};
+use super::oracle::{self, LEASE_MS, Oracle, RENEW_MS, WAIT_MS, Wish};
+use super::{Action, Asks, Means, Setup, Told};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::tests::keyspace::Value;
 use crate::engine::tests::world::{Output, World, key};
 use crate::kind::{Kind, Mode};
-use crate::lock::Lock;
-use crate::outbox::Answer;
+use crate::lock::{Hold, Lock};
+use crate::outbox::{Answer, Notice, Outbox};
 use crate::place::Stay;
-use crate::request::{Ask, Cancel, Refusal, Release, Renew, Request, Verb};
+use crate::request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
 
 /// How long it takes until something may have become due.
@@ -33,6 +34,7 @@ struct Ticket {
     ticket: u64,
     key: usize,
     owner: u8,
+    asked: (Mode, u32),
     until_ms: u64,
 }
 
@@ -43,6 +45,8 @@ pub(super) struct SmallWorld {
     tickets: Vec<Ticket>,
     /// What waiters were answered since the world was last at rest.
     answers: Vec<(usize, u8, Told)>,
+    /// Grants that nobody was told of, and that nobody has used: key, owner and token.
+    lost: Vec<(usize, u8, u64)>,
 }
 
 impl SmallWorld {
@@ -62,7 +66,7 @@ impl SmallWorld {
             }
             world.run_timer();
         }
-        Self { world, setup, spec, tickets: Vec::new(), answers: Vec::new() }
+        Self { world, setup, spec, tickets: Vec::new(), answers: Vec::new(), lost: Vec::new() }
     }
 
     fn now_ms(&self) -> u64 {
@@ -74,13 +78,19 @@ impl SmallWorld {
         let now_ms = self.now_ms();
         match action {
             Action::Acquire { key, owner, mode, count, ask } => {
-                if ask == super::Asks::Wait && self.waiting(key, owner).is_some() {
+                // Who waits sends the same request again at most, and that only if it is numbered.
+                let is_other = |waiting: &Ticket| ask == Asks::Wait || waiting.asked != (mode, count);
+                if matches!(ask, Asks::Wait | Asks::Notified) && self.waiting(key, owner).is_some_and(is_other) {
                     return false;
                 }
                 self.acquire(key, owner, mode, count, ask);
             }
-            Action::Release { key, owner, mode } => self.release(key, owner, mode),
-            Action::Renew { key, owner, mode } => self.renew(key, owner, mode),
+            Action::Release { key, owner, mode } => self.release(key, owner, mode, Means::Any),
+            Action::ReleaseToken { key, owner, mode, means } => self.release(key, owner, mode, means),
+            Action::Renew { key, owner, mode } => self.renew(key, owner, mode, Means::Any),
+            Action::RenewToken { key, owner, mode, means } => self.renew(key, owner, mode, means),
+            Action::Publish { is_heard } => return self.publish(is_heard),
+            Action::Disconnect { owner } => self.disconnect(owner),
             Action::Force { key } => {
                 let kind = self.kind(key);
                 let _ = self.world.on_key(&name(key), |engine, tx| engine.force_release(tx, Some(kind), None));
@@ -94,9 +104,12 @@ impl SmallWorld {
                 let who = [owner];
                 let cancel = Cancel { kind: self.kind(0), owner: &who, request_id: None };
                 let _ = self.world.on_key(&name(0), |engine, tx| engine.cancel(tx, &cancel));
-                if let Spec::Fair(oracles) = &mut self.spec {
-                    oracles[0].cancel(owner, now_ms);
+                match &mut self.spec {
+                    Spec::Plain(oracles) => oracles[0].cancel(owner, now_ms),
+                    Spec::Fair(oracles) => oracles[0].cancel(owner, now_ms),
+                    Spec::None => {}
                 }
+                assert!(self.waiting(0, owner).is_none(), "who has cancelled does not wait");
             }
             Action::Leave { key, owner } => return self.leave(key, owner),
             Action::Hear => {
@@ -123,6 +136,7 @@ impl SmallWorld {
                 self.world.fail_over();
                 self.tickets.clear();
                 self.answers.clear();
+                self.lost.clear();
                 match &mut self.spec {
                     Spec::Plain(oracles) => oracles.iter_mut().for_each(|oracle| {
                         oracle.fail_over();
@@ -166,6 +180,8 @@ impl SmallWorld {
             Action::Swap => self.world.swap(),
             Action::Flush => self.world.flush(),
             Action::Promote => self.world.engine.promoted(),
+            Action::Demote => self.world.demote(),
+            Action::ChannelGone { owner } => self.take_channel_away(owner),
             Action::Resize { permits } => {
                 let _ = self.world.on_key(&name(0), |engine, tx| engine.resize_semaphore(tx, permits));
             }
@@ -187,9 +203,8 @@ impl SmallWorld {
         self.tickets.iter().filter(is_it).find(|ticket| self.world.engine.is_waiting(ticket.ticket))
     }
 
-    /// The one place where a request is made: see [`super::Asks`] for what is asked.
-    fn request(&self, kind: Kind, mode: Mode, count: u32, ask: super::Asks) -> Request {
-        use super::Asks;
+    /// The one place where a request is made: see [`Asks`] for what is asked.
+    fn request(&self, kind: Kind, mode: Mode, count: u32, ask: Asks, owner: u8) -> Request {
         let until_us = Some(self.world.now.after_ms(WAIT_MS));
         Request {
             verb: Verb::Acquire,
@@ -197,32 +212,34 @@ impl SmallWorld {
             mode,
             count,
             lease_ms: LEASE_MS,
-            request_id: matches!(ask, Asks::Numbered).then_some(1),
+            request_id: matches!(ask, Asks::Numbered | Asks::Notified).then_some(1),
             session_ms: matches!(ask, Asks::Bound).then_some(SESSION_MS),
-            is_once: false,
-            notify: None,
+            is_once: matches!(ask, Asks::Once | Asks::Notified),
+            notify: matches!(ask, Asks::Notified).then(|| channel(owner)),
             ask: match ask {
-                Asks::Try => Ask::Try,
+                Asks::Try | Asks::Once => Ask::Try,
                 Asks::Queue => Ask::Queue { life_ms: QUEUE_MS },
-                Asks::Wait | Asks::Bound | Asks::Numbered => Ask::Wait { until_us },
+                Asks::Wait | Asks::Bound | Asks::Numbered | Asks::Notified => Ask::Wait { until_us },
             },
         }
     }
 
-    fn acquire(&mut self, key: usize, owner: u8, mode: Mode, count: u32, ask: super::Asks) {
+    fn acquire(&mut self, key: usize, owner: u8, mode: Mode, count: u32, ask: Asks) {
         let now_ms = self.now_ms();
-        let request = self.request(mode_kind(mode, self.kind(key)), mode, count, ask);
-        let granted_before = if ask == super::Asks::Numbered { self.numbered(key, owner, mode) } else { None };
+        let request = self.request(mode_kind(mode, self.kind(key)), mode, count, ask, owner);
+        self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
+        let granted_before = if ask == Asks::Numbered { self.numbered(key, owner, mode) } else { None };
         self.world.client = Some(client(owner));
         let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
-        let told = self.note(acquired, key, owner);
+        let told = self.note(acquired, key, owner, (mode, count));
         if granted_before.is_some() && told == Told::Granted {
             assert_eq!(self.numbered(key, owner, mode), granted_before, "a repeated request counts once");
         }
-        let waits = ask == super::Asks::Wait;
+        let waits = matches!(ask, Asks::Wait | Asks::Notified);
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => {
-                let told = oracles[key].acquire(owner, mode, count, waits, now_ms);
+                let is_once = matches!(ask, Asks::Once | Asks::Notified);
+                let told = oracles[key].acquire(owner, Wish { mode, count, waits, is_once }, now_ms);
                 if told == Told::Waits && oracle::closes_a_circle(oracles, owner, now_ms) {
                     oracles[key].line.retain(|one| one.owner != owner);
                     Told::Deadlock
@@ -230,15 +247,19 @@ impl SmallWorld {
                     told
                 }
             }
-            Spec::Fair(oracles) => oracles[key].acquire(owner, waits, ask == super::Asks::Queue, now_ms),
+            Spec::Fair(oracles) => oracles[key].acquire(owner, waits, ask == Asks::Queue, now_ms),
             Spec::None => return,
         };
         assert_eq!(told, expected, "the answer to ACQUIRE");
     }
 
-    /// The token and the count of the hold that the numbered request of an owner has made.
+    /// The token and the count of the hold that the numbered request of an owner has made, if it is not about to be taken back.
     fn numbered(&self, key: usize, owner: u8, mode: Mode) -> Option<(u64, u32)> {
         let hold = self.world.lock(&name(key))?.live_hold(&[owner], mode, self.world.now)?;
+        let dirty = self.world.engine.queues.record(name(key).borrow()).and_then(|record| record.dirty.as_ref());
+        if dirty.is_some_and(|dirty| dirty.undelivered.iter().any(|grant| grant.token == hold.token())) {
+            return None;
+        }
         hold.request().is_some_and(|mark| mark.verb == Verb::Acquire).then(|| (hold.token(), hold.count()))
     }
 
@@ -255,12 +276,12 @@ impl SmallWorld {
     }
 
     fn acquire_many(&mut self, owner: u8, waits: bool) {
-        let ask = if waits { super::Asks::Wait } else { super::Asks::Try };
-        let request = Request { verb: Verb::AcquireMany, ..self.request(Kind::Mutex, Mode::Exclusive, 1, ask) };
+        let ask = if waits { Asks::Wait } else { Asks::Try };
+        let request = Request { verb: Verb::AcquireMany, ..self.request(Kind::Mutex, Mode::Exclusive, 1, ask, owner) };
         self.world.client = Some(client(owner));
         let keys = self.all();
         let acquired = self.world.on_keys(&keys, |engine, tx| engine.acquire(tx, &[owner], &request));
-        let told = self.note(acquired, 0, owner);
+        let told = self.note(acquired, 0, owner, (Mode::Exclusive, 1));
         let now = self.world.now;
         let holds = |key: &Key| {
             self.world.lock(key).is_some_and(|lock| lock.live_hold(&[owner], Mode::Exclusive, now).is_some())
@@ -268,13 +289,13 @@ impl SmallWorld {
         assert!(told != Told::Granted || keys.iter().all(holds), "all or nothing");
     }
 
-    fn note(&mut self, acquired: Result<Acquired, Refusal>, key: usize, owner: u8) -> Told {
+    fn note(&mut self, acquired: Result<Acquired, Refusal>, key: usize, owner: u8, asked: (Mode, u32)) -> Told {
         match acquired {
             Ok(Acquired::Granted(_)) => Told::Granted,
             Ok(Acquired::Denied) => Told::Nil,
             Ok(Acquired::Waiting(ticket)) => {
                 self.world.expect_answer(ticket);
-                self.tickets.push(Ticket { ticket, key, owner, until_ms: self.now_ms() + WAIT_MS });
+                self.tickets.push(Ticket { ticket, key, owner, asked, until_ms: self.now_ms() + WAIT_MS });
                 Told::Waits
             }
             Err(Refusal::Deadlock(_)) => Told::Deadlock,
@@ -282,29 +303,108 @@ impl SmallWorld {
         }
     }
 
-    fn release(&mut self, key: usize, owner: u8, mode: Mode) {
+    fn release(&mut self, key: usize, owner: u8, mode: Mode, means: Means) {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
-        let request = Release { verb: Verb::Release, kind, owner: &who, mode, count: 1, request_id: None, tokens: &[] };
+        let (tokens, is_meant) = self.meant(key, owner, mode, means);
+        let tokens = &tokens;
+        let request = Release { verb: Verb::Release, kind, owner: &who, mode, count: 1, request_id: None, tokens };
         let left = self.world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
         let told = left.map_or(Told::NotOwner, |left| Told::Left(left[0]));
+        assert!(is_meant || told == Told::NotOwner, "a hold is released by its own token");
         let expected = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].release(owner, mode, now_ms),
+            Spec::Plain(oracles) => oracles[key].release(owner, mode, is_meant, now_ms),
             Spec::Fair(oracles) => oracles[key].release(owner, now_ms),
             Spec::None => return,
         };
         assert_eq!(told, expected, "the answer to RELEASE");
     }
 
-    fn renew(&mut self, key: usize, owner: u8, mode: Mode) {
+    fn renew(&mut self, key: usize, owner: u8, mode: Mode, means: Means) {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
-        let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &[] };
+        let (tokens, is_meant) = self.meant(key, owner, mode, means);
+        let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &tokens };
         let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
+        assert!(is_meant || renewed.is_err(), "a hold is renewed by its own token");
         let expected = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].renew(owner, mode, now_ms),
+            Spec::Plain(oracles) => oracles[key].renew(owner, mode, is_meant, now_ms),
             Spec::Fair(oracles) => oracles[key].renew(owner, now_ms),
             Spec::None => return,
         };
         assert_eq!(renewed.is_ok(), expected != Told::NotOwner, "the answer to RENEW");
+    }
+
+    /// What TOKEN says, and whether it is that of a hold which is there.
+    fn meant(&mut self, key: usize, owner: u8, mode: Mode, means: Means) -> (Vec<u64>, bool) {
+        self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
+        let now = self.world.now;
+        let lock = self.world.lock(&name(key));
+        let token = lock.and_then(|lock| lock.live_hold(&[owner], mode, now)).map(Hold::token);
+        match means {
+            Means::Any => (Vec::new(), true),
+            Means::Own => (token.into_iter().chain([1]).take(1).collect(), token.is_some()),
+            Means::Earlier => (token.map(|token| token - 1).into_iter().chain([1]).take(1).collect(), false),
+        }
+    }
+
+    /// The turn ends: what there is to tell is published. If it reaches nobody, who was granted has nothing in the end.
+    fn publish(&mut self, is_heard: bool) -> bool {
+        if self.world.unpublished.is_empty() {
+            return false;
+        }
+        if !is_heard {
+            self.lose(|_| true);
+        }
+        self.world.publish(is_heard);
+        match &mut self.spec {
+            Spec::Plain(oracles) if is_heard => oracles.iter_mut().for_each(|oracle| oracle.unheard.clear()),
+            Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::nobody_hears),
+            Spec::Fair(_) | Spec::None => {}
+        }
+        true
+    }
+
+    /// The connection of an owner closes, whatever it waits for.
+    fn disconnect(&mut self, owner: u8) {
+        self.lose(|notice| notice.client == client(owner));
+        self.world.client_closes(client(owner));
+        self.end_cut_off();
+        if let Spec::Plain(oracles) = &mut self.spec {
+            oracles.iter_mut().for_each(|oracle| oracle.leave(owner));
+        }
+    }
+
+    /// The slot of the channel of an owner goes to another node.
+    fn take_channel_away(&mut self, owner: u8) {
+        self.world.engine.channel_gone(channel(owner));
+        self.end_cut_off();
+    }
+
+    fn end_cut_off(&mut self) {
+        while self.world.engine.has_cut_off() {
+            self.world.engine.begin_turn();
+            let mut out = Outbox::new(true);
+            self.world.engine.end_cut_off(&mut out);
+            self.world.take(&[], &out);
+        }
+    }
+
+    /// Grants that nobody will hear of: unless their owners use them, they are gone when the world is at rest.
+    fn lose(&mut self, is_lost: impl Fn(&Notice) -> bool) {
+        for (ticket, notice) in self.world.unpublished.iter().filter(|(_, notice)| is_lost(notice)) {
+            let Some(known) = self.tickets.iter().find(|known| known.ticket == *ticket) else { continue };
+            assert_eq!(notice.client, client(known.owner), "the connection that asked");
+            let granted = self.world.engine.queues.undelivered(*ticket);
+            self.lost.extend(granted.map(|(_, grant)| (known.key, known.owner, grant.token)));
+        }
+    }
+
+    /// Nobody has what nobody was told of.
+    fn check_lost(&mut self) {
+        for (key, owner, token) in std::mem::take(&mut self.lost) {
+            let lock = self.world.lock(&name(key));
+            let is_held = lock.is_some_and(|lock| lock.hold_with_token(token).is_some());
+            assert!(!is_held, "owner {owner} was granted key {key} and not told of it");
+        }
     }
 
     /// The connection of an owner closes, which waits or may not have heard of its grant.
@@ -357,6 +457,7 @@ impl SmallWorld {
             }
         }
         self.check_sessions();
+        self.check_lost();
         self.compare();
     }
 
@@ -372,9 +473,8 @@ impl SmallWorld {
                 Answer::Cancelled => Told::Cancelled,
                 Answer::Refused(Refusal::Deadlock(_)) => Told::Deadlock,
                 Answer::Refused(_) => Told::Refused,
-                Answer::Continued | Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => {
-                    unreachable!("nobody waits on a channel")
-                }
+                // Said to nobody, or to somebody who has gone.
+                Answer::Continued | Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => continue,
             };
             self.answers.push((known.key, known.owner, told));
         }
@@ -435,6 +535,11 @@ fn seen_fair(oracle: &FairOracle) -> Vec<Seen> {
 
 fn name(number: usize) -> Key {
     key(["first", "second"][number])
+}
+
+/// The channel of an owner.
+fn channel(owner: u8) -> Channel {
+    Channel(NonZeroU32::MIN.saturating_add(owner.into()))
 }
 
 fn client(owner: u8) -> u64 {

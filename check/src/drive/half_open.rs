@@ -1,0 +1,120 @@
+//! A network between clients and a server that loses connections: both ends are silent for a while, then the client is told, and the
+//! server is not until later. To the server such a connection is half open.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+
+/// How long the server believes in a connection that is lost: less than the slack that the rules leave.
+const BELIEVES: Duration = Duration::from_millis(300);
+
+/// One connection through the network.
+struct Wire {
+    is_lost: Arc<AtomicBool>,
+    client: TcpStream,
+    server: TcpStream,
+}
+
+/// See the head of this file. It ends with the process.
+#[derive(Clone)]
+pub struct Network {
+    address: SocketAddr,
+    wires: Arc<Mutex<Vec<Wire>>>,
+    server: Arc<Mutex<SocketAddr>>,
+}
+
+impl Network {
+    /// A network in front of a server.
+    ///
+    /// # Errors
+    ///
+    /// If there is no free port.
+    pub fn before(server: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let network =
+            Self { address: listener.local_addr()?, wires: Arc::default(), server: Arc::new(Mutex::new(server)) };
+        let (wires, server) = (Arc::clone(&network.wires), Arc::clone(&network.server));
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                // A server that is away refuses, and so does the network.
+                let server = *server.lock().unwrap_or_else(PoisonError::into_inner);
+                let _ = connect(client, server, &wires);
+            }
+        });
+        Ok(network)
+    }
+
+    /// Where clients connect to.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From now on connections lead to another server; those that are there are closed.
+    pub fn lead_to(&self, server: SocketAddr) {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = server;
+        for wire in self.wires.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            for stream in [wire.client, wire.server] {
+                // It may have been closed by its other end.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// Loses connections for which `is_lost` says so.
+    pub fn lose(&self, mut is_lost: impl FnMut() -> bool) {
+        let mut wires = self.wires.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost: Vec<Wire> = wires.extract_if(.., |_| is_lost()).collect();
+        drop(wires);
+        for wire in &lost {
+            wire.is_lost.store(true, Ordering::SeqCst);
+        }
+        thread::sleep(Duration::from_millis(20));
+        for wire in &lost {
+            let _ = wire.client.shutdown(Shutdown::Both);
+        }
+        thread::sleep(BELIEVES);
+        for wire in &lost {
+            let _ = wire.server.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn connect(client: TcpStream, server: SocketAddr, wires: &Mutex<Vec<Wire>>) -> Result<()> {
+    let server = TcpStream::connect(server)?;
+    for stream in [&client, &server] {
+        stream.set_nodelay(true)?;
+    }
+    let is_lost = Arc::new(AtomicBool::new(false));
+    for (from, to) in [(client.try_clone()?, server.try_clone()?), (server.try_clone()?, client.try_clone()?)] {
+        let is_lost = Arc::clone(&is_lost);
+        thread::spawn(move || carry(from, to, &is_lost));
+    }
+    wires.lock().unwrap_or_else(PoisonError::into_inner).push(Wire { is_lost, client, server });
+    Ok(())
+}
+
+/// Carries what comes, until the connection is lost; then it is swallowed.
+fn carry(mut from: TcpStream, mut to: TcpStream, is_lost: &AtomicBool) {
+    let mut part = [0; 4096];
+    while let Ok(read) = from.read(&mut part) {
+        if is_lost.load(Ordering::SeqCst) {
+            // Closing is not told either.
+            if read == 0 {
+                return;
+            }
+            continue;
+        }
+        if read == 0 || to.write_all(part.get(..read).unwrap_or_default()).is_err() {
+            break;
+        }
+    }
+    if !is_lost.load(Ordering::SeqCst) {
+        let _ = to.shutdown(Shutdown::Both);
+    }
+}

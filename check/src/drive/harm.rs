@@ -1,0 +1,230 @@
+//! What goes wrong while clients work.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use redis::Value;
+
+use super::campaign::text;
+use super::half_open::Network;
+use super::server::{Disk, Server, WallClock};
+use super::wire::{Connection, now_us};
+use crate::history::Outcome;
+
+/// One kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    /// The server's wall clock steps by up to an hour, in either direction.
+    Clock,
+    /// The server stands still, its connections are cut, and it is killed and comes back.
+    Crashes,
+    /// The server stands still now and then, and connections are cut.
+    Disconnects,
+    /// The server is killed as by `kill -9`, and comes back with what is on its disk.
+    Kill,
+    /// The server is stopped and goes on, as by SIGSTOP and SIGCONT.
+    Stop,
+    /// Every connection is ended by CLIENT KILL, again and again.
+    ClientKill,
+    /// Connections are lost, and the server does not know of it for a while.
+    HalfOpen,
+    /// The memory is full (`maxmemory`).
+    Memory,
+    /// The disk of the append-only file is full.
+    FullDisk,
+    /// Clients that do not read are closed because of their output buffers, with requests in the same buffers.
+    OutputBuffers,
+    /// The server becomes a replica, in the middle of everything, and a master again.
+    Demotion,
+    /// The server is killed, and its replica takes over at once, with what it has heard.
+    Failover,
+}
+
+impl Faults {
+    /// Those of the table, each by itself.
+    pub const EACH: [Self; 10] = [
+        Self::Kill,
+        Self::Stop,
+        Self::ClientKill,
+        Self::HalfOpen,
+        Self::Clock,
+        Self::Memory,
+        Self::FullDisk,
+        Self::OutputBuffers,
+        Self::Demotion,
+        Self::Failover,
+    ];
+
+    /// As it is called in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clock => "wall clock steps by ±1 h",
+            Self::Crashes => "crashes",
+            Self::Disconnects => "disconnects",
+            Self::Kill => "kill -9 and restart",
+            Self::Stop => "SIGSTOP and SIGCONT",
+            Self::ClientKill => "CLIENT KILL storms",
+            Self::HalfOpen => "connections lost, half open",
+            Self::Memory => "maxmemory reached",
+            Self::FullDisk => "disk of the AOF full",
+            Self::OutputBuffers => "output buffer limits",
+            Self::Demotion => "demotion and promotion",
+            Self::Failover => "kill -9 and failover",
+        }
+    }
+
+    /// What the server writes to its disk.
+    pub(super) fn disk(self) -> Disk {
+        match self {
+            Self::Crashes | Self::Kill => Disk::Always,
+            Self::FullDisk => Disk::EverySecond,
+            _ => Disk::None,
+        }
+    }
+}
+
+/// Does harm to a server.
+pub(super) struct Harm<'h> {
+    pub(super) faults: Faults,
+    pub(super) master: &'h mut Server,
+    pub(super) clock: &'h WallClock,
+    pub(super) replica: &'h mut Server,
+    pub(super) network: Option<&'h Network>,
+    /// When a server took over from another one that it may not have heard all of.
+    pub(super) takeovers_us: Vec<u64>,
+    pub(super) seed: u64,
+}
+
+/// The wall clock steps by up to so many seconds in either direction.
+const STEP_S: i64 = 3600;
+
+/// What a client that does not read is sent, so that its buffer runs over.
+const BIG_BYTES: usize = 1_000_000;
+const BIG_REPLIES: usize = 30;
+
+/// How long a hold may outlive its connection on a busy machine.
+const GONE_US: u64 = 2_000_000;
+
+impl Harm<'_> {
+    /// Goes on until a moment of the steady clock, and mends everything in the end.
+    pub(super) fn go_on(mut self, until_us: u64) -> Result<Vec<u64>> {
+        let mut random = StdRng::seed_from_u64(self.seed);
+        if self.faults == Faults::OutputBuffers {
+            let mut control = Connection::open(self.master.address())?;
+            control.ask(&format!("SET big {}", "x".repeat(BIG_BYTES)))?;
+            control.ask_words(&["CONFIG", "SET", "client-output-buffer-limit", "normal 1mb 0 0"])?;
+        }
+        if self.faults == Faults::Failover {
+            self.replica.follow(self.master.address())?;
+        }
+        while now_us() < until_us {
+            self.once(&mut random)?;
+            thread::sleep(Duration::from_millis(random.random_range(50..400)));
+        }
+        self.clock.step_to(0)?;
+        Ok(self.takeovers_us)
+    }
+
+    fn once(&mut self, random: &mut StdRng) -> Result<()> {
+        let (address, span) = (self.master.address(), Duration::from_millis(random.random_range(1..400)));
+        match self.faults {
+            Faults::Clock => self.clock.step_to(random.random_range(-STEP_S..=STEP_S)),
+            Faults::Crashes => match random.random_range(0..10) {
+                0 => self.master.kill_and_restart(),
+                1..5 => self.master.stand_still(span),
+                _ => cut_connections(address, 0.2, random),
+            },
+            Faults::Disconnects if random.random_bool(0.1) => self.master.stand_still(span / 4),
+            Faults::Disconnects => cut_connections(address, 0.2, random),
+            Faults::Kill => self.master.kill_and_restart(),
+            Faults::Stop => self.master.stand_still(span),
+            Faults::ClientKill => cut_connections(address, 1.0, random),
+            Faults::HalfOpen => {
+                if let Some(network) = self.network {
+                    network.lose(|| random.random_bool(0.2));
+                }
+                Ok(())
+            }
+            Faults::Memory => between(address, span, &["CONFIG SET maxmemory 1"], &["CONFIG SET maxmemory 0"]),
+            Faults::FullDisk => {
+                self.master.limit_files(Some(0))?;
+                thread::sleep(span * 4);
+                self.master.limit_files(None)
+            }
+            Faults::OutputBuffers => overrun(address, random),
+            Faults::Failover => self.fail_over(),
+            Faults::Demotion => between(address, span, &["REPLICAOF 127.0.0.1 1"], &["REPLICAOF NO ONE"]),
+        }
+    }
+}
+
+impl Harm<'_> {
+    /// The master is killed, its replica takes over, and the old one follows it when it comes back. Clients find the new one through
+    /// the network.
+    fn fail_over(&mut self) -> Result<()> {
+        self.takeovers_us.push(now_us());
+        self.master.kill()?;
+        Connection::open(self.replica.address())?.ask("REPLICAOF NO ONE")?;
+        if let Some(network) = self.network {
+            network.lead_to(self.replica.address());
+        }
+        self.takeovers_us.push(now_us());
+        std::mem::swap(self.master, self.replica);
+        self.replica.restart()?;
+        self.replica.follow(self.master.address())
+    }
+}
+
+/// Does something, and after a while something else.
+fn between(address: SocketAddr, lasts: Duration, first: &[&str], then: &[&str]) -> Result<()> {
+    let mut control = Connection::open(address)?;
+    for words in first {
+        control.ask(words)?;
+    }
+    thread::sleep(lasts);
+    for words in then {
+        control.ask(words)?;
+    }
+    Ok(())
+}
+
+/// Cuts some of the connections, but for those that listen.
+fn cut_connections(address: SocketAddr, share: f64, random: &mut StdRng) -> Result<()> {
+    let mut control = Connection::open(address)?;
+    let mut listed = text(control.ask("CLIENT LIST TYPE normal")?)?;
+    listed.push_str(&text(control.ask("CLIENT LIST TYPE pubsub")?)?);
+    for line in listed.lines().filter(|line| !line.contains("cmd=monitor") && !line.contains("cmd=client")) {
+        let id = line.split_ascii_whitespace().find_map(|field| field.strip_prefix("id="));
+        if let Some(id) = id.filter(|_| random.random_bool(share)) {
+            // It may have gone by itself.
+            let _ = control.call(&format!("CLIENT KILL ID {id}"));
+        }
+    }
+    Ok(())
+}
+
+/// A client asks for locks with a session, and for more than it reads: the server closes it, with what it holds.
+fn overrun(address: SocketAddr, random: &mut StdRng) -> Result<()> {
+    let mut greedy = Connection::open(address)?;
+    let name = format!("overrun-{}", random.random_range(0..4));
+    for _ in 0..BIG_REPLIES {
+        // The connection may be closed by now: that is what this is for.
+        let _ = greedy.send(&format!("RLOCK.ACQUIRE {name} greedy PX 60000 SESSION 0 BLOCK 1000"));
+        // A part of a value is copied into the buffer; a whole one may only be referred to, and does not count.
+        let _ = greedy.send("GETRANGE big 1 -1");
+    }
+    let answers = (0..2 * BIG_REPLIES).filter(|_| greedy.receive() != Outcome::Unknown || !greedy.is_lost()).count();
+    ensure!(answers < 2 * BIG_REPLIES, "the buffer of a client that does not read has no end");
+    let mut control = Connection::open(address)?;
+    let deadline_us = now_us() + GONE_US;
+    while control.ask(&format!("RLOCK.PTTL {name}"))? != Value::Int(-2) {
+        ensure!(now_us() < deadline_us, "{name} is held by a client that was closed");
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! A long load of all kinds with disconnects, in rounds on one server. After each round, when everybody has gone, nothing may be left
+//! over, what clients saw is checked, and the server's memory and its latency are noted.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::campaign::{Campaign, check_leftovers, text};
+use super::harm::Faults;
+use super::server::{Disk, Program, Server, WallClock};
+use super::wire::Connection;
+use crate::history::{History, Violation};
+use crate::rules;
+
+/// How long a round is.
+const ROUND: Duration = Duration::from_secs(20);
+
+/// How many pairs of ACQUIRE and RELEASE are timed after each round.
+const TIMED: usize = 2_000;
+
+/// What the server was like after a round.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Seconds since the beginning.
+    pub at_s: f64,
+    /// `used_memory`, in bytes.
+    pub used: f64,
+    /// `used_memory_rss`, in bytes.
+    pub resident: f64,
+    /// Half of the timed pairs took no longer, in microseconds.
+    pub median_us: f64,
+    /// 99 of 100 timed pairs took no longer, in microseconds.
+    pub slow_us: f64,
+    /// How many operations there were so far.
+    pub operations: usize,
+}
+
+/// What came of it.
+pub struct Soaked {
+    /// One for each round.
+    pub samples: Vec<Sample>,
+    /// What must not have happened.
+    pub violations: Vec<Violation>,
+}
+
+/// Goes on for a while, and shows each sample as soon as it is there.
+///
+/// # Errors
+///
+/// If the server cannot be started, or a client fails in a way that no rule is about.
+pub fn soak(
+    program: &Program,
+    lasts: Duration,
+    seed: u64,
+    workers: u64,
+    mut show: impl FnMut(&Sample),
+) -> Result<Soaked> {
+    let clock = WallClock::new()?;
+    let program = Program { disk: Disk::None, loses_clients: true, ..program.clone() };
+    let mut master = Server::start(&program, Some(&clock))?;
+    let mut replica = Server::start(&program, None)?;
+    let mut control = Connection::open(master.address())?;
+    let mut soaked = Soaked { samples: Vec::new(), violations: Vec::new() };
+    let (began, mut round, mut operations) = (Instant::now(), 0, 0);
+    while began.elapsed() < lasts {
+        round += 1;
+        let (program, faults) = (program.clone(), Faults::Disconnects);
+        let campaign = Campaign { program, lasts: ROUND, seed: seed + round, workers, faults };
+        let keys = campaign.make_keys(&mut control)?;
+        let (seen, _) = campaign.record(&mut master, &mut replica, &clock, &keys, &mut soaked.violations)?;
+        operations += seen.len();
+        soaked.violations.extend(rules::check(&mut History { keys: keys.to_vec(), operations: seen }));
+        check_leftovers(&mut control, &keys, &mut soaked.violations)?;
+        let (median_us, slow_us) = latency(&mut control)?;
+        let (used, resident) = memory(&mut control)?;
+        let at_s = began.elapsed().as_secs_f64();
+        let sample = Sample { at_s, used, resident, median_us, slow_us, operations };
+        show(&sample);
+        soaked.samples.push(sample);
+    }
+    Ok(soaked)
+}
+
+/// How much something grows by the hour: the line through all samples but the first one, in which the server takes what it will use.
+#[must_use]
+pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
+    let samples = samples.get(1..).unwrap_or_default();
+    let mean = |of: &dyn Fn(&Sample) -> f64| samples.iter().map(of).sum::<f64>() / samples.len().max(1) as f64;
+    let (mean_s, mean_value) = (mean(&|sample| sample.at_s), mean(&|sample| value(sample)));
+    let spread: f64 = samples.iter().map(|sample| (sample.at_s - mean_s).powi(2)).sum();
+    let both: f64 = samples.iter().map(|sample| (sample.at_s - mean_s) * (value(sample) - mean_value)).sum();
+    if spread > 0.0 { both / spread * 3600.0 } else { 0.0 }
+}
+
+/// Half and 99 of 100 of some pairs of ACQUIRE and RELEASE, in microseconds.
+fn latency(control: &mut Connection) -> Result<(f64, f64)> {
+    let mut took_us = Vec::with_capacity(TIMED);
+    for _ in 0..TIMED {
+        let began = Instant::now();
+        control.ask("RLOCK.ACQUIRE timed somebody PX 60000")?;
+        control.ask("RLOCK.RELEASE timed somebody")?;
+        took_us.push(began.elapsed().as_secs_f64() * 1e6);
+    }
+    took_us.sort_unstable_by(f64::total_cmp);
+    let at = |share: usize| took_us.get(TIMED * share / 100).copied().unwrap_or_default();
+    Ok((at(50), at(99)))
+}
+
+fn memory(control: &mut Connection) -> Result<(f64, f64)> {
+    // The server frees the memory of connections that closed, and notes the memory that it has, ten times a second.
+    thread::sleep(Duration::from_millis(500));
+    let said = text(control.ask("INFO memory")?)?;
+    let number = |name: &str| {
+        let value = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.and_then(|value| value.trim().parse().ok()).with_context(|| format!("INFO has no {name}"))
+    };
+    Ok((number("used_memory")?, number("used_memory_rss")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_grows_has_a_slope() {
+        let sample =
+            |at_s: f64, used: f64| Sample { at_s, used, resident: 7.0, median_us: 1.0, slow_us: 1.0, operations: 1 };
+        let samples = [sample(1.0, 5000.0), sample(10.0, 100.0), sample(20.0, 110.0), sample(30.0, 120.0)];
+        assert_eq!(slope_by_hour(&samples, |sample| sample.used).round() as i64, 3600);
+        assert_eq!(slope_by_hour(&samples, |sample| sample.resident).round() as i64, 0);
+    }
+}

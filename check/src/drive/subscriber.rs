@@ -1,0 +1,78 @@
+//! Who listens for the answers to requests that wait without a blocked connection (`NOTIFY`).
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::history::Outcome;
+
+/// How long one look at the channel takes.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A subscription to one channel.
+pub struct Subscriber {
+    stream: TcpStream,
+    heard: Vec<u8>,
+}
+
+impl Subscriber {
+    /// Subscribes, and waits until the server has said so.
+    ///
+    /// # Errors
+    ///
+    /// If the server does not want to be listened to.
+    pub fn open(address: SocketAddr, channel: &str) -> Result<Self> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(LOOK))?;
+        stream.write_all(format!("SUBSCRIBE {channel}\r\n").as_bytes())?;
+        let mut subscriber = Self { stream, heard: Vec::new() };
+        for _ in 0..25 {
+            subscriber.listen()?;
+            if subscriber.position(":1\r\n").is_some() {
+                subscriber.heard.clear();
+                return Ok(subscriber);
+            }
+        }
+        bail!("SUBSCRIBE is not answered");
+    }
+
+    /// What was said to the request with an id. `None` if that is nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is lost.
+    pub fn answer(&mut self, id: u64) -> Result<Option<Outcome>> {
+        self.listen()?;
+        let outcome = if let Some(at) = self.position(&format!("\r\ngranted {id} ")) {
+            let words = self.heard.get(at..).unwrap_or_default();
+            let line = words.split(|byte| *byte == b'\r').nth(1).unwrap_or_default();
+            let token =
+                line.rsplit(|byte| *byte == b' ').next().and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
+            token.map(Outcome::Granted)
+        } else if self.position(&format!("\r\nnil {id}\r\n")).is_some() {
+            Some(Outcome::Nil)
+        } else {
+            self.position(&format!("\r\nerror {id} ")).map(|_| Outcome::Refused)
+        };
+        // A message is in one packet, but for the end of a line.
+        let is_whole = self.heard.ends_with(b"\r\n");
+        Ok(outcome.filter(|_| is_whole).inspect(|_| self.heard.clear()))
+    }
+
+    fn position(&self, text: &str) -> Option<usize> {
+        self.heard.windows(text.len()).position(|window| window == text.as_bytes())
+    }
+
+    fn listen(&mut self) -> Result<()> {
+        let mut part = [0; 4096];
+        match self.stream.read(&mut part) {
+            Ok(0) => bail!("the subscriber's connection has closed"),
+            Ok(read) => self.heard.extend(part.get(..read).unwrap_or_default()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}

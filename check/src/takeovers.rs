@@ -1,0 +1,105 @@
+//! Replication is asynchronous: a server that takes over from one that died may not have heard of its last changes. What was acknowledged
+//! before is not relied on afterwards. So at each takeover
+//!
+//! - what somebody surely held ends, as far as it is known: it may be given to another owner, with a higher token;
+//! - a request that was under way has no answer that counts;
+//! - an owner that had asked for something before proves nothing by what it asks for later, but may hold by it.
+//!
+//! All other rules go on: tokens rise over all servers, nobody holds beside another on one server, and nobody waits for what is free.
+
+use std::collections::HashMap;
+
+use crate::history::{Call, Operation, Outcome};
+
+const US_PER_MS: u64 = 1000;
+
+/// Takes out of a history what does not count. Takeovers are pairs: when the old server was killed, and when the new one was there.
+pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) {
+    let spans: Vec<(u64, u64)> =
+        takeovers_us.chunks_exact(2).filter_map(|pair| Some((*pair.first()?, *pair.get(1)?))).collect();
+    if spans.is_empty() {
+        return;
+    }
+    let mut first_sent_us: HashMap<(u32, u64), u64> = HashMap::new();
+    for one in operations.iter() {
+        let first = first_sent_us.entry((one.key, one.owner)).or_insert(u64::MAX);
+        *first = (*first).min(one.sent_us);
+    }
+    operations.retain_mut(|one| {
+        let first_us = first_sent_us.get(&(one.key, one.owner)).copied().unwrap_or(0);
+        // The first takeover that this owner has seen.
+        let Some((killed_us, _)) = spans.iter().copied().find(|(_, there_us)| *there_us > first_us) else {
+            return true;
+        };
+        if one.answered_us <= killed_us {
+            end_at(one, killed_us);
+            return true;
+        }
+        // What was begun before is over for whoever began it.
+        one.outcome = Outcome::Unknown;
+        one.sent_us < killed_us || matches!(one.call, Call::Acquire { .. })
+    });
+}
+
+/// What was granted is relied on until then at most.
+fn end_at(one: &mut Operation, killed_us: u64) {
+    let left_ms = killed_us.saturating_sub(one.sent_us) / US_PER_MS;
+    match &mut one.call {
+        Call::Acquire { lease_ms, .. } | Call::Renew { lease_ms } => *lease_ms = (*lease_ms).min(left_ms),
+        Call::Release { .. } | Call::Close { .. } | Call::Look => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{History, Key, Kind, Mode, Rule};
+    use crate::rules;
+
+    fn granted(owner: u64, at_us: u64, token: u64) -> Operation {
+        let call = Call::Acquire { count: 1, lease_ms: 1_000, block_ms: None, request_id: None, keeps_place: false };
+        let outcome = Outcome::Granted(token);
+        Operation {
+            key: 0,
+            owner,
+            mode: Mode::Exclusive,
+            sent_us: at_us,
+            answered_us: at_us + 10,
+            order: 0,
+            call,
+            outcome,
+        }
+    }
+
+    fn rules_broken(operations: &[Operation], takeovers_us: &[u64]) -> Vec<Rule> {
+        let mut operations = operations.to_vec();
+        forget(&mut operations, takeovers_us);
+        let keys = vec![Key { name: "k".into(), kind: Kind::Mutex, permits: 1 }];
+        rules::check(&mut History { keys, operations }).iter().map(|violation| violation.rule).collect()
+    }
+
+    #[test]
+    fn a_lock_may_be_given_again_after_a_takeover_and_not_before() {
+        let both = [granted(1, 10_000, 5), granted(2, 50_000, 6)];
+        assert_eq!(rules_broken(&both, &[]), [Rule::Exclusion]);
+        assert_eq!(rules_broken(&both, &[30_000, 40_000]), []);
+        assert_eq!(rules_broken(&both, &[60_000, 70_000]), [Rule::Exclusion]);
+    }
+
+    #[test]
+    fn who_was_giving_up_does_not_hold_any_more() {
+        let release = Operation { call: Call::Release { count: 1 }, ..granted(1, 20_000, 5) };
+        let release = Operation { answered_us: 35_000, outcome: Outcome::Unknown, ..release };
+        let next = granted(2, 25_000, 6);
+        assert_eq!(rules_broken(&[granted(1, 10_000, 5), release, next], &[30_000, 40_000]), []);
+        assert_eq!(rules_broken(&[granted(1, 10_000, 5), next], &[30_000, 40_000]), [Rule::Exclusion]);
+    }
+
+    #[test]
+    fn a_token_is_not_given_again_by_another_server() {
+        let both = [granted(1, 10_000, 5), granted(2, 50_000, 5)];
+        assert_eq!(rules_broken(&both, &[30_000, 40_000]), [Rule::TokensRise]);
+        let lower = [granted(1, 10_000, 5), granted(2, 50_000, 4)];
+        assert_eq!(rules_broken(&lower, &[30_000, 40_000]), [Rule::TokensRise]);
+    }
+}
