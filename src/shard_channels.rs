@@ -100,6 +100,9 @@ pub(crate) fn add(channel: Channel, name: &[u8]) {
 
 /// A channel is of no interest any more.
 pub(crate) fn remove(channel: Channel, name: &[u8]) {
+    if !server::is_cluster() {
+        return;
+    }
     let slot = slot_of(name);
     with(|known| {
         if let Some(channels) = known.slots.get_mut(&slot).map(|slot| &mut slot.channels) {
