@@ -13,6 +13,8 @@ STATES       ?= 1000000
 ROUNDS       ?= 5
 CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
+# Where what one server carries is filled in, by it and by `make bench-fleet`; SIZING= leaves the page alone.
+SIZING       ?= docs/operations.md
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 # Where `make install` puts the module: Debian's unit for redis-server lets a server run code from /usr/lib and /lib only.
@@ -33,7 +35,7 @@ DEBS         ?= target/debian
 CARGO_DEB     = $(shell command -v cargo-deb || echo target/cargo-tools/bin/cargo-deb)
 
 .DEFAULT_GOAL := help
-.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench bench-peers client-cancel client-faults test-examples test-retries demo deb demo-install picture clean
+.PHONY: help build install uninstall run free-port cluster test test-matrix campaigns mutant-gate check check-crashes check-worlds check-mutants fuzz failover lint bench bench-peers bench-fleet client-cancel client-faults test-examples test-retries demo deb demo-install picture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,8 +146,13 @@ bench: ## Measure the module against its peers, and its longest pauses; SECTION=
 bench-peers: ## Measure the module beside other locks and write docs/benchmarks.md (30 minutes); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench-peers
-	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
+	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
+
+bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations.md
+	@$(NEED) build
+	cargo build --release --package rlock-bench-peers --bin bench-fleet
+	target/release/bench-fleet $(SIZING:%=--page %)
 
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
 	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions

@@ -20,6 +20,7 @@ mod records;
 mod report;
 mod samples;
 mod server;
+mod sizing;
 mod usage;
 
 use std::path::PathBuf;
@@ -73,6 +74,10 @@ struct Arguments {
     /// Where the report goes; its plots and figures into the folder benchmarks beside it
     #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
     report: PathBuf,
+
+    /// A page with a place for what one server carries
+    #[arg(long, value_name = "FILE")]
+    sizing: Option<PathBuf>,
 }
 
 /// A measurement that did not come about.
@@ -149,6 +154,9 @@ fn main() -> Result<()> {
     };
     report.write(&arguments.report).with_context(|| format!("cannot write {}", arguments.report.display()))?;
     eprintln!("wrote {}", arguments.report.display());
+    if let Some(page) = &arguments.sizing {
+        rlock_bench_peers::fill_in(page, "bench-peers", &sizing::table(&report))?;
+    }
     Ok(())
 }
 

@@ -19,6 +19,8 @@ use crate::server::{Counters, Server, Servers};
 pub const LEASE_MS: u64 = 30_000;
 /// Of the time of a run: where the window begins, and where it ends.
 const WINDOW: (f64, f64) = (1.0 / 6.0, 0.95);
+/// Where it begins if many are to wait: they ask first, one after the other.
+const WINDOW_OF_MANY: f64 = 0.5;
 
 /// The servers that have been started, by their kinds; they stay for a round.
 pub struct Stage<'a> {
@@ -101,8 +103,9 @@ impl<'a> Stage<'a> {
         for (program, _) in &mut programs {
             program.go()?;
         }
+        let begin_share = if cell.work == Work::Growth { WINDOW_OF_MANY } else { WINDOW.0 };
         let at = |share: f64| start_ns + (seconds * share * 1e9) as u64;
-        clock::sleep_until_ns(at(WINDOW.0));
+        clock::sleep_until_ns(at(begin_share));
         let begin = server.counters()?;
         clock::sleep_until_ns(at(WINDOW.1));
         let end = server.counters()?;
