@@ -14,6 +14,8 @@ STATES       ?= 1000000
 ROUNDS       ?= 5
 CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
+# Where what one server carries is filled in, by it and by `make bench-fleet`; SIZING= leaves the page alone.
+SIZING       ?= docs/operations.md
 NEED          = SERVER=$(SERVER) ./tools/need
 DATA         ?= .run
 # Where `make install` puts the module: Debian's unit for redis-server lets a server run code from /usr/lib and /lib only.
@@ -157,13 +159,18 @@ bench: ## Measure the module, its longest pauses, and write docs/benchmarks-modu
 bench-peers: ## Measure the module beside other locks and write docs/benchmarks.md (30 minutes); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench-peers
-	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
+	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
 client-native-tls: build ## The client's tests of TLS with the system's own library
 	@$(NEED) openssl
 	cargo clippy --package rlock-client --all-targets --features tls-native-tls -- -D warnings
 	RLOCK_SERVER=$(SERVER) cargo test --package rlock-client --features tls-native-tls --test client -- tls::
+
+bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations.md
+	@$(NEED) build
+	cargo build --release --package rlock-bench-peers --bin bench-fleet
+	target/release/bench-fleet $(SIZING:%=--page %)
 
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
 	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions

@@ -101,7 +101,7 @@ fn costs(report: &Report<'_>, ours: &str) -> Vec<Aim> {
         aim(
             "Main thread's CPU per pair beside 1,000,000 locks, against 1",
             Bound::AtMost(1.2),
-            samples.growth(Work::Growth, ("1000000 locks", "1 locks"), ours, "main_thread_us_per_pair"),
+            samples.growth(Work::Growth, ("1000000 locks", "1 lock"), ours, "main_thread_us_per_pair"),
         ),
     ]
 }

@@ -197,7 +197,7 @@ fn growth(full: bool) -> Vec<Cell> {
         Cell { longer: 3.0, ..cell }
     };
     let held = |held: usize| {
-        let cell = Cell::new(Work::Growth, format!("{held} locks"), "mutex", 16);
+        let cell = Cell::new(Work::Growth, format!("{held} {}", if held == 1 { "lock" } else { "locks" }), "mutex", 16);
         Cell { own_locks: true, held, ..cell }
     };
     let waiters: &[usize] = if full { &[10, 100, 1000, 10_000, 100_000] } else { &[10, 1000, 10_000] };

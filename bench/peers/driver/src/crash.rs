@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use crate::clock;
 use crate::measure::LEASE_MS;
@@ -19,10 +19,10 @@ pub const RESTART: &str = "Redis killed and restarted";
 
 const WAITERS: usize = 10;
 /// Between the deaths of two holders, so that they do not disturb each other.
-const BETWEEN_DEATHS: Duration = Duration::from_millis(300);
+const BETWEEN_DEATHS: Duration = Duration::from_millis(100);
 /// After a lease is over by so much, nobody comes any more.
 const PATIENCE: Duration = Duration::from_millis(LEASE_MS + 15_000);
-const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE: Duration = Duration::from_secs(1);
 
 const RESTART_CLIENTS: usize = 4;
 const RESTART_SECTION_US: u64 = 5000;
@@ -57,16 +57,32 @@ struct Scene {
 }
 
 /// Kills the holders one after the other, and measures how long it is to the next holder of each.
-pub fn kill_holders<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Result<Vec<Outcome<'c>>> {
-    let mut running: Vec<(String, Server)> = Vec::new();
+pub fn kill_holders<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Vec<Outcome<'c>> {
+    // A server that does not start fails those who need it, and nobody else.
+    let mut running: Vec<(String, Result<Server>)> = Vec::new();
     let mut scenes = Vec::new();
     for contestant in contestants {
         let kind = &contestant.peer.server;
         if !running.iter().any(|(of, _)| of == kind) {
-            running.push((kind.clone(), servers.start(kind, false)?));
+            running.push((kind.clone(), servers.start(kind, false)));
         }
-        let (_, server) = running.iter().find(|(of, _)| of == kind).context("the server was started just now")?;
-        scenes.push((*contestant, set_the_scene(server, contestant, folder)));
+        let server = running.iter().find(|(of, _)| of == kind).map(|(_, server)| server);
+        let scene = match server {
+            Some(Ok(server)) => Scene::prepare(server, contestant, folder),
+            Some(Err(error)) => Err(anyhow!("{error:#}")),
+            None => Err(anyhow!("it has no server")),
+        };
+        scenes.push((*contestant, scene));
+    }
+    // All programs start at once, and no lock is taken before all have: not every holder renews its lease.
+    for step in [Scene::get_ready, Scene::hold, Scene::wait] {
+        for (_, scene) in &mut scenes {
+            if let Ok(ready) = scene
+                && let Err(error) = step(ready)
+            {
+                *scene = Err(error);
+            }
+        }
     }
     std::thread::sleep(SETTLE);
     for (_, scene) in &mut scenes {
@@ -76,21 +92,32 @@ pub fn kill_holders<'c>(servers: &Servers, contestants: &[&'c Contestant], folde
             std::thread::sleep(BETWEEN_DEATHS);
         }
     }
-    Ok(wait_for_next(scenes))
+    wait_for_next(scenes)
 }
 
-fn set_the_scene(server: &Server, contestant: &Contestant, folder: &Path) -> Result<Scene> {
-    let name = contestant.id().replace('/', "-");
-    let waiting = Assignment { clients: WAITERS, first: 1, stream: true, ..assignment(server, contestant) };
-    let holding = Assignment { hold: true, ..assignment(server, contestant) };
-    let mut holder = Program::start(contestant, &holding, folder, &format!("{name}-holder"))?;
-    holder.wait_until_ready()?;
-    holder.go()?;
-    holder.wait_until_held()?;
-    let mut waiters = Program::start(contestant, &waiting, folder, &format!("{name}-waiters"))?;
-    waiters.wait_until_ready()?;
-    waiters.go()?;
-    Ok(Scene { holder, waiters, died_ns: 0 })
+impl Scene {
+    fn prepare(server: &Server, contestant: &Contestant, folder: &Path) -> Result<Self> {
+        let name = contestant.id().replace('/', "-");
+        let waiting = Assignment { clients: WAITERS, first: 1, stream: true, ..assignment(server, contestant) };
+        let holding = Assignment { hold: true, ..assignment(server, contestant) };
+        let holder = Program::start(contestant, &holding, folder, &format!("{name}-holder"))?;
+        let waiters = Program::start(contestant, &waiting, folder, &format!("{name}-waiters"))?;
+        Ok(Self { holder, waiters, died_ns: 0 })
+    }
+
+    fn get_ready(&mut self) -> Result<()> {
+        self.holder.wait_until_ready()?;
+        self.waiters.wait_until_ready()
+    }
+
+    fn hold(&mut self) -> Result<()> {
+        self.holder.go()?;
+        self.holder.wait_until_held()
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.waiters.go()
+    }
 }
 
 fn wait_for_next<'c>(scenes: Vec<(&'c Contestant, Result<Scene>)>) -> Vec<Outcome<'c>> {
@@ -109,7 +136,7 @@ fn wait_for_next<'c>(scenes: Vec<(&'c Contestant, Result<Scene>)>) -> Vec<Outcom
             Some(got_ns) => {
                 let waited_ms = (got_ns as f64 - scene.died_ns as f64) / 1e6;
                 let figures = if waited_ms < 0.0 {
-                    Err(anyhow::anyhow!("a waiter had the lock while its holder lived"))
+                    Err(anyhow!("a waiter had the lock while its holder lived"))
                 } else {
                     Ok(vec![("next_holder_ms", waited_ms)])
                 };
@@ -121,21 +148,27 @@ fn wait_for_next<'c>(scenes: Vec<(&'c Contestant, Result<Scene>)>) -> Vec<Outcom
             None => true,
         });
     }
-    let nobody = || Err(anyhow::anyhow!("nobody had the lock {PATIENCE:?} after its holder died"));
+    let nobody = || Err(anyhow!("nobody had the lock {PATIENCE:?} after its holder died"));
     outcomes.extend(open.into_iter().map(|(contestant, _)| (contestant, nobody())));
     outcomes
 }
 
 /// Kills Redis under load and starts it again on its append-only file: how long nobody gets a lock, and who loses one.
-pub fn restart_redis<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Result<Vec<Outcome<'c>>> {
+pub fn restart_redis<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Vec<Outcome<'c>> {
     let mut outcomes = Vec::new();
     for kind in ["redis", "rlock"] {
         let of_kind: Vec<&Contestant> = contestants.iter().copied().filter(|c| c.peer.server == kind).collect();
-        if !of_kind.is_empty() {
-            outcomes.append(&mut restart(servers, kind, &of_kind, folder)?);
+        if of_kind.is_empty() {
+            continue;
+        }
+        match restart(servers, kind, &of_kind, folder) {
+            Ok(mut of_kind) => outcomes.append(&mut of_kind),
+            Err(error) => {
+                outcomes.extend(of_kind.into_iter().map(|contestant| (contestant, Err(anyhow!("{error:#}")))))
+            }
         }
     }
-    Ok(outcomes)
+    outcomes
 }
 
 fn restart<'c>(
@@ -159,8 +192,10 @@ fn restart<'c>(
         programs.push((*contestant, ready));
     }
     for (_, program) in &mut programs {
-        if let Ok(program) = program {
-            program.go()?;
+        if let Ok(ready) = program
+            && let Err(error) = ready.go()
+        {
+            *program = Err(error);
         }
     }
     std::thread::sleep(BEFORE_RESTART);

@@ -20,6 +20,7 @@ mod records;
 mod report;
 mod samples;
 mod server;
+mod sizing;
 mod usage;
 
 use std::path::PathBuf;
@@ -73,6 +74,10 @@ struct Arguments {
     /// Where the report goes; its plots and figures into the folder benchmarks beside it
     #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
     report: PathBuf,
+
+    /// A page with a place for what one server carries
+    #[arg(long, value_name = "FILE")]
+    sizing: Option<PathBuf>,
 }
 
 /// A measurement that did not come about.
@@ -135,20 +140,30 @@ fn main() -> Result<()> {
     for round in 1..=arguments.rounds {
         eprintln!("round {round} of {} ({})", arguments.rounds, clock::utc_date());
         measure_round(&arguments, &servers, &contestants, round, &mut findings)?;
+        // After each round, so that a run that is cut short leaves what it has.
+        let report = Report {
+            machine: &machine,
+            contestants: &contestants,
+            absent: &absent,
+            samples: &findings.samples,
+            failures: &findings.failures,
+            rounds: round,
+            seconds: arguments.seconds,
+            full: arguments.full,
+            works: &arguments.work,
+        };
+        write(&report, &arguments)?;
     }
-    let report = Report {
-        machine,
-        contestants: &contestants,
-        absent: &absent,
-        samples: &findings.samples,
-        failures: &findings.failures,
-        rounds: arguments.rounds,
-        seconds: arguments.seconds,
-        full: arguments.full,
-        works: &arguments.work,
-    };
-    report.write(&arguments.report).with_context(|| format!("cannot write {}", arguments.report.display()))?;
-    eprintln!("wrote {}", arguments.report.display());
+    Ok(())
+}
+
+fn write(report: &Report<'_>, arguments: &Arguments) -> Result<()> {
+    let page = &arguments.report;
+    report.write(page).with_context(|| format!("cannot write {}", page.display()))?;
+    eprintln!("wrote {}", page.display());
+    if let Some(page) = &arguments.sizing {
+        rlock_bench_peers::fill_in(page, "bench-peers", &sizing::table(report))?;
+    }
     Ok(())
 }
 
@@ -175,7 +190,7 @@ fn measure_round(
         }
         if *work == Work::Crash {
             stage.clear();
-            measure_crashes(servers, contestants, round, folder.path(), findings)?;
+            measure_crashes(servers, contestants, round, folder.path(), findings);
         }
     }
     Ok(())
@@ -187,15 +202,14 @@ fn measure_crashes(
     round: usize,
     folder: &std::path::Path,
     findings: &mut Findings,
-) -> Result<()> {
+) {
     let with_mutex: Vec<&Contestant> = contestants.iter().filter(|contestant| contestant.has("mutex")).collect();
     eprintln!("  crash, {}", crash::HOLDER);
-    for (contestant, outcome) in crash::kill_holders(servers, &with_mutex, folder)? {
+    for (contestant, outcome) in crash::kill_holders(servers, &with_mutex, folder) {
         findings.note(Work::Crash, crash::HOLDER, contestant, round, outcome);
     }
     eprintln!("  crash, {}", crash::RESTART);
-    for (contestant, outcome) in crash::restart_redis(servers, &with_mutex, folder)? {
+    for (contestant, outcome) in crash::restart_redis(servers, &with_mutex, folder) {
         findings.note(Work::Crash, crash::RESTART, contestant, round, outcome);
     }
-    Ok(())
 }

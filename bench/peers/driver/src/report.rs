@@ -17,7 +17,7 @@ use crate::samples::{Samples, Summary};
 
 /// All that a run has found.
 pub struct Report<'a> {
-    pub machine: Machine,
+    pub machine: &'a Machine,
     pub contestants: &'a [Contestant],
     pub absent: &'a [Absent],
     pub samples: &'a Samples,
@@ -284,7 +284,7 @@ impl Report<'_> {
 
     fn method(&self, out: &mut String, folder: &str) -> fmt::Result {
         writeln!(out, "## How it was measured\n")?;
-        for (name, value) in &self.machine {
+        for (name, value) in self.machine {
             writeln!(out, "- {name}: {value}")?;
         }
         writeln!(out, "- {} rounds of all peers in turns, about {} s a cell", self.rounds, self.seconds)?;
