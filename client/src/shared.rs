@@ -9,6 +9,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::home::Home;
 use crate::identity::next_request_id;
+use crate::keeper::Keeper;
 use crate::servers::Servers;
 use crate::slots::slot_of;
 use crate::wire::Family;
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) servers: Servers,
     pub(crate) settings: Settings,
     pub(crate) home: Arc<Home>,
+    pub(crate) keeper: Keeper,
     gates: Mutex<HashMap<GateKey, Weak<Gate>>>,
 }
 
@@ -63,7 +65,8 @@ impl Gate {
 
 impl Shared {
     pub(crate) fn new(servers: Servers, settings: Settings, home: Arc<Home>) -> Arc<Self> {
-        Arc::new(Self { servers, settings, home, gates: Mutex::default() })
+        let keeper = Keeper::new(home.clone());
+        Arc::new(Self { servers, settings, home, keeper, gates: Mutex::default() })
     }
 
     /// The slot of keys that are asked for together, in a cluster.
