@@ -175,9 +175,12 @@ bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, an
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and watch its memory
 	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --test client -- dropping_an_acquisition dropping_acquisitions
 
-client-faults: build ## Let the client's connections be lossy, late, cut at every byte, and partitioned (16 minutes)
+client-faults: build ## Cut, delay and lose the client's connections (16 minutes), then let servers die under it for MINUTES=30
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=2 \
-	  cut_connections:: faults:: partitions::
+	  cut_connections:: faults:: multitude:: partitions::
+	@# One after the other, so that the minutes are those of the campaigns together.
+	RLOCK_MINUTES=$(MINUTES) RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=1 \
+	  --nocapture chaos::
 
 test-examples: build ## Run examples/: each language's failures provoked and survived; EXAMPLES="python go" for some (needs their tools)
 	@$(NEED) server

@@ -115,9 +115,10 @@ impl Acquisition {
         let home = &self.request.client.home;
         home.check()?;
         let _under_way = home.under_way();
+        let mut acquiring = std::pin::pin!(self.acquire_until(deadline));
         tokio::select! {
             biased;
-            outcome = self.acquire_until(deadline) => outcome,
+            outcome = &mut acquiring => outcome,
             () = sleep_until_some(deadline.map(|deadline| deadline.after(LATE))) => Err(Error::Timeout),
             () = home.closing().cancelled() => Err(Error::Closed),
         }
@@ -126,11 +127,10 @@ impl Acquisition {
     async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {
         let mut failing_since = None;
         loop {
-            let granted = async {
-                let grant = waiter::wait(&self.request, deadline).await?;
-                self.hand_out(Held::new(self.request.clone(), grant)?).await
+            let outcome = match waiter::wait(&self.request, deadline).await {
+                Ok(grant) => self.hand_out(Held::new(self.request.clone(), grant)?).await,
+                Err(error) => Err(error),
             };
-            let outcome = granted.await;
             let failed_for = |since: Moment| since.until(Moment::now());
             match outcome {
                 // Who waits goes on waiting, unless the network is always slower than the lease is long. A hold that has to end after a time of
@@ -149,6 +149,13 @@ impl Acquisition {
 
     /// The last steps before a hold is in somebody's hands. If one fails, the hold is released.
     async fn hand_out(&self, held: Held) -> Result<Held, Error> {
+        if !held.hold.has_to_be_proven() {
+            return Ok(held);
+        }
+        Box::pin(self.prove(held)).await
+    }
+
+    async fn prove(&self, held: Held) -> Result<Held, Error> {
         let proven = async {
             held.hold.replicate().await?;
             held.hold.freshen().await

@@ -91,6 +91,11 @@ fn judge(error: &RedisError, link: &Link) -> Verdict {
     }
 }
 
+/// Whether the server answers, but does not do it for now.
+pub(crate) fn is_refusal(error: &RedisError, link: &Link) -> bool {
+    judge(error, link) == Verdict::Later
+}
+
 /// What is sent: always the same, or made for the connection that it goes over. `is_asking` says that the node is only taking the slot over.
 pub(crate) trait Prepare: Sync {
     fn prepare(
@@ -188,7 +193,7 @@ impl Servers {
     ) -> Result<Answered, RedisError> {
         let ask = tries.ask.take();
         let link = match &ask {
-            Some(address) => self.link_at(address.clone()).await,
+            Some(address) => Box::pin(self.link_at(address.clone())).await,
             None => self.link(slot, Line::Shared).await,
         };
         let link = link.inspect_err(|_| {
@@ -202,7 +207,7 @@ impl Servers {
         let said = match (command.prepare(&link, ask.is_some()).await, &ask) {
             (Err(error), _) => Err(error),
             (Ok(command), None) => link.ask(&command, Some(patience)).await,
-            (Ok(command), Some(_)) => ask_elsewhere(&link, &command, patience).await,
+            (Ok(command), Some(_)) => Box::pin(ask_elsewhere(&link, &command, patience)).await,
         };
         let error = match said {
             Ok(value) => return Ok(Answered { said: Ok(value), first_sent, sent, is_resent, link }),

@@ -38,6 +38,12 @@ impl Moment {
         Self(self.0.saturating_add(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
     }
 
+    /// The last moment before this one, or this one, that is a multiple of some span: what is not in a hurry comes together there.
+    pub(crate) fn rounded_down(self, span: Duration) -> Self {
+        let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX).max(1);
+        Self(self.0 - self.0 % span_us)
+    }
+
     /// How long it is from now to `later`; zero if that is over.
     pub(crate) fn until(self, later: Self) -> Duration {
         Duration::from_micros(later.0.saturating_sub(self.0))

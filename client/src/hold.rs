@@ -1,22 +1,26 @@
-//! A hold and its keeper: the task that renews it, notices its loss, and is gone with it.
+//! A hold: until when it can be relied upon, how it is renewed, and its end. The client's keeper looks at it when it is due.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use redis::{RedisError, Value};
 use tokio::sync::OwnedMutexGuard;
-use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::Error;
+use crate::call::is_refusal;
 use crate::clock::Moment;
+use crate::keeper::{Kept, Place, Question};
 use crate::link::Link;
 use crate::news::News;
 use crate::request::{Grant, Request};
+use crate::servers::Line;
 use crate::timer::{sleep_until, within};
-use crate::validity::{Step, Terms, Validity, patience_for, renewal_after};
+use crate::validity::{Step, Terms, Validity, patience_for, pause_after_refusal, renewal_after};
 use crate::wire;
 
 /// Whether its key was taken away is listened to when a hold has lived so long.
@@ -54,12 +58,34 @@ pub(crate) struct Hold {
     release_id: AtomicU64,
     /// Held while a renewal is under way; true once the hold is being released. So no renewal follows a release.
     is_ending: tokio::sync::Mutex<bool>,
+    place: Place,
+    /// From then on it is worth while to listen to what happens to its keys.
+    listens_from: Moment,
 }
 
 struct State {
     validity: Validity,
     /// The connection that the hold is bound to.
     link: Arc<Link>,
+    /// What the keeper has asked for, and has no answer to yet.
+    asked: Option<Renewal>,
+    /// Whether something has happened to its keys since it was last asked for.
+    is_doubted: bool,
+    listening: Option<Listening>,
+}
+
+/// The task that hears what happens to the keys, and the connection over which it hears it.
+struct Listening {
+    link: Arc<Link>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl State {
+    /// Whether somebody has to begin to listen. A new connection has to be listened to anew.
+    fn has_to_listen(&self) -> bool {
+        self.link.may_tell_events()
+            && self.listening.as_ref().is_none_or(|present| !Arc::ptr_eq(&present.link, &self.link))
+    }
 }
 
 impl Hold {
@@ -137,14 +163,14 @@ impl Hold {
     /// Renews once, trying until `give_up`. Not held means lost.
     ///
     /// Cancel safety: when dropped, the renewal may or may not take place.
-    async fn renew(&self, renewal: Renewal, give_up: Moment) -> Result<(), Error> {
+    async fn renew(self: &Arc<Self>, renewal: Renewal, give_up: Moment) -> Result<(), Error> {
         let is_ending = self.is_ending.lock().await;
         if *is_ending {
             return Err(Error::NotHeld);
         }
         let outcome = self.ask_to_renew(renewal, give_up).await;
         match &outcome {
-            Ok(()) => {}
+            Ok(()) => self.be_looked_at(),
             Err(Error::NotHeld) => self.lose(),
             Err(error) => {
                 tracing::warn!(key = %self.key(), %error, "a renewal failed");
@@ -161,17 +187,21 @@ impl Hold {
         let command = self.request.subject.renew(&self.tokens, lease);
         let answered = self.request.call_within(&command, patience, give_up).await?;
         let left = wire::milliseconds(&answered.said.map_err(|error| Error::of_hold(&error))?)?;
-        let mut state = self.state();
-        match renewal {
-            Renewal::Lease(_) => state.validity.renewed(answered.sent, left),
-            Renewal::Binding(_) => state.validity.bound(answered.sent, left),
-        }
-        state.link = answered.link;
+        self.renewed(renewal, answered.sent, left, answered.link);
         Ok(())
     }
 
+    fn renewed(&self, renewal: Renewal, sent: Moment, left: Duration, link: Arc<Link>) {
+        let mut state = self.state();
+        match renewal {
+            Renewal::Lease(_) => state.validity.renewed(sent, left),
+            Renewal::Binding(_) => state.validity.bound(sent, left),
+        }
+        state.link = link;
+    }
+
     /// Renews by hand: with the lease of the hold, or another one. A hold that was lost stays lost: somebody may have heard of it.
-    pub(crate) async fn renew_by_hand(&self, lease: Option<Duration>) -> Result<(), Error> {
+    pub(crate) async fn renew_by_hand(self: &Arc<Self>, lease: Option<Duration>) -> Result<(), Error> {
         if !self.is_held() {
             return Err(Error::NotHeld);
         }
@@ -186,17 +216,21 @@ impl Hold {
         self.renew(Renewal::Lease(lease), give_up).await
     }
 
-    /// A hold whose lease counts from so long ago that little of it is left is renewed before anybody has it.
-    pub(crate) async fn freshen(&self) -> Result<(), Error> {
-        let state_is_old = {
-            let state = self.state();
-            let is_closed = state.link.is_closed();
-            !matches!(
-                state.validity.next_step(&self.terms.renewing(), is_closed, Moment::now()),
-                Step::Sleep(_) | Step::Bind(_)
-            )
-        };
-        if !state_is_old {
+    /// Whether anything is left to be done before somebody may have it.
+    pub(crate) fn has_to_be_proven(&self) -> bool {
+        self.request.keeping.replicas.is_some() || self.is_old()
+    }
+
+    /// Whether its lease counts from so long ago that little of it is left.
+    fn is_old(&self) -> bool {
+        let state = self.state();
+        let step = state.validity.next_step(&self.terms.renewing(), state.link.is_closed(), Moment::now());
+        !matches!(step, Step::Sleep(_) | Step::Bind(_))
+    }
+
+    /// An old hold is renewed before anybody has it.
+    pub(crate) async fn freshen(self: &Arc<Self>) -> Result<(), Error> {
+        if !self.is_old() {
             return Ok(());
         }
         let now = Moment::now();
@@ -211,65 +245,160 @@ impl Hold {
         if acknowledged >= wanted { Ok(()) } else { Err(Error::Replicas { wanted, acknowledged }) }
     }
 
-    /// Renews while the hold lives. An error says that it is gone.
-    async fn renew_in_time(&self, renewal: Renewal, ends: Moment) -> Result<(), Error> {
-        match within(Moment::now().until(ends), self.renew(renewal, ends)).await {
-            Some(Err(Error::NotHeld)) => Err(Error::NotHeld),
-            _ => Ok(()),
+    /// Has the keeper look at it when something is to be done.
+    fn be_looked_at(self: &Arc<Self>) {
+        let (now, keeper) = (Moment::now(), &self.request.client.keeper);
+        let (due, link, was_closed) = {
+            let state = self.state();
+            let is_closed = state.link.is_closed();
+            let due = match state.validity.next_step(&self.terms, is_closed, now) {
+                // It does not end unnoticed while an answer is awaited.
+                _ if state.asked.is_some() => state.validity.ends(&self.terms, is_closed),
+                Step::Sleep(_) if state.is_doubted => now,
+                Step::Sleep(until) if state.has_to_listen() => until.min(self.listens_from.max(now)),
+                Step::Sleep(until) => until,
+                Step::Lose | Step::Renew | Step::Bind(_) => now,
+            };
+            (due, state.link.clone(), is_closed)
+        };
+        let has_to_be_watched = self.ends_with_its_link() && !was_closed;
+        if has_to_be_watched {
+            keeper.watch(&link);
+        }
+        keeper.look_at(self.clone(), due);
+        // If it was closed just now, whoever watches may have come by before this one was there.
+        if has_to_be_watched && link.is_closed() {
+            keeper.look_at(self.clone(), now);
         }
     }
 
-    /// The keeper.
-    async fn keep(self: Arc<Self>) {
-        // A hold that is released soon is not listened to.
-        let listen_at = Moment::now().after(LISTENS_AFTER);
-        let mut news: Option<News> = None;
-        loop {
-            let now = Moment::now();
-            let (step, ends, link) = {
-                let state = self.state();
-                let is_closed = state.link.is_closed();
-                (
-                    state.validity.next_step(&self.terms, is_closed, now),
-                    state.validity.ends(&self.terms, is_closed),
-                    state.link.clone(),
-                )
-            };
-            // Whatever it does, it is back when the hold ends.
-            let renewal = match step {
-                Step::Lose => return self.lose(),
-                Step::Renew => Renewal::Lease(self.terms.lease_to_ask(now).unwrap_or(self.terms.lease)),
-                // An answer to anything else would not do: the connection may be open, and the lock have moved to another server, for
-                // which the session is closed.
-                Step::Bind(lease) => Renewal::Binding(lease),
-                Step::Sleep(until) => {
-                    let may_listen = !news.as_ref().is_some_and(|news| news.come_over(&link));
-                    if may_listen && now >= listen_at {
-                        // A connection that is silent does not hold a renewal up.
-                        news = within(now.until(until), News::of(&self.request, link)).await;
-                        continue;
-                    }
-                    let until = if may_listen { until.min(listen_at) } else { until };
-                    let is_bound = self.terms.session_grace.is_some() && !link.is_closed();
-                    tokio::select! {
-                        () = sleep_until(until) => continue,
-                        () = link.closed(), if is_bound => continue,
-                        // Something has happened to the key: a renewal that does not prolong tells what.
-                        () = News::come(&mut news) => Renewal::Binding(SHORTEST_LEASE),
-                    }
+    /// What is to be done now. `None` if that is nothing for now.
+    fn take_step(self: &Arc<Self>, now: Moment) -> Option<Renewal> {
+        let mut state = self.state();
+        let is_closed = state.link.is_closed();
+        let step = state.validity.next_step(&self.terms, is_closed, now);
+        if step == Step::Lose {
+            drop(state);
+            self.lose();
+            return None;
+        }
+        if state.asked.is_some() {
+            return None;
+        }
+        let renewal = match step {
+            // An answer to anything else would not do: the connection may be open, and the lock have moved to another server, for
+            // which the session is closed.
+            Step::Bind(lease) => Renewal::Binding(lease),
+            // Something has happened to the key: a renewal that does not prolong tells what.
+            Step::Sleep(_) if state.is_doubted => Renewal::Binding(SHORTEST_LEASE),
+            Step::Sleep(_) => {
+                if now >= self.listens_from && state.has_to_listen() {
+                    let link = state.link.clone();
+                    let task = self.request.client.home.start(listen(Arc::downgrade(self), link.clone()));
+                    state.listening = Some(Listening { link, _task: AbortOnDropHandle::new(task) });
                 }
+                return None;
+            }
+            Step::Lose | Step::Renew => Renewal::Lease(self.terms.lease_to_ask(now).unwrap_or(self.terms.lease)),
+        };
+        (state.asked, state.is_doubted) = (Some(renewal), false);
+        Some(renewal)
+    }
+
+    /// Renews without any other hold, again and again while the hold lives. After a refusal it comes back later.
+    fn renew_alone(self: Arc<Self>, renewal: Renewal, was_refused: bool) {
+        let home = self.request.client.home.clone();
+        drop(home.start(async move {
+            let ends = self.ends();
+            let left = Moment::now().until(ends);
+            let pause = if was_refused { pause_after_refusal(left, rand::random()) } else { Duration::ZERO };
+            let renewing = async {
+                sleep_until(Moment::now().after(pause)).await;
+                self.renew(renewal, ends).await
             };
-            if self.renew_in_time(renewal, ends).await.is_err() {
-                return;
+            tokio::select! {
+                biased;
+                // Whoever releases does not wait for this.
+                () = self.lost.cancelled() => return,
+                _ = within(left, renewing) => {}
+            }
+            self.state().asked = None;
+            self.be_looked_at();
+        }));
+    }
+}
+
+/// Hears what happens to the keys of a hold.
+async fn listen(hold: Weak<Hold>, link: Arc<Link>) {
+    let Some(request) = hold.upgrade().map(|hold| hold.request.clone()) else { return };
+    let mut news = News::of(&request, link).await;
+    while news.come().await {
+        let Some(hold) = hold.upgrade() else { return };
+        hold.state().is_doubted = true;
+        hold.be_looked_at();
+    }
+}
+
+impl Kept for Hold {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn look(self: Arc<Self>, now: Moment) -> Option<Question> {
+        if self.lost.is_cancelled() {
+            return None;
+        }
+        let renewal = self.take_step(now);
+        if !self.lost.is_cancelled() {
+            self.be_looked_at();
+        }
+        let renewal = renewal?;
+        let is_renewed_by_others = self.is_ending.try_lock().is_err();
+        match self.request.client.servers.present(self.request.slot(), Line::Shared) {
+            Some(link) if !is_renewed_by_others => {
+                let (Renewal::Lease(lease) | Renewal::Binding(lease)) = renewal;
+                let command = self.request.subject.renew(&self.tokens, lease);
+                let patience = patience_for(now.until(self.ends()));
+                let patience = patience.min(self.request.client.settings.response_timeout);
+                Some(Question { link, command, patience })
+            }
+            _ => {
+                self.renew_alone(renewal, false);
+                None
             }
         }
+    }
+
+    fn answered(self: Arc<Self>, sent: Moment, link: &Arc<Link>, answer: Result<Value, RedisError>) {
+        let was_refused = answer.as_ref().is_err_and(|error| is_refusal(error, link));
+        let left = answer.map_err(|error| Error::of_hold(&error)).and_then(|answer| wire::milliseconds(&answer));
+        // What comes after its end does not bring it back: somebody may have been told.
+        if !self.is_held() {
+            return;
+        }
+        let Some(renewal) = self.state().asked else { return };
+        match left {
+            Ok(left) => {
+                self.renewed(renewal, sent, left, link.clone());
+                self.state().asked = None;
+                self.be_looked_at();
+            }
+            Err(Error::NotHeld) => self.lose(),
+            Err(error) => {
+                tracing::debug!(key = %self.key(), %error, "a renewal among others failed; it goes on alone");
+                self.renew_alone(renewal, was_refused);
+            }
+        }
+    }
+
+    fn ends_with_its_link(&self) -> bool {
+        self.terms.session_grace.is_some()
     }
 }
 
 /// A hold that somebody is responsible for. Dropping it releases in the background.
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
-    keeper: AbortHandle,
     ending: Ending,
 }
 
@@ -300,9 +429,11 @@ impl Held {
             renews: request.keeping.renews,
             ends_at: request.keeping.max_hold.map(|most| counts_from.after(most)),
         };
-        let state = Mutex::new(State { validity: Validity::given(counts_from, lease), link });
+        let validity = Validity::given(counts_from, lease);
+        let state = Mutex::new(State { validity, link, asked: None, is_doubted: false, listening: None });
         let (lost, ended, is_ending) =
             (CancellationToken::new(), CancellationToken::new(), tokio::sync::Mutex::new(false));
+        let (place, listens_from) = (request.client.keeper.place(), Moment::now().after(LISTENS_AFTER));
         let release_id = AtomicU64::default();
         let permits = AtomicU32::new(request.subject.permits);
         let hold = Arc::new(Hold {
@@ -317,18 +448,24 @@ impl Held {
             is_ending,
             permits,
             release_id,
+            place,
+            listens_from,
         });
-        let home = &hold.request.client.home;
-        let keeper = home.start(hold.clone().keep()).abort_handle();
-        if home.has_ended() { Err(Error::RuntimeEnded) } else { Ok(Self { hold, keeper, ending: Ending::NotBegun }) }
+        hold.be_looked_at();
+        if hold.request.client.home.has_ended() {
+            hold.request.client.keeper.forget(&hold.place);
+            return Err(Error::RuntimeEnded);
+        }
+        Ok(Self { hold, ending: Ending::NotBegun })
     }
 
     /// Gives the hold back.
     ///
     /// Cancel safety: dropping it leaves the rest to the background.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
-        // A renewal that is under way ends here; one that was sent already comes before the release on the same connection.
-        self.keeper.abort();
+        // A renewal that is under way ends here; one that was sent already comes before the release on the same connection. If it came
+        // after it all the same, it would find no hold with this token.
+        self.hold.request.client.keeper.forget(&self.hold.place);
         let relied_on_until = self.hold.stop_relying();
         let gate = self.hold.request.gate.pass().await;
         self.hold.choose_release_id();
@@ -404,7 +541,7 @@ impl Hold {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.keeper.abort();
+        self.hold.request.client.keeper.forget(&self.hold.place);
         let ending = std::mem::replace(&mut self.ending, Ending::Done);
         if matches!(ending, Ending::Done) {
             return;

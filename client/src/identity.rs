@@ -13,7 +13,11 @@ pub(crate) fn unique_owner() -> Vec<u8> {
     let mut bits = [0; 16];
     rand::rng().fill_bytes(&mut bits);
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    bits.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| DIGITS[usize::from(digit)]).collect()
+    let mut text = Vec::with_capacity(2 * bits.len());
+    for byte in bits {
+        text.extend([byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]));
+    }
+    text
 }
 
 /// Checks an owner that the user chose.

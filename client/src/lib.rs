@@ -14,13 +14,15 @@
 //   follower             following what happens to a lock
 //   acquisition          an attempt or a wait, until a hold is in somebody's hands
 //   waiter               waiting
-//   hold                 a hold, and the keeper that renews it
+//   hold                 a hold: until when it is relied upon, its renewal, its end
 //   news                 listening to what happens to its keys
 //   request              asking once, giving back, taking back
 //   shared               what the handles of a client have in common
+//   keeper               one task that renews what is due, many holds in one write
 //   call                 one command until it is answered
 //   servers              where the locks are: connections to nodes
 //   link                 one connection
+//   answers              who waits for an answer over it, and until when
 //   home mailbox events  the runtime of a client; messages that answer waits; what happens to keys
 //   options
 //   metrics              what a program may count
@@ -30,6 +32,7 @@
 //   error clock
 
 mod acquisition;
+mod answers;
 pub mod blocking;
 mod call;
 mod client;
@@ -41,6 +44,7 @@ mod guard;
 mod hold;
 mod home;
 mod identity;
+mod keeper;
 mod kind;
 mod link;
 mod lock;

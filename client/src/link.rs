@@ -1,6 +1,8 @@
 //! One connection to a server, which tells when it is closed.
 
 use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use redis::{
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::answers::{Answers, NoAnswer};
 use crate::clock::Moment;
 use crate::events::{Event, Listeners, are_published, channel_of};
 use crate::identity::unique_owner;
@@ -19,11 +22,16 @@ use crate::mailbox::{Letter, Mailbox};
 use crate::slots::tag_of;
 use crate::timer::{sleep_until_some, within};
 
+/// The number of the last connection of this process.
+static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
+
 /// A connection that many requests may share.
 pub(crate) struct Link {
+    /// No two of a process have the same.
+    number: u64,
     connection: MultiplexedConnection,
     info: ConnectionInfo,
-    closed: CancellationToken,
+    answers: Arc<Answers>,
     mailbox: Arc<Mailbox>,
     /// The channels on which waits are answered: one, or in a cluster one for each slot.
     channels: std::sync::Mutex<HashMap<Option<u16>, Arc<str>>>,
@@ -39,14 +47,14 @@ impl Link {
     pub(crate) async fn connect(info: ConnectionInfo, patience: Duration) -> Result<Arc<Self>, RedisError> {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.clone().set_redis_settings(settings))?;
-        let closed = CancellationToken::new();
+        let answers = Answers::new();
         let mailbox = Arc::<Mailbox>::default();
         let listeners = Arc::<Listeners>::default();
-        let (on_close, letters, events) = (closed.clone(), mailbox.clone(), listeners.clone());
+        let (on_close, letters, events) = (answers.clone(), mailbox.clone(), listeners.clone());
         let hear = move |push: PushInfo| {
             match (push.kind, push.data.as_slice()) {
                 // The slot of a channel went to another node, and its waits with it. The library takes that for the answer to something else.
-                (PushKind::Disconnection | PushKind::SUnsubscribe, _) => on_close.cancel(),
+                (PushKind::Disconnection | PushKind::SUnsubscribe, _) => on_close.close(),
                 (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(payload)])
                     if !events.tell(channel, payload) =>
                 {
@@ -62,14 +70,26 @@ impl Link {
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connection = within(patience, connecting).await.ok_or_else(|| lost("no connection in time"))??;
         let (channels, tells_events, subscribing) = (Default::default(), Default::default(), Default::default());
-        Ok(Arc::new(Self { connection, info, closed, mailbox, channels, listeners, tells_events, subscribing }))
+        let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Self {
+            number,
+            connection,
+            info,
+            answers,
+            mailbox,
+            channels,
+            listeners,
+            tells_events,
+            subscribing,
+        }))
     }
 
     /// Sends a command and waits for the answer, for ever if there is no `patience`. A connection whose answer does not come
     /// in time is closed: what comes over it later would not be worth more.
     pub(crate) async fn ask(&self, command: &Cmd, patience: Option<Duration>) -> Result<Value, RedisError> {
         let mut connection = self.connection.clone();
-        let answer = async move { connection.send_packed_command(command).await?.extract_error() };
+        // Pinned where it is made: it is large, and each call passes here.
+        let answer = std::pin::pin!(async { connection.send_packed_command(command).await?.extract_error() });
         self.answered(answer, patience).await
     }
 
@@ -81,18 +101,25 @@ impl Link {
         patience: Duration,
     ) -> Result<Vec<Value>, RedisError> {
         let mut connection = self.connection.clone();
-        let answer = async move { connection.send_packed_commands(commands, 0, count).await };
+        let answer = std::pin::pin!(connection.send_packed_commands(commands, 0, count));
         self.answered(answer, Some(patience)).await
     }
 
     /// The channel on which waits for the keys of a slot are answered. It is subscribed to before anything that this answer is used for.
     pub(crate) async fn channel(&self, slot: Option<u16>, patience: Duration) -> Result<Arc<str>, RedisError> {
-        let known = || self.channels().get(&slot).cloned();
-        if let Some(channel) = known() {
+        if let Some(channel) = self.known_channel(slot) {
             return Ok(channel);
         }
+        Box::pin(self.make_channel(slot, patience)).await
+    }
+
+    fn known_channel(&self, slot: Option<u16>) -> Option<Arc<str>> {
+        self.channels().get(&slot).cloned()
+    }
+
+    async fn make_channel(&self, slot: Option<u16>, patience: Duration) -> Result<Arc<str>, RedisError> {
         let _alone = self.subscribing.lock().await;
-        if let Some(channel) = known() {
+        if let Some(channel) = self.known_channel(slot) {
             return Ok(channel);
         }
         let random = String::from_utf8(unique_owner()).unwrap_or_default();
@@ -113,6 +140,11 @@ impl Link {
     /// Expects the message for a request that is about to be sent.
     pub(crate) fn expect(&self, request_id: u64) -> Result<Letter, RedisError> {
         self.mailbox.expect(request_id).ok_or_else(|| lost("two requests have the same id"))
+    }
+
+    /// Whether the server tells what happens to keys, as far as is known.
+    pub(crate) fn may_tell_events(&self) -> bool {
+        self.tells_events.get() != Some(&false)
     }
 
     /// Listens to what ends the holds of a key. `None` if the server does not tell, or not this user.
@@ -165,7 +197,7 @@ impl Link {
 
     /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell.
     pub(crate) async fn watch(link: Weak<Self>, every: Duration, patience: Duration) {
-        while let Some(closed) = link.upgrade().map(|link| link.closed.clone()) {
+        while let Some(closed) = link.upgrade().map(|link| link.closing().clone()) {
             tokio::select! {
                 () = closed.cancelled() => return,
                 () = sleep_until_some(Some(Moment::now().after(every))) => {}
@@ -178,15 +210,14 @@ impl Link {
 
     async fn answered<T>(
         &self,
-        answer: impl Future<Output = Result<T, RedisError>>,
+        answer: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
         patience: Option<Duration>,
     ) -> Result<T, RedisError> {
-        let timeout = sleep_until_some(patience.map(|patience| Moment::now().after(patience)));
-        let outcome = tokio::select! {
-            biased;
-            outcome = answer => outcome,
-            () = self.closed.cancelled() => return Err(lost("the connection was closed")),
-            () = timeout => {
+        let late_at = patience.map_or(Moment::NEVER, |patience| Moment::now().after(patience));
+        let outcome = match self.answers.until(answer, late_at).await {
+            Ok(outcome) => outcome,
+            Err(NoAnswer::Closed) => return Err(lost("the connection was closed")),
+            Err(NoAnswer::Late) => {
                 self.close();
                 return Err(lost("no answer in time"));
             }
@@ -203,23 +234,38 @@ impl Link {
         outcome
     }
 
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Is cancelled when the connection is closed, by whichever side, and when nobody has it any more.
+    pub(crate) fn closing(&self) -> &CancellationToken {
+        self.answers.closed()
+    }
+
     /// Where it leads to.
     pub(crate) fn info(&self) -> &ConnectionInfo {
         &self.info
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.is_cancelled()
+        self.answers.is_closed()
     }
 
     /// Resolves when the connection is closed, by whichever side.
     pub(crate) async fn closed(&self) {
-        self.closed.cancelled().await;
+        self.answers.closed().cancelled().await;
     }
 
     /// Uses it no more. Whoever waits for an answer over it hears that it is closed, and the socket closes with the last of them.
     pub(crate) fn close(&self) {
-        self.closed.cancel();
+        self.answers.close();
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.answers.close();
     }
 }
 

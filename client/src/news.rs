@@ -25,15 +25,12 @@ impl News {
         news
     }
 
-    /// Whether this is the connection.
-    pub(crate) fn come_over(&self, link: &Arc<Link>) -> bool {
-        Arc::ptr_eq(&self.link, link)
-    }
-
-    /// Resolves when something has happened that may have ended the hold; never if nobody tells.
-    pub(crate) async fn come(news: &mut Option<Self>) {
-        let Some(news) = news else { return std::future::pending().await };
-        let mut changes: Vec<_> = news.events.iter_mut().map(|events| Box::pin(events.changed())).collect();
+    /// Resolves when something has happened that may have ended the hold. False if nobody tells.
+    pub(crate) async fn come(&mut self) -> bool {
+        if self.events.is_empty() {
+            return false;
+        }
+        let mut changes: Vec<_> = self.events.iter_mut().map(|events| Box::pin(events.changed())).collect();
         std::future::poll_fn(|context| {
             let mut has_come = false;
             changes.retain_mut(|change| match change.as_mut().poll(context) {
@@ -43,9 +40,9 @@ impl News {
                     false
                 }
             });
-            if has_come { Poll::Ready(()) } else { Poll::Pending }
+            if has_come { Poll::Ready(true) } else { Poll::Pending }
         })
-        .await;
+        .await
     }
 }
 

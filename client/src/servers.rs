@@ -128,8 +128,24 @@ impl Servers {
 
     /// A connection to the node that serves a slot. In a cluster the map of slots is asked for when it does not tell.
     pub(crate) async fn link(&self, slot: Option<u16>, line: Line) -> Result<Arc<Link>, RedisError> {
-        let node = self.node_of(slot).await?;
-        self.link_to(&node, line).await
+        if let Some(link) = self.present(slot, line) {
+            return Ok(link);
+        }
+        // Rare, and so much that every command would have to carry it.
+        Box::pin(async {
+            let node = self.node_of(slot).await?;
+            self.link_to(&node, line).await
+        })
+        .await
+    }
+
+    /// The connection to the node that serves a slot, as far as is known, if there is one.
+    pub(crate) fn present(&self, slot: Option<u16>, line: Line) -> Option<Arc<Link>> {
+        let address = match (&self.topology, slot) {
+            (Topology::Cluster(_), Some(slot)) => Some(lock(&self.slots).master_of(slot)?.clone()),
+            _ => None,
+        };
+        lock(&self.nodes).get(&address)?.present(line)
     }
 
     /// A connection to a node that a redirection named.

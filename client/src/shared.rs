@@ -9,6 +9,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::home::Home;
 use crate::identity::next_request_id;
+use crate::keeper::Keeper;
 use crate::metrics::{Meter, Metrics};
 use crate::servers::Servers;
 use crate::slots::slot_of;
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     pub(crate) servers: Servers,
     pub(crate) settings: Settings,
     pub(crate) home: Arc<Home>,
+    pub(crate) keeper: Keeper,
     gates: Mutex<HashMap<GateKey, Weak<Gate>>>,
 }
 
@@ -65,7 +67,8 @@ impl Gate {
 
 impl Shared {
     pub(crate) fn new(servers: Servers, settings: Settings, home: Arc<Home>) -> Arc<Self> {
-        Arc::new(Self { servers, settings, home, gates: Mutex::default() })
+        let keeper = Keeper::new(home.clone());
+        Arc::new(Self { servers, settings, home, keeper, gates: Mutex::default() })
     }
 
     /// Who counts what happens.

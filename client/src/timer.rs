@@ -78,6 +78,14 @@ fn wake_in_time() {
     }
 }
 
+/// Wakes at a moment, once. The thread of the timers does, so it must not take long.
+pub(crate) fn wake_at(at: Moment, waker: Waker) {
+    let mut alarms = alarms();
+    alarms.last_number += 1;
+    let number = alarms.last_number;
+    alarms.set((at, number), waker);
+}
+
 /// Resolves at a moment. Each look at it reads the clock.
 pub(crate) struct Sleep {
     until: Moment,

@@ -35,9 +35,27 @@ pub(crate) fn patience_for(left: Duration) -> Duration {
     (left / ANSWERS_PER_REST).max(LEAST_PATIENCE)
 }
 
+/// The longest pause after a renewal that the server has refused for now. What it is asked it has to refuse: of thousands of guards that is a load.
+const LONGEST_PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(500);
+
+/// The pause after a renewal that the server has refused for now, if the hold can be relied upon for so long: there is time for many more.
+/// `random` is from 0 to 1.
+pub(crate) fn pause_after_refusal(left: Duration, random: f64) -> Duration {
+    (left / 8).min(LONGEST_PAUSE_AFTER_REFUSAL).mul_f64(1.0 - random / 2.0)
+}
+
 /// When to renew a lease, from its beginning. `random` is from 0 to 1.
 pub(crate) fn renewal_after(lease: Duration, random: f64) -> Duration {
     (lease / RENEWALS_PER_LEASE).mul_f64(1.0 - JITTER * random)
+}
+
+/// What is due within this part of a span is due together: it comes earlier by up to that much.
+const ROUNDS_PER_SPAN: u32 = 64;
+
+/// When something is due together with others. The steps of all spans are powers of two, so that those of different holds meet.
+fn together(due: Moment, span: Duration) -> Moment {
+    let step_us = u64::try_from((span / ROUNDS_PER_SPAN).as_micros()).unwrap_or(u64::MAX);
+    due.rounded_down(Duration::from_micros(step_us.checked_ilog2().map_or(1, |bits| 1 << bits)))
 }
 
 /// A span that certainly has not passed for the server when this much of it has passed here.
@@ -170,7 +188,7 @@ impl Validity {
             wake = wake.min(due);
         }
         if let Some(grace) = terms.session_grace.filter(|grace| !grace.is_zero() && !is_closed) {
-            let due = self.bound_at.after(grace / RENEWALS_PER_LEASE).max(self.not_before);
+            let due = together(self.bound_at.after(grace / RENEWALS_PER_LEASE), grace).max(self.not_before);
             if now >= due {
                 return Step::Bind(grace.min(now.until(self.lease_ends)));
             }
@@ -183,7 +201,7 @@ impl Validity {
     fn renewal_due(&self, terms: &Terms) -> Moment {
         match terms.ends_at {
             Some(end) if self.lease_ends >= end => Moment::NEVER,
-            _ => self.given_at.after(terms.renewal_after),
+            _ => together(self.given_at.after(terms.renewal_after), terms.lease),
         }
     }
 }
@@ -224,14 +242,28 @@ mod tests {
     #[test]
     fn it_is_renewed_every_third_of_the_lease_and_again_after_a_failure() {
         let mut validity = Validity::given(at(0), LEASE);
-        assert_eq!(validity.next_step(&terms(), OPEN, at(9_999)), Step::Sleep(at(10_000)));
-        assert_eq!(validity.next_step(&terms(), OPEN, at(10_000)), Step::Renew);
+        let due = together(at(10_000), LEASE);
+        assert_eq!(validity.next_step(&terms(), OPEN, at(9_500)), Step::Sleep(due));
+        assert_eq!(validity.next_step(&terms(), OPEN, due), Step::Renew);
         validity.renewal_failed(at(11_000));
         assert_eq!(validity.next_step(&terms(), OPEN, at(11_000)), Step::Sleep(at(11_100)));
         assert_eq!(validity.next_step(&terms(), OPEN, at(11_100)), Step::Renew);
         validity.renewed(at(12_000), LEASE);
-        assert_eq!(validity.next_step(&terms(), OPEN, at(21_999)), Step::Sleep(at(22_000)));
+        assert_eq!(validity.next_step(&terms(), OPEN, at(21_500)), Step::Sleep(together(at(22_000), LEASE)));
         assert_eq!(validity.ends(&terms(), OPEN), at(12_000 + 29_698));
+    }
+
+    #[test]
+    fn what_is_due_at_about_the_same_time_is_due_together_and_not_much_earlier() {
+        let mut moments = std::collections::BTreeSet::new();
+        for ms in (0..10_000).step_by(7) {
+            let (due, half) = (together(at(ms), LEASE), together(at(ms), LEASE / 2));
+            assert!(due <= at(ms) && due.until(at(ms)) <= LEASE / ROUNDS_PER_SPAN);
+            assert!(half >= due, "a hold on a shorter lease is due less early");
+            moments.insert(due);
+        }
+        assert!(moments.len() < 50, "{} moments", moments.len());
+        assert_eq!(together(at(7), Duration::from_micros(3)), at(7), "there is a shortest step");
     }
 
     #[test]
@@ -246,11 +278,11 @@ mod tests {
         let terms = Terms { session_grace: Some(Duration::from_millis(300)), ..terms() };
         let mut validity = Validity::given(at(0), LEASE);
         let grace = Duration::from_millis(300);
-        assert_eq!(validity.next_step(&terms, OPEN, at(99)), Step::Sleep(at(100)));
+        assert_eq!(validity.next_step(&terms, OPEN, at(90)), Step::Sleep(together(at(100), grace)));
         assert_eq!(validity.next_step(&terms, OPEN, at(100)), Step::Bind(grace));
         assert_eq!(validity.next_step(&terms, OPEN, at(295)), Step::Lose);
         validity.bound(at(100), LEASE - Duration::from_millis(100));
-        assert_eq!(validity.next_step(&terms, OPEN, at(199)), Step::Sleep(at(200)));
+        assert_eq!(validity.next_step(&terms, OPEN, at(190)), Step::Sleep(together(at(200), grace)));
         assert_eq!(validity.ends(&terms, OPEN), at(100 + 300 - 3 - 2));
     }
 

@@ -67,7 +67,10 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
                 // A message says nothing about when the lease was given. It was not before the request was sent, which will do after a short wait.
                 let confirmed = match request.is_fresh(&grant) {
                     true => Ok(()),
-                    false => request.confirm(&mut grant, Moment::now().after(request.client.settings.retry_for)).await,
+                    false => {
+                        let give_up = Moment::now().after(request.client.settings.retry_for);
+                        Box::pin(request.confirm(&mut grant, give_up)).await
+                    }
                 };
                 if matches!(&confirmed, Ok(()) | Err(Error::NotHeld)) {
                     unsure.settled();

@@ -2,6 +2,7 @@
 
 mod beliefs;
 mod cancelling;
+mod chaos;
 mod child;
 mod cluster;
 mod counter;
@@ -18,6 +19,7 @@ mod looking;
 mod losing;
 mod lost_replies;
 mod memory;
+mod multitude;
 mod outages;
 mod owners;
 mod partitions;

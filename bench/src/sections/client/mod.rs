@@ -8,7 +8,10 @@ mod guards;
 mod latency;
 mod many;
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use rlock_bench::server::Server;
 use rlock_client::{Client, Lock, Mutex};
@@ -19,6 +22,8 @@ use crate::report::Line;
 
 /// The lease that the crate asks for if it is told none.
 const LEASE_MS: u64 = 30_000;
+
+const RAW_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A runtime with so many threads.
 fn runtime(threads: usize) -> Result<Runtime> {
@@ -38,7 +43,9 @@ struct Sides {
 
 impl Sides {
     async fn connect(url: &str) -> Result<Self> {
-        let raw = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
+        // Its own half a second for an answer is too little where others use the machine.
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(RAW_PATIENCE));
+        let raw = redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?;
         Ok(Self { raw, client: Client::connect(url).await? })
     }
 }

@@ -1,0 +1,62 @@
+//! Very many tasks of one process that wait: over one connection, each in the server's own queue, and each is served.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::support::{Server, at_length};
+use crate::{command_stat, connect, connections, eventually};
+
+/// Each lock is waited for by a hundred of them.
+const WAITERS_OF_EACH: usize = 100;
+
+/// The long form: `make client-faults`.
+fn tasks() -> usize {
+    at_length(10_000, 100_000)
+}
+
+fn key(number: usize) -> String {
+    format!("k{}", number / WAITERS_OF_EACH)
+}
+
+/// Nobody's lease ends while the others come.
+const LEASE_MS: u64 = 3_600_000;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn very_many_tasks_wait_over_one_connection_and_each_asks_once() {
+    let server = Server::start();
+    let mut holder = server.client();
+    for first in (0..tasks()).step_by(WAITERS_OF_EACH) {
+        holder.call(format!("RLOCK.ACQUIRE {} other PX {LEASE_MS}", key(first)));
+    }
+    // An answer to one of so many takes its time, that to the PING which comes after them included.
+    let patience = Duration::from_secs(60);
+    let options = rlock_client::Client::builder().response_timeout(patience).connect_timeout(patience);
+    let client = options.connect(&crate::url(&server)).await.expect("a server");
+    let mut waiting = JoinSet::new();
+    for number in 0..tasks() {
+        let lock = client.lock(key(number)).lease(Duration::from_millis(LEASE_MS));
+        waiting.spawn(async move {
+            let guard = lock.acquire().await.expect("a grant");
+            guard.release().await.expect("it was held");
+        });
+    }
+    let expected = i64::try_from(tasks()).expect("a number");
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    while server.client().info_number("rlock_waiting") < expected {
+        assert!(tokio::time::Instant::now() < deadline, "not all wait");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(connections(&server), 2, "the client's, and the holder's");
+    for first in (0..tasks()).step_by(WAITERS_OF_EACH) {
+        assert_eq!(holder.call(format!("RLOCK.RELEASE {} other", key(first))), 0);
+    }
+    while let Some(served) = waiting.join_next().await {
+        served.expect("no panic");
+    }
+    let of_holder = expected / i64::try_from(WAITERS_OF_EACH).expect("a number");
+    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), expected + of_holder, "each has asked once");
+    eventually(|| server.client().call("DBSIZE") == 0).await;
+    // It is a client like any other after that.
+    connect(&server).await.lock("k0").acquire().await.expect("free").release().await.expect("it was held");
+}
