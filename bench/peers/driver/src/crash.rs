@@ -28,6 +28,8 @@ const RESTART_CLIENTS: usize = 4;
 const RESTART_SECTION_US: u64 = 5000;
 const BEFORE_RESTART: Duration = Duration::from_secs(2);
 const RESTART_SECONDS: f64 = 12.0;
+/// Short: who loses the answer to a release and does not repeat it keeps the lock for so long, and that is to be seen.
+const RESTART_LEASE_MS: u64 = 5000;
 
 /// What came of one contestant.
 pub type Outcome<'c> = (&'c Contestant, Result<Vec<(&'static str, f64)>>);
@@ -184,6 +186,7 @@ fn restart<'c>(
             clients: RESTART_CLIENTS,
             seconds: RESTART_SECONDS,
             section_us: RESTART_SECTION_US,
+            lease_ms: RESTART_LEASE_MS,
             ..assignment(&server, contestant)
         };
         let name = format!("{}-restart", contestant.id().replace('/', "-"));

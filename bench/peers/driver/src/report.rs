@@ -324,7 +324,8 @@ fn heading(work: Work) -> (&'static str, &'static str) {
         Work::Crash => (
             "Crash",
             "A holder is killed while others wait, with a lease or a session's timeout of 30 s, and with what the peer has against waiting for that; the module has \
-             `SESSION`. Then Redis is killed under load and started again on its append-only file.",
+             `SESSION`. Then Redis is killed under load and started again on its append-only file, with leases of 5 s: \
+             who does not repeat a release whose answer was lost waits for that.",
         ),
         Work::Growth => (
             "Growth",
