@@ -60,16 +60,17 @@ pub fn soak(
     let program = Program { disk: Disk::None, loses_clients: true, ..program.clone() };
     let mut master = Server::start(&program, Some(&clock))?;
     let mut replica = Server::start(&program, None)?;
-    let mut control = Connection::open(master.address())?;
     let mut soaked = Soaked { samples: Vec::new(), violations: Vec::new() };
     let (began, mut round, mut operations) = (Instant::now(), 0, 0);
     while began.elapsed() < lasts {
         round += 1;
         let (program, faults) = (program.clone(), Faults::Disconnects);
         let campaign = Campaign { program, lasts: ROUND, seed: seed + round, workers, faults };
-        let keys = campaign.make_keys(&mut control)?;
+        let keys = campaign.make_keys(&mut Connection::open(master.address())?)?;
         let (seen, _) = campaign.record(&mut master, &mut replica, &clock, &keys, &mut soaked.violations)?;
         operations += seen.len();
+        // Connections from before were cut like all others.
+        let mut control = Connection::open(master.address())?;
         soaked.violations.extend(rules::check(&mut History { keys: keys.to_vec(), operations: seen }));
         check_leftovers(&mut control, &keys, &mut soaked.violations)?;
         let (median_us, slow_us) = latency(&mut control)?;
