@@ -21,7 +21,8 @@ impl Ctx<'_> {
     ///
     /// The server would ask by itself for a command that says where its channels are. From Redis 7.4 on such a command counts as
     /// `SPUBLISH` does, though: a node of a cluster runs it when the cluster is down, and for a key that has left with its slot
-    /// (`getNodeByQuery`). A lock would be granted twice.
+    /// (`getNodeByQuery`). A lock would be granted twice. Redis 8.6 does not look at the keys of such a command at all, neither for their
+    /// slot nor for the user's rights to them.
     pub(crate) fn user_may_publish(self, client: u64, channel: Arg<'_>) -> bool {
         let may_publish = |user| {
             let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH.cast_signed();
