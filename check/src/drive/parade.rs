@@ -138,6 +138,8 @@ pub fn intrude(replica: &mut Connection, violations: &mut Vec<Violation>) -> Res
 ///
 /// If it is not promoted.
 pub fn take_over(replica: &mut Connection, violations: &mut Vec<Violation>) -> Result<()> {
+    // The queue is kept for a grace from here on: longer than the questions below take on any machine.
+    replica.ask("CONFIG SET rlock.fair-grace-ms 10000").context("the grace of a fair lock is set")?;
     replica.ask("REPLICAOF NO ONE").context("a replica is promoted")?;
     for (words, left) in GIVEN_UP {
         let outcome = replica.call(words);
