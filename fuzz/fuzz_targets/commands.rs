@@ -2,8 +2,10 @@
 
 #![no_main]
 
+use std::num::NonZeroU32;
+
 use libfuzzer_sys::fuzz_target;
-use rlock_core::{Ask, Key, Kind, Mode, Release, Renew, Request, Verb};
+use rlock_core::{Acquired, Ask, Cancel, Channel, Key, Kind, Mode, Release, Renew, Request, Verb};
 use rlock_fuzz::{World, key};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -14,9 +16,11 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     // Everything has an end.
+    world.publish(true);
     for _ in 0..8 {
         world.pass(400);
         world.run_timer();
+        world.publish(true);
     }
     assert_eq!((world.engine.held(), world.engine.waiting()), (0, 0), "nothing is left");
 });
@@ -41,8 +45,11 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
         }
         6 | 7 => {
             let request_id = (how & 3 == 3).then_some(u64::from(how >> 4) + 1);
-            let request = Release { verb: Verb::Release, kind, owner: &owner, mode, count, request_id, tokens: &[] };
-            let _ = world.on(&keys, client, |engine, tx| engine.release(tx, &request));
+            let (tokens, is_stale) = meant(world, &keys[0], &owner, mode, how);
+            let request =
+                Release { verb: Verb::Release, kind, owner: &owner, mode, count, request_id, tokens: &tokens };
+            let released = world.on(&keys, client, |engine, tx| engine.release(tx, &request));
+            assert!(!is_stale || released.is_err(), "a hold is released by its own token");
         }
         8 => {
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
@@ -50,8 +57,10 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
             let _ = world.on(&[key(0), key(1)], client, |engine, tx| engine.release(tx, &request));
         }
         9 => {
-            let request = Renew { kind, owner: &owner, mode, lease_ms: Some(u64::from(how) + 1), tokens: &[] };
-            let _ = world.on(&keys, client, |engine, tx| engine.renew(tx, &request));
+            let (tokens, is_stale) = meant(world, &keys[0], &owner, mode, how);
+            let request = Renew { kind, owner: &owner, mode, lease_ms: Some(u64::from(how) + 1), tokens: &tokens };
+            let renewed = world.on(&keys, client, |engine, tx| engine.renew(tx, &request));
+            assert!(!is_stale || renewed.is_err(), "a hold is renewed by its own token");
         }
         10 => {
             let _ = world.on(&keys, client, |engine, tx| engine.force_release(tx, Some(kind), None));
@@ -64,11 +73,19 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
             };
         }
         12 => world.leave(how & 1 == 1),
-        13 => match how % 4 {
-            0 => world.engine.client_closed(u64::from(who)),
+        13 => match how % 9 {
+            0 => world.close(u64::from(who)),
             1 => world.engine.confirm_grants(|_| true),
             2 => world.delete(&keys[0]),
-            _ => world.engine.promoted(),
+            3 => world.engine.promoted(),
+            4 => world.publish(true),
+            5 => world.publish(false),
+            6 => world.demote(),
+            7 => world.take_away(channel(who)),
+            _ => {
+                let cancel = Cancel { kind, owner: &owner, request_id: (how & 16 != 0).then_some(u64::from(how >> 5)) };
+                let _ = world.on(&keys, client, |engine, tx| engine.cancel(tx, &cancel));
+            }
         },
         14 => world.pass(u64::from(how)),
         _ => {
@@ -76,6 +93,20 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
             world.run_timer();
         }
     }
+}
+
+/// What TOKEN says, if it is there, and whether it is that of no hold.
+fn meant(world: &World, key: &Key, owner: &[u8], mode: Mode, how: u8) -> (Vec<u64>, bool) {
+    let token = world.token_of(key, owner, mode).unwrap_or(1);
+    match how >> 6 {
+        0 | 1 => (Vec::new(), false),
+        2 => (vec![token], false),
+        _ => (vec![token + 1], true),
+    }
+}
+
+fn channel(client: u8) -> Channel {
+    Channel(NonZeroU32::MIN.saturating_add(u32::from(client % 2)))
 }
 
 fn request(world: &World, verb: Verb, (kind, mode, count): (Kind, Mode, u32), how: u8) -> Request {
@@ -93,13 +124,30 @@ fn request(world: &World, verb: Verb, (kind, mode, count): (Kind, Mode, u32), ho
         lease_ms: 65 - span_ms,
         request_id: (how & 16 != 0).then_some(span_ms),
         session_ms: (how & 32 != 0).then_some(span_ms / 8),
-        is_once: false,
+        is_once: how & 64 != 0,
         notify: None,
         ask,
     }
 }
 
-fn acquire(world: &mut World, keys: &[Key], who: u8, request: Request) {
+fn acquire(world: &mut World, keys: &[Key], who: u8, mut request: Request) {
+    if request.is_once && request.request_id.is_some() && matches!(request.ask, Ask::Wait { .. }) {
+        request.notify = Some(channel(who));
+    }
+    let held = |world: &World| match keys {
+        [key] => world
+            .values
+            .get(key.name.as_slice())?
+            .live_hold(&[who], request.mode, world.now)
+            .map(|hold| (hold.token(), hold.count())),
+        _ => None,
+    };
+    let before = held(world);
     let acquired = world.on(keys, Some(u64::from(who)), |engine, tx| engine.acquire(tx, &[who], &request));
+    if let (true, Ok(Acquired::Granted(_)), Some((token, count))) = (request.is_once, &acquired, before)
+        && let Some((now, counts)) = held(world).filter(|(now, _)| *now == token)
+    {
+        assert!(now == token && counts <= count, "ONCE counts nothing");
+    }
     world.note(acquired);
 }

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rlock_core::{
-    Acquired, Engine, Event, Key, KeyId, KeyRef, Keyspace, Kind, Limits, Lock, Mode, Now, Outbox, Refusal, Request,
-    Told, Transaction, US_PER_MS, Value,
+    Acquired, Answer, Channel, Engine, Event, Key, KeyId, KeyRef, Keyspace, Kind, Limits, Lock, Mode, Notice, Now,
+    Outbox, Refusal, Request, Told, Transaction, US_PER_MS, Value,
 };
 
 pub const NOW: Now = Now { mono_us: 1_000_000_000, wall_us: 1_700_000_000_000_000 };
@@ -83,6 +83,8 @@ pub struct World {
     last_token: u64,
     waiting: BTreeSet<u64>,
     answered_early: BTreeSet<u64>,
+    /// Tickets that were granted, whose answer is to be published to their connection.
+    unpublished: Vec<(u64, Notice)>,
 }
 
 impl Default for World {
@@ -96,6 +98,7 @@ impl Default for World {
             last_token: 0,
             waiting: BTreeSet::new(),
             answered_early: BTreeSet::new(),
+            unpublished: Vec::new(),
         }
     }
 }
@@ -139,7 +142,10 @@ impl World {
             let mut open = Open::new(&keys[effect.key.0..=effect.key.0], None, &mut self.replica_values);
             self.replica.apply_effect(&mut open, KeyId(0), event).expect("a replica can apply what its master did");
         }
-        for Told { ticket, .. } in out.answers() {
+        for Told { ticket, answer, notice, .. } in out.answers() {
+            if let (Some(notice), Answer::Granted(_) | Answer::GrantedMany(_)) = (notice, answer) {
+                self.unpublished.push((*ticket, *notice));
+            }
             let is_first = self.waiting.remove(ticket) || self.answered_early.insert(*ticket);
             assert!(is_first, "a waiter is answered once");
         }
@@ -152,6 +158,54 @@ impl World {
         {
             self.waiting.insert(ticket);
         }
+    }
+
+    /// What was granted to who waits on a channel is published; to nobody if it is not heard.
+    pub fn publish(&mut self, is_heard: bool) {
+        for (ticket, _) in std::mem::take(&mut self.unpublished) {
+            if is_heard {
+                self.engine.published(ticket);
+            } else {
+                self.engine.unheard(ticket);
+            }
+        }
+    }
+
+    /// A connection closes, with what was not published to it yet.
+    pub fn close(&mut self, client: u64) {
+        self.engine.client_closed(client);
+        for (ticket, _) in self.unpublished.extract_if(.., |(_, notice)| notice.client == client).collect::<Vec<_>>() {
+            self.engine.untold(ticket);
+        }
+        self.end_cut_off();
+    }
+
+    /// The server is a replica for a moment: what it has granted is published, and nobody waits any more.
+    pub fn demote(&mut self) {
+        self.publish(true);
+        self.engine.demoted();
+        self.end_cut_off();
+        self.engine.promoted();
+    }
+
+    /// A channel goes to another node of the cluster.
+    pub fn take_away(&mut self, channel: Channel) {
+        self.engine.channel_gone(channel);
+        self.end_cut_off();
+    }
+
+    fn end_cut_off(&mut self) {
+        while self.engine.has_cut_off() {
+            self.engine.begin_turn();
+            let mut out = Outbox::new(true);
+            self.engine.end_cut_off(&mut out);
+            self.take(&[], &out);
+        }
+    }
+
+    /// The token that an owner holds a key by.
+    pub fn token_of(&self, key: &Key, owner: &[u8], mode: Mode) -> Option<u64> {
+        Some(self.values.get(key.name.as_slice())?.live_hold(owner, mode, self.now)?.token())
     }
 
     /// The connection of the waiter that has waited longest closes.
