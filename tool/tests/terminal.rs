@@ -7,7 +7,7 @@ use std::thread;
 
 use crate::PATIENCE;
 use crate::commands::{Desk, url, wait_for_holder};
-use crate::support::{Server, eventually};
+use crate::support::{Client, Server, eventually};
 
 /// A program at a terminal: what it shows, and keys for it.
 struct Terminal {
@@ -75,14 +75,20 @@ impl Drop for Terminal {
     }
 }
 
+/// A lock that somebody holds and somebody waits for: `top` shows no others.
+fn contended(server: &Server, key: &str) -> Client {
+    server.client().acquire(&format!("{key} alice PX 600000"));
+    server.waiter(format!("RLOCK.ACQUIRE {key} bob BLOCK 0"))
+}
+
 #[test]
 fn top_is_drawn_follows_what_happens_and_ends() {
     let server = Server::start();
-    server.client().acquire("orders:42 alice PX 600000");
+    let _waiter = contended(&server, "orders:42");
     let mut terminal = Terminal::start(&server, "top --every 100ms");
     terminal.wait_for("orders:42");
     terminal.wait_for("by waiters");
-    server.client().acquire("invoices:7 bob PX 600000");
+    let _another = contended(&server, "invoices:7");
     terminal.wait_for("invoices:7");
     terminal.press(b"s");
     // Only what changes is drawn: `by waiters` becomes `by longest wait`.
@@ -95,14 +101,14 @@ fn top_is_drawn_follows_what_happens_and_ends() {
 #[test]
 fn top_says_that_the_server_is_gone_and_goes_on_when_it_is_back() {
     let mut server = Server::member(&[]);
-    server.client().acquire("orders:42 alice PX 600000");
+    let _waiter = contended(&server, "orders:42");
     let mut terminal = Terminal::start(&server, "top --every 100ms");
     terminal.wait_for("orders:42");
     server.kill();
     // In red: a word of every such message.
     terminal.wait_for("\x1b[38;5;1");
     server.restart_in_place(&[]);
-    server.client().acquire("invoices:7 bob PX 600000");
+    let _another = contended(&server, "invoices:7");
     terminal.wait_for("invoices:7");
     terminal.press(b"q");
     assert_eq!(terminal.status(), 0);
