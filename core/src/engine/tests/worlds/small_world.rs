@@ -228,7 +228,9 @@ impl SmallWorld {
         let now_ms = self.now_ms();
         let request = self.request(mode_kind(mode, self.kind(key)), mode, count, ask, owner);
         self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
-        let granted_before = if ask == Asks::Numbered { self.numbered(key, owner, mode) } else { None };
+        // Another request of the same owner that waits may be granted in the same step.
+        let is_alone = self.waiting(key, owner).is_none();
+        let granted_before = self.numbered(key, owner, mode).filter(|_| ask == Asks::Numbered && is_alone);
         self.world.client = Some(client(owner));
         let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
         let told = self.note(acquired, key, owner, (mode, count));
