@@ -224,9 +224,9 @@ pub fn raise_file_limit() -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel kill the server when the thread that starts it ends, however it ends.
+/// Has the kernel kill a program when the thread that starts it ends, however it ends.
 #[cfg(target_os = "linux")]
-fn die_with_parent(command: &mut Command) {
+pub fn die_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
 
     // SAFETY: the closure runs in the forked child, where only async-signal-safe functions may be
@@ -243,7 +243,7 @@ fn die_with_parent(command: &mut Command) {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn die_with_parent(_command: &mut Command) {}
+pub fn die_with_parent(_command: &mut Command) {}
 
 /// Kills a child that may be dead already, and takes its exit status so that no zombie stays.
 fn end(child: &mut Child) {

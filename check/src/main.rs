@@ -28,42 +28,28 @@ struct Options {
 enum Command {
     /// Lets clients work on servers of their own, and checks what they saw.
     Run {
-        /// The module.
-        #[arg(long)]
-        module: PathBuf,
+        #[command(flatten)]
+        load: Load,
         /// The server's program.
         #[arg(long, default_value = "redis-server")]
         server: PathBuf,
         /// For how long clients work.
         #[arg(long, default_value_t = 10)]
         seconds: u64,
-        /// What the clients' choices are drawn from.
-        #[arg(long, default_value_t = 1)]
-        seed: u64,
-        /// How many clients.
-        #[arg(long, default_value_t = 16)]
-        clients: u64,
         /// Kills the server, stops it, and cuts connections, in place of steps of its wall clock.
         #[arg(long)]
         crashes: bool,
     },
     /// Lets each fault happen on each server while clients work, and shows a table of what they saw.
     Faults {
-        /// The module.
-        #[arg(long)]
-        module: PathBuf,
+        #[command(flatten)]
+        load: Load,
         /// A server as `name=program`; may be given several times.
         #[arg(long = "server", value_parser = named, default_value = "redis-server=redis-server")]
         servers: Vec<(String, PathBuf)>,
         /// For how long each fault goes on.
         #[arg(long, default_value_t = 10)]
         seconds: u64,
-        /// What the clients' choices are drawn from.
-        #[arg(long, default_value_t = 1)]
-        seed: u64,
-        /// How many clients.
-        #[arg(long, default_value_t = 16)]
-        clients: u64,
         /// The document to write the table into.
         #[arg(long)]
         write: Option<PathBuf>,
@@ -72,21 +58,14 @@ enum Command {
     },
     /// A long load of all kinds with disconnects: whether memory and latency stay as they are, and nothing is left over.
     Soak {
-        /// The module.
-        #[arg(long)]
-        module: PathBuf,
+        #[command(flatten)]
+        load: Load,
         /// The server's program.
         #[arg(long, default_value = "redis-server")]
         server: PathBuf,
         /// For how long.
         #[arg(long, default_value_t = 60)]
         minutes: u64,
-        /// What the clients' choices are drawn from.
-        #[arg(long, default_value_t = 1)]
-        seed: u64,
-        /// How many clients.
-        #[arg(long, default_value_t = 16)]
-        clients: u64,
     },
     /// Builds the module with each fault of `check/mutants`, and shows which rule notices it.
     Mutants {
@@ -110,12 +89,26 @@ enum Command {
     },
 }
 
+/// What is loaded, and by whom.
+#[derive(Debug, clap::Args)]
+struct Load {
+    /// The module.
+    #[arg(long)]
+    module: PathBuf,
+    /// What the clients' choices are drawn from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many clients.
+    #[arg(long, default_value_t = 16)]
+    clients: u64,
+}
+
 /// How many violations of each rule are shown.
 const SHOWN: usize = 3;
 
 fn main() -> Result<ExitCode> {
     match Options::parse().command {
-        Command::Run { module, server, seconds, seed, clients, crashes } => {
+        Command::Run { load: Load { module, seed, clients }, server, seconds, crashes } => {
             let program = Program { server, module, disk: Disk::None, loses_clients: false };
             let faults = if crashes { Faults::Crashes } else { Faults::Clock };
             let lasts = Duration::from_secs(seconds);
@@ -123,7 +116,7 @@ fn main() -> Result<ExitCode> {
             println!("{} operations, {} grants, seed {seed}", report.history.operations.len(), report.grants);
             Ok(tell(&report.violations))
         }
-        Command::Faults { module, servers, seconds, seed, clients, write, names } => {
+        Command::Faults { load: Load { module, seed, clients }, servers, seconds, write, names } => {
             let lasts = Duration::from_secs(seconds);
             let faulty = Faulty { module, servers, lasts, seed, workers: clients, names };
             let rows = faulty.run(show_row)?;
@@ -135,7 +128,7 @@ fn main() -> Result<ExitCode> {
             let is_safe = rows.iter().all(|row| row.violations.is_empty());
             Ok(if is_safe { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Command::Soak { module, server, minutes, seed, clients } => {
+        Command::Soak { load: Load { module, seed, clients }, server, minutes } => {
             let program = Program { server, module, disk: Disk::None, loses_clients: false };
             let soaked = soak::soak(&program, Duration::from_secs(60 * minutes), seed, clients, show_sample)?;
             let by_hour = |value: fn(&Sample) -> f64| soak::slope_by_hour(&soaked.samples, value) / 1024.0;

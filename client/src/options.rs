@@ -51,8 +51,8 @@ impl Options {
     }
 }
 
-/// Adds the options to a builder with a field `options`.
-macro_rules! option_methods {
+/// Adds the options about how long to hold to a builder with a field `options`.
+macro_rules! holding_methods {
     () => {
         /// How long a hold lives without renewal, 1 ms to 365 days, in whole milliseconds. Without this option it is 30 s, and renewed
         /// every third of it for as long as the guard lives. With it, the hold is not renewed unless
@@ -70,6 +70,21 @@ macro_rules! option_methods {
             self
         }
 
+        /// Ends the hold this long after it was granted, whatever renewals there are.
+        #[must_use]
+        pub fn max_hold(mut self, most: std::time::Duration) -> Self {
+            self.options.max_hold = Some(most);
+            self
+        }
+    };
+}
+pub(crate) use holding_methods;
+
+/// Adds the options to a builder with a field `options`.
+macro_rules! option_methods {
+    () => {
+        crate::options::holding_methods!();
+
         /// Ends the hold this long after its connection has closed, 0 to 365 days: a crash of this process is felt at once and not at
         /// the end of the lease. A lost connection that is replaced within this time does no harm.
         ///
@@ -78,13 +93,6 @@ macro_rules! option_methods {
         #[must_use]
         pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
             self.options.session_grace = Some(grace);
-            self
-        }
-
-        /// Ends the hold this long after it was granted, whatever renewals there are.
-        #[must_use]
-        pub fn max_hold(mut self, most: std::time::Duration) -> Self {
-            self.options.max_hold = Some(most);
             self
         }
 

@@ -1,7 +1,6 @@
 //! Semaphores: permits under one key, and what is done to the semaphore itself.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::Error;
 use crate::client::Client;
@@ -12,7 +11,7 @@ use crate::identity::unique_owner;
 use crate::kind::Permits;
 use crate::lock::Lock;
 use crate::observer::{Holder, Observer};
-use crate::options::Options;
+use crate::options::{Options, holding_methods};
 use crate::request::{Grant, Keeping, Request};
 use crate::shared::Gate;
 use crate::wire::{self, Family, Subject};
@@ -117,26 +116,7 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// See [`Lock::lease`].
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.lease = Some(lease);
-        self
-    }
-
-    /// See [`Lock::renewing`].
-    #[must_use]
-    pub fn renewing(mut self, renews: bool) -> Self {
-        self.options.renews = Some(renews);
-        self
-    }
-
-    /// See [`Lock::max_hold`].
-    #[must_use]
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.options.max_hold = Some(most);
-        self
-    }
+    holding_methods!();
 
     /// Takes them. Returns how many, with their guard. `None` if there are none, or if somebody waits for them.
     ///

@@ -5,6 +5,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rlock_bench::server::die_with_parent;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::clock;
@@ -69,19 +70,5 @@ impl Drop for Process {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.end();
         }
-    }
-}
-
-fn die_with_parent(command: &mut Command) {
-    // SAFETY: the closure runs in the forked child, where only async-signal-safe functions may be called; prctl is a
-    // bare system call.
-    unsafe {
-        command.pre_exec(|| {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
-                Ok(())
-            } else {
-                Err(std::io::Error::last_os_error())
-            }
-        });
     }
 }

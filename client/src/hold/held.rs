@@ -1,0 +1,205 @@
+//! Who is responsible for a hold, and its end: given back, given up, or dropped.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use tokio::sync::OwnedMutexGuard;
+use tokio_util::sync::CancellationToken;
+
+use super::{Hold, LISTENS_AFTER, State};
+use crate::Error;
+use crate::clock::Moment;
+use crate::request::{Grant, Request};
+use crate::validity::{Terms, Validity, renewal_after};
+
+/// A hold that somebody is responsible for. Dropping it releases in the background.
+pub(crate) struct Held {
+    pub(crate) hold: Arc<Hold>,
+    ending: Ending,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").field("key", &self.hold.key()).field("tokens", &self.hold.tokens).finish_non_exhaustive()
+    }
+}
+
+/// How far a release has come.
+enum Ending {
+    NotBegun,
+    /// Sent with the present id, and not answered yet.
+    Begun(OwnedMutexGuard<()>),
+    Done,
+}
+
+impl Held {
+    /// Takes responsibility for a grant.
+    ///
+    /// Errors: without a runtime nobody would renew it. Its lease ends it.
+    pub(crate) fn new(request: Arc<Request>, grant: Grant) -> Result<Self, Error> {
+        let Grant { tokens, counts_from, lease, link, request_id } = grant;
+        let terms = Terms {
+            lease: request.lease,
+            renewal_after: renewal_after(request.lease, rand::random()),
+            session_grace: request.session_grace,
+            renews: request.keeping.renews,
+            ends_at: request.keeping.max_hold.map(|most| counts_from.after(most)),
+        };
+        let validity = Validity::given(counts_from, lease);
+        let state = Mutex::new(State { validity, link, asked: None, is_doubted: false, listening: None });
+        let (lost, ended, is_ending) =
+            (CancellationToken::new(), CancellationToken::new(), tokio::sync::Mutex::new(false));
+        let (place, listens_from) = (request.client.keeper.place(), Moment::now().after(LISTENS_AFTER));
+        let release_id = AtomicU64::default();
+        let permits = AtomicU32::new(request.subject.permits);
+        let hold = Arc::new(Hold {
+            request,
+            tokens,
+            request_id,
+            terms,
+            state,
+            lost,
+            is_told_of: AtomicBool::new(false),
+            ended,
+            is_ending,
+            permits,
+            release_id,
+            place,
+            listens_from,
+        });
+        hold.be_looked_at();
+        if hold.request.client.home.has_ended() {
+            hold.request.client.keeper.forget(&hold.place);
+            return Err(Error::RuntimeEnded);
+        }
+        Ok(Self { hold, ending: Ending::NotBegun })
+    }
+
+    /// Gives the hold back.
+    ///
+    /// Cancel safety: dropping it leaves the rest to the background.
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
+        // A renewal that is under way ends here; one that was sent already comes before the release on the same connection. If it came
+        // after it all the same, it would find no hold with this token.
+        self.hold.request.client.keeper.forget(&self.hold.place);
+        let relied_on_until = self.hold.stop_relying();
+        let gate = self.hold.request.gate.pass().await;
+        self.hold.choose_release_id();
+        self.ending = Ending::Begun(gate);
+        let give_up = Moment::now().after(self.hold.request.client.settings.retry_for);
+        let outcome = self.hold.end(relied_on_until, give_up).await;
+        self.ending = Ending::Done;
+        outcome
+    }
+
+    /// Gives the hold up without releasing it: it lives until its lease ends.
+    pub(crate) fn leave(mut self) {
+        self.ending = Ending::Done;
+        self.hold.lost.cancel();
+        self.hold.ended.cancel();
+    }
+}
+
+impl Hold {
+    /// From now on it is not relied upon. Returns until when it was: only so long a release that was lost can have been what ended it.
+    fn stop_relying(&self) -> Moment {
+        let ends = if self.is_held() { self.ends() } else { Moment::now() };
+        self.lost.cancel();
+        ends
+    }
+
+    fn choose_release_id(&self) {
+        self.release_id.store(self.request.gate.next_id(), Ordering::Relaxed);
+    }
+
+    async fn end(&self, relied_on_until: Moment, give_up: Moment) -> Result<(), Error> {
+        *self.is_ending.lock().await = true;
+        let permits = self.permits();
+        let outcome = self.request.release(&self.tokens, permits, &self.release_id, relied_on_until, give_up).await;
+        self.ended.cancel();
+        let (metrics, key) = (self.request.client.metrics(), self.request.subject.first_key());
+        metrics.released(key, outcome.as_ref().err());
+        outcome
+    }
+
+    /// How many permits it has.
+    pub(crate) fn permits(&self) -> u32 {
+        self.permits.load(Ordering::Relaxed)
+    }
+
+    /// Gives back some of its permits, and keeps the others.
+    ///
+    /// Cancel safety: it must not be dropped. Then nobody would know how many there are to be released.
+    pub(crate) async fn release_some(self: Arc<Self>, permits: u32) -> Result<(), Error> {
+        let _gate = self.request.gate.pass().await;
+        if permits == 0 || permits >= self.permits() {
+            let (asked, has) = (permits, self.permits());
+            return Err(Error::Argument(format!(
+                "permits is {asked}, and may be 1 to less than the {has} that are held"
+            )));
+        }
+        let request_id = AtomicU64::new(self.request.gate.next_id());
+        // An earlier copy cannot have ended the hold, so one that is not held any more was lost.
+        let releasing = self.request.release(&self.tokens, permits, &request_id, Moment::now(), Moment::NEVER);
+        tokio::select! {
+            outcome = releasing => outcome?,
+            () = self.clone().lost() => return Err(Error::NotHeld),
+        }
+        self.permits.fetch_sub(permits, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Resolves when a release has come to an end, or nobody is left who could do it.
+    pub(crate) async fn ended(self: Arc<Self>) {
+        self.ended.cancelled().await;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.hold.request.client.keeper.forget(&self.hold.place);
+        let ending = std::mem::replace(&mut self.ending, Ending::Done);
+        if matches!(ending, Ending::Done) {
+            return;
+        }
+        self.hold.lost.cancel();
+        let hold = self.hold.clone();
+        self.hold.request.client.home.in_background(async move {
+            let _gate = match ending {
+                Ending::Begun(gate) => gate,
+                _ => {
+                    let gate = hold.request.gate.pass().await;
+                    hold.choose_release_id();
+                    gate
+                }
+            };
+            match hold.end(Moment::NEVER, hold.request.end_of_efforts()).await {
+                Ok(()) => {}
+                Err(Error::NotHeld) => tracing::debug!(key = %hold.key(), "a dropped lock was not held any more"),
+                Err(error) => {
+                    tracing::warn!(key = %hold.key(), %error, "a dropped lock was not released; its lease ends it");
+                }
+            }
+        });
+    }
+}
+
+/// Resolves when fewer than so many of some holds can be relied upon.
+pub(crate) fn fewer_than(needed: usize, holds: &[Held]) -> impl Future<Output = ()> + Send + use<> {
+    fewer_pending_than(needed, holds.iter().map(|held| Box::pin(held.hold.clone().lost())).collect())
+}
+
+/// Resolves when fewer than so many of some holds are still to be released.
+pub(crate) fn fewer_unreleased_than(needed: usize, holds: &[Held]) -> impl Future<Output = ()> + Send + use<> {
+    fewer_pending_than(needed, holds.iter().map(|held| Box::pin(held.hold.clone().ended())).collect())
+}
+
+async fn fewer_pending_than<F: Future<Output = ()> + Unpin>(needed: usize, mut ends: Vec<F>) {
+    std::future::poll_fn(|context| {
+        ends.retain_mut(|end| Pin::new(end).poll(context).is_pending());
+        if ends.len() < needed { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
