@@ -41,7 +41,8 @@ final class CuratorLocks implements Locks {
         curator.close();
     }
 
-    private InterProcessMutex lock(String path) {
+    private InterProcessMutex lock(String key) {
+        var path = "/" + key;
         return switch (arguments.lock()) {
             // The recipe serves in the order of arrival, so it is the fair lock as well.
             case "mutex", "fair" -> new InterProcessMutex(curator, path);
@@ -51,36 +52,34 @@ final class CuratorLocks implements Locks {
         };
     }
 
+    private InterProcessSemaphoreV2 semaphore(String key) {
+        return new InterProcessSemaphoreV2(curator, "/" + key, arguments.permits());
+    }
+
     private final class Held implements Client {
-        private String key;
-        private InterProcessMutex lock;
+        private final LastUsed<InterProcessMutex> locks = new LastUsed<>(key -> lock(key));
+        private InterProcessMutex held;
 
         @Override
         public boolean acquire(String key, long waitMs) throws Exception {
-            if (!key.equals(this.key)) {
-                this.key = key;
-                lock = lock("/" + key);
-            }
-            return lock.acquire(waitMs, TimeUnit.MILLISECONDS);
+            held = locks.of(key);
+            return held.acquire(waitMs, TimeUnit.MILLISECONDS);
         }
 
         @Override
         public void release() throws Exception {
-            lock.release();
+            held.release();
         }
     }
 
     private final class Permit implements Client {
-        private String key;
+        private final LastUsed<InterProcessSemaphoreV2> semaphores = new LastUsed<>(key -> semaphore(key));
         private InterProcessSemaphoreV2 semaphore;
         private Lease lease;
 
         @Override
         public boolean acquire(String key, long waitMs) throws Exception {
-            if (!key.equals(this.key)) {
-                this.key = key;
-                semaphore = new InterProcessSemaphoreV2(curator, "/" + key, arguments.permits());
-            }
+            semaphore = semaphores.of(key);
             lease = semaphore.acquire(waitMs, TimeUnit.MILLISECONDS);
             return lease != null;
         }

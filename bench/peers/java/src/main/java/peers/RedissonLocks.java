@@ -43,42 +43,41 @@ final class RedissonLocks implements Locks {
         };
     }
 
+    private RSemaphore semaphore(String key) {
+        var semaphore = redisson.getSemaphore(key);
+        semaphore.trySetPermits(arguments.permits());
+        return semaphore;
+    }
+
     private final class Held implements Client {
-        private String key;
-        private RLock lock;
+        private final LastUsed<RLock> locks = new LastUsed<>(key -> lock(key));
+        private RLock held;
 
         @Override
         public boolean acquire(String key, long waitMs) throws InterruptedException {
-            if (!key.equals(this.key)) {
-                this.key = key;
-                lock = lock(key);
-            }
-            return lock.tryLock(waitMs, TimeUnit.MILLISECONDS);
+            held = locks.of(key);
+            return held.tryLock(waitMs, TimeUnit.MILLISECONDS);
         }
 
         @Override
         public void release() {
-            lock.unlock();
+            held.unlock();
         }
     }
 
     private final class Permit implements Client {
-        private String key;
-        private RSemaphore semaphore;
+        private final LastUsed<RSemaphore> semaphores = new LastUsed<>(key -> semaphore(key));
+        private RSemaphore held;
 
         @Override
         public boolean acquire(String key, long waitMs) throws InterruptedException {
-            if (!key.equals(this.key)) {
-                this.key = key;
-                semaphore = redisson.getSemaphore(key);
-                semaphore.trySetPermits(arguments.permits());
-            }
-            return semaphore.tryAcquire(1, java.time.Duration.ofMillis(waitMs));
+            held = semaphores.of(key);
+            return held.tryAcquire(1, java.time.Duration.ofMillis(waitMs));
         }
 
         @Override
         public void release() {
-            semaphore.release();
+            held.release();
         }
     }
 }
