@@ -30,6 +30,25 @@ fn no_session_of_the_documents_goes_without_a_test() {
     }
 }
 
+/// These need a Debian of their own: `make demo-install` types them into one, and keeps what was answered.
+#[test]
+fn what_the_page_on_debian_tells_to_type_has_been_typed_into_one() {
+    let transcript = fs::read_to_string("docs/demo-install.txt").expect("the transcript is there");
+    // There is no systemd in it, and a restart is a stop and a start.
+    let transcript = transcript.replace("# systemctl start ", "# systemctl restart ");
+    let mut found = 0;
+    for block in blocks(Path::new("docs/debian.md")) {
+        for command in block.text.lines().filter(|line| line.starts_with("# ")) {
+            // What has quotes is typed as it is; of the rest options and names differ.
+            let words = if command.contains('\'') { usize::MAX } else { 3 };
+            let typed = command.split(' ').take(words).collect::<Vec<_>>().join(" ");
+            assert!(transcript.lines().any(|line| line.starts_with(&typed)), "{}: {command}", block.place);
+            found += 1;
+        }
+    }
+    assert!(found >= 10, "the page has {found} commands");
+}
+
 #[test]
 fn the_targets_of_make_in_the_documents_are_there() {
     let makefile = fs::read_to_string("Makefile").expect("the Makefile");
