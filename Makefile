@@ -73,10 +73,10 @@ run: free-port build ## Build, start a server with the module on redis.conf.exam
 	@echo
 	@echo "Redis with rlock listens on 127.0.0.1:$(PORT), its data is in $(DATA)/. Ctrl-C ends it. In another terminal:"
 	@echo
-	@echo "  redis-cli -p $(PORT) RLOCK.ACQUIRE orders:42 alice PX 60000"
-	@echo "  redis-cli -p $(PORT) RLOCK.ACQUIRE orders:42 bob BLOCK 0      # waits"
-	@echo "  redis-cli -p $(PORT) RLOCK.INFO orders:42"
-	@echo "  redis-cli -p $(PORT) RLOCK.RELEASE orders:42 alice            # bob gets it"
+	@echo "  redis-cli -p $(PORT) RLOCK.ACQUIRE jobs:1 alice PX 60000"
+	@echo "  redis-cli -p $(PORT) RLOCK.ACQUIRE jobs:1 bob BLOCK 0      # waits"
+	@echo "  redis-cli -p $(PORT) RLOCK.INFO jobs:1"
+	@echo "  redis-cli -p $(PORT) RLOCK.RELEASE jobs:1 alice            # bob gets it"
 	@echo
 	@sed 's|^loadmodule .*|loadmodule $(CURDIR)/$(MODULE)|' redis.conf.example > $(DATA)/redis.conf
 	@exec $(SERVER) $(DATA)/redis.conf --port $(PORT) --dir $(DATA)

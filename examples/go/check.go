@@ -94,6 +94,27 @@ func lostReplies(locks *Locks) {
 	ok("%d rounds of NOTIFY with both replies lost: one hold, one RELEASE frees it", rounds)
 }
 
+func lostRepliesOfWaits(locks *Locks) {
+	before := must(losing.Do(ctx, "SPOILED").Int())
+	for round := range rounds {
+		must(direct.Do(ctx, "RLOCK.ACQUIRE", "cut:waits", "holder").Result())
+		granted := make(chan *Hold)
+		go func() { granted <- acquire(locks, "cut:waits", 20*time.Second) }()
+		for must(losing.Do(ctx, "SPOILED").Int())-before == 2*round || len(must(direct.Do(ctx, "RLOCK.WAITERS", "cut:waits").Slice())) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		must(direct.Do(ctx, "RLOCK.RELEASE", "cut:waits", "holder").Result())
+		hold := <-granted
+		equal(holds(hold.Key, hold.Owner), 1)
+		if err := locks.Release(ctx, hold); err != nil && !errors.Is(err, ErrLost) {
+			log.Panic(err)
+		}
+		assertFree(hold.Key)
+	}
+	equal(must(losing.Do(ctx, "SPOILED").Int())-before, 2*rounds)
+	ok("%d rounds of NOTIFY that waits with both replies lost: one hold, one RELEASE frees it", rounds)
+}
+
 func manyWaiters(locks *Locks) {
 	first := acquire(locks, "shared", time.Second)
 	var tokens []int64
@@ -188,11 +209,13 @@ func main() {
 		lostRepliesWithoutOnce()
 		lostRepliesWithOnce()
 		lostReplies(locks)
+		lostRepliesOfWaits(locks)
 		return
 	}
 	lostRepliesWithoutOnce()
 	lostRepliesWithOnce()
 	lostReplies(locks)
+	lostRepliesOfWaits(locks)
 	manyWaiters(locks)
 	endedWaits(locks)
 	cutConnections(locks)

@@ -142,6 +142,22 @@ async def lost_replies_asyncio(locks: Locks) -> None:
     ok(f"redis-py asyncio: {ROUNDS} rounds with both replies lost: one hold, one RELEASE frees it")
 
 
+async def lost_replies_of_those_who_wait(locks: Locks) -> None:
+    before = losing.execute_command("SPOILED")
+    for done in range(ROUNDS):
+        direct.execute_command("RLOCK.ACQUIRE", "cut:waits", "holder")
+        waiter = asyncio.create_task(locks.acquire("cut:waits", wait_ms=20_000))
+        while losing.execute_command("SPOILED") - before == 2 * done or not direct.execute_command("RLOCK.WAITERS", "cut:waits"):
+            await asyncio.sleep(0.001)
+        direct.execute_command("RLOCK.RELEASE", "cut:waits", "holder")
+        hold = await waiter
+        assert holds(hold.key, hold.owner) == 1
+        await locks.release(hold)
+        assert_free(hold.key)
+    assert losing.execute_command("SPOILED") - before == 2 * ROUNDS
+    ok(f"redis-py asyncio: {ROUNDS} rounds of a wait with both replies lost: one hold, one RELEASE frees it")
+
+
 async def many_waiters_over_one_connection() -> None:
     # One of them subscribes.
     client = redis.asyncio.Redis(connection_pool=redis.asyncio.BlockingConnectionPool(port=PORT, max_connections=2))
@@ -214,6 +230,7 @@ async def main_asyncio() -> None:
     client = redis.asyncio.Redis(port=LOSING_PORT)
     locks = await Locks.on(client)
     await lost_replies_asyncio(locks)
+    await lost_replies_of_those_who_wait(locks)
     if "ROUNDS" not in os.environ:
         await many_waiters_over_one_connection()
         await waits_that_end_asyncio(locks)

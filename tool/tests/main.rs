@@ -1,6 +1,7 @@
 //! The tool against real servers with the module, one file per concern.
 
 mod commands;
+mod documents;
 mod ending;
 mod looking;
 mod picture;
