@@ -37,7 +37,11 @@ fn explanation(section: &str) -> &'static str {
         "handover" => {
             "One lock goes around 64 connections, against a list that does the same by `BLPOP` and `RPUSH`. A client that sleeps waits in `poll`, as \
              most do; one that spins asks again and again, and makes the server the bottleneck. A hand-over by `BLOCK` costs what `BLPOP` has not: \
-             the pipe by which a module's unblocked client is told to the server. One by `NOTIFY` needs no connection of its own."
+             the pipe by which a module's unblocked client is told to the server. One by `NOTIFY` needs no connection of its own, but three messages \
+             where `BLPOP` has two: the release is answered, the next is told, and the request that waits anew is answered that it does. One \
+             lock is one chain, in which each hand-over waits for the client to wake up and for the server to wake up; over several connections nothing \
+             of that is saved. Over one connection, and with many locks at once, the messages travel together. The same messages \
+             without a lock (`PUBLISH` to the next, and `PING`) are the least that a server can do over the same connections."
         }
         "queue-length" => {
             "The same with few and with many waiters: the server's work for one hand-over does not depend on how many wait."

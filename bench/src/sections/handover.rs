@@ -12,13 +12,19 @@ use anyhow::Result;
 use rlock_bench::server::Server;
 use rlock_bench::swarm::{Idling, Swarm};
 
-use super::notified_handover;
+use super::notified_handover::{self, Crowd};
 use super::relay::{Cost, Prize, Round};
 use crate::report::{Aim, Figure, Line, Series, Unit};
 
 const CONNECTIONS: usize = 64;
-/// As many as wait with NOTIFY at most. Each that waits in BLPOP needs a connection of its own.
-const CROWD: usize = 10_000;
+/// Who waits with NOTIFY: for one lock, over several connections and over one, and for many locks at once. Each that waits in BLPOP needs
+/// a connection of its own.
+const CROWDS: [Crowd; 4] = [
+    Crowd { locks: 1, members: CONNECTIONS, connections: 8 },
+    Crowd { locks: 1, members: CONNECTIONS, connections: 1 },
+    Crowd { locks: 1, members: 10_000, connections: 8 },
+    Crowd { locks: 64, members: 64, connections: 8 },
+];
 const HANDOVERS: u64 = 20_000;
 const WARM_UP_HANDOVERS: u64 = 2_000;
 const LEASE_MS: u64 = 30_000;
@@ -53,6 +59,7 @@ impl Comparison {
         let mut run = |prize| {
             Round {
                 prize,
+                chains: 1,
                 size: CONNECTIONS,
                 waiting: CONNECTIONS - 1,
                 lease_ms: LEASE_MS,
@@ -111,8 +118,8 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
         spinning.server_cpu(spins),
     ];
     drop(swarm);
-    for members in [CONNECTIONS, CROWD] {
-        lines.extend(notified_handover::measure(server, rounds, members)?);
+    for crowd in CROWDS {
+        lines.extend(notified_handover::measure(server, rounds, crowd)?);
     }
     Ok(lines)
 }

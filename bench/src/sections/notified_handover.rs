@@ -1,5 +1,10 @@
-//! The same among members that wait with NOTIFY over a few connections, against those that wait blocked, each with a connection of
+//! Hand-overs among members that wait with NOTIFY over a few connections, against those that wait blocked, each with a connection of
 //! its own: in BLPOP, and for the lock.
+//!
+//! One lock is one chain, and each of its hand-overs waits for the client to wake: what is saved on the server is a small part of it. Many
+//! locks at once go round over the same few connections, where one turn of the server carries many of them.
+//!
+//! The same messages without a lock behind them show the least that a server can do over these connections.
 
 use anyhow::Result;
 use rlock_bench::server::Server;
@@ -8,13 +13,25 @@ use rlock_bench::swarm::Swarm;
 use super::relay::{self, Prize, Round};
 use crate::report::{Aim, Figure, Line, Series, Unit};
 
-const CONNECTIONS: usize = 8;
 const HANDOVERS: u64 = 10_000;
+/// Many locks at once are many times faster.
+const HANDOVERS_OF_MANY: u64 = 50_000;
 const WARM_UP_HANDOVERS: u64 = 1_000;
 /// Nobody's lease ends, however long the queue.
 const LEASE_MS: u64 = 24 * 3_600_000;
 const RATE_AIM: Aim = Aim::AtLeast(2.0);
 const CPU_AIM: Aim = Aim::AtMost(0.6);
+
+/// Who waits, and over how many connections.
+#[derive(Clone, Copy)]
+pub struct Crowd {
+    /// How many locks there are.
+    pub locks: usize,
+    /// How many want each of them.
+    pub members: usize,
+    /// Over how many connections they wait with NOTIFY.
+    pub connections: usize,
+}
 
 #[derive(Default)]
 struct Side {
@@ -23,14 +40,15 @@ struct Side {
 }
 
 impl Side {
-    fn push_round(&mut self, server: &mut Server, swarm: &mut Swarm, prize: Prize, size: usize) -> Result<()> {
+    fn push_round(&mut self, server: &mut Server, swarm: &mut Swarm, prize: Prize, crowd: Crowd) -> Result<()> {
         let cost = Round {
             prize,
-            size,
-            waiting: size - 1,
+            chains: crowd.locks,
+            size: crowd.members,
+            waiting: crowd.members - 1,
             lease_ms: LEASE_MS,
             warm_up_handovers: WARM_UP_HANDOVERS,
-            handovers: HANDOVERS,
+            handovers: if crowd.locks == 1 { HANDOVERS } else { HANDOVERS_OF_MANY },
         }
         .run(server, swarm)?;
         self.per_second.push(1e6 / cost.wall_us);
@@ -48,27 +66,41 @@ impl Side {
 }
 
 /// Measures hand-overs per second and the server's CPU time for each.
-pub fn measure(server: &mut Server, rounds: usize, members: usize) -> Result<Vec<Line>> {
-    let (mut notified, mut blocked, mut list) = (Side::default(), Side::default(), Side::default());
-    let mut few = Swarm::connect(server.address(), CONNECTIONS)?;
+pub fn measure(server: &mut Server, rounds: usize, crowd: Crowd) -> Result<Vec<Line>> {
+    let Crowd { locks, members, connections } = crowd;
+    let (mut notified, mut blocked, mut list, mut bare) =
+        (Side::default(), Side::default(), Side::default(), Side::default());
+    let mut few = Swarm::connect(server.address(), connections)?;
     relay::listen(&mut few)?;
-    let mut many = Swarm::connect(server.address(), members)?;
+    let mut many = Swarm::connect(server.address(), locks * members)?;
     for _ in 0..rounds {
-        notified.push_round(server, &mut few, Prize::NotifiedLock, members)?;
-        blocked.push_round(server, &mut many, Prize::Lock, members)?;
-        list.push_round(server, &mut many, Prize::ListToken, members)?;
+        notified.push_round(server, &mut few, Prize::NotifiedLock, crowd)?;
+        bare.push_round(server, &mut few, Prize::Message, crowd)?;
+        blocked.push_round(server, &mut many, Prize::Lock, crowd)?;
+        list.push_round(server, &mut many, Prize::ListToken, crowd)?;
     }
-    let among = format!("among {members}, NOTIFY over {CONNECTIONS} connections");
+    let over = if connections == 1 { "1 connection".to_owned() } else { format!("{connections} connections") };
+    let among = match locks {
+        1 => format!("among {members}, NOTIFY over {over}"),
+        _ => format!("of {locks} locks among {members} each, NOTIFY over {over}"),
+    };
+    let (ours, theirs, least) = ("NOTIFY", "BLPOP/RPUSH", "PUBLISH and PING without a lock");
     Ok(vec![
-        Line::ratio(format!("hand-overs per second {among}"), notified.rate("NOTIFY"), list.rate("BLPOP/RPUSH"))
+        Line::ratio(format!("hand-overs per second {among}"), notified.rate(ours), list.rate(theirs))
             .aim(RATE_AIM)
             .figure(blocked.rate("BLOCK")),
+        Line::ratio(format!("server CPU per hand-over {among}"), notified.server_cpu(ours), list.server_cpu(theirs))
+            .aim(CPU_AIM)
+            .figure(blocked.server_cpu("BLOCK")),
         Line::ratio(
-            format!("server CPU per hand-over {among}"),
-            notified.server_cpu("NOTIFY"),
-            list.server_cpu("BLPOP/RPUSH"),
-        )
-        .aim(CPU_AIM)
-        .figure(blocked.server_cpu("BLOCK")),
+            format!("hand-overs per second {among}, against its messages alone"),
+            notified.rate(ours),
+            bare.rate(least),
+        ),
+        Line::ratio(
+            format!("server CPU per hand-over {among}, against its messages alone"),
+            notified.server_cpu(ours),
+            bare.server_cpu(least),
+        ),
     ])
 }

@@ -40,6 +40,7 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
     let mut round = |prize, waiting| {
         Round {
             prize,
+            chains: 1,
             size: swarm.size(),
             waiting,
             lease_ms: LEASE_MS,
