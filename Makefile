@@ -137,6 +137,18 @@ fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: argument
 	@$(NEED) build
 	SECONDS_EACH=$(SECONDS) ./tools/fuzz
 
+test-asan: ## Run the module's tests under AddressSanitizer, with a search for leaks; TESTS="sessions:: notify::" for some (needs nightly)
+	@$(NEED) build
+	@$(NEED) server
+	@SERVER=$(SERVER) ./tools/asan $(TESTS)
+
+# Miri interprets each step, hundreds of times slower: of random tests a few cases, of the small worlds their first states. Left out are the
+# tests that let thousands wait in order to count steps. Isolation would hide the stories' files.
+miri: ## Run the tests of the core under Miri, those that go on for long in a short form (needs nightly with miri and rust-src)
+	@$(NEED) build
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 RLOCK_DEADLOCK_REQUESTS=300 RLOCK_WORLDS_STATES=100 \
+	  cargo +nightly miri test --package rlock-core --lib -- --skip engine::tests::steps:: $(TESTS)
+
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
 	cargo test --package rlock --test integration --no-run
 	@NOBODY_WAITS="$(NOBODY_WAITS)" ./tools/matrix $(SERVERS)

@@ -1,6 +1,6 @@
 //! What a test asks of the operating system: all that is unsafe is in this file.
 
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::sync::OnceLock;
 
 /// A child that does not outlive this value, whatever ends the test.
@@ -20,6 +20,17 @@ impl OwnedProcess {
     pub fn kill(&mut self) {
         self.0.kill().expect("a child of this process");
         self.0.wait().expect("a child of this process");
+    }
+
+    /// SIGTERM. The process ends when it gets to it.
+    #[track_caller]
+    pub fn terminate(&self) {
+        self.signal(libc::SIGTERM);
+    }
+
+    /// Waits until the process ends by itself. An end that was seen before counts.
+    pub fn wait(&mut self) -> ExitStatus {
+        self.0.wait().expect("a child of this process")
     }
 
     /// SIGSTOP. The process runs no further when this returns.
