@@ -162,6 +162,12 @@ lint: ## Check format and lints
 	cargo clippy --workspace --all-targets --features rlock-client/tls-rustls -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --features tls-rustls
 
+msrv: ## Check the client and the core with the oldest Rust that they promise to build with
+	@./tools/msrv
+
+client-api: ## Compare the client's public API with client/public-api.txt (needs a nightly Rust); WRITE=1 writes that anew
+	cargo run --quiet --package rlock-client-api -- $(if $(WRITE),--write)
+
 bench: ## Measure the module, its longest pauses, and write docs/benchmarks-module.md; SECTION=memory for one part only
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare

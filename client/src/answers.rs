@@ -1,11 +1,15 @@
-//! Who waits for an answer over a connection, until when, and the end of the connection for all of them.
+//! Who waits for an answer over a connection, for how long, and the end of the connection for all of them.
+//!
+//! Answers come in the order of their questions. So one that does not come is late only when no other one has come for as long either: while
+//! there are answers, it is on its way, however many questions were asked before it. Messages do not count, they follow no question.
 //!
 //! Each command comes by here, so it costs little: no timer for each, but one for all, which goes off when the first of them may be due.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -17,14 +21,31 @@ pub(crate) struct Answers {
     /// The same as in `closed`, and cheaper to look at.
     is_closed: AtomicBool,
     closed: CancellationToken,
+    /// When the last answer came, in microseconds since the beginning.
+    last_answer_us: AtomicU64,
+    beginning: Moment,
     waiting: Mutex<Waiting>,
 }
 
 struct Waiting {
-    places: Vec<Option<(Moment, Waker)>>,
+    places: Vec<Option<(Patience, Waker)>>,
     free: Vec<usize>,
     /// When it is looked next who has waited for too long.
     looks_at: Moment,
+}
+
+/// How long somebody waits.
+#[derive(Clone, Copy)]
+struct Patience {
+    since: Moment,
+    span: Duration,
+}
+
+impl Patience {
+    /// When it is over if no answer comes until then.
+    fn ends(self, last_answer: Moment) -> Moment {
+        self.since.max(last_answer).after(self.span)
+    }
 }
 
 /// Why there will be no answer.
@@ -38,7 +59,18 @@ impl Answers {
     pub(crate) fn new() -> Arc<Self> {
         let waiting = Waiting { places: Vec::new(), free: Vec::new(), looks_at: Moment::NEVER };
         let (is_closed, closed) = (AtomicBool::new(false), CancellationToken::new());
-        Arc::new(Self { is_closed, closed, waiting: Mutex::new(waiting) })
+        let (last_answer_us, beginning) = (AtomicU64::new(0), Moment::now());
+        Arc::new(Self { is_closed, closed, last_answer_us, beginning, waiting: Mutex::new(waiting) })
+    }
+
+    /// An answer has come.
+    fn note(&self) {
+        let since = self.beginning.until(Moment::now());
+        self.last_answer_us.store(u64::try_from(since.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn last_answer(&self) -> Moment {
+        self.beginning.after(Duration::from_micros(self.last_answer_us.load(Ordering::Relaxed)))
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -64,33 +96,36 @@ impl Answers {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits for an answer until a moment, or until the connection is closed. An answer that is there counts in any case.
+    /// Waits for an answer until it is late, or until the connection is closed. An answer that is there counts in any case.
     pub(crate) async fn until<T>(
         self: &Arc<Self>,
         mut answer: Pin<&mut impl Future<Output = T>>,
-        late_at: Moment,
+        patience: Duration,
     ) -> Result<T, NoAnswer> {
+        let patience = Patience { since: Moment::now(), span: patience };
         let mut place = Place { answers: self, index: None };
         std::future::poll_fn(|context| {
             if let Poll::Ready(answer) = answer.as_mut().poll(context) {
+                self.note();
                 return Poll::Ready(Ok(answer));
             }
-            place.wait(context, late_at).map(Err)
+            place.wait(context, patience).map(Err)
         })
         .await
     }
 
     /// Wakes those who have waited for too long, and comes back when others may have.
     fn look(self: &Arc<Self>) {
-        let now = Moment::now();
+        let (now, last_answer) = (Moment::now(), self.last_answer());
         let mut late = Vec::new();
         let mut waiting = self.waiting();
         let mut first = Moment::NEVER;
-        for (late_at, waker) in waiting.places.iter().flatten() {
-            if *late_at <= now {
+        for (patience, waker) in waiting.places.iter().flatten() {
+            let late_at = patience.ends(last_answer);
+            if late_at <= now {
                 late.push(waker.clone());
             } else {
-                first = first.min(*late_at);
+                first = first.min(late_at);
             }
         }
         waiting.looks_at = first;
@@ -116,22 +151,23 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn wait(&mut self, context: &Context<'_>, late_at: Moment) -> Poll<NoAnswer> {
+    fn wait(&mut self, context: &Context<'_>, patience: Patience) -> Poll<NoAnswer> {
         let mut waiting = self.answers.waiting();
         // Under the lock: whoever closes wakes those who are there after that.
         if self.answers.is_closed() {
             return Poll::Ready(NoAnswer::Closed);
         }
+        let late_at = patience.ends(self.answers.last_answer());
         if Moment::now() >= late_at {
             return Poll::Ready(NoAnswer::Late);
         }
         match self.index {
             Some(index) => match &mut waiting.places[index] {
                 Some((_, waker)) => waker.clone_from(context.waker()),
-                empty => *empty = Some((late_at, context.waker().clone())),
+                empty => *empty = Some((patience, context.waker().clone())),
             },
             None => {
-                let entry = Some((late_at, context.waker().clone()));
+                let entry = Some((patience, context.waker().clone()));
                 self.index = Some(match waiting.free.pop() {
                     Some(index) => {
                         waiting.places[index] = entry;
@@ -166,31 +202,56 @@ impl Drop for Place<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
-    fn after(ms: u64) -> Moment {
-        Moment::now().after(Duration::from_millis(ms))
+    const SHORT: Duration = Duration::from_millis(30);
+    const LONG: Duration = Duration::from_mins(10);
+
+    async fn nothing(answers: &Arc<Answers>, patience: Duration) -> NoAnswer {
+        answers.until(std::pin::pin!(std::future::pending::<()>()), patience).await.expect_err("there is none")
+    }
+
+    async fn something(answers: &Arc<Answers>) {
+        assert_eq!(answers.until(std::pin::pin!(async { 7 }), Duration::ZERO).await, Ok(7), "it is there");
     }
 
     #[tokio::test]
     async fn an_answer_counts_and_one_that_is_late_does_not() {
         let answers = Answers::new();
-        assert_eq!(answers.until(std::pin::pin!(async { 7 }), Moment::now()).await, Ok(7), "it is there");
+        something(&answers).await;
         for _ in 0..3 {
-            let late_at = after(30);
-            assert_eq!(answers.until(std::pin::pin!(std::future::pending::<()>()), late_at).await, Err(NoAnswer::Late));
+            let late_at = Moment::now().after(SHORT);
+            assert_eq!(nothing(&answers, SHORT).await, NoAnswer::Late);
             assert!(Moment::now() >= late_at);
         }
         // An earlier end than that which is waited for already.
         let later = tokio::spawn({
             let answers = answers.clone();
-            async move { answers.until(std::pin::pin!(std::future::pending::<()>()), after(600_000)).await }
+            async move { nothing(&answers, LONG).await }
         });
         tokio::task::yield_now().await;
-        assert_eq!(answers.until(std::pin::pin!(std::future::pending::<()>()), after(30)).await, Err(NoAnswer::Late));
+        assert_eq!(nothing(&answers, SHORT).await, NoAnswer::Late);
         answers.close();
-        assert_eq!(later.await.expect("no panic"), Err(NoAnswer::Closed));
+        assert_eq!(later.await.expect("no panic"), NoAnswer::Closed);
         assert_eq!(answers.waiting().places.iter().flatten().count(), 0, "all have left");
-        assert_eq!(answers.until(std::pin::pin!(std::future::pending::<()>()), after(30)).await, Err(NoAnswer::Closed));
+        assert_eq!(nothing(&answers, SHORT).await, NoAnswer::Closed);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_late_while_other_answers_come() {
+        let answers = Answers::new();
+        let patience = Duration::from_millis(500);
+        let waiting = tokio::spawn({
+            let answers = answers.clone();
+            async move { nothing(&answers, patience).await }
+        });
+        let began = Moment::now();
+        while began.until(Moment::now()) < patience * 2 {
+            crate::timer::sleep(SHORT).await;
+            something(&answers).await;
+        }
+        assert!(!waiting.is_finished());
+        let last = answers.last_answer();
+        assert_eq!(waiting.await.expect("no panic"), NoAnswer::Late);
+        assert!(Moment::now() >= last.after(patience));
     }
 }

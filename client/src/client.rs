@@ -106,7 +106,8 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// How long an answer may take, other than to a request that waits, before its connection counts as dead. Default: 5 s.
+    /// How long a connection may owe an answer, other than to a request that waits, without any answer over it, before it counts as
+    /// dead. Default: 5 s.
     #[must_use]
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.settings.response_timeout = timeout;
@@ -127,8 +128,8 @@ impl Builder {
         self
     }
 
-    /// A connection on which somebody waits is silent, and may have died silently. After so long it is asked whether it lives; then
-    /// [`connect_timeout`](Self::connect_timeout) counts. Default: 5 s.
+    /// A connection on which somebody waits is silent, and may have died silently. After so long it is asked whether it lives; then it
+    /// counts as dead if no answer at all comes over it for [`connect_timeout`](Self::connect_timeout). Default: 5 s.
     #[must_use]
     pub fn ping_after(mut self, span: Duration) -> Self {
         self.settings.ping_after = span;

@@ -1,20 +1,25 @@
-//! Following what happens to a lock, over lost connections.
+//! Following what happens to a lock, over lost connections and to wherever its slot goes.
 
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
+use redis::{Cmd, RedisError};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::Error;
-use crate::call::Pauses;
+use crate::call::{Pauses, Prepare};
 use crate::clock::Moment;
 use crate::events::Event;
 use crate::link::Link;
-use crate::servers::Line;
 use crate::shared::Shared;
 use crate::timer::sleep_until;
 
 /// What happens to a lock, one after the other. See [`Observer::events`](crate::Observer::events).
+///
+/// Lost connections, failovers and moves of its slot in a cluster are followed. After each of these there is an [`Event::Missed`]: whatever
+/// happened before it may not have been told.
 pub struct Events {
     client: Arc<Shared>,
     key: Vec<u8>,
@@ -34,7 +39,8 @@ impl Events {
         Ok(Self { client: client.clone(), key: key.to_vec(), link, events })
     }
 
-    /// Waits for the next event. After a lost connection that is [`Event::Missed`], as soon as there is another one.
+    /// Waits for the next event. After a lost connection that is [`Event::Missed`], as soon as there is another one, and in a cluster also
+    /// when the slot of the lock has moved.
     ///
     /// # Cancel safety
     ///
@@ -59,29 +65,42 @@ impl Events {
     }
 }
 
+/// Asks whether a connection leads to the node that serves a slot, and has that node tell when it does so no more: it ends the subscription
+/// to a channel of the slot, and the connection is closed.
+struct ServingNode(Option<u16>, std::time::Duration);
+
+impl Prepare for ServingNode {
+    async fn prepare(&self, link: &Arc<Link>, _: bool) -> Result<Cow<'_, Cmd>, RedisError> {
+        let Self(slot, patience) = *self;
+        if slot.is_some() {
+            link.channel(slot, patience).await?;
+        }
+        Ok(Cow::Owned(redis::cmd("PING")))
+    }
+}
+
 /// Subscribes at the server that has the key.
 async fn subscribe(client: &Arc<Shared>, key: &[u8]) -> Result<(Arc<Link>, Receiver<Event>), Error> {
     let slot = client.slot_of(std::slice::from_ref(&key.to_vec()));
+    let patience = client.settings.response_timeout;
     let started = Moment::now();
     let give_up = started.after(client.settings.retry_for);
     let mut pauses = Pauses::new();
     loop {
         client.home.check()?;
-        let failed = match client.servers.link(slot, Line::Shared).await {
-            Ok(link) => {
-                let followed = link.follow(key, client.settings.response_timeout).await;
-                match followed {
-                    Some(events) => return Ok((link, events)),
-                    None if link.is_closed() => None,
-                    None => return Err(Error::NoEvents),
-                }
-            }
-            Err(cause) => Some(cause),
-        };
+        let node = ServingNode(slot, patience);
+        let answered = client.servers.call_noting(slot, &node, patience, give_up, &AtomicBool::new(false)).await?;
+        answered.said.map_err(|error| Error::from_answer(&error))?;
+        let link = answered.link;
+        let followed = link.follow(key, patience).await;
+        match followed {
+            Some(events) => return Ok((link, events)),
+            None if link.is_closed() => {}
+            None => return Err(Error::NoEvents),
+        }
         let next = Moment::now().after(pauses.next());
         if next >= give_up {
-            let lost = || redis::RedisError::from((redis::ErrorKind::Io, "the connection was closed"));
-            let cause = failed.unwrap_or_else(lost);
+            let cause = RedisError::from((redis::ErrorKind::Io, "the connection was closed"));
             return Err(Error::Connection { tried_for: started.until(Moment::now()), cause });
         }
         sleep_until(next).await;

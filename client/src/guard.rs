@@ -148,6 +148,9 @@ impl<K: Kind> Guard<K> {
     ///
     /// [`Error::NotHeld`] if the hold was gone already: somebody else may have held meanwhile. [`Error::Connection`] if no server
     /// could be told; then the lease ends it.
+    ///
+    /// When the connection was lost and the request was sent again, a hold that is gone within its lease counts as released, by the first
+    /// copy: nobody can tell that from an operator who took it away in that moment.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }

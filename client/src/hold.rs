@@ -205,18 +205,16 @@ impl Hold {
 
     /// Renews by hand: with the lease of the hold, or another one. A hold that was lost stays lost: somebody may have heard of it.
     pub(crate) async fn renew_by_hand(self: &Arc<Self>, lease: Option<Duration>) -> Result<(), Error> {
-        if !self.is_held() {
-            return Err(Error::NotHeld);
-        }
         let now = Moment::now();
         let most = self.terms.lease_to_ask(now).ok_or(Error::NotHeld)?;
-        let lease = match (lease, self.terms.ends_at) {
-            (Some(lease), Some(end)) => lease.min(now.until(end)),
-            (Some(lease), None) => lease,
-            (None, _) => most,
-        };
+        let until_end = |lease: Duration| self.terms.ends_at.map_or(lease, |end| lease.min(now.until(end)));
+        let lease = lease.map_or(most, until_end);
         let give_up = self.ends().min(now.after(self.request.client.settings.retry_for));
-        self.renew(Renewal::Lease(lease), give_up).await
+        tokio::select! {
+            biased;
+            () = self.clone().lost() => Err(Error::NotHeld),
+            outcome = self.renew(Renewal::Lease(lease), give_up) => outcome,
+        }
     }
 
     /// Whether anything is left to be done before somebody may have it.

@@ -84,9 +84,9 @@ impl Link {
         }))
     }
 
-    /// Sends a command and waits for the answer, for ever if there is no `patience`. A connection whose answer does not come
-    /// in time is closed: what comes over it later would not be worth more.
-    pub(crate) async fn ask(&self, command: &Cmd, patience: Option<Duration>) -> Result<Value, RedisError> {
+    /// Sends a command and waits for the answer. A connection over which no answer at all comes for so long is closed: what comes over it
+    /// later would not be worth more.
+    pub(crate) async fn ask(&self, command: &Cmd, patience: Duration) -> Result<Value, RedisError> {
         let mut connection = self.connection.clone();
         // Pinned where it is made: it is large, and each call passes here.
         let answer = std::pin::pin!(async { connection.send_packed_command(command).await?.extract_error() });
@@ -102,7 +102,7 @@ impl Link {
     ) -> Result<Vec<Value>, RedisError> {
         let mut connection = self.connection.clone();
         let answer = std::pin::pin!(connection.send_packed_commands(commands, 0, count));
-        self.answered(answer, Some(patience)).await
+        self.answered(answer, patience).await
     }
 
     /// The channel on which waits for the keys of a slot are answered. It is subscribed to before anything that this answer is used for.
@@ -127,7 +127,7 @@ impl Link {
             None => ("SUBSCRIBE", format!("rlock:{random}")),
             Some(slot) => ("SSUBSCRIBE", format!("rlock:{{{}}}:{random}", tag_of(slot))),
         };
-        self.ask(redis::cmd(verb).arg(&channel), Some(patience)).await?;
+        self.ask(redis::cmd(verb).arg(&channel), patience).await?;
         let channel: Arc<str> = channel.into();
         self.channels().insert(slot, channel.clone());
         Ok(channel)
@@ -164,7 +164,7 @@ impl Link {
     }
 
     async fn publishes_events(&self, patience: Duration) -> bool {
-        let answer = self.ask(redis::cmd("CONFIG").arg("GET").arg("notify-keyspace-events"), Some(patience)).await;
+        let answer = self.ask(redis::cmd("CONFIG").arg("GET").arg("notify-keyspace-events"), patience).await;
         let setting = answer.and_then(|answer| Ok(redis::from_redis_value::<HashMap<String, String>>(answer)?));
         setting.is_ok_and(|setting| setting.values().any(|flags| are_published(flags)))
     }
@@ -178,7 +178,7 @@ impl Link {
         let channel = channel_of(self.info.redis_settings().db(), key);
         let _alone = self.subscribing.lock().await;
         let (events, is_first) = add(&self.listeners, &channel);
-        if is_first && self.ask(redis::cmd("SUBSCRIBE").arg(&channel), Some(patience)).await.is_err() {
+        if is_first && self.ask(redis::cmd("SUBSCRIBE").arg(&channel), patience).await.is_err() {
             drop(events);
             self.listeners.remove_if_idle(&channel);
             return None;
@@ -191,7 +191,7 @@ impl Link {
         let channel = channel_of(self.info.redis_settings().db(), key);
         let _alone = self.subscribing.lock().await;
         if self.listeners.remove_if_idle(&channel) {
-            drop(self.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), Some(patience)).await);
+            drop(self.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), patience).await);
         }
     }
 
@@ -203,7 +203,7 @@ impl Link {
                 () = sleep_until_some(Some(Moment::now().after(every))) => {}
             }
             if let Some(link) = link.upgrade().filter(|link| !link.mailbox.is_empty()) {
-                drop(link.ask(&redis::cmd("PING"), Some(patience)).await);
+                drop(link.ask(&redis::cmd("PING"), patience).await);
             }
         }
     }
@@ -211,10 +211,9 @@ impl Link {
     async fn answered<T>(
         &self,
         answer: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
-        patience: Option<Duration>,
+        patience: Duration,
     ) -> Result<T, RedisError> {
-        let late_at = patience.map_or(Moment::NEVER, |patience| Moment::now().after(patience));
-        let outcome = match self.answers.until(answer, late_at).await {
+        let outcome = match self.answers.until(answer, patience).await {
             Ok(outcome) => outcome,
             Err(NoAnswer::Closed) => return Err(lost("the connection was closed")),
             Err(NoAnswer::Late) => {

@@ -118,6 +118,13 @@ impl QuorumLock {
         self.quorum.clients.len() / 2 + 1
     }
 
+    /// Whether a majority of the clients can give guards. Whose runtime has ended, or who was closed, does not come back as a server does.
+    fn check_homes(&self) -> Result<(), Error> {
+        let clients = &self.quorum.clients;
+        let mut gone = clients.iter().filter_map(|client| client.shared.home.check().err());
+        gone.nth(clients.len() - self.majority()).map_or(Ok(()), Err)
+    }
+
     /// Asks all servers at once, and is done when a majority has decided. `None` if a majority answered, and too few of them granted.
     ///
     /// A server that grants later joins the guard, or is released if there is none.
@@ -128,9 +135,11 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// [`Error::NoQuorum`] if no majority answered within [`server_timeout`](Self::server_timeout).
+    /// [`Error::NoQuorum`] if no majority answered within [`server_timeout`](Self::server_timeout), [`Error::RuntimeEnded`] or
+    /// [`Error::Closed`] if that is so for so many of the clients that the others are no majority.
     pub async fn try_acquire(&self) -> Result<Option<QuorumGuard>, Error> {
         let servers = self.quorum.clients.len();
+        self.check_homes()?;
         let mut attempts = JoinSet::new();
         for client in self.quorum.clients.iter() {
             let acquisition = Acquisition::new(&client.shared, self.family, self.keys.clone(), 1, &self.options)?;
@@ -173,7 +182,7 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// [`Error::NoQuorum`] if no majority answered for so long.
+    /// [`Error::NoQuorum`] if no majority answered for so long; else as [`try_acquire`](Self::try_acquire).
     pub async fn acquire(&self) -> Result<QuorumGuard, Error> {
         self.acquire_until(None).await
     }
@@ -186,7 +195,8 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if others held it in the end, [`Error::NoQuorum`] if no majority answered in the end.
+    /// [`Error::Timeout`] if others held it in the end, [`Error::NoQuorum`] if no majority answered in the end; else as
+    /// [`try_acquire`](Self::try_acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<QuorumGuard, Error> {
         self.acquire_until(Some(Moment::now().after(timeout))).await
     }

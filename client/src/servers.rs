@@ -274,7 +274,7 @@ impl Servers {
             Some(address) => self.link_at(address).await?,
             None => self.connect(info).await?,
         };
-        let answer = link.ask(redis::cmd("CLUSTER").arg("SLOTS"), Some(self.patience)).await?;
+        let answer = link.ask(redis::cmd("CLUSTER").arg("SLOTS"), self.patience).await?;
         SlotMap::parse(&answer, &host)
             .filter(|map| map.masters().next().is_some())
             .ok_or_else(|| failure(ErrorKind::ClusterConnectionNotFound, "CLUSTER SLOTS names no master", host))
@@ -310,12 +310,12 @@ impl Servers {
         let link = self.connect(sentinel.clone()).await?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
-        let answer = link.ask(&question, Some(self.patience)).await?;
+        let answer = link.ask(&question, self.patience).await?;
         let found: Option<(String, u16)> = redis::from_redis_value(answer)?;
         let (host, port) = found
             .ok_or_else(|| failure(ErrorKind::MasterNameNotFoundBySentinel, "sentinel knows no master", master))?;
         let link = self.connect(at_address(settings, &Address { host, port })).await?;
-        let role = link.ask(&redis::cmd("ROLE"), Some(self.patience)).await?;
+        let role = link.ask(&redis::cmd("ROLE"), self.patience).await?;
         let is_master = match &role {
             Value::Array(fields) => {
                 matches!(fields.first(), Some(Value::BulkString(word)) if word == b"master")

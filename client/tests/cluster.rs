@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rlock_client::Client;
+use rlock_client::{Client, Event};
 
 use crate::support::{Server, free_port};
 use crate::{PATIENCE, eventually, url};
@@ -137,4 +137,22 @@ async fn a_slot_that_moves_is_followed_by_holders_and_waiters() {
     let next = tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic").expect("a grant");
     assert!(next.token() > token);
     assert_eq!(nodes[1].client().holder(ON_FIRST).map(|holder| holder.owner.into_bytes()), Some(next.owner().to_vec()));
+}
+
+/// Whoever only follows asks nothing, so no answer tells that the slot has gone.
+#[tokio::test]
+async fn a_slot_that_moves_is_followed_by_those_who_follow_what_happens() {
+    let nodes = cluster().await;
+    for node in &nodes {
+        node.client().call("CONFIG SET notify-keyspace-events KA");
+    }
+    let (holder, follower) = (connect(&nodes[0]).await, connect(&nodes[0]).await);
+    let guard = holder.lock(ON_FIRST).acquire().await.expect("free");
+    let mut events = follower.observe(ON_FIRST).events().await.expect("it tells");
+    move_slot_of_first(&nodes);
+    let missed = async { while events.next().await.expect("an event") != Event::Missed {} };
+    tokio::time::timeout(PATIENCE, missed).await.expect("it is told that the slot has moved");
+    guard.release().await.expect("it was held");
+    let next = tokio::time::timeout(PATIENCE, events.next()).await.expect("in time").expect("an event");
+    assert_eq!(next, Event::Released);
 }

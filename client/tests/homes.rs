@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rlock_client::{Client, Error, blocking};
+use rlock_client::{Client, Error, Quorum, blocking};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{Server, Stopwatch};
@@ -23,6 +23,25 @@ fn without_its_home_a_client_gives_no_guards() {
     let refused = home().block_on(async { tokio::time::timeout(Duration::from_secs(5), lock.acquire()).await });
     let refused = refused.expect("at once");
     assert!(matches!(refused, Err(Error::RuntimeEnded)), "{refused:?}");
+}
+
+/// And does not go on trying, as it would with servers that are down. A minority that is gone is one that is down.
+#[test]
+fn a_quorum_without_homes_gives_no_guards() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let (gone, stays) = (home(), home());
+    let connect_all = |homes: [&Runtime; 3]| {
+        let clients = homes.iter().zip(&servers).map(|(home, server)| home.block_on(connect(server)));
+        Quorum::new(clients.collect::<Vec<_>>()).expect("three")
+    };
+    let (most, few) = (connect_all([&gone, &stays, &gone]), connect_all([&stays, &gone, &stays]));
+    gone.shutdown_background();
+    let refused =
+        stays.block_on(async { tokio::time::timeout(Duration::from_secs(10), most.lock("k").acquire()).await });
+    let refused = refused.expect("at once");
+    assert!(matches!(refused, Err(Error::RuntimeEnded)), "{refused:?}");
+    let guard = stays.block_on(few.lock("k").acquire()).expect("a majority is there");
+    stays.block_on(guard.release()).expect("it was held");
 }
 
 #[test]
@@ -148,6 +167,24 @@ fn what_was_dropped_is_released_when_its_client_has_been_closed() {
         });
         assert!(server.client().holder("k").is_none());
     }
+}
+
+/// Closing does not take longer than one answer may, and says what it has left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_before_a_server_that_hangs_says_what_is_left() {
+    let server = Server::start();
+    let client = Client::builder().response_timeout(Duration::from_millis(500)).connect(&url(&server)).await;
+    let client = client.expect("a server");
+    let guard = client.lock("k").acquire().await.expect("a free lock");
+    tokio::task::block_in_place(|| {
+        server.while_stopped(|| {
+            drop(guard);
+            let closed =
+                tokio::runtime::Handle::current().block_on(tokio::time::timeout(crate::PATIENCE, client.close()));
+            assert!(matches!(closed, Ok(Err(Error::LeftBehind { requests: 1 }))), "{closed:?}");
+        });
+    });
+    eventually(|| server.client().holder("k").is_none()).await;
 }
 
 #[tokio::test]

@@ -29,10 +29,7 @@ async fn very_many_tasks_wait_over_one_connection_and_each_asks_once() {
     for first in (0..tasks()).step_by(WAITERS_OF_EACH) {
         holder.call(format!("RLOCK.ACQUIRE {} other PX {LEASE_MS}", key(first)));
     }
-    // An answer to one of so many takes its time, that to the PING which comes after them included.
-    let patience = Duration::from_secs(60);
-    let options = rlock_client::Client::builder().response_timeout(patience).connect_timeout(patience);
-    let client = options.connect(&crate::url(&server)).await.expect("a server");
+    let client = connect(&server).await;
     let mut waiting = JoinSet::new();
     for number in 0..tasks() {
         let lock = client.lock(key(number)).lease(Duration::from_millis(LEASE_MS));

@@ -1,11 +1,13 @@
 //! What is left to be tidied up keeps nobody else waiting, and renewals do not wear out a server that refuses.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rlock_client::{Client, Error, Quorum};
 
 use crate::proxy::{Direction, Fate, Proxy};
-use crate::support::{Server, Stopwatch};
+use crate::support::{Reply, Server, Stopwatch};
 use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
 
 /// Nobody hears that the wait has ended: the connection on which it was asked for is dead.
@@ -63,6 +65,31 @@ async fn a_server_that_does_not_write_for_now_is_waited_for() {
     });
     eventually(|| command_stat(&server, "RLOCK.ACQUIRE", "rejected_calls") > 0).await;
     server.client().call("CONFIG SET min-replicas-to-write 0");
+    let outcome = tokio::time::timeout(PATIENCE, acquiring).await.expect("it ends").expect("no panic");
+    outcome.expect("a grant").release().await.expect("it was held");
+}
+
+/// Others run a script that takes long.
+#[tokio::test]
+async fn a_server_that_runs_a_long_script_is_waited_for() {
+    let server = Server::with(&["lua-time-limit 20"]);
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let (mut script, mut operator) = (server.client(), server.client());
+    script.send([b"EVAL".as_slice(), b"while true do end", b"0"]);
+    eventually(|| matches!(operator.call("PING"), Reply::Error(text) if text.starts_with("BUSY"))).await;
+    let answers = Arc::new(AtomicUsize::new(0));
+    let count = answers.clone();
+    proxy.set(move |direction, _| {
+        count.fetch_add(usize::from(direction == Direction::ToClient), Ordering::Relaxed);
+        Fate::Pass
+    });
+    let acquiring = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    eventually(|| answers.load(Ordering::Relaxed) > 0).await;
+    operator.call("SCRIPT KILL");
     let outcome = tokio::time::timeout(PATIENCE, acquiring).await.expect("it ends").expect("no panic");
     outcome.expect("a grant").release().await.expect("it was held");
 }

@@ -181,6 +181,44 @@ async fn a_connection_that_dies_silently_is_found_while_somebody_waits_on_it() {
     }
 }
 
+/// So many questions are on the way that the answer to the PING is late, but answers come all the time.
+#[tokio::test]
+async fn timed_a_connection_over_which_answers_come_is_not_given_up() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let patience = Duration::from_millis(1500);
+    let options = Client::builder().ping_after(Duration::from_millis(100)).connect_timeout(patience);
+    let client = options.connect(&proxy.url()).await.expect("a server");
+    server.client().call("RLOCK.ACQUIRE k other");
+    let waiter = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    // What comes while a piece is on its way waits for the next one, so an answer takes up to twice as long.
+    proxy.set(|direction, _| match direction {
+        Direction::ToClient => Fate::Delay(Duration::from_secs(1)),
+        Direction::ToServer => Fate::Pass,
+    });
+    let asking = tokio::spawn(async move {
+        let look = client.observe("other");
+        let mut questions = tokio::task::JoinSet::new();
+        for _ in 0..160 {
+            let look = look.clone();
+            questions.spawn(async move { look.is_locked().await });
+            // Time itself: there is always a question on the way.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        questions.join_all().await
+    });
+    let answers = asking.await.expect("no panic");
+    assert!(answers.iter().all(|answer| matches!(answer, Ok(false))), "{answers:?}");
+    proxy.clear();
+    server.client().call("RLOCK.RELEASE k other");
+    waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
+    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), 2, "nobody had to ask again");
+}
+
 /// Whether the request of who waits was repeated, behind that of who holds.
 fn waits_anew(server: &Server, kind: &str) -> bool {
     command_stat(server, &format!("{}.ACQUIRE", family(kind)), "calls") == 3
