@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use rlock_check::drive::campaign::Campaign;
 use rlock_check::drive::faults::{self, Faulty, Row};
 use rlock_check::drive::harm::Faults;
-use rlock_check::drive::server::{Disk, Program};
+use rlock_check::drive::server::Program;
 use rlock_check::drive::soak::{self, Sample};
 use rlock_check::history::Violation;
 use rlock_check::invented;
@@ -109,7 +109,7 @@ const SHOWN: usize = 3;
 fn main() -> Result<ExitCode> {
     match Options::parse().command {
         Command::Run { load: Load { module, seed, clients }, server, seconds, crashes } => {
-            let program = Program { server, module, disk: Disk::None, loses_clients: false };
+            let program = Program::alone(server, module);
             let faults = if crashes { Faults::Crashes } else { Faults::Clock };
             let lasts = Duration::from_secs(seconds);
             let report = Campaign { program, lasts, seed, workers: clients, faults }.run()?;
@@ -129,7 +129,7 @@ fn main() -> Result<ExitCode> {
             Ok(if is_safe { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Command::Soak { load: Load { module, seed, clients }, server, minutes } => {
-            let program = Program { server, module, disk: Disk::None, loses_clients: false };
+            let program = Program::alone(server, module);
             let soaked = soak::soak(&program, Duration::from_secs(60 * minutes), seed, clients, show_sample)?;
             let by_hour = |value: fn(&Sample) -> f64| soak::slope_by_hour(&soaked.samples, value) / 1024.0;
             println!("used_memory grows by {:.0} KiB an hour", by_hour(|sample| sample.used));

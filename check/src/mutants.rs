@@ -1,7 +1,7 @@
 //! Builds that are wrong on purpose, and which rule notices.
 //!
 //! Each is a patch in `check/mutants/`, applied to a copy of the tree, so nothing of it is in the product. The first line of a
-//! patch says what is wrong. What touches the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`).
+//! patch says what is wrong; a line `Fault: …` names the fault under which it shows, if it is not the one of the clock. What touches the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::drive::campaign::Campaign;
 use crate::drive::harm::Faults;
-use crate::drive::server::{Disk, Program};
+use crate::drive::server::Program;
 
 /// The profile of the workspace that mutants are built with: quickly.
 const PROFILE: &str = "mutant";
@@ -45,6 +45,7 @@ pub struct Mutant {
     pub what: String,
     path: PathBuf,
     is_in_core: bool,
+    faults: Faults,
 }
 
 /// Who has noticed a mutant.
@@ -77,7 +78,10 @@ pub fn all(root: &Path) -> Result<Vec<Mutant>> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let what = text.lines().next().unwrap_or_default().to_owned();
         let is_in_core = text.contains("+++ b/core/");
-        mutants.push(Mutant { name, what, path, is_in_core });
+        let fault = text.lines().find_map(|line| line.strip_prefix("Fault: "));
+        let known = |fault| Faults::EACH.into_iter().find(|known| known.name() == fault);
+        let faults = fault.map_or(Some(Faults::Clock), known).with_context(|| format!("{name} names no fault"))?;
+        mutants.push(Mutant { name, what, path, is_in_core, faults });
     }
     mutants.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(mutants)
@@ -107,8 +111,8 @@ impl Trial {
         run(git(&tree).arg("apply").arg(&mutant.path)).with_context(|| format!("{} does not apply", mutant.name))?;
         run(&mut self.cargo(&tree, &["build", "--package", "rlock"]))?;
         let module = self.target.join("build").join(PROFILE).join("librlock.so");
-        let program = Program { server: self.server.clone(), module, disk: Disk::None, loses_clients: false };
-        let (lasts, seed, faults) = (self.lasts, self.seed, Faults::Clock);
+        let program = Program::alone(self.server.clone(), module);
+        let (lasts, seed, faults) = (self.lasts, self.seed, mutant.faults);
         let report = Campaign { program, lasts, seed, workers: 16, faults }.run()?;
         let rules: BTreeSet<_> = report.violations.iter().map(|violation| violation.rule).collect();
         let rules = rules.into_iter().map(crate::history::Rule::name).collect();

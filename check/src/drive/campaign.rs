@@ -13,6 +13,7 @@ use super::harm::{Faults, Harm};
 use super::monitor::{Monitor, Orders};
 use super::parade;
 use super::server::{Disk, Program, Server, WallClock};
+use super::slots;
 use super::wire::{Connection, now_us};
 use super::worker::Worker;
 use crate::history::{Call, History, Key, Kind, Operation, Rule, Violation};
@@ -52,6 +53,9 @@ const UNHEARD: Duration = Duration::from_millis(2_500);
 /// How many locks of each kind clients compete for.
 const LOCKS: u64 = 3;
 
+/// All keys and channels of a campaign end in it, so in a cluster they are in one slot.
+pub(super) const SLOT: &str = "{slot}";
+
 impl Campaign {
     /// Leads it to its end, and checks what was recorded.
     ///
@@ -60,16 +64,29 @@ impl Campaign {
     /// If a server cannot be started, or a client fails in a way that no rule is about.
     pub fn run(&self) -> Result<Report> {
         let clock = WallClock::new()?;
-        let program =
-            Program { disk: self.faults.disk(), loses_clients: self.faults != Faults::Clock, ..self.program.clone() };
+        let program = Program {
+            disk: self.faults.disk(),
+            loses_clients: self.faults != Faults::Clock,
+            is_cluster: self.faults.is_in_cluster(),
+            ..self.program.clone()
+        };
         let mut master = Server::start(&program, Some(&clock))?;
-        let mut replica = Server::start(&Program { disk: Disk::None, ..program }, None)?;
+        let is_cluster = program.is_cluster;
+        let disk = if is_cluster { program.disk } else { Disk::None };
+        let mut replica = Server::start(&Program { disk, ..program }, None)?;
+        if is_cluster {
+            slots::join(&master, &replica)?;
+        }
         let mut control = Connection::open(master.address())?;
         let keys = self.make_keys(&mut control)?;
         let mut violations = Vec::new();
         let (mut operations, takeovers_us) = self.record(&mut master, &mut replica, &clock, &keys, &mut violations)?;
         takeovers::forget(&mut operations, &takeovers_us);
-        let ended = look_afterwards(&master, &replica, &keys, &mut violations);
+        let ended = if is_cluster {
+            check_leftovers(&mut Connection::open(master.address())?, &keys, &mut violations)
+        } else {
+            look_afterwards(&master, &replica, &keys, &mut violations)
+        };
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
             let log = server.log();
             let said =
@@ -92,7 +109,7 @@ impl Campaign {
 
     /// Whether clients reach the server through a network that can be led elsewhere.
     fn has_network(&self) -> bool {
-        matches!(self.faults, Faults::HalfOpen | Faults::Failover)
+        matches!(self.faults, Faults::HalfOpen | Faults::Failover) || self.faults.is_in_cluster()
     }
 
     /// The locks to compete for, with semaphores that are there.
@@ -113,10 +130,10 @@ impl Campaign {
             ("rwlock", Kind::RwLock, 1),
             ("semaphore", Kind::Semaphore, 4),
         ] {
-            keys.extend((0..LOCKS).map(|number| Key { name: format!("{name}-{number}"), kind, permits }));
+            keys.extend((0..LOCKS).map(|number| Key { name: format!("{name}-{number}{SLOT}"), kind, permits }));
         }
         keys.extend((0..self.workers).map(|number| Key {
-            name: format!("own-{number}"),
+            name: format!("own-{number}{SLOT}"),
             kind: Kind::Mutex,
             permits: 1,
         }));
@@ -136,9 +153,12 @@ impl Campaign {
         let network = if self.has_network() { Some(Network::before(address)?) } else { None };
         let reached_at = network.as_ref().map_or(address, Network::address);
         let is_moving = self.faults == Faults::Failover;
-        let monitor = Monitor::start(if is_moving { reached_at } else { address })?;
+        // Two nodes have no common order.
+        let monitor = (!self.faults.is_in_cluster())
+            .then(|| Monitor::start(if is_moving { reached_at } else { address }))
+            .transpose()?;
         let until_us = now_us() + u64::try_from(self.lasts.as_micros())?;
-        let survives = self.faults != Faults::Clock;
+        let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
         let (mut operations, takeovers_us) = thread::scope(|scope| {
             let mut workers = Vec::new();
             for number in 0..self.workers {
@@ -148,6 +168,9 @@ impl Campaign {
                     let mut worker = Worker::new(reached_at, keys, own_key, number + 1, self.seed)?;
                     if survives {
                         worker = worker.among_crashes(SHORT_LEASE_MS);
+                    }
+                    if is_cluster {
+                        worker = worker.in_cluster();
                     }
                     let worked = worker.work(until_us);
                     Ok((worker.operations, worked))
@@ -168,7 +191,7 @@ impl Campaign {
             }
             Ok::<_, anyhow::Error>((operations, takeovers_us))
         })?;
-        let orders = monitor.finish().unwrap_or_else(|error| {
+        let orders = monitor.map(Monitor::finish).unwrap_or_else(|| Ok(Orders::default())).unwrap_or_else(|error| {
             violations.push(Violation { rule: Rule::ServerLives, story: format!("no order is known: {error:#}") });
             Orders::default()
         });

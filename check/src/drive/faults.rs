@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::campaign::Campaign;
 use super::harm::Faults;
-use super::server::{Disk, Program};
+use super::server::Program;
 use crate::history::Violation;
 
 /// Where the table goes in a document: between these lines.
@@ -61,12 +61,7 @@ impl Faulty {
         let mut rows = Vec::new();
         for (server, path) in &self.servers {
             for fault in Faults::EACH.into_iter().filter(is_wanted) {
-                let program = Program {
-                    server: path.clone(),
-                    module: self.module.clone(),
-                    disk: Disk::None,
-                    loses_clients: false,
-                };
+                let program = Program::alone(path.clone(), self.module.clone());
                 let (lasts, seed, workers) = (self.lasts, self.seed, self.workers);
                 let report = Campaign { program, lasts, seed, workers, faults: fault }
                     .run()

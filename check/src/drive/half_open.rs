@@ -55,9 +55,14 @@ impl Network {
         self.address
     }
 
+    /// From now on new connections lead to another server.
+    pub fn lead_newcomers_to(&self, server: SocketAddr) {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = server;
+    }
+
     /// From now on connections lead to another server; those that are there are closed.
     pub fn lead_to(&self, server: SocketAddr) {
-        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = server;
+        self.lead_newcomers_to(server);
         for wire in self.wires.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             for stream in [wire.client, wire.server] {
                 // It may have been closed by its other end.

@@ -12,6 +12,7 @@ use redis::Value;
 use super::campaign::text;
 use super::half_open::Network;
 use super::server::{Disk, Server, WallClock};
+use super::slots;
 use super::wire::{Connection, now_us};
 use crate::history::Outcome;
 
@@ -42,11 +43,15 @@ pub enum Faults {
     Demotion,
     /// The server is killed, and its replica takes over at once, with what it has heard.
     Failover,
+    /// The slot of all keys moves between two nodes of a cluster, to and fro.
+    SlotMoves,
+    /// The same, and now and then one of the two is killed in the middle of it and comes back with what is on its disk.
+    SlotMovesAndKills,
 }
 
 impl Faults {
     /// Those of the table, each by itself.
-    pub const EACH: [Self; 10] = [
+    pub const EACH: [Self; 12] = [
         Self::Kill,
         Self::Stop,
         Self::ClientKill,
@@ -57,6 +62,8 @@ impl Faults {
         Self::OutputBuffers,
         Self::Demotion,
         Self::Failover,
+        Self::SlotMoves,
+        Self::SlotMovesAndKills,
     ];
 
     /// As it is called in tables.
@@ -75,16 +82,23 @@ impl Faults {
             Self::OutputBuffers => "output buffer limits",
             Self::Demotion => "demotion and promotion",
             Self::Failover => "kill -9 and failover",
+            Self::SlotMoves => "a slot moves to and fro",
+            Self::SlotMovesAndKills => "a slot moves, kill -9",
         }
     }
 
     /// What the server writes to its disk.
     pub(super) fn disk(self) -> Disk {
         match self {
-            Self::Crashes | Self::Kill => Disk::Always,
+            Self::Crashes | Self::Kill | Self::SlotMovesAndKills => Disk::Always,
             Self::FullDisk => Disk::EverySecond,
             _ => Disk::None,
         }
+    }
+
+    /// Whether the two servers are nodes of a cluster.
+    pub(super) fn is_in_cluster(self) -> bool {
+        matches!(self, Self::SlotMoves | Self::SlotMovesAndKills)
     }
 }
 
@@ -107,6 +121,9 @@ const STEP_S: i64 = 3600;
 const BIG_BYTES: usize = 1_000_000;
 const BIG_REPLIES: usize = 30;
 
+/// How often one of two nodes is killed at a step of a move.
+const KILLED: f64 = 0.1;
+
 /// How long a hold may outlive its connection on a busy machine.
 const GONE_US: u64 = 2_000_000;
 
@@ -127,6 +144,9 @@ impl Harm<'_> {
             thread::sleep(Duration::from_millis(random.random_range(50..400)));
         }
         self.clock.step_to(0)?;
+        if self.faults.is_in_cluster() {
+            slots::wait_until_it_is_up(self.master)?;
+        }
         Ok(self.takeovers_us)
     }
 
@@ -158,6 +178,14 @@ impl Harm<'_> {
             }
             Faults::OutputBuffers => overrun(address, random),
             Faults::Failover => self.fail_over(),
+            Faults::SlotMoves => self.move_slot(|_| Ok(())),
+            Faults::SlotMovesAndKills => self.move_slot(|ends| {
+                if random.random_bool(KILLED) {
+                    let killed = random.random_range(0..ends.len());
+                    ends.get_mut(killed).map_or(Ok(()), |end| end.kill_and_restart())?;
+                }
+                Ok(())
+            }),
             Faults::Demotion => between(address, span, &["REPLICAOF 127.0.0.1 1"], &["REPLICAOF NO ONE"]),
         }
     }
@@ -177,6 +205,16 @@ impl Harm<'_> {
         std::mem::swap(self.master, self.replica);
         self.replica.restart()?;
         self.replica.follow(self.master.address())
+    }
+
+    /// The slot goes to the other node, with what is in it. `at_each_step` may do harm to both.
+    fn move_slot(&mut self, at_each_step: impl FnMut(&mut [&mut Server; 2]) -> Result<()>) -> Result<()> {
+        slots::move_slot([self.master, self.replica], at_each_step)?;
+        std::mem::swap(self.master, self.replica);
+        if let Some(network) = self.network {
+            network.lead_newcomers_to(self.master.address());
+        }
+        Ok(())
     }
 }
 

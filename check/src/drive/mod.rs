@@ -12,6 +12,7 @@
 //! | [`harm`] | what goes wrong meanwhile |
 //! | [`half_open`] | a network that loses connections |
 //! | [`faults`] | a campaign for each fault on each server, and the table of them |
+//! | [`slots`] | two nodes of a cluster, and a slot that goes from one to the other |
 //! | [`soak`] | a long load, and whether memory and latency stay as they are |
 //! | [`campaign`] | all of it together, for a while |
 
@@ -23,6 +24,7 @@ pub mod monitor;
 pub mod parade;
 pub mod scenes;
 pub mod server;
+pub mod slots;
 pub mod soak;
 pub mod subscriber;
 pub mod wire;

@@ -3,6 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use redis::Value;
 
+use super::campaign::SLOT;
 use super::subscriber::Subscriber;
 use super::wire::{Connection, as_grant, now_us};
 use super::worker::{Party, Wish, Worker};
@@ -135,10 +136,10 @@ impl Worker {
 
     /// Waits without a blocked connection, and is answered on a channel.
     pub(super) fn be_notified(&mut self) -> Result<()> {
-        let channel = format!("answers-{}", self.own_key);
+        let channel = format!("answers-{}{SLOT}", self.own_key);
         let mut subscriber = match self.subscriber.take() {
             Some(subscriber) => subscriber,
-            None => Subscriber::open(self.address, &channel)?,
+            None => Subscriber::open(self.address, self.subscribes, &channel)?,
         };
         let party = self.party(|_| true);
         let party = Party { asked: 1, ..party };
@@ -182,7 +183,7 @@ impl Worker {
         let (deaf, next) = (Party { asked: 1, ..deaf }, Party { asked: 1, ..next });
         let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let deaf_us = now_us();
-        self.connection.ask(&format!("{} NOTIFY nobody-{}", self.wish(&deaf, numbered), self.own_key))?;
+        self.connection.ask(&format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key))?;
         let wish = self.limit(Wish::WAIT);
         let mut to_wait = Connection::open(self.address)?;
         let next_us = now_us();

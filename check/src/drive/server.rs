@@ -28,6 +28,16 @@ pub struct Program {
     pub disk: Disk,
     /// Whether clients are lost while they wait: each of them costs a fair lock its grace, so that is short.
     pub loses_clients: bool,
+    /// Whether it is a node of a cluster.
+    pub is_cluster: bool,
+}
+
+impl Program {
+    /// A server by itself that writes nothing to its disk.
+    #[must_use]
+    pub fn alone(server: PathBuf, module: PathBuf) -> Self {
+        Self { server, module, disk: Disk::None, loses_clients: false, is_cluster: false }
+    }
 }
 
 /// What a server writes to its disk.
@@ -48,6 +58,8 @@ pub struct Server {
     folder: TempDir,
     program: Program,
     environment: Vec<(&'static str, PathBuf)>,
+    /// Where the nodes of a cluster talk to it.
+    bus_port: Option<u16>,
 }
 
 impl Server {
@@ -70,10 +82,11 @@ impl Server {
 
     fn start_once(program: &Program, clock: Option<&WallClock>) -> Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let address = free_address()?;
+        let bus_port = program.is_cluster.then(free_address).transpose()?.map(|address| address.port());
         let environment = clock.map(WallClock::environment).unwrap_or_default();
-        let child = spawn(program, &environment, address, &folder)?;
-        let mut server = Self { child, address, folder, program: program.clone(), environment };
+        let child = spawn(program, &environment, (address, bus_port), &folder)?;
+        let mut server = Self { child, address, folder, program: program.clone(), environment, bus_port };
         server.wait_until_ready()?;
         Ok(server)
     }
@@ -132,7 +145,7 @@ impl Server {
     ///
     /// If it does not come back.
     pub fn restart(&mut self) -> Result<()> {
-        self.child = spawn(&self.program, &self.environment, self.address, &self.folder)?;
+        self.child = spawn(&self.program, &self.environment, (self.address, self.bus_port), &self.folder)?;
         self.wait_until_ready()
     }
 
@@ -165,6 +178,12 @@ impl Server {
         Ok(())
     }
 
+    /// Where the nodes of a cluster talk to it.
+    #[must_use]
+    pub fn bus_port(&self) -> Option<u16> {
+        self.bus_port
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -183,7 +202,17 @@ impl Server {
     }
 }
 
-fn spawn(program: &Program, environment: &[(&str, PathBuf)], address: SocketAddr, folder: &TempDir) -> Result<Child> {
+/// A port that nobody listens at, at this moment.
+fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}
+
+fn spawn(
+    program: &Program,
+    environment: &[(&str, PathBuf)],
+    (address, bus_port): (SocketAddr, Option<u16>),
+    folder: &TempDir,
+) -> Result<Child> {
     let module = fs::canonicalize(&program.module)
         .with_context(|| format!("there is no module at {}", program.module.display()))?;
     // A file that may not grow is an error to the server then, and not its end.
@@ -203,6 +232,11 @@ fn spawn(program: &Program, environment: &[(&str, PathBuf)], address: SocketAddr
     if program.disk != Disk::None {
         let sync = if program.disk == Disk::Always { "always" } else { "everysec" };
         command.args(["--appendonly", "yes", "--appendfsync", sync, "--auto-aof-rewrite-percentage", "0"]);
+    }
+    if let Some(bus_port) = bus_port {
+        command.args(["--cluster-enabled", "yes", "--cluster-port", &bus_port.to_string()]);
+        // Otherwise a node that has given up its last slot would become a replica of the other one.
+        command.args(["--cluster-allow-replica-migration", "no"]);
     }
     if program.loses_clients {
         command.args(["--rlock.fair-grace-ms", "50"]);

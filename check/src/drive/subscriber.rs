@@ -4,12 +4,21 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use crate::history::Outcome;
 
 /// How long one look at the channel takes.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// What a channel belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subscribes {
+    /// A server by itself (`SUBSCRIBE`).
+    ToServer,
+    /// The node of a cluster that has the slot of the channel (`SSUBSCRIBE`).
+    ToShard,
+}
 
 /// A subscription to one channel.
 pub struct Subscriber {
@@ -23,10 +32,11 @@ impl Subscriber {
     /// # Errors
     ///
     /// If the server does not want to be listened to.
-    pub fn open(address: SocketAddr, channel: &str) -> Result<Self> {
+    pub fn open(address: SocketAddr, how: Subscribes, channel: &str) -> Result<Self> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(LOOK))?;
-        stream.write_all(format!("SUBSCRIBE {channel}\r\n").as_bytes())?;
+        let verb = if how == Subscribes::ToShard { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+        stream.write_all(format!("{verb} {channel}\r\n").as_bytes())?;
         let mut subscriber = Self { stream, heard: Vec::new() };
         for _ in 0..25 {
             subscriber.listen()?;
@@ -45,6 +55,7 @@ impl Subscriber {
     /// If the connection is lost.
     pub fn answer(&mut self, id: u64) -> Result<Option<Outcome>> {
         self.listen()?;
+        ensure!(self.position("sunsubscribe").is_none(), "the channel has left with its slot");
         let outcome = if let Some(at) = self.position(&format!("\r\ngranted {id} ")) {
             let words = self.heard.get(at..).unwrap_or_default();
             let line = words.split(|byte| *byte == b'\r').nth(1).unwrap_or_default();

@@ -12,6 +12,9 @@ use crate::history::Outcome;
 /// Longer than any wait: a server that is silent for so long hangs.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
 
+/// How often a request is sent on before its last redirection is taken for the answer.
+const MOST_REDIRECTIONS: u32 = 5;
+
 /// Microseconds of the steady clock of this process.
 #[must_use]
 pub fn now_us() -> u64 {
@@ -20,9 +23,12 @@ pub fn now_us() -> u64 {
     u64::try_from(BEGAN.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_add(1)
 }
 
-/// One connection.
+/// One connection. In a cluster, what is asked about a lock goes to another node if that is the answer; the connection that was left is
+/// kept, since a session may be bound to it.
 pub struct Connection {
     inner: redis::Connection,
+    address: SocketAddr,
+    left: Vec<(SocketAddr, redis::Connection)>,
 }
 
 impl Connection {
@@ -32,10 +38,7 @@ impl Connection {
     ///
     /// If nobody answers there.
     pub fn open(address: SocketAddr) -> Result<Self> {
-        let client = redis::Client::open(format!("redis://{address}"))?;
-        let inner = client.get_connection_with_timeout(Duration::from_secs(5))?;
-        inner.set_read_timeout(Some(READ_TIMEOUT))?;
-        Ok(Self { inner })
+        Ok(Self { inner: connect(address)?, address, left: Vec::new() })
     }
 
     /// Asks something in words, and waits for the answer.
@@ -84,7 +87,31 @@ impl Connection {
 
     /// Asks for something about a lock.
     pub fn call(&mut self, words: &str) -> Outcome {
-        outcome(command(words).query::<Value>(&mut self.inner))
+        let command = command(words);
+        let mut answer = command.query::<Value>(&mut self.inner);
+        for _ in 0..MOST_REDIRECTIONS {
+            let Some((node, is_asking)) = answer.as_ref().err().and_then(redirection) else { break };
+            // If the node cannot be reached, the redirection is the answer: nothing was done.
+            if self.go_to(node).is_err() || (is_asking && self.ask("ASKING").is_err()) {
+                break;
+            }
+            answer = command.query::<Value>(&mut self.inner);
+        }
+        outcome(answer)
+    }
+
+    fn go_to(&mut self, node: SocketAddr) -> Result<()> {
+        if node == self.address {
+            return Ok(());
+        }
+        let known = self.left.iter().position(|(address, connection)| *address == node && connection.is_open());
+        let next = match known {
+            Some(at) => self.left.swap_remove(at).1,
+            None => connect(node)?,
+        };
+        let before = std::mem::replace(&mut self.inner, next);
+        self.left.push((std::mem::replace(&mut self.address, node), before));
+        Ok(())
     }
 
     /// Whether the connection was lost.
@@ -92,6 +119,19 @@ impl Connection {
     pub fn is_lost(&self) -> bool {
         !self.inner.is_open()
     }
+}
+
+fn connect(address: SocketAddr) -> Result<redis::Connection> {
+    let client = redis::Client::open(format!("redis://{address}"))?;
+    let connection = client.get_connection_with_timeout(Duration::from_secs(5))?;
+    connection.set_read_timeout(Some(READ_TIMEOUT))?;
+    Ok(connection)
+}
+
+/// Where an error sends the client, and whether for this request only.
+fn redirection(error: &RedisError) -> Option<(SocketAddr, bool)> {
+    let (node, _) = error.redirect_node()?;
+    Some((node.parse().ok()?, error.code() == Some("ASK")))
 }
 
 fn command(words: &str) -> Cmd {

@@ -11,7 +11,7 @@ use anyhow::Result;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::subscriber::Subscriber;
+use super::subscriber::{Subscriber, Subscribes};
 use super::wire::{Connection, as_grant, now_us};
 use crate::history::{Call, Key, Kind, Mode, Operation, Outcome};
 
@@ -37,6 +37,8 @@ pub struct Worker {
     is_confused: bool,
     /// Listens for answers on this client's own channel.
     pub(super) subscriber: Option<Subscriber>,
+    /// How it subscribes.
+    pub(super) subscribes: Subscribes,
 }
 
 /// An owner, and what it is about.
@@ -90,6 +92,7 @@ impl Worker {
             survives: false,
             is_confused: false,
             subscriber: None,
+            subscribes: Subscribes::ToServer,
             connection: Connection::open(address)?,
             address,
             keys,
@@ -105,6 +108,12 @@ impl Worker {
     #[must_use]
     pub fn among_crashes(self, longest_lease_ms: u64) -> Self {
         Self { longest_lease_ms, survives: true, ..self }
+    }
+
+    /// It listens to a channel of a shard, as in a cluster.
+    #[must_use]
+    pub fn in_cluster(self) -> Self {
+        Self { subscribes: Subscribes::ToShard, ..self }
     }
 
     /// Works until a moment of the steady clock.
@@ -227,7 +236,12 @@ impl Worker {
         party.asked += 1;
         let wish = self.limit(wish);
         let words = self.wish(party, wish);
-        matches!(self.ask(party, &words, wish.call()), Outcome::Granted(_))
+        let outcome = self.ask(party, &words, wish.call());
+        if self.survives && outcome == Outcome::Refused {
+            // The server takes no requests for a while: nothing is learnt by asking at once again.
+            thread::sleep(Duration::from_millis(2));
+        }
+        matches!(outcome, Outcome::Granted(_))
     }
 
     pub(super) fn release(&mut self, party: &Party, count: u32, request_id: Option<u64>) {
