@@ -174,13 +174,11 @@ impl FairOracle {
         }
     }
 
-    /// A place is given up.
+    /// A place is given up. CANCEL says how many requests it has ended, so it does first what is due: a place whose life is over by
+    /// then is gone for good, and no failover that comes later gives it a new grace.
     pub(super) fn cancel(&mut self, owner: u8, now_ms: u64) {
-        if self.is_told {
-            self.settle(now_ms);
-        }
-        let is_there = |place: &Place| place.is_connected || !Self::is_over(place, now_ms);
-        let Some(at) = self.line.iter().position(|place| place.owner == owner && is_there(place)) else {
+        self.settle(now_ms);
+        let Some(at) = self.line.iter().position(|place| place.owner == owner) else {
             return;
         };
         if self.line[at].is_connected {
