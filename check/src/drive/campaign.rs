@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use redis::Value;
 
+use super::cluster;
 use super::half_open::Network;
 use super::harm::{Faults, Harm};
 use super::monitor::{Monitor, Orders};
 use super::parade;
 use super::server::{Disk, Program, Server, WallClock};
-use super::slots;
 use super::wire::{Connection, now_us};
 use super::worker::Worker;
 use crate::history::{Call, History, Key, Kind, Operation, Rule, Violation};
@@ -75,7 +75,10 @@ impl Campaign {
         let disk = if is_cluster { program.disk } else { Disk::None };
         let mut replica = Server::start(&Program { disk, ..program }, None)?;
         if is_cluster {
-            slots::join(&master, &replica)?;
+            cluster::join(&master, &replica)?;
+            if self.faults.replica_takes_over() {
+                cluster::replicate(&master, &replica)?;
+            }
         }
         let mut control = Connection::open(master.address())?;
         let keys = self.make_keys(&mut control)?;

@@ -10,9 +10,9 @@ use rand::{Rng, SeedableRng};
 use redis::Value;
 
 use super::campaign::text;
+use super::cluster;
 use super::half_open::Network;
 use super::server::{Disk, Server, WallClock};
-use super::slots;
 use super::wire::{Connection, now_us};
 use crate::history::Outcome;
 
@@ -47,11 +47,15 @@ pub enum Faults {
     SlotMoves,
     /// The same, and now and then one of the two is killed in the middle of it and comes back with what is on its disk.
     SlotMovesAndKills,
+    /// A replica in a cluster takes over by `CLUSTER FAILOVER`, in agreement with its master: nothing may be lost.
+    ClusterFailover,
+    /// The same without asking the master, by `FORCE` or `TAKEOVER`: both may be masters for a moment.
+    ClusterTakeover,
 }
 
 impl Faults {
     /// Those of the table, each by itself.
-    pub const EACH: [Self; 12] = [
+    pub const EACH: [Self; 14] = [
         Self::Kill,
         Self::Stop,
         Self::ClientKill,
@@ -64,6 +68,8 @@ impl Faults {
         Self::Failover,
         Self::SlotMoves,
         Self::SlotMovesAndKills,
+        Self::ClusterFailover,
+        Self::ClusterTakeover,
     ];
 
     /// As it is called in tables.
@@ -84,6 +90,8 @@ impl Faults {
             Self::Failover => "kill -9 and failover",
             Self::SlotMoves => "a slot moves to and fro",
             Self::SlotMovesAndKills => "a slot moves, kill -9",
+            Self::ClusterFailover => "CLUSTER FAILOVER",
+            Self::ClusterTakeover => "the same, FORCE or TAKEOVER",
         }
     }
 
@@ -98,7 +106,12 @@ impl Faults {
 
     /// Whether the two servers are nodes of a cluster.
     pub(super) fn is_in_cluster(self) -> bool {
-        matches!(self, Self::SlotMoves | Self::SlotMovesAndKills)
+        matches!(self, Self::SlotMoves | Self::SlotMovesAndKills) || self.replica_takes_over()
+    }
+
+    /// Whether one of the nodes of a cluster is the other one's replica.
+    pub(super) fn replica_takes_over(self) -> bool {
+        matches!(self, Self::ClusterFailover | Self::ClusterTakeover)
     }
 }
 
@@ -145,7 +158,7 @@ impl Harm<'_> {
         }
         self.clock.step_to(0)?;
         if self.faults.is_in_cluster() {
-            slots::wait_until_it_is_up(self.master)?;
+            cluster::wait_until_it_is_up(self.master)?;
         }
         Ok(self.takeovers_us)
     }
@@ -178,6 +191,14 @@ impl Harm<'_> {
             }
             Faults::OutputBuffers => overrun(address, random),
             Faults::Failover => self.fail_over(),
+            Faults::ClusterFailover => self.take_over(""),
+            Faults::ClusterTakeover => {
+                let how = if random.random_bool(0.5) { "FORCE" } else { "TAKEOVER" };
+                self.takeovers_us.push(now_us());
+                self.take_over(how)?;
+                self.takeovers_us.push(now_us());
+                Ok(())
+            }
             Faults::SlotMoves => self.move_slot(|_| Ok(())),
             Faults::SlotMovesAndKills => self.move_slot(|ends| {
                 if random.random_bool(KILLED) {
@@ -209,12 +230,24 @@ impl Harm<'_> {
 
     /// The slot goes to the other node, with what is in it. `at_each_step` may do harm to both.
     fn move_slot(&mut self, at_each_step: impl FnMut(&mut [&mut Server; 2]) -> Result<()>) -> Result<()> {
-        slots::move_slot([self.master, self.replica], at_each_step)?;
+        cluster::move_slot([self.master, self.replica], at_each_step)?;
+        self.change_places();
+        Ok(())
+    }
+
+    /// The replica of a cluster takes over.
+    fn take_over(&mut self, how: &str) -> Result<()> {
+        cluster::take_over(self.master, self.replica, how)?;
+        self.change_places();
+        Ok(())
+    }
+
+    /// The other server is the one to ask now. It has told the clients, or it will.
+    fn change_places(&mut self) {
         std::mem::swap(self.master, self.replica);
         if let Some(network) = self.network {
             network.lead_newcomers_to(self.master.address());
         }
-        Ok(())
     }
 }
 

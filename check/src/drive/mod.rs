@@ -10,13 +10,14 @@
 //! | [`parade`] | holds of each kind, changed in each way, to compare a replica with its master |
 //! | [`subscriber`] | who listens for answers to `NOTIFY` |
 //! | [`harm`] | what goes wrong meanwhile |
+//! | [`cluster`] | two nodes of a cluster: a slot goes from one to the other, or a replica takes over |
 //! | [`half_open`] | a network that loses connections |
 //! | [`faults`] | a campaign for each fault on each server, and the table of them |
-//! | [`slots`] | two nodes of a cluster, and a slot that goes from one to the other |
 //! | [`soak`] | a long load, and whether memory and latency stay as they are |
 //! | [`campaign`] | all of it together, for a while |
 
 pub mod campaign;
+pub mod cluster;
 pub mod faults;
 pub mod half_open;
 pub mod harm;
@@ -24,7 +25,6 @@ pub mod monitor;
 pub mod parade;
 pub mod scenes;
 pub mod server;
-pub mod slots;
 pub mod soak;
 pub mod subscriber;
 pub mod wire;

@@ -137,9 +137,11 @@ impl Worker {
     /// Waits without a blocked connection, and is answered on a channel.
     pub(super) fn be_notified(&mut self) -> Result<()> {
         let channel = format!("answers-{}{SLOT}", self.own_key);
-        let mut subscriber = match self.subscriber.take() {
+        // It listens where it asks.
+        let address = self.connection.address();
+        let mut subscriber = match self.subscriber.take().filter(|subscriber| subscriber.address() == address) {
             Some(subscriber) => subscriber,
-            None => Subscriber::open(self.address, self.subscribes, &channel)?,
+            None => Subscriber::open(address, self.subscribes, &channel)?,
         };
         let party = self.party(|_| true);
         let party = Party { asked: 1, ..party };
@@ -163,6 +165,10 @@ impl Worker {
 
     /// The answer on a channel, as long as the connection that asked is there: the wait ends with it.
     fn hear(&mut self, subscriber: &mut Subscriber, id: u64) -> Result<Outcome> {
+        ensure!(
+            subscriber.address() == self.connection.address(),
+            "the request was sent on to a node where nobody listens"
+        );
         loop {
             if let Some(outcome) = subscriber.answer(id)? {
                 return Ok(outcome);

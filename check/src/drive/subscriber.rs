@@ -23,6 +23,7 @@ pub enum Subscribes {
 /// A subscription to one channel.
 pub struct Subscriber {
     stream: TcpStream,
+    address: SocketAddr,
     heard: Vec<u8>,
 }
 
@@ -37,7 +38,7 @@ impl Subscriber {
         stream.set_read_timeout(Some(LOOK))?;
         let verb = if how == Subscribes::ToShard { "SSUBSCRIBE" } else { "SUBSCRIBE" };
         stream.write_all(format!("{verb} {channel}\r\n").as_bytes())?;
-        let mut subscriber = Self { stream, heard: Vec::new() };
+        let mut subscriber = Self { stream, address, heard: Vec::new() };
         for _ in 0..25 {
             subscriber.listen()?;
             if subscriber.position(":1\r\n").is_some() {
@@ -46,6 +47,12 @@ impl Subscriber {
             }
         }
         bail!("SUBSCRIBE is not answered");
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// What was said to the request with an id. `None` if that is nothing yet.

@@ -114,6 +114,12 @@ impl Connection {
         Ok(())
     }
 
+    /// Where it leads.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Whether the connection was lost.
     #[must_use]
     pub fn is_lost(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Two nodes of a cluster, and a slot that goes from one to the other.
+//! Two nodes of a cluster: a slot goes from one to the other, or a replica takes over.
 //!
 //! A move is finished whatever happens to the nodes meanwhile: its steps are taken again until both agree on where the slot is. Nothing
 //! else moves it back.
@@ -9,12 +9,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use redis::Value;
 
-use super::campaign::{SLOT, text};
+use super::campaign::{SLOT, info, text};
 use super::server::Server;
 use super::wire::{Connection, now_us};
 
 /// How long nodes may take to agree. One that was killed takes no requests for two seconds after it has come back.
 const AGREE_US: u64 = 30_000_000;
+
+/// How long an attempt of `CLUSTER FAILOVER` may take: the server gives it five seconds.
+const ATTEMPT_US: u64 = 6_000_000;
 
 /// How many keys one MIGRATE takes along.
 const KEYS_A_STEP: usize = 3;
@@ -40,15 +43,59 @@ pub fn join(first: &Server, second: &Server) -> Result<()> {
 /// If it does not.
 pub fn wait_until_it_is_up(node: &Server) -> Result<()> {
     let mut connection = Connection::open(node.address())?;
-    let deadline_us = now_us() + AGREE_US;
-    loop {
+    until("the cluster stays down", || {
         let info = text(connection.ask("CLUSTER INFO")?)?;
-        if info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2") {
-            return Ok(());
+        Ok(info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2"))
+    })
+}
+
+/// Makes the second node a replica of the first.
+///
+/// # Errors
+///
+/// If it does not come to that.
+pub fn replicate(master: &Server, replica: &Server) -> Result<()> {
+    let id = text(Connection::open(master.address())?.ask("CLUSTER MYID")?)?;
+    let mut there = Connection::open(replica.address())?;
+    // It may not have heard yet that the other one is a master.
+    until("the replica does not come", || {
+        there.call(&format!("CLUSTER REPLICATE {id}"));
+        is_replica(&mut there)
+    })
+}
+
+/// Lets a replica take over as `CLUSTER FAILOVER` does, with `FORCE` or `TAKEOVER` or nothing, and waits until its master follows it.
+///
+/// # Errors
+///
+/// If it does not come to that.
+pub fn take_over(master: &Server, replica: &Server, how: &str) -> Result<()> {
+    let [mut there, mut here] = [Connection::open(master.address())?, Connection::open(replica.address())?];
+    let mut attempt_ends_us = 0;
+    until("the replica does not take over", || {
+        // A second request would end the first attempt, which ends by itself if the other one does not agree.
+        if now_us() > attempt_ends_us && info(&mut here)?.contains("role:slave") {
+            here.call(&format!("CLUSTER FAILOVER {how}"));
+            attempt_ends_us = now_us() + ATTEMPT_US;
         }
-        ensure!(now_us() < deadline_us, "the cluster stays down; a node says:\n{info}");
+        is_replica(&mut there)
+    })
+}
+
+/// Whether a node follows another one, and has what that one has.
+fn is_replica(node: &mut Connection) -> Result<bool> {
+    let info = info(node)?;
+    Ok(info.contains("role:slave") && info.contains("master_link_status:up"))
+}
+
+/// Waits until something is so.
+fn until(otherwise: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline_us = now_us() + AGREE_US;
+    while !is_so()? {
+        ensure!(now_us() < deadline_us, "{otherwise}");
         thread::sleep(Duration::from_millis(10));
     }
+    Ok(())
 }
 
 /// Moves the slot of all keys from the first node to the second, a few keys a step. `at_each_step` may do harm to both.
