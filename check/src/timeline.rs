@@ -67,6 +67,17 @@ pub struct Wait {
     pub answered_us: u64,
 }
 
+/// A request that the server said would wait, and then not to know when it was asked to end it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overlooked {
+    /// Whose.
+    pub owner: u64,
+    /// When it was sent.
+    pub sent_us: u64,
+    /// When CANCEL was answered.
+    pub until_us: u64,
+}
+
 /// What happened on one key.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
@@ -80,6 +91,8 @@ pub struct Timeline {
     pub grants: Vec<Grant>,
     /// Every request that waited.
     pub waits: Vec<Wait>,
+    /// Every one that CANCEL did not find.
+    pub overlooked: Vec<Overlooked>,
 }
 
 /// What an owner has in one mode, as far as it knows.
@@ -101,6 +114,18 @@ struct Owner {
     held: [Option<Held>; 4],
     /// The order of its first request that waited or kept a place, while it has no answer.
     asked: Option<u64>,
+    /// Its last CANCEL.
+    cancelled: Option<Cancelled>,
+}
+
+/// A CANCEL.
+#[derive(Clone, Copy)]
+struct Cancelled {
+    sent_us: u64,
+    answered_us: u64,
+    /// How many requests it has ended.
+    ended: u64,
+    is_waiting: bool,
 }
 
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
@@ -126,8 +151,14 @@ impl Owner {
     fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
         match one.call {
             Call::Acquire { .. } => self.acquire(one, timeline, violations),
-            Call::Release { count } => self.release(one, count, timeline, violations),
-            Call::Renew { lease_ms } => self.renew(one, lease_ms, violations),
+            Call::Release { token: Some(token), .. } | Call::Renew { token: Some(token), .. }
+                if self.means_another(one, token) =>
+            {
+                check_untouched(one, token, violations);
+            }
+            Call::Release { count, .. } => self.release(one, count, timeline, violations),
+            Call::Renew { lease_ms, .. } => self.renew(one, lease_ms, violations),
+            Call::Cancel { is_waiting } => self.cancel(one, is_waiting),
             Call::Close { grace_ms } => self.close(one, grace_ms, timeline),
             Call::Look => self.look(one, violations),
         }
@@ -142,6 +173,9 @@ impl Owner {
         }
         if (block_ms.is_some() || keeps_place) && self.asked.is_none() {
             self.asked = Some(one.order);
+        }
+        if block_ms.is_some() {
+            self.check_cancelled(one, timeline, violations);
         }
         match one.outcome {
             Outcome::Granted(token) => self.granted(one, token, timeline, violations),
@@ -158,12 +192,12 @@ impl Owner {
                 self.asked = Some(0);
             }
             Outcome::Refused => self.asked = None,
-            Outcome::TakenOver | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
+            Outcome::Unblocked | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
         }
     }
 
     fn granted(&mut self, one: &Operation, token: u64, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
-        let Call::Acquire { count, lease_ms, block_ms, request_id, .. } = one.call else {
+        let Call::Acquire { count, lease_ms, block_ms, request_id, is_once, .. } = one.call else {
             return;
         };
         let sure_until_us = one.sent_us + lease_ms * US_PER_MS;
@@ -174,7 +208,7 @@ impl Owner {
         let slot = &mut self.held[one.mode as usize];
         if let Some(held) = slot {
             if held.token == token {
-                let is_repeat = request_id.is_some() && request_id == held.last_id;
+                let is_repeat = is_once || (request_id.is_some() && request_id == held.last_id);
                 let added = if is_repeat { 0 } else { count };
                 // Permits that were added are surely there from now on.
                 believe(one, held, one.answered_us, timeline);
@@ -279,6 +313,36 @@ impl Owner {
         }
     }
 
+    /// Whether a TOKEN is not that of the hold which this owner has.
+    fn means_another(&self, one: &Operation, token: u64) -> bool {
+        self.held[one.mode as usize].is_some_and(|held| held.token != token)
+    }
+
+    fn cancel(&mut self, one: &Operation, is_waiting: bool) {
+        let Outcome::Number(ended) = one.outcome else { return };
+        self.cancelled = Some(Cancelled { sent_us: one.sent_us, answered_us: one.answered_us, ended, is_waiting });
+        if ended > 0 {
+            self.asked = None;
+        }
+    }
+
+    /// A request that waited when it was to be taken back.
+    fn check_cancelled(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
+        let is_about =
+            |cancelled: &Cancelled| one.sent_us <= cancelled.sent_us && cancelled.answered_us <= one.answered_us;
+        let Some(Cancelled { answered_us, ended, is_waiting, .. }) = self.cancelled.filter(is_about) else { return };
+        let Operation { owner, key, sent_us, .. } = *one;
+        if ended == 0 {
+            timeline.overlooked.extend(is_waiting.then_some(Overlooked { owner, sent_us, until_us: answered_us }));
+            return;
+        }
+        self.asked = None;
+        if let Outcome::Granted(_) | Outcome::Nil = one.outcome {
+            let story = format!("{owner} of {key} was told that its request had ended, and then {:?}", one.outcome);
+            violations.push(Violation { rule: Rule::CancelEndsWaits, story });
+        }
+    }
+
     fn close(&mut self, one: &Operation, grace_ms: u64, timeline: &mut Timeline) {
         let slot = &mut self.held[one.mode as usize];
         if let Some(mut held) = slot.take() {
@@ -315,6 +379,15 @@ impl Owner {
                 timeline.possible.push(Possible { from_us: held.possible_from_us, until_us: held.possible_until_us });
             }
         }
+    }
+}
+
+/// A command that means an earlier hold leaves the one that is there alone.
+fn check_untouched(one: &Operation, token: u64, violations: &mut Vec<Violation>) {
+    if let Outcome::Number(_) = one.outcome {
+        let story =
+            format!("{} of {} has another hold than that with token {token}, and it was meant", one.owner, one.key);
+        violations.push(Violation { rule: Rule::TokenIsMeant, story });
     }
 }
 
