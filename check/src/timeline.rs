@@ -6,6 +6,9 @@
 //!
 //! An owner makes one call at a time, so its calls in the order of their answers are the order in which they took effect.
 
+mod meant;
+
+use self::meant::{Cancelled, check_untouched};
 use crate::history::{Call, History, Mode, Operation, Outcome, Rule, Violation};
 
 /// How late an answer may be on a busy machine before that counts as a fault.
@@ -116,16 +119,6 @@ struct Owner {
     asked: Option<u64>,
     /// Its last CANCEL.
     cancelled: Option<Cancelled>,
-}
-
-/// A CANCEL.
-#[derive(Clone, Copy)]
-struct Cancelled {
-    sent_us: u64,
-    answered_us: u64,
-    /// How many requests it has ended.
-    ended: u64,
-    is_waiting: bool,
 }
 
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
@@ -313,36 +306,6 @@ impl Owner {
         }
     }
 
-    /// Whether a TOKEN is not that of the hold which this owner has.
-    fn means_another(&self, one: &Operation, token: u64) -> bool {
-        self.held[one.mode as usize].is_some_and(|held| held.token != token)
-    }
-
-    fn cancel(&mut self, one: &Operation, is_waiting: bool) {
-        let Outcome::Number(ended) = one.outcome else { return };
-        self.cancelled = Some(Cancelled { sent_us: one.sent_us, answered_us: one.answered_us, ended, is_waiting });
-        if ended > 0 {
-            self.asked = None;
-        }
-    }
-
-    /// A request that waited when it was to be taken back.
-    fn check_cancelled(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
-        let is_about =
-            |cancelled: &Cancelled| one.sent_us <= cancelled.sent_us && cancelled.answered_us <= one.answered_us;
-        let Some(Cancelled { answered_us, ended, is_waiting, .. }) = self.cancelled.filter(is_about) else { return };
-        let Operation { owner, key, sent_us, .. } = *one;
-        if ended == 0 {
-            timeline.overlooked.extend(is_waiting.then_some(Overlooked { owner, sent_us, until_us: answered_us }));
-            return;
-        }
-        self.asked = None;
-        if let Outcome::Granted(_) | Outcome::Nil = one.outcome {
-            let story = format!("{owner} of {key} was told that its request had ended, and then {:?}", one.outcome);
-            violations.push(Violation { rule: Rule::CancelEndsWaits, story });
-        }
-    }
-
     fn close(&mut self, one: &Operation, grace_ms: u64, timeline: &mut Timeline) {
         let slot = &mut self.held[one.mode as usize];
         if let Some(mut held) = slot.take() {
@@ -379,15 +342,6 @@ impl Owner {
                 timeline.possible.push(Possible { from_us: held.possible_from_us, until_us: held.possible_until_us });
             }
         }
-    }
-}
-
-/// A command that means an earlier hold leaves the one that is there alone.
-fn check_untouched(one: &Operation, token: u64, violations: &mut Vec<Violation>) {
-    if let Outcome::Number(_) = one.outcome {
-        let story =
-            format!("{} of {} has another hold than that with token {token}, and it was meant", one.owner, one.key);
-        violations.push(Violation { rule: Rule::TokenIsMeant, story });
     }
 }
 
