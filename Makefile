@@ -124,14 +124,14 @@ soak: build ## A mixed load of all kinds with disconnects for MINUTES: whether m
 
 check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states in all
 	@$(NEED) build
-	@set -o pipefail; RLOCK_WORLDS_STATES=$(STATES) cargo test --release --package rlock-core --lib worlds:: -- --nocapture --test-threads=1 | \
+	@set -o pipefail; RLOCK_WORLDS_STATES=$(STATES) cargo test --profile worlds --package rlock-core --lib worlds:: -- --nocapture --test-threads=1 | \
 	  awk '{ print; fflush() } match($$0, /: [0-9]+ states/) { states += substr($$0, RSTART + 2) } \
 	       END { print states " distinct states"; exit states < $(STATES) }'
 
-check-mutants: ## Build the module with each fault of check/mutants, and show which check notices it; NAMES=fifo for some
+check-mutants: ## Build the module with each fault of check/mutants, and write down which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
-	cargo run --quiet --release --package rlock-check -- mutants --server $(SERVER) $(NAMES)
+	cargo run --quiet --release --package rlock-check -- mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
 
 fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: arguments, payloads, effects, commands
 	@$(NEED) build

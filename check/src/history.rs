@@ -52,16 +52,27 @@ pub enum Call {
         request_id: Option<u64>,
         /// Whether a place in a queue is kept without a connection (`QUEUE`).
         keeps_place: bool,
+        /// `ONCE`: an owner that holds already gets no more.
+        is_once: bool,
     },
     /// RELEASE.
     Release {
         /// Holds or permits.
         count: u32,
+        /// `TOKEN t`: only the hold with this token is meant.
+        token: Option<u64>,
     },
     /// RENEW.
     Renew {
         /// The lease.
         lease_ms: u64,
+        /// `TOKEN t`: only the hold with this token is meant.
+        token: Option<u64>,
+    },
+    /// CANCEL: the owner takes back what it waits with. Its answer is how many requests that ended.
+    Cancel {
+        /// Whether the server had said before that a request of this owner waits.
+        is_waiting: bool,
     },
     /// The only connection of the owner's session was closed.
     Close {
@@ -83,13 +94,13 @@ pub enum Outcome {
     Number(u64),
     /// NOTOWNER.
     NotOwner,
-    /// The same owner's request took this one's place.
-    TakenOver,
+    /// The wait was ended by the same owner: a later request took its place, or CANCEL took it back.
+    Unblocked,
     /// An error that says that nothing was changed.
     Refused,
     /// No answer: what it did is not known.
     Unknown,
-    /// The server closed the connection in the very turn in which it granted the request, if it did.
+    /// Nobody is there to be told of a grant: the connection closed before, or in the very turn of it, or nobody listens.
     Undone,
 }
 
@@ -149,6 +160,10 @@ pub enum Rule {
     NilIsFinal,
     /// Nobody waits for a lock that is free.
     NoLostWakeUp,
+    /// What CANCEL says that it has ended is never granted, and it ends what waits.
+    CancelEndsWaits,
+    /// A command with a TOKEN changes no hold that has another one.
+    TokenIsMeant,
     /// A repeated request counts once, and each answer has the number that its owner expects.
     CountsAreRight,
     /// A replica has what its master has.
@@ -162,6 +177,24 @@ pub enum Rule {
 }
 
 impl Rule {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::Exclusion,
+        Self::Permits,
+        Self::HoldIsKept,
+        Self::TokensRise,
+        Self::FirstComeFirstServed,
+        Self::NilIsFinal,
+        Self::NoLostWakeUp,
+        Self::CancelEndsWaits,
+        Self::TokenIsMeant,
+        Self::CountsAreRight,
+        Self::ReplicaAgrees,
+        Self::ReplicaDecidesNothing,
+        Self::NothingIsLeftOver,
+        Self::ServerLives,
+    ];
+
     /// As it is called in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -173,6 +206,8 @@ impl Rule {
             Self::FirstComeFirstServed => "first come, first served",
             Self::NilIsFinal => "nil is final",
             Self::NoLostWakeUp => "no lost wake-up",
+            Self::CancelEndsWaits => "CANCEL ends waits",
+            Self::TokenIsMeant => "TOKEN means one hold",
             Self::CountsAreRight => "counts are right",
             Self::ReplicaAgrees => "replica agrees",
             Self::ReplicaDecidesNothing => "replica decides nothing",

@@ -28,8 +28,14 @@ pub fn history(operations: usize, seed: u64) -> History {
         let renewed_us = known_us + random.random_range(1..100);
         let released_us = renewed_us + random.random_range(50..200);
         let answered_us = released_us + random.random_range(1..100);
-        let call =
-            Call::Acquire { count: 1, lease_ms: 30_000, block_ms: Some(10_000), request_id: None, keeps_place: false };
+        let call = Call::Acquire {
+            count: 1,
+            lease_ms: 30_000,
+            block_ms: Some(10_000),
+            request_id: None,
+            keeps_place: false,
+            is_once: false,
+        };
         let one = |sent_us, answered_us, call, outcome| Operation {
             key: key as u32,
             owner,
@@ -41,9 +47,11 @@ pub fn history(operations: usize, seed: u64) -> History {
             outcome,
         };
         history.operations.push(one(asked_us, known_us, call, Outcome::Granted(token)));
-        let renewed = one(renewed_us, renewed_us + 40, Call::Renew { lease_ms: 30_000 }, Outcome::Number(30_000));
+        let renew = Call::Renew { lease_ms: 30_000, token: None };
+        let renewed = one(renewed_us, renewed_us + 40, renew, Outcome::Number(30_000));
         history.operations.push(renewed);
-        history.operations.push(one(released_us, answered_us, Call::Release { count: 1 }, Outcome::Number(0)));
+        let release = Call::Release { count: 1, token: None };
+        history.operations.push(one(released_us, answered_us, release, Outcome::Number(0)));
         if let Some(free_at_us) = free_at_us.get_mut(key) {
             *free_at_us = random.random_range(released_us..answered_us).max(granted_us + 1);
         }

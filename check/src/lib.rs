@@ -8,11 +8,13 @@
 //! | [`rules`] | the rules, each a sweep over those spans in the order of time |
 //! | [`drive`] | clients that make a history on real servers, under faults |
 //! | [`invented`] | histories without a server: to test the rules, and their speed |
+//! | [`document`] | tables that a run writes into a document |
 //! | [`mutants`] | builds that are wrong on purpose, and which rule notices |
 //!
 //! The checker believes no server. It knows what the clients sent and were answered, by one steady clock, and nothing of the
 //! module's code; only the order in which requests came to the server is the server's word (`MONITOR`).
 
+pub mod document;
 pub mod drive;
 pub mod history;
 pub mod invented;

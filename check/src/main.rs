@@ -1,12 +1,13 @@
 //! The command line of the checker.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use rlock_check::document;
 use rlock_check::drive::campaign::Campaign;
 use rlock_check::drive::faults::{self, Faulty, Row};
 use rlock_check::drive::harm::Faults;
@@ -14,7 +15,7 @@ use rlock_check::drive::server::Program;
 use rlock_check::drive::soak::{self, Sample};
 use rlock_check::history::Violation;
 use rlock_check::invented;
-use rlock_check::mutants::{self, Trial};
+use rlock_check::mutants::{self, Mutant, Trial};
 use rlock_check::rules;
 
 /// Records what clients of the rlock module see, and proves from it what the module promises.
@@ -78,6 +79,9 @@ enum Command {
         /// What the clients' choices are drawn from.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// The document to write the table into; only the table of all of them is written.
+        #[arg(long)]
+        write: Option<PathBuf>,
         /// Those whose names contain one of these; all if there is none.
         names: Vec<String>,
     },
@@ -123,7 +127,7 @@ fn main() -> Result<ExitCode> {
             let table = faults::table(&rows);
             println!("{table}");
             if let Some(document) = write {
-                faults::write(&document, &table)?;
+                document::write(&document, "test-faults", &table)?;
             }
             let is_safe = rows.iter().all(|row| row.violations.is_empty());
             Ok(if is_safe { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -142,10 +146,11 @@ fn main() -> Result<ExitCode> {
             }
             Ok(tell(&soaked.violations))
         }
-        Command::Mutants { server, seconds, seed, names } => {
+        Command::Mutants { server, seconds, seed, write, names } => {
             let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
             let target = root.join("target/mutants");
-            show_mutants(&Trial { root, target, server, lasts: Duration::from_secs(seconds), seed }, &names)
+            let trial = Trial { root, target, server, lasts: Duration::from_secs(seconds), seed };
+            show_mutants(&trial, &names, write.as_deref())
         }
         Command::Speed { operations } => {
             let mut history = invented::history(operations, 1);
@@ -189,14 +194,13 @@ fn show_row(row: &Row) {
     }
 }
 
-/// The table of the mutants. Fails if one of them is not caught.
-fn show_mutants(trial: &Trial, names: &[String]) -> Result<ExitCode> {
-    let (mut tried, mut caught) = (0, 0);
-    for mutant in mutants::all(&trial.root)? {
-        if !names.is_empty() && !names.iter().any(|name| mutant.name.contains(name)) {
-            continue;
-        }
-        tried += 1;
+/// Shows each mutant as soon as it was tried, and writes the table of all. Fails if one of them is not caught.
+fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Result<ExitCode> {
+    let is_wanted = |mutant: &Mutant| names.is_empty() || names.iter().any(|name| mutant.name.contains(name));
+    let wanted: Vec<Mutant> = mutants::all(&trial.root)?.into_iter().filter(is_wanted).collect();
+    let all = wanted.len();
+    let mut verdicts = Vec::new();
+    for mutant in wanted {
         let verdict = match trial.of(&mutant) {
             Ok(verdict) => verdict,
             Err(error) => {
@@ -204,17 +208,21 @@ fn show_mutants(trial: &Trial, names: &[String]) -> Result<ExitCode> {
                 continue;
             }
         };
-        caught += usize::from(verdict.is_caught());
         let said = if verdict.is_caught() { "caught" } else { "NOT CAUGHT" };
         println!("{:24} {said:10} {}", mutant.name, mutant.what);
         let rules = if verdict.rules.is_empty() { "nothing".into() } else { verdict.rules.join("; ") };
         println!("{:24} histories: {rules}", "");
-        if let Some(worlds) = verdict.worlds {
-            println!("{:24} worlds: {}", "", if worlds.is_empty() { "nothing" } else { &worlds });
+        if let Some(worlds) = &verdict.worlds {
+            println!("{:24} worlds: {}", "", if worlds.is_empty() { "nothing" } else { worlds });
         }
+        verdicts.push((mutant, verdict));
     }
-    println!("{caught} of {tried} caught");
-    Ok(if caught == tried { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let caught = verdicts.iter().filter(|(_, verdict)| verdict.is_caught()).count();
+    println!("{caught} of {all} caught");
+    if let Some(document) = document.filter(|_| names.is_empty() && verdicts.len() == all) {
+        document::write(document, "check-mutants", &mutants::table(&verdicts))?;
+    }
+    Ok(if caught == all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn tell(violations: &[Violation]) -> ExitCode {

@@ -1,7 +1,9 @@
 //! Builds that are wrong on purpose, and which rule notices.
 //!
 //! Each is a patch in `check/mutants/`, applied to a copy of the tree, so nothing of it is in the product. The first line of a
-//! patch says what is wrong; a line `Fault: …` names the fault under which it shows, if it is not the one of the clock. What touches the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`).
+//! patch says what is wrong; a line `Fault: …` names the fault under which it shows, if it is not the one of the clock. What touches
+//! the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`), which have to notice it: the histories are then a
+//! second witness. What they alone can see, they have to notice.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,8 +20,8 @@ use crate::drive::server::Program;
 /// The profile of the workspace that mutants are built with: quickly.
 const PROFILE: &str = "mutant";
 
-/// How many states of small worlds a mutant of the core is shown to.
-const STATES: &str = "160000";
+/// How many states of small worlds a mutant of the core is shown to. Most are found among the first ones.
+const STATES: [&str; 2] = ["16000", "160000"];
 
 /// What to show the mutants to.
 #[derive(Clone, Debug)]
@@ -58,11 +60,40 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Whether anybody has noticed.
+    /// Whether those have noticed who have to.
     #[must_use]
     pub fn is_caught(&self) -> bool {
-        !self.rules.is_empty() || self.worlds.as_ref().is_some_and(|said| !said.is_empty())
+        match &self.worlds {
+            Some(said) => !said.is_empty(),
+            None => !self.rules.is_empty(),
+        }
     }
+}
+
+/// A table of Markdown: who has noticed which mutant.
+#[must_use]
+pub fn table(verdicts: &[(Mutant, Verdict)]) -> String {
+    let mut text =
+        String::from("| mutant | what is wrong | rules of the histories | small worlds |\n|---|---|---|---|\n");
+    for (mutant, verdict) in verdicts {
+        let rules = if verdict.rules.is_empty() { "nothing".into() } else { verdict.rules.join("; ") };
+        let worlds = match verdict.worlds.as_deref() {
+            None => "not in the core",
+            Some("") => "nothing",
+            Some(said) => said,
+        };
+        // What an assertion says may have what ends a cell.
+        let worlds = worlds.replace('|', "\\|");
+        text.push_str(&format!("| `{}` | {} | {rules} | {worlds} |\n", mutant.name, mutant.what));
+    }
+    let count = |is_it: fn(&Verdict) -> bool| verdicts.iter().filter(|(_, verdict)| is_it(verdict)).count();
+    let by_rules = count(|verdict| !verdict.rules.is_empty());
+    let by_worlds = count(|verdict| verdict.worlds.as_ref().is_some_and(|said| !said.is_empty()));
+    let in_core = count(|verdict| verdict.worlds.is_some());
+    let caught = count(Verdict::is_caught);
+    let all = verdicts.len();
+    text.push_str(&format!("| {caught} of {all} are caught | | {by_rules} of {all} | {by_worlds} of {in_core} |\n"));
+    text
 }
 
 /// The patches of a tree, by name.
@@ -123,14 +154,14 @@ impl Trial {
     /// Searches the small worlds of the core in a tree. Returns what was found, in a line; nothing if all is well.
     fn worlds(&self, tree: &Path) -> Result<String> {
         run(&mut self.cargo(tree, &["test", "--package", "rlock-core", "--lib", "--no-run"]))?;
-        let mut search = self.cargo(tree, &["test", "--package", "rlock-core", "--lib", "worlds::"]);
-        let output = search.env("RLOCK_WORLDS_STATES", STATES).output()?;
-        if output.status.success() {
-            return Ok(String::new());
+        for states in STATES {
+            let mut search = self.cargo(tree, &["test", "--package", "rlock-core", "--lib", "worlds::"]);
+            let output = search.env("RLOCK_WORLDS_STATES", states).output()?;
+            if !output.status.success() {
+                return Ok(finding(&String::from_utf8_lossy(&output.stdout)));
+            }
         }
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let found = said.lines().skip_while(|line| !line.contains("panicked at")).nth(1).unwrap_or("a test fails");
-        Ok(found.trim().to_owned())
+        Ok(String::new())
     }
 
     fn cargo(&self, tree: &Path, words: &[&str]) -> Command {
@@ -139,6 +170,14 @@ impl Trial {
         command.env("CARGO_TARGET_DIR", self.target.join("build"));
         command
     }
+}
+
+/// What the first assertion that fails says, without the values that it compares.
+fn finding(said: &str) -> String {
+    let found = said.lines().skip_while(|line| !line.contains("panicked at")).nth(1).unwrap_or("a test fails").trim();
+    let compares =
+        found.strip_prefix("assertion `left == right` failed: ").or(found.strip_prefix("assertion failed: "));
+    compares.unwrap_or(found).to_owned()
 }
 
 /// Copies what git knows of a tree and what is new in it. A file that is the same already is left alone, so that cargo builds anew

@@ -45,8 +45,8 @@ pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) {
 fn end_at(one: &mut Operation, killed_us: u64) {
     let left_ms = killed_us.saturating_sub(one.sent_us) / US_PER_MS;
     match &mut one.call {
-        Call::Acquire { lease_ms, .. } | Call::Renew { lease_ms } => *lease_ms = (*lease_ms).min(left_ms),
-        Call::Release { .. } | Call::Close { .. } | Call::Look => {}
+        Call::Acquire { lease_ms, .. } | Call::Renew { lease_ms, .. } => *lease_ms = (*lease_ms).min(left_ms),
+        Call::Release { .. } | Call::Cancel { .. } | Call::Close { .. } | Call::Look => {}
     }
 }
 
@@ -57,7 +57,14 @@ mod tests {
     use crate::rules;
 
     fn granted(owner: u64, at_us: u64, token: u64) -> Operation {
-        let call = Call::Acquire { count: 1, lease_ms: 1_000, block_ms: None, request_id: None, keeps_place: false };
+        let call = Call::Acquire {
+            count: 1,
+            lease_ms: 1_000,
+            block_ms: None,
+            request_id: None,
+            keeps_place: false,
+            is_once: false,
+        };
         let outcome = Outcome::Granted(token);
         Operation {
             key: 0,
@@ -88,7 +95,7 @@ mod tests {
 
     #[test]
     fn who_was_giving_up_does_not_hold_any_more() {
-        let release = Operation { call: Call::Release { count: 1 }, ..granted(1, 20_000, 5) };
+        let release = Operation { call: Call::Release { count: 1, token: None }, ..granted(1, 20_000, 5) };
         let release = Operation { answered_us: 35_000, outcome: Outcome::Unknown, ..release };
         let next = granted(2, 25_000, 6);
         assert_eq!(rules_broken(&[granted(1, 10_000, 5), release, next], &[30_000, 40_000]), []);

@@ -6,6 +6,9 @@
 //!
 //! An owner makes one call at a time, so its calls in the order of their answers are the order in which they took effect.
 
+mod meant;
+
+use self::meant::{Cancelled, check_untouched};
 use crate::history::{Call, History, Mode, Operation, Outcome, Rule, Violation};
 
 /// How late an answer may be on a busy machine before that counts as a fault.
@@ -67,6 +70,17 @@ pub struct Wait {
     pub answered_us: u64,
 }
 
+/// A request that the server said would wait, and then not to know when it was asked to end it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overlooked {
+    /// Whose.
+    pub owner: u64,
+    /// When it was sent.
+    pub sent_us: u64,
+    /// When CANCEL was answered.
+    pub until_us: u64,
+}
+
 /// What happened on one key.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
@@ -80,6 +94,8 @@ pub struct Timeline {
     pub grants: Vec<Grant>,
     /// Every request that waited.
     pub waits: Vec<Wait>,
+    /// Every one that CANCEL did not find.
+    pub overlooked: Vec<Overlooked>,
 }
 
 /// What an owner has in one mode, as far as it knows.
@@ -101,6 +117,8 @@ struct Owner {
     held: [Option<Held>; 4],
     /// The order of its first request that waited or kept a place, while it has no answer.
     asked: Option<u64>,
+    /// Its last CANCEL.
+    cancelled: Option<Cancelled>,
 }
 
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
@@ -126,8 +144,14 @@ impl Owner {
     fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
         match one.call {
             Call::Acquire { .. } => self.acquire(one, timeline, violations),
-            Call::Release { count } => self.release(one, count, timeline, violations),
-            Call::Renew { lease_ms } => self.renew(one, lease_ms, violations),
+            Call::Release { token: Some(token), .. } | Call::Renew { token: Some(token), .. }
+                if self.means_another(one, token) =>
+            {
+                check_untouched(one, token, violations);
+            }
+            Call::Release { count, .. } => self.release(one, count, timeline, violations),
+            Call::Renew { lease_ms, .. } => self.renew(one, lease_ms, violations),
+            Call::Cancel { is_waiting } => self.cancel(one, is_waiting),
             Call::Close { grace_ms } => self.close(one, grace_ms, timeline),
             Call::Look => self.look(one, violations),
         }
@@ -142,6 +166,9 @@ impl Owner {
         }
         if (block_ms.is_some() || keeps_place) && self.asked.is_none() {
             self.asked = Some(one.order);
+        }
+        if block_ms.is_some() {
+            self.check_cancelled(one, timeline, violations);
         }
         match one.outcome {
             Outcome::Granted(token) => self.granted(one, token, timeline, violations),
@@ -158,12 +185,12 @@ impl Owner {
                 self.asked = Some(0);
             }
             Outcome::Refused => self.asked = None,
-            Outcome::TakenOver | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
+            Outcome::Unblocked | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
         }
     }
 
     fn granted(&mut self, one: &Operation, token: u64, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
-        let Call::Acquire { count, lease_ms, block_ms, request_id, .. } = one.call else {
+        let Call::Acquire { count, lease_ms, block_ms, request_id, is_once, .. } = one.call else {
             return;
         };
         let sure_until_us = one.sent_us + lease_ms * US_PER_MS;
@@ -174,7 +201,7 @@ impl Owner {
         let slot = &mut self.held[one.mode as usize];
         if let Some(held) = slot {
             if held.token == token {
-                let is_repeat = request_id.is_some() && request_id == held.last_id;
+                let is_repeat = is_once || (request_id.is_some() && request_id == held.last_id);
                 let added = if is_repeat { 0 } else { count };
                 // Permits that were added are surely there from now on.
                 believe(one, held, one.answered_us, timeline);

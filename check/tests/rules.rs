@@ -28,7 +28,7 @@ impl Told {
     }
 
     fn released(self, owner: u64, mode: Mode, at_ms: u64, left: u64) -> Told {
-        self.call(owner, mode, at_ms, at_ms + 1, Call::Release { count: 1 }, Outcome::Number(left))
+        self.call(owner, mode, at_ms, at_ms + 1, Call::Release { count: 1, token: None }, Outcome::Number(left))
     }
 
     fn broken(mut self) -> Vec<Rule> {
@@ -40,7 +40,7 @@ impl Told {
 }
 
 fn acquire(count: u32, block_ms: Option<u64>, request_id: Option<u64>) -> Call {
-    Call::Acquire { count, lease_ms: 30_000, block_ms, request_id, keeps_place: false }
+    Call::Acquire { count, lease_ms: 30_000, block_ms, request_id, keeps_place: false, is_once: false }
 }
 
 const ALONE: Mode = Mode::Exclusive;
@@ -131,7 +131,7 @@ fn a_hold_that_is_lost_before_its_time() {
             ALONE,
             at_ms,
             at_ms + 1,
-            Call::Renew { lease_ms: 1000 },
+            Call::Renew { lease_ms: 1000, token: None },
             Outcome::NotOwner,
         )
     };
@@ -141,7 +141,7 @@ fn a_hold_that_is_lost_before_its_time() {
 
 #[test]
 fn a_renewal_makes_a_hold_last_and_never_shortens_it() {
-    let renew = Call::Renew { lease_ms: 1000 };
+    let renew = Call::Renew { lease_ms: 1000, token: None };
     let told = |left| {
         Told::mutex()
             .granted(1, ALONE, 10, 5)
@@ -239,4 +239,81 @@ fn a_place_that_was_taken_over_unheard_has_no_known_order() {
         .released(2, ALONE, 1_050, 0)
         .released(3, ALONE, 1_200, 0);
     assert_eq!(told.broken(), []);
+}
+
+#[test]
+fn a_request_with_once_is_no_second_hold() {
+    let once = || match acquire(1, None, None) {
+        Call::Acquire { count, lease_ms, block_ms, request_id, keeps_place, .. } => {
+            Call::Acquire { count, lease_ms, block_ms, request_id, keeps_place, is_once: true }
+        }
+        other => other,
+    };
+    let told = |first, left| {
+        Told::mutex()
+            .call(1, ALONE, 10, 11, once(), first)
+            .call(1, ALONE, 20, 21, once(), Outcome::Granted(5))
+            .released(1, ALONE, 30, left)
+    };
+    for first in [Outcome::Granted(5), Outcome::Unknown] {
+        assert_eq!(told(first, 0).broken(), []);
+        assert_eq!(told(first, 1).broken(), [Rule::CountsAreRight]);
+    }
+}
+
+#[test]
+fn a_token_means_one_hold() {
+    let told = |call, outcome| {
+        Told::mutex()
+            .granted(1, ALONE, 10, 5)
+            .released(1, ALONE, 20, 0)
+            .granted(1, ALONE, 30, 6)
+            .call(1, ALONE, 40, 41, call, outcome)
+    };
+    let release = |token| Call::Release { count: 1, token: Some(token) };
+    assert_eq!(told(release(5), Outcome::NotOwner).broken(), [], "the second hold goes on");
+    assert_eq!(told(release(5), Outcome::Number(0)).broken(), [Rule::TokenIsMeant]);
+    let renew = |token| Call::Renew { lease_ms: 30_000, token: Some(token) };
+    assert_eq!(told(renew(5), Outcome::NotOwner).broken(), []);
+    assert_eq!(told(renew(5), Outcome::Number(30_000)).broken(), [Rule::TokenIsMeant]);
+    assert_eq!(told(renew(6), Outcome::Number(30_000)).broken(), []);
+    assert_eq!(told(release(6), Outcome::NotOwner).broken(), [Rule::HoldIsKept], "its own hold is released");
+}
+
+/// Owner 1 holds, owner 2 waits and takes that back.
+fn taken_back(ended: u64, then: Outcome, released_ms: u64) -> Vec<Rule> {
+    Told::mutex()
+        .granted(1, ALONE, 10, 5)
+        .call(2, ALONE, 30, 31, Call::Cancel { is_waiting: true }, Outcome::Number(ended))
+        .released(1, ALONE, released_ms, 0)
+        .call(2, ALONE, 20, 60, acquire(1, Some(8_000), Some(2)), then)
+        .broken()
+}
+
+#[test]
+fn what_was_taken_back_is_over() {
+    assert_eq!(taken_back(1, Outcome::Unblocked, 40), []);
+    assert_eq!(taken_back(1, Outcome::Granted(6), 40), [Rule::CancelEndsWaits]);
+    assert!(taken_back(1, Outcome::Nil, 40).contains(&Rule::CancelEndsWaits));
+}
+
+#[test]
+fn who_surely_waits_can_take_that_back() {
+    assert_eq!(taken_back(0, Outcome::Granted(6), 40), [Rule::CancelEndsWaits]);
+    assert_eq!(taken_back(0, Outcome::Granted(6), 25), [], "it was granted before");
+}
+
+/// The connection over which a request waits has closed: whoever stands behind it is next.
+#[test]
+fn a_wait_without_a_connection_is_passed() {
+    let wait = acquire(1, Some(60_000), Some(1));
+    let told = |answered_ms| {
+        Told::mutex()
+            .granted(1, ALONE, 10, 5)
+            .call(2, ALONE, 20, 99, wait, Outcome::Undone)
+            .call(3, ALONE, 21, answered_ms, wait, Outcome::Granted(7))
+            .released(1, ALONE, 100, 0)
+    };
+    assert_eq!(told(102).broken(), []);
+    assert_eq!(told(9_000).broken(), [Rule::NoLostWakeUp]);
 }

@@ -1,19 +1,14 @@
 //! Each fault on each server, checked, and the table of what came of it.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::campaign::Campaign;
 use super::harm::Faults;
 use super::server::Program;
 use crate::history::Violation;
-
-/// Where the table goes in a document: between these lines.
-const BEGIN: &str = "<!-- written by `make test-faults`: begin -->";
-const END: &str = "<!-- written by `make test-faults`: end -->";
 
 /// All of it.
 #[derive(Clone, Debug)]
@@ -90,17 +85,4 @@ pub fn table(rows: &[Row]) -> String {
     let violations: usize = rows.iter().map(|row| row.violations.len()).sum();
     text.push_str(&format!("| all | | {operations} | {grants} | {violations} |\n"));
     text
-}
-
-/// Puts a table in its place in a document.
-///
-/// # Errors
-///
-/// If the document has no such place.
-pub fn write(document: &Path, table: &str) -> Result<()> {
-    let text = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
-    let (before, rest) = text.split_once(BEGIN).with_context(|| format!("{} has no {BEGIN}", document.display()))?;
-    let after = rest.split_once(END).map(|(_, after)| after);
-    ensure!(after.is_some(), "{} has no {END}", document.display());
-    Ok(fs::write(document, format!("{before}{BEGIN}\n\n{table}\n{END}{}", after.unwrap_or_default()))?)
 }

@@ -8,6 +8,8 @@
 //! | [`worker`] | one client: what it does is drawn from a seed, what comes of it is recorded |
 //! | [`scenes`] | what a client does that takes more than one connection |
 //! | [`parade`] | holds of each kind, changed in each way, to compare a replica with its master |
+//! | [`retries`] | requests that are sent again, and commands that mean one hold (`ONCE`, `TOKEN`) |
+//! | [`waits`] | requests that wait without a blocked connection, and the ways in which they end (`NOTIFY`, `CANCEL`) |
 //! | [`subscriber`] | who listens for answers to `NOTIFY` |
 //! | [`harm`] | what goes wrong meanwhile |
 //! | [`cluster`] | two nodes of a cluster: a slot goes from one to the other, or a replica takes over |
@@ -23,9 +25,11 @@ pub mod half_open;
 pub mod harm;
 pub mod monitor;
 pub mod parade;
+pub mod retries;
 pub mod scenes;
 pub mod server;
 pub mod soak;
 pub mod subscriber;
+pub mod waits;
 pub mod wire;
 pub mod worker;

@@ -3,8 +3,6 @@
 use anyhow::{Result, bail, ensure};
 use redis::Value;
 
-use super::campaign::SLOT;
-use super::subscriber::Subscriber;
 use super::wire::{Connection, as_grant, now_us};
 use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Kind, Mode, Outcome};
@@ -49,7 +47,13 @@ impl Worker {
             Err(_) => vec![Outcome::Unknown; keys.len()],
         };
         for (key, outcome) in keys.iter().zip(left) {
-            self.record(&Party { key: *key, ..party }, sent_us, answered_us, Call::Release { count: 1 }, outcome);
+            self.record(
+                &Party { key: *key, ..party },
+                sent_us,
+                answered_us,
+                Call::Release { count: 1, token: None },
+                outcome,
+            );
         }
         Ok(())
     }
@@ -122,7 +126,7 @@ impl Worker {
             Ok(Value::Array(answers)) => answers.first().map_or(Outcome::Unknown, number),
             _ => Outcome::Unknown,
         };
-        self.record(&holder, sent_us, answered_us, Call::Release { count: 1 }, released);
+        self.record(&holder, sent_us, answered_us, Call::Release { count: 1, token: None }, released);
         // Of a transaction without an answer it is not known what it did.
         let undone = if released == Outcome::Unknown { Outcome::Unknown } else { Outcome::Undone };
         self.record(&killed, killed_us, answered_us, wish.call(), undone);
@@ -134,91 +138,25 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits without a blocked connection, and is answered on a channel.
-    pub(super) fn be_notified(&mut self) -> Result<()> {
-        let channel = format!("answers-{}{SLOT}", self.own_key);
-        // It listens where it asks.
-        let address = self.connection.address();
-        let mut subscriber = match self.subscriber.take().filter(|subscriber| subscriber.address() == address) {
-            Some(subscriber) => subscriber,
-            None => Subscriber::open(address, self.subscribes, &channel)?,
-        };
-        let party = self.party(|_| true);
-        let party = Party { asked: 1, ..party };
-        let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
-        let sent_us = now_us();
-        let answer = self.connection.call(&format!("{} NOTIFY {channel}", self.wish(&party, wish)));
-        let outcome = match answer {
-            // It has to wait.
-            Outcome::Number(0) => self.hear(&mut subscriber, party.owner),
-            answer => Ok(as_grant(answer)),
-        };
-        let heard = outcome.as_ref().map_or(Outcome::Unknown, |outcome| *outcome);
-        self.record(&party, sent_us, now_us(), wish.call(), heard);
-        outcome?;
-        self.subscriber = Some(subscriber);
-        if matches!(heard, Outcome::Granted(_)) {
-            self.release(&party, 1, None);
-        }
-        Ok(())
-    }
-
-    /// The answer on a channel, as long as the connection that asked is there: the wait ends with it.
-    fn hear(&mut self, subscriber: &mut Subscriber, id: u64) -> Result<Outcome> {
-        ensure!(
-            subscriber.address() == self.connection.address(),
-            "the request was sent on to a node where nobody listens"
-        );
-        loop {
-            if let Some(outcome) = subscriber.answer(id)? {
-                return Ok(outcome);
-            }
-            if self.connection.ask("PING").is_err() {
-                bail!("the connection that asked is lost");
-            }
-        }
-    }
-
-    /// A request that is to be answered on a channel that nobody listens to, and another one behind it: that one gets the lock.
-    pub(super) fn be_deaf(&mut self) -> Result<()> {
-        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
-        if !self.acquire(&mut holder, Wish::WAIT) {
-            return Ok(());
-        }
-        let (deaf, next) = (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
-        let (deaf, next) = (Party { asked: 1, ..deaf }, Party { asked: 1, ..next });
-        let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
-        let deaf_us = now_us();
-        self.connection.ask(&format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key))?;
-        let wish = self.limit(Wish::WAIT);
-        let mut to_wait = Connection::open(self.address)?;
-        let next_us = now_us();
-        to_wait.send(&self.wish(&next, wish))?;
-        self.wait_for_waiters(2)?;
-        self.release(&holder, 1, None);
-        self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Undone);
-        let outcome = as_grant(to_wait.receive());
-        self.record(&next, next_us, now_us(), wish.call(), outcome);
-        if matches!(outcome, Outcome::Granted(_)) {
-            self.release(&next, 1, None);
-        }
-        Ok(())
-    }
-
     /// Waits until so many wait for this client's own key.
-    fn wait_for_waiters(&mut self, count: usize) -> Result<()> {
-        let name = self.keys.get(self.own_key).map(|key| key.name.clone()).unwrap_or_default();
+    pub(super) fn wait_for_waiters(&mut self, count: usize) -> Result<()> {
         for _ in 0..10_000 {
-            let Value::Array(waiters) = self.connection.ask(&format!("RLOCK.WAITERS {name}"))? else {
-                bail!("WAITERS is an array");
-            };
-            if waiters.len() >= count {
+            if self.count_waiters()? >= count {
                 return Ok(());
             }
             self.pause(200);
         }
         ensure!(count == 0, "a request does not come to wait");
         Ok(())
+    }
+
+    /// How many wait for this client's own key.
+    pub(super) fn count_waiters(&mut self) -> Result<usize> {
+        let name = self.keys.get(self.own_key).map(|key| key.name.clone()).unwrap_or_default();
+        match self.connection.ask(&format!("RLOCK.WAITERS {name}"))? {
+            Value::Array(waiters) => Ok(waiters.len()),
+            _ => bail!("WAITERS is an array"),
+        }
     }
 }
 

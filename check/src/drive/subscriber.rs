@@ -72,7 +72,8 @@ impl Subscriber {
         } else if self.position(&format!("\r\nnil {id}\r\n")).is_some() {
             Some(Outcome::Nil)
         } else {
-            self.position(&format!("\r\nerror {id} ")).map(|_| Outcome::Refused)
+            let refused = || self.position(&format!("\r\nerror {id} ")).map(|_| Outcome::Refused);
+            self.position(&format!("\r\nerror {id} UNBLOCKED ")).map(|_| Outcome::Unblocked).or_else(refused)
         };
         // A message is in one packet, but for the end of a line.
         let is_whole = self.heard.ends_with(b"\r\n");

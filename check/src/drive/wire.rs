@@ -159,7 +159,7 @@ pub fn outcome(answer: Result<Value, RedisError>) -> Outcome {
         }
         Err(error) => match error.code() {
             Some("NOTOWNER") => Outcome::NotOwner,
-            Some("UNBLOCKED") => Outcome::TakenOver,
+            Some("UNBLOCKED") => Outcome::Unblocked,
             _ => Outcome::Refused,
         },
     }

@@ -60,6 +60,7 @@ pub(super) struct Wish {
     pub(super) request_id: Option<u64>,
     pub(super) session_ms: Option<u64>,
     pub(super) queue_ms: Option<u64>,
+    pub(super) is_once: bool,
 }
 
 impl Wish {
@@ -70,12 +71,13 @@ impl Wish {
         request_id: None,
         session_ms: None,
         queue_ms: None,
+        is_once: false,
     };
     pub(super) const TRY: Self = Self { block_ms: None, ..Self::WAIT };
 
     pub(super) fn call(self) -> Call {
-        let Self { count, lease_ms, block_ms, request_id, queue_ms, .. } = self;
-        Call::Acquire { count, lease_ms, block_ms, request_id, keeps_place: queue_ms.is_some() }
+        let Self { count, lease_ms, block_ms, request_id, queue_ms, is_once, .. } = self;
+        Call::Acquire { count, lease_ms, block_ms, request_id, keeps_place: queue_ms.is_some(), is_once }
     }
 }
 
@@ -141,7 +143,12 @@ impl Worker {
             self.is_confused = false;
         }
         match self.random.random_range(0..100) {
-            0..40 => self.hold_once(),
+            0..27 => self.hold_once(),
+            27..31 => self.send_again()?,
+            31..35 => self.mean_an_earlier_hold(),
+            35..39 => self.take_back()?,
+            // Among crashes it is not known when the server hears of a closed connection.
+            39..40 if !self.survives => self.hang_up()?,
             40..48 => self.be_notified()?,
             48..50 => self.be_deaf()?,
             50..58 => self.hold_twice(),
@@ -207,13 +214,19 @@ impl Worker {
     }
 
     pub(super) fn wish(&self, party: &Party, wish: Wish) -> String {
-        let permits = if party.mode == Mode::Permits { format!(" PERMITS {}", wish.count) } else { String::new() };
+        let permits = Self::permits(party, wish.count);
         let option = |name: &str, value: Option<u64>| value.map(|value| format!(" {name} {value}")).unwrap_or_default();
-        let Wish { lease_ms, block_ms, request_id, session_ms, queue_ms, .. } = wish;
+        let Wish { lease_ms, block_ms, request_id, session_ms, queue_ms, is_once, .. } = wish;
         let words = self.words(party, "ACQUIRE");
         let (block, queue) = (option("BLOCK", block_ms), option("QUEUE", queue_ms));
         let (request, session) = (option("REQ", request_id), option("SESSION", session_ms));
-        format!("{words}{permits} PX {lease_ms}{block}{queue}{request}{session}")
+        let once = if is_once { " ONCE" } else { "" };
+        format!("{words}{permits} PX {lease_ms}{block}{queue}{request}{session}{once}")
+    }
+
+    /// The option that says how many permits are meant.
+    pub(super) fn permits(party: &Party, count: u32) -> String {
+        if party.mode == Mode::Permits { format!(" PERMITS {count}") } else { String::new() }
     }
 
     pub(super) fn record(&mut self, party: &Party, sent_us: u64, answered_us: u64, call: Call, outcome: Outcome) {
@@ -233,30 +246,37 @@ impl Worker {
     }
 
     pub(super) fn acquire(&mut self, party: &mut Party, wish: Wish) -> bool {
+        self.acquire_token(party, wish).is_some()
+    }
+
+    pub(super) fn acquire_token(&mut self, party: &mut Party, wish: Wish) -> Option<u64> {
         party.asked += 1;
         let wish = self.limit(wish);
         let words = self.wish(party, wish);
-        let outcome = self.ask(party, &words, wish.call());
-        if self.survives && outcome == Outcome::Refused {
-            // The server takes no requests for a while: nothing is learnt by asking at once again.
-            thread::sleep(Duration::from_millis(2));
+        match self.ask(party, &words, wish.call()) {
+            Outcome::Granted(token) => Some(token),
+            Outcome::Refused if self.survives => {
+                // The server takes no requests for a while: nothing is learnt by asking at once again.
+                thread::sleep(Duration::from_millis(2));
+                None
+            }
+            _ => None,
         }
-        matches!(outcome, Outcome::Granted(_))
     }
 
     pub(super) fn release(&mut self, party: &Party, count: u32, request_id: Option<u64>) {
-        let permits = if party.mode == Mode::Permits { format!(" PERMITS {count}") } else { String::new() };
+        let permits = Self::permits(party, count);
         let request = request_id.map(|id| format!(" REQ {id}")).unwrap_or_default();
         let words = format!("{}{permits}{request}", self.words(party, "RELEASE"));
-        self.ask(party, &words, Call::Release { count });
+        self.ask(party, &words, Call::Release { count, token: None });
     }
 
     fn renew(&mut self, party: &Party, lease_ms: u64) {
         let words = format!("{} PX {lease_ms}", self.words(party, "RENEW"));
-        self.ask(party, &words, Call::Renew { lease_ms });
+        self.ask(party, &words, Call::Renew { lease_ms, token: None });
     }
 
-    fn look(&mut self, party: &Party) {
+    pub(super) fn look(&mut self, party: &Party) {
         let words = self.words(party, "HOLDS");
         self.ask(party, &words, Call::Look);
     }
@@ -266,7 +286,7 @@ impl Worker {
         thread::sleep(Duration::from_micros(pause_us));
     }
 
-    fn wait_or_try(&mut self, party: &Party) -> Wish {
+    pub(super) fn wait_or_try(&mut self, party: &Party) -> Wish {
         let count = if party.mode == Mode::Permits { self.random.random_range(1..=3) } else { 1 };
         let wish = if self.random.random_bool(0.75) { Wish::WAIT } else { Wish::TRY };
         Wish { count, ..wish }

@@ -21,6 +21,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
             exclusion::check(key, &timeline.beliefs, violations);
             order::check_queue(key, &timeline.grants, violations);
             waiting::check(key, timeline, violations);
+            waiting::check_cancels(key, timeline, violations);
         }
         grants.extend(timeline.grants.iter().map(|grant| (timeline.key, *grant)));
     });

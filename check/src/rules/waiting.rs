@@ -1,7 +1,7 @@
-//! Nobody waits for a lock that is free.
+//! Nobody waits for a lock that is free, and CANCEL finds who waits.
 
-use crate::history::{Key, Rule, Violation};
-use crate::timeline::{Possible, SLACK_US, Timeline, Wait};
+use crate::history::{Key, Kind, Rule, Violation};
+use crate::timeline::{Belief, Possible, SLACK_US, Timeline, Wait};
 
 /// Sweeps over the spans in which nobody can hold, and the requests that waited, both in the order of time.
 pub(super) fn check(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
@@ -24,6 +24,24 @@ pub(super) fn check(key: &Key, timeline: &Timeline, violations: &mut Vec<Violati
                     format!("{owner} waited for {} for {lasted_us} us from {from_us} on, which was free", key.name);
                 violations.push(Violation { rule: Rule::NoLostWakeUp, story });
             }
+        }
+    }
+}
+
+/// A request that waits while another owner has the lock, from before it was sent until CANCEL was answered, is there to be ended.
+pub(super) fn check_cancels(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
+    if timeline.overlooked.is_empty() || !matches!(key.kind, Kind::Mutex | Kind::Fair) {
+        return;
+    }
+    let mut beliefs: Vec<&Belief> = timeline.beliefs.iter().collect();
+    beliefs.sort_unstable_by_key(|belief| belief.from_us);
+    for one in &timeline.overlooked {
+        let begun = beliefs.partition_point(|belief| belief.from_us <= one.sent_us);
+        let latest = begun.checked_sub(1).and_then(|at| beliefs.get(at));
+        if latest.is_some_and(|belief| belief.owner != one.owner && belief.until_us >= one.until_us) {
+            let story =
+                format!("{} waited for {}, and CANCEL found nothing at {} us", one.owner, key.name, one.until_us);
+            violations.push(Violation { rule: Rule::CancelEndsWaits, story });
         }
     }
 }

@@ -81,10 +81,12 @@ impl Engine {
             }
             None => Terms { count: left, ..terms.clone() },
         };
+        // Only the end of a session makes a deadline come nearer: that of the grant, which goes with it, or that of the hold before.
+        let has_ended = undone.deadline_us > terms.deadline_us;
         if undone != terms {
             self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms: undone });
         }
-        if client.is_some() && is_bound_to(tx.keys, id, token, <[u64]>::is_empty) {
+        if (client.is_some() || has_ended) && is_bound_to(tx.keys, id, token, <[u64]>::is_empty) {
             // The other connections have closed meanwhile.
             self.end_session(tx, id, token);
         }

@@ -51,7 +51,18 @@ impl FairOracle {
         place.until_ms <= now_ms
     }
 
-    pub(super) fn settle(&mut self, now_ms: u64) {
+    /// What is due when the timer goes off: also waits whose time is over.
+    pub(super) fn run_timer(&mut self, now_ms: u64) {
+        self.do_what_is_due(now_ms, true);
+    }
+
+    fn settle(&mut self, now_ms: u64) {
+        self.do_what_is_due(now_ms, false);
+    }
+
+    /// A wait whose time is over ends when the timer goes off, or when it would be granted. Until then it is there: its owner may take
+    /// the place over, or give it up.
+    fn do_what_is_due(&mut self, now_ms: u64, is_timer: bool) {
         self.is_told = false;
         if std::mem::take(&mut self.moved) {
             self.reserved_ms = None;
@@ -78,7 +89,8 @@ impl FairOracle {
             self.unheard = None;
         }
         let first = self.line.first().map(|place| place.owner);
-        let over: Vec<Place> = self.line.extract_if(.., |place| Self::is_over(place, now_ms)).collect();
+        let ends = |place: &mut Place| Self::is_over(place, now_ms) && (is_timer || !place.is_connected);
+        let over: Vec<Place> = self.line.extract_if(.., ends).collect();
         self.answers.extend(over.iter().filter(|place| place.is_connected).map(|place| (place.owner, Told::Nil)));
         if first != self.line.first().map(|place| place.owner) {
             self.reserved_ms = None;
@@ -87,6 +99,10 @@ impl FairOracle {
             && let Some(first) = self.line.first().cloned()
         {
             match self.reserved_ms {
+                _ if first.is_connected && Self::is_over(&first, now_ms) => {
+                    let owner = self.remove_first();
+                    self.answers.push((owner, Told::Nil));
+                }
                 _ if first.is_connected => {
                     let owner = self.remove_first();
                     self.holder = Some((owner, 1, now_ms + LEASE_MS));

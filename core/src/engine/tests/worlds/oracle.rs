@@ -2,7 +2,8 @@
 //! loop that serves it from its head. Two of them know nothing of each other; who waits for whom is looked up over all.
 //!
 //! Nothing is done by the way: what is due is done when somebody asks for the lock, when somebody uses a hold after the server
-//! has told something, and when the timer goes off.
+//! has told something, and when the timer goes off. A wait whose time is over ends with the timer, or when it is first in line;
+//! until then its owner may send it again, or take it back.
 
 use std::vec::Vec;
 
@@ -87,8 +88,15 @@ impl Oracle {
         }
     }
 
+    /// What is due when the timer goes off: also waits whose time is over, wherever they stand.
+    pub(super) fn run_timer(&mut self, now_ms: u64) {
+        let over: Vec<InLine> = self.line.extract_if(.., |one| one.until_ms <= now_ms).collect();
+        self.answers.extend(over.iter().map(|one| (one.owner, Told::Nil)));
+        self.settle(now_ms);
+    }
+
     /// Does what is due.
-    pub(super) fn settle(&mut self, now_ms: u64) {
+    fn settle(&mut self, now_ms: u64) {
         self.is_told = false;
         for (owner, mode, count) in std::mem::take(&mut self.undone) {
             if let Some(at) = self.position(owner, mode, now_ms) {
@@ -96,11 +104,15 @@ impl Oracle {
             }
         }
         self.holds.retain(|held| held.count > 0 && held.until_ms > now_ms);
-        let over: Vec<InLine> = self.line.extract_if(.., |one| one.until_ms <= now_ms).collect();
-        self.answers.extend(over.iter().map(|one| (one.owner, Told::Nil)));
-        while let Some(first) = self.line.first().cloned()
-            && self.has_room(first.owner, first.mode, first.count, now_ms)
-        {
+        while let Some(first) = self.line.first().cloned() {
+            if first.until_ms <= now_ms {
+                self.line.remove(0);
+                self.answers.push((first.owner, Told::Nil));
+                continue;
+            }
+            if !self.has_room(first.owner, first.mode, first.count, now_ms) {
+                return;
+            }
             self.line.remove(0);
             self.give(first.owner, first.mode, first.count, first.is_once, now_ms);
             self.unheard.push((first.owner, first.mode, first.count));

@@ -444,11 +444,11 @@ impl SmallWorld {
         loop {
             let next_ms = match &mut self.spec {
                 Spec::Plain(oracles) => {
-                    oracles.iter_mut().for_each(|oracle| oracle.settle(now_ms));
+                    oracles.iter_mut().for_each(|oracle| oracle.run_timer(now_ms));
                     oracles.iter().filter_map(Oracle::next_ms).min()
                 }
                 Spec::Fair(oracles) => {
-                    oracles.iter_mut().for_each(|oracle| oracle.settle(now_ms));
+                    oracles.iter_mut().for_each(|oracle| oracle.run_timer(now_ms));
                     oracles.iter().filter_map(FairOracle::next_ms).min()
                 }
                 Spec::None => None,

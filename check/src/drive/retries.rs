@@ -1,0 +1,55 @@
+//! Requests that are sent again, as client libraries do by themselves when an answer is lost, and commands that mean one hold.
+
+use anyhow::Result;
+use rand::Rng;
+
+use super::wire::Connection;
+use super::worker::{LONG_LEASE_MS, Party, Wish, Worker};
+use crate::history::{Call, Outcome};
+
+impl Worker {
+    /// Sends a request with ONCE two or three times: it is granted once, and given back at once. Where connections are lost
+    /// the answer is not known sometimes, and the next one is sent over a new connection.
+    pub(super) fn send_again(&mut self) -> Result<()> {
+        let mut party = self.party(|_| true);
+        let wish = Wish { is_once: true, ..self.wait_or_try(&party) };
+        let mut granted = None;
+        for _ in 0..self.random.random_range(2..=3) {
+            if self.connection.is_lost() {
+                self.connection = Connection::open(self.address)?;
+            }
+            granted = self.acquire_token(&mut party, wish).or(granted);
+        }
+        if let Some(token) = granted {
+            self.look(&party);
+            self.release_by_token(&party, wish.count, token);
+        }
+        Ok(())
+    }
+
+    /// A hold, and a later one of the same owner: commands that still mean the first leave the second alone.
+    pub(super) fn mean_an_earlier_hold(&mut self) {
+        let mut party = self.party(|_| true);
+        let Some(earlier) = self.acquire_token(&mut party, Wish::WAIT) else { return };
+        if self.release_by_token(&party, 1, earlier) != Outcome::Number(0) {
+            return;
+        }
+        let Some(token) = self.acquire_token(&mut party, Wish::WAIT) else { return };
+        self.renew_by_token(&party, LONG_LEASE_MS, earlier);
+        self.release_by_token(&party, 1, earlier);
+        self.look(&party);
+        self.renew_by_token(&party, 1, token);
+        self.release_by_token(&party, 1, token);
+    }
+
+    fn release_by_token(&mut self, party: &Party, count: u32, token: u64) -> Outcome {
+        let permits = Self::permits(party, count);
+        let words = format!("{}{permits} TOKEN {token}", self.words(party, "RELEASE"));
+        self.ask(party, &words, Call::Release { count, token: Some(token) })
+    }
+
+    fn renew_by_token(&mut self, party: &Party, lease_ms: u64, token: u64) {
+        let words = format!("{} PX {lease_ms} TOKEN {token}", self.words(party, "RENEW"));
+        self.ask(party, &words, Call::Renew { lease_ms, token: Some(token) });
+    }
+}

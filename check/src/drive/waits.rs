@@ -1,0 +1,173 @@
+//! Requests that wait without a blocked connection (`NOTIFY`), and the ways in which such a wait ends.
+
+use anyhow::{Result, bail, ensure};
+
+use super::campaign::SLOT;
+use super::subscriber::Subscriber;
+use super::wire::{Connection, as_grant, now_us};
+use super::worker::{Party, Wish, Worker};
+use crate::history::{Call, Mode, Outcome};
+
+/// How often a server is asked whether it has noticed a closed connection. It reads what came on all of its connections before it
+/// looks for more, so one or two answers are enough.
+const LOOKS: usize = 50;
+
+impl Worker {
+    /// This client's own channel.
+    fn channel(&self) -> String {
+        format!("answers-{}{SLOT}", self.own_key)
+    }
+
+    /// Who listens to that channel.
+    fn listen(&mut self) -> Result<Subscriber> {
+        // Where it asks.
+        let address = self.connection.address();
+        match self.subscriber.take().filter(|subscriber| subscriber.address() == address) {
+            Some(subscriber) => Ok(subscriber),
+            None => Subscriber::open(address, self.subscribes, &self.channel()),
+        }
+    }
+
+    /// Waits without a blocked connection, and is answered on a channel.
+    pub(super) fn be_notified(&mut self) -> Result<()> {
+        let mut subscriber = self.listen()?;
+        let party = self.party(|_| true);
+        let party = Party { asked: 1, ..party };
+        let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
+        let sent_us = now_us();
+        let answer = self.connection.call(&format!("{} NOTIFY {}", self.wish(&party, wish), self.channel()));
+        let outcome = match answer {
+            // It has to wait.
+            Outcome::Number(0) => self.hear(&mut subscriber, party.owner),
+            answer => Ok(as_grant(answer)),
+        };
+        let heard = outcome.as_ref().map_or(Outcome::Unknown, |outcome| *outcome);
+        self.record(&party, sent_us, now_us(), wish.call(), heard);
+        outcome?;
+        self.subscriber = Some(subscriber);
+        if matches!(heard, Outcome::Granted(_)) {
+            self.release(&party, 1, None);
+        }
+        Ok(())
+    }
+
+    /// The answer on a channel, as long as the connection that asked is there: the wait ends with it.
+    fn hear(&mut self, subscriber: &mut Subscriber, id: u64) -> Result<Outcome> {
+        let is_here = subscriber.address() == self.connection.address();
+        ensure!(is_here, "the request was sent on to a node where nobody listens");
+        loop {
+            if let Some(outcome) = subscriber.answer(id)? {
+                return Ok(outcome);
+            }
+            if self.connection.ask("PING").is_err() {
+                bail!("the connection that asked is lost");
+            }
+        }
+    }
+
+    /// A request that is to be answered on a channel that nobody listens to, and another one behind it: that one gets the lock.
+    pub(super) fn be_deaf(&mut self) -> Result<()> {
+        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        if !self.acquire(&mut holder, Wish::WAIT) {
+            return Ok(());
+        }
+        let (deaf, next) = (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
+        let (deaf, next) = (Party { asked: 1, ..deaf }, Party { asked: 1, ..next });
+        let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
+        let deaf_us = now_us();
+        self.connection.ask(&format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key))?;
+        let wish = self.limit(Wish::WAIT);
+        let mut to_wait = Connection::open(self.address)?;
+        let next_us = now_us();
+        to_wait.send(&self.wish(&next, wish))?;
+        self.wait_for_waiters(2)?;
+        self.release(&holder, 1, None);
+        self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Undone);
+        let outcome = as_grant(to_wait.receive());
+        self.record(&next, next_us, now_us(), wish.call(), outcome);
+        if matches!(outcome, Outcome::Granted(_)) {
+            self.release(&next, 1, None);
+        }
+        Ok(())
+    }
+
+    /// A request that waits is taken back. On this client's own key it is known that it waits; on another one it may be granted first.
+    pub(super) fn take_back(&mut self) -> Result<()> {
+        use rand::Rng;
+        let mut holder = self.random.random_bool(0.5).then(|| self.party_of(self.own_key, Mode::Exclusive));
+        if let Some(holder) = &mut holder
+            && !self.acquire(holder, Wish::WAIT)
+        {
+            return Ok(());
+        }
+        let party = if holder.is_some() { self.party_of(self.own_key, Mode::Exclusive) } else { self.party(|_| true) };
+        let party = Party { asked: 1, ..party };
+        let mut subscriber = self.listen()?;
+        let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
+        let sent_us = now_us();
+        let mut answer = self.connection.call(&format!("{} NOTIFY {}", self.wish(&party, wish), self.channel()));
+        let waits = answer == Outcome::Number(0);
+        if waits {
+            self.pause(300);
+            // Every mode of the owner's is meant.
+            let words = self.words(&Party { mode: Mode::Exclusive, ..party }, "CANCEL");
+            self.ask(&party, &words, Call::Cancel { is_waiting: true });
+        }
+        if let Some(holder) = &holder {
+            self.release(holder, 1, None);
+        }
+        let mut heard = Ok(());
+        if waits {
+            (answer, heard) = match self.hear(&mut subscriber, party.owner) {
+                Ok(outcome) => (outcome, Ok(())),
+                Err(error) => (Outcome::Unknown, Err(error)),
+            };
+        }
+        let outcome = as_grant(answer);
+        self.record(&party, sent_us, now_us(), wish.call(), outcome);
+        heard?;
+        self.subscriber = Some(subscriber);
+        match outcome {
+            Outcome::Granted(_) => self.release(&party, 1, None),
+            Outcome::Unblocked | Outcome::Nil => self.look(&party),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A request that waits over a connection which closes, while its channel is listened to over another one, and a request
+    /// behind it: that one gets the lock.
+    pub(super) fn hang_up(&mut self) -> Result<()> {
+        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        if !self.acquire(&mut holder, Wish::WAIT) {
+            return Ok(());
+        }
+        let subscriber = self.listen()?;
+        let (gone, next) = (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
+        let (gone, next) = (Party { asked: 1, ..gone }, Party { asked: 1, ..next });
+        let numbered = self.limit(Wish { request_id: Some(gone.owner), ..Wish::WAIT });
+        let (mut asking, mut to_wait) = (Connection::open(self.address)?, Connection::open(self.address)?);
+        let gone_us = now_us();
+        asking.ask(&format!("{} NOTIFY {}", self.wish(&gone, numbered), self.channel()))?;
+        let wish = self.limit(Wish::WAIT);
+        let next_us = now_us();
+        to_wait.send(&self.wish(&next, wish))?;
+        self.wait_for_waiters(2)?;
+        drop(asking);
+        for _ in 0..LOOKS {
+            if self.count_waiters()? < 2 {
+                break;
+            }
+            self.pause(2_000);
+        }
+        self.release(&holder, 1, None);
+        self.record(&gone, gone_us, now_us(), numbered.call(), Outcome::Undone);
+        let outcome = as_grant(to_wait.receive());
+        self.record(&next, next_us, now_us(), wish.call(), outcome);
+        self.subscriber = Some(subscriber);
+        if matches!(outcome, Outcome::Granted(_)) {
+            self.release(&next, 1, None);
+        }
+        Ok(())
+    }
+}
