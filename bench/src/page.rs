@@ -41,9 +41,7 @@ fn explanation(section: &str) -> &'static str {
              where `BLPOP` has two: the release is answered, the next is told, and the request that waits anew is answered that it does. One \
              lock is one chain, in which each hand-over waits for the client to wake up and for the server to wake up, whatever the server saves; with \
              many locks at once the messages travel together. The same messages without a lock (`PUBLISH` to the next, and `PING`) are the least \
-             that a server can do over the same connections. A kernel that paces TCP (congestion control `bbr`) holds back small messages that \
-             follow each other on one connection: a chain over a few busy connections feels that, with a lock or without, and one over \
-             thousands of quiet connections does not. Compare under `cubic` or `reno`, too, for example in a network of its own: `unshare --net`."
+             that a server can do over the same connections."
         }
         "queue-length" => {
             "The same with few and with many waiters: the server's work for one hand-over does not depend on how many wait."
@@ -96,16 +94,8 @@ pub fn write(report: &Report, machine: &str) -> String {
     page
 }
 
-/// The model of the CPU, and how the kernel sends over TCP: see the words about `handover`.
+/// The model of the CPU.
 pub fn machine() -> String {
-    let cpu = cpu_model();
-    match std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control") {
-        Ok(control) => format!("{cpu}; TCP congestion control: {}", control.trim()),
-        Err(_) => cpu,
-    }
-}
-
-fn cpu_model() -> String {
     let model = |text: String| {
         let line = text.lines().find(|line| line.starts_with("model name"))?.to_owned();
         Some(line.split_once(':')?.1.trim().to_owned())
