@@ -39,9 +39,9 @@ fn explanation(section: &str) -> &'static str {
              most do; one that spins asks again and again, and makes the server the bottleneck. A hand-over by `BLOCK` costs what `BLPOP` has not: \
              the pipe by which a module's unblocked client is told to the server. One by `NOTIFY` needs no connection of its own, but three messages \
              where `BLPOP` has two: the release is answered, the next is told, and the request that waits anew is answered that it does. One \
-             lock is one chain, in which each hand-over waits for the client to wake up and for the server to wake up; over several connections nothing \
-             of that is saved. Over one connection, and with many locks at once, the messages travel together. The same messages \
-             without a lock (`PUBLISH` to the next, and `PING`) are the least that a server can do over the same connections."
+             lock is one chain, in which each hand-over waits for the client to wake up and for the server to wake up, whatever the server saves; with \
+             many locks at once the messages travel together. The same messages without a lock (`PUBLISH` to the next, and `PING`) are the least \
+             that a server can do over the same connections."
         }
         "queue-length" => {
             "The same with few and with many waiters: the server's work for one hand-over does not depend on how many wait."
@@ -52,7 +52,9 @@ fn explanation(section: &str) -> &'static str {
         }
         "notify" => {
             "Requests that wait without a blocked connection: what one of them takes, and the longest PING of another client while all of \
-             them come, are granted one after the other, lose half of their connections, or time out in one second."
+             them come, are granted one after the other, lose half of their connections, or time out in one second. While locks are passed on, \
+             a thousand commands are under way at any time, and a PING waits for all that are before it: the same number of messages, \
+             published by clients without a lock, shows the server's own part of that."
         }
         "mass-expiry" => {
             "The module ends leases for a few milliseconds at a time, and then lets others have their turn. The longest PING contains what the machine \

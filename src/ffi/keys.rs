@@ -8,7 +8,7 @@ use rlock_core::{KeyId, KeyRef, Keyspace, Kind, Lock, Request, Value, Verb};
 use smallvec::SmallVec;
 
 use super::callbacks::OWN_DELETE;
-use super::{Arg, Ctx, api, datatype};
+use super::{Arg, Ctx, OwnedString, api, datatype};
 use crate::commands;
 
 enum Found {
@@ -221,19 +221,17 @@ impl Keyspace for Keys<'_> {
 
     fn is_permitted(&self, client: u64, request: &Request) -> bool {
         let name = self.ctx.string(commands::acquire_name(request).to_bytes());
-        let count = self.ctx.string(self.count().to_string().as_bytes());
-        let mode = self.ctx.string(request.mode.name().as_bytes());
+        let is_many = request.verb == Verb::AcquireMany;
+        let count = is_many.then(|| self.ctx.string(self.count().to_string().as_bytes()));
+        let has_mode = request.kind == Kind::RwLock;
+        let mode = has_mode.then(|| self.ctx.string(request.mode.name().as_bytes()));
         let mut words: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
         words.push(name.arg());
-        if request.verb == Verb::AcquireMany {
-            words.push(count.arg());
-        }
+        words.extend(count.as_ref().map(OwnedString::arg));
         words.extend(self.iter().map(|open| open.name));
         // The owner, for which any word will do.
         words.push(name.arg());
-        if request.kind == Kind::RwLock {
-            words.push(mode.arg());
-        }
+        words.extend(mode.as_ref().map(OwnedString::arg));
         self.ctx.client_may_run(client, &words)
     }
 }

@@ -18,11 +18,13 @@ pub(crate) struct Slots<T> {
     slots: Chunked<Slot<T>>,
     free: u32,
     len: usize,
+    /// Slots of a table that had many values and has become empty: see [`Slots::give_back`].
+    retired: Chunked<Slot<T>>,
 }
 
 impl<T> Default for Slots<T> {
     fn default() -> Self {
-        Self { slots: Chunked::default(), free: NO_SLOT, len: 0 }
+        Self { slots: Chunked::default(), free: NO_SLOT, len: 0, retired: Chunked::default() }
     }
 }
 
@@ -32,9 +34,17 @@ impl<T> Slots<T> {
         self.slots.len()
     }
 
-    /// Whether a table that is empty has room for so many that it is better made anew.
-    pub(crate) fn is_oversized(&self) -> bool {
-        self.len == 0 && self.slots.len() > KEPT_SLOTS
+    /// Whether there is memory to give back.
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    /// Gives some of the memory back that a table of many had: all at once would take milliseconds.
+    pub(crate) fn give_back(&mut self) {
+        self.retired.drop_chunk();
+        if !self.has_retired() {
+            self.retired = Chunked::default();
+        }
     }
 
     /// How many values there are.
@@ -44,7 +54,7 @@ impl<T> Slots<T> {
 
     /// Bytes on the heap, those behind the values apart.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.slots.heap_bytes()
+        self.slots.heap_bytes().saturating_add(self.retired.heap_bytes())
     }
 
     pub(crate) fn insert(&mut self, value: T) -> u32 {
@@ -85,6 +95,10 @@ impl<T> Slots<T> {
         let taken = core::mem::replace(slot, Slot::Free(self.free));
         self.free = number;
         self.len = self.len.saturating_sub(1);
+        if self.len == 0 && self.slots.len() > KEPT_SLOTS {
+            self.retired.take_over(core::mem::take(&mut self.slots));
+            self.free = NO_SLOT;
+        }
         match taken {
             Slot::Taken(value) => Some(value),
             Slot::Free(_) => None,
@@ -114,5 +128,28 @@ mod tests {
         *slots.get_mut(numbers[4]).unwrap() = 44;
         let values: Vec<i32> = slots.iter().map(|(_, value)| *value).collect();
         assert_eq!(values, [0, 1, 2, 33, 44, 5, 6, 7, 8, 9]);
+    }
+
+    #[test]
+    fn a_table_of_many_that_has_become_empty_gives_its_memory_back_in_parts() {
+        const MANY: u32 = 10_000;
+        let mut slots = Slots::default();
+        for value in 0..MANY {
+            slots.insert(value);
+        }
+        let bytes = slots.heap_bytes();
+        for number in 0..MANY {
+            assert_eq!(slots.remove(number), Some(number));
+        }
+        assert!(slots.has_retired() && slots.heap_bytes() > bytes / 2, "the last one that leaves frees nothing");
+        // Those that come meanwhile begin anew.
+        assert_eq!(slots.insert(7), 0);
+        slots.give_back();
+        assert!(slots.has_retired(), "one step does not give all of it back");
+        while slots.has_retired() {
+            slots.give_back();
+        }
+        assert_eq!((slots.len(), slots.get(0), slots.get(1)), (1, Some(&7), None));
+        assert!(slots.heap_bytes() < bytes / 4);
     }
 }

@@ -176,9 +176,6 @@ impl Names {
         {
             self.by_key.remove(self.hasher.hash_one(record.key()), id.0);
             self.state = self.state.wrapping_add(1);
-            if self.slots.is_oversized() {
-                self.slots = Slots::default();
-            }
         }
     }
 
@@ -193,6 +190,16 @@ impl Names {
     /// How many records there are.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    /// Whether there is memory to give back.
+    pub(super) fn has_retired(&self) -> bool {
+        self.slots.has_retired()
+    }
+
+    /// Gives some of it back.
+    pub(super) fn give_back(&mut self) {
+        self.slots.give_back();
     }
 
     /// Bytes on the heap, as far as they can be told without a look at each record.

@@ -103,9 +103,6 @@ impl Owners {
         {
             self.by_bytes.remove(self.hasher.hash_one(&*record.bytes), id.0);
             self.bytes_of_names = self.bytes_of_names.saturating_sub(record.bytes.len());
-            if self.slots.is_oversized() {
-                self.slots = Slots::default();
-            }
         }
     }
 
@@ -120,6 +117,16 @@ impl Owners {
     /// The name of an owner.
     pub(super) fn bytes(&self, id: OwnerId) -> &[u8] {
         self.get(id).map_or(&[], |record| &record.bytes)
+    }
+
+    /// Whether there is memory to give back.
+    pub(super) fn has_retired(&self) -> bool {
+        self.slots.has_retired()
+    }
+
+    /// Gives some of it back.
+    pub(super) fn give_back(&mut self) {
+        self.slots.give_back();
     }
 
     /// Bytes on the heap, as far as they can be told without a look at each owner.

@@ -143,9 +143,6 @@ impl WaitQueues {
     pub(super) fn leave(&mut self, ticket: u64) -> Option<Waiter> {
         self.get(ticket)?;
         let (_, state) = self.tickets.remove(halves(ticket).0)?;
-        if self.tickets.is_oversized() {
-            self.tickets = Slots::default();
-        }
         self.unlink(ticket, state)
     }
 
@@ -268,12 +265,16 @@ impl WaitQueues {
 
     /// Whether there is memory to give back.
     pub(super) fn has_retired(&self) -> bool {
-        self.timeouts.has_retired()
+        let has_slots = self.tickets.has_retired() || self.names.has_retired() || self.owners.has_retired();
+        has_slots || self.timeouts.has_retired()
     }
 
     /// Gives some of it back.
     pub(super) fn give_back(&mut self) {
         self.timeouts.give_back();
+        self.tickets.give_back();
+        self.names.give_back();
+        self.owners.give_back();
     }
 
     /// When the next waiter gives up.

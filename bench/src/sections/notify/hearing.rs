@@ -67,6 +67,53 @@ impl Ended {
     }
 }
 
+/// As many messages as there are requests, without a lock: the clients publish them, as many at once as locks are passed on. What
+/// others feel meanwhile is the server's own part of what they feel while locks are passed on.
+pub struct Telling {
+    shape: Shape,
+    told: usize,
+    heard: usize,
+    answered: usize,
+}
+
+impl Telling {
+    pub fn new(shape: Shape) -> Self {
+        Self { shape, told: 0, heard: 0, answered: 0 }
+    }
+
+    fn tell_next(&mut self, outbox: &mut Outbox) {
+        if self.told < self.shape.requests {
+            let (teller, asker) = (self.shape.connections + self.told % RELEASERS, self.shape.asker(self.told));
+            self.told += 1;
+            let message = format!("granted {} {}", self.told, self.told);
+            outbox.push(teller, &resp::command(&[b"PUBLISH", channel(asker).as_bytes(), message.as_bytes()]));
+        }
+    }
+}
+
+impl Script for Telling {
+    fn begin(&mut self, outbox: &mut Outbox) {
+        for _ in 0..AT_ONCE {
+            self.tell_next(outbox);
+        }
+    }
+
+    fn on_reply(&mut self, connection: usize, reply: Frame<'_>, outbox: &mut Outbox) -> Result<()> {
+        if connection >= self.shape.connections {
+            self.answered += 1;
+            return reply.expect(b":1\r\n");
+        }
+        Notice::from_frame(reply)?;
+        self.heard += 1;
+        self.tell_next(outbox);
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        self.heard == self.shape.requests && self.answered == self.shape.requests
+    }
+}
+
 /// Requests end by themselves, all in the same way.
 pub struct Ending<'e> {
     ended: &'e mut Ended,

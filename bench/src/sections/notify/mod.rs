@@ -12,12 +12,13 @@ use anyhow::{Result, ensure};
 use rlock_bench::clock;
 use rlock_bench::notice::Outcome;
 use rlock_bench::server::Server;
+use rlock_bench::swarm::Swarm;
 
 use super::fill;
 use super::pings::{Pinging, Pings};
 use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
-use crowd::{Crowd, Shape, after_asking, ensure_waiting};
-use hearing::{Draining, Ended, Ending};
+use crowd::{Crowd, RELEASERS, Shape, after_asking, ensure_waiting};
+use hearing::{Draining, Ended, Ending, Subscribing, Telling};
 
 const CONNECTIONS: usize = 100;
 /// How many names a small number of names is.
@@ -54,7 +55,6 @@ impl Felt {
 
     fn line(&self, what: String) -> Line {
         Line::value(format!("longest PING while {what}"), Statistic::Max, Unit::Ms, self.longest_ms.clone())
-            .aim(PING_AIM)
             .figure(Figure::new("PING p99", Unit::Ms, &self.p99_ms))
             .figure(Figure::of(Statistic::Max, "server CPU within one PING: up to", Unit::Ms, &self.server_ran_ms))
             .figure(Figure::new("lasted", Unit::Ms, &self.lasted_ms))
@@ -139,13 +139,21 @@ impl Rounds {
             )
             .aim(Aim::AtMost(bytes_aim))
             .figure(Figure::new("rlock_waiters_bytes per request", Unit::Bytes, &self.bytes_told)),
-            self.asking.line(format!("{requests} begin to wait {on}")),
-            self.granting.line(format!("{requests} are granted in turn {on}")),
-            self.cutting.line(format!("half of the connections of {requests} are cut {on}")),
-            self.granting_the_rest.line(format!("the other half is granted in turn {on}")),
-            self.timing_out.line(format!("{requests} waits end in {SPREAD_MS} ms {on}")),
+            self.asking.line(format!("{requests} begin to wait {on}")).aim(PING_AIM),
+            self.granting.line(format!("{requests} are granted in turn {on}")).aim(PING_AIM),
+            self.cutting.line(format!("half of the connections of {requests} are cut {on}")).aim(PING_AIM),
+            self.granting_the_rest.line(format!("the other half is granted in turn {on}")).aim(PING_AIM),
+            self.timing_out.line(format!("{requests} waits end in {SPREAD_MS} ms {on}")).aim(PING_AIM),
         ]
     }
+}
+
+/// As many messages, published by clients, without a lock.
+fn push_told(felt: &mut Felt, server: &Server, shape: Shape) -> Result<()> {
+    let mut swarm = Swarm::connect(server.address(), shape.connections + RELEASERS)?;
+    swarm.run(&mut Subscribing::new(shape.connections))?;
+    felt.during(server, || swarm.run(&mut Telling::new(shape)))?;
+    Ok(())
 }
 
 fn all_are_gone(server: &mut Server) -> Result<()> {
@@ -159,11 +167,13 @@ pub fn measure(server: &mut Server, rounds: usize, requests: usize) -> Result<Ve
     server.control().call(&[b"CONFIG", b"SET", b"rlock.max-waiters", limit.as_bytes()])?.expect(b"+OK\r\n")?;
     let shape = |names| Shape { requests, names, connections: CONNECTIONS };
     let (few, many) = (shape(FEW_NAMES.min(requests)), shape(requests));
-    let (mut on_few, mut on_many) = (Rounds::default(), Rounds::default());
+    let (mut on_few, mut on_many, mut told) = (Rounds::default(), Rounds::default(), Felt::default());
     for _ in 0..rounds {
+        push_told(&mut told, server, few)?;
         on_few.push_round(server, few)?;
         on_many.push_round(server, many)?;
     }
     ensure!(server.info_number("rlock_unheard")? == 0, "a grant was taken back although somebody listened");
-    Ok([on_few.lines(few, 400.0), on_many.lines(many, 700.0)].concat())
+    let told = told.line(format!("{requests} messages are published by clients, without a lock"));
+    Ok([vec![told], on_few.lines(few, 400.0), on_many.lines(many, 700.0)].concat())
 }

@@ -394,6 +394,31 @@ fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
 }
 
 #[test]
+fn the_memory_of_a_great_many_waiters_is_given_back_in_parts() {
+    const WAITERS: usize = 50_000;
+    let mut crowded = Crowded::new();
+    crowded.world.limits.max_waiters = WAITERS;
+    let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
+    let [tries, waits] = [Ask::Try, Ask::Wait { until_us }].map(|ask| request(Kind::Mutex, Mode::Exclusive, ask));
+    for number in 0..WAITERS {
+        let lock = key(&name(number));
+        crowded.acquire(from_ref(&lock), WAITERS + number, &tries).unwrap();
+        crowded.acquire(from_ref(&lock), number, &waits).unwrap();
+    }
+    assert_eq!(crowded.world.engine.waiting(), WAITERS);
+    crowded.world.pause(LEASE_MS / 2);
+    while crowded.world.engine.waiting() > 0 {
+        crowded.run_timer();
+        crowded.end_turn();
+    }
+    let queues = &crowded.world.engine.queues;
+    assert!(queues.tickets.has_retired() && queues.names.has_retired(), "one run does not give all of it back");
+    assert!(queues.owners.has_retired());
+    crowded.settle();
+    assert!(!crowded.world.engine.queues.has_retired());
+}
+
+#[test]
 fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
     const LOCKS: usize = 50_000;
     let mut crowded = Crowded::new();
