@@ -123,6 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn numbers_with_one_hash_are_told_apart() {
         let mut table = NameTable::default();
         for number in 0..1000u32 {
