@@ -10,6 +10,11 @@ SECONDS      := 60
 MINUTES      ?= 60
 SEED         ?= 1
 STATES       ?= 1000000
+# Of `make coverage`: what the core's own tests are to reach, and the files that are tests themselves.
+LINES        ?= 97
+TEST_CODE     = /tests/|/tests\.rs|strategies\.rs
+# Of `make mutants-core`: which part of all changes to try.
+SHARD        ?= 0/100
 # Of `make bench-peers`: how often each peer is measured, for how long in each cell, and where the page goes.
 ROUNDS       ?= 5
 CELL_SECONDS ?= 1
@@ -138,16 +143,25 @@ fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: argument
 	SECONDS_EACH=$(SECONDS) ./tools/fuzz
 
 test-asan: ## Run the module's tests under AddressSanitizer, with a search for leaks; TESTS="sessions:: notify::" for some (needs nightly)
-	@$(NEED) build
-	@$(NEED) server
+	@$(NEED) build server nightly
 	@SERVER=$(SERVER) ./tools/asan $(TESTS)
 
-# Miri interprets each step, hundreds of times slower: of random tests a few cases, of the small worlds their first states. Left out are the
-# tests that let thousands wait in order to count steps. Isolation would hide the stories' files.
+# Miri interprets each step: of random tests a few cases, of the small worlds their first states. Left out are the tests about thousands of
+# waiters or entries. Isolation would hide the stories' files.
 miri: ## Run the tests of the core under Miri, those that go on for long in a short form (needs nightly with miri and rust-src)
-	@$(NEED) build
-	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 RLOCK_DEADLOCK_REQUESTS=300 RLOCK_WORLDS_STATES=100 \
+	@$(NEED) build nightly
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 RLOCK_DEADLOCK_REQUESTS=100 RLOCK_WORLDS_STATES=100 \
 	  cargo +nightly miri test --package rlock-core --lib -- --skip engine::tests::steps:: $(TESTS)
+
+coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; LINES=0 only shows
+	@$(NEED) build coverage
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo llvm-cov --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
+	  --show-missing-lines --fail-under-lines $(LINES)
+
+mutants-core: ## Change the core in ways that its tests must notice, by cargo-mutants: one of 100 parts; SHARD=3/100 FILES=core/src/lock/hold.rs
+	@$(NEED) build mutants
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_WORLDS_STATES=500 RLOCK_DEADLOCK_REQUESTS=3000 \
+	  cargo mutants --package rlock-core --profile mutant --jobs 1 --no-shuffle --output target --sharding round-robin --shard $(SHARD) $(FILES:%=--file %)
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
 	cargo test --package rlock --test integration --no-run

@@ -87,6 +87,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn each_slot_has_a_tag() {
         for (slot, tag) in TAGS.0.iter().enumerate() {
             assert_eq!(usize::from(slot_of(&tagged(*tag))), slot, "{tag:?}");

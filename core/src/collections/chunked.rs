@@ -102,6 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn it_is_a_vector() {
         let mut chunked = Chunked::default();
         for number in 0..3000 {
@@ -123,6 +124,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn a_length_that_goes_to_and_fro_across_a_border_keeps_its_chunks() {
         for border in [0, CHUNK, 3 * CHUNK] {
             let mut chunked = Chunked::default();

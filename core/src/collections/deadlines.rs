@@ -379,6 +379,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn slots_are_used_again() {
         let mut deadlines = Deadlines::default();
         for round in 0..10_000u64 {
@@ -389,6 +390,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn a_set_that_was_large_gives_its_memory_back_when_it_is_empty() {
         let mut deadlines = Deadlines::default();
         let alarms: Vec<_> = (0..10_000).map(|at_us| deadlines.insert(at_us, ())).collect();

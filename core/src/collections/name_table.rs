@@ -123,6 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn numbers_with_one_hash_are_told_apart() {
         let mut table = NameTable::default();
         for number in 0..1000u32 {
@@ -138,6 +139,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn what_was_there_before_the_split_is_there_after_it() {
         let hash = |number: u32| u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut table = NameTable::default();
@@ -152,6 +154,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn no_part_of_a_table_is_large() {
         let mut table = NameTable::default();
         for number in 0..20 * MANY as u32 {

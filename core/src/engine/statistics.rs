@@ -226,6 +226,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
     fn percentiles_are_at_most_an_eighth_too_high() {
         let mut waits = WaitTimes::default();
         assert_eq!(waits.summary(at(5)), WaitSummary::default());

@@ -9,5 +9,6 @@ mod steps;
 mod subscribers;
 mod tokens;
 mod transcripts;
+mod views;
 mod world;
 mod worlds;

@@ -384,7 +384,7 @@ fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 2000 }, ..ProptestConfig::default() })]
 
     #[test]
     fn a_mutex_does_what_the_oracle_says(steps in prop::collection::vec(step(), 1..80)) {

@@ -362,7 +362,7 @@ fn run_all(world: &mut World, steps: Vec<Step>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 2000 }, ..ProptestConfig::default() })]
 
     #[test]
     fn any_history_is_safe_and_leaves_nothing_behind(steps in prop::collection::vec(step(), 1..120)) {

@@ -1,0 +1,102 @@
+//! What can be seen of the engine: counts, times, and the locks that are waited for most.
+
+use std::vec::Vec;
+
+use super::world::{World, key};
+use crate::bytes::Key;
+use crate::engine::{Acquired, Contended, Longest};
+use crate::kind::{Kind, Mode};
+use crate::request::{Ask, Request, Verb};
+
+fn ask(world: &mut World, kind: Kind, key: &Key, owner: &str) -> Acquired {
+    let mode = if kind == Kind::RwLock { Mode::Write } else { Mode::Exclusive };
+    let request = Request {
+        verb: Verb::Acquire,
+        kind,
+        mode,
+        count: 1,
+        lease_ms: 1000,
+        request_id: None,
+        session_ms: None,
+        is_once: false,
+        notify: None,
+        ask: Ask::Wait { until_us: None },
+    };
+    let acquired = world.on_key(key, |engine, tx| engine.acquire(tx, owner.as_bytes(), &request)).unwrap();
+    if let Acquired::Waiting(ticket) = acquired {
+        world.expect_answer(ticket);
+    }
+    acquired
+}
+
+/// The token of a hold that was given at once.
+fn hold(world: &mut World, kind: Kind, key: &Key, owner: &str) -> u64 {
+    match ask(world, kind, key, owner) {
+        Acquired::Granted(tokens) => tokens[0],
+        other => panic!("{owner} was to hold: {other:?}"),
+    }
+}
+
+fn wait(world: &mut World, kind: Kind, key: &Key, owner: &str) {
+    assert!(matches!(ask(world, kind, key, owner), Acquired::Waiting(_)), "{owner} was to wait");
+}
+
+#[test]
+fn the_locks_that_most_wait_for_come_first_with_the_longest_wait_and_the_holder() {
+    let mut world = World::new();
+    let (busy, calm, idle) = (key("busy"), key("calm"), key("idle"));
+    hold(&mut world, Kind::Mutex, &idle, "a");
+    world.advance(100);
+    let calm_token = hold(&mut world, Kind::RwLock, &calm, "b");
+    wait(&mut world, Kind::RwLock, &calm, "c");
+    world.advance(20);
+    let busy_token = hold(&mut world, Kind::Mutex, &busy, "d");
+    world.advance(5);
+    wait(&mut world, Kind::Mutex, &busy, "e");
+    wait(&mut world, Kind::Mutex, &busy, "f");
+    world.advance(30);
+
+    let of_busy = Contended {
+        key: busy,
+        kind: Kind::Mutex,
+        waiters: 2,
+        oldest_wait_ms: 30,
+        holder: Some((b"d".as_slice().into(), busy_token, 35)),
+    };
+    let of_calm = Contended {
+        key: calm,
+        kind: Kind::RwLock,
+        waiters: 1,
+        oldest_wait_ms: 55,
+        holder: Some((b"b".as_slice().into(), calm_token, 55)),
+    };
+    let now = world.now;
+    assert_eq!(world.engine.most_contended(1, now), [of_busy.clone()]);
+    // The next look begins where the last one ended, and finds the same.
+    assert_eq!(world.engine.most_contended(9, now), [of_busy, of_calm]);
+    assert_eq!(world.engine.longest(now), Longest { wait_ms: 55, hold_ms: 55 });
+}
+
+#[test]
+fn what_happened_is_counted_by_kind() {
+    let mut world = World::new();
+    let (mutex, shared) = (key("mutex"), key("shared"));
+    let empty = world.engine.waiters_bytes();
+    hold(&mut world, Kind::Mutex, &mutex, "a");
+    hold(&mut world, Kind::RwLock, &shared, "b");
+    wait(&mut world, Kind::Mutex, &mutex, "c");
+    assert_eq!((world.engine.waiting_for(Kind::Mutex), world.engine.waiting_for(Kind::RwLock)), (1, 0));
+    assert!(world.engine.waiters_bytes() > empty);
+
+    // Both leases end. The waiter gets its mutex then.
+    world.advance(1000);
+    let named = |world: &mut World, kind: Kind| -> Vec<_> {
+        world.engine.stats(kind).named().into_iter().filter(|(_, number)| *number > 0).collect()
+    };
+    let of_mutexes = [("granted_at_once", 1), ("granted_after_waiting", 1), ("handed_over", 1), ("expired", 1)];
+    assert_eq!(named(&mut world, Kind::Mutex), of_mutexes);
+    assert_eq!(named(&mut world, Kind::RwLock), [("granted_at_once", 1), ("expired", 1)]);
+    assert!(named(&mut world, Kind::Fair).is_empty());
+    let waits = world.engine.wait_summary(world.now);
+    assert_eq!((waits.total_us, waits.max_us), (1_000_000, 1_000_000));
+}
