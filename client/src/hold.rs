@@ -9,7 +9,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use redis::{RedisError, Value};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::Error;
@@ -20,6 +19,7 @@ use crate::link::Link;
 use crate::news::News;
 use crate::request::Request;
 use crate::servers::Line;
+use crate::signal::Signal;
 use crate::timer::{sleep_until, within};
 use crate::validity::{Step, Terms, Validity, patience_for, pause_after_refusal};
 use crate::wire;
@@ -50,11 +50,11 @@ pub(crate) struct Hold {
     terms: Terms,
     state: Mutex<State>,
     /// Set when the hold can no longer be relied upon, for whatever reason.
-    lost: CancellationToken,
+    lost: Signal,
     /// Whether somebody has told of the loss.
     is_told_of: AtomicBool,
     /// Set when its release has come to an end, whichever.
-    ended: CancellationToken,
+    ended: Signal,
     /// How many permits it has, or 1.
     permits: AtomicU32,
     /// The id of its release, once that has begun.
@@ -98,7 +98,7 @@ impl Hold {
 
     /// Whether the hold can be relied upon at this moment. Reads the clock, so it is right also after a suspend.
     pub(crate) fn is_held(&self) -> bool {
-        if self.lost.is_cancelled() {
+        if self.lost.is_set() {
             return false;
         }
         let is_held = Moment::now() < self.ends();
@@ -129,9 +129,9 @@ impl Hold {
     }
 
     fn lose(&self) {
-        if !self.lost.is_cancelled() && !self.is_told_of.swap(true, Ordering::Relaxed) {
+        if !self.lost.is_set() && !self.is_told_of.swap(true, Ordering::Relaxed) {
             tracing::warn!(key = %self.key(), token = self.tokens.first(), "a lock was lost");
-            self.lost.cancel();
+            self.lost.set();
             self.request.client.metrics().lost(self.request.subject.first_key());
         }
     }
@@ -144,7 +144,7 @@ impl Hold {
     /// Resolves when the hold can no longer be relied upon. It needs no keeper for that, and no runtime: it wakes by the clock when the hold
     /// ends, as far as was known when it was last looked at.
     pub(crate) async fn lost(self: Arc<Self>) {
-        let mut told = std::pin::pin!(self.lost.cancelled());
+        let mut told = std::pin::pin!(self.lost.wait());
         let mut over = sleep_until(self.ends());
         // Each look at this future looks at the clock: after a stop of the process no timer has gone off yet.
         std::future::poll_fn(|context| {
@@ -320,7 +320,7 @@ impl Hold {
             tokio::select! {
                 biased;
                 // Whoever releases does not wait for this.
-                () = self.lost.cancelled() => return,
+                () = self.lost.wait() => return,
                 _ = within(left, renewing) => {}
             }
             self.state().asked = None;
@@ -346,11 +346,11 @@ impl Kept for Hold {
     }
 
     fn look(self: Arc<Self>, now: Moment) -> Option<Question> {
-        if self.lost.is_cancelled() {
+        if self.lost.is_set() {
             return None;
         }
         let renewal = self.take_step(now);
-        if !self.lost.is_cancelled() {
+        if !self.lost.is_set() {
             self.be_looked_at();
         }
         let renewal = renewal?;

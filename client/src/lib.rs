@@ -29,7 +29,7 @@
 //   timer validity       waking at a moment; until when a hold can be relied upon
 //   slots kind identity
 //   wire                 commands and answers
-//   error clock
+//   error clock signal   what can go wrong; moments; something that happens once
 
 mod acquisition;
 mod answers;
@@ -60,6 +60,7 @@ mod request;
 mod semaphore;
 mod servers;
 mod shared;
+mod signal;
 mod slots;
 mod timer;
 mod validity;

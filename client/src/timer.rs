@@ -96,21 +96,20 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        // Most waits have no end, and pass here again and again.
+        if self.until == Moment::NEVER {
+            return Poll::Pending;
+        }
         if Moment::now() >= self.until {
             return Poll::Ready(());
         }
-        if self.until < Moment::NEVER {
-            let mut alarms = alarms();
-            let number = match self.number {
-                Some(number) => number,
-                None => {
-                    alarms.last_number += 1;
-                    alarms.last_number
-                }
-            };
-            self.number = Some(number);
-            alarms.set((self.until, number), context.waker().clone());
-        }
+        let mut alarms = alarms();
+        let number = self.number.unwrap_or_else(|| {
+            alarms.last_number += 1;
+            alarms.last_number
+        });
+        self.number = Some(number);
+        alarms.set((self.until, number), context.waker().clone());
         Poll::Pending
     }
 }

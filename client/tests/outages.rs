@@ -51,7 +51,9 @@ async fn killed_connections_neither_double_nor_leave_a_hold() {
             })
         })
         .collect();
+    let deadline = std::time::Instant::now() + PATIENCE * 10;
     while !tasks.iter().all(tokio::task::JoinHandle::is_finished) {
+        assert!(std::time::Instant::now() < deadline, "somebody hangs");
         if let Ok(mut killer) = server.try_client() {
             killer.call("CLIENT KILL TYPE normal SKIPME yes");
             killer.call("CLIENT KILL TYPE pubsub SKIPME yes");

@@ -44,6 +44,7 @@ async fn a_minority_may_be_down_and_a_majority_may_not() {
     for server in &mut servers[..2] {
         server.kill();
     }
+    // Time itself: whoever is not renewed is lost in it.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(guard.is_held(), "three of five go on");
     guard.release().await.expect("it was held");
@@ -121,6 +122,7 @@ async fn closing_waits_for_the_servers_that_a_majority_did_not_wait_for() {
             runtime.block_on(guard.release()).expect("two of three are a majority");
             let client = clients[1].clone();
             closing = Some(runtime.spawn(async move { client.close().await }));
+            // Time itself: who does not wait is done in it.
             std::thread::sleep(Duration::from_millis(100));
             assert!(closing.as_ref().is_some_and(|closing| !closing.is_finished()), "one is still to be told");
         });

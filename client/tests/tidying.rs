@@ -28,7 +28,7 @@ async fn timed_a_dropped_wait_on_a_dead_connection_does_not_hold_what_comes_free
     waiter.abort();
     eventually(|| server.client().waiting_owners("k").is_empty()).await;
     server.client().call("RLOCK.RELEASE k other");
-    // Some more tries of the tidying.
+    // Time itself: a tidying that goes on would take the lock in it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let watch = Stopwatch::start();
     eventually(|| is_granted(&server.client().call("RLOCK.ACQUIRE k third"))).await;

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use tokio::sync::OwnedMutexGuard;
-use tokio_util::sync::CancellationToken;
 
 use super::{Hold, LISTENS_AFTER, State};
 use crate::Error;
 use crate::clock::Moment;
 use crate::request::{Grant, Request};
+use crate::signal::Signal;
 use crate::validity::{Terms, Validity, renewal_after};
 
 /// A hold that somebody is responsible for. Dropping it releases in the background.
@@ -49,8 +49,7 @@ impl Held {
         };
         let validity = Validity::given(counts_from, lease);
         let state = Mutex::new(State { validity, link, asked: None, is_doubted: false, listening: None });
-        let (lost, ended, is_ending) =
-            (CancellationToken::new(), CancellationToken::new(), tokio::sync::Mutex::new(false));
+        let (lost, ended, is_ending) = (Signal::default(), Signal::default(), tokio::sync::Mutex::new(false));
         let (place, listens_from) = (request.client.keeper.place(), Moment::now().after(LISTENS_AFTER));
         let release_id = AtomicU64::default();
         let permits = AtomicU32::new(request.subject.permits);
@@ -97,8 +96,8 @@ impl Held {
     /// Gives the hold up without releasing it: it lives until its lease ends.
     pub(crate) fn leave(mut self) {
         self.ending = Ending::Done;
-        self.hold.lost.cancel();
-        self.hold.ended.cancel();
+        self.hold.lost.set();
+        self.hold.ended.set();
     }
 }
 
@@ -106,7 +105,7 @@ impl Hold {
     /// From now on it is not relied upon. Returns until when it was: only so long a release that was lost can have been what ended it.
     fn stop_relying(&self) -> Moment {
         let ends = if self.is_held() { self.ends() } else { Moment::now() };
-        self.lost.cancel();
+        self.lost.set();
         ends
     }
 
@@ -118,7 +117,7 @@ impl Hold {
         *self.is_ending.lock().await = true;
         let permits = self.permits();
         let outcome = self.request.release(&self.tokens, permits, &self.release_id, relied_on_until, give_up).await;
-        self.ended.cancel();
+        self.ended.set();
         let (metrics, key) = (self.request.client.metrics(), self.request.subject.first_key());
         metrics.released(key, outcome.as_ref().err());
         outcome
@@ -153,7 +152,7 @@ impl Hold {
 
     /// Resolves when a release has come to an end, or nobody is left who could do it.
     pub(crate) async fn ended(self: Arc<Self>) {
-        self.ended.cancelled().await;
+        self.ended.wait().await;
     }
 }
 
@@ -164,7 +163,7 @@ impl Drop for Held {
         if matches!(ending, Ending::Done) {
             return;
         }
-        self.hold.lost.cancel();
+        self.hold.lost.set();
         let hold = self.hold.clone();
         self.hold.request.client.home.in_background(async move {
             let _gate = match ending {
