@@ -132,6 +132,8 @@ pub struct History {
     pub keys: Vec<Key>,
     /// What was done, in any order.
     pub operations: Vec<Operation>,
+    /// When the server gave nobody anything, as it does before it lets a replica take over.
+    pub pauses: Vec<crate::timeline::Possible>,
 }
 
 /// Something that must not happen.

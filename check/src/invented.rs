@@ -13,7 +13,8 @@ const KEYS: u64 = 16;
 pub fn history(operations: usize, seed: u64) -> History {
     let mut random = StdRng::seed_from_u64(seed);
     let keys = (0..KEYS).map(|number| Key { name: format!("mutex {number}"), kind: Kind::Mutex, permits: 1 });
-    let mut history = History { keys: keys.collect(), operations: Vec::with_capacity(operations) };
+    let mut history =
+        History { keys: keys.collect(), operations: Vec::with_capacity(operations), ..History::default() };
     let mut free_at_us = [1_000_000_u64; KEYS as usize];
     let (mut token, mut owner) = (0, 0);
     while history.operations.len() + 3 <= operations {

@@ -82,7 +82,10 @@ mod tests {
         let mut operations = operations.to_vec();
         forget(&mut operations, takeovers_us);
         let keys = vec![Key { name: "k".into(), kind: Kind::Mutex, permits: 1 }];
-        rules::check(&mut History { keys, operations }).iter().map(|violation| violation.rule).collect()
+        rules::check(&mut History { keys, operations, ..History::default() })
+            .iter()
+            .map(|violation| violation.rule)
+            .collect()
     }
 
     #[test]

@@ -9,7 +9,7 @@ struct Told(History);
 
 impl Told {
     fn of(kind: Kind, permits: u32) -> Told {
-        Told(History { keys: vec![Key { name: "k".into(), kind, permits }], operations: Vec::new() })
+        Told(History { keys: vec![Key { name: "k".into(), kind, permits }], ..History::default() })
     }
 
     fn mutex() -> Told {

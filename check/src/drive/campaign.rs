@@ -10,7 +10,7 @@ use redis::Value;
 
 use super::cluster;
 use super::half_open::Network;
-use super::harm::{Faults, Harm};
+use super::harm::{Faults, Harm, Interruptions};
 use super::monitor::{Monitor, Orders};
 use super::parade;
 use super::server::{Disk, Program, Server, WallClock};
@@ -83,8 +83,8 @@ impl Campaign {
         let mut control = Connection::open(master.address())?;
         let keys = self.make_keys(&mut control)?;
         let mut violations = Vec::new();
-        let (mut operations, takeovers_us) = self.record(&mut master, &mut replica, &clock, &keys, &mut violations)?;
-        takeovers::forget(&mut operations, &takeovers_us);
+        let (mut operations, interruptions) = self.record(&mut master, &mut replica, &clock, &keys, &mut violations)?;
+        takeovers::forget(&mut operations, &interruptions.takeovers_us);
         let ended = if is_cluster {
             check_leftovers(&mut Connection::open(master.address())?, &keys, &mut violations)
         } else {
@@ -99,7 +99,7 @@ impl Campaign {
                 violations.push(Violation { rule: Rule::ServerLives, story });
             }
         }
-        let mut history = History { keys: keys.to_vec(), operations };
+        let mut history = History { keys: keys.to_vec(), operations, pauses: interruptions.pauses };
         violations.extend(rules::check(&mut history));
         if violations.is_empty() {
             // Otherwise what was found explains why it failed.
@@ -151,7 +151,7 @@ impl Campaign {
         clock: &WallClock,
         keys: &Arc<[Key]>,
         violations: &mut Vec<Violation>,
-    ) -> Result<(Vec<Operation>, Vec<u64>)> {
+    ) -> Result<(Vec<Operation>, Interruptions)> {
         let address = master.address();
         let network = if self.has_network() { Some(Network::before(address)?) } else { None };
         let reached_at = network.as_ref().map_or(address, Network::address);
@@ -162,7 +162,7 @@ impl Campaign {
             .transpose()?;
         let until_us = now_us() + u64::try_from(self.lasts.as_micros())?;
         let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
-        let (mut operations, takeovers_us) = thread::scope(|scope| {
+        let (mut operations, interruptions) = thread::scope(|scope| {
             let mut workers = Vec::new();
             for number in 0..self.workers {
                 let own_key = usize::try_from(u64::try_from(keys.len())? - self.workers + number)?;
@@ -182,8 +182,8 @@ impl Campaign {
             // Everybody is connected before something goes wrong.
             thread::sleep(Duration::from_millis(500));
             let (faults, seed, network) = (self.faults, self.seed, network.as_ref());
-            let harm = Harm { faults, master, replica, clock, network, takeovers_us: Vec::new(), seed };
-            let takeovers_us = harm.go_on(until_us)?;
+            let harm = Harm { faults, master, replica, clock, network, interruptions: Interruptions::default(), seed };
+            let interruptions = harm.go_on(until_us)?;
             let mut operations = Vec::new();
             for worker in workers {
                 let (recorded, worked) = worker.join().map_err(|_| anyhow!("a client has panicked"))??;
@@ -192,14 +192,14 @@ impl Campaign {
                     violations.push(Violation { rule: Rule::ServerLives, story: format!("a client fails: {error:#}") });
                 }
             }
-            Ok::<_, anyhow::Error>((operations, takeovers_us))
+            Ok::<_, anyhow::Error>((operations, interruptions))
         })?;
         let orders = monitor.map(Monitor::finish).unwrap_or_else(|| Ok(Orders::default())).unwrap_or_else(|error| {
             violations.push(Violation { rule: Rule::ServerLives, story: format!("no order is known: {error:#}") });
             Orders::default()
         });
         set_orders(&mut operations, &orders);
-        Ok((operations, takeovers_us))
+        Ok((operations, interruptions))
     }
 }
 

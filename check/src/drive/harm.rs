@@ -15,6 +15,7 @@ use super::half_open::Network;
 use super::server::{Disk, Server, WallClock};
 use super::wire::{Connection, now_us};
 use crate::history::Outcome;
+use crate::timeline::Possible;
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +116,15 @@ impl Faults {
     }
 }
 
+/// When the server was not, for its clients, what it always is.
+#[derive(Debug, Default)]
+pub(super) struct Interruptions {
+    /// Pairs: a server was lost, and another one had taken over that may not have heard all of it.
+    pub(super) takeovers_us: Vec<u64>,
+    /// The server gave nobody anything, so that its replica could hear all of it.
+    pub(super) pauses: Vec<Possible>,
+}
+
 /// Does harm to a server.
 pub(super) struct Harm<'h> {
     pub(super) faults: Faults,
@@ -122,8 +132,7 @@ pub(super) struct Harm<'h> {
     pub(super) clock: &'h WallClock,
     pub(super) replica: &'h mut Server,
     pub(super) network: Option<&'h Network>,
-    /// When a server took over from another one that it may not have heard all of.
-    pub(super) takeovers_us: Vec<u64>,
+    pub(super) interruptions: Interruptions,
     pub(super) seed: u64,
 }
 
@@ -142,7 +151,7 @@ const GONE_US: u64 = 2_000_000;
 
 impl Harm<'_> {
     /// Goes on until a moment of the steady clock, and mends everything in the end.
-    pub(super) fn go_on(mut self, until_us: u64) -> Result<Vec<u64>> {
+    pub(super) fn go_on(mut self, until_us: u64) -> Result<Interruptions> {
         let mut random = StdRng::seed_from_u64(self.seed);
         if self.faults == Faults::OutputBuffers {
             let mut control = Connection::open(self.master.address())?;
@@ -160,7 +169,7 @@ impl Harm<'_> {
         if self.faults.is_in_cluster() {
             cluster::wait_until_it_is_up(self.master)?;
         }
-        Ok(self.takeovers_us)
+        Ok(self.interruptions)
     }
 
     fn once(&mut self, random: &mut StdRng) -> Result<()> {
@@ -191,12 +200,17 @@ impl Harm<'_> {
             }
             Faults::OutputBuffers => overrun(address, random),
             Faults::Failover => self.fail_over(),
-            Faults::ClusterFailover => self.take_over(""),
+            Faults::ClusterFailover => {
+                let from_us = now_us();
+                self.take_over("")?;
+                self.interruptions.pauses.push(Possible { from_us, until_us: now_us() });
+                Ok(())
+            }
             Faults::ClusterTakeover => {
                 let how = if random.random_bool(0.5) { "FORCE" } else { "TAKEOVER" };
-                self.takeovers_us.push(now_us());
+                self.interruptions.takeovers_us.push(now_us());
                 self.take_over(how)?;
-                self.takeovers_us.push(now_us());
+                self.interruptions.takeovers_us.push(now_us());
                 Ok(())
             }
             Faults::SlotMoves => self.move_slot(|_| Ok(())),
@@ -216,13 +230,13 @@ impl Harm<'_> {
     /// The master is killed, its replica takes over, and the old one follows it when it comes back. Clients find the new one through
     /// the network.
     fn fail_over(&mut self) -> Result<()> {
-        self.takeovers_us.push(now_us());
+        self.interruptions.takeovers_us.push(now_us());
         self.master.kill()?;
         Connection::open(self.replica.address())?.ask("REPLICAOF NO ONE")?;
         if let Some(network) = self.network {
             network.lead_to(self.replica.address());
         }
-        self.takeovers_us.push(now_us());
+        self.interruptions.takeovers_us.push(now_us());
         std::mem::swap(self.master, self.replica);
         self.replica.restart()?;
         self.replica.follow(self.master.address())

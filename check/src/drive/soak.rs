@@ -71,7 +71,11 @@ pub fn soak(
         operations += seen.len();
         // Connections from before were cut like all others.
         let mut control = Connection::open(master.address())?;
-        soaked.violations.extend(rules::check(&mut History { keys: keys.to_vec(), operations: seen }));
+        soaked.violations.extend(rules::check(&mut History {
+            keys: keys.to_vec(),
+            operations: seen,
+            ..History::default()
+        }));
         check_leftovers(&mut control, &keys, &mut soaked.violations)?;
         let (median_us, slow_us) = latency(&mut control)?;
         let (used, resident) = memory(&mut control)?;

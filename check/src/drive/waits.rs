@@ -111,7 +111,8 @@ impl Worker {
             self.pause(300);
             // Every mode of the owner's is meant.
             let words = self.words(&Party { mode: Mode::Exclusive, ..party }, "CANCEL");
-            self.ask(&party, &words, Call::Cancel { is_waiting: true });
+            // Where servers change their roles or die, the wait may have ended by that.
+            self.ask(&party, &words, Call::Cancel { is_waiting: !self.survives });
         }
         if let Some(holder) = &holder {
             self.release(holder, 1, None);

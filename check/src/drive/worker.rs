@@ -32,7 +32,7 @@ pub struct Worker {
     /// The key that only this client uses, the last one of `keys` by its number.
     pub(super) own_key: usize,
     longest_lease_ms: u64,
-    survives: bool,
+    pub(super) survives: bool,
     /// The connection is in no state to go on with.
     is_confused: bool,
     /// Listens for answers on this client's own channel.

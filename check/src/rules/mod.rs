@@ -15,18 +15,19 @@ const MAX_TOLD: usize = 1000;
 #[must_use]
 pub fn check(history: &mut History) -> Vec<Violation> {
     let keys = std::mem::take(&mut history.keys);
+    let pauses = std::mem::take(&mut history.pauses);
     let mut grants: Vec<(u32, Grant)> = Vec::new();
     let mut violations = each_key(history, |timeline, violations| {
         if let Some(key) = keys.get(timeline.key as usize) {
             exclusion::check(key, &timeline.beliefs, violations);
             order::check_queue(key, &timeline.grants, violations);
-            waiting::check(key, timeline, violations);
+            waiting::check(key, timeline, &pauses, violations);
             waiting::check_cancels(key, timeline, violations);
         }
         grants.extend(timeline.grants.iter().map(|grant| (timeline.key, *grant)));
     });
     order::check_tokens(&mut grants, &mut violations);
-    history.keys = keys;
+    (history.keys, history.pauses) = (keys, pauses);
     violations.truncate(MAX_TOLD);
     violations
 }

@@ -3,9 +3,10 @@
 use crate::history::{Key, Kind, Rule, Violation};
 use crate::timeline::{Belief, Possible, SLACK_US, Timeline, Wait};
 
-/// Sweeps over the spans in which nobody can hold, and the requests that waited, both in the order of time.
-pub(super) fn check(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
-    let gaps = gaps(&timeline.possible);
+/// Sweeps over the spans in which nobody can hold, and the requests that waited, both in the order of time. In a pause nobody is given
+/// anything, as if somebody held.
+pub(super) fn check(key: &Key, timeline: &Timeline, pauses: &[Possible], violations: &mut Vec<Violation>) {
+    let gaps = gaps([timeline.possible.as_slice(), pauses].concat());
     let mut waits: Vec<&Wait> = timeline.waits.iter().collect();
     waits.sort_unstable_by_key(|wait| wait.sent_us);
     let mut first = 0;
@@ -47,8 +48,7 @@ pub(super) fn check_cancels(key: &Key, timeline: &Timeline, violations: &mut Vec
 }
 
 /// The spans longer than the slack in which nobody can have held.
-fn gaps(possible: &[Possible]) -> Vec<Possible> {
-    let mut sorted = possible.to_vec();
+fn gaps(mut sorted: Vec<Possible>) -> Vec<Possible> {
     sorted.sort_unstable_by_key(|span| span.from_us);
     let mut gaps = Vec::new();
     let mut free_from_us = 0;
