@@ -2,8 +2,7 @@
 //!
 //! Each is a patch in `check/mutants/`, applied to a copy of the tree, so nothing of it is in the product. The first line of a
 //! patch says what is wrong; a line `Fault: …` names the fault under which it shows, if it is not the one of the clock. What touches
-//! the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`), which have to notice it: the histories are then a
-//! second witness. What they alone can see, they have to notice.
+//! the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -60,13 +59,10 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Whether those have noticed who have to.
+    /// Whether anybody has noticed.
     #[must_use]
     pub fn is_caught(&self) -> bool {
-        match &self.worlds {
-            Some(said) => !said.is_empty(),
-            None => !self.rules.is_empty(),
-        }
+        !self.rules.is_empty() || self.worlds.as_ref().is_some_and(|said| !said.is_empty())
     }
 }
 
