@@ -4,7 +4,7 @@
 //! One lock is one chain, and each of its hand-overs waits for the client to wake: what is saved on the server is a small part of it. Many
 //! locks at once go round over the same few connections, where one turn of the server carries many of them.
 //!
-//! The same messages without a lock behind them show the least that a server can do over these connections.
+//! For one lock, the same messages without a lock behind them show the least that a server can do over these connections.
 
 use anyhow::Result;
 use rlock_bench::server::Server;
@@ -75,7 +75,9 @@ pub fn measure(server: &mut Server, rounds: usize, crowd: Crowd) -> Result<Vec<L
     let mut many = Swarm::connect(server.address(), locks * members)?;
     for _ in 0..rounds {
         notified.push_round(server, &mut few, Prize::NotifiedLock, crowd)?;
-        bare.push_round(server, &mut few, Prize::Message, crowd)?;
+        if locks == 1 {
+            bare.push_round(server, &mut few, Prize::Message, crowd)?;
+        }
         blocked.push_round(server, &mut many, Prize::Lock, crowd)?;
         list.push_round(server, &mut many, Prize::ListToken, crowd)?;
     }
@@ -85,22 +87,27 @@ pub fn measure(server: &mut Server, rounds: usize, crowd: Crowd) -> Result<Vec<L
         _ => format!("of {locks} locks among {members} each, NOTIFY over {over}"),
     };
     let (ours, theirs, least) = ("NOTIFY", "BLPOP/RPUSH", "PUBLISH and PING without a lock");
-    Ok(vec![
+    let mut lines = vec![
         Line::ratio(format!("hand-overs per second {among}"), notified.rate(ours), list.rate(theirs))
             .aim(RATE_AIM)
             .figure(blocked.rate("BLOCK")),
         Line::ratio(format!("server CPU per hand-over {among}"), notified.server_cpu(ours), list.server_cpu(theirs))
             .aim(CPU_AIM)
             .figure(blocked.server_cpu("BLOCK")),
-        Line::ratio(
-            format!("hand-overs per second {among}, against its messages alone"),
-            notified.rate(ours),
-            bare.rate(least),
-        ),
-        Line::ratio(
-            format!("server CPU per hand-over {among}, against its messages alone"),
-            notified.server_cpu(ours),
-            bare.server_cpu(least),
-        ),
-    ])
+    ];
+    if locks == 1 {
+        lines.extend([
+            Line::ratio(
+                format!("hand-overs per second {among}, against its messages alone"),
+                notified.rate(ours),
+                bare.rate(least),
+            ),
+            Line::ratio(
+                format!("server CPU per hand-over {among}, against its messages alone"),
+                notified.server_cpu(ours),
+                bare.server_cpu(least),
+            ),
+        ]);
+    }
+    Ok(lines)
 }

@@ -162,6 +162,10 @@ impl Relay {
                 reply.expect(b"+PONG\r\n")?;
                 if !self.chains[chain].is_free {
                     self.chains[chain].queue.push_back(member);
+                    if self.passes_on() {
+                        // Whoever had nobody to tell tells this one.
+                        self.give_back(chain, outbox);
+                    }
                     return Ok(());
                 }
                 self.chains[chain].is_free = false;
@@ -185,14 +189,23 @@ impl Relay {
         self.members[member].state = State::Holding;
         self.chains[chain].holder = Some(member);
         self.grants += 1;
-        if self.busy_wanted == 0 || self.grants < self.grants_wanted {
+        if self.passes_on() {
             self.give_back(chain, outbox);
         }
         Ok(())
     }
 
-    /// Has the holder of a chain, if there is one, give the thing back.
+    /// Whether a holder gives its thing back at once, instead of being parked.
+    fn passes_on(&self) -> bool {
+        self.busy_wanted == 0 || self.grants < self.grants_wanted
+    }
+
+    /// Has the holder of a chain, if there is one, give the thing back. A message waits for somebody whom it can be sent to, unless all
+    /// are to run out.
     fn give_back(&mut self, chain: usize, outbox: &mut Outbox) {
+        if self.prize == Prize::Message && self.busy_wanted > 0 && self.chains[chain].queue.is_empty() {
+            return;
+        }
         let Some(holder) = self.chains[chain].holder.take() else {
             return;
         };
