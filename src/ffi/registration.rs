@@ -282,6 +282,7 @@ unsafe extern "C" fn RedisModule_OnLoad(
         match loaded {
             Ok(()) => raw::REDISMODULE_OK as c_int,
             Err(LoadError(message)) => {
+                timers::give_back();
                 super::log_warning(&format!("not loaded: {message}"));
                 raw::REDISMODULE_ERR as c_int
             }
@@ -329,6 +330,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_FreeModuleUser,
         RedisModule_FreeServerInfo,
         RedisModule_FreeString,
+        RedisModule_FreeThreadSafeContext,
         RedisModule_GetBlockedClientPrivateData,
         RedisModule_GetClientId,
         RedisModule_GetClientInfoById,

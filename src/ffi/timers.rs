@@ -18,6 +18,15 @@ pub(super) fn init(ctx: Ctx<'_>) {
     DETACHED.store(detached, Ordering::Relaxed);
 }
 
+/// Gives the context back, if the module does not come to be loaded: the server then forgets the module, and this place with it.
+pub(super) fn give_back() {
+    let detached = DETACHED.swap(ptr::null_mut(), Ordering::Relaxed);
+    if !detached.is_null() {
+        // SAFETY: the context came from the server, and nobody finds it any more.
+        unsafe { api!(RedisModule_FreeThreadSafeContext, detached) };
+    }
+}
+
 /// The number of a timer that is running.
 #[derive(Clone, Copy)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
