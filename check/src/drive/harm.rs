@@ -92,7 +92,7 @@ impl Faults {
             Self::SlotMoves => "a slot moves to and fro",
             Self::SlotMovesAndKills => "a slot moves, kill -9",
             Self::ClusterFailover => "CLUSTER FAILOVER",
-            Self::ClusterTakeover => "the same, FORCE or TAKEOVER",
+            Self::ClusterTakeover => "CLUSTER FAILOVER, forced",
         }
     }
 
