@@ -47,6 +47,8 @@ pub(super) struct SmallWorld {
     answers: Vec<(usize, u8, Told)>,
     /// Grants that nobody was told of, and that nobody has used: key, owner and token.
     lost: Vec<(usize, u8, u64)>,
+    /// Tokens that their owners were told. Whoever loses a later answer with one of them keeps what it knew of.
+    told: Vec<u64>,
 }
 
 impl SmallWorld {
@@ -66,7 +68,7 @@ impl SmallWorld {
             }
             world.run_timer();
         }
-        Self { world, setup, spec, tickets: Vec::new(), answers: Vec::new(), lost: Vec::new() }
+        Self { world, setup, spec, tickets: Vec::new(), answers: Vec::new(), lost: Vec::new(), told: Vec::new() }
     }
 
     fn now_ms(&self) -> u64 {
@@ -90,7 +92,7 @@ impl SmallWorld {
             Action::Renew { key, owner, mode } => self.renew(key, owner, mode, Means::Any),
             Action::RenewToken { key, owner, mode, means } => self.renew(key, owner, mode, means),
             Action::Publish { is_heard } => return self.publish(is_heard),
-            Action::Disconnect { owner } => self.disconnect(owner),
+            Action::Disconnect { owner } => return self.disconnect(owner),
             Action::Force { key } => {
                 let kind = self.kind(key);
                 let _ = self.world.on_key(&name(key), |engine, tx| engine.force_release(tx, Some(kind), None));
@@ -293,7 +295,10 @@ impl SmallWorld {
 
     fn note(&mut self, acquired: Result<Acquired, Refusal>, key: usize, owner: u8, asked: (Mode, u32)) -> Told {
         match acquired {
-            Ok(Acquired::Granted(_)) => Told::Granted,
+            Ok(Acquired::Granted(tokens)) => {
+                self.told.extend(tokens);
+                Told::Granted
+            }
             Ok(Acquired::Denied) => Told::Nil,
             Ok(Acquired::Waiting(ticket)) => {
                 self.world.expect_answer(ticket);
@@ -353,7 +358,11 @@ impl SmallWorld {
         if self.world.unpublished.is_empty() {
             return false;
         }
-        if !is_heard {
+        if is_heard {
+            let tickets = self.world.unpublished.iter().map(|(ticket, _)| *ticket);
+            let granted = tickets.flat_map(|ticket| self.world.engine.queues.undelivered(ticket));
+            self.told.extend(granted.map(|(_, grant)| grant.token));
+        } else {
             self.lose(|_| true);
         }
         self.world.publish(is_heard);
@@ -365,14 +374,20 @@ impl SmallWorld {
         true
     }
 
-    /// The connection of an owner closes, whatever it waits for.
-    fn disconnect(&mut self, owner: u8) {
+    /// The connection of an owner closes, whatever it waits for. Not where a wait is over and nobody has said so yet: whether nil
+    /// comes first is open.
+    fn disconnect(&mut self, owner: u8) -> bool {
+        let now_ms = self.now_ms();
+        if (0..self.setup.keys).any(|key| self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms)) {
+            return false;
+        }
         self.lose(|notice| notice.client == client(owner));
         self.world.client_closes(client(owner));
         self.end_cut_off();
         if let Spec::Plain(oracles) = &mut self.spec {
             oracles.iter_mut().for_each(|oracle| oracle.leave(owner));
         }
+        true
     }
 
     /// The slot of the channel of an owner goes to another node.
@@ -396,7 +411,8 @@ impl SmallWorld {
             let Some(known) = self.tickets.iter().find(|known| known.ticket == *ticket) else { continue };
             assert_eq!(notice.client, client(known.owner), "the connection that asked");
             let granted = self.world.engine.queues.undelivered(*ticket);
-            self.lost.extend(granted.map(|(_, grant)| (known.key, known.owner, grant.token)));
+            let unknown = granted.filter(|(_, grant)| !self.told.contains(&grant.token));
+            self.lost.extend(unknown.map(|(_, grant)| (known.key, known.owner, grant.token)));
         }
     }
 
