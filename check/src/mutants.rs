@@ -2,7 +2,7 @@
 //!
 //! Each is a patch in `check/mutants/`, applied to a copy of the tree, so nothing of it is in the product. The first line of a
 //! patch says what is wrong; a line `Fault: …` names the fault under which it shows, if it is not the one of the clock. What touches
-//! the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`).
+//! the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`), which have to notice it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -59,10 +59,13 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Whether anybody has noticed.
+    /// Whether those have noticed who have to: the small worlds what is wrong in the core, the histories what is wrong around it.
     #[must_use]
     pub fn is_caught(&self) -> bool {
-        !self.rules.is_empty() || self.worlds.as_ref().is_some_and(|said| !said.is_empty())
+        match &self.worlds {
+            Some(said) => !said.is_empty(),
+            None => !self.rules.is_empty(),
+        }
     }
 }
 
