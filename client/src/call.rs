@@ -145,7 +145,7 @@ impl Servers {
     pub(crate) async fn call(
         &self,
         slot: Option<u16>,
-        command: &Cmd,
+        command: &impl Prepare,
         patience: Duration,
         give_up: Moment,
     ) -> Result<Answered, Error> {

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use redis::{Cmd, RedisError};
 use tokio::sync::broadcast::Receiver;
@@ -89,11 +88,10 @@ async fn subscribe(client: &Arc<Shared>, key: &[u8]) -> Result<(Arc<Link>, Recei
     loop {
         client.home.check()?;
         let node = ServingNode(slot, patience);
-        let answered = client.servers.call_noting(slot, &node, patience, give_up, &AtomicBool::new(false)).await?;
+        let answered = client.servers.call(slot, &node, patience, give_up).await?;
         answered.said.map_err(|error| Error::from_answer(&error))?;
         let link = answered.link;
-        let followed = link.follow(key, patience).await;
-        match followed {
+        match link.follow(key, patience).await {
             Some(events) => return Ok((link, events)),
             None if link.is_closed() => {}
             None => return Err(Error::NoEvents),

@@ -194,7 +194,7 @@ impl Campaign {
             }
             Ok::<_, anyhow::Error>((operations, interruptions))
         })?;
-        let orders = monitor.map(Monitor::finish).unwrap_or_else(|| Ok(Orders::default())).unwrap_or_else(|error| {
+        let orders = monitor.map_or_else(|| Ok(Orders::default()), Monitor::finish).unwrap_or_else(|error| {
             violations.push(Violation { rule: Rule::ServerLives, story: format!("no order is known: {error:#}") });
             Orders::default()
         });

@@ -116,7 +116,7 @@ impl Faults {
     }
 }
 
-/// When the server was not, for its clients, what it always is.
+/// When clients could not expect of the server what they may expect at other times.
 #[derive(Debug, Default)]
 pub(super) struct Interruptions {
     /// Pairs: a server was lost, and another one had taken over that may not have heard all of it.

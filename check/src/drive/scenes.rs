@@ -7,6 +7,14 @@ use super::wire::{Connection, as_grant, now_us};
 use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Kind, Mode, Outcome};
 
+/// A request that waits for a client's own key, behind the one that a scene is about.
+pub(super) struct Behind {
+    party: Party,
+    wish: Wish,
+    connection: Connection,
+    sent_us: u64,
+}
+
 impl Worker {
     /// MACQUIRE of two or three mutexes.
     pub(super) fn hold_many(&mut self) -> Result<()> {
@@ -103,19 +111,13 @@ impl Worker {
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
         }
-        let (killed, next) =
-            (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
-        let (killed, next) = (Party { asked: 1, ..killed }, Party { asked: 1, ..next });
-        let wish = self.limit(Wish::WAIT);
+        let (killed, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
         let mut to_kill = Connection::open(self.address)?;
-        let mut to_wait = Connection::open(self.address)?;
         let Value::Int(client) = to_kill.ask("CLIENT ID")? else { bail!("a client has an id") };
         let killed_us = now_us();
         to_kill.send(&self.wish(&killed, wish))?;
         self.wait_for_waiters(1)?;
-        let next_us = now_us();
-        to_wait.send(&self.wish(&next, wish))?;
-        self.wait_for_waiters(2)?;
+        let next = self.stand_behind()?;
         let sent_us = now_us();
         self.connection.ask("MULTI")?;
         self.connection.ask(&self.words(&holder, "RELEASE"))?;
@@ -130,12 +132,33 @@ impl Worker {
         // Of a transaction without an answer it is not known what it did.
         let undone = if released == Outcome::Unknown { Outcome::Unknown } else { Outcome::Undone };
         self.record(&killed, killed_us, answered_us, wish.call(), undone);
-        let outcome = as_grant(to_wait.receive());
-        self.record(&next, next_us, now_us(), wish.call(), outcome);
-        if matches!(outcome, Outcome::Granted(_)) {
-            self.release(&next, 1, None);
-        }
+        self.take_turn(next);
         Ok(())
+    }
+
+    /// A new owner that asks once for this client's own key.
+    pub(super) fn own_waiter(&mut self) -> Party {
+        Party { asked: 1, ..self.party_of(self.own_key, Mode::Exclusive) }
+    }
+
+    /// Lets a request wait for this client's own key, behind one that waits already.
+    pub(super) fn stand_behind(&mut self) -> Result<Behind> {
+        let (party, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
+        let mut connection = Connection::open(self.address)?;
+        let sent_us = now_us();
+        connection.send(&self.wish(&party, wish))?;
+        self.wait_for_waiters(2)?;
+        Ok(Behind { party, wish, connection, sent_us })
+    }
+
+    /// The one behind is answered, and gives back what it was granted.
+    pub(super) fn take_turn(&mut self, behind: Behind) {
+        let Behind { party, wish, mut connection, sent_us } = behind;
+        let outcome = as_grant(connection.receive());
+        self.record(&party, sent_us, now_us(), wish.call(), outcome);
+        if matches!(outcome, Outcome::Granted(_)) {
+            self.release(&party, 1, None);
+        }
     }
 
     /// Waits until so many wait for this client's own key.

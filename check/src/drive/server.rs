@@ -237,7 +237,7 @@ fn spawn(
         command.args(["--cluster-enabled", "yes", "--cluster-port", &bus_port.to_string()]);
         // Otherwise a node that has given up its last slot would become a replica of the other one.
         command.args(["--cluster-allow-replica-migration", "no"]);
-        // A master votes for no other replica of the same master for two of these.
+        // After a failover nobody votes for another one of the same master until twice this time is over.
         command.args(["--cluster-node-timeout", "1000"]);
     }
     if program.loses_clients {

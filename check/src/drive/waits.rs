@@ -71,23 +71,14 @@ impl Worker {
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
         }
-        let (deaf, next) = (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
-        let (deaf, next) = (Party { asked: 1, ..deaf }, Party { asked: 1, ..next });
+        let deaf = self.own_waiter();
         let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let deaf_us = now_us();
         self.connection.ask(&format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key))?;
-        let wish = self.limit(Wish::WAIT);
-        let mut to_wait = Connection::open(self.address)?;
-        let next_us = now_us();
-        to_wait.send(&self.wish(&next, wish))?;
-        self.wait_for_waiters(2)?;
+        let next = self.stand_behind()?;
         self.release(&holder, 1, None);
         self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Undone);
-        let outcome = as_grant(to_wait.receive());
-        self.record(&next, next_us, now_us(), wish.call(), outcome);
-        if matches!(outcome, Outcome::Granted(_)) {
-            self.release(&next, 1, None);
-        }
+        self.take_turn(next);
         Ok(())
     }
 
@@ -100,8 +91,7 @@ impl Worker {
         {
             return Ok(());
         }
-        let party = if holder.is_some() { self.party_of(self.own_key, Mode::Exclusive) } else { self.party(|_| true) };
-        let party = Party { asked: 1, ..party };
+        let party = if holder.is_some() { self.own_waiter() } else { Party { asked: 1, ..self.party(|_| true) } };
         let mut subscriber = self.listen()?;
         let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
         let sent_us = now_us();
@@ -144,16 +134,12 @@ impl Worker {
             return Ok(());
         }
         let subscriber = self.listen()?;
-        let (gone, next) = (self.party_of(self.own_key, Mode::Exclusive), self.party_of(self.own_key, Mode::Exclusive));
-        let (gone, next) = (Party { asked: 1, ..gone }, Party { asked: 1, ..next });
+        let gone = self.own_waiter();
         let numbered = self.limit(Wish { request_id: Some(gone.owner), ..Wish::WAIT });
-        let (mut asking, mut to_wait) = (Connection::open(self.address)?, Connection::open(self.address)?);
+        let mut asking = Connection::open(self.address)?;
         let gone_us = now_us();
         asking.ask(&format!("{} NOTIFY {}", self.wish(&gone, numbered), self.channel()))?;
-        let wish = self.limit(Wish::WAIT);
-        let next_us = now_us();
-        to_wait.send(&self.wish(&next, wish))?;
-        self.wait_for_waiters(2)?;
+        let next = self.stand_behind()?;
         drop(asking);
         for _ in 0..LOOKS {
             if self.count_waiters()? < 2 {
@@ -163,12 +149,8 @@ impl Worker {
         }
         self.release(&holder, 1, None);
         self.record(&gone, gone_us, now_us(), numbered.call(), Outcome::Undone);
-        let outcome = as_grant(to_wait.receive());
-        self.record(&next, next_us, now_us(), wish.call(), outcome);
         self.subscriber = Some(subscriber);
-        if matches!(outcome, Outcome::Granted(_)) {
-            self.release(&next, 1, None);
-        }
+        self.take_turn(next);
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::string::String;
 use std::vec::Vec;
 
 use super::keyspace::{Open, Value};
-use super::world::{Output, World, key};
+use super::world::{Output, World, asking, key};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Engine, Transaction};
 use crate::kind::{Kind, Mode};
@@ -164,18 +164,7 @@ fn name(owner: usize) -> String {
 }
 
 fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
-    Request {
-        verb: Verb::Acquire,
-        kind,
-        mode,
-        count: 1,
-        lease_ms: LEASE_MS,
-        request_id: None,
-        session_ms: None,
-        is_once: false,
-        notify: None,
-        ask,
-    }
+    Request { lease_ms: LEASE_MS, ..asking(kind, mode, ask) }
 }
 
 fn itself(index: usize) -> usize {

@@ -4,12 +4,12 @@ use proptest::prelude::*;
 use std::vec::Vec;
 
 use super::keyspace::Value;
-use super::world::{Output, World, key};
+use super::world::{Output, World, asking, key};
 use crate::codec::{decode, encode};
 use crate::effect::{Facts, parse_effect, write_effect};
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Refusal, Request, Verb};
+use crate::request::{Ask, Refusal};
 use crate::time::{MAX_TOKEN, TOKEN_CLOCK_END_US};
 
 fn numbers() -> impl Strategy<Value = u64> {
@@ -32,18 +32,8 @@ proptest! {
                 2 => (Kind::RwLock, Mode::Read),
                 _ => (Kind::RwLock, Mode::Write),
             };
-            let request = Request {
-                verb: Verb::Acquire,
-                kind,
-                mode,
-                count: 1,
-                lease_ms: 1000,
-                request_id: None,
-                session_ms: None,
-                is_once: false,
-                notify: None,
-                ask: if kind == Kind::Fair { Ask::Queue { life_ms: 1000 } } else { Ask::Try },
-            };
+            let ask = if kind == Kind::Fair { Ask::Queue { life_ms: 1000 } } else { Ask::Try };
+            let request = asking(kind, mode, ask);
             let last = world.engine.last_token();
             let name = key(&std::format!("{}-{}", kind.name(), index / 2));
             match world.on_key(&name, |engine, tx| engine.acquire(tx, &[index as u8], &request)) {

@@ -2,26 +2,15 @@
 
 use std::vec::Vec;
 
-use super::world::{World, key};
+use super::world::{World, asking, key};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Contended, Longest};
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Request, Verb};
+use crate::request::Ask;
 
 fn ask(world: &mut World, kind: Kind, key: &Key, owner: &str) -> Acquired {
     let mode = if kind == Kind::RwLock { Mode::Write } else { Mode::Exclusive };
-    let request = Request {
-        verb: Verb::Acquire,
-        kind,
-        mode,
-        count: 1,
-        lease_ms: 1000,
-        request_id: None,
-        session_ms: None,
-        is_once: false,
-        notify: None,
-        ask: Ask::Wait { until_us: None },
-    };
+    let request = asking(kind, mode, Ask::Wait { until_us: None });
     let acquired = world.on_key(key, |engine, tx| engine.acquire(tx, owner.as_bytes(), &request)).unwrap();
     if let Acquired::Waiting(ticket) = acquired {
         world.expect_answer(ticket);

@@ -10,9 +10,10 @@ use crate::bytes::Key;
 use crate::engine::{Engine, Transaction};
 use crate::event::Event;
 use crate::keyspace::KeyId;
+use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::outbox::{Answer, Notice, Outbox, Told};
-use crate::request::Limits;
+use crate::request::{Ask, Limits, Request, Verb};
 use crate::time::{Now, US_PER_MS};
 
 pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20 };
@@ -50,6 +51,22 @@ pub(super) struct World {
     pub(super) shares_turns: bool,
     /// A history is gone through once more, which was checked before.
     pub(super) is_repeated: bool,
+}
+
+/// ACQUIRE of one, with a lease of a second and nothing else.
+pub(super) fn asking(kind: Kind, mode: Mode, ask: Ask) -> Request {
+    Request {
+        verb: Verb::Acquire,
+        kind,
+        mode,
+        count: 1,
+        lease_ms: 1000,
+        request_id: None,
+        session_ms: None,
+        is_once: false,
+        notify: None,
+        ask,
+    }
 }
 
 pub(super) fn key(name: &str) -> Key {
