@@ -182,11 +182,11 @@ msrv: ## Check the client and the core with the oldest Rust that they promise to
 client-api: ## Compare the client's public API with client/public-api.txt (needs a nightly Rust); WRITE=1 writes that anew
 	cargo run --quiet --package rlock-client-api -- $(if $(WRITE),--write)
 
-bench: ## Measure the module, its longest pauses, and write docs/benchmarks-module.md; SECTION=memory for one part only
+bench: ## Measure the module, its longest pauses, and write docs/benchmarks-module.md; SECTION=memory for one part, shown only, or with WRITE=1 written too
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
 	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION) \
-	  $(if $(SECTION),,--page docs/benchmarks-module.md)
+	  $(if $(or $(WRITE),$(if $(SECTION),,1)),--page docs/benchmarks-module.md)
 
 bench-peers: ## Measure the module beside other locks and write docs/benchmarks.md (30 minutes); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
 	@$(NEED) server

@@ -60,7 +60,7 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Also write a page in Markdown to this file
+    /// Also write a page in Markdown to this file; what it says of other sections stays
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
 
@@ -168,7 +168,8 @@ fn main() -> Result<()> {
         fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
     }
     if let Some(path) = arguments.page.as_ref().filter(|_| outcome.is_ok()) {
-        let page = page::write(&report, &page::machine());
+        let before = fs::read_to_string(path).unwrap_or_default();
+        let page = page::write(&report, &page::machine(), &before);
         fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }
     outcome

@@ -13,6 +13,7 @@ const HEAD: &str = "# Benchmarks of the module
 ```sh
 make bench                         # everything, and this page
 make bench SECTION=uncontended     # one section, shown only
+make bench SECTION=memory WRITE=1  # one section, here as well
 ```
 
 How the module compares with other locks is in [benchmarks.md](benchmarks.md). Here each part of it is compared with what the server itself
@@ -75,23 +76,54 @@ fn explanation(section: &str) -> &'static str {
     }
 }
 
-/// The page.
-pub fn write(report: &Report, machine: &str) -> String {
-    let Header { server_version, cpu_count, date, rounds } = &report.header;
-    let mut page = HEAD.to_owned();
-    let _ = writeln!(
-        page,
-        "\nRedis {server_version}, {cpu_count} CPUs ({machine}), {date}, {rounds} rounds a side in turns."
-    );
-    for SectionReport { name, lines } in &report.sections {
-        let _ = write!(page, "\n## {name}\n\n{}\n\n", explanation(name));
-        page.push_str("| measure | result | min | max | aim | met | figures |\n|---|---:|---:|---:|---|---|---|\n");
-        for line in lines {
-            let cells = line.cells().map(|cell| cell.replace('|', "\\|").replace('\n', "<br>"));
-            let _ = writeln!(page, "| {} |", cells.join(" | "));
+/// The page. What `before` says of sections that were not measured now stays.
+pub fn write(report: &Report, machine: &str, before: &str) -> String {
+    let mut sections = sections_of(before);
+    for section in &report.sections {
+        let new = (section.name.clone(), section_text(section, &report.header, machine));
+        match sections.iter_mut().find(|(name, _)| *name == section.name) {
+            Some(place) => *place = new,
+            None => sections.push(new),
         }
     }
-    page
+    let texts: String = sections.into_iter().map(|(_, text)| text).collect();
+    format!("{HEAD}{texts}")
+}
+
+/// The sections of a page: their names, and their texts from the line before the heading to the end.
+fn sections_of(page: &str) -> Vec<(String, String)> {
+    let mut sections: Vec<(String, String)> = Vec::new();
+    for line in page.lines() {
+        if let Some(name) = line.strip_prefix("## ") {
+            sections.push((name.to_owned(), "\n".to_owned()));
+        }
+        if let Some((_, text)) = sections.last_mut() {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    // Between two sections is a line that belongs to the second one.
+    for (_, text) in &mut sections {
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    sections
+}
+
+fn section_text(section: &SectionReport, header: &Header, machine: &str) -> String {
+    let SectionReport { name, lines } = section;
+    let Header { server_version, cpu_count, date, rounds } = header;
+    let mut text = format!("\n## {name}\n\n{}\n\n", explanation(name));
+    let _ = writeln!(
+        text,
+        "Redis {server_version}, {cpu_count} CPUs ({machine}), {date}, {rounds} rounds a side in turns.\n"
+    );
+    text.push_str("| measure | result | min | max | aim | met | figures |\n|---|---:|---:|---:|---|---|---|\n");
+    for line in lines {
+        let cells = line.cells().map(|cell| cell.replace('|', "\\|").replace('\n', "<br>"));
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+    }
+    text
 }
 
 /// The model of the CPU.
@@ -101,4 +133,29 @@ pub fn machine() -> String {
         Some(line.split_once(':')?.1.trim().to_owned())
     };
     std::fs::read_to_string("/proc/cpuinfo").ok().and_then(model).unwrap_or_else(|| "of an unknown model".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(date: &str, names: &[&str]) -> Report {
+        let header = Header { server_version: "7".to_owned(), cpu_count: 2, date: date.to_owned(), rounds: 5 };
+        let sections = names.iter().map(|name| SectionReport { name: (*name).to_owned(), lines: Vec::new() }).collect();
+        Report { header, sections }
+    }
+
+    #[test]
+    fn a_section_that_is_measured_again_takes_its_own_place_and_the_others_stay() {
+        let first = write(&report("Monday", &["memory", "fair", "stalls"]), "a machine", "");
+        assert_eq!(write(&report("Monday", &["memory", "fair", "stalls"]), "a machine", &first), first);
+        let second = write(&report("Tuesday", &["fair"]), "a machine", &first);
+        assert_eq!((second.matches("Monday").count(), second.matches("Tuesday").count()), (2, 1));
+        let place = |text: &str| second.find(text).expect("it is there");
+        assert!(
+            place("## memory") < place("## fair")
+                && place("## fair") < place("Tuesday")
+                && place("Tuesday") < place("## stalls")
+        );
+    }
 }

@@ -40,8 +40,8 @@ type Decisions = SmallVec<[Decision; 1]>;
 enum Earlier {
     /// There was none.
     None,
-    /// The same one: its place is taken over.
-    Repeated { rank: Rank, arrival: u64 },
+    /// The same one: its place is taken over. `is_suspected` if it may close a circle, and the search was still to come.
+    Repeated { rank: Rank, arrival: u64, is_suspected: bool },
     /// Lower ones, which have ended.
     Ended,
 }
@@ -227,12 +227,15 @@ impl Engine {
             self.check_waiters(tx, &[])?;
         }
         let (rank, arrival) = match earlier {
-            Earlier::Repeated { rank, arrival } => (rank, arrival),
+            Earlier::Repeated { rank, arrival, .. } => (rank, arrival),
             Earlier::None | Earlier::Ended => (rank_of(tx, owner, request), self.next_number(tx.now)?),
         };
         let ticket = self.enter(tx, owner, request, rank, arrival);
-        if earlier == Earlier::None {
-            self.check_deadlock(tx, ticket, &[])?;
+        match earlier {
+            Earlier::None => self.check_deadlock(tx, ticket, &[])?,
+            Earlier::Repeated { is_suspected: false, .. } => {}
+            // The search was still to come, or may have been put off. The earlier request has gone, so this one is not refused but answered.
+            Earlier::Repeated { .. } | Earlier::Ended => self.suspect(ticket),
         }
         Ok(ticket)
     }
@@ -273,12 +276,12 @@ impl Engine {
             let Some(waiter) = self.queues.get(ticket) else {
                 continue;
             };
-            place = Some((waiter.rank, waiter.arrival));
+            place = Some((waiter.rank, waiter.arrival, waiter.is_suspected));
             let answer = waiter.answer_to_succeeded(request);
             self.answer(tx, ticket, answer);
         }
-        if let Some((rank, arrival)) = place.filter(|_| is_repeat && !is_own) {
-            return Ok(Earlier::Repeated { rank, arrival });
+        if let Some((rank, arrival, is_suspected)) = place.filter(|_| is_repeat && !is_own) {
+            return Ok(Earlier::Repeated { rank, arrival, is_suspected });
         }
         self.reconcile_all(tx);
         Ok(Earlier::Ended)

@@ -49,9 +49,13 @@ impl Engine {
         if stay == Stay::Connected && replaced.is_none() {
             self.check_waiters(tx, &[])?;
         }
-        let arrival = match mine {
-            Some((_, arrival, _)) => arrival,
-            None => self.next_number(tx.now)?,
+        // Who waits already has come when that request came, also if its place is yet to be made anew.
+        let waits_since =
+            replaced.and_then(|ticket| self.queues.get(ticket)).filter(|waiter| waiter.request().kind == Kind::Fair);
+        let arrival = match (mine, waits_since) {
+            (Some((_, arrival, _)), _) => arrival,
+            (None, Some(waiter)) => waiter.arrival,
+            (None, None) => self.next_number(tx.now)?,
         };
         let known_id = mine.and_then(|(_, _, request_id)| request_id);
         let request_id = request.request_id.or(known_id);

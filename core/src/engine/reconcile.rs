@@ -48,10 +48,12 @@ impl Engine {
         // What is dirty is not forgotten, also if its last waiter leaves meanwhile.
         let mut dirty = core::mem::take(record.dirty.get_or_insert_default());
         if is_behind || was_behind || dirty.arrived || dirty.replaced {
-            let arrived = is_behind || dirty.arrived || dirty.review.is_some_and(|review| review.arrived);
+            let has_come = is_behind || dirty.arrived;
+            // A look at one that came before may not have been at its end.
+            let arrived = has_come || dirty.review.is_some_and(|review| review.arrived);
             dirty.review = Some(Review { stage: Stage::Misfits(None), arrived });
             (dirty.arrived, dirty.replaced) = (false, false);
-            self.take_in(tx, id, name, arrived);
+            self.take_in(tx, id, name, has_come);
         }
         let freed = self.review(tx, id, name, &mut dirty);
         // First: a grant that is taken back takes its SESSION along.
@@ -71,10 +73,10 @@ impl Engine {
         freed
     }
 
-    /// Takes note of another value under a name.
-    fn take_in(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId, arrived: bool) {
+    /// Takes note of another value under a name. `has_come` tells that it came by other means than a grant.
+    fn take_in(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId, has_come: bool) {
         let generation = self.databases.generation(tx.keys.key(id).db);
-        if let Some(lock) = tx.keys.lock_mut(id).filter(|_| arrived) {
+        if let Some(lock) = tx.keys.lock_mut(id).filter(|_| has_come) {
             lock.unbind_all();
             let alarm = lock.alarm();
             if self.is_alarm_of(alarm, tx.keys.key(id)) {

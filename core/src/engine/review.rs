@@ -147,10 +147,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Of a value that came by other means than a grant no hold is bound to a connection, and its sessions count as closed.
+    /// Of a value that came by other means than a grant no hold is bound to a connection, and its sessions count as closed: but for
+    /// those that were bound since it came, by RENEW or by a grant.
     /// Looks at the holds below an index, and returns below which it has yet to look.
     fn close_sessions(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, below: usize) -> usize {
-        // A hold that ends meanwhile is replaced by the last one, which was looked at already.
+        // A hold that ends meanwhile is replaced by the last one, which was looked at already or granted since.
         for at in (0..below).rev() {
             if !self.work.take(CHANGE) {
                 return at.saturating_add(1);
@@ -160,6 +161,7 @@ impl Engine {
             };
             if let Some(hold) = lock.holds().get(at)
                 && hold.session_ms().is_some()
+                && lock.clients(hold.token()).is_empty()
             {
                 self.end_session(tx, id, hold.token());
             }

@@ -151,8 +151,9 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
     let is_next = match claim(lock, owner, request, now) {
         Claim::Downgrade => true,
         Claim::Upgrade => !ahead.upgrade,
+        // Of those who wait, some may have no place yet in a lock that came under their name.
         Claim::None if lock.kind() == Kind::Fair => {
-            lock.queue().and_then(|queue| queue.first()).is_none_or(|first| first.owner == owner)
+            lock.queue().and_then(|queue| queue.first()).map_or(!ahead.any, |first| first.owner == owner)
         }
         Claim::None => !ahead.any,
     };

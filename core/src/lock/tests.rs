@@ -2,7 +2,9 @@
 
 use super::hold_index::{MAX_FEW, MIN_INDEXED};
 use super::*;
+use crate::bytes::Owner;
 use crate::event::{EndCause, Event, Terms};
+use crate::place::Stay;
 use std::format;
 use std::string::String;
 
@@ -144,4 +146,65 @@ fn a_lock_has_an_index_while_many_hold_it() {
 fn the_value_has_the_size_that_the_memory_figures_rest_on() {
     assert_eq!(size_of::<Hold>(), 72);
     assert_eq!(size_of::<Lock>(), 80);
+}
+
+/// What MEMORY USAGE says of a value, and what making it took from the allocator.
+fn told_and_taken(kind: Kind, make: impl FnOnce(&mut Lock)) -> (usize, usize) {
+    let mut made = None;
+    let taken = allocation_counter::measure(|| {
+        let mut lock = Lock::new(kind, 10_000);
+        make(&mut lock);
+        made = Some(lock);
+    });
+    (made.unwrap().heap_bytes(), usize::try_from(taken.bytes_current).unwrap())
+}
+
+#[test]
+fn what_is_said_of_memory_is_what_was_taken() {
+    // Longer than what a value keeps in place.
+    let owner = |number: u64| Owner::from(format!("{number:060}").as_bytes());
+    let grant = |lock: &mut Lock, token: u64, mode: Mode| {
+        let (kind, owner, terms) = (lock.kind(), owner(token), terms(1, NOW.mono_us + token));
+        lock.apply(Event::Granted { kind, owner, mode, token, terms });
+    };
+    let free = told_and_taken(Kind::Mutex, |_| {});
+    assert_eq!(free, (0, 0), "a free lock has nothing on the heap");
+    let held = told_and_taken(Kind::Mutex, |lock| grant(lock, 1, Mode::Exclusive));
+    assert_eq!(held.0, held.1, "one hold is told to the byte");
+
+    let queue = |lock: &mut Lock, arrival: u64| {
+        let (owner, stay) = (owner(arrival), Stay::Polled { until_us: NOW.mono_us + arrival });
+        lock.apply(Event::Queued { owner, stay, arrival, request_id: None, at_head: false });
+    };
+    for many in [10, 100, 1_000, 5_000] {
+        let permits =
+            told_and_taken(Kind::Semaphore, |lock| (1..=many).for_each(|token| grant(lock, token, Mode::Permits)));
+        let places = told_and_taken(Kind::Fair, |lock| (1..=many).for_each(|arrival| queue(lock, arrival)));
+        for (told, taken) in [permits, places] {
+            assert!(told.abs_diff(taken) * 10 <= taken, "{many} of them: told {told}, taken {taken}");
+        }
+    }
+}
+
+#[test]
+fn no_lease_lasts_longer_than_leases_may() {
+    let far = [u64::MAX, NOW.mono_us + 10, NOW.within_limits(u64::MAX)];
+    let mut lock = Lock::new(Kind::Semaphore, 9);
+    for (token, deadline_us) in (1..).zip(far) {
+        let (kind, mode, owner) = (Kind::Semaphore, Mode::Permits, Owner::from(&[b'0', token as u8][..]));
+        lock.apply(Event::Granted { kind, owner, mode, token, terms: terms(1, deadline_us) });
+    }
+    lock.shorten_leases(NOW);
+    let deadlines: Vec<_> = lock.holds().iter().map(|hold| hold.terms().deadline_us).collect();
+    assert_eq!(deadlines, [NOW.within_limits(u64::MAX), NOW.mono_us + 10, NOW.within_limits(u64::MAX)]);
+    assert!(far[0] > deadlines[0] && lock.next_deadline_us() == Some(NOW.mono_us + 10));
+}
+
+#[test]
+fn what_a_failing_test_shows_of_a_lock_names_its_holders_and_who_waits() {
+    let mut lock = with(Kind::Fair, 1, &[("holder", Mode::Exclusive, 1)]);
+    let (owner, stay) = (b"waiter".as_slice().into(), Stay::Connected);
+    lock.apply(Event::Queued { owner, stay, arrival: 1, request_id: None, at_head: false });
+    let shown = format!("{lock:?}");
+    assert!(["Fair", "\"holder\"", "Connected"].iter().all(|word| shown.contains(word)), "{shown}");
 }

@@ -84,6 +84,12 @@ const PICTURES: [Picture; 4] = [
     },
 ];
 
+/// Why a client that polls can have as many pairs as one that is handed the lock.
+const PAIRS_AND_HAND_OVERS: &str = "\
+A pair is not a hand-over. Who polls and sleeps between two tries takes the lock it has just freed once more, before the others look: see *Jain* and
+*least share* below (1 and 1 where each has the same). That costs no message to another client, which is what most of a hand-over costs. So a client that sleeps can have
+as many pairs as one whose lock goes around, while some of its users get next to none.";
+
 /// A column: what stands above it, the figure, and whether the rounds' ends are shown.
 type Column = (&'static str, &'static str, bool);
 
@@ -184,7 +190,7 @@ impl Report<'_> {
             };
             writeln!(out, "| {} | {} | {result} | {met} |", aim.text, aim.bound)?;
         }
-        writeln!(out)
+        writeln!(out, "\n{PAIRS_AND_HAND_OVERS}\n")
     }
 
     fn peers(&self, out: &mut String) -> fmt::Result {

@@ -1,5 +1,6 @@
 //! The engine in a world without a server: stories in `testdata/`, and random histories against an oracle.
 
+mod between_parts;
 mod checks;
 mod deadlocks;
 mod keyspace;

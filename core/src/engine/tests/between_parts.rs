@@ -1,0 +1,192 @@
+//! What clients do while a piece of work for thousands is taken in parts: what they are answered in between holds to the end.
+
+use core::slice::from_ref;
+use std::vec::Vec;
+
+use super::steps::{Crowded, FOREVER, LEASE_MS, MANY, held, itself, name, request, waiting};
+use super::world::{Output, World, key};
+use crate::bytes::Key;
+use crate::engine::Acquired;
+use crate::engine::work::Scarcity;
+use crate::kind::{Kind, Mode};
+use crate::outbox::Answer;
+use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
+
+/// The connection of somebody who comes in between.
+const LATER_CLIENT: u64 = 1_000_000;
+
+/// A lock that many hold by sessions without a grace comes under another name, as with RENAME, and a part of the holds is looked at.
+fn half_looked_at() -> (Crowded, Key) {
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(0));
+    let value = crowded.world.unlink(&lock).unwrap();
+    let other = key("other");
+    crowded.world.arrive(&other, value);
+    crowded.run_timer();
+    crowded.end_turn();
+    let ended = MANY - live(&crowded, &other);
+    assert!((1..MANY).contains(&ended), "some of the sessions have ended: {ended}");
+    (crowded, other)
+}
+
+fn live(crowded: &Crowded, lock: &Key) -> usize {
+    crowded.world.lock(lock).map_or(0, |lock| lock.live_count(crowded.world.now))
+}
+
+fn renew(crowded: &mut Crowded, lock: &Key, owner: &str) -> u64 {
+    crowded.world.client = Some(LATER_CLIENT);
+    let renew =
+        Renew { kind: Kind::RwLock, owner: owner.as_bytes(), mode: Mode::Read, lease_ms: Some(LEASE_MS), tokens: &[] };
+    let left_ms = crowded.command_alone(from_ref(lock), |engine, tx| engine.renew(tx, &renew)).unwrap();
+    crowded.end_turn();
+    left_ms
+}
+
+fn is_held(crowded: &Crowded, lock: &Key, owner: &str) -> bool {
+    let lock = crowded.world.lock(lock);
+    lock.is_some_and(|lock| lock.live_hold(owner.as_bytes(), Mode::Read, crowded.world.now).is_some())
+}
+
+/// The owner of the hold that the look comes to last.
+fn last_looked_at(crowded: &Crowded, lock: &Key) -> std::string::String {
+    let first = crowded.world.lock(lock).unwrap().holds().get(0).unwrap().owner().clone();
+    std::string::String::from_utf8(first.as_slice().to_vec()).unwrap()
+}
+
+#[test]
+fn a_session_that_is_bound_anew_before_it_was_looked_at_goes_on() {
+    let (mut crowded, lock) = half_looked_at();
+    let owner = last_looked_at(&crowded, &lock);
+    assert_eq!(renew(&mut crowded, &lock, &owner), LEASE_MS);
+    crowded.settle();
+    assert!(is_held(&crowded, &lock, &owner), "it was answered a whole lease, and its connection is open");
+    assert_eq!(live(&crowded, &lock), 1, "nobody else has come");
+    crowded.world.engine.client_closed(LATER_CLIENT);
+    crowded.settle();
+    assert_eq!(live(&crowded, &lock), 0, "its session ends with its connection");
+}
+
+#[test]
+fn a_session_that_begins_while_others_are_looked_at_goes_on() {
+    let (mut crowded, lock) = half_looked_at();
+    let hold = Request { session_ms: Some(0), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
+    crowded.world.client = Some(LATER_CLIENT);
+    let granted = crowded.command_alone(from_ref(&lock), |engine, tx| engine.acquire(tx, b"newcomer", &hold));
+    assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
+    // The newcomer's hold takes the place of one that is yet to be looked at.
+    let owner = last_looked_at(&crowded, &lock);
+    let (kind, mode) = (Kind::RwLock, Mode::Read);
+    let release =
+        Release { verb: Verb::Release, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+    // In the same turn, which has little left for the others.
+    crowded.world.transact(from_ref(&lock), |engine, tx| engine.release(tx, &release)).unwrap();
+    crowded.end_turn();
+    crowded.settle();
+    assert!(is_held(&crowded, &lock, "newcomer"));
+    assert_eq!(live(&crowded, &lock), 1);
+}
+
+#[test]
+fn a_session_that_was_bound_anew_ends_with_its_connection_whatever_is_looked_at_again() {
+    let (mut crowded, lock) = half_looked_at();
+    let owner = last_looked_at(&crowded, &lock);
+    assert_eq!(renew(&mut crowded, &lock, &owner), LEASE_MS);
+    // All of it is looked at once more: it may be another value.
+    crowded.world.engine.value_changed(lock.borrow());
+    crowded.settle();
+    assert!(is_held(&crowded, &lock, &owner));
+    crowded.world.engine.client_closed(LATER_CLIENT);
+    crowded.settle();
+    assert!(!is_held(&crowded, &lock, &owner));
+}
+
+/// The owners of those who wait, in their order.
+fn order(crowded: &Crowded, lock: &Key) -> Vec<Vec<u8>> {
+    let places = crowded.world.lock(lock).and_then(|lock| lock.queue()).into_iter().flat_map(|queue| queue.iter());
+    places.map(|place| place.owner.to_vec()).collect()
+}
+
+#[test]
+fn a_fair_request_that_is_sent_again_while_places_are_made_anew_keeps_its_own() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let wait = |owner: usize| {
+        let request_id = Some(owner as u64 + 1);
+        Request { request_id, ..request(Kind::Fair, Mode::Exclusive, FOREVER) }
+    };
+    let hold = request(Kind::Fair, Mode::Exclusive, Ask::Try);
+    crowded.command_alone(from_ref(&lock), |engine, tx| engine.acquire(tx, b"holder", &hold)).unwrap();
+    for owner in 0..MANY {
+        crowded.world.client = Some(owner as u64 + 1);
+        crowded.acquire(from_ref(&lock), owner, &wait(owner)).unwrap();
+    }
+    let before = order(&crowded, &lock);
+    assert_eq!(before.len(), MANY);
+
+    // Nobody has the lock but who comes first in the queue.
+    drop(crowded.world.unlink(&lock));
+    crowded.run_timer();
+    crowded.end_turn();
+    let made = order(&crowded, &lock).len();
+    assert!((1..MANY - 1).contains(&made), "some of the places were made anew: {made}");
+    let late = MANY - 2;
+    crowded.world.client = Some(LATER_CLIENT);
+    crowded.acquire(from_ref(&lock), late, &wait(late)).unwrap();
+    crowded.settle();
+    let first_is_granted = 1;
+    assert!(order(&crowded, &lock) == before[first_is_granted..], "the order is that of before");
+}
+
+#[test]
+fn nobody_passes_those_whose_places_are_yet_to_be_made_in_a_lock_that_came() {
+    let (mut crowded, lock) = waiting(Kind::Fair, Mode::Exclusive, Mode::Exclusive, itself);
+    // A fair lock that somebody holds, and nobody waits for, comes under the name.
+    let other = key("other");
+    let short = Request { lease_ms: LEASE_MS / 2, ..request(Kind::Fair, Mode::Exclusive, Ask::Try) };
+    crowded.command_alone(from_ref(&other), |engine, tx| engine.acquire(tx, b"holder", &short)).unwrap();
+    let value = crowded.world.unlink(&other).unwrap();
+    drop(crowded.world.unlink(&lock));
+    crowded.world.arrive(&lock, value);
+    crowded.run_timer();
+    crowded.end_turn();
+    crowded.world.pause(LEASE_MS / 2);
+    let hold = request(Kind::Fair, Mode::Exclusive, Ask::Try);
+    for newcomer in 0..3 {
+        let owner = name(MANY + 1 + newcomer);
+        let asked = crowded.command_alone(from_ref(&lock), |engine, tx| engine.acquire(tx, owner.as_bytes(), &hold));
+        assert!(matches!(asked, Ok(Acquired::Denied)), "{owner} passes those who wait: {asked:?}");
+        crowded.end_turn();
+    }
+    crowded.settle();
+    assert_eq!(live(&crowded, &lock), 1, "the first who waits has it");
+}
+
+/// A circle that is closed by a request for which no search was left in its turn, and that is sent again before the timer searches.
+#[test]
+fn a_request_that_is_sent_again_before_it_was_searched_for_circles_is_searched() {
+    for second_id in [7, 8] {
+        let mut world = World::new();
+        let (x, y) = (key("x"), key("y"));
+        let hold = request(Kind::Mutex, Mode::Exclusive, Ask::Try);
+        let wait = |request_id| Request { request_id, ..request(Kind::Mutex, Mode::Exclusive, FOREVER) };
+        world.on_key(&x, |engine, tx| engine.acquire(tx, b"a", &hold)).unwrap();
+        world.on_key(&y, |engine, tx| engine.acquire(tx, b"b", &hold)).unwrap();
+        let mut ask = |world: &mut World, key: &Key, owner: &[u8], request_id| {
+            let Ok(Acquired::Waiting(ticket)) =
+                world.on_key(key, |engine, tx| engine.acquire(tx, owner, &wait(request_id)))
+            else {
+                panic!("it is not refused while nobody can search")
+            };
+            world.expect_answer(ticket)
+        };
+        ask(&mut world, &y, b"a", None);
+        world.engine.work.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 0, parts: 8, bindings: 8 });
+        ask(&mut world, &x, b"b", Some(7));
+        let last = ask(&mut world, &x, b"b", Some(second_id));
+        assert!(world.is_waiting(last));
+        world.engine.work.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 100, parts: 8, bindings: 8 });
+        world.run_timer();
+        let is_deadlock =
+            |output: &Output| matches!(output, Output::Answer { answer: Answer::Refused(Refusal::Deadlock(_)), .. });
+        assert!(world.outputs.iter().any(|(_, output)| is_deadlock(output)), "id {second_id}");
+        assert!(!world.is_waiting(last));
+    }
+}
