@@ -5,6 +5,7 @@ use super::*;
 use crate::bytes::Owner;
 use crate::event::{EndCause, Event, Terms};
 use crate::place::Stay;
+use crate::request::{RequestMark, Verb};
 use std::format;
 use std::string::String;
 
@@ -171,6 +172,15 @@ fn what_is_said_of_memory_is_what_was_taken() {
     assert_eq!(free, (0, 0), "a free lock has nothing on the heap");
     let held = told_and_taken(Kind::Mutex, |lock| grant(lock, 1, Mode::Exclusive));
     assert_eq!(held.0, held.1, "one hold is told to the byte");
+    let numbered = told_and_taken(Kind::Mutex, |lock| {
+        let request = RequestMark { id: 7, verb: Verb::Acquire };
+        let terms = Terms { session_ms: Some(5), request: Some(request), ..terms(1, NOW.mono_us + 1) };
+        lock.apply(Event::Granted { kind: Kind::Mutex, owner: owner(1), mode: Mode::Exclusive, token: 1, terms });
+        for client in 0..9 {
+            lock.bind(1, client);
+        }
+    });
+    assert!(numbered.0 > held.0 && numbered.0 == numbered.1, "with its session: {numbered:?}");
 
     let queue = |lock: &mut Lock, arrival: u64| {
         let (owner, stay) = (owner(arrival), Stay::Polled { until_us: NOW.mono_us + arrival });

@@ -169,7 +169,7 @@ fn a_request_that_is_sent_again_before_it_was_searched_for_circles_is_searched()
         let wait = |request_id| Request { request_id, ..request(Kind::Mutex, Mode::Exclusive, FOREVER) };
         world.on_key(&x, |engine, tx| engine.acquire(tx, b"a", &hold)).unwrap();
         world.on_key(&y, |engine, tx| engine.acquire(tx, b"b", &hold)).unwrap();
-        let mut ask = |world: &mut World, key: &Key, owner: &[u8], request_id| {
+        let ask = |world: &mut World, key: &Key, owner: &[u8], request_id| {
             let Ok(Acquired::Waiting(ticket)) =
                 world.on_key(key, |engine, tx| engine.acquire(tx, owner, &wait(request_id)))
             else {

@@ -19,7 +19,7 @@ impl World {
             if is_heard {
                 self.engine.published(ticket);
             } else {
-                self.engine.waiter_left(ticket, false);
+                self.engine.unheard(ticket);
             }
         }
     }

@@ -168,6 +168,14 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         }
         "preset" => preset_count(world, &words),
         "flush" => world.flush(),
+        "flushdb" => world.flush_db(0),
+        // A key that another node of the cluster serves, or none.
+        "postpone" => world.engine.postpone(key(words.at(1)).borrow(), world.now),
+        // What it was told was not its grant.
+        "untold" => {
+            let ticket = world.ticket(words.at(1).parse().unwrap()).unwrap();
+            world.engine.untold(ticket);
+        }
         "swap" => world.swap(),
         "show" => told.extend(show(world, words.at(1))),
         other => panic!("no command {other}"),

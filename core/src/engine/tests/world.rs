@@ -268,6 +268,16 @@ impl World {
     }
 
     /// Every value goes away.
+    /// FLUSHDB.
+    pub(super) fn flush_db(&mut self, db: u32) {
+        self.forget_used();
+        for values in [&mut self.values, &mut self.replica_values] {
+            values.retain(|(of, _), _| *of != db);
+        }
+        self.engine.flushed(Some(db));
+        self.replica.flushed(Some(db));
+    }
+
     pub(super) fn flush(&mut self) {
         self.forget_used();
         self.values.clear();
