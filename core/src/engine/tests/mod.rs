@@ -2,6 +2,7 @@
 
 mod checks;
 mod deadlocks;
+mod kept;
 mod keyspace;
 mod model;
 mod safety;

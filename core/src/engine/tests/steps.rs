@@ -17,37 +17,37 @@ use crate::outbox::Outbox;
 use crate::request::{Ask, Channel, Limits, Refusal, Release, Request, Verb};
 
 /// How many wait or hold.
-const MANY: usize = 3000;
+pub(super) const MANY: usize = 3000;
 /// As many keys as one request may be for.
 const KEYS: usize = 128;
-const LEASE_MS: u64 = 1000;
+pub(super) const LEASE_MS: u64 = 1000;
 const GRACE_MS: u64 = 20;
-const HOLDER: usize = MANY;
+pub(super) const HOLDER: usize = MANY;
 
 /// How many waiters one turn may answer: the server has to write all of these answers before it does anything else.
 const MOST_ANSWERS: usize = 400;
 /// How many changes one turn may make.
 const MOST_EFFECTS: usize = 2_100;
 
-const FOREVER: Ask = Ask::Wait { until_us: None };
+pub(super) const FOREVER: Ask = Ask::Wait { until_us: None };
 
 /// A world that does not check everything after each step, and counts what a turn does.
-struct Crowded {
-    world: World,
+pub(super) struct Crowded {
+    pub(super) world: World,
     answers: usize,
     effects: usize,
     turns: usize,
 }
 
 impl Crowded {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut world = World::new();
         world.limits = Limits { max_waiters: 2 * MANY, max_places: 2 * MANY, fair_grace_ms: GRACE_MS };
         Self { world, answers: 0, effects: 0, turns: 0 }
     }
 
     /// A command and, if it leaves something to be done, the timer: that goes off in the same turn of the server's event loop.
-    fn command<R>(
+    pub(super) fn command<R>(
         &mut self,
         keys: &[Key],
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
@@ -77,7 +77,7 @@ impl Crowded {
     }
 
     /// Lets the timer run until there is nothing left to do at this moment.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         while self.has_work() {
             self.run_timer();
             self.end_turn();
@@ -122,7 +122,7 @@ impl Crowded {
         (self.answers, self.effects, self.turns) = (0, 0, 0);
     }
 
-    fn acquire(&mut self, keys: &[Key], owner: usize, request: &Request) -> Result<Acquired, Refusal> {
+    pub(super) fn acquire(&mut self, keys: &[Key], owner: usize, request: &Request) -> Result<Acquired, Refusal> {
         let acquired = self.command(keys, |engine, tx| engine.acquire(tx, name(owner).as_bytes(), request));
         if let Ok(Acquired::Waiting(ticket)) = acquired {
             self.world.expect_answer(ticket);
@@ -131,7 +131,7 @@ impl Crowded {
     }
 
     /// Owners from the first on do the same, and what comes of it is counted from then on.
-    fn crowd(&mut self, key: &Key, owner: impl Fn(usize) -> usize, request: &Request) {
+    pub(super) fn crowd(&mut self, key: &Key, owner: impl Fn(usize) -> usize, request: &Request) {
         for index in 0..MANY {
             self.world.client = Some(index as u64 + 1);
             self.acquire(from_ref(key), owner(index), request).unwrap();
@@ -139,7 +139,7 @@ impl Crowded {
         self.count();
     }
 
-    fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
+    pub(super) fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
         let owner = name(HOLDER);
         let verb = if keys.len() > 1 { Verb::ReleaseMany } else { Verb::Release };
         let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
@@ -159,20 +159,20 @@ impl Crowded {
     }
 }
 
-fn name(owner: usize) -> String {
+pub(super) fn name(owner: usize) -> String {
     format!("owner-{owner}")
 }
 
-fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
+pub(super) fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
     Request { lease_ms: LEASE_MS, ..asking(kind, mode, ask) }
 }
 
-fn itself(index: usize) -> usize {
+pub(super) fn itself(index: usize) -> usize {
     index
 }
 
 /// A lock that is held, and a crowd that waits for it.
-fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize) -> usize) -> (Crowded, Key) {
+pub(super) fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize) -> usize) -> (Crowded, Key) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     if kind == Kind::Semaphore {
         crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
@@ -185,7 +185,7 @@ fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize) -> usize)
 }
 
 /// A lock that many hold.
-fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded, Key) {
+pub(super) fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded, Key) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     if kind == Kind::Semaphore {
         let permits = u32::try_from(MANY).unwrap();

@@ -1,0 +1,75 @@
+//! How much is kept of what very many do, and how much of it is looked at in one step. Entries are counted and no time is measured, so
+//! that this holds on a busy machine.
+
+use core::slice::from_ref;
+
+use super::steps::{Crowded, FOREVER, HOLDER, MANY, itself, name, request, waiting};
+use crate::bytes::Key;
+use crate::engine::names::MAX_COPIED;
+use crate::kind::{Kind, Mode};
+use crate::request::{Refusal, Release, Verb};
+
+/// How many holders are kept beside the queue of a lock.
+fn copied(crowded: &Crowded, lock: &Key) -> usize {
+    crowded.world.engine.queues.record(lock.borrow()).unwrap().holders.len()
+}
+
+/// A lock that many read, and a writer that waits for it.
+fn read_and_waited_for() -> (Crowded, Key) {
+    let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
+    crowded.acquire(from_ref(&lock), HOLDER + 1, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
+    crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
+    crowded.settle();
+    assert_eq!(crowded.world.lock(&lock).unwrap().holds().len(), MANY);
+    (crowded, lock)
+}
+
+/// A reader releases.
+fn leave(crowded: &mut Crowded, lock: &Key, owner: usize) {
+    let owner = name(owner);
+    let (verb, kind, mode) = (Verb::Release, Kind::RwLock, Mode::Read);
+    let release = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+    crowded.command(from_ref(lock), |engine, tx| engine.release(tx, &release)).unwrap();
+}
+
+#[test]
+fn few_holders_are_kept_beside_the_queue_of_a_lock_that_very_many_hold() {
+    let (mut crowded, lock) = read_and_waited_for();
+    assert_eq!(copied(&crowded, &lock), MAX_COPIED);
+    // Those of whom too little is known to see a circle are seen again when the others have left.
+    for left in (0..MANY).rev() {
+        leave(&mut crowded, &lock, MANY - 1 - left);
+        if (1..=MAX_COPIED / 2).contains(&left) {
+            assert_eq!(copied(&crowded, &lock), left, "of {left} holders all are known");
+        }
+    }
+    assert_eq!(crowded.world.lock(&lock).unwrap().writer().unwrap().owner().as_slice(), name(HOLDER + 1).as_bytes());
+}
+
+#[test]
+fn readers_who_would_wait_for_each_other_leave_nothing_beside_the_queue() {
+    let (mut crowded, lock) = read_and_waited_for();
+    let write = request(Kind::RwLock, Mode::Write, FOREVER);
+    crowded.acquire(from_ref(&lock), MANY - 1, &write).unwrap();
+    assert_eq!(copied(&crowded, &lock), MAX_COPIED + 1, "who waits there is known beside the others");
+    for owner in 0..MANY - 1 {
+        let refused = crowded.acquire(from_ref(&lock), owner, &write);
+        assert!(matches!(refused, Err(Refusal::Deadlock(_))), "{owner} would wait for itself");
+        assert!((MAX_COPIED..=MAX_COPIED + 1).contains(&copied(&crowded, &lock)));
+    }
+    crowded.world.engine.queues.assert_consistent();
+}
+
+#[test]
+fn a_reader_that_comes_to_wait_is_known_while_not_all_others_are() {
+    const LEFT: usize = MAX_COPIED - 100;
+    let (mut crowded, lock) = read_and_waited_for();
+    for owner in 0..MANY - LEFT {
+        leave(&mut crowded, &lock, owner);
+    }
+    assert_eq!(copied(&crowded, &lock), 0, "those that are left came when there was no room");
+    let write = request(Kind::RwLock, Mode::Write, FOREVER);
+    crowded.acquire(from_ref(&lock), MANY - 1, &write).unwrap();
+    let refused = crowded.acquire(from_ref(&lock), MANY - 2, &write);
+    assert!(matches!(refused, Err(Refusal::Deadlock(_))), "it would wait for itself");
+}
