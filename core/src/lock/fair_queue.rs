@@ -276,7 +276,16 @@ impl FairQueue {
             self.slots.remove(self.first);
             self.first = next;
         }
-        !self.is_empty()
+        if self.is_empty() {
+            self.slots.give_back();
+        }
+        !self.is_empty() || self.has_retired()
+    }
+
+    /// Whether there were so many places that the memory of those that have left is given back in parts, see
+    /// [`FairQueue::drop_some`].
+    pub(crate) fn has_retired(&self) -> bool {
+        self.slots.has_retired()
     }
 
     /// Bytes on the heap, for MEMORY USAGE. The owners of a few places stand for all of them.
@@ -456,5 +465,23 @@ mod tests {
             places.remove(&owner.to_le_bytes());
         }
         assert!(places.is_empty() && places.by_owner.is_empty());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
+    fn the_memory_of_very_many_places_is_given_back_in_parts() {
+        let mut places = FairQueue::default();
+        for owner in 0..10_000u32 {
+            let owner = &owner.to_le_bytes();
+            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None }, false);
+        }
+        let bytes = places.heap_bytes();
+        while !places.is_empty() {
+            assert!(places.drop_some(1));
+        }
+        assert!(places.heap_bytes() > bytes / 2, "the last place that goes frees nothing");
+        assert!(places.drop_some(1), "one step does not give all of it back");
+        while places.drop_some(1) {}
+        assert!(!places.has_retired());
     }
 }
