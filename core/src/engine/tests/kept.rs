@@ -3,11 +3,13 @@
 
 use core::slice::from_ref;
 
-use super::steps::{Crowded, FOREVER, HOLDER, MANY, itself, name, request, waiting};
+use super::steps::{Crowded, FOREVER, HOLDER, MANY, held, itself, name, request, waiting};
+use super::world::key;
 use crate::bytes::Key;
+use crate::engine::backlog::Sweep;
 use crate::engine::names::MAX_COPIED;
 use crate::kind::{Kind, Mode};
-use crate::request::{Refusal, Release, Verb};
+use crate::request::{Ask, Refusal, Release, Request, Verb};
 
 /// How many holders are kept beside the queue of a lock.
 fn copied(crowded: &Crowded, lock: &Key) -> usize {
@@ -72,4 +74,38 @@ fn a_reader_that_comes_to_wait_is_known_while_not_all_others_are() {
     crowded.acquire(from_ref(&lock), MANY - 1, &write).unwrap();
     let refused = crowded.acquire(from_ref(&lock), MANY - 2, &write);
     assert!(matches!(refused, Err(Refusal::Deadlock(_))), "it would wait for itself");
+}
+
+#[test]
+fn of_a_value_that_goes_away_few_holds_are_looked_at_and_the_sweep_forgets_the_rest() {
+    let bindings = |crowded: &Crowded| crowded.world.engine.connections.bindings().count();
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
+    crowded.world.client = Some(1);
+    let bound = Request { session_ms: Some(5), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
+    crowded.acquire(from_ref(&lock), HOLDER, &bound).unwrap();
+    crowded.world.unlink(&lock);
+    assert_eq!(bindings(&crowded), 1, "the last of so many holds is not looked at");
+    crowded.settle();
+    assert_eq!(bindings(&crowded), 0);
+
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
+    assert_eq!(bindings(&crowded), MANY);
+    crowded.world.unlink(&lock);
+    assert!(bindings(&crowded) > MANY - 100, "a few bindings are forgotten at once");
+    crowded.settle();
+    assert_eq!(bindings(&crowded), 0);
+}
+
+#[test]
+fn the_sweep_of_bindings_begins_anew_when_another_value_goes_away() {
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
+    let other = key("other");
+    crowded.world.client = Some(MANY as u64 + 1);
+    let bound = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
+    crowded.acquire(from_ref(&other), HOLDER, &bound).unwrap();
+    let of_last = crowded.world.engine.connections.bindings().last().cloned();
+    crowded.world.engine.sweep = Some(Sweep::Bindings(of_last));
+    crowded.world.unlink(&lock);
+    crowded.settle();
+    assert_eq!(crowded.world.engine.connections.bindings().count(), 1);
 }
