@@ -18,6 +18,7 @@ use alloc::boxed::Box;
 use ahash::RandomState;
 
 use super::hashing::hasher;
+use super::hold::PASSED_OVER;
 use crate::collections::{Alarm, Deadlines, NameTable};
 use crate::place::{Place, Stay};
 use crate::time::Now;
@@ -108,6 +109,13 @@ impl FairQueue {
             at = self.slots.get(at)?.1.next;
             Some(place)
         })
+    }
+
+    /// The first places whose life is not over, `limit` at most. Looks at not many more than that: where a great many lives have ended
+    /// together there may be fewer.
+    pub fn first_live(&self, now: Now, limit: usize) -> impl Iterator<Item = Place<'_>> {
+        let places = self.iter().take(limit.saturating_add(PASSED_OVER));
+        places.filter(move |place| place.is_live(now)).take(limit)
     }
 
     /// Until when the lock is reserved for the head.

@@ -2,8 +2,9 @@
 //! that this holds on a busy machine.
 
 use core::slice::from_ref;
+use std::vec::Vec;
 
-use super::steps::{Crowded, FOREVER, HOLDER, MANY, held, itself, name, request, waiting};
+use super::steps::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
 use super::world::key;
 use crate::bytes::Key;
 use crate::engine::backlog::Sweep;
@@ -108,4 +109,63 @@ fn the_sweep_of_bindings_begins_anew_when_another_value_goes_away() {
     crowded.world.unlink(&lock);
     crowded.settle();
     assert_eq!(crowded.world.engine.connections.bindings().count(), 1);
+}
+
+#[test]
+fn who_looks_at_a_few_waiters_walks_past_few_that_are_over() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
+    crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
+    let until_us = Some(crowded.world.now.after_ms(5));
+    for owner in 0..MANY {
+        crowded.acquire(from_ref(&lock), owner, &mutex(Ask::Wait { until_us })).unwrap();
+    }
+    crowded.acquire(from_ref(&lock), HOLDER + 1, &mutex(FOREVER)).unwrap();
+    let shown = |crowded: &Crowded, limit| {
+        let waiters = crowded.world.engine.first_waiters(lock.borrow(), crowded.world.now, limit);
+        waiters.map(|waiter| waiter.owner.to_vec()).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(&crowded, 2), [name(0).into_bytes(), name(1).into_bytes()]);
+    crowded.world.pause(5);
+    assert!(shown(&crowded, 2).is_empty(), "the one that waits stands behind thousands that do not");
+    crowded.settle();
+    assert_eq!(shown(&crowded, 2), [name(HOLDER + 1).into_bytes()]);
+}
+
+#[test]
+fn who_looks_at_a_few_holds_walks_past_few_that_are_over() {
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
+    let live = [HOLDER, HOLDER + 1, HOLDER + 2];
+    for (number, owner) in live.into_iter().enumerate() {
+        let read = request(Kind::RwLock, Mode::Read, Ask::Try);
+        let read = Request { lease_ms: (number as u64 + 2) * LEASE_MS, ..read };
+        crowded.acquire(from_ref(&lock), owner, &read).unwrap();
+    }
+    let shown = |crowded: &Crowded, limit| {
+        let holds = crowded.world.lock(&lock).unwrap().some_live_holds(crowded.world.now, limit);
+        holds.map(|hold| hold.owner().as_slice().to_vec()).collect::<Vec<_>>()
+    };
+    assert_eq!((shown(&crowded, 10).len(), shown(&crowded, 2 * MANY).len()), (10, MANY + 3));
+    crowded.world.pause(LEASE_MS);
+    // Those that end last come first, of a lock with more holds than anybody walks through.
+    assert_eq!(shown(&crowded, 2), [HOLDER + 2, HOLDER + 1].map(|owner| name(owner).into_bytes()));
+    assert_eq!(shown(&crowded, 10), [HOLDER + 2, HOLDER + 1, HOLDER].map(|owner| name(owner).into_bytes()));
+    assert_eq!(shown(&crowded, MANY), live.map(|owner| name(owner).into_bytes()));
+}
+
+#[test]
+fn who_looks_at_a_few_places_walks_past_few_that_are_over() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
+    crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
+    crowded.crowd(&lock, itself, &queue(5));
+    crowded.acquire(from_ref(&lock), HOLDER + 1, &queue(LEASE_MS)).unwrap();
+    let shown = |crowded: &Crowded, limit| {
+        let places = crowded.world.lock(&lock).unwrap().queue().unwrap().first_live(crowded.world.now, limit);
+        places.map(|place| place.owner.to_vec()).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(&crowded, 2), [name(0).into_bytes(), name(1).into_bytes()]);
+    crowded.world.pause(5);
+    assert!(shown(&crowded, 2).is_empty(), "the one that lives stands behind thousands that do not");
+    assert_eq!(shown(&crowded, MANY), [name(HOLDER + 1).into_bytes()]);
 }
