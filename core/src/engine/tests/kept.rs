@@ -169,3 +169,15 @@ fn who_looks_at_a_few_places_walks_past_few_that_are_over() {
     assert!(shown(&crowded, 2).is_empty(), "the one that lives stands behind thousands that do not");
     assert_eq!(shown(&crowded, MANY), [name(HOLDER + 1).into_bytes()]);
 }
+
+#[test]
+fn what_was_loaded_gives_its_memory_back_when_it_was_looked_at() {
+    const LOADED: usize = 10_000;
+    let mut crowded = Crowded::new();
+    for number in 0..LOADED {
+        crowded.world.engine.value_loaded(key(&name(number)));
+    }
+    crowded.settle();
+    let bytes = crowded.world.engine.loaded.heap_bytes();
+    assert!(bytes < LOADED / 4 * size_of::<Key>(), "{bytes} bytes are kept");
+}
