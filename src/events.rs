@@ -94,6 +94,6 @@ pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
 
 /// A lock went away by a command of the server's.
 pub(crate) fn on_unlink(key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
-    state::tell(|engine| engine.value_unlinked(key, alarm, lock.bindings()));
+    state::tell(|engine| engine.value_unlinked(key, alarm, lock));
     timer::arm_soon();
 }

@@ -243,7 +243,7 @@ impl World {
         let name = key.name.as_slice();
         for (engine, values) in [(&mut self.engine, &mut self.values), (&mut self.replica, &mut self.replica_values)] {
             if let Some(lock) = values.remove(name) {
-                engine.value_unlinked(key.borrow(), lock.alarm(), lock.bindings());
+                engine.value_unlinked(key.borrow(), lock.alarm(), &lock);
             }
         }
     }

@@ -6,6 +6,7 @@ mod name_table;
 mod optional;
 mod slots;
 mod small_set;
+mod tally;
 
 pub(crate) use chunked::Chunked;
 pub(crate) use deadlines::DeadlineRef;
@@ -14,3 +15,4 @@ pub(crate) use name_table::NameTable;
 pub(crate) use optional::Optional;
 pub(crate) use slots::Slots;
 pub(crate) use small_set::{SmallSet, bytes_in_set};
+pub(crate) use tally::{Sum, Tally};

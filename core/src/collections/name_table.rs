@@ -5,6 +5,7 @@
 //! the room.
 
 use alloc::vec::Vec;
+use core::{mem, slice};
 
 use hashbrown::HashTable;
 
@@ -23,9 +24,39 @@ struct Entry {
 /// Numbers under the hashes of their names.
 #[derive(Clone, Default)]
 pub(crate) struct NameTable {
-    /// None, one, or [`PARTS`].
-    parts: Vec<HashTable<Entry>>,
+    parts: Parts,
     len: usize,
+}
+
+#[derive(Clone)]
+enum Parts {
+    /// Beside the length, without an allocation of its own: most tables have few entries.
+    One(HashTable<Entry>),
+    /// [`PARTS`] of them.
+    Many(Vec<HashTable<Entry>>),
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        Self::One(HashTable::new())
+    }
+}
+
+impl Parts {
+    fn all(&self) -> &[HashTable<Entry>] {
+        match self {
+            Self::One(part) => slice::from_ref(part),
+            Self::Many(parts) => parts,
+        }
+    }
+
+    /// The part for a hash, by bits at which a part looks only if it has a great many entries.
+    fn of(&mut self, half: u32) -> Option<&mut HashTable<Entry>> {
+        match self {
+            Self::One(part) => Some(part),
+            Self::Many(parts) => parts.get_mut(number_of_part(half)),
+        }
+    }
 }
 
 impl NameTable {
@@ -36,32 +67,36 @@ impl NameTable {
     /// The number under a hash for which `is_it` says so.
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let half = half_of(hash);
-        let part = self.parts.get(self.part_of(half))?;
+        let part = match &self.parts {
+            Parts::One(part) => part,
+            Parts::Many(parts) => parts.get(number_of_part(half))?,
+        };
         part.find(spread(half), |entry| entry.half == half && is_it(entry.number)).map(|entry| entry.number)
     }
 
     /// Adds a number that is not there.
     pub(crate) fn insert(&mut self, hash: u64, number: u32) {
-        match self.parts.len() {
-            0 => self.parts.push(HashTable::new()),
-            1 if self.len >= MANY => self.split(),
-            _ => {}
+        if self.len >= MANY
+            && let Parts::One(part) = &mut self.parts
+        {
+            let entries = mem::take(part);
+            self.split(entries);
         }
         self.insert_into_part(Entry { half: half_of(hash), number });
         self.len = self.len.saturating_add(1);
     }
 
     fn insert_into_part(&mut self, entry: Entry) {
-        let at = self.part_of(entry.half);
-        if let Some(part) = self.parts.get_mut(at) {
+        if let Some(part) = self.parts.of(entry.half) {
             part.insert_unique(spread(entry.half), entry, |entry| spread(entry.half));
         }
     }
 
-    fn split(&mut self) {
-        let entries: Vec<HashTable<Entry>> = core::mem::take(&mut self.parts);
-        self.parts.resize_with(PARTS, HashTable::new);
-        for entry in entries.into_iter().flatten() {
+    fn split(&mut self, entries: HashTable<Entry>) {
+        let mut parts = Vec::new();
+        parts.resize_with(PARTS, HashTable::new);
+        self.parts = Parts::Many(parts);
+        for entry in entries {
             self.insert_into_part(entry);
         }
     }
@@ -70,8 +105,7 @@ impl NameTable {
     pub(crate) fn remove(&mut self, hash: u64, number: u32) {
         const KEPT_ENTRIES: usize = 64;
         let half = half_of(hash);
-        let at = self.part_of(half);
-        let Some(part) = self.parts.get_mut(at) else {
+        let Some(part) = self.parts.of(half) else {
             return;
         };
         if let Ok(entry) = part.find_entry(spread(half), |entry| entry.number == number) {
@@ -81,16 +115,15 @@ impl NameTable {
         if part.is_empty() && part.capacity() > KEPT_ENTRIES {
             *part = HashTable::new();
         }
-        if self.is_empty() && self.parts.len() > 1 {
-            self.parts = Vec::new();
+        if self.is_empty() && matches!(self.parts, Parts::Many(_)) {
+            self.parts = Parts::default();
         }
     }
 
     /// What is under a hash has another number.
     pub(crate) fn renumber(&mut self, hash: u64, number: u32, new: u32) {
         let half = half_of(hash);
-        let at = self.part_of(half);
-        let part = self.parts.get_mut(at);
+        let part = self.parts.of(half);
         if let Some(entry) = part.and_then(|part| part.find_mut(spread(half), |entry| entry.number == number)) {
             entry.number = new;
         }
@@ -98,15 +131,21 @@ impl NameTable {
 
     /// Bytes on the heap, roughly: what the parts have room for, with a byte more an entry.
     pub(crate) fn heap_bytes(&self) -> usize {
-        let entries: usize = self.parts.iter().map(HashTable::capacity).sum();
-        let parts = self.parts.capacity().saturating_mul(size_of::<HashTable<Entry>>());
+        let entries: usize = self.parts.all().iter().map(HashTable::capacity).sum();
+        let parts = if let Parts::Many(parts) = &self.parts { parts.capacity() } else { 0 };
+        let parts = parts.saturating_mul(size_of::<HashTable<Entry>>());
         entries.saturating_mul(size_of::<Entry>().saturating_add(1)).saturating_add(parts)
     }
 
-    /// By bits at which a part looks only if it has a great many entries.
-    fn part_of(&self, half: u32) -> usize {
-        (half >> 19) as usize & self.parts.len().saturating_sub(1)
+    /// How many entries the largest part has: so many are visited when it grows.
+    #[cfg(test)]
+    pub(crate) fn largest_part(&self) -> usize {
+        self.parts.all().iter().map(HashTable::len).max().unwrap_or(0)
     }
+}
+
+fn number_of_part(half: u32) -> usize {
+    (half >> 19) as usize % PARTS
 }
 
 fn half_of(hash: u64) -> u32 {
@@ -160,7 +199,7 @@ mod tests {
         for number in 0..20 * MANY as u32 {
             table.insert(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15), number);
         }
-        let most = table.parts.iter().map(HashTable::len).max();
-        assert!(most <= Some(MANY), "{most:?} entries move when one part grows");
+        let most = table.largest_part();
+        assert!(most <= MANY, "{most} entries move when one part grows");
     }
 }

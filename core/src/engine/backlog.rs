@@ -1,10 +1,9 @@
 //! What waits for the timer without a list of its own in the engine: how far a look at everything has come, and keys that are
 //! left alone for a while.
 
-use alloc::vec::Vec;
-
 use super::connections::Binding;
 use crate::bytes::Key;
+use crate::collections::Chunked;
 use crate::time::{Now, US_PER_MS};
 
 /// How long a key is left alone.
@@ -30,9 +29,9 @@ impl Default for Sweep {
 /// Keys about which nothing may be decided now.
 #[derive(Default)]
 pub(super) struct Postponed {
-    keys: Vec<Key>,
+    keys: Chunked<Key>,
     /// Those whose time has come.
-    again: Vec<Key>,
+    again: Chunked<Key>,
     at_us: u64,
 }
 
@@ -59,5 +58,26 @@ impl Postponed {
             return Some(0);
         }
         (!self.keys.is_empty()).then_some(self.at_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bytes::KeyRef;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of keys")]
+    fn what_was_postponed_gives_its_memory_back() {
+        const KEYS: usize = 10_000;
+        let mut postponed = Postponed::default();
+        let mut now = Now { mono_us: 1, wall_us: 1 };
+        for number in 0..KEYS {
+            postponed.push(KeyRef { name: &number.to_le_bytes(), db: 0 }.to_key(), now);
+        }
+        now.mono_us += 1_000_000;
+        assert_eq!(core::iter::from_fn(|| postponed.pop(now)).count(), KEYS);
+        let bytes = postponed.keys.heap_bytes() + postponed.again.heap_bytes();
+        assert!(bytes < KEYS * size_of::<Key>() / 4, "{bytes} bytes are kept");
     }
 }

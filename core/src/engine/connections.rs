@@ -42,6 +42,11 @@ impl Connections {
         }
     }
 
+    /// Whether any hold is bound to a connection.
+    pub(super) fn has_bindings(&self) -> bool {
+        !self.bindings.is_empty()
+    }
+
     /// Notes that a ticket was granted.
     pub(super) fn grant(&mut self, client: u64, ticket: u64) {
         self.undelivered.insert((client, ticket));

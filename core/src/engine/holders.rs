@@ -1,7 +1,12 @@
 //! Keeps the copy of the holders beside a queue: what the search for deadlocks looks at.
+//!
+//! The copy has all holders, but those of a lock that more than [`MAX_COPIED`] hold: copying them, or forgetting them, would take
+//! milliseconds. So the search does not see through such a lock, but for holders that wait there themselves. When no more than half
+//! of [`MAX_COPIED`] are left, the copy is taken anew, and has all of them again.
 
 use alloc::vec::Vec;
 
+use super::names::MAX_COPIED;
 use super::positions::NameId;
 use super::state::Engine;
 use crate::event::Event;
@@ -9,10 +14,6 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::lock::admission::Value;
-
-/// The holders of how many holds are kept beside a queue: the search does not see through a lock that more hold, because
-/// copying them would take milliseconds. Of such a lock there are those who wait there themselves, of the first so many.
-const MAX_COPIED: usize = 1024;
 
 impl Engine {
     /// Follows an event.
@@ -37,6 +38,12 @@ impl Engine {
                     && let Some(next) = self.queues.next_of_owner(owner, name, Mode::Exclusive, None)
                 {
                     self.suspect(next.ticket);
+                }
+                if let Value::Lock(lock) = keys.value(id)
+                    && lock.holds().len() == MAX_COPIED / 2
+                    && self.lacks_holders(name, lock)
+                {
+                    self.copy_holders(keys, id, name);
                 }
             }
             Event::Cleared { .. } => self.copy_holders(keys, id, name),
@@ -76,11 +83,16 @@ impl Engine {
     /// Adds to an incomplete copy what an owner holds that has come to wait there.
     pub(super) fn copy_own_holds(&mut self, keys: &impl Keyspace, id: KeyId, name: NameId, owner: &[u8]) {
         if let Value::Lock(lock) = keys.value(id)
-            && lock.kind() == Kind::RwLock
-            && lock.holds().len() > MAX_COPIED
+            && self.lacks_holders(name, lock)
         {
             Self::copy_holds_of(&mut self.queues, lock, name, owner);
         }
+    }
+
+    /// Whether not all holders of a lock are in the copy that is beside its queue.
+    fn lacks_holders(&self, name: NameId, lock: &Lock) -> bool {
+        let copied = self.queues.names.get(name).map_or(0, |record| record.holders.len());
+        lock.kind() == Kind::RwLock && copied < lock.holds().len() && self.knows_holders(name)
     }
 
     fn copy_holds_of(queues: &mut super::wait_queues::WaitQueues, lock: &Lock, name: NameId, owner: &[u8]) {

@@ -19,6 +19,10 @@ use crate::collections::{NameTable, Slots, SmallSet};
 use crate::kind::{Kind, Mode};
 use crate::time::Now;
 
+/// How many holders are kept beside a queue: noting them, and forgetting all of them in one step, must not take long. As many again
+/// are kept of those who wait there themselves.
+pub(super) const MAX_COPIED: usize = 1024;
+
 /// Who holds under a name that somebody waits for: a copy of what the value says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Holder {
@@ -42,7 +46,7 @@ pub(super) struct NameRecord {
     pub(super) queue: SmallSet<Position>,
     /// How many wait for a lock of each kind.
     kinds: [u32; 4],
-    /// In the order of their tokens. Complete and true while `knows_holders`, but for locks with very many holders.
+    /// In the order of their tokens. True while `knows_holders`, and complete but for locks with very many holders: see `holders.rs`.
     pub(super) holders: SmallVec<[Holder; 1]>,
     pub(super) knows_holders: bool,
     /// Places of connected waiters are being brought into a new value, in parts.
@@ -98,6 +102,12 @@ impl NameRecord {
     pub(super) fn next_holder(&self, after: u64) -> Option<Holder> {
         let at = self.holders.partition_point(|holder| holder.token <= after);
         self.holders.get(at).copied()
+    }
+
+    /// Whether there is room for one more holder.
+    pub(super) fn has_room(&self, waits_here: bool) -> bool {
+        let room = if waits_here { MAX_COPIED.saturating_mul(2) } else { MAX_COPIED };
+        self.holders.len() < room
     }
 
     pub(super) fn holder_mut(&mut self, token: u64) -> Option<&mut Holder> {

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
 use crate::kind::Kind;
+use crate::lock::Lock;
 
 use super::backlog::Sweep;
 use super::connections::Binding;
@@ -99,20 +100,35 @@ impl Engine {
         self.loaded.push(Key { name, db: self.databases.stable(db) });
     }
 
-    /// The value under `key` went away. `alarm` and `bindings` (connection and token) are what it had.
-    pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, bindings: impl Iterator<Item = (u64, u64)>) {
+    /// The value under `key` went away. `alarm` is what it had.
+    pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
         self.leases.remove_of(alarm, key, &self.databases);
-        for (number, (client, token)) in bindings.enumerate() {
-            if number >= self.work.bindings {
-                // The sweep forgets the rest.
-                self.sweep = Some(Sweep::default());
-                break;
-            }
-            self.connections.unbind(&Binding { client, token, key: key.to_key() });
-        }
+        self.unbind_first(key, lock);
         if let Some(name) = self.queues.names.find(key) {
             self.queues.forget_holders(name);
             self.mark(name, |dirty| dirty.replaced = true);
+        }
+    }
+
+    /// Forgets to which connections the holds of a lock are bound that is gone: of a few of them, and the sweep forgets the rest.
+    fn unbind_first(&mut self, key: KeyRef<'_>, lock: &Lock) {
+        if !self.connections.has_bindings() {
+            return;
+        }
+        let looked_at = self.work.parts as usize;
+        let mut bindings = lock.bindings_of_first(looked_at);
+        for (client, token) in bindings.by_ref().take(self.work.bindings) {
+            self.connections.unbind(&Binding { client, token, key: key.to_key() });
+        }
+        if lock.holds().len() > looked_at || bindings.next().is_some() {
+            self.sweep_bindings();
+        }
+    }
+
+    /// Has the sweep look at all bindings: if it is on its way to them, it will.
+    fn sweep_bindings(&mut self) {
+        if !matches!(self.sweep, Some(Sweep::Names(_) | Sweep::Leases(_))) {
+            self.sweep = Some(Sweep::Bindings(None));
         }
     }
 

@@ -16,7 +16,7 @@ use super::statistics::Statistics;
 use super::wait_queues::WaitQueues;
 use super::work::Work;
 use crate::bytes::{Key, KeyRef};
-use crate::collections::Alarm;
+use crate::collections::{Alarm, Chunked};
 use crate::event::Terms;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
@@ -61,7 +61,7 @@ pub struct Engine {
     /// Names with something to act upon, in the order in which they became so.
     pub(super) dirty: VecDeque<NameId>,
     /// Keys that were loaded and have no alarm yet, with the stable id of their database in its place.
-    pub(super) loaded: Vec<Key>,
+    pub(super) loaded: Chunked<Key>,
     pub(super) postponed: Postponed,
     pub(super) sweep: Option<Sweep>,
     /// Waiters for many keys that can have all of them, to be granted with all of them open; and whether a hold has just ended.
@@ -95,7 +95,7 @@ impl Engine {
             queues: WaitQueues::new(&hasher),
             connections: Connections::default(),
             dirty: VecDeque::new(),
-            loaded: Vec::new(),
+            loaded: Chunked::default(),
             postponed: Postponed::default(),
             sweep: None,
             grantable: VecDeque::new(),

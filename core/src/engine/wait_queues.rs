@@ -23,7 +23,7 @@ use ahash::RandomState;
 use smallvec::SmallVec;
 
 use super::dirty::Undelivered;
-use super::names::{Holder, NameRecord, Names};
+use super::names::{Holder, MAX_COPIED, NameRecord, Names};
 use super::notified::Notified;
 use super::owners::{Holding, OwnerRecord, Owners, Wait};
 use super::positions::{NameId, OwnerId, Position};
@@ -177,6 +177,8 @@ impl WaitQueues {
                 if record.queue.is_empty() {
                     record.is_rejoining = false;
                     self.forget_holders(*name);
+                } else if record.holders.len() > MAX_COPIED {
+                    self.forget_holds_of(*name, waiter.owner);
                 }
             }
         }
@@ -282,20 +284,23 @@ impl WaitQueues {
         self.timeouts.peek().map(|(until_us, _)| until_us)
     }
 
-    /// Notes a holder under a name that is waited for.
+    /// Notes a holder under a name that is waited for, if there is room for it.
     pub(super) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
         let owner = self.owners.intern(owner);
         let holder = Holder { token, owner, mode, deadline_us };
-        match self.names.get_mut(name) {
-            Some(record) => match record.holders.binary_search_by_key(&token, |holder| holder.token) {
-                Ok(at) => {
-                    if let Some(known) = record.holders.get_mut(at) {
-                        *known = holder;
-                    }
+        let has_room = |record: &NameRecord| record.has_room(false) || record.has_room(self.waits_under(owner, name));
+        let has_room = self.names.get(name).is_some_and(has_room);
+        let Some(record) = self.names.get_mut(name) else {
+            return self.owners.tidy(owner);
+        };
+        match record.holders.binary_search_by_key(&token, |holder| holder.token) {
+            Ok(at) => {
+                if let Some(known) = record.holders.get_mut(at) {
+                    *known = holder;
                 }
-                Err(at) => record.holders.insert(at, holder),
-            },
-            None => return self.owners.tidy(owner),
+            }
+            Err(at) if has_room => record.holders.insert(at, holder),
+            Err(_) => return self.owners.tidy(owner),
         }
         if let Some(record) = self.owners.get_mut(owner) {
             record.holdings.insert(Holding { name, token });
@@ -304,14 +309,39 @@ impl WaitQueues {
 
     /// Notes that a holder holds no longer. Returns who it was, if that one still waits somewhere or holds something.
     pub(super) fn remove_holder(&mut self, name: NameId, token: u64) -> Option<OwnerId> {
+        let owner = self.take_holder(name, token)?;
+        self.owners.tidy(owner);
+        Some(owner)
+    }
+
+    fn take_holder(&mut self, name: NameId, token: u64) -> Option<OwnerId> {
         let record = self.names.get_mut(name)?;
         let at = record.holders.binary_search_by_key(&token, |holder| holder.token).ok()?;
         let owner = record.holders.remove(at).owner;
         if let Some(record) = self.owners.get_mut(owner) {
             record.holdings.remove(Holding { name, token });
         }
-        self.owners.tidy(owner);
         Some(owner)
+    }
+
+    /// Takes an owner that has left a queue out of the room that is kept for holders that wait there.
+    fn forget_holds_of(&mut self, name: NameId, owner: OwnerId) {
+        if self.waits_under(owner, name) {
+            return;
+        }
+        for _ in Mode::ALL {
+            let from = Bound::Included(Holding { name, token: 0 });
+            let holding = self.owners.get(owner).and_then(|record| record.holdings.first_from(from));
+            let Some(Holding { token, .. }) = holding.filter(|holding| holding.name == name) else {
+                return;
+            };
+            self.take_holder(name, token);
+        }
+    }
+
+    /// Whether an owner waits under a name.
+    fn waits_under(&self, owner: OwnerId, name: NameId) -> bool {
+        Mode::ALL.iter().any(|mode| self.next_of_owner(owner, name, *mode, None).is_some())
     }
 
     /// Notes that it is not known who holds.

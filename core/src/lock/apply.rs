@@ -54,10 +54,11 @@ impl Lock {
                     self.body = Body::Held(Hold::new(owner, mode, token, &terms));
                     return None;
                 }
-                let leftovers = self.displace(&owner, mode);
-                self.leave(&owner);
+                let displaced = self.displace(&owner, mode);
+                let left = self.leave(&owner);
                 self.push_hold(Hold::new(owner, mode, token, &terms));
-                return leftovers;
+                // A lock with a queue has one holder, and nothing to displace that would be a lot.
+                return displaced.or(left);
             }
             Event::Changed { token, terms, .. } => {
                 if let Some(at) = self.position_of_token(token) {
@@ -83,7 +84,7 @@ impl Lock {
             Event::Kept { owner, stay, request_id } => {
                 self.change_queue(|queue| queue.set_stay(owner.as_slice(), stay, request_id));
             }
-            Event::Left { owner, .. } => self.leave(&owner),
+            Event::Left { owner, .. } => return self.leave(&owner),
             Event::QueueLapsed => {
                 let queue = self.widened(|wide| wide.queue.take());
                 self.narrow();
@@ -257,16 +258,19 @@ impl Lock {
         }
     }
 
-    fn leave(&mut self, owner: &Owner) {
-        if let Body::Wide(wide) = &mut self.body
-            && let Some(queue) = &mut wide.queue
-        {
-            queue.remove(owner.as_slice());
-            if queue.is_empty() {
-                wide.queue = None;
-                self.narrow();
-            }
+    /// Gives up a place. Returns what is left of the queue when the last of a great many has left it.
+    fn leave(&mut self, owner: &Owner) -> Option<Leftovers> {
+        let Body::Wide(wide) = &mut self.body else {
+            return None;
+        };
+        let queue = wide.queue.as_mut()?;
+        queue.remove(owner.as_slice());
+        if !queue.is_empty() {
+            return None;
         }
+        let queue = wide.queue.take().filter(FairQueue::has_retired);
+        self.narrow();
+        queue.map(|queue| Leftovers { queue: Some(queue), ..Leftovers::default() })
     }
 
     /// Brings leases nearer that end further ahead than a lease may last: of a file that somebody made by hand, or that a server
@@ -282,5 +286,29 @@ impl Lock {
                 hold.set_terms(&Terms { deadline_us: now.within_limits(terms.deadline_us), ..terms });
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::LeaveCause;
+    use crate::place::Stay;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of places")]
+    fn the_last_of_very_many_places_leaves_the_memory_of_all_to_be_given_back() {
+        const MANY: u32 = 10_000;
+        let mut lock = Lock::new(Kind::Fair, 1);
+        let owner = |number: u32| Owner::from(number.to_le_bytes().as_slice());
+        for number in 0..MANY {
+            let (owner, stay) = (owner(number), Stay::Connected);
+            lock.apply(Event::Queued { owner, stay, arrival: u64::from(number), request_id: None, at_head: false });
+        }
+        for number in 0..MANY {
+            let leftovers = lock.apply(Event::Left { owner: owner(number), cause: LeaveCause::Lapsed });
+            assert_eq!(leftovers.is_some_and(|left| left.queue.is_some()), number == MANY - 1);
+        }
+        assert!(lock.is_disposable());
     }
 }

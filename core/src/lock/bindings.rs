@@ -22,13 +22,19 @@ impl Lock {
         }
     }
 
-    /// Every binding of a hold to a connection: the connection, and the token.
-    pub fn bindings(&self) -> impl Iterator<Item = (u64, u64)> {
+    /// The bindings of holds to connections, of the first so many holds: each a connection, and the token.
+    pub(crate) fn bindings_of_first(&self, holds: usize) -> impl Iterator<Item = (u64, u64)> {
         let generation = self.generation();
         let of_hold = move |hold: &Hold| -> Bindings {
             hold.clients(generation).iter().map(|client| (*client, hold.token())).collect()
         };
-        self.holds().iter().flat_map(of_hold)
+        self.holds().iter().take(holds).flat_map(of_hold)
+    }
+
+    /// Every binding of a hold to a connection.
+    #[cfg(test)]
+    pub(crate) fn bindings(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.bindings_of_first(self.holds().len())
     }
 
     /// Binds the hold with `token` to one more connection, see [`Hold::bind`].

@@ -9,17 +9,17 @@
 //!
 //! Invariants:
 //! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
-//! 2. `by_owner` has each of them exactly once.
+//! 2. `by_owner` has each of them exactly once, by the number of its slot.
 //! 3. The lock is reserved only for a first place, and the reservation goes with it.
 //! 4. Every place before `unsettled` in the list is settled.
 
 use alloc::boxed::Box;
 
 use ahash::RandomState;
-use hashbrown::HashTable;
 
 use super::hashing::hasher;
-use crate::collections::{Alarm, Deadlines};
+use super::hold::PASSED_OVER;
+use crate::collections::{Alarm, Deadlines, NameTable};
 use crate::place::{Place, Stay};
 use crate::time::Now;
 
@@ -39,25 +39,11 @@ struct Node {
 /// The end of a life that has none.
 const NEVER_US: u64 = u64::MAX;
 
-/// An entry of the table by owner. It keeps the hash, so that growing the table does not have to visit every place.
-#[derive(Clone, Copy)]
-struct Entry {
-    hash: u32,
-    at: Alarm,
-}
-
-impl Entry {
-    /// The table looks at the high bits as well as at the low ones: spread 32 bits over 64.
-    fn spread(hash: u32) -> u64 {
-        u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    }
-}
-
 /// The places of one lock, in order.
 #[derive(Clone)]
 pub struct FairQueue {
     slots: Deadlines<Node>,
-    by_owner: HashTable<Entry>,
+    by_owner: NameTable,
     hasher: RandomState,
     first: Alarm,
     last: Alarm,
@@ -76,7 +62,7 @@ impl Default for FairQueue {
     fn default() -> Self {
         Self {
             slots: Deadlines::default(),
-            by_owner: HashTable::new(),
+            by_owner: NameTable::default(),
             hasher: hasher(),
             first: Alarm::NONE,
             last: Alarm::NONE,
@@ -123,6 +109,13 @@ impl FairQueue {
             at = self.slots.get(at)?.1.next;
             Some(place)
         })
+    }
+
+    /// The first places whose life is not over, `limit` at most. Looks at not many more than that: where a great many lives have ended
+    /// together there may be fewer.
+    pub fn first_live(&self, now: Now, limit: usize) -> impl Iterator<Item = Place<'_>> {
+        let places = self.iter().take(limit.saturating_add(PASSED_OVER));
+        places.filter(move |place| place.is_live(now)).take(limit)
     }
 
     /// Until when the lock is reserved for the head.
@@ -175,8 +168,7 @@ impl FairQueue {
         if self.last == previous {
             self.last = at;
         }
-        let hash = self.hash(owner);
-        self.by_owner.insert_unique(Entry::spread(hash), Entry { hash, at }, |entry| Entry::spread(entry.hash));
+        self.by_owner.insert(self.hasher.hash_one(owner), at.number());
     }
 
     /// Changes how a place waits, and which request it stands for.
@@ -199,12 +191,11 @@ impl FairQueue {
 
     /// Gives a place up.
     pub(crate) fn remove(&mut self, owner: &[u8]) {
-        let hash = self.hash(owner);
-        let slots = &self.slots;
-        let Ok(entry) = self.by_owner.find_entry(Entry::spread(hash), |entry| is_of(slots, *entry, hash, owner)) else {
+        let hash = self.hasher.hash_one(owner);
+        let Some(at) = self.find_hashed(hash, owner) else {
             return;
         };
-        let (Entry { at, .. }, _) = entry.remove();
+        self.by_owner.remove(hash, at.number());
         if let Some(place) = self.place(at) {
             self.count_out(place.stay);
         }
@@ -293,7 +284,16 @@ impl FairQueue {
             self.slots.remove(self.first);
             self.first = next;
         }
-        !self.is_empty()
+        if self.is_empty() {
+            self.slots.give_back();
+        }
+        !self.is_empty() || self.has_retired()
+    }
+
+    /// Whether there were so many places that the memory of those that have left is given back in parts, see
+    /// [`FairQueue::drop_some`].
+    pub(crate) fn has_retired(&self) -> bool {
+        self.slots.has_retired()
     }
 
     /// Bytes on the heap, for MEMORY USAGE. The owners of a few places stand for all of them.
@@ -302,10 +302,7 @@ impl FairQueue {
         const SAMPLES: usize = 64;
         let sample: usize = self.iter().take(SAMPLES).map(|place| place.owner.len()).sum();
         let owners = sample.saturating_mul(self.len()).checked_div(self.len().min(SAMPLES)).unwrap_or(0);
-        self.slots
-            .heap_bytes()
-            .saturating_add(owners)
-            .saturating_add(self.by_owner.capacity().saturating_mul(size_of::<Entry>()))
+        self.slots.heap_bytes().saturating_add(owners).saturating_add(self.by_owner.heap_bytes())
     }
 
     fn place(&self, at: Alarm) -> Option<Place<'_>> {
@@ -327,20 +324,15 @@ impl FairQueue {
     }
 
     fn find(&self, owner: &[u8]) -> Option<Alarm> {
-        let hash = self.hash(owner);
-        let entry = self.by_owner.find(Entry::spread(hash), |entry| is_of(&self.slots, *entry, hash, owner))?;
-        Some(entry.at)
+        self.find_hashed(self.hasher.hash_one(owner), owner)
     }
 
-    fn hash(&self, owner: &[u8]) -> u32 {
-        #[expect(clippy::cast_possible_truncation, reason = "half of a hash is a hash")]
-        let half = self.hasher.hash_one(owner) as u32;
-        half
+    fn find_hashed(&self, hash: u64, owner: &[u8]) -> Option<Alarm> {
+        let node = |number| self.slots.get(self.slots.alarm_in_slot(number)?).map(|(_, node)| node);
+        let is_it = |number| node(number).is_some_and(|node| *node.owner == *owner);
+        let number = self.by_owner.find(hash, is_it)?;
+        self.slots.alarm_in_slot(number)
     }
-}
-
-fn is_of(slots: &Deadlines<Node>, entry: Entry, hash: u32, owner: &[u8]) -> bool {
-    entry.hash == hash && slots.get(entry.at).is_some_and(|(_, node)| *node.owner == *owner)
 }
 
 /// Two queues are equal if the same owners stay in the same way in the same order.
@@ -464,5 +456,40 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
+    fn no_part_of_the_table_by_owner_is_large() {
+        const PLACES: u32 = 80_000;
+        let mut places = FairQueue::default();
+        for owner in 0..PLACES {
+            let owner = &owner.to_le_bytes();
+            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None }, false);
+        }
+        let most = places.by_owner.largest_part();
+        assert!(most <= 4096, "{most} entries move when one part grows");
+        for owner in 0..PLACES {
+            places.remove(&owner.to_le_bytes());
+        }
+        assert!(places.is_empty() && places.by_owner.is_empty());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of entries")]
+    fn the_memory_of_very_many_places_is_given_back_in_parts() {
+        let mut places = FairQueue::default();
+        for owner in 0..10_000u32 {
+            let owner = &owner.to_le_bytes();
+            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None }, false);
+        }
+        let bytes = places.heap_bytes();
+        while !places.is_empty() {
+            assert!(places.drop_some(1));
+        }
+        assert!(places.heap_bytes() > bytes / 2, "the last place that goes frees nothing");
+        assert!(places.drop_some(1), "one step does not give all of it back");
+        while places.drop_some(1) {}
+        assert!(!places.has_retired());
     }
 }

@@ -5,14 +5,13 @@
 //!
 //! Invariant: the index says the same as the list.
 
-use alloc::collections::BTreeMap;
 use core::cell::Cell;
 
 use ahash::RandomState;
 
 use super::hashing::hasher;
 use super::hold::{Hold, Holds};
-use crate::collections::NameTable;
+use crate::collections::{NameTable, Sum, Tally};
 use crate::kind::Mode;
 
 /// With so many holds a lock gets an index.
@@ -26,14 +25,14 @@ pub(crate) struct HoldIndex {
     by_owner: NameTable,
     by_token: NameTable,
     hasher: RandomState,
-    /// (deadline, token), and the count.
-    deadlines: BTreeMap<(u64, u64), u32>,
+    /// The counts of the holds, by (deadline, token).
+    deadlines: Tally,
     live: Cell<Live>,
     /// The token of the hold for writing.
     writer: Option<u64>,
 }
 
-/// The holds that end after a moment. As time passes they become fewer: each is taken off once, by whoever asks first.
+/// The holds that end after a moment. As time passes they become fewer: what has ended is taken off once, by whoever asks first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Live {
     after_us: u64,
@@ -49,9 +48,9 @@ impl Live {
         self.holds = self.holds.saturating_add(1);
     }
 
-    fn take_off(&mut self, count: u32) {
-        self.total = self.total.saturating_sub(u64::from(count));
-        self.holds = self.holds.saturating_sub(1);
+    fn take_off(&mut self, ended: Sum) {
+        self.total = self.total.saturating_sub(ended.total);
+        self.holds = self.holds.saturating_sub(ended.entries);
     }
 }
 
@@ -61,7 +60,7 @@ impl HoldIndex {
             by_owner: NameTable::default(),
             by_token: NameTable::default(),
             hasher: hasher(),
-            deadlines: BTreeMap::new(),
+            deadlines: Tally::default(),
             live: Cell::default(),
             writer: None,
         };
@@ -93,42 +92,40 @@ impl HoldIndex {
 
     /// The token of a hold that ends at `now_us` or before.
     pub(crate) fn first_lapsed(&self, now_us: u64) -> Option<u64> {
-        let ((deadline_us, token), _) = self.deadlines.first_key_value()?;
-        (*deadline_us <= now_us).then_some(*token)
+        let (deadline_us, token) = self.deadlines.first()?;
+        (deadline_us <= now_us).then_some(token)
     }
 
     /// The earliest deadline.
     pub(crate) fn first_deadline_us(&self) -> Option<u64> {
-        self.deadlines.first_key_value().map(|((deadline_us, _), _)| *deadline_us)
+        self.deadlines.first().map(|(deadline_us, _)| deadline_us)
     }
 
     /// The latest deadline.
     pub(crate) fn last_deadline_us(&self) -> Option<u64> {
-        self.deadlines.last_key_value().map(|((deadline_us, _), _)| *deadline_us)
+        self.deadlines.last().map(|(deadline_us, _)| deadline_us)
     }
 
     /// The tokens of the holds that end after `now_us`, the one that ends last first.
     pub(crate) fn latest_first(&self, now_us: u64) -> impl Iterator<Item = u64> {
-        let latest = self.deadlines.keys().rev();
-        latest.take_while(move |(deadline_us, _)| *deadline_us > now_us).map(|(_, token)| *token)
+        let latest = self.deadlines.backwards();
+        latest.take_while(move |(deadline_us, _)| *deadline_us > now_us).map(|(_, token)| token)
     }
 
     /// The holds that end after `now_us`.
     pub(crate) fn live(&self, now_us: u64) -> Live {
         let mut live = self.live.get();
         if now_us > live.after_us {
-            if self.last_deadline_us().is_none_or(|last_us| last_us <= now_us) {
-                // However many have ended together, nobody has to look at each of them.
-                live = Live::default();
-            } else {
-                for (_, count) in self.deadlines.range((live.after_us, u64::MAX)..=(now_us, u64::MAX)) {
-                    live.take_off(*count);
-                }
-            }
+            self.ended(live.after_us, now_us).for_each(|ended| live.take_off(ended));
             live.after_us = now_us;
             self.live.set(live);
         }
         live
+    }
+
+    /// The holds that end after a moment, and at `now_us` or before. However many they are, few sums tell.
+    fn ended(&self, after_us: u64, now_us: u64) -> impl Iterator<Item = Sum> {
+        self.deadlines.between((after_us, u64::MAX), (now_us, u64::MAX))
     }
 
     /// The token of the hold for writing, live or not.
@@ -165,10 +162,10 @@ impl HoldIndex {
 
     /// A hold is about to have other terms.
     pub(crate) fn count_out(&mut self, hold: &Hold) {
-        self.deadlines.remove(&(hold.deadline_us(), hold.token()));
+        self.deadlines.remove((hold.deadline_us(), hold.token()));
         let live = self.live.get_mut();
         if hold.deadline_us() > live.after_us {
-            live.take_off(hold.count());
+            live.take_off(Sum { entries: 1, total: u64::from(hold.count()) });
         }
         if self.writer == Some(hold.token()) {
             self.writer = None;
@@ -189,12 +186,7 @@ impl HoldIndex {
 
     /// Drops a part of the index of holds that are no longer part of a lock. Returns whether there is more.
     pub(crate) fn drop_some(&mut self, count: usize) -> bool {
-        for _ in 0..count {
-            if self.deadlines.pop_first().is_none() {
-                return false;
-            }
-        }
-        true
+        self.deadlines.drop_some(count)
     }
 
     #[cfg(test)]
@@ -202,15 +194,40 @@ impl HoldIndex {
         self.deadlines.len()
     }
 
-    /// Bytes on the heap, roughly: what the tables have room for, and a tree of two numbers an entry.
+    /// Bytes on the heap, roughly.
     pub(crate) fn heap_bytes(&self) -> usize {
-        const IN_TREE: usize = size_of::<((u64, u64), u32)>() * 3 / 2;
         let tables = self.by_owner.heap_bytes().saturating_add(self.by_token.heap_bytes());
-        tables.saturating_add(self.deadlines.len().saturating_mul(IN_TREE))
+        tables.saturating_add(self.deadlines.heap_bytes())
     }
 }
 
 /// Positions count to 2^32 - 2: as many holds need over 300 GiB, so the conversion never saturates.
 fn to_u32(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collections::Chunked;
+    use crate::event::Terms;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of holds")]
+    fn however_many_leases_are_over_few_looks_tell_how_many_are_not() {
+        const MANY: u32 = 20_000;
+        let mut holds = Chunked::default();
+        for number in 0..MANY {
+            let deadline_us = u64::from(number) / 100 + 1;
+            let terms = Terms { count: 2, deadline_us, lease_ms: 1000, request: None, session_ms: None };
+            let owner = number.to_le_bytes().as_slice().into();
+            holds.push(Hold::new(owner, Mode::Permits, u64::from(number) + 1, &terms));
+        }
+        let index = HoldIndex::of(Holds::of_many(&holds));
+        let before_last_us = u64::from(MANY) / 100 - 1;
+        let looks = index.ended(0, before_last_us).count();
+        assert!(looks < 500, "{looks} looks at {MANY} holds");
+        let Live { total, holds, .. } = index.live(before_last_us);
+        assert_eq!((holds, total), (100, 200));
+    }
 }

@@ -26,6 +26,7 @@ use crate::time::Now;
 
 pub use fair_queue::FairQueue;
 pub use hashing::seed_hashing;
+use hold::PASSED_OVER;
 pub use hold::{Hold, Holds};
 pub(crate) use hold_index::HoldIndex;
 
@@ -161,6 +162,17 @@ impl Lock {
     /// The holds whose lease has not ended.
     pub fn live_holds(&self, now: Now) -> impl Iterator<Item = &Hold> {
         self.holds().iter().filter(move |hold| hold.is_live(now))
+    }
+
+    /// Some of them, `limit` at most. Of a lock that many more hold they are those whose leases end last: nobody has to walk through what is
+    /// over.
+    pub fn some_live_holds(&self, now: Now, limit: usize) -> impl Iterator<Item = &Hold> {
+        let is_short = self.holds().len() <= limit.saturating_add(PASSED_OVER);
+        let in_list = is_short.then(|| self.live_holds(now));
+        let index = self.index().filter(|_| !is_short);
+        let latest = index.into_iter().flat_map(move |index| index.latest_first(now.mono_us));
+        let latest = latest.filter_map(|token| self.hold_with_token(token));
+        in_list.into_iter().flatten().chain(latest).take(limit)
     }
 
     /// How many they are.

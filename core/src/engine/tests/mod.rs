@@ -3,6 +3,7 @@
 mod between_parts;
 mod checks;
 mod deadlocks;
+mod kept;
 mod keyspace;
 mod model;
 mod safety;

@@ -22,7 +22,7 @@ pub(super) const MANY: usize = 3000;
 const KEYS: usize = 128;
 pub(super) const LEASE_MS: u64 = 1000;
 const GRACE_MS: u64 = 20;
-const HOLDER: usize = MANY;
+pub(super) const HOLDER: usize = MANY;
 
 /// How many waiters one turn may answer: the server has to write all of these answers before it does anything else.
 const MOST_ANSWERS: usize = 400;
@@ -47,7 +47,7 @@ impl Crowded {
     }
 
     /// A command and, if it leaves something to be done, the timer: that goes off in the same turn of the server's event loop.
-    fn command<R>(
+    pub(super) fn command<R>(
         &mut self,
         keys: &[Key],
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
@@ -139,7 +139,7 @@ impl Crowded {
         self.count();
     }
 
-    fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
+    pub(super) fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
         let owner = name(HOLDER);
         let verb = if keys.len() > 1 { Verb::ReleaseMany } else { Verb::Release };
         let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };

@@ -358,14 +358,13 @@ impl World {
         self.forget_used();
         if let Some(Value::Lock(mut lock)) = self.replica_values.remove(&(key.db, key.name.as_slice().to_vec())) {
             let alarm = lock.take_alarm();
-            self.replica.value_unlinked(key.borrow(), alarm, core::iter::empty());
+            self.replica.value_unlinked(key.borrow(), alarm, &lock);
         }
         let mut value = self.values.remove(&(key.db, key.name.as_slice().to_vec()))?;
         if let Value::Lock(lock) = &mut value {
             let alarm = lock.alarm();
             lock.set_alarm(crate::Alarm::NONE);
-            let bindings: Vec<(u64, u64)> = lock.bindings().collect();
-            self.engine.value_unlinked(key.borrow(), alarm, bindings.into_iter());
+            self.engine.value_unlinked(key.borrow(), alarm, lock);
         }
         Some(value)
     }

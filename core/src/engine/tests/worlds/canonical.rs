@@ -221,7 +221,7 @@ impl Seen<'_> {
         for key in engine.dirty.iter().filter_map(|name| key_of(*name)).collect::<Vec<Key>>() {
             self.key(key.borrow());
         }
-        for key in &engine.loaded {
+        for key in (0..engine.loaded.len()).filter_map(|at| engine.loaded.get(at)) {
             self.key(key.borrow());
         }
         for ticket in &engine.undelivered {
