@@ -52,7 +52,11 @@ impl Acquisition {
         let subject = Subject { family, ..first.subject.clone() };
         let gate = match first.subject.family == family {
             true => first.gate.clone(),
-            false => first.client.gate_of((family, subject.keys.clone(), subject.owner.clone())),
+            false => {
+                // From there it may be looked for by the way back.
+                first.share_gate();
+                first.client.gate_of((family, subject.keys.clone(), subject.owner.clone()))
+            }
         };
         let request = Request {
             client: first.client.clone(),

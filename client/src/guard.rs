@@ -60,7 +60,9 @@ impl<K: Kind> Guard<K> {
 
     /// The owner in whose name this is held, for a second handle by [`Lock::owner`](crate::Lock::owner).
     pub fn owner(&self) -> &[u8] {
-        &self.held.hold.request.subject.owner
+        let request = &self.held.hold.request;
+        request.share_gate();
+        &request.subject.owner
     }
 
     /// Whether the hold can be relied upon at this moment. Reads the clock, and asks nobody.
@@ -147,7 +149,8 @@ impl<K: Kind> Guard<K> {
     /// # Errors
     ///
     /// [`Error::NotHeld`] if the hold was gone already: somebody else may have held meanwhile. [`Error::Connection`] if no server
-    /// could be told; then the lease ends it.
+    /// could be told; then the lease ends it. [`Error::Superseded`] if the request was sent again and another one in the name of this owner came in
+    /// between, so that nobody can tell whether it was done; if not, the lease ends it.
     ///
     /// When the connection was lost and the request was sent again, a hold that is gone within its lease counts as released, by the first
     /// copy: nobody can tell that from an operator who took it away in that moment.

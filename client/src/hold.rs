@@ -3,7 +3,7 @@
 mod held;
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::clock::Moment;
 use crate::keeper::{Kept, Place, Question};
 use crate::link::Link;
 use crate::news::News;
-use crate::request::Request;
+use crate::request::{Numbered, Request};
 use crate::servers::Line;
 use crate::signal::Signal;
 use crate::timer::{sleep_until, within};
@@ -57,8 +57,8 @@ pub(crate) struct Hold {
     ended: Signal,
     /// How many permits it has, or 1.
     permits: AtomicU32,
-    /// The id of its release, once that has begun.
-    release_id: AtomicU64,
+    /// Its release, once that has begun.
+    release: Numbered,
     /// Held while a renewal is under way; true once the hold is being released. So no renewal follows a release.
     is_ending: tokio::sync::Mutex<bool>,
     place: Place,

@@ -60,9 +60,30 @@ pub(crate) struct Grant {
     pub(crate) request_id: u64,
 }
 
+/// The id of a release, and whether a server may have got a copy of it with that id, over all the times it was sent.
+#[derive(Default)]
+pub(crate) struct Numbered {
+    id: AtomicU64,
+    is_sent: AtomicBool,
+}
+
+impl Numbered {
+    /// From now on it is another request.
+    pub(crate) fn renumber(&self, id: u64) {
+        self.id.store(id, Ordering::Relaxed);
+        self.is_sent.store(false, Ordering::Relaxed);
+    }
+}
+
 impl Request {
     pub(crate) fn slot(&self) -> Option<u16> {
         self.client.slot_of(&self.subject.keys)
+    }
+
+    /// Lets other handles of this owner find the gate. Before they get to know its name: their requests would pass this one's otherwise.
+    pub(crate) fn share_gate(&self) {
+        let Subject { family, keys, owner, .. } = &self.subject;
+        self.client.let_be_found((*family, keys.clone(), owner.clone()), &self.gate);
     }
 
     pub(crate) fn acquire_command(&self, ask: Ask<'_>, request_id: u64) -> Cmd {
@@ -139,31 +160,38 @@ impl Request {
     }
 
     /// Gives back permits of one hold, or all of it: of the one with these tokens, and no other of the same owner. Done is also what an earlier copy did, if nothing else
-    /// can have ended the hold: its lease ran until `ends`. `request_id` is the same in each copy of the request.
+    /// can have ended the hold: its lease ran until `ends`. `numbered` is the same in each copy of the request.
     ///
-    /// Cancel safety: when dropped it may have been executed; sending it again with the same id does no harm.
+    /// Cancel safety: when dropped it may have been executed; sending it again with the same `numbered` does no harm.
     pub(crate) async fn release(
         &self,
         tokens: &[u64],
         permits: u32,
-        request_id: &AtomicU64,
+        numbered: &Numbered,
         ends: Moment,
         give_up: Moment,
     ) -> Result<(), Error> {
-        let mut is_repeated = false;
+        let patience = self.client.settings.response_timeout;
+        let mut is_renumbered = false;
         loop {
-            let command = self.subject.release(tokens, permits, request_id.load(Ordering::Relaxed));
-            let answered = self.call(&command, give_up).await?;
+            let command = self.subject.release(tokens, permits, numbered.id.load(Ordering::Relaxed));
+            let was_sent = numbered.is_sent.load(Ordering::Relaxed);
+            let calling = self.client.servers.call_noting(self.slot(), &command, patience, give_up, &numbered.is_sent);
+            let answered = calling.await?;
+            let is_copy = was_sent || answered.is_resent;
             match answered.said.map_err(|error| Error::of_hold(&error)) {
                 Ok(_) => return Ok(()),
                 // The hold that the first copy ended is not remembered.
-                Err(Error::NotHeld) if answered.is_resent && Moment::now() < ends => return Ok(()),
+                Err(Error::NotHeld) if is_copy && Moment::now() < ends => return Ok(()),
+                // An earlier copy may have been executed, before a later request of this owner that came another way. A release with a new
+                // id would be a second one then, and free the lock under whoever holds the other count. The lease ends what is left.
+                Err(Error::Server { code, .. }) if code == "STALE" && is_copy => return Err(Error::Superseded),
                 // No copy was executed: the only one was refused.
                 Err(Error::Server { code, message })
-                    if code == "STALE" && !answered.is_resent && !is_repeated && self.raise_ids(&message) =>
+                    if code == "STALE" && !is_renumbered && self.raise_ids(&message) =>
                 {
-                    is_repeated = true;
-                    request_id.store(self.gate.next_id(), Ordering::Relaxed);
+                    is_renumbered = true;
+                    numbered.renumber(self.gate.next_id());
                 }
                 Err(error) => return Err(error),
             }
@@ -172,8 +200,9 @@ impl Request {
 
     /// Gives back what nobody wants.
     async fn give_back(&self, tokens: &[u64], give_up: Moment) {
-        let request_id = AtomicU64::new(self.gate.next_id());
-        match self.release(tokens, self.subject.permits, &request_id, Moment::NEVER, give_up).await {
+        let numbered = Numbered::default();
+        numbered.renumber(self.gate.next_id());
+        match self.release(tokens, self.subject.permits, &numbered, Moment::NEVER, give_up).await {
             // Not held is what it should be.
             Ok(()) | Err(Error::NotHeld) => {}
             Err(error) => tracing::warn!(%error, "a grant that nobody wants could not be released; its lease ends it"),

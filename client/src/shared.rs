@@ -1,7 +1,7 @@
 //! What all handles and guards of a client share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ type GateKey = (Family, Arc<[Vec<u8>]>, Arc<[u8]>);
 pub(crate) struct Gate {
     turn: Arc<tokio::sync::Mutex<()>>,
     last_id: AtomicU64,
+    /// Whether other handles of its owner find it. Nobody else knows a unique owner, so its gate need not be found before its name is told.
+    can_be_found: AtomicBool,
 }
 
 impl Gate {
@@ -83,6 +85,17 @@ impl Shared {
 
     /// The gate of an owner that several handles may use.
     pub(crate) fn gate_of(&self, key: GateKey) -> Arc<Gate> {
+        self.found_or(key, Arc::default)
+    }
+
+    /// Lets other handles of an owner find its gate.
+    pub(crate) fn let_be_found(&self, key: GateKey, gate: &Arc<Gate>) {
+        if !gate.can_be_found.load(Ordering::Relaxed) {
+            self.found_or(key, || gate.clone());
+        }
+    }
+
+    fn found_or(&self, key: GateKey, new: impl FnOnce() -> Arc<Gate>) -> Arc<Gate> {
         let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gate) = gates.get(&key).and_then(Weak::upgrade) {
             return gate;
@@ -91,7 +104,8 @@ impl Shared {
         if gates.len() == gates.capacity() {
             gates.retain(|_, gate| gate.strong_count() > 0);
         }
-        let gate = Arc::<Gate>::default();
+        let gate = new();
+        gate.can_be_found.store(true, Ordering::Relaxed);
         gates.insert(key, Arc::downgrade(&gate));
         gate
     }

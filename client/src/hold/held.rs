@@ -1,7 +1,7 @@
 //! Who is responsible for a hold, and its end: given back, given up, or dropped.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
@@ -10,7 +10,7 @@ use tokio::sync::OwnedMutexGuard;
 use super::{Hold, LISTENS_AFTER, State};
 use crate::Error;
 use crate::clock::Moment;
-use crate::request::{Grant, Request};
+use crate::request::{Grant, Numbered, Request};
 use crate::signal::Signal;
 use crate::validity::{Terms, Validity, renewal_after};
 
@@ -51,7 +51,6 @@ impl Held {
         let state = Mutex::new(State { validity, link, asked: None, is_doubted: false, listening: None });
         let (lost, ended, is_ending) = (Signal::default(), Signal::default(), tokio::sync::Mutex::new(false));
         let (place, listens_from) = (request.client.keeper.place(), Moment::now().after(LISTENS_AFTER));
-        let release_id = AtomicU64::default();
         let permits = AtomicU32::new(request.subject.permits);
         let hold = Arc::new(Hold {
             request,
@@ -64,7 +63,7 @@ impl Held {
             ended,
             is_ending,
             permits,
-            release_id,
+            release: Numbered::default(),
             place,
             listens_from,
         });
@@ -110,13 +109,13 @@ impl Hold {
     }
 
     fn choose_release_id(&self) {
-        self.release_id.store(self.request.gate.next_id(), Ordering::Relaxed);
+        self.release.renumber(self.request.gate.next_id());
     }
 
     async fn end(&self, relied_on_until: Moment, give_up: Moment) -> Result<(), Error> {
         *self.is_ending.lock().await = true;
         let permits = self.permits();
-        let outcome = self.request.release(&self.tokens, permits, &self.release_id, relied_on_until, give_up).await;
+        let outcome = self.request.release(&self.tokens, permits, &self.release, relied_on_until, give_up).await;
         self.ended.set();
         let (metrics, key) = (self.request.client.metrics(), self.request.subject.first_key());
         metrics.released(key, outcome.as_ref().err());
@@ -139,9 +138,10 @@ impl Hold {
                 "permits is {asked}, and may be 1 to less than the {has} that are held"
             )));
         }
-        let request_id = AtomicU64::new(self.request.gate.next_id());
+        let numbered = Numbered::default();
+        numbered.renumber(self.request.gate.next_id());
         // An earlier copy cannot have ended the hold, so one that is not held any more was lost.
-        let releasing = self.request.release(&self.tokens, permits, &request_id, Moment::now(), Moment::NEVER);
+        let releasing = self.request.release(&self.tokens, permits, &numbered, Moment::now(), Moment::NEVER);
         tokio::select! {
             outcome = releasing => outcome?,
             () = self.clone().lost() => return Err(Error::NotHeld),
