@@ -45,8 +45,6 @@ enum Renewal {
 pub(crate) struct Hold {
     pub(crate) request: Arc<Request>,
     pub(crate) tokens: Vec<u64>,
-    /// The id of the request that was granted.
-    request_id: u64,
     terms: Terms,
     state: Mutex<State>,
     /// Set when the hold can no longer be relied upon, for whatever reason.
@@ -242,7 +240,7 @@ impl Hold {
     /// Waits for replicas to have it, if that is asked for.
     pub(crate) async fn replicate(&self) -> Result<(), Error> {
         let Some((wanted, patience)) = self.request.keeping.replicas else { return Ok(()) };
-        let acknowledged = self.request.replicate(self.request_id, wanted, patience).await?;
+        let acknowledged = self.request.replicate(&self.tokens, wanted, patience).await?;
         if acknowledged >= wanted { Ok(()) } else { Err(Error::Replicas { wanted, acknowledged }) }
     }
 

@@ -10,7 +10,7 @@ use crate::identity::check_owner;
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 /// The longest lease and session grace that the module takes.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// What a user may say about an acquisition.
 #[derive(Clone, Debug, Default)]

@@ -15,6 +15,7 @@ use crate::Error;
 use crate::call::{Answered, Prepare};
 use crate::clock::Moment;
 use crate::link::Link;
+use crate::options::LONGEST;
 use crate::servers::Line;
 use crate::shared::{Gate, Shared};
 use crate::wire::{self, Acquire, Ask, Subject};
@@ -56,8 +57,6 @@ pub(crate) struct Grant {
     pub(crate) lease: Duration,
     /// The connection that the hold is bound to.
     pub(crate) link: Arc<Link>,
-    /// The id of the request that was granted.
-    pub(crate) request_id: u64,
 }
 
 /// The id of a release, and whether a server may have got a copy of it with that id, over all the times it was sent.
@@ -137,7 +136,7 @@ impl Request {
         let request_id = unsure.request_id;
         let answered = self.ask(&self.acquire_command(Ask::Once, request_id), &unsure, give_up).await?;
         unsure.settled();
-        self.grant_in(answered, request_id)
+        self.grant_in(answered)
     }
 
     /// Sends an ACQUIRE until it is answered.
@@ -152,10 +151,10 @@ impl Request {
     }
 
     /// What an answer to ACQUIRE says.
-    fn grant_in(&self, answered: Answered, request_id: u64) -> Result<Option<Grant>, Error> {
+    fn grant_in(&self, answered: Answered) -> Result<Option<Grant>, Error> {
         let Answered { said, first_sent, link, .. } = answered;
         let value = said.map_err(|error| Error::from_answer(&error))?;
-        let granted = |tokens| Grant { tokens, counts_from: first_sent, lease: self.lease, link, request_id };
+        let granted = |tokens| Grant { tokens, counts_from: first_sent, lease: self.lease, link };
         Ok(wire::tokens(&value)?.map(granted))
     }
 
@@ -234,7 +233,7 @@ impl Request {
             }
         }
         let answered = self.call(&self.acquire_command(Ask::Once, request_id), give_up).await?;
-        Ok(self.grant_in(answered, request_id)?.map(|grant| grant.tokens))
+        Ok(self.grant_in(answered)?.map(|grant| grant.tokens))
     }
 
     /// Whether so little time has passed since the request was sent that all terms of the hold may as well count from then.
@@ -246,7 +245,7 @@ impl Request {
 
     /// Renews what was granted after a wait: that tells from when the lease counts.
     pub(crate) async fn confirm(&self, grant: &mut Grant, give_up: Moment) -> Result<(), Error> {
-        *grant = Grant { request_id: grant.request_id, ..self.take_over(grant.tokens.clone(), give_up).await? };
+        *grant = self.take_over(grant.tokens.clone(), give_up).await?;
         Ok(())
     }
 
@@ -255,15 +254,19 @@ impl Request {
         let answered = self.call(&self.subject.renew(&tokens, self.lease), give_up).await?;
         let lease = wire::milliseconds(&answered.said.map_err(|error| Error::of_hold(&error))?)?;
         let (counts_from, link) = (answered.sent, answered.link);
-        Ok(Grant { tokens, counts_from, lease, link, request_id: self.gate.next_id() })
+        Ok(Grant { tokens, counts_from, lease, link })
     }
 
-    /// Repeats the request, which propagates the hold once more, and waits for replicas behind it. Returns how many have it.
-    pub(crate) async fn replicate(&self, request_id: u64, wanted: u32, patience: Duration) -> Result<u32, Error> {
+    /// Renews the hold, which propagates it once more, and waits for replicas behind that. Returns how many have it.
+    ///
+    /// It may be executed much later, behind the WAIT of others. If the hold has been released by then, a renewal begins no other one, as the
+    /// request of the hold would.
+    pub(crate) async fn replicate(&self, tokens: &[u64], wanted: u32, patience: Duration) -> Result<u32, Error> {
         let mut commands = redis::pipe();
         // 0 would be for ever.
         let wait_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1);
-        commands.add_command(self.acquire_command(Ask::Once, request_id)).cmd("WAIT").arg(wanted).arg(wait_ms);
+        let renewal = self.subject.renew(tokens, unlike(self.lease));
+        commands.add_command(renewal).cmd("WAIT").arg(wanted).arg(wait_ms);
         let patience = patience.saturating_add(self.client.settings.response_timeout);
         let started = Moment::now();
         let outcome = async {
@@ -275,14 +278,19 @@ impl Request {
         let mut answers = answers.into_iter();
         let mut next = || {
             let answer = answers.next().unwrap_or(redis::Value::Nil);
-            answer.extract_error().map_err(|error| Error::from_answer(&error))
+            answer.extract_error().map_err(|error| Error::of_hold(&error))
         };
-        if wire::tokens(&next()?)?.is_none() {
-            return Err(Error::NotHeld);
-        }
+        wire::milliseconds(&next()?)?;
         let acknowledged = wire::number(&next()?)?;
         Ok(u32::try_from(acknowledged).unwrap_or(0))
     }
+}
+
+/// A lease that differs from another one by as little as the wire tells: a renewal that changed nothing would not be propagated, and a WAIT behind
+/// it would prove nothing.
+fn unlike(lease: Duration) -> Duration {
+    let least = Duration::from_millis(1);
+    if lease + least <= LONGEST { lease + least } else { lease - least }
 }
 
 /// A request that may have been sent and whose outcome is not known. Dropping it takes the request back in the background.
@@ -323,5 +331,21 @@ impl Drop for Unsure<'_> {
             request.take_back(request_id, may_wait).await;
             drop(gate);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_takes_an_unlike_lease_for_another_one() {
+        let sent = |lease: Duration| lease.as_micros().div_ceil(1000);
+        let [half, least] = [500, 1000].map(Duration::from_micros);
+        for lease in [least, least + half, LONGEST - least, LONGEST - half, LONGEST] {
+            let other = unlike(lease);
+            assert_ne!(sent(other), sent(lease));
+            assert!((least..=LONGEST).contains(&other));
+        }
     }
 }

@@ -189,6 +189,6 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     };
     request.subject.permits = permits;
     let lease = request.lease;
-    let grant = Grant { tokens: vec![token], counts_from, lease, link, request_id: request.gate.next_id() };
+    let grant = Grant { tokens: vec![token], counts_from, lease, link };
     Held::new(Arc::new(request), grant).map(Some)
 }

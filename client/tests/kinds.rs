@@ -231,6 +231,26 @@ async fn a_grant_that_too_few_replicas_have_is_given_back() {
     guard.release().await.expect("it was held");
 }
 
+/// The connection over which replicas are waited for is busy with another wait, and what is asked there is executed much later.
+#[tokio::test]
+async fn a_grant_that_is_dropped_before_replicas_are_asked_is_not_begun_anew() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let patience = Duration::from_secs(2);
+    let first = acquire(client.lock("a").replicas(1, patience));
+    eventually(|| server.client().call("INFO clients").text().contains("blocked_clients:1")).await;
+    let dropped = client.lock("b").replicas(1, patience);
+    let outcome = tokio::time::timeout(Duration::from_millis(300), dropped.acquire()).await;
+    assert!(outcome.is_err(), "it waits for replicas");
+    // What is asked after it over the same connection is answered after it.
+    let last = client.lock("c").replicas(1, Duration::from_millis(1)).acquire().await;
+    for outcome in [first.await.expect("no panic"), last] {
+        assert!(matches!(outcome, Err(Error::Replicas { wanted: 1, acknowledged: 0 })), "{outcome:?}");
+    }
+    client.close().await.expect("nothing is left to be done");
+    assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
 /// A semaphore under many: its permits are never exceeded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_are_never_exceeded() {

@@ -39,7 +39,7 @@ impl Held {
     ///
     /// Errors: without a runtime nobody would renew it. Its lease ends it.
     pub(crate) fn new(request: Arc<Request>, grant: Grant) -> Result<Self, Error> {
-        let Grant { tokens, counts_from, lease, link, request_id } = grant;
+        let Grant { tokens, counts_from, lease, link } = grant;
         let terms = Terms {
             lease: request.lease,
             renewal_after: renewal_after(request.lease, rand::random()),
@@ -55,7 +55,6 @@ impl Held {
         let hold = Arc::new(Hold {
             request,
             tokens,
-            request_id,
             terms,
             state,
             lost,
