@@ -18,7 +18,7 @@ use crate::link::Link;
 use crate::options::LONGEST;
 use crate::servers::Line;
 use crate::shared::{Gate, Shared};
-use crate::wire::{self, Acquire, Ask, Subject};
+use crate::wire::{self, Acquire, Ask, Family, Subject};
 
 /// How long taking back is tried before it is left to the end of the lease.
 const LONGEST_TAKING_BACK: Duration = Duration::from_secs(60);
@@ -180,8 +180,13 @@ impl Request {
             let is_copy = was_sent || answered.is_resent;
             match answered.said.map_err(|error| Error::of_hold(&error)) {
                 Ok(_) => return Ok(()),
-                // The hold that the first copy ended is not remembered.
-                Err(Error::NotHeld) if is_copy && Moment::now() < ends => return Ok(()),
+                Err(Error::NotHeld) => {
+                    // The hold that the first copy ended is not remembered.
+                    let may_be_done = is_copy && Moment::now() < ends;
+                    let is_one_of_many = self.subject.family == Family::Many;
+                    let were_left = is_one_of_many && Box::pin(self.release_singly(tokens, numbered, give_up)).await;
+                    return if may_be_done && !were_left { Ok(()) } else { Err(Error::NotHeld) };
+                }
                 // An earlier copy may have been executed, before a later request of this owner that came another way. A release with a new
                 // id would be a second one then, and free the lock under whoever holds the other count. The lease ends what is left.
                 Err(Error::Server { code, .. }) if code == "STALE" && is_copy => return Err(Error::Superseded),
@@ -195,6 +200,30 @@ impl Request {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Releases each of several keys for itself: one of them is not held any more, and then the server releases none. Returns whether another one
+    /// may have been held.
+    ///
+    /// The requests have the verb and the id of the one for all keys, which was not executed. So whichever of them is sent next, it is done once for each.
+    async fn release_singly(&self, tokens: &[u64], numbered: &Numbered, give_up: Moment) -> bool {
+        let mut were_held = false;
+        for (key, token) in self.subject.keys.iter().zip(tokens) {
+            let subject = Subject { keys: Arc::from([key.clone()]), ..self.subject.clone() };
+            let command = subject.release(&[*token], 1, numbered.id.load(Ordering::Relaxed));
+            let outcome = self.call(&command, give_up).await.and_then(|Answered { said, is_resent, .. }| {
+                were_held |= said.is_ok() || is_resent;
+                said.map_err(|error| Error::of_hold(&error))
+            });
+            match outcome {
+                Ok(_) | Err(Error::NotHeld) => {}
+                Err(error) => {
+                    let key = String::from_utf8_lossy(key);
+                    tracing::warn!(%key, %error, "one of several locks was not released; its lease ends it");
+                }
+            }
+        }
+        were_held
     }
 
     /// Gives back what nobody wants.

@@ -192,6 +192,26 @@ async fn one_of_several_that_is_taken_away_loses_all() {
     eventually(|| server.client().call("DBSIZE") == 0).await;
 }
 
+#[tokio::test]
+async fn one_of_several_that_is_taken_away_does_not_keep_the_others() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let all = client.multi_lock(["a", "b", "c"]).owner("me").lease(Duration::from_secs(3600));
+    for is_dropped in [true, false] {
+        let outer = all.acquire().await.expect("free");
+        let inner = all.acquire().await.expect("a re-entry");
+        assert_eq!(server.client().call("RLOCK.FORCERELEASE b"), 1);
+        match is_dropped {
+            true => drop(inner),
+            false => assert!(matches!(inner.release().await, Err(Error::NotHeld))),
+        }
+        let holds = |key| server.client().holder(key).map(|holder| holder.holds);
+        eventually(|| ["a", "b", "c"].map(holds) == [Some(1), None, Some(1)]).await;
+        assert!(matches!(outer.release().await, Err(Error::NotHeld)));
+        assert_eq!(server.client().call("DBSIZE"), 0);
+    }
+}
+
 /// Everybody takes the places in the same order, in whichever order they were named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_in_several_places_are_taken_in_one_order() {
