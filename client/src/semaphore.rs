@@ -165,7 +165,12 @@ impl Guard<Permits> {
     pub async fn release_some(&self, permits: u32) -> Result<(), Error> {
         let hold = self.held.hold.clone();
         let home = hold.request.client.home.clone();
-        home.run_to_the_end(async move { hold.release_some(permits).await }).await
+        let releasing = home.run_to_the_end(async move { hold.release_some(permits).await });
+        tokio::select! {
+            biased;
+            outcome = releasing => outcome,
+            () = self.lost() => Err(Error::NotHeld),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::Error;
 use crate::clock::Moment;
 use crate::request::{Grant, Numbered, Request};
 use crate::signal::Signal;
+use crate::timer::sleep_until;
 use crate::validity::{Terms, Validity, renewal_after};
 
 /// A hold that somebody is responsible for. Dropping it releases in the background.
@@ -128,7 +129,7 @@ impl Hold {
 
     /// Gives back some of its permits, and keeps the others.
     ///
-    /// Cancel safety: it must not be dropped. Then nobody would know how many there are to be released.
+    /// Cancel safety: it must not be dropped. Then nobody would know how many there are to be released. It goes on also when the hold is lost.
     pub(crate) async fn release_some(self: Arc<Self>, permits: u32) -> Result<(), Error> {
         let _gate = self.request.gate.pass().await;
         if permits == 0 || permits >= self.permits() {
@@ -139,14 +140,25 @@ impl Hold {
         }
         let numbered = Numbered::default();
         numbered.renumber(self.request.gate.next_id());
-        // An earlier copy cannot have ended the hold, so one that is not held any more was lost.
-        let releasing = self.request.release(&self.tokens, permits, &numbered, Moment::now(), Moment::NEVER);
-        tokio::select! {
-            outcome = releasing => outcome?,
-            () = self.clone().lost() => return Err(Error::NotHeld),
+        // Whoever releases the rest waits at the gate, so the outcome is known by then, or there is no hold any more.
+        loop {
+            let ends = self.ends();
+            // An earlier copy cannot have ended the hold, so one that is not held any more was lost.
+            match self.request.release(&self.tokens, permits, &numbered, Moment::now(), ends).await {
+                Err(Error::Connection { .. }) => {
+                    sleep_until(ends).await;
+                    // It may have been renewed meanwhile.
+                    if Moment::now() >= self.ends() {
+                        return Err(Error::NotHeld);
+                    }
+                }
+                outcome => {
+                    outcome?;
+                    self.permits.fetch_sub(permits, Ordering::Relaxed);
+                    return Ok(());
+                }
+            }
         }
-        self.permits.fetch_sub(permits, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Resolves when a release has come to an end, or nobody is left who could do it.
