@@ -89,6 +89,24 @@ async fn a_session_that_lost_its_connection_is_bound_to_the_next_one() {
     guard.release().await.expect("it was held");
 }
 
+/// It has to be bound to the next connection, which is done by a renewal. That is not one of its lease.
+#[tokio::test]
+async fn timed_a_hold_that_is_not_renewed_does_not_live_longer_for_a_lost_connection() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let (lease, grace) = (Duration::from_secs(3), Duration::from_secs(1));
+    let watch = Stopwatch::start();
+    let guard = client.lock("k").lease(lease).session_grace(grace).acquire().await.expect("a free lock");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    kill_connections(&server);
+    eventually(|| server.client().holder("k").is_some_and(|holder| holder.session == 1)).await;
+    assert!(guard.is_held(), "it is bound to another connection");
+    guard.lost().await;
+    watch.assert_took_ms(2200..3000, "what the holder believes");
+    eventually(|| server.client().holder("k").is_none()).await;
+    watch.assert_took_ms(2900..3600, "the lease");
+}
+
 #[tokio::test]
 async fn a_session_without_grace_ends_with_its_connection() {
     let server = Server::start();
