@@ -46,6 +46,8 @@ pub struct Detached {
     pub owner: Vec<u8>,
     /// Its fencing token.
     pub token: u64,
+    /// How long it outlives the connection of who kept it last, if it has a [`session_grace`](crate::Lock::session_grace).
+    pub session_grace: Option<Duration>,
 }
 
 impl<K: Kind> Guard<K> {
@@ -93,7 +95,8 @@ impl<K: Kind> Guard<K> {
 
     /// Renews once more and leaves the hold alone: it is neither renewed nor released from here on. Whoever gets to know what this returns can
     /// take it over with [`Lock::attach`](crate::Lock::attach) before its lease ends. A hold with a
-    /// [`session_grace`](crate::Lock::session_grace) still ends with this process.
+    /// [`session_grace`](crate::Lock::session_grace) stays bound to the connection of this client: when that closes, it has to be taken over before
+    /// the grace is over.
     ///
     /// # Cancel safety
     ///
@@ -104,7 +107,8 @@ impl<K: Kind> Guard<K> {
     /// As [`renew`](Self::renew). On any error the lock is released.
     pub async fn detach(self) -> Result<Detached, Error> {
         self.renew().await?;
-        let detached = Detached { owner: self.owner().to_vec(), token: self.token() };
+        let session_grace = self.held.hold.request.gate.session_grace;
+        let detached = Detached { owner: self.owner().to_vec(), token: self.token(), session_grace };
         self.held.leave();
         Ok(detached)
     }

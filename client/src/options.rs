@@ -90,6 +90,9 @@ macro_rules! option_methods {
         ///
         /// The hold is bound anew every third of this time, so that the guard knows of a loss before the server acts on
         /// it, and a server that takes the lock over hears of the connection in time. With 0 it cannot know before.
+        ///
+        /// All that one [`owner`](Self::owner) holds of a lock at a time ends together, so its guards of one client have one grace, or none: that of the
+        /// first of them. Another one that a later handle names counts when all of these have ended.
         #[must_use]
         pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
             self.options.session_grace = Some(grace);

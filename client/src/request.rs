@@ -31,7 +31,6 @@ pub(crate) struct Request {
     pub(crate) client: Arc<Shared>,
     pub(crate) subject: Subject,
     pub(crate) lease: Duration,
-    pub(crate) session_grace: Option<Duration>,
     pub(crate) gate: Arc<Gate>,
     /// What is promised to whoever is granted it.
     pub(crate) keeping: Keeping,
@@ -86,8 +85,8 @@ impl Request {
     }
 
     pub(crate) fn acquire_command(&self, ask: Ask<'_>, request_id: u64) -> Cmd {
-        let Self { lease, session_grace, .. } = *self;
-        self.subject.acquire(Acquire { lease, session_grace, ask, request_id })
+        let session_grace = self.gate.session_grace;
+        self.subject.acquire(Acquire { lease: self.lease, session_grace, ask, request_id })
     }
 
     /// Sends a command of this request over the shared connection until it is answered.
@@ -267,7 +266,7 @@ impl Request {
 
     /// Whether so little time has passed since the request was sent that all terms of the hold may as well count from then.
     pub(crate) fn is_fresh(&self, grant: &Grant) -> bool {
-        let grace = self.session_grace.filter(|grace| !grace.is_zero()).unwrap_or(self.lease);
+        let grace = self.gate.session_grace.filter(|grace| !grace.is_zero()).unwrap_or(self.lease);
         let passed = grant.counts_from.until(Moment::now());
         self.keeping.max_hold.is_none() && passed < self.lease.min(grace) / FRESH_PART
     }

@@ -137,8 +137,7 @@ impl Drain {
             client,
             subject,
             lease: self.options.lease(),
-            session_grace: None,
-            gate: Arc::<Gate>::default(),
+            gate: Gate::new(None),
             keeping: Keeping { renews: self.options.renews(), max_hold: self.options.max_hold, replicas: None },
         };
         // So that it is never dropped between taking and knowing what was taken.

@@ -44,7 +44,7 @@ impl Held {
         let terms = Terms {
             lease: request.lease,
             renewal_after: renewal_after(request.lease, rand::random()),
-            session_grace: request.session_grace,
+            session_grace: request.gate.session_grace,
             renews: request.keeping.renews,
             ends_at: request.keeping.max_hold.map(|most| counts_from.after(most)),
         };
