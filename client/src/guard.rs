@@ -144,7 +144,8 @@ impl<K: Kind> Guard<K> {
         self.held.hold.renew_by_hand(Some(lease)).await
     }
 
-    /// Releases, and waits for the server to say so.
+    /// Releases, and waits for the server to say so. If another request of a named owner for this lock is under way, be it a wait, this one comes after
+    /// it: see [`Lock::owner`](crate::Lock::owner).
     ///
     /// # Cancel safety
     ///

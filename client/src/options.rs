@@ -106,7 +106,9 @@ macro_rules! option_methods {
         /// name: give all that one thread of control holds the same owner, and it is told instead of waiting for ever.
         ///
         /// An owner stands for one thread of control. It has one request at a time for a lock: a second one waits
-        /// for the first to be answered.
+        /// for the first to be answered, and that may be the end of a wait. So while one task waits in the name of an owner, what
+        /// another one releases or drops in that name is released only when the wait has ended: an owner that waits for
+        /// more permits does not give back those that it has. Tasks that go on beside each other take different owners.
         #[must_use]
         pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
             self.options.owner = Some(owner.as_ref().into());

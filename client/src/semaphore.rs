@@ -17,6 +17,9 @@ use crate::shared::Gate;
 use crate::wire::{self, Family, Subject};
 
 /// A number of permits under one key. It stays when nobody holds any: make it once with [`init`](Self::init).
+///
+/// Whoever takes permits in the name of an [`owner`](Lock::owner) has one request at a time: while it waits for more, it can give none back. Tasks
+/// that share one name can wait for each other for ever. Without a name each acquisition has an owner of its own.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     client: Client,
