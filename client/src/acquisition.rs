@@ -32,14 +32,16 @@ impl Acquisition {
         }
         let client = client.clone();
         let (owner, gate) = match &options.owner {
-            Some(owner) => (owner.clone(), client.gate_of((family, keys.clone(), owner.clone()))),
-            None => (unique_owner().into(), Arc::<Gate>::default()),
+            Some(owner) => {
+                let gate = client.gate_of((family, keys.clone(), owner.clone()), options.session_grace);
+                (owner.clone(), gate)
+            }
+            None => (unique_owner().into(), Gate::new(options.session_grace)),
         };
         let request = Request {
             client,
             subject: Subject { family, keys, owner, permits },
             lease: options.lease(),
-            session_grace: options.session_grace,
             gate,
             keeping: Keeping { renews: options.renews(), max_hold: options.max_hold, replicas: options.replicas },
         };
@@ -52,13 +54,17 @@ impl Acquisition {
         let subject = Subject { family, ..first.subject.clone() };
         let gate = match first.subject.family == family {
             true => first.gate.clone(),
-            false => first.client.gate_of((family, subject.keys.clone(), subject.owner.clone())),
+            false => {
+                // From there it may be looked for by the way back.
+                first.share_gate();
+                let key = (family, subject.keys.clone(), subject.owner.clone());
+                first.client.gate_of(key, first.gate.session_grace)
+            }
         };
         let request = Request {
             client: first.client.clone(),
             subject,
             lease: first.lease,
-            session_grace: first.session_grace,
             gate,
             keeping: Keeping { max_hold: hold.rest(), ..first.keeping },
         };

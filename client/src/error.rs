@@ -73,7 +73,7 @@ pub enum Error {
         #[source]
         cause: redis::RedisError,
     },
-    /// Another request in the name of the same owner, from another client, has taken the place of this one. An owner stands for one
+    /// Another request in the name of the same owner, from another client or for another set of keys, has come in between. An owner stands for one
     /// thread of control: use [`Lock::owner`](crate::Lock::owner) with different names for different ones.
     #[error("another request of the same owner has taken the place of this one")]
     Superseded,

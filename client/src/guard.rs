@@ -46,6 +46,8 @@ pub struct Detached {
     pub owner: Vec<u8>,
     /// Its fencing token.
     pub token: u64,
+    /// How long it outlives the connection of who kept it last, if it has a [`session_grace`](crate::Lock::session_grace).
+    pub session_grace: Option<Duration>,
 }
 
 impl<K: Kind> Guard<K> {
@@ -60,7 +62,9 @@ impl<K: Kind> Guard<K> {
 
     /// The owner in whose name this is held, for a second handle by [`Lock::owner`](crate::Lock::owner).
     pub fn owner(&self) -> &[u8] {
-        &self.held.hold.request.subject.owner
+        let request = &self.held.hold.request;
+        request.share_gate();
+        &request.subject.owner
     }
 
     /// Whether the hold can be relied upon at this moment. Reads the clock, and asks nobody.
@@ -91,7 +95,8 @@ impl<K: Kind> Guard<K> {
 
     /// Renews once more and leaves the hold alone: it is neither renewed nor released from here on. Whoever gets to know what this returns can
     /// take it over with [`Lock::attach`](crate::Lock::attach) before its lease ends. A hold with a
-    /// [`session_grace`](crate::Lock::session_grace) still ends with this process.
+    /// [`session_grace`](crate::Lock::session_grace) stays bound to the connection of this client: when that closes, it has to be taken over before
+    /// the grace is over.
     ///
     /// # Cancel safety
     ///
@@ -102,7 +107,8 @@ impl<K: Kind> Guard<K> {
     /// As [`renew`](Self::renew). On any error the lock is released.
     pub async fn detach(self) -> Result<Detached, Error> {
         self.renew().await?;
-        let detached = Detached { owner: self.owner().to_vec(), token: self.token() };
+        let session_grace = self.held.hold.request.gate.session_grace;
+        let detached = Detached { owner: self.owner().to_vec(), token: self.token(), session_grace };
         self.held.leave();
         Ok(detached)
     }
@@ -138,7 +144,8 @@ impl<K: Kind> Guard<K> {
         self.held.hold.renew_by_hand(Some(lease)).await
     }
 
-    /// Releases, and waits for the server to say so.
+    /// Releases, and waits for the server to say so. If another request of a named owner for this lock is under way, be it a wait, this one comes after
+    /// it: see [`Lock::owner`](crate::Lock::owner).
     ///
     /// # Cancel safety
     ///
@@ -147,7 +154,8 @@ impl<K: Kind> Guard<K> {
     /// # Errors
     ///
     /// [`Error::NotHeld`] if the hold was gone already: somebody else may have held meanwhile. [`Error::Connection`] if no server
-    /// could be told; then the lease ends it.
+    /// could be told; then the lease ends it. [`Error::Superseded`] if the request was sent again and another one in the name of this owner came in
+    /// between, so that nobody can tell whether it was done; if not, the lease ends it.
     ///
     /// When the connection was lost and the request was sent again, a hold that is gone within its lease counts as released, by the first
     /// copy: nobody can tell that from an operator who took it away in that moment.

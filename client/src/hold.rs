@@ -3,7 +3,7 @@
 mod held;
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::clock::Moment;
 use crate::keeper::{Kept, Place, Question};
 use crate::link::Link;
 use crate::news::News;
-use crate::request::Request;
+use crate::request::{Numbered, Request};
 use crate::servers::Line;
 use crate::signal::Signal;
 use crate::timer::{sleep_until, within};
@@ -45,8 +45,6 @@ enum Renewal {
 pub(crate) struct Hold {
     pub(crate) request: Arc<Request>,
     pub(crate) tokens: Vec<u64>,
-    /// The id of the request that was granted.
-    request_id: u64,
     terms: Terms,
     state: Mutex<State>,
     /// Set when the hold can no longer be relied upon, for whatever reason.
@@ -57,8 +55,8 @@ pub(crate) struct Hold {
     ended: Signal,
     /// How many permits it has, or 1.
     permits: AtomicU32,
-    /// The id of its release, once that has begun.
-    release_id: AtomicU64,
+    /// Its release, once that has begun.
+    release: Numbered,
     /// Held while a renewal is under way; true once the hold is being released. So no renewal follows a release.
     is_ending: tokio::sync::Mutex<bool>,
     place: Place,
@@ -242,7 +240,7 @@ impl Hold {
     /// Waits for replicas to have it, if that is asked for.
     pub(crate) async fn replicate(&self) -> Result<(), Error> {
         let Some((wanted, patience)) = self.request.keeping.replicas else { return Ok(()) };
-        let acknowledged = self.request.replicate(self.request_id, wanted, patience).await?;
+        let acknowledged = self.request.replicate(&self.tokens, wanted, patience).await?;
         if acknowledged >= wanted { Ok(()) } else { Err(Error::Replicas { wanted, acknowledged }) }
     }
 

@@ -144,13 +144,16 @@ impl<K: Kind> Lock<K> {
     }
 
     /// Takes over a hold that another guard has [left](Guard::detach), perhaps in another process: renews it on the terms of this handle, and
-    /// keeps it from now on. For permits, the handle says how many there are.
+    /// keeps it from now on. It keeps its own session grace, whatever this handle says, and is bound to the connection of this client. For permits, the handle
+    /// says how many there are.
     ///
     /// # Errors
     ///
     /// [`Error::NotHeld`] if the hold with this token is gone; else as [`try_acquire`](Self::try_acquire).
     pub async fn attach(&self, hold: &Detached) -> Result<Guard<K>, Error> {
-        let options = Options { owner: Some(hold.owner.as_slice().into()), ..self.options.clone() };
+        // No renewal gives a hold another session.
+        let (owner, session_grace) = (Some(hold.owner.as_slice().into()), hold.session_grace);
+        let options = Options { owner, session_grace, ..self.options.clone() };
         let acquisition = Acquisition::new(&self.client.shared, K::FAMILY, self.keys.clone(), self.permits, &options)?;
         acquisition.take_over(vec![hold.token]).await.map(Guard::new)
     }

@@ -10,7 +10,7 @@ use crate::identity::check_owner;
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 /// The longest lease and session grace that the module takes.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// What a user may say about an acquisition.
 #[derive(Clone, Debug, Default)]
@@ -90,6 +90,9 @@ macro_rules! option_methods {
         ///
         /// The hold is bound anew every third of this time, so that the guard knows of a loss before the server acts on
         /// it, and a server that takes the lock over hears of the connection in time. With 0 it cannot know before.
+        ///
+        /// All that one [`owner`](Self::owner) holds of a lock at a time ends together, so its guards of one client have one grace, or none: that of the
+        /// first of them. Another one that a later handle names counts when all of these have ended.
         #[must_use]
         pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
             self.options.session_grace = Some(grace);
@@ -103,7 +106,9 @@ macro_rules! option_methods {
         /// name: give all that one thread of control holds the same owner, and it is told instead of waiting for ever.
         ///
         /// An owner stands for one thread of control. It has one request at a time for a lock: a second one waits
-        /// for the first to be answered.
+        /// for the first to be answered, and that may be the end of a wait. So while one task waits in the name of an owner, what
+        /// another one releases or drops in that name is released only when the wait has ended: an owner that waits for
+        /// more permits does not give back those that it has. Tasks that go on beside each other take different owners.
         #[must_use]
         pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
             self.options.owner = Some(owner.as_ref().into());

@@ -15,9 +15,10 @@ use crate::Error;
 use crate::call::{Answered, Prepare};
 use crate::clock::Moment;
 use crate::link::Link;
+use crate::options::LONGEST;
 use crate::servers::Line;
 use crate::shared::{Gate, Shared};
-use crate::wire::{self, Acquire, Ask, Subject};
+use crate::wire::{self, Acquire, Ask, Family, Subject};
 
 /// How long taking back is tried before it is left to the end of the lease.
 const LONGEST_TAKING_BACK: Duration = Duration::from_secs(60);
@@ -30,7 +31,6 @@ pub(crate) struct Request {
     pub(crate) client: Arc<Shared>,
     pub(crate) subject: Subject,
     pub(crate) lease: Duration,
-    pub(crate) session_grace: Option<Duration>,
     pub(crate) gate: Arc<Gate>,
     /// What is promised to whoever is granted it.
     pub(crate) keeping: Keeping,
@@ -56,8 +56,21 @@ pub(crate) struct Grant {
     pub(crate) lease: Duration,
     /// The connection that the hold is bound to.
     pub(crate) link: Arc<Link>,
-    /// The id of the request that was granted.
-    pub(crate) request_id: u64,
+}
+
+/// The id of a release, and whether a server may have got a copy of it with that id, over all the times it was sent.
+#[derive(Default)]
+pub(crate) struct Numbered {
+    id: AtomicU64,
+    is_sent: AtomicBool,
+}
+
+impl Numbered {
+    /// From now on it is another request.
+    pub(crate) fn renumber(&self, id: u64) {
+        self.id.store(id, Ordering::Relaxed);
+        self.is_sent.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Request {
@@ -65,9 +78,15 @@ impl Request {
         self.client.slot_of(&self.subject.keys)
     }
 
+    /// Lets other handles of this owner find the gate. Before they get to know its name: their requests would pass this one's otherwise.
+    pub(crate) fn share_gate(&self) {
+        let Subject { family, keys, owner, .. } = &self.subject;
+        self.client.let_be_found((*family, keys.clone(), owner.clone()), &self.gate);
+    }
+
     pub(crate) fn acquire_command(&self, ask: Ask<'_>, request_id: u64) -> Cmd {
-        let Self { lease, session_grace, .. } = *self;
-        self.subject.acquire(Acquire { lease, session_grace, ask, request_id })
+        let session_grace = self.gate.session_grace;
+        self.subject.acquire(Acquire { lease: self.lease, session_grace, ask, request_id })
     }
 
     /// Sends a command of this request over the shared connection until it is answered.
@@ -116,7 +135,7 @@ impl Request {
         let request_id = unsure.request_id;
         let answered = self.ask(&self.acquire_command(Ask::Once, request_id), &unsure, give_up).await?;
         unsure.settled();
-        self.grant_in(answered, request_id)
+        self.grant_in(answered)
     }
 
     /// Sends an ACQUIRE until it is answered.
@@ -131,49 +150,86 @@ impl Request {
     }
 
     /// What an answer to ACQUIRE says.
-    fn grant_in(&self, answered: Answered, request_id: u64) -> Result<Option<Grant>, Error> {
+    fn grant_in(&self, answered: Answered) -> Result<Option<Grant>, Error> {
         let Answered { said, first_sent, link, .. } = answered;
         let value = said.map_err(|error| Error::from_answer(&error))?;
-        let granted = |tokens| Grant { tokens, counts_from: first_sent, lease: self.lease, link, request_id };
+        let granted = |tokens| Grant { tokens, counts_from: first_sent, lease: self.lease, link };
         Ok(wire::tokens(&value)?.map(granted))
     }
 
     /// Gives back permits of one hold, or all of it: of the one with these tokens, and no other of the same owner. Done is also what an earlier copy did, if nothing else
-    /// can have ended the hold: its lease ran until `ends`. `request_id` is the same in each copy of the request.
+    /// can have ended the hold: its lease ran until `ends`. `numbered` is the same in each copy of the request.
     ///
-    /// Cancel safety: when dropped it may have been executed; sending it again with the same id does no harm.
+    /// Cancel safety: when dropped it may have been executed; sending it again with the same `numbered` does no harm.
     pub(crate) async fn release(
         &self,
         tokens: &[u64],
         permits: u32,
-        request_id: &AtomicU64,
+        numbered: &Numbered,
         ends: Moment,
         give_up: Moment,
     ) -> Result<(), Error> {
-        let mut is_repeated = false;
+        let patience = self.client.settings.response_timeout;
+        let mut is_renumbered = false;
         loop {
-            let command = self.subject.release(tokens, permits, request_id.load(Ordering::Relaxed));
-            let answered = self.call(&command, give_up).await?;
+            let command = self.subject.release(tokens, permits, numbered.id.load(Ordering::Relaxed));
+            let was_sent = numbered.is_sent.load(Ordering::Relaxed);
+            let calling = self.client.servers.call_noting(self.slot(), &command, patience, give_up, &numbered.is_sent);
+            let answered = calling.await?;
+            let is_copy = was_sent || answered.is_resent;
             match answered.said.map_err(|error| Error::of_hold(&error)) {
                 Ok(_) => return Ok(()),
-                // The hold that the first copy ended is not remembered.
-                Err(Error::NotHeld) if answered.is_resent && Moment::now() < ends => return Ok(()),
+                Err(Error::NotHeld) => {
+                    // The hold that the first copy ended is not remembered.
+                    let may_be_done = is_copy && Moment::now() < ends;
+                    let is_one_of_many = self.subject.family == Family::Many;
+                    let were_left = is_one_of_many && Box::pin(self.release_singly(tokens, numbered, give_up)).await;
+                    return if may_be_done && !were_left { Ok(()) } else { Err(Error::NotHeld) };
+                }
+                // An earlier copy may have been executed, before a later request of this owner that came another way. A release with a new
+                // id would be a second one then, and free the lock under whoever holds the other count. The lease ends what is left.
+                Err(Error::Server { code, .. }) if code == "STALE" && is_copy => return Err(Error::Superseded),
                 // No copy was executed: the only one was refused.
                 Err(Error::Server { code, message })
-                    if code == "STALE" && !answered.is_resent && !is_repeated && self.raise_ids(&message) =>
+                    if code == "STALE" && !is_renumbered && self.raise_ids(&message) =>
                 {
-                    is_repeated = true;
-                    request_id.store(self.gate.next_id(), Ordering::Relaxed);
+                    is_renumbered = true;
+                    numbered.renumber(self.gate.next_id());
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
+    /// Releases each of several keys for itself: one of them is not held any more, and then the server releases none. Returns whether another one
+    /// may have been held.
+    ///
+    /// The requests have the verb and the id of the one for all keys, which was not executed. So whichever of them is sent next, it is done once for each.
+    async fn release_singly(&self, tokens: &[u64], numbered: &Numbered, give_up: Moment) -> bool {
+        let mut were_held = false;
+        for (key, token) in self.subject.keys.iter().zip(tokens) {
+            let subject = Subject { keys: Arc::from([key.clone()]), ..self.subject.clone() };
+            let command = subject.release(&[*token], 1, numbered.id.load(Ordering::Relaxed));
+            let outcome = self.call(&command, give_up).await.and_then(|Answered { said, is_resent, .. }| {
+                were_held |= said.is_ok() || is_resent;
+                said.map_err(|error| Error::of_hold(&error))
+            });
+            match outcome {
+                Ok(_) | Err(Error::NotHeld) => {}
+                Err(error) => {
+                    let key = String::from_utf8_lossy(key);
+                    tracing::warn!(%key, %error, "one of several locks was not released; its lease ends it");
+                }
+            }
+        }
+        were_held
+    }
+
     /// Gives back what nobody wants.
     async fn give_back(&self, tokens: &[u64], give_up: Moment) {
-        let request_id = AtomicU64::new(self.gate.next_id());
-        match self.release(tokens, self.subject.permits, &request_id, Moment::NEVER, give_up).await {
+        let numbered = Numbered::default();
+        numbered.renumber(self.gate.next_id());
+        match self.release(tokens, self.subject.permits, &numbered, Moment::NEVER, give_up).await {
             // Not held is what it should be.
             Ok(()) | Err(Error::NotHeld) => {}
             Err(error) => tracing::warn!(%error, "a grant that nobody wants could not be released; its lease ends it"),
@@ -205,19 +261,19 @@ impl Request {
             }
         }
         let answered = self.call(&self.acquire_command(Ask::Once, request_id), give_up).await?;
-        Ok(self.grant_in(answered, request_id)?.map(|grant| grant.tokens))
+        Ok(self.grant_in(answered)?.map(|grant| grant.tokens))
     }
 
     /// Whether so little time has passed since the request was sent that all terms of the hold may as well count from then.
     pub(crate) fn is_fresh(&self, grant: &Grant) -> bool {
-        let grace = self.session_grace.filter(|grace| !grace.is_zero()).unwrap_or(self.lease);
+        let grace = self.gate.session_grace.filter(|grace| !grace.is_zero()).unwrap_or(self.lease);
         let passed = grant.counts_from.until(Moment::now());
         self.keeping.max_hold.is_none() && passed < self.lease.min(grace) / FRESH_PART
     }
 
     /// Renews what was granted after a wait: that tells from when the lease counts.
     pub(crate) async fn confirm(&self, grant: &mut Grant, give_up: Moment) -> Result<(), Error> {
-        *grant = Grant { request_id: grant.request_id, ..self.take_over(grant.tokens.clone(), give_up).await? };
+        *grant = self.take_over(grant.tokens.clone(), give_up).await?;
         Ok(())
     }
 
@@ -226,15 +282,19 @@ impl Request {
         let answered = self.call(&self.subject.renew(&tokens, self.lease), give_up).await?;
         let lease = wire::milliseconds(&answered.said.map_err(|error| Error::of_hold(&error))?)?;
         let (counts_from, link) = (answered.sent, answered.link);
-        Ok(Grant { tokens, counts_from, lease, link, request_id: self.gate.next_id() })
+        Ok(Grant { tokens, counts_from, lease, link })
     }
 
-    /// Repeats the request, which propagates the hold once more, and waits for replicas behind it. Returns how many have it.
-    pub(crate) async fn replicate(&self, request_id: u64, wanted: u32, patience: Duration) -> Result<u32, Error> {
+    /// Renews the hold, which propagates it once more, and waits for replicas behind that. Returns how many have it.
+    ///
+    /// It may be executed much later, behind the WAIT of others. If the hold has been released by then, a renewal begins no other one, as the
+    /// request of the hold would.
+    pub(crate) async fn replicate(&self, tokens: &[u64], wanted: u32, patience: Duration) -> Result<u32, Error> {
         let mut commands = redis::pipe();
         // 0 would be for ever.
         let wait_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1);
-        commands.add_command(self.acquire_command(Ask::Once, request_id)).cmd("WAIT").arg(wanted).arg(wait_ms);
+        let renewal = self.subject.renew(tokens, unlike(self.lease));
+        commands.add_command(renewal).cmd("WAIT").arg(wanted).arg(wait_ms);
         let patience = patience.saturating_add(self.client.settings.response_timeout);
         let started = Moment::now();
         let outcome = async {
@@ -246,14 +306,19 @@ impl Request {
         let mut answers = answers.into_iter();
         let mut next = || {
             let answer = answers.next().unwrap_or(redis::Value::Nil);
-            answer.extract_error().map_err(|error| Error::from_answer(&error))
+            answer.extract_error().map_err(|error| Error::of_hold(&error))
         };
-        if wire::tokens(&next()?)?.is_none() {
-            return Err(Error::NotHeld);
-        }
+        wire::milliseconds(&next()?)?;
         let acknowledged = wire::number(&next()?)?;
         Ok(u32::try_from(acknowledged).unwrap_or(0))
     }
+}
+
+/// A lease that differs from another one by as little as the wire tells: a renewal that changed nothing would not be propagated, and a WAIT behind
+/// it would prove nothing.
+fn unlike(lease: Duration) -> Duration {
+    let least = Duration::from_millis(1);
+    if lease + least <= LONGEST { lease + least } else { lease - least }
 }
 
 /// A request that may have been sent and whose outcome is not known. Dropping it takes the request back in the background.
@@ -294,5 +359,21 @@ impl Drop for Unsure<'_> {
             request.take_back(request_id, may_wait).await;
             drop(gate);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_takes_an_unlike_lease_for_another_one() {
+        let sent = |lease: Duration| lease.as_micros().div_ceil(1000);
+        let [half, least] = [500, 1000].map(Duration::from_micros);
+        for lease in [least, least + half, LONGEST - least, LONGEST - half, LONGEST] {
+            let other = unlike(lease);
+            assert_ne!(sent(other), sent(lease));
+            assert!((least..=LONGEST).contains(&other));
+        }
     }
 }

@@ -17,6 +17,9 @@ use crate::shared::Gate;
 use crate::wire::{self, Family, Subject};
 
 /// A number of permits under one key. It stays when nobody holds any: make it once with [`init`](Self::init).
+///
+/// Whoever takes permits in the name of an [`owner`](Lock::owner) has one request at a time: while it waits for more, it can give none back. Tasks
+/// that share one name can wait for each other for ever. Without a name each acquisition has an owner of its own.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     client: Client,
@@ -137,8 +140,7 @@ impl Drain {
             client,
             subject,
             lease: self.options.lease(),
-            session_grace: None,
-            gate: Arc::<Gate>::default(),
+            gate: Gate::new(None),
             keeping: Keeping { renews: self.options.renews(), max_hold: self.options.max_hold, replicas: None },
         };
         // So that it is never dropped between taking and knowing what was taken.
@@ -165,7 +167,12 @@ impl Guard<Permits> {
     pub async fn release_some(&self, permits: u32) -> Result<(), Error> {
         let hold = self.held.hold.clone();
         let home = hold.request.client.home.clone();
-        home.run_to_the_end(async move { hold.release_some(permits).await }).await
+        let releasing = home.run_to_the_end(async move { hold.release_some(permits).await });
+        tokio::select! {
+            biased;
+            outcome = releasing => outcome,
+            () = self.lost() => Err(Error::NotHeld),
+        }
     }
 }
 
@@ -189,6 +196,6 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     };
     request.subject.permits = permits;
     let lease = request.lease;
-    let grant = Grant { tokens: vec![token], counts_from, lease, link, request_id: request.gate.next_id() };
+    let grant = Grant { tokens: vec![token], counts_from, lease, link };
     Held::new(Arc::new(request), grant).map(Some)
 }

@@ -1,7 +1,7 @@
 //! What all handles and guards of a client share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -36,14 +36,23 @@ pub(crate) struct Shared {
 /// An owner has one numbered request at a time for each of these.
 type GateKey = (Family, Arc<[Vec<u8>]>, Arc<[u8]>);
 
-/// Where the requests of an owner pass one at a time, with ids that rise.
+/// Where the requests of an owner pass one at a time, with ids that rise, and with the same session grace.
 #[derive(Default)]
 pub(crate) struct Gate {
+    /// How long its hold outlives the connection. At the server a hold has one session, whichever of its counts named it last: what another handle
+    /// named would end the hold under guards that do not know of it. So the first one counts.
+    pub(crate) session_grace: Option<Duration>,
     turn: Arc<tokio::sync::Mutex<()>>,
     last_id: AtomicU64,
+    /// Whether other handles of its owner find it. Nobody else knows a unique owner, so its gate need not be found before its name is told.
+    can_be_found: AtomicBool,
 }
 
 impl Gate {
+    pub(crate) fn new(session_grace: Option<Duration>) -> Arc<Self> {
+        Arc::new(Self { session_grace, ..Self::default() })
+    }
+
     /// Waits for the turn of a request.
     pub(crate) async fn pass(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
@@ -81,8 +90,19 @@ impl Shared {
         self.servers.is_cluster().then(|| slot_of(keys.first().map_or(&[], Vec::as_slice)))
     }
 
-    /// The gate of an owner that several handles may use.
-    pub(crate) fn gate_of(&self, key: GateKey) -> Arc<Gate> {
+    /// The gate of an owner that several handles may use. If there is none, it is one with this session grace.
+    pub(crate) fn gate_of(&self, key: GateKey, session_grace: Option<Duration>) -> Arc<Gate> {
+        self.found_or(key, || Gate::new(session_grace))
+    }
+
+    /// Lets other handles of an owner find its gate.
+    pub(crate) fn let_be_found(&self, key: GateKey, gate: &Arc<Gate>) {
+        if !gate.can_be_found.load(Ordering::Relaxed) {
+            self.found_or(key, || gate.clone());
+        }
+    }
+
+    fn found_or(&self, key: GateKey, new: impl FnOnce() -> Arc<Gate>) -> Arc<Gate> {
         let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gate) = gates.get(&key).and_then(Weak::upgrade) {
             return gate;
@@ -91,7 +111,8 @@ impl Shared {
         if gates.len() == gates.capacity() {
             gates.retain(|_, gate| gate.strong_count() > 0);
         }
-        let gate = Arc::<Gate>::default();
+        let gate = new();
+        gate.can_be_found.store(true, Ordering::Relaxed);
         gates.insert(key, Arc::downgrade(&gate));
         gate
     }

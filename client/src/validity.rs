@@ -174,9 +174,10 @@ impl Validity {
             return Step::Lose;
         }
         let mut wake = ends;
-        if terms.session_grace.is_some() && is_closed {
+        if let Some(grace) = terms.session_grace.filter(|_| is_closed) {
             if now >= self.not_before {
-                return Step::Renew;
+                // A hold that is not renewed does not live longer for having lost its connection.
+                return if terms.renews { Step::Renew } else { self.bind(grace, now) };
             }
             wake = wake.min(self.not_before);
         }
@@ -190,11 +191,16 @@ impl Validity {
         if let Some(grace) = terms.session_grace.filter(|grace| !grace.is_zero() && !is_closed) {
             let due = together(self.bound_at.after(grace / RENEWALS_PER_LEASE), grace).max(self.not_before);
             if now >= due {
-                return Step::Bind(grace.min(now.until(self.lease_ends)));
+                return self.bind(grace, now);
             }
             wake = wake.min(due);
         }
         Step::Sleep(wake)
+    }
+
+    /// No longer than its lease, which this does not prolong.
+    fn bind(&self, grace: Duration, now: Moment) -> Step {
+        Step::Bind(grace.min(now.until(self.lease_ends)))
     }
 
     /// A hold that has to end anyway is not renewed beyond that.
@@ -306,10 +312,12 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_connection_is_replaced_at_once_also_without_renewal() {
-        let terms = Terms { session_grace: Some(Duration::from_millis(300)), renews: false, ..terms() };
+    fn a_closed_connection_is_replaced_at_once_and_without_renewal_prolongs_nothing() {
+        let grace = Duration::from_millis(300);
+        let terms = Terms { session_grace: Some(grace), renews: false, ..terms() };
         let mut validity = Validity::given(at(50), LEASE);
-        assert_eq!(validity.next_step(&terms, CLOSED, at(60)), Step::Renew);
+        assert_eq!(validity.next_step(&terms.renewing(), CLOSED, at(60)), Step::Renew);
+        assert_eq!(validity.next_step(&terms, CLOSED, at(60)), Step::Bind(grace));
         validity.renewal_failed(at(70));
         assert_eq!(validity.next_step(&terms, CLOSED, at(70)), Step::Sleep(at(170)));
         let no_grace = Terms { session_grace: Some(Duration::ZERO), ..terms };

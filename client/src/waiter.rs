@@ -96,10 +96,8 @@ async fn hear(
 ) -> Result<End, Error> {
     let Answered { said, first_sent, link, .. } = answered;
     let value = said.map_err(|error| Error::from_answer(&error))?;
-    let request_id = asking.request_id;
-    let granted = |tokens| {
-        End::Granted(Grant { tokens, counts_from: first_sent, lease: request.lease, link: link.clone(), request_id })
-    };
+    let granted =
+        |tokens| End::Granted(Grant { tokens, counts_from: first_sent, lease: request.lease, link: link.clone() });
     let letter = asking.letter.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(mut letter) = letter.filter(|_| value == NOT_YET) else {
         return match wire::tokens(&value)? {

@@ -192,6 +192,26 @@ async fn one_of_several_that_is_taken_away_loses_all() {
     eventually(|| server.client().call("DBSIZE") == 0).await;
 }
 
+#[tokio::test]
+async fn one_of_several_that_is_taken_away_does_not_keep_the_others() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let all = client.multi_lock(["a", "b", "c"]).owner("me").lease(Duration::from_secs(3600));
+    for is_dropped in [true, false] {
+        let outer = all.acquire().await.expect("free");
+        let inner = all.acquire().await.expect("a re-entry");
+        assert_eq!(server.client().call("RLOCK.FORCERELEASE b"), 1);
+        match is_dropped {
+            true => drop(inner),
+            false => assert!(matches!(inner.release().await, Err(Error::NotHeld))),
+        }
+        let holds = |key| server.client().holder(key).map(|holder| holder.holds);
+        eventually(|| ["a", "b", "c"].map(holds) == [Some(1), None, Some(1)]).await;
+        assert!(matches!(outer.release().await, Err(Error::NotHeld)));
+        assert_eq!(server.client().call("DBSIZE"), 0);
+    }
+}
+
 /// Everybody takes the places in the same order, in whichever order they were named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_in_several_places_are_taken_in_one_order() {
@@ -229,6 +249,26 @@ async fn a_grant_that_too_few_replicas_have_is_given_back() {
     let guard = client.lock("k").replicas(1, PATIENCE).acquire().await.expect("one replica has it");
     assert_ne!(replica.client().call("RLOCK.INFO k"), Reply::Nil);
     guard.release().await.expect("it was held");
+}
+
+/// The connection over which replicas are waited for is busy with another wait, and what is asked there is executed much later.
+#[tokio::test]
+async fn a_grant_that_is_dropped_before_replicas_are_asked_is_not_begun_anew() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let patience = Duration::from_secs(2);
+    let first = acquire(client.lock("a").replicas(1, patience));
+    eventually(|| server.client().call("INFO clients").text().contains("blocked_clients:1")).await;
+    let dropped = client.lock("b").replicas(1, patience);
+    let outcome = tokio::time::timeout(Duration::from_millis(300), dropped.acquire()).await;
+    assert!(outcome.is_err(), "it waits for replicas");
+    // What is asked after it over the same connection is answered after it.
+    let last = client.lock("c").replicas(1, Duration::from_millis(1)).acquire().await;
+    for outcome in [first.await.expect("no panic"), last] {
+        assert!(matches!(outcome, Err(Error::Replicas { wanted: 1, acknowledged: 0 })), "{outcome:?}");
+    }
+    client.close().await.expect("nothing is left to be done");
+    assert_eq!(server.client().call("DBSIZE"), 0);
 }
 
 /// A semaphore under many: its permits are never exceeded.

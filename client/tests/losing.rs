@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use rlock_client::Error;
 
+use crate::proxy::{Proxy, cuts_all};
 use crate::support::{Server, Stopwatch};
-use crate::{PATIENCE, connect, eventually, kill_connections};
+use crate::{PATIENCE, connect, eventually, is_granted, kill_connections};
 
 #[tokio::test]
 async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
@@ -89,6 +90,24 @@ async fn a_session_that_lost_its_connection_is_bound_to_the_next_one() {
     guard.release().await.expect("it was held");
 }
 
+/// It has to be bound to the next connection, which is done by a renewal. That is not one of its lease.
+#[tokio::test]
+async fn timed_a_hold_that_is_not_renewed_does_not_live_longer_for_a_lost_connection() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let (lease, grace) = (Duration::from_secs(3), Duration::from_secs(1));
+    let watch = Stopwatch::start();
+    let guard = client.lock("k").lease(lease).session_grace(grace).acquire().await.expect("a free lock");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    kill_connections(&server);
+    eventually(|| server.client().holder("k").is_some_and(|holder| holder.session == 1)).await;
+    assert!(guard.is_held(), "it is bound to another connection");
+    guard.lost().await;
+    watch.assert_took_ms(2200..3000, "what the holder believes");
+    eventually(|| server.client().holder("k").is_none()).await;
+    watch.assert_took_ms(2900..3600, "the lease");
+}
+
 #[tokio::test]
 async fn a_session_without_grace_ends_with_its_connection() {
     let server = Server::start();
@@ -98,6 +117,53 @@ async fn a_session_without_grace_ends_with_its_connection() {
     // The next renewal is ten seconds away.
     tokio::time::timeout(Duration::from_secs(7), guard.lost()).await.expect("it hears of it at once");
     assert!(server.client().holder("k").is_none());
+}
+
+const GRACE: Duration = Duration::from_millis(200);
+
+/// A hold has one session, also for those of its guards that have not asked for one: a handle that knows the owner, and one that takes over what
+/// another client has left.
+#[tokio::test]
+async fn no_guard_outlives_the_session_that_another_handle_has_named() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let (client, other) = (proxy.client().await, proxy.client().await);
+    let first = client.lock("a").session_grace(GRACE).acquire().await.expect("a free lock");
+    let second = client.lock("a").owner(first.owner()).acquire().await.expect("a re-entry");
+    let left = client.lock("b").session_grace(GRACE).acquire().await.expect("a free lock").detach().await;
+    let attached = other.lock("b").attach(&left.expect("it is held")).await.expect("it is held");
+    proxy.set(cuts_all);
+    kill_connections(&server);
+    for (key, guard) in [("a", &second), ("b", &attached)] {
+        eventually(|| is_granted(&server.client().call(format!("RLOCK.ACQUIRE {key} another")))).await;
+        assert!(!guard.is_held(), "{key}");
+    }
+    assert!(!first.is_held());
+}
+
+/// The guard that was there first relies on its lease alone.
+#[tokio::test]
+async fn a_session_that_a_later_handle_names_does_not_end_the_hold_of_an_earlier_guard() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let first = client.lock("k").owner("me").acquire().await.expect("a free lock");
+    let second = client.lock("k").owner("me").session_grace(GRACE).acquire().await.expect("a re-entry");
+    proxy.set(cuts_all);
+    kill_connections(&server);
+    tokio::time::sleep(GRACE * 3).await;
+    assert!(first.is_held() && second.is_held());
+    assert_eq!(server.client().holder("k").map(|holder| holder.holds), Some(2));
+    proxy.clear();
+    second.release().await.expect("it was held");
+    first.release().await.expect("it was held");
+    let third = client.lock("k").owner("me").session_grace(GRACE).acquire().await.expect("a free lock");
+    assert_eq!(
+        server.client().holder("k").map(|holder| holder.session),
+        Some(1),
+        "when the others have ended it counts"
+    );
+    third.release().await.expect("it was held");
 }
 
 /// The demoted master keeps its connections and answers. At the new one the session counts as closed.

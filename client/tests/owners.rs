@@ -122,6 +122,64 @@ async fn a_release_goes_on_above_the_ids_of_another_process() {
     }
 }
 
+/// Its request has arrived at the server, and nobody waits for the answer any more.
+async fn drop_unanswered(server: &Server, request: impl Future) {
+    server.client().call("CLIENT PAUSE 500 ALL");
+    let outcome = tokio::time::timeout(Duration::from_millis(100), request).await;
+    assert!(outcome.is_err(), "the server does not answer yet");
+}
+
+/// How many counts a holder has.
+fn holds(server: &Server, key: &str) -> Option<i64> {
+    server.client().holder(key).map(|holder| holder.holds)
+}
+
+/// The background sends it once more. Another handle of the owner may have asked for something since.
+#[tokio::test]
+async fn a_release_that_was_dropped_is_done_once_whichever_handle_its_owner_uses_next() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let first = client.lock("k").acquire().await.expect("a free lock");
+    let second = client.lock("k").owner(first.owner()).acquire().await.expect("a re-entry");
+    drop_unanswered(&server, first.release()).await;
+    let third = second.reenter().await.expect("a re-entry");
+    third.release().await.expect("it was held");
+
+    let first = client.rw_lock("rw").read().acquire().await.expect("a free lock");
+    let writer = first.upgrade().await.expect("the only reader");
+    let reader = writer.downgrade().await.expect("it was held");
+    drop_unanswered(&server, first.release()).await;
+    let third = reader.reenter().await.expect("a re-entry");
+    third.release().await.expect("it was held");
+
+    client.close().await.expect("nothing is left to be done");
+    assert!(second.is_held() && reader.is_held());
+    assert_eq!((holds(&server, "k"), holds(&server, "rw")), (Some(1), Some(1)));
+    second.release().await.expect("it was held");
+    reader.release().await.expect("it was held");
+    assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
+/// The requests for several keys and for one of them do not know of each other, and have ids of the same owner.
+#[tokio::test]
+async fn a_release_that_may_have_been_done_is_not_done_with_another_id() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let (all, one) = (client.multi_lock(["a", "b"]).owner("me"), client.lock("a").owner("me"));
+    let outer = all.acquire().await.expect("free");
+    let inner = all.acquire().await.expect("a re-entry");
+    let single = one.acquire().await.expect("a re-entry");
+    drop_unanswered(&server, inner.release()).await;
+    let again = single.reenter().await.expect("a re-entry");
+    client.close().await.expect("nothing is left to be done");
+    assert!(outer.is_held());
+    assert_eq!((holds(&server, "a"), holds(&server, "b")), (Some(3), Some(1)));
+    outer.release().await.expect("it was held");
+    single.release().await.expect("it was held");
+    again.release().await.expect("it was held");
+    assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
 /// An owner stands for one thread of control, so one of two that wait in its name has to go. It is told why.
 #[tokio::test]
 async fn two_clients_that_wait_in_one_name_do_not_both_wait() {

@@ -61,6 +61,27 @@ async fn giving_back_in_parts_is_done_once_whatever_happens() {
     assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(40));
 }
 
+/// Nobody waits for the first answer any more. The release of the rest comes behind it, and knows how many there are.
+#[tokio::test]
+async fn the_rest_is_released_after_a_part_that_was_dropped() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let semaphore = client.semaphore("s");
+    semaphore.init(3).await.expect("an answer");
+    for is_dropped in [false, true] {
+        let guard = semaphore.permits(3).acquire().await.expect("all are free");
+        server.client().call("CLIENT PAUSE 500 ALL");
+        let part = tokio::time::timeout(Duration::from_millis(100), guard.release_some(1)).await;
+        assert!(part.is_err(), "the server does not answer yet");
+        match is_dropped {
+            true => drop(guard),
+            false => guard.release().await.expect("two were held"),
+        }
+        let all = semaphore.permits(3).acquire_timeout(Duration::from_secs(5)).await.expect("all came back");
+        all.release().await.expect("it was held");
+    }
+}
+
 #[tokio::test]
 async fn draining_has_terms() {
     let server = Server::start();

@@ -101,6 +101,11 @@ impl Proxy {
     }
 }
 
+/// Cuts each connection at the first piece that comes over it.
+pub fn cuts_all(_: Direction, _: usize) -> Fate {
+    Fate::CutAfter(0)
+}
+
 /// How one direction of a connection ended.
 #[derive(PartialEq, Eq)]
 enum End {

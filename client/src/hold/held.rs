@@ -1,7 +1,7 @@
 //! Who is responsible for a hold, and its end: given back, given up, or dropped.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
@@ -10,8 +10,9 @@ use tokio::sync::OwnedMutexGuard;
 use super::{Hold, LISTENS_AFTER, State};
 use crate::Error;
 use crate::clock::Moment;
-use crate::request::{Grant, Request};
+use crate::request::{Grant, Numbered, Request};
 use crate::signal::Signal;
+use crate::timer::sleep_until;
 use crate::validity::{Terms, Validity, renewal_after};
 
 /// A hold that somebody is responsible for. Dropping it releases in the background.
@@ -39,11 +40,11 @@ impl Held {
     ///
     /// Errors: without a runtime nobody would renew it. Its lease ends it.
     pub(crate) fn new(request: Arc<Request>, grant: Grant) -> Result<Self, Error> {
-        let Grant { tokens, counts_from, lease, link, request_id } = grant;
+        let Grant { tokens, counts_from, lease, link } = grant;
         let terms = Terms {
             lease: request.lease,
             renewal_after: renewal_after(request.lease, rand::random()),
-            session_grace: request.session_grace,
+            session_grace: request.gate.session_grace,
             renews: request.keeping.renews,
             ends_at: request.keeping.max_hold.map(|most| counts_from.after(most)),
         };
@@ -51,12 +52,10 @@ impl Held {
         let state = Mutex::new(State { validity, link, asked: None, is_doubted: false, listening: None });
         let (lost, ended, is_ending) = (Signal::default(), Signal::default(), tokio::sync::Mutex::new(false));
         let (place, listens_from) = (request.client.keeper.place(), Moment::now().after(LISTENS_AFTER));
-        let release_id = AtomicU64::default();
         let permits = AtomicU32::new(request.subject.permits);
         let hold = Arc::new(Hold {
             request,
             tokens,
-            request_id,
             terms,
             state,
             lost,
@@ -64,7 +63,7 @@ impl Held {
             ended,
             is_ending,
             permits,
-            release_id,
+            release: Numbered::default(),
             place,
             listens_from,
         });
@@ -110,13 +109,13 @@ impl Hold {
     }
 
     fn choose_release_id(&self) {
-        self.release_id.store(self.request.gate.next_id(), Ordering::Relaxed);
+        self.release.renumber(self.request.gate.next_id());
     }
 
     async fn end(&self, relied_on_until: Moment, give_up: Moment) -> Result<(), Error> {
         *self.is_ending.lock().await = true;
         let permits = self.permits();
-        let outcome = self.request.release(&self.tokens, permits, &self.release_id, relied_on_until, give_up).await;
+        let outcome = self.request.release(&self.tokens, permits, &self.release, relied_on_until, give_up).await;
         self.ended.set();
         let (metrics, key) = (self.request.client.metrics(), self.request.subject.first_key());
         metrics.released(key, outcome.as_ref().err());
@@ -130,7 +129,7 @@ impl Hold {
 
     /// Gives back some of its permits, and keeps the others.
     ///
-    /// Cancel safety: it must not be dropped. Then nobody would know how many there are to be released.
+    /// Cancel safety: it must not be dropped. Then nobody would know how many there are to be released. It goes on also when the hold is lost.
     pub(crate) async fn release_some(self: Arc<Self>, permits: u32) -> Result<(), Error> {
         let _gate = self.request.gate.pass().await;
         if permits == 0 || permits >= self.permits() {
@@ -139,15 +138,27 @@ impl Hold {
                 "permits is {asked}, and may be 1 to less than the {has} that are held"
             )));
         }
-        let request_id = AtomicU64::new(self.request.gate.next_id());
-        // An earlier copy cannot have ended the hold, so one that is not held any more was lost.
-        let releasing = self.request.release(&self.tokens, permits, &request_id, Moment::now(), Moment::NEVER);
-        tokio::select! {
-            outcome = releasing => outcome?,
-            () = self.clone().lost() => return Err(Error::NotHeld),
+        let numbered = Numbered::default();
+        numbered.renumber(self.request.gate.next_id());
+        // Whoever releases the rest waits at the gate, so the outcome is known by then, or there is no hold any more.
+        loop {
+            let ends = self.ends();
+            // An earlier copy cannot have ended the hold, so one that is not held any more was lost.
+            match self.request.release(&self.tokens, permits, &numbered, Moment::now(), ends).await {
+                Err(Error::Connection { .. }) => {
+                    sleep_until(ends).await;
+                    // It may have been renewed meanwhile.
+                    if Moment::now() >= self.ends() {
+                        return Err(Error::NotHeld);
+                    }
+                }
+                outcome => {
+                    outcome?;
+                    self.permits.fetch_sub(permits, Ordering::Relaxed);
+                    return Ok(());
+                }
+            }
         }
-        self.permits.fetch_sub(permits, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Resolves when a release has come to an end, or nobody is left who could do it.
