@@ -121,7 +121,8 @@ impl Builder {
         self
     }
 
-    /// How long a request is sent again while no server answers it: through a restart or a failover. Default: 30 s.
+    /// How long a request is sent again while no server answers it: through a restart or a failover. For so long, and for half a second at
+    /// least, it waits for a connection. Default: 30 s.
     #[must_use]
     pub fn retry_for(mut self, span: Duration) -> Self {
         self.settings.retry_for = span;
