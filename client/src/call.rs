@@ -90,6 +90,8 @@ fn judge(error: &RedisError, link: &Link) -> Verdict {
             Some("BUSY" | "MISCONF" | "NOREPLICAS") => Verdict::Later,
             _ => Verdict::Final,
         },
+        // It was refused here, and not sent. Others use the connection.
+        ErrorKind::Client => Verdict::Final,
         _ => Verdict::Reconnect,
     }
 }

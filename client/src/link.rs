@@ -164,9 +164,12 @@ impl Link {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Expects the message for a request that is about to be sent.
+    /// Expects the message for a request that is about to be sent. Not for two with the same id, see [`is_id_taken`]: that says nothing
+    /// against the connection.
     pub(crate) fn expect(&self, request_id: u64) -> Result<Letter, RedisError> {
-        self.mailbox.expect(request_id).ok_or_else(|| lost("two requests have the same id"))
+        let taken =
+            || RedisError::from((ErrorKind::Client, "another request with the same id waits on this connection"));
+        self.mailbox.expect(request_id).ok_or_else(taken)
     }
 
     /// Whether the server tells what happens to keys, as far as is known.
@@ -310,6 +313,11 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.answers.close();
     }
+}
+
+/// Whether a request was not sent because another one with the same id waits on the same connection.
+pub(crate) fn is_id_taken(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Client
 }
 
 fn lost(why: &'static str) -> RedisError {
