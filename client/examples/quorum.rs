@@ -27,6 +27,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         () = tokio::time::sleep(Duration::from_millis(100)) => println!("worked"),
     }
     guard.release().await?;
+    // A majority has released. Before the runtime ends, the others do.
+    quorum.close().await?;
     println!("released");
     Ok(())
 }

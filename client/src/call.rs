@@ -11,7 +11,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::Error;
 use crate::clock::Moment;
 use crate::link::Link;
-use crate::servers::{Line, Servers};
+use crate::servers::Servers;
 use crate::slots::Address;
 use crate::timer::sleep_until;
 
@@ -22,6 +22,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// The same for a server that answers, but does not do it for now. What it is asked it has to refuse: of thousands of guards that is a load.
 const FIRST_PAUSE_IF_REFUSED: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE_IF_REFUSED: Duration = Duration::from_secs(1);
+
+/// The first try waits for a connection for so long at least, also if the request is given up before: then there is one try, and no other.
+const SHORTEST_WAIT_FOR_A_LINK: Duration = Duration::from_millis(500);
 
 /// Redirections that are followed without a pause, one after the other.
 const IMMEDIATE_REDIRECTIONS: u32 = 5;
@@ -87,6 +90,8 @@ fn judge(error: &RedisError, link: &Link) -> Verdict {
             Some("BUSY" | "MISCONF" | "NOREPLICAS") => Verdict::Later,
             _ => Verdict::Final,
         },
+        // It was refused here, and not sent. Others use the connection.
+        ErrorKind::Client => Verdict::Final,
         _ => Verdict::Reconnect,
     }
 }
@@ -162,7 +167,9 @@ impl Servers {
         is_sent: &AtomicBool,
     ) -> Result<Answered, Error> {
         let started = Moment::now();
-        let mut tries = Tries { first_sent: None, redirections: 0, pauses: Pauses::new(), ask: None, is_sent };
+        let links_until = give_up.max(started.after(SHORTEST_WAIT_FOR_A_LINK));
+        let (first_sent, redirections, pauses, ask) = (None, 0, Pauses::new(), None);
+        let mut tries = Tries { links_until, first_sent, redirections, pauses, ask, is_sent };
         loop {
             let cause = match self.try_once(slot, command, patience, &mut tries).await {
                 Ok(answered) => return Ok(answered),
@@ -192,11 +199,7 @@ impl Servers {
         tries: &mut Tries<'_>,
     ) -> Result<Answered, RedisError> {
         let ask = tries.ask.take();
-        let link = match &ask {
-            Some(address) => Box::pin(self.link_at(address.clone())).await,
-            None => self.link(slot, Line::Shared).await,
-        };
-        let link = link.inspect_err(|_| {
+        let link = self.link_until(slot, ask.as_ref(), tries.links_until).await.inspect_err(|_| {
             tries.redirections = 0;
             self.forget_slots();
         })?;
@@ -244,6 +247,8 @@ impl Servers {
 
 /// What the tries of one command have come to.
 struct Tries<'a> {
+    /// How long a connection is waited for.
+    links_until: Moment,
     first_sent: Option<Moment>,
     redirections: u32,
     pauses: Pauses,

@@ -14,6 +14,9 @@ use crate::metrics::{Meter, Metrics};
 use crate::servers::{Servers, Topology};
 use crate::shared::{Settings, Shared};
 
+/// How soon a silent connection may be asked whether it lives: what is set looks after every connection once in that time.
+const SHORTEST_PING_AFTER: Duration = Duration::from_millis(10);
+
 /// A connection to the place where the locks are: one server, a master under Sentinel, or a cluster. Cloning it is cheap and shares
 /// everything.
 ///
@@ -121,7 +124,8 @@ impl Builder {
         self
     }
 
-    /// How long a request is sent again while no server answers it: through a restart or a failover. Default: 30 s.
+    /// How long a request is sent again while no server answers it: through a restart or a failover. For so long, and for half a second at
+    /// least, it waits for a connection. Default: 30 s.
     #[must_use]
     pub fn retry_for(mut self, span: Duration) -> Self {
         self.settings.retry_for = span;
@@ -129,10 +133,10 @@ impl Builder {
     }
 
     /// A connection on which somebody waits is silent, and may have died silently. After so long it is asked whether it lives; then it
-    /// counts as dead if no answer at all comes over it for [`connect_timeout`](Self::connect_timeout). Default: 5 s.
+    /// counts as dead if no answer at all comes over it for [`connect_timeout`](Self::connect_timeout). Default: 5 s; less than 10 ms is 10 ms.
     #[must_use]
     pub fn ping_after(mut self, span: Duration) -> Self {
-        self.settings.ping_after = span;
+        self.settings.ping_after = span.max(SHORTEST_PING_AFTER);
         self
     }
 
@@ -255,5 +259,18 @@ fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // Somebody else may have been faster, who is right as well.
         drop(rustls::crypto::ring::default_provider().install_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever looks after a connection without any pause does nothing else.
+    #[test]
+    fn a_connection_is_never_looked_after_without_a_pause() {
+        let ping_after = |span| Client::builder().ping_after(span).settings.ping_after;
+        assert_eq!(ping_after(Duration::ZERO), Duration::from_millis(10));
+        assert_eq!(ping_after(Duration::from_secs(7)), Duration::from_secs(7));
     }
 }

@@ -62,6 +62,8 @@ impl Event {
 
 /// Who listens to a key.
 struct Listened {
+    /// Whether the server has said that it tells.
+    is_subscribed: bool,
     /// Whoever holds it.
     holders: watch::Sender<()>,
     /// Whoever follows it.
@@ -84,23 +86,33 @@ impl Listeners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens to what may end a hold. The second value is whether nobody listened before.
-    pub(crate) fn add(&self, channel: &[u8]) -> (watch::Receiver<()>, bool) {
+    /// Listens to what may end a hold.
+    pub(crate) fn add(&self, channel: &[u8]) -> watch::Receiver<()> {
         self.enter(channel, |listened| listened.holders.subscribe())
     }
 
     /// Listens to all that happens.
-    pub(crate) fn follow(&self, channel: &[u8]) -> (broadcast::Receiver<Event>, bool) {
+    pub(crate) fn follow(&self, channel: &[u8]) -> broadcast::Receiver<Event> {
         self.enter(channel, |listened| {
             listened.followers.get_or_insert_with(|| broadcast::Sender::new(KEPT_EVENTS)).subscribe()
         })
     }
 
-    fn enter<T>(&self, channel: &[u8], subscribe: impl FnOnce(&mut Listened) -> T) -> (T, bool) {
-        let mut listeners = self.by_channel();
-        let is_first = !listeners.contains_key(channel);
-        let nobody = || Listened { holders: watch::Sender::new(()), followers: None };
-        (subscribe(listeners.entry(channel.to_vec()).or_insert_with(nobody)), is_first)
+    fn enter<T>(&self, channel: &[u8], subscribe: impl FnOnce(&mut Listened) -> T) -> T {
+        let nobody = || Listened { is_subscribed: false, holders: watch::Sender::new(()), followers: None };
+        subscribe(self.by_channel().entry(channel.to_vec()).or_insert_with(nobody))
+    }
+
+    /// Whether the server has said that it tells what happens on a channel.
+    pub(crate) fn is_subscribed(&self, channel: &[u8]) -> bool {
+        self.by_channel().get(channel).is_some_and(|listened| listened.is_subscribed)
+    }
+
+    /// The server has said so.
+    pub(crate) fn note_subscribed(&self, channel: &[u8]) {
+        if let Some(listened) = self.by_channel().get_mut(channel) {
+            listened.is_subscribed = true;
+        }
     }
 
     /// Forgets a channel if nobody listens to it any more. Returns whether that is so.
@@ -139,9 +151,11 @@ mod tests {
         let listeners = Listeners::default();
         let channel = channel_of(3, b"k");
         assert_eq!(channel, b"__keyspace@3__:k");
-        let (mut first, is_first) = listeners.add(&channel);
-        let (second, is_first_again) = listeners.add(&channel);
-        assert!(is_first && !is_first_again);
+        let mut first = listeners.add(&channel);
+        assert!(!listeners.is_subscribed(&channel), "the server has not answered yet");
+        listeners.note_subscribed(&channel);
+        let second = listeners.add(&channel);
+        assert!(listeners.is_subscribed(&channel));
         assert!(listeners.tell(&channel, b"rlock.acquire") && !first.has_changed().expect("it is there"));
         assert!(listeners.tell(&channel, b"rlock.force") && first.has_changed().expect("it is there"));
         first.mark_unchanged();
@@ -150,12 +164,14 @@ mod tests {
         drop(first);
         assert!(!listeners.remove_if_idle(&channel), "one still listens");
         drop(second);
-        let (mut follower, is_first) = listeners.follow(&channel);
-        assert!(!is_first && !listeners.remove_if_idle(&channel), "one follows");
+        let mut follower = listeners.follow(&channel);
+        assert!(!listeners.remove_if_idle(&channel), "one follows");
         assert!(listeners.tell(&channel, b"rlock.acquire") && listeners.tell(&channel, b"del"));
         assert_eq!((follower.try_recv(), follower.try_recv()), (Ok(Event::Acquired), Ok(Event::Removed)));
         drop(follower);
         assert!(listeners.remove_if_idle(&channel));
+        let _again = listeners.add(&channel);
+        assert!(!listeners.is_subscribed(&channel));
         assert!(are_published("AKE") && are_published("Kd") && !are_published("Ed") && !are_published("Kg"));
     }
 }

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::call::{Pauses, Prepare};
 use crate::clock::Moment;
 use crate::events::Event;
-use crate::link::Link;
+use crate::link::{Link, Subscription};
 use crate::shared::Shared;
 use crate::timer::sleep_until;
 
@@ -23,7 +23,7 @@ pub struct Events {
     client: Arc<Shared>,
     key: Vec<u8>,
     link: Arc<Link>,
-    events: Receiver<Event>,
+    events: Subscription<Receiver<Event>>,
 }
 
 impl std::fmt::Debug for Events {
@@ -52,7 +52,7 @@ impl Events {
     pub async fn next(&mut self) -> Result<Event, Error> {
         tokio::select! {
             biased;
-            received = self.events.recv() => match received {
+            received = self.events.events.recv() => match received {
                 Ok(event) => return Ok(event),
                 Err(RecvError::Lagged(_)) => return Ok(Event::Missed),
                 Err(RecvError::Closed) => {}
@@ -79,7 +79,7 @@ impl Prepare for ServingNode {
 }
 
 /// Subscribes at the server that has the key.
-async fn subscribe(client: &Arc<Shared>, key: &[u8]) -> Result<(Arc<Link>, Receiver<Event>), Error> {
+async fn subscribe(client: &Arc<Shared>, key: &[u8]) -> Result<(Arc<Link>, Subscription<Receiver<Event>>), Error> {
     let slot = client.slot_of(std::slice::from_ref(&key.to_vec()));
     let patience = client.settings.response_timeout;
     let started = Moment::now();
@@ -102,18 +102,5 @@ async fn subscribe(client: &Arc<Shared>, key: &[u8]) -> Result<(Arc<Link>, Recei
             return Err(Error::Connection { tried_for: started.until(Moment::now()), cause });
         }
         sleep_until(next).await;
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        if self.link.is_closed() {
-            return;
-        }
-        // No receiver is left when it is looked whether anybody listens.
-        self.events = tokio::sync::broadcast::Sender::new(1).subscribe();
-        let (link, key, patience) =
-            (self.link.clone(), std::mem::take(&mut self.key), self.client.settings.response_timeout);
-        drop(self.client.home.start(async move { link.stop_listening(&key, patience).await }));
     }
 }

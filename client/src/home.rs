@@ -7,8 +7,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::Error;
 use crate::timer::within;
@@ -55,15 +55,6 @@ impl Home {
     /// Runs work here that nobody has to wait for.
     pub(crate) fn start<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.runtime.spawn(work)
-    }
-
-    /// Runs work here, for whoever waits for it somewhere else.
-    pub(crate) fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
-        &self,
-        work: F,
-    ) -> impl Future<Output = Result<T, Error>> + Send + use<T, F> {
-        let task = AbortOnDropHandle::new(self.runtime.spawn(work));
-        async { task.await.map_err(|_| Error::RuntimeEnded) }
     }
 
     /// Runs what tidies up. If the runtime has ended, the lease tidies up.

@@ -21,6 +21,7 @@
 //   keeper               one task that renews what is due, many holds in one write
 //   call                 one command until it is answered
 //   servers              where the locks are: connections to nodes
+//   single_flight        what many want at the same time, done once
 //   link                 one connection
 //   answers              who waits for an answer over it, and until when
 //   home mailbox events  the runtime of a client; messages that answer waits; what happens to keys
@@ -61,6 +62,7 @@ mod semaphore;
 mod servers;
 mod shared;
 mod signal;
+mod single_flight;
 mod slots;
 mod timer;
 mod validity;

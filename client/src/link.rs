@@ -11,6 +11,7 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion, PushInfo, PushKind,
     RedisError, Value,
 };
+use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -31,6 +32,8 @@ pub(crate) struct Link {
     number: u64,
     connection: MultiplexedConnection,
     info: ConnectionInfo,
+    /// The home of its client.
+    home: Handle,
     answers: Arc<Answers>,
     mailbox: Arc<Mailbox>,
     /// The channels on which waits are answered: one, or in a cluster one for each slot.
@@ -42,8 +45,31 @@ pub(crate) struct Link {
     subscribing: tokio::sync::Mutex<()>,
 }
 
+/// Somebody who listens to a key. Dropping it ends that, at the server as well if nobody else listens.
+pub(crate) struct Subscription<T> {
+    // Dropped first: when it is looked whether anybody listens, this one is gone.
+    pub(crate) events: T,
+    _end: StopsListening,
+}
+
+struct StopsListening {
+    link: Arc<Link>,
+    channel: Vec<u8>,
+    patience: Duration,
+}
+
+impl Drop for StopsListening {
+    fn drop(&mut self) {
+        if self.link.is_closed() {
+            return;
+        }
+        let (link, channel, patience) = (self.link.clone(), std::mem::take(&mut self.channel), self.patience);
+        drop(self.link.home.spawn(async move { link.unsubscribe_if_idle(&channel, patience).await }));
+    }
+}
+
 impl Link {
-    /// Connects. RESP3 is what tells at once that the server has closed the connection, also when nothing is being asked.
+    /// Connects, in a task of the client's home. RESP3 is what tells at once that the server has closed the connection, also when nothing is being asked.
     pub(crate) async fn connect(info: ConnectionInfo, patience: Duration) -> Result<Arc<Self>, RedisError> {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.clone().set_redis_settings(settings))?;
@@ -75,6 +101,7 @@ impl Link {
             number,
             connection,
             info,
+            home: Handle::current(),
             answers,
             mailbox,
             channels,
@@ -137,9 +164,12 @@ impl Link {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Expects the message for a request that is about to be sent.
+    /// Expects the message for a request that is about to be sent. Not for two with the same id, see [`is_id_taken`]: that says nothing
+    /// against the connection.
     pub(crate) fn expect(&self, request_id: u64) -> Result<Letter, RedisError> {
-        self.mailbox.expect(request_id).ok_or_else(|| lost("two requests have the same id"))
+        let taken =
+            || RedisError::from((ErrorKind::Client, "another request with the same id waits on this connection"));
+        self.mailbox.expect(request_id).ok_or_else(taken)
     }
 
     /// Whether the server tells what happens to keys, as far as is known.
@@ -148,7 +178,13 @@ impl Link {
     }
 
     /// Listens to what ends the holds of a key. `None` if the server does not tell, or not this user.
-    pub(crate) async fn listen(&self, key: &[u8], patience: Duration) -> Option<watch::Receiver<()>> {
+    ///
+    /// Cancel safety: when dropped, nothing is listened to.
+    pub(crate) async fn listen(
+        self: &Arc<Self>,
+        key: &[u8],
+        patience: Duration,
+    ) -> Option<Subscription<watch::Receiver<()>>> {
         if !*self.tells_events.get_or_init(|| self.publishes_events(patience)).await {
             return None;
         }
@@ -156,7 +192,13 @@ impl Link {
     }
 
     /// Listens to all that happens to a key. `None` if the server does not tell now, or not this user.
-    pub(crate) async fn follow(&self, key: &[u8], patience: Duration) -> Option<broadcast::Receiver<Event>> {
+    ///
+    /// Cancel safety: when dropped, nothing is listened to.
+    pub(crate) async fn follow(
+        self: &Arc<Self>,
+        key: &[u8],
+        patience: Duration,
+    ) -> Option<Subscription<broadcast::Receiver<Event>>> {
         if !self.publishes_events(patience).await {
             return None;
         }
@@ -170,28 +212,33 @@ impl Link {
     }
 
     async fn subscribe<T>(
-        &self,
+        self: &Arc<Self>,
         key: &[u8],
         patience: Duration,
-        add: impl Fn(&Listeners, &[u8]) -> (T, bool),
-    ) -> Option<T> {
+        add: impl FnOnce(&Listeners, &[u8]) -> T,
+    ) -> Option<Subscription<T>> {
         let channel = channel_of(self.info.redis_settings().db(), key);
         let _alone = self.subscribing.lock().await;
-        let (events, is_first) = add(&self.listeners, &channel);
-        if is_first && self.ask(redis::cmd("SUBSCRIBE").arg(&channel), patience).await.is_err() {
-            drop(events);
-            self.listeners.remove_if_idle(&channel);
-            return None;
+        let events = add(&self.listeners, &channel);
+        let end = StopsListening { link: self.clone(), channel: channel.clone(), patience };
+        // If this ends in the middle, the command may have been sent or not: it is sent again for the next one who listens, or else taken back.
+        let subscription = Subscription { events, _end: end };
+        if !self.listeners.is_subscribed(&channel) {
+            if self.ask(redis::cmd("SUBSCRIBE").arg(&channel), patience).await.is_err() {
+                drop(subscription.events);
+                self.listeners.remove_if_idle(&channel);
+                return None;
+            }
+            self.listeners.note_subscribed(&channel);
         }
-        Some(events)
+        Some(subscription)
     }
 
     /// Somebody listens no more.
-    pub(crate) async fn stop_listening(&self, key: &[u8], patience: Duration) {
-        let channel = channel_of(self.info.redis_settings().db(), key);
+    async fn unsubscribe_if_idle(&self, channel: &[u8], patience: Duration) {
         let _alone = self.subscribing.lock().await;
-        if self.listeners.remove_if_idle(&channel) {
-            drop(self.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), patience).await);
+        if self.listeners.remove_if_idle(channel) {
+            drop(self.ask(redis::cmd("UNSUBSCRIBE").arg(channel), patience).await);
         }
     }
 
@@ -266,6 +313,11 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.answers.close();
     }
+}
+
+/// Whether a request was not sent because another one with the same id waits on the same connection.
+pub(crate) fn is_id_taken(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Client
 }
 
 fn lost(why: &'static str) -> RedisError {

@@ -5,24 +5,22 @@ use std::task::Poll;
 
 use tokio::sync::watch;
 
-use crate::link::Link;
+use crate::link::{Link, Subscription};
 use crate::request::Request;
 
 /// What the server tells of the keys of a hold, over one connection.
 pub(crate) struct News {
-    request: Arc<Request>,
-    link: Arc<Link>,
     /// None if it tells nothing.
-    events: Vec<watch::Receiver<()>>,
+    events: Vec<Subscription<watch::Receiver<()>>>,
 }
 
 impl News {
     pub(crate) async fn of(request: &Arc<Request>, link: Arc<Link>) -> Self {
-        let mut news = Self { request: request.clone(), link, events: Vec::new() };
+        let mut events = Vec::new();
         for key in request.subject.keys.iter() {
-            news.events.extend(news.link.listen(key, request.client.settings.response_timeout).await);
+            events.extend(link.listen(key, request.client.settings.response_timeout).await);
         }
-        news
+        Self { events }
     }
 
     /// Resolves when something has happened that may have ended the hold. False if nobody tells.
@@ -30,7 +28,7 @@ impl News {
         if self.events.is_empty() {
             return false;
         }
-        let mut changes: Vec<_> = self.events.iter_mut().map(|events| Box::pin(events.changed())).collect();
+        let mut changes: Vec<_> = self.events.iter_mut().map(|key| Box::pin(key.events.changed())).collect();
         std::future::poll_fn(|context| {
             let mut has_come = false;
             changes.retain_mut(|change| match change.as_mut().poll(context) {
@@ -43,20 +41,5 @@ impl News {
             if has_come { Poll::Ready(true) } else { Poll::Pending }
         })
         .await
-    }
-}
-
-impl Drop for News {
-    fn drop(&mut self) {
-        if self.events.is_empty() || self.link.is_closed() {
-            return;
-        }
-        self.events.clear();
-        let (request, link) = (self.request.clone(), self.link.clone());
-        drop(self.request.client.home.start(async move {
-            for key in request.subject.keys.iter() {
-                link.stop_listening(key, request.client.settings.response_timeout).await;
-            }
-        }));
     }
 }

@@ -4,6 +4,7 @@
 //! request, and its own keeper. Here servers are asked; what they have granted is in `quorum_guard`.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use rand::Rng;
@@ -14,7 +15,7 @@ use crate::acquisition::Acquisition;
 use crate::client::{Builder, Client};
 use crate::clock::Moment;
 use crate::options::{Options, option_methods};
-use crate::quorum_guard::QuorumGuard;
+use crate::quorum_guard::{Asked, QuorumGuard};
 use crate::timer::{sleep_until, within};
 use crate::wire::Family;
 
@@ -64,9 +65,47 @@ impl Quorum {
         QuorumRwLock { quorum: self.clone(), key: key.as_ref().to_vec() }
     }
 
+    /// Closes the clients of all servers at once, see [`Client::close`]: it takes no longer than for the slowest of them. The last thing to do
+    /// before the runtime ends. What a majority did not wait for is released by then as well.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the clients are closed, and the rest is left to the background.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LeftBehind`] if not everything was released in time, with the requests of all servers together: those of a server that hangs
+    /// are among them. The rest is tried further.
+    pub async fn close(&self) -> Result<(), Error> {
+        let mut closing: Vec<_> = self.clients.iter().map(|client| Box::pin(client.close())).collect();
+        let mut outcome = Ok(());
+        std::future::poll_fn(|context| {
+            closing.retain_mut(|closing| match closing.as_mut().poll(context) {
+                Poll::Pending => true,
+                Poll::Ready(closed) => {
+                    outcome = both(outcome.clone(), closed);
+                    false
+                }
+            });
+            if closing.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        outcome
+    }
+
     fn lock_of(&self, family: Family, key: &[u8]) -> QuorumLock {
         let (quorum, keys) = (self.clone(), Arc::from([key.to_vec()]));
         QuorumLock { quorum, family, keys, options: Options::default(), server_timeout: SERVER_TIMEOUT }
+    }
+}
+
+/// What two clients have left behind together.
+fn both(one: Result<(), Error>, other: Result<(), Error>) -> Result<(), Error> {
+    match (one, other) {
+        (Err(Error::LeftBehind { requests: one }), Err(Error::LeftBehind { requests: other })) => {
+            Err(Error::LeftBehind { requests: one + other })
+        }
+        (one, other) => one.and(other),
     }
 }
 
@@ -140,7 +179,7 @@ impl QuorumLock {
     pub async fn try_acquire(&self) -> Result<Option<QuorumGuard>, Error> {
         let servers = self.quorum.clients.len();
         self.check_homes()?;
-        let mut attempts = JoinSet::new();
+        let (mut attempts, mut asked) = (JoinSet::new(), Vec::with_capacity(servers));
         for client in self.quorum.clients.iter() {
             let acquisition = Acquisition::new(&client.shared, self.family, self.keys.clone(), 1, &self.options)?;
             let (server_timeout, under_way) = (self.server_timeout, client.shared.home.under_way());
@@ -149,7 +188,8 @@ impl QuorumLock {
                 // Closing the client waits for what is granted late, and then for its release.
                 (outcome, under_way)
             };
-            attempts.spawn_on(attempt, client.shared.home.runtime());
+            let attempt = attempts.spawn_on(attempt, client.shared.home.runtime());
+            asked.push(Asked { client: client.shared.clone(), attempt });
         }
         let (mut holds, mut refusals) = (Vec::with_capacity(servers), 0);
         while holds.len() < self.majority() && refusals < self.majority() {
@@ -163,7 +203,7 @@ impl QuorumLock {
             }
         }
         let granted = holds.len();
-        let guard = QuorumGuard::of(holds, self.majority());
+        let guard = QuorumGuard::of(holds, asked, self.majority());
         if granted >= self.majority() && guard.is_held() {
             guard.gather(attempts);
             return Ok(Some(guard));

@@ -4,14 +4,17 @@
 //! of those which decided. Not more than a majority is waited for; the others are told in the background.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::Error;
-use crate::hold::{Held, fewer_unreleased_than};
+use crate::hold::{Held, Hold};
+use crate::servers::Line;
+use crate::shared::Shared;
+use crate::signal::Signal;
 
 /// An attempt on one server: nothing if the server did not answer in time. The client is not left behind while the token lives.
 pub(crate) type Attempt = (Option<Result<Option<Held>, Error>>, TaskTrackerToken);
@@ -19,8 +22,29 @@ pub(crate) type Attempt = (Option<Result<Option<Held>, Error>>, TaskTrackerToken
 /// The holds of a guard, or `None` when it is being released.
 type Holds = Mutex<Option<Vec<Held>>>;
 
-fn lock(holds: &Holds) -> MutexGuard<'_, Option<Vec<Held>>> {
-    holds.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One server that was asked for a guard, and the attempt.
+pub(crate) struct Asked {
+    pub(crate) client: Arc<Shared>,
+    pub(crate) attempt: AbortHandle,
+}
+
+/// What has come of a guard, to be waited for at its end. It keeps nothing held.
+struct Course {
+    /// Nothing any more when it is complete.
+    asked: Mutex<Vec<Asked>>,
+    granted: Mutex<Vec<Arc<Hold>>>,
+    /// Set when each server has granted, or does so no more.
+    is_complete: Signal,
+}
+
+impl std::fmt::Debug for Course {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Course").finish_non_exhaustive()
+    }
 }
 
 /// A lock that a majority of servers has granted. Dropping it releases everywhere, in the background.
@@ -28,28 +52,33 @@ fn lock(holds: &Holds) -> MutexGuard<'_, Option<Vec<Held>>> {
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct QuorumGuard {
     holds: Arc<Holds>,
+    course: Arc<Course>,
     token: u64,
     majority: usize,
 }
 
 impl QuorumGuard {
-    pub(crate) fn of(holds: Vec<Held>, majority: usize) -> Self {
+    pub(crate) fn of(holds: Vec<Held>, asked: Vec<Asked>, majority: usize) -> Self {
         let token = holds.iter().flat_map(|held| held.hold.tokens.iter().copied()).max().unwrap_or_default();
-        Self { holds: Arc::new(Mutex::new(Some(holds))), token, majority }
+        let granted = Mutex::new(holds.iter().map(|held| held.hold.clone()).collect());
+        let course = Arc::new(Course { asked: Mutex::new(asked), granted, is_complete: Signal::default() });
+        Self { holds: Arc::new(Mutex::new(Some(holds))), course, token, majority }
     }
 
     /// Adds what is granted late. What comes when there is no guard any more is dropped, and so released.
     pub(crate) fn gather(&self, mut attempts: JoinSet<Attempt>) {
         let Some(runtime) = lock(&self.holds).iter().flatten().next().map(runtime_of) else { return };
-        let holds = Arc::downgrade(&self.holds);
+        let (holds, course) = (Arc::downgrade(&self.holds), self.course.clone());
         runtime.spawn(async move {
             while let Some(attempt) = attempts.join_next().await {
-                if let (Ok((Some(Ok(Some(held))), _under_way)), Some(holds)) = (attempt, holds.upgrade())
-                    && let Some(holds) = &mut *lock(&holds)
-                {
-                    holds.push(held);
-                }
+                let Ok((Some(Ok(Some(held))), under_way)) = attempt else { continue };
+                lock(&course.granted).push(held.hold.clone());
+                join(&holds, held);
+                // Not before the release of what nobody wants is under way itself.
+                drop(under_way);
             }
+            lock(&course.asked).clear();
+            course.is_complete.set();
         });
     }
 
@@ -86,11 +115,19 @@ impl QuorumGuard {
         })
     }
 
-    /// Resolves when a majority has been released, whether by hand or because it was dropped.
+    /// Resolves when all that was granted has been released, whether by hand or because it was dropped: also what is granted from now on.
+    ///
+    /// Of a server that did not answer an attempt in time nothing is known, and it is not waited for.
     pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + use<> {
-        let holds = lock(&self.holds);
-        let holds = holds.as_deref().unwrap_or_default();
-        fewer_unreleased_than((holds.len() + 1).saturating_sub(self.majority), holds)
+        let course = self.course.clone();
+        async move {
+            course.expect_no_more_without_a_connection();
+            course.is_complete.wait().await;
+            let granted = lock(&course.granted).clone();
+            for hold in granted {
+                hold.ended().await;
+            }
+        }
     }
 
     /// Renews everywhere now, all servers at once.
@@ -151,6 +188,27 @@ impl QuorumGuard {
             }
         }
         Err(unknown.unwrap_or(Error::NotHeld))
+    }
+}
+
+/// Adds a hold to those of a guard, if there is one.
+fn join(holds: &Weak<Holds>, held: Held) {
+    if let Some(holds) = holds.upgrade()
+        && let Some(holds) = &mut *lock(&holds)
+    {
+        holds.push(held);
+    }
+}
+
+impl Course {
+    /// A server that there is no connection to has not been asked yet: it may be down, and whoever releases does not wait for it.
+    fn expect_no_more_without_a_connection(&self) {
+        let Some(keys) = lock(&self.granted).first().map(|hold| hold.request.subject.keys.clone()) else { return };
+        for Asked { client, attempt } in &*lock(&self.asked) {
+            if client.servers.present(client.slot_of(&keys), Line::Shared).is_none() {
+                attempt.abort();
+            }
+        }
     }
 }
 

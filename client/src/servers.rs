@@ -1,15 +1,21 @@
 //! Where the locks are: one server, the master that Sentinel names, or the masters of a cluster. Each node has one connection that all
 //! commands share, made when it is first needed and again when it was lost.
 
+mod sentinel;
+
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
 
+use crate::clock::Moment;
 use crate::home::Home;
 use crate::link::Link;
+use crate::single_flight::SingleFlight;
 use crate::slots::{Address, SlotMap};
+use crate::timer::within;
 
 /// How to find the servers.
 pub(crate) enum Topology {
@@ -30,11 +36,17 @@ pub(crate) enum Topology {
 pub(crate) struct Node {
     /// Its address, or `None` for the one whose address has to be looked up each time: Sentinel's master.
     info: Option<ConnectionInfo>,
-    shared: Mutex<Option<Arc<Link>>>,
+    shared: Place,
     /// Apart from the shared one, because `WAIT` holds up all that is sent after it.
-    witness: Mutex<Option<Arc<Link>>>,
-    /// Held while connecting, so that many requests that find no connection make one.
-    connecting: tokio::sync::Mutex<()>,
+    witness: Place,
+}
+
+/// One of a node's connections.
+#[derive(Default)]
+struct Place {
+    link: Mutex<Option<Arc<Link>>>,
+    /// Many requests that find no connection make one.
+    connecting: SingleFlight,
 }
 
 /// Which of a node's connections.
@@ -46,16 +58,28 @@ pub(crate) enum Line {
     Witness,
 }
 
-/// All servers of a client.
-pub(crate) struct Servers {
+/// All servers of a client. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Servers(Arc<Deployment>);
+
+/// Which they are, as far as is known, and what they are connected by.
+pub(crate) struct Deployment {
     topology: Topology,
     patience: Duration,
     ping_after: Duration,
     home: Arc<Home>,
     nodes: Mutex<HashMap<Option<Address>, Arc<Node>>>,
     slots: Mutex<SlotMap>,
-    /// Held while the slot map is asked for.
-    refreshing: tokio::sync::Mutex<()>,
+    /// Many requests that find no slot map ask for one.
+    refreshing: SingleFlight,
+}
+
+impl Deref for Servers {
+    type Target = Deployment;
+
+    fn deref(&self) -> &Deployment {
+        &self.0
+    }
 }
 
 /// Nothing that is done under these locks leaves a half-made state behind a panic.
@@ -69,15 +93,14 @@ fn failure(kind: ErrorKind, what: &'static str, detail: impl Into<String>) -> Re
 
 impl Node {
     fn at(info: Option<ConnectionInfo>) -> Arc<Self> {
-        let (shared, witness) = (Mutex::new(None), Mutex::new(None));
-        Arc::new(Self { info, shared, witness, connecting: tokio::sync::Mutex::new(()) })
+        Arc::new(Self { info, shared: Place::default(), witness: Place::default() })
     }
 
     fn present(&self, line: Line) -> Option<Arc<Link>> {
-        lock(self.place(line)).clone().filter(|link| !link.is_closed())
+        lock(&self.place(line).link).clone().filter(|link| !link.is_closed())
     }
 
-    fn place(&self, line: Line) -> &Mutex<Option<Arc<Link>>> {
+    fn place(&self, line: Line) -> &Place {
         match line {
             Line::Shared => &self.shared,
             Line::Witness => &self.witness,
@@ -87,8 +110,8 @@ impl Node {
 
 impl Servers {
     pub(crate) fn new(topology: Topology, patience: Duration, ping_after: Duration, home: Arc<Home>) -> Self {
-        let (nodes, slots) = (Mutex::default(), Mutex::default());
-        Self { topology, patience, ping_after, home, nodes, slots, refreshing: tokio::sync::Mutex::new(()) }
+        let (nodes, slots, refreshing) = (Mutex::default(), Mutex::default(), SingleFlight::default());
+        Self(Arc::new(Deployment { topology, patience, ping_after, home, nodes, slots, refreshing }))
     }
 
     /// Whether keys belong to slots, which may be on different nodes.
@@ -139,6 +162,27 @@ impl Servers {
         .await
     }
 
+    /// The shared connection to the node that a redirection named, or else to the one that serves a slot. It is waited for until a moment, and
+    /// made also if that comes first, for whoever asks next.
+    pub(crate) async fn link_until(
+        &self,
+        slot: Option<u16>,
+        redirection: Option<&Address>,
+        until: Moment,
+    ) -> Result<Arc<Link>, RedisError> {
+        if let (None, Some(link)) = (redirection, self.present(slot, Line::Shared)) {
+            return Ok(link);
+        }
+        let connecting = async {
+            match redirection {
+                Some(address) => self.link_at(address.clone()).await,
+                None => self.link(slot, Line::Shared).await,
+            }
+        };
+        let late = || Err(RedisError::from((ErrorKind::Io, "no connection in time")));
+        within(Moment::now().until(until), connecting).await.unwrap_or_else(late)
+    }
+
     /// The connection to the node that serves a slot, as far as is known, if there is one.
     pub(crate) fn present(&self, slot: Option<u16>, line: Line) -> Option<Arc<Link>> {
         let address = match (&self.topology, slot) {
@@ -149,18 +193,27 @@ impl Servers {
     }
 
     /// A connection to a node that a redirection named.
-    pub(crate) async fn link_at(&self, address: Address) -> Result<Arc<Link>, RedisError> {
+    async fn link_at(&self, address: Address) -> Result<Arc<Link>, RedisError> {
         let node = self.node_at(address);
         self.link_to(&node, Line::Shared).await
     }
 
-    async fn link_to(&self, node: &Node, line: Line) -> Result<Arc<Link>, RedisError> {
+    async fn link_to(&self, node: &Arc<Node>, line: Line) -> Result<Arc<Link>, RedisError> {
         if let Some(link) = node.present(line) {
             return Ok(link);
         }
-        let _alone = node.connecting.lock().await;
-        if let Some(link) = node.present(line) {
-            return Ok(link);
+        let connecting = || {
+            let (servers, node) = (self.clone(), node.clone());
+            async move { servers.connect_to(&node, line).await }
+        };
+        node.place(line).connecting.join(&self.home, connecting).await?;
+        node.present(line).ok_or_else(|| RedisError::from((ErrorKind::Io, "the connection was closed again")))
+    }
+
+    async fn connect_to(&self, node: &Node, line: Line) -> Result<(), RedisError> {
+        // An earlier attempt may have succeeded since it was found missing.
+        if node.present(line).is_some() {
+            return Ok(());
         }
         let link = match (&node.info, line) {
             (Some(info), _) => self.connect(info.clone()).await?,
@@ -172,13 +225,13 @@ impl Servers {
             (None, Line::Shared) => self.connect_to_sentinels_master().await?,
         };
         drop(self.home.start(Link::watch(Arc::downgrade(&link), self.ping_after, self.patience)));
-        *lock(node.place(line)) = Some(link.clone());
-        Ok(link)
+        *lock(&node.place(line).link) = Some(link);
+        Ok(())
     }
 
+    /// Only in a task of the client's home: what keeps the connection alive runs where it was made.
     async fn connect(&self, info: ConnectionInfo) -> Result<Arc<Link>, RedisError> {
-        let lost = |error: crate::Error| failure(ErrorKind::Io, "no connection", error.to_string());
-        self.home.run(Box::pin(Link::connect(info, self.patience))).await.map_err(lost)?
+        Link::connect(info, self.patience).await
     }
 
     async fn node_of(&self, slot: Option<u16>) -> Result<Arc<Node>, RedisError> {
@@ -232,7 +285,12 @@ impl Servers {
     }
 
     async fn refresh_slots(&self) -> Result<(), RedisError> {
-        let _alone = self.refreshing.lock().await;
+        let servers = self.clone();
+        self.refreshing.join(&self.home, || async move { servers.ask_all_for_slots().await }).await
+    }
+
+    async fn ask_all_for_slots(&self) -> Result<(), RedisError> {
+        // An earlier attempt may have succeeded since none was found.
         if lock(&self.slots).masters().next().is_some() {
             return Ok(());
         }
@@ -284,49 +342,6 @@ impl Servers {
     fn keep_only(&self, map: &SlotMap) {
         let masters: Vec<_> = map.masters().collect();
         lock(&self.nodes).retain(|address, _| address.as_ref().is_none_or(|address| masters.contains(&address)));
-    }
-
-    /// Asks the sentinels one after the other, and takes only a server that says itself that it is a master.
-    async fn connect_to_sentinels_master(&self) -> Result<Arc<Link>, RedisError> {
-        let Topology::Sentinel { sentinels, master, settings } = &self.topology else {
-            return Err(failure(ErrorKind::InvalidClientConfig, "there are no sentinels", ""));
-        };
-        let mut last = failure(ErrorKind::EmptySentinelList, "there are no sentinels", "");
-        for sentinel in sentinels {
-            match self.master_by(sentinel, master, settings).await {
-                Ok(link) => return Ok(link),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-
-    async fn master_by(
-        &self,
-        sentinel: &ConnectionInfo,
-        master: &str,
-        settings: &ConnectionInfo,
-    ) -> Result<Arc<Link>, RedisError> {
-        let link = self.connect(sentinel.clone()).await?;
-        let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
-        let answer = link.ask(&question, self.patience).await?;
-        let found: Option<(String, u16)> = redis::from_redis_value(answer)?;
-        let (host, port) = found
-            .ok_or_else(|| failure(ErrorKind::MasterNameNotFoundBySentinel, "sentinel knows no master", master))?;
-        let link = self.connect(at_address(settings, &Address { host, port })).await?;
-        let role = link.ask(&redis::cmd("ROLE"), self.patience).await?;
-        let is_master = match &role {
-            Value::Array(fields) => {
-                matches!(fields.first(), Some(Value::BulkString(word)) if word == b"master")
-            }
-            _ => false,
-        };
-        if is_master {
-            Ok(link)
-        } else {
-            Err(failure(ErrorKind::Io, "sentinel names a server that is no master yet", master))
-        }
     }
 }
 

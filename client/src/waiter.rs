@@ -12,7 +12,7 @@ use redis::{Cmd, RedisError, Value};
 use crate::Error;
 use crate::call::{Answered, Pauses, Prepare};
 use crate::clock::Moment;
-use crate::link::Link;
+use crate::link::{Link, is_id_taken};
 use crate::mailbox::{Letter, Message};
 use crate::request::{Grant, Request, Unsure};
 use crate::timer::sleep_until;
@@ -41,13 +41,23 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
     let gate = request.gate.pass().await;
     // If this ends in the middle, the request is taken back.
     let mut unsure = Unsure::new(request, gate, true);
-    let (mut pauses, mut was_heard) = (Pauses::new(), false);
+    let (mut pauses, mut was_heard, mut may_be_known) = (Pauses::new(), false, false);
     loop {
         let started = Moment::now();
         let asking = Asking { request, request_id: unsure.request_id(), deadline, letter: Mutex::default() };
         let give_up = started.after(request.client.settings.retry_for);
         let answered =
             request.ask(&asking, &unsure, deadline.map_or(give_up, |end| give_up.min(end.after(LATE)))).await?;
+        may_be_known |= answered.is_resent;
+        if answered.said.as_ref().is_err_and(is_id_taken) {
+            // Ids that strangers have raised may meet. One that a server may have seen is kept, and has to wait until the other is done with.
+            if may_be_known {
+                sleep_until(Moment::now().after(pauses.next())).await;
+            } else {
+                unsure.renumber();
+            }
+            continue;
+        }
         let end = match hear(request, &asking, answered, deadline).await {
             Ok(end) => end,
             // Before it was heard: another process of this owner has used higher ids. After that: it has asked since.
@@ -61,7 +71,7 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
                 return Err(if is_stale && was_heard { Error::Superseded } else { error });
             }
         };
-        was_heard = true;
+        (was_heard, may_be_known) = (true, true);
         match end {
             End::Granted(mut grant) => {
                 // A message says nothing about when the lease was given. It was not before the request was sent, which will do after a short wait.

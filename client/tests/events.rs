@@ -1,12 +1,13 @@
 //! What happens to locks, as those see it who follow it or count it.
 
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use rlock_client::{Client, Error, Event, Metrics};
 
 use crate::support::Server;
-use crate::{PATIENCE, connect, kill_connections, url};
+use crate::{PATIENCE, connect, eventually, kill_connections, url};
 
 async fn next(events: &mut rlock_client::Events) -> Event {
     tokio::time::timeout(PATIENCE, events.next()).await.expect("in time").expect("an event")
@@ -46,6 +47,41 @@ async fn a_follower_is_told_what_a_lost_connection_may_have_hidden() {
     assert_eq!(next(&mut events).await, Event::Missed);
     let _held = client.lock("k").acquire().await.expect("free");
     assert_eq!(next(&mut events).await, Event::Acquired);
+}
+
+/// Does a part of some work: looks at it so often, and lets all else go on in between.
+async fn so_far<T>(looks: usize, work: impl Future<Output = T>) -> (usize, Option<T>) {
+    let mut work = std::pin::pin!(work);
+    for look in 1..=looks {
+        if let Poll::Ready(done) = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
+            return (look, Some(done));
+        }
+        tokio::task::yield_now().await;
+    }
+    (looks, None)
+}
+
+/// Whoever gives up at any moment leaves no subscription behind, and no key of which later followers hear nothing.
+#[tokio::test]
+async fn following_that_is_given_up_leaves_nothing() {
+    const KEYS: usize = 300;
+    let server = Server::with(&["notify-keyspace-events KA"]);
+    let client = connect(&server).await;
+    let (looks, events) = so_far(usize::MAX, client.observe("first").events()).await;
+    drop(events.expect("all of it").expect("it tells"));
+    for number in 0..KEYS {
+        // The last ones come to their end.
+        let looks = 1 + looks * number * 5 / 4 / KEYS;
+        drop(so_far(looks, client.observe(format!("k{number}")).events()).await);
+    }
+    eventually(|| server.client().call("PUBSUB CHANNELS __keyspace*").array().is_empty()).await;
+    let mut operator = server.client();
+    for number in 0..KEYS {
+        let mut events = client.observe(format!("k{number}")).events().await.expect("it tells");
+        operator.call(format!("RLOCK.ACQUIRE k{number} other"));
+        operator.call(format!("RLOCK.FORCERELEASE k{number}"));
+        assert_eq!((next(&mut events).await, next(&mut events).await), (Event::Acquired, Event::Forced));
+    }
 }
 
 #[tokio::test]

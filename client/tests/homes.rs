@@ -5,8 +5,9 @@ use std::time::Duration;
 use rlock_client::{Client, Error, Quorum, blocking};
 use tokio::runtime::{Builder, Runtime};
 
+use crate::proxy::{Fate, Proxy};
 use crate::support::{Server, Stopwatch};
-use crate::{connect, eventually, kill_connections, url};
+use crate::{connect, eventually, kill_connections, support, url};
 
 fn home() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
@@ -204,4 +205,103 @@ async fn a_closed_client_waits_for_nothing_and_lets_go_of_what_is_held() {
     assert!(guard.is_held());
     guard.renew().await.expect("it is held");
     guard.release().await.expect("it was held");
+}
+
+/// Three servers, of which one is far away.
+fn with_one_far_away(network: &Runtime) -> ([Server; 3], Proxy, Vec<String>) {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let proxy = network.block_on(Proxy::before(&servers[2]));
+    proxy.set(|_, _| Fate::Delay(Duration::from_millis(200)));
+    let urls = vec![url(&servers[0]), url(&servers[1]), proxy.url()];
+    (servers, proxy, urls)
+}
+
+/// Two decide. The third is to have released as well, also if its grant is still on its way when the guard goes.
+#[test]
+fn a_blocking_guard_of_a_quorum_that_is_gone_has_released_on_each_server() {
+    let network = home();
+    let (servers, _proxy, urls) = with_one_far_away(&network);
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let patience = Duration::from_secs(5);
+    for (is_dropped, is_known) in [(true, true), (true, false), (false, true), (false, false)] {
+        let quorum = blocking::Quorum::connect(&Client::builder(), &urls).expect("addresses");
+        let guard = quorum.lock("k").server_timeout(patience).acquire().expect("free");
+        support::eventually(crate::PATIENCE, || servers[2].client().holder("k").is_some());
+        if is_known {
+            // Time itself: that the third has granted is heard of in it.
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        match is_dropped {
+            true => drop(guard),
+            false => guard.release().expect("it was held"),
+        }
+        drop(quorum);
+        for server in &servers {
+            assert!(server.client().holder("k").is_none(), "dropped: {is_dropped}, heard of: {is_known}");
+        }
+    }
+}
+
+/// Whoever releases does not wait for a server that never grants, and for one that has died since not for ever.
+#[test]
+fn timed_a_blocking_guard_of_a_quorum_does_not_wait_for_servers_that_are_down() {
+    let mut servers = [Server::start(), Server::start(), Server::start()];
+    let urls: Vec<_> = servers.iter().map(url).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let quorum = blocking::Quorum::connect(&Client::builder(), &urls).expect("addresses");
+    let lock = quorum.lock("k").server_timeout(Duration::from_secs(5));
+    let guard = lock.acquire().expect("free");
+    support::eventually(crate::PATIENCE, || servers.iter().all(|server| server.client().holder("k").is_some()));
+    // Time itself: that all have granted is heard of in it.
+    std::thread::sleep(Duration::from_millis(300));
+    servers[2].kill();
+    let watch = Stopwatch::start();
+    guard.release().expect("two of three are a majority");
+    watch.assert_took_ms(0..6500, "a release on a server that has died");
+    let watch = Stopwatch::start();
+    drop(lock.acquire().expect("two of three are free"));
+    watch.assert_took_ms(0..2000, "a hold that a server that is down has no part in");
+    servers[2].restart();
+}
+
+#[test]
+fn what_a_majority_did_not_wait_for_is_released_when_its_quorum_has_been_closed() {
+    let network = home();
+    let (servers, _proxy, urls) = with_one_far_away(&network);
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    home().block_on(async {
+        let quorum = Quorum::connect(&Client::builder(), &urls).expect("addresses");
+        let guard = quorum.lock("k").server_timeout(Duration::from_secs(5)).acquire().await.expect("free");
+        eventually(|| servers[2].client().holder("k").is_some()).await;
+        guard.release().await.expect("it was held");
+        quorum.close().await.expect("it is tidied up");
+        assert!(matches!(quorum.lock("k").try_acquire().await, Err(Error::Closed)));
+    });
+    assert!(servers.iter().all(|server| server.client().holder("k").is_none()));
+}
+
+/// All at once, so no later than before one of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn timed_closing_a_quorum_before_servers_that_hang_says_what_is_left() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls: Vec<_> = servers.iter().map(url).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let options = Client::builder().response_timeout(Duration::from_millis(700));
+    let quorum = Quorum::connect(&options, &urls).expect("addresses");
+    let guard = quorum.lock("k").acquire().await.expect("free");
+    eventually(|| servers.iter().all(|server| server.client().holder("k").is_some())).await;
+    // Time itself: the last of the three is heard of.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::task::block_in_place(|| {
+        servers[0].while_stopped(|| {
+            servers[1].while_stopped(|| {
+                drop(guard);
+                let watch = Stopwatch::start();
+                let closed = tokio::runtime::Handle::current().block_on(quorum.close());
+                assert!(matches!(closed, Err(Error::LeftBehind { requests: 2 })), "{closed:?}");
+                watch.assert_took_ms(700..1300, "one response timeout");
+            });
+        });
+    });
+    eventually(|| servers.iter().all(|server| server.client().holder("k").is_none())).await;
 }

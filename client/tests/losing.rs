@@ -181,3 +181,30 @@ async fn a_session_at_a_demoted_master_is_lost_before_another_owner_gets_the_loc
     assert!(!granted.is_finished(), "it was granted to another owner before");
     assert!(granted.await.expect("no panic").int() > 0);
 }
+
+/// Holds that have lived for a second begin to listen. Whoever drops them just then leaves nobody listening.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_that_end_while_they_begin_to_listen_leave_no_subscription() {
+    let server = Server::with(&["notify-keyspace-events KEA"]);
+    let client = connect(&server).await;
+    let subscribed = || server.client().call("PUBSUB CHANNELS __keyspace*").array().len();
+    // So that it is known that the server tells.
+    let first = client.lock("first").acquire().await.expect("a free lock");
+    eventually(|| subscribed() == 1).await;
+    let mut guards = Vec::new();
+    for number in 0..10 {
+        guards.push(client.lock(format!("k{number}")).acquire().await.expect("a free lock"));
+    }
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    tokio::task::block_in_place(|| {
+        server.while_stopped(|| {
+            // Time itself: the first second ends in it.
+            std::thread::sleep(Duration::from_millis(600));
+            drop(guards);
+            std::thread::sleep(Duration::from_millis(100));
+        });
+    });
+    drop(first);
+    eventually(|| server.client().call("DBSIZE") == 0).await;
+    eventually(|| subscribed() == 0).await;
+}

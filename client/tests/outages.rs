@@ -5,7 +5,8 @@ use std::time::Duration;
 use rlock_client::{Client, Error};
 use tokio::runtime::Handle;
 
-use crate::support::Server;
+use crate::proxy::{Fate, Proxy};
+use crate::support::{Server, Stopwatch};
 use crate::{PATIENCE, connect, connections, eventually, kill_connections, url};
 
 #[tokio::test]
@@ -127,4 +128,49 @@ async fn a_waiter_gives_up_on_a_server_that_hangs() {
             assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
         });
     });
+}
+
+/// Who waits for a connection waits together with the others, and not for one attempt after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn timed_requests_to_a_server_that_hangs_end_together() {
+    let server = Server::start();
+    let short = Duration::from_millis(300);
+    let options = Client::builder().connect_timeout(short).retry_for(short);
+    let client = options.connect_later(&url(&server)).expect("an address");
+    tokio::task::block_in_place(|| {
+        server.while_stopped(|| {
+            let watch = Stopwatch::start();
+            let attempts: Vec<_> = (0..20)
+                .map(|number| {
+                    let lock = client.lock(format!("k{number}"));
+                    tokio::spawn(async move { lock.try_acquire().await })
+                })
+                .collect();
+            for attempt in attempts {
+                let outcome = Handle::current().block_on(attempt).expect("no panic");
+                assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
+            }
+            watch.assert_took_ms(300..2000, "twenty requests");
+        });
+    });
+}
+
+/// A request does not wait for a connection beyond its own time. The attempt goes on, and the next request finds what it has made.
+#[tokio::test]
+async fn timed_a_request_does_not_wait_for_a_connection_that_takes_longer() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = Client::builder().retry_for(Duration::from_millis(700)).connect(&proxy.url()).await.expect("a server");
+    // Connecting takes two seconds now.
+    proxy.set(|_, _| Fate::Delay(Duration::from_millis(500)));
+    kill_connections(&server);
+    let watch = Stopwatch::start();
+    let outcome = client.lock("k").try_acquire().await;
+    assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
+    watch.assert_took_ms(0..1500, "a request that is sent again for 700 ms");
+    // Time itself: the attempt comes to its end in it.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    proxy.clear();
+    client.lock("k").acquire().await.expect("a free lock").release().await.expect("it was held");
+    assert_eq!(connections(&server), 1);
 }

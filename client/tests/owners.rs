@@ -216,3 +216,36 @@ async fn databases_of_one_server_are_two_places() {
     assert_eq!(["a", "b", "both"].map(|key| held(&mut look, key)), [false, true, true]);
     guard.release().await.expect("it was held");
 }
+
+/// Two owners that go on above the same id of strangers. That their ids meet is nothing that the connection of all would have to end for.
+#[tokio::test]
+async fn ids_that_meet_do_not_end_the_connection() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let (keys, ahead) = (["a", "b", "c"], i64::MAX / 2);
+    let mut strangers = Vec::new();
+    for key in keys {
+        server.client().call(format!("RLOCK.ACQUIRE {key} other"));
+        strangers.push(server.blocked_waiter(format!("RLOCK.ACQUIRE {key} me REQ {ahead} BLOCK 0")));
+    }
+    let connection = || server.client().call("CLIENT LIST TYPE pubsub").text().split(' ').next().map(str::to_owned);
+    let mut waiting = Vec::new();
+    let mut first = None;
+    for (key, stranger) in keys.iter().zip(&strangers) {
+        let lock = client.lock(key).owner("me");
+        waiting.push(tokio::spawn(async move { lock.acquire().await }));
+        // Its place is taken by who goes on above its id.
+        let still_waits = || {
+            let line = server.client().call(format!("CLIENT LIST ID {}", stranger.id())).text();
+            line.split(' ').any(|word| word.strip_prefix("flags=").is_some_and(|flags| flags.contains('b')))
+        };
+        eventually(|| !still_waits()).await;
+        assert_eq!(first.get_or_insert_with(connection), &connection(), "the same connection as before");
+    }
+    for (key, waiting) in keys.iter().zip(waiting) {
+        server.client().call(format!("RLOCK.RELEASE {key} other"));
+        let outcome = tokio::time::timeout(PATIENCE, waiting).await.expect("it does not hang").expect("no panic");
+        outcome.expect("a grant").release().await.expect("it was held");
+    }
+    assert_eq!(first, Some(connection()), "the same connection as before");
+}

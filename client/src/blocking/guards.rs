@@ -95,7 +95,8 @@ impl MultiGuard {
     looks! { "crate::MultiGuard" token(key: impl AsRef<[u8]>) -> Option<u64>; }
 }
 
-/// A lock that a majority of servers has granted, see [`crate::QuorumGuard`].
+/// A lock that a majority of servers has granted, see [`crate::QuorumGuard`]. When it is dropped or released, it has released on all servers that
+/// have granted it, or has tried to for 5 s. Dropped in an asynchronous task it releases in the background.
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct QuorumGuard(Kept<crate::QuorumGuard>);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::Error;
 use crate::blocking::driver::{Driver, On};
 use crate::blocking::guards::QuorumGuard;
-use crate::blocking::same::{acquiring, all_options, options};
+use crate::blocking::same::{acquiring, all_options, options, waits};
 
 /// Independent masters, see [`crate::Quorum`].
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ impl Quorum {
         let quorum = driver.wait(async { crate::Quorum::connect(options, urls) })?;
         Ok(Self(driver.with(quorum)))
     }
+
+    waits! { "crate::Quorum" close() -> (); }
 
     /// See [`crate::Quorum::lock`].
     pub fn lock(&self, key: impl AsRef<[u8]>) -> QuorumLock {
