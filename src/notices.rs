@@ -9,11 +9,10 @@
 //!
 //! Invariant: a channel is known as long as a request waits for an answer on it, or a message for it waits here.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::num::NonZeroU32;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use rlock_core::{Answer, Channel, Engine, Notice, Told, US_PER_MS};
+use rlock_core::{Answer, Channel, Channels, Engine, Notice, Told, US_PER_MS};
 
 use crate::clock;
 use crate::ffi::{self, Ctx, MainThread, OwnedString};
@@ -27,12 +26,11 @@ use crate::timer;
 const AT_ONCE: usize = 1_000;
 const BUDGET: Duration = Duration::from_millis(2);
 
-struct Entry {
-    name: Box<[u8]>,
-    /// How many requests and messages it is known for.
-    uses: usize,
-    /// Whether somebody listened, in the turn with this number.
-    heard: (u64, bool),
+/// Whether somebody listened to a channel, in the turn with this number.
+#[derive(Default)]
+struct Heard {
+    turn: u64,
+    is_heard: bool,
 }
 
 struct Message {
@@ -54,10 +52,8 @@ struct Again {
 
 #[derive(Default)]
 struct Notices {
-    /// By their numbers, of which none is given twice: the engine may go on ending the waits of one that went away.
-    channels: BTreeMap<Channel, Entry>,
-    numbers: HashMap<Box<[u8]>, Channel>,
-    last_number: u32,
+    /// Each is held by the requests that wait and the messages that it is known for.
+    channels: Channels<Heard>,
     outgoing: VecDeque<Message>,
     posted: u64,
     /// Requests that were sent again while messages waited, by their channels and ids.
@@ -75,37 +71,21 @@ fn with<R>(body: impl FnOnce(&mut Notices) -> R) -> Option<R> {
 
 impl Notices {
     fn hold(&mut self, name: &[u8]) -> Option<Channel> {
-        let channel = match self.numbers.get(name) {
-            Some(channel) => *channel,
+        let channel = match self.channels.find(name) {
+            Some(channel) => channel,
             None => {
-                self.last_number = self.last_number.checked_add(1)?;
-                let channel = Channel(NonZeroU32::new(self.last_number)?);
-                self.channels.insert(channel, Entry { name: name.into(), uses: 0, heard: (0, false) });
-                self.numbers.insert(name.into(), channel);
+                let channel = self.channels.add(name)?;
                 shard_channels::add(channel, name);
                 channel
             }
         };
-        let entry = self.channels.get_mut(&channel)?;
-        entry.uses = entry.uses.saturating_add(1);
+        self.channels.hold(channel);
         Some(channel)
     }
 
     fn let_go(&mut self, channel: Channel) {
-        let Some(entry) = self.channels.get_mut(&channel) else {
-            return;
-        };
-        entry.uses = entry.uses.saturating_sub(1);
-        if entry.uses > 0 {
-            return;
-        }
-        if let Some(entry) = self.channels.remove(&channel) {
-            self.numbers.remove(&entry.name);
-            shard_channels::remove(channel, &entry.name);
-        }
-        if self.numbers.is_empty() {
-            // There may have been very many.
-            self.numbers = HashMap::new();
+        if let Some(name) = self.channels.let_go(channel) {
+            shard_channels::remove(channel, &name);
         }
     }
 
@@ -117,7 +97,7 @@ impl Notices {
 }
 
 /// The number of a channel on which a request is to be answered. It is known until [`let_go`], or until the answer to the
-/// request that waits was published.
+/// request that waits was published. `None` if there is no number for it.
 pub(crate) fn hold(name: &[u8]) -> Option<Channel> {
     with(|notices| notices.hold(name)).flatten()
 }
@@ -240,8 +220,8 @@ fn take_back(ticket: u64, why: fn(&mut Engine, u64)) {
 fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
     let known = with(|notices| {
         let turn = notices.turn;
-        let entry = notices.channels.get(&channel)?;
-        Some(if entry.heard.0 == turn { Err(entry.heard.1) } else { Ok(entry.name.clone()) })
+        let (name, heard) = notices.channels.get(channel)?;
+        Some(if heard.turn == turn { Err(heard.is_heard) } else { Ok(Box::<[u8]>::from(name)) })
     });
     match known.flatten() {
         None => false,
@@ -250,8 +230,8 @@ fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
             let is_heard = ctx.listeners(ctx.string(&name).arg(), server::is_cluster()) > 0;
             with(|notices| {
                 let turn = notices.turn;
-                if let Some(entry) = notices.channels.get_mut(&channel) {
-                    entry.heard = (turn, is_heard);
+                if let Some(heard) = notices.channels.note_mut(channel) {
+                    *heard = Heard { turn, is_heard };
                 }
             });
             is_heard
@@ -261,7 +241,7 @@ fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
 
 /// The name of a channel that is known.
 pub(crate) fn name_of(ctx: Ctx<'_>, channel: Channel) -> Option<OwnedString<'_>> {
-    with(|notices| notices.channels.get(&channel).map(|entry| ctx.string(&entry.name))).flatten()
+    with(|notices| notices.channels.get(channel).map(|(name, _)| ctx.string(name))).flatten()
 }
 
 fn publish(ctx: Ctx<'_>, notice: Notice, answer: Answer) {
