@@ -7,6 +7,9 @@ use crate::bytes::KeyRef;
 use crate::kind::{Kind, Mode};
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
 
+/// How many requests that are over are passed over, to show some that wait.
+const PASSED_OVER: usize = 1000;
+
 /// A waiter, as WAITERS shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaiterView<'a> {
@@ -90,8 +93,13 @@ impl Engine {
 
     /// Who waits under `key`, in order.
     pub fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
+        self.waiters_among(key, now, usize::MAX)
+    }
+
+    /// Who waits under `key`, of the first so many requests of the queue.
+    fn waiters_among(&self, key: KeyRef<'_>, now: Now, requests: usize) -> impl Iterator<Item = WaiterView<'_>> {
         let name = self.queues.names.find(key);
-        let waiters = name.into_iter().flat_map(|name| self.queues.in_order(name));
+        let waiters = name.into_iter().flat_map(|name| self.queues.in_order(name)).take(requests);
         let waits = move |waiter: &Waiter| !waiter.is_over(now) && self.queues.notified.cut_off(waiter).is_none();
         waiters.filter(move |(_, waiter)| waits(waiter)).map(move |(_, waiter)| WaiterView {
             owner: self.queues.owner_of(waiter),
@@ -100,6 +108,12 @@ impl Engine {
             is_notified: waiter.request().notify.is_some(),
             waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
         })
+    }
+
+    /// The first who wait under `key`, as [`Engine::waiters`] lists them, `limit` at most. Looks at not many more than that: where a
+    /// great many waits have ended together, and are yet to be answered, there may be fewer.
+    pub fn first_waiters(&self, key: KeyRef<'_>, now: Now, limit: usize) -> impl Iterator<Item = WaiterView<'_>> {
+        self.waiters_among(key, now, limit.saturating_add(PASSED_OVER)).take(limit)
     }
 
     /// How many more fencing tokens this server can give.
