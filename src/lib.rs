@@ -4,6 +4,8 @@
 //! what that decided, `ffi` is the only place that talks to the server's C API. The server's callbacks (timer,
 //! disconnects, notifications) take the same way through [`execute`].
 
+// The server does nothing else while a table is copied into a larger one.
+#![deny(clippy::disallowed_types)]
 #![deny(
     clippy::unwrap_used,
     clippy::expect_used,

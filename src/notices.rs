@@ -7,13 +7,16 @@
 //! A grant is published only if somebody listens to its channel on this server. Otherwise, or if the connection that asked has
 //! closed meanwhile, the engine takes it back.
 //!
+//! There may be millions of requests, and all of them may end at once. So what is kept here is in lists and trees, of which no
+//! insertion copies everything, and nothing that is large is dropped at once.
+//!
 //! Invariant: a channel is known as long as a request waits for an answer on it, or a message for it waits here.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::num::NonZeroU32;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, LinkedList};
 use std::time::Duration;
 
-use rlock_core::{Answer, Channel, Engine, Notice, Told, US_PER_MS};
+use rlock_core::{Answer, Channel, Channels, Engine, Notice, Told, US_PER_MS};
 
 use crate::clock;
 use crate::ffi::{self, Ctx, MainThread, OwnedString};
@@ -27,12 +30,11 @@ use crate::timer;
 const AT_ONCE: usize = 1_000;
 const BUDGET: Duration = Duration::from_millis(2);
 
-struct Entry {
-    name: Box<[u8]>,
-    /// How many requests and messages it is known for.
-    uses: usize,
-    /// Whether somebody listened, in the turn with this number.
-    heard: (u64, bool),
+/// Whether somebody listened to a channel, in the turn with this number.
+#[derive(Default)]
+struct Heard {
+    turn: u64,
+    is_heard: bool,
 }
 
 struct Message {
@@ -44,7 +46,14 @@ struct Message {
     answer: Answer,
 }
 
-/// A request that was sent again, and was answered or waits: what its earlier waits have to say is not said any more.
+/// A request of which messages wait.
+#[derive(Default)]
+struct Asked {
+    messages: usize,
+    again: Option<Again>,
+}
+
+/// A request was sent again, and was answered or waits: what its earlier waits have to say is not said any more.
 struct Again {
     /// Messages from this number on are not meant.
     from: u64,
@@ -52,18 +61,22 @@ struct Again {
     ticket: Option<u64>,
 }
 
+impl Again {
+    fn outdates(&self, message: &Message) -> bool {
+        message.number < self.from && self.ticket != Some(message.ticket)
+    }
+}
+
 #[derive(Default)]
 struct Notices {
-    /// By their numbers, of which none is given twice: the engine may go on ending the waits of one that went away.
-    channels: BTreeMap<Channel, Entry>,
-    numbers: HashMap<Box<[u8]>, Channel>,
-    last_number: u32,
-    outgoing: VecDeque<Message>,
+    /// Each is held by the requests that wait and the messages that it is known for.
+    channels: Channels<Heard>,
+    outgoing: LinkedList<Message>,
     posted: u64,
-    /// Requests that were sent again while messages waited, by their channels and ids.
-    again: HashMap<(Channel, u64), Again>,
-    /// Connections that closed while messages waited.
-    closed: HashSet<u64>,
+    /// The requests that the messages are about, by their channels and ids.
+    asked: BTreeMap<(Channel, u64), Asked>,
+    /// Connections that closed while messages waited. Their numbers do not come again.
+    closed: BTreeSet<u64>,
     turn: u64,
 }
 
@@ -75,49 +88,59 @@ fn with<R>(body: impl FnOnce(&mut Notices) -> R) -> Option<R> {
 
 impl Notices {
     fn hold(&mut self, name: &[u8]) -> Option<Channel> {
-        let channel = match self.numbers.get(name) {
-            Some(channel) => *channel,
+        let channel = match self.channels.find(name) {
+            Some(channel) => channel,
             None => {
-                self.last_number = self.last_number.checked_add(1)?;
-                let channel = Channel(NonZeroU32::new(self.last_number)?);
-                self.channels.insert(channel, Entry { name: name.into(), uses: 0, heard: (0, false) });
-                self.numbers.insert(name.into(), channel);
+                let channel = self.channels.add(name)?;
                 shard_channels::add(channel, name);
                 channel
             }
         };
-        let entry = self.channels.get_mut(&channel)?;
-        entry.uses = entry.uses.saturating_add(1);
+        self.channels.hold(channel);
         Some(channel)
     }
 
     fn let_go(&mut self, channel: Channel) {
-        let Some(entry) = self.channels.get_mut(&channel) else {
-            return;
-        };
-        entry.uses = entry.uses.saturating_sub(1);
-        if entry.uses > 0 {
-            return;
-        }
-        if let Some(entry) = self.channels.remove(&channel) {
-            self.numbers.remove(&entry.name);
-            shard_channels::remove(channel, &entry.name);
-        }
-        if self.numbers.is_empty() {
-            // There may have been very many.
-            self.numbers = HashMap::new();
+        if let Some(name) = self.channels.let_go(channel) {
+            shard_channels::remove(channel, &name);
         }
     }
 
-    /// Whether a message is of an earlier wait of a request that was sent again.
-    fn is_outdated(&self, message: &Message) -> bool {
-        let again = self.again.get(&(message.notice.channel, message.notice.id));
-        again.is_some_and(|again| message.number < again.from && again.ticket != Some(message.ticket))
+    fn post(&mut self, Told { ticket, answer, .. }: Told, notice: Notice) {
+        self.posted = self.posted.saturating_add(1);
+        let asked = self.asked.entry((notice.channel, notice.id)).or_default();
+        asked.messages = asked.messages.saturating_add(1);
+        let (number, posted_us) = (self.posted, clock::mono_us());
+        self.outgoing.push_back(Message { number, posted_us, ticket, notice, answer });
+    }
+
+    /// The next message, and whether it is of an earlier wait of a request that was sent again.
+    fn take_next(&mut self) -> Option<(Message, bool)> {
+        let message = self.outgoing.pop_front()?;
+        let mut is_outdated = false;
+        if let Entry::Occupied(mut entry) = self.asked.entry((message.notice.channel, message.notice.id)) {
+            let asked = entry.get_mut();
+            is_outdated = asked.again.as_ref().is_some_and(|again| again.outdates(&message));
+            asked.messages = asked.messages.saturating_sub(1);
+            if asked.messages == 0 {
+                entry.remove();
+            }
+        }
+        Some((message, is_outdated))
+    }
+
+    /// Forgets some of the connections that have closed: no message is left that could be for one of them.
+    fn forget_closed(&mut self) {
+        for _ in 0..AT_ONCE {
+            if self.closed.pop_first().is_none() {
+                break;
+            }
+        }
     }
 }
 
 /// The number of a channel on which a request is to be answered. It is known until [`let_go`], or until the answer to the
-/// request that waits was published.
+/// request that waits was published. `None` if there is no number for it.
 pub(crate) fn hold(name: &[u8]) -> Option<Channel> {
     with(|notices| notices.hold(name)).flatten()
 }
@@ -129,24 +152,19 @@ pub(crate) fn let_go(channel: Channel) {
 
 /// Takes an answer, to be published when the turn ends.
 pub(crate) fn post(told: Told, notice: Notice) {
-    let Told { ticket, answer, .. } = told;
-    if answer == Answer::Continued {
+    if told.answer == Answer::Continued {
         return let_go(notice.channel);
     }
-    with(|notices| {
-        notices.posted = notices.posted.saturating_add(1);
-        let (number, posted_us) = (notices.posted, clock::mono_us());
-        notices.outgoing.push_back(Message { number, posted_us, ticket, notice, answer });
-    });
+    with(|notices| notices.post(told, notice));
 }
 
 /// A request was answered, or waits under `ticket`. If it was sent before, messages of its earlier waits are of no use any more, and
 /// could be taken for answers to this one.
 pub(crate) fn sent_again(channel: Channel, id: u64, ticket: Option<u64>) {
     with(|notices| {
-        if !notices.outgoing.is_empty() {
-            let from = notices.posted.saturating_add(1);
-            notices.again.insert((channel, id), Again { from, ticket });
+        let from = notices.posted.saturating_add(1);
+        if let Some(asked) = notices.asked.get_mut(&(channel, id)) {
+            asked.again = Some(Again { from, ticket });
         }
     });
 }
@@ -168,6 +186,7 @@ pub(crate) fn on_client_closed(client: u64) {
 /// A turn ends: publishes what there is, as far as the budget goes.
 pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
     if outgoing() == 0 {
+        with(Notices::forget_closed);
         return;
     }
     let start_us = clock::mono_us();
@@ -177,23 +196,17 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
         if Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET {
             break;
         }
-        let Some(message) = with(|notices| notices.outgoing.pop_front()).flatten() else {
+        let Some((message, is_outdated)) = with(Notices::take_next).flatten() else {
             break;
         };
-        send(ctx, message);
+        send(ctx, message, is_outdated);
     }
     if outgoing() > 0 {
         ffi::wake_event_loop();
-    } else {
-        with(|notices| {
-            notices.closed = HashSet::new();
-            notices.again = HashMap::new();
-        });
     }
 }
 
-fn send(ctx: Ctx<'_>, message: Message) {
-    let is_outdated = with(|notices| notices.is_outdated(&message)) == Some(true);
+fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     let Message { posted_us, ticket, notice, answer, .. } = message;
     let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
     if is_outdated {
@@ -240,8 +253,8 @@ fn take_back(ticket: u64, why: fn(&mut Engine, u64)) {
 fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
     let known = with(|notices| {
         let turn = notices.turn;
-        let entry = notices.channels.get(&channel)?;
-        Some(if entry.heard.0 == turn { Err(entry.heard.1) } else { Ok(entry.name.clone()) })
+        let (name, heard) = notices.channels.get(channel)?;
+        Some(if heard.turn == turn { Err(heard.is_heard) } else { Ok(Box::<[u8]>::from(name)) })
     });
     match known.flatten() {
         None => false,
@@ -250,8 +263,8 @@ fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
             let is_heard = ctx.listeners(ctx.string(&name).arg(), server::is_cluster()) > 0;
             with(|notices| {
                 let turn = notices.turn;
-                if let Some(entry) = notices.channels.get_mut(&channel) {
-                    entry.heard = (turn, is_heard);
+                if let Some(heard) = notices.channels.note_mut(channel) {
+                    *heard = Heard { turn, is_heard };
                 }
             });
             is_heard
@@ -261,7 +274,7 @@ fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
 
 /// The name of a channel that is known.
 pub(crate) fn name_of(ctx: Ctx<'_>, channel: Channel) -> Option<OwnedString<'_>> {
-    with(|notices| notices.channels.get(&channel).map(|entry| ctx.string(&entry.name))).flatten()
+    with(|notices| notices.channels.get(channel).map(|(name, _)| ctx.string(name))).flatten()
 }
 
 fn publish(ctx: Ctx<'_>, notice: Notice, answer: Answer) {

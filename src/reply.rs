@@ -20,6 +20,8 @@ pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
 pub(crate) const NOTIFY_WITHOUT_PUBSUB: &str = "ERR NOTIFY is not possible on this server: its command PUBSUB is renamed or disabled, and by it the module sees who listens";
 pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =
     "CROSSSLOT the channel of NOTIFY is one of a shard, and must be in the slot of the keys: give it their {tag}";
+pub(crate) const NOTIFY_WITHOUT_NUMBER: &str =
+    "MAXWAITERS requests wait for answers on so many channels that there is no number for another one";
 pub(crate) const EFFECT_FROM_CLIENT: &str =
     "ERR RLOCK.APPLY is internal: it is taken only from a master or from the append-only file";
 pub(crate) const EFFECT_UNREADABLE: &str = "ERR this effect cannot be read";

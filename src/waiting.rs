@@ -3,9 +3,8 @@
 //! A ticket is in the table from the moment its client is blocked until the answer is written or the client is gone,
 //! whichever comes first; so a handle in the table is valid.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
-use ahash::RandomState;
 use rlock_core::Answer;
 
 use crate::ffi::{self, Arg, Blocked, Ctx, MainThread};
@@ -19,9 +18,8 @@ struct Waiting {
     answer: Option<Answer>,
 }
 
-/// Keyed by our own running numbers, so the hash need not be unpredictable.
-static WAITING: MainThread<HashMap<u64, Waiting, RandomState>> =
-    MainThread::new(HashMap::with_hasher(RandomState::with_seeds(0x2545_f491, 0x4f6c_dd1d, 0x9e37_79b9, 0x7f4a_7c15)));
+/// By their tickets. A tree, because a hash table rehashes all that wait when one more comes, and keeps its memory when they are gone.
+static WAITING: MainThread<BTreeMap<u64, Waiting>> = MainThread::new(BTreeMap::new());
 
 /// Blocks the client of this command under `ticket`. `false` if the server does not want to, or if a listener of the
 /// events of this very command has changed the lock so that the ticket was served already; the engine has been told.

@@ -1,6 +1,8 @@
 //! What an operator does to a lock without knowing its kind.
 
-use crate::support::{ALL, Reply, Server};
+use std::time::Duration;
+
+use crate::support::{ALL, Client, Command, Reply, Server, eventually};
 
 #[test]
 fn a_lock_of_any_kind_is_looked_at_and_ended_by_the_commands_of_rlock() {
@@ -48,4 +50,37 @@ fn all_holders_of_a_lock_lose_it() {
     }
     assert_eq!(client.call("RSEMAPHORE.INFO permits").field("available"), 3);
     assert_eq!(client.call("RLOCK.INFO readers"), Reply::Nil);
+}
+
+/// More than are passed over by one look.
+const ENDED: usize = 2000;
+
+#[test]
+fn who_has_ended_and_is_still_there_is_passed_over_up_to_a_limit() {
+    const SOON: Duration = Duration::from_secs(60);
+    const ASKS: [(&str, &str); 2] = [
+        ("fair", "RFAIRLOCK.ACQUIRE fair OWNER QUEUE"),
+        ("mutex", "RLOCK.ACQUIRE mutex OWNER NOTIFY answers REQ 1 BLOCK"),
+    ];
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("fair first PX 600000");
+    client.acquire("mutex first PX 600000");
+    for (_, ask) in ASKS {
+        let ask = |owner: &str, ms: u64| format!("{} {ms}", ask.replace("OWNER", owner)).into();
+        let mut asks: Vec<Command> = (0..ENDED).map(|owner| ask(&owner.to_string(), 4000)).collect();
+        asks.push(ask("last", 600_000));
+        client.call_in_one_step(&asks);
+    }
+    // The timer removes nothing meanwhile.
+    assert_eq!(client.call("CLIENT PAUSE 600000 WRITE"), "OK");
+    let first = |client: &mut Client, key| client.call(format!("RLOCK.WAITERS {key} COUNT 1"));
+    for (key, _) in ASKS {
+        eventually(SOON, || client.waiting_owners(key) == ["last"]);
+        assert!(first(&mut client, key).array().is_empty(), "{key}: not all are looked at");
+    }
+    assert_eq!(client.call("CLIENT UNPAUSE"), "OK");
+    for (key, _) in ASKS {
+        eventually(SOON, || first(&mut client, key).array().first().is_some_and(|one| one.field("owner") == "last"));
+    }
 }

@@ -21,6 +21,7 @@
 extern crate alloc;
 
 mod bytes;
+mod channels;
 mod codec;
 mod collections;
 mod effect;
@@ -38,6 +39,7 @@ mod strategies;
 mod time;
 
 pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};
+pub use channels::Channels;
 pub use codec::{DecodeError, decode, encode};
 pub use collections::{Alarm, Deadlines};
 pub use effect::{EffectError, Facts, parse_effect, write_effect};

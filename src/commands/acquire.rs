@@ -135,7 +135,7 @@ fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Opti
     if server::is_cluster() && keys.first().is_some_and(|key| slot_of(key.bytes()) != slot_of(name)) {
         return Err(Failure::Text(reply::NOTIFY_IN_OTHER_SLOT));
     }
-    Ok(notices::hold(name))
+    notices::hold(name).map(Some).ok_or(Failure::Text(reply::NOTIFY_WITHOUT_NUMBER))
 }
 
 /// SESSION needs a connection.

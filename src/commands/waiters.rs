@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use rlock_core::{FairQueue, KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
 
 use super::family::Family;
-use super::{ENGINE_IN_USE, Failure, option, read_lock, reply_failure};
+use super::{ENGINE_IN_USE, Failure, PASSED_OVER, option, read_lock, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -45,14 +45,16 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     })?
 }
 
-/// The places of a fair lock whose life is not over, in order.
-fn live_places(lock: &Lock, now: Now) -> impl Iterator<Item = Place<'_>> {
-    lock.queue().into_iter().flat_map(FairQueue::iter).filter(move |place| place.is_live(now))
+/// The first places of a fair lock whose life is not over, in order. Those whose life is over may be very many, so not all are looked at.
+fn first_live(lock: &Lock, now: Now, limit: usize) -> impl Iterator<Item = Place<'_>> {
+    let first = lock.queue().into_iter().flat_map(FairQueue::iter).take(limit.saturating_add(PASSED_OVER));
+    first.filter(move |place| place.is_live(now)).take(limit)
 }
 
 fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: usize) {
-    ctx.reply_array(live_places(lock, now).take(limit).count());
-    for place in live_places(lock, now).take(limit) {
+    let places: Vec<Place<'_>> = first_live(lock, now, limit).collect();
+    ctx.reply_array(places.len());
+    for place in places {
         // An arrival number is the wall clock's microseconds at the arrival.
         let waited_ms = now.wall_us.saturating_sub(place.arrival) / US_PER_MS;
         let is_notified = state::with_engine(|engine| engine.is_notified(name, place.owner)) == Some(true);
@@ -64,9 +66,9 @@ fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: us
 /// The connections that wait. What waits for a lock that is not fair is always a connection.
 fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Option<()> {
     state::with_engine(|engine| {
-        ctx.reply_array(engine.waiters(name, now).take(limit).count());
-        for waiter in engine.waiters(name, now).take(limit) {
-            let WaiterView { owner, mode, count, waited_ms, is_notified } = waiter;
+        let waiters: Vec<WaiterView<'_>> = engine.first_waiters(name, now, limit).collect();
+        ctx.reply_array(waiters.len());
+        for WaiterView { owner, mode, count, waited_ms, is_notified } in waiters {
             reply_waiter(ctx, owner, &Shown { mode, count, waited_ms, is_notified }, true);
         }
     })
