@@ -1,14 +1,11 @@
 //! Payloads that somebody broke or made up: each is refused or is a lock, with which everything can be done.
 
-use std::time::Duration;
-
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngCore, SeedableRng};
 
-use crate::support::{Client, Command, Reply, Server, at_length, eventually, seed};
+use crate::support::{Client, Command, Reply, Server, at_length, seed};
 
-const SOON: Duration = Duration::from_secs(10);
 const YEAR_MS: i64 = 365 * 24 * 3600 * 1000;
 
 /// How many locks that were taken from payloads are kept, to be saved and loaded together.
@@ -238,8 +235,7 @@ fn a_broken_payload_is_refused_or_a_lock_and_the_server_lives() {
     server.assert_alive();
 
     // What was taken can be saved and loaded in each way.
-    client.call("BGREWRITEAOF");
-    eventually(SOON, || client.info("aof_rewrite_in_progress") == "0" && client.info("aof_rewrites") == "1");
+    client.rewrite_append_only_file();
     client.call("CLIENT PAUSE 60000 WRITE");
     let digest = client.call("DEBUG DIGEST");
     for load in ["DEBUG LOADAOF", "DEBUG RELOAD"] {

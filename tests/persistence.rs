@@ -103,9 +103,7 @@ fn a_rewritten_append_only_file_brings_everything_back() {
         let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
         let mut client = server.client();
         let estate = Estate::create(&mut client);
-        client.call("BGREWRITEAOF");
-        eventually(SOON, || client.info("aof_rewrite_in_progress") == "0" && client.info("aof_rewrites") == "1");
-        assert_eq!(client.info("aof_last_bgrewrite_status"), "ok");
+        client.rewrite_append_only_file();
         server.kill_and_restart();
         estate.assert_intact(&mut server.client());
     }

@@ -428,8 +428,7 @@ fn size_and_holds_come_back_after_a_restart_and_are_the_same_on_a_replica() {
         assert_intact(&mut replica.client());
         for rewritten in [false, true] {
             if rewritten {
-                client.call("BGREWRITEAOF");
-                eventually(SOON, || client.info("aof_rewrites") == "1");
+                client.rewrite_append_only_file();
             }
             server.kill_and_restart();
             client = server.client();
