@@ -176,8 +176,9 @@ fn try_payload(client: &mut Client, key: &str, payload: &[u8]) -> bool {
     true
 }
 
+/// Whatever a lock came from, it is within all limits, and each command gets an answer that it has for a lock.
 #[track_caller]
-fn assert_usable(client: &mut Client, key: &str) {
+pub(crate) fn assert_usable(client: &mut Client, key: &str) {
     let info = client.call(format!("RLOCK.INFO {key}"));
     // One that has lapsed is as good as none.
     let holders = if info == Reply::Nil { Reply::Array(vec![]) } else { info.field("holders") };
