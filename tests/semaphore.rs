@@ -91,7 +91,8 @@ fn permits_never_exceed_the_limit_under_1000_clients() {
         assert!(results.into_iter().all(|result| result.is_ok()));
     });
     let most = most.into_inner();
-    assert!((2..=PERMITS).contains(&most), "{most} permits were in use at once");
+    // More than any one of them has.
+    assert!((5..=PERMITS).contains(&most), "{most} permits were in use at once");
     let mut client = server.client();
     assert_eq!(available(&mut client), PERMITS);
     assert_eq!(client.info_number("rlock_waiting"), 0);
