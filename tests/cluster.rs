@@ -1,9 +1,12 @@
 //! A slot moves to another node while locks in it are held and waited for.
 
 use std::io::ErrorKind;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::support::{Client, Server, free_port, two_nodes};
+use crate::support::{Client, Server, eventually, free_port, two_nodes};
+
+const SOON: Duration = Duration::from_secs(20);
 
 #[track_caller]
 fn assert_still_waiting(waiter: &mut Client) {
@@ -61,6 +64,37 @@ fn a_node_grants_nothing_while_its_cluster_is_down() {
         "RFAIRLOCK.ACQUIRE job a QUEUE 1000",
     ] {
         client.call(command).expect_error("CLUSTERDOWN");
+    }
+}
+
+/// New requests the server itself refuses. What ends meanwhile, and who waits for it without a blocked connection, is left to the module.
+#[test]
+fn what_ends_while_the_cluster_is_down_is_granted_when_it_is_up_again() {
+    let [node, _other] = two_nodes();
+    let (mut client, mut holder) = (node.client(), node.client());
+    let keys = ["{job}lapses", "{job}closes"];
+    client.acquire("{job}lapses a PX 1000");
+    let lapses_at = Instant::now() + Duration::from_millis(1000);
+    holder.acquire("{job}closes a PX 60000 SESSION 0");
+    let mut blocked = keys.map(|key| node.blocked_waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0")));
+    let mut notified = keys.map(|key| node.notified_waiter(format!("RLOCK.ACQUIRE {key} c PX 60000 BLOCK 0")));
+    let mut wait_for_state = |change: &str, state: &str| {
+        assert_eq!(client.call(change), "OK");
+        eventually(SOON, || client.call("CLUSTER INFO").text().contains(&format!("cluster_state:{state}")));
+    };
+    // One slot that nobody serves is enough.
+    wait_for_state("CLUSTER DELSLOTS 0", "fail");
+    drop(holder);
+    for waiter in &mut blocked {
+        waiter.reply().expect_error("CLUSTERDOWN");
+    }
+    // Time itself: a lease and a session are over then.
+    thread::sleep(lapses_at.saturating_duration_since(Instant::now()));
+    notified.iter_mut().for_each(assert_still_waiting);
+    assert_eq!(node.client().info_number("rlock_waiting"), 2);
+    wait_for_state("CLUSTER ADDSLOTS 0", "ok");
+    for waiter in &mut notified {
+        waiter.reply().int();
     }
 }
 

@@ -145,10 +145,7 @@ fn a_rewritten_append_only_file_brings_the_queue_back() {
     for preamble in ["yes", "no"] {
         let server = Server::with_aof(&[GRACE_LINE, &format!("aof-use-rdb-preamble {preamble}")]);
         assert_the_line_survives(server, |server| {
-            let mut client = server.client();
-            client.call("BGREWRITEAOF");
-            eventually(SOON, || client.info("aof_rewrite_in_progress") == "0" && client.info("aof_rewrites") == "1");
-            assert_eq!(client.info("aof_last_bgrewrite_status"), "ok");
+            server.client().rewrite_append_only_file();
             kill_and_restart(server)
         });
     }

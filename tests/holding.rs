@@ -295,6 +295,7 @@ fn a_lapsed_lease_shows_nowhere_even_before_it_is_removed() {
         eventually(SOON, || client.call("LOCK.PTTL job") == -2);
         assert_eq!(client.call("LOCK.HOLDS job a"), 0);
         assert_eq!(client.holder("job"), None);
+        assert_eq!(client.call("EXISTS job"), 1, "it is not removed");
         client.call("CLIENT UNPAUSE");
         eventually(SOON, || client.is_free("job"));
     }

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use crate::support::{
-    ALL, Client, Command, EXCLUSIVE, FAIR, MUTEX, Reply, Server, assert_silent, eventually, message, subscriber,
+    ALL, Client, Command, EXCLUSIVE, FAIR, MUTEX, Reply, Server, Stopwatch, assert_silent, eventually, message,
+    subscriber,
 };
 
 const SOON: Duration = Duration::from_secs(5);
@@ -351,7 +352,7 @@ fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_m
 }
 
 #[test]
-fn very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
+fn timed_very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");
@@ -360,8 +361,10 @@ fn very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
         assert_eq!(client.call(ask), 0);
     }
     let mut next = server.notified_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    let watch = Stopwatch::start();
     client.call("RLOCK.RELEASE job a");
     next.reply_within(SOON).expect("it is granted").int();
+    watch.assert_took_ms(0..500, "the turn of those whom nobody hears");
     assert_eq!(client.info_number("rlock_unheard"), 100);
 }
 

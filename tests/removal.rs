@@ -54,10 +54,7 @@ fn a_snapshot_without_locks_loads_without_the_module() {
 fn an_append_only_file_that_was_rewritten_without_locks_loads_without_the_module() {
     for preamble in ["yes", "no"] {
         let server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
-        assert_starts_without_the_module(server, |client| {
-            client.call("BGREWRITEAOF");
-            eventually(SOON, || client.info("aof_rewrites") == "1" && client.info("aof_rewrite_in_progress") == "0");
-        });
+        assert_starts_without_the_module(server, Client::rewrite_append_only_file);
     }
 }
 
@@ -98,11 +95,7 @@ fn a_token_ahead_of_the_clock_stays_in_snapshots_and_goes_with_a_plain_append_on
     clock.step_forward(Duration::ZERO);
     for (preamble, loads) in [("yes", !snapshots_may_have_the_last_token(&mut client)), ("no", true)] {
         client.call(format!("CONFIG SET aof-use-rdb-preamble {preamble}"));
-        let rewrites = client.info_number("aof_rewrites");
-        client.call("BGREWRITEAOF");
-        eventually(SOON, || {
-            client.info_number("aof_rewrites") > rewrites && client.info("aof_rewrite_in_progress") == "0"
-        });
+        client.rewrite_append_only_file();
         let copy = copy_without_module(&server);
         assert_eq!(copy.is_ok(), loads, "{preamble}: {:?}", copy.err());
         if let Ok(copy) = copy {

@@ -332,8 +332,7 @@ fn readers_come_back_as_they_were() {
         };
         for rewritten in [false, true] {
             if rewritten {
-                client.call("BGREWRITEAOF");
-                eventually(SOON, || client.info("aof_rewrites") == "1");
+                client.rewrite_append_only_file();
             }
             server.kill_and_restart();
             client = server.client();

@@ -91,7 +91,8 @@ fn permits_never_exceed_the_limit_under_1000_clients() {
         assert!(results.into_iter().all(|result| result.is_ok()));
     });
     let most = most.into_inner();
-    assert!((2..=PERMITS).contains(&most), "{most} permits were in use at once");
+    // More than any one of them has.
+    assert!((5..=PERMITS).contains(&most), "{most} permits were in use at once");
     let mut client = server.client();
     assert_eq!(available(&mut client), PERMITS);
     assert_eq!(client.info_number("rlock_waiting"), 0);
@@ -428,8 +429,7 @@ fn size_and_holds_come_back_after_a_restart_and_are_the_same_on_a_replica() {
         assert_intact(&mut replica.client());
         for rewritten in [false, true] {
             if rewritten {
-                client.call("BGREWRITEAOF");
-                eventually(SOON, || client.info("aof_rewrites") == "1");
+                client.rewrite_append_only_file();
             }
             server.kill_and_restart();
             client = server.client();

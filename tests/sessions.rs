@@ -297,13 +297,9 @@ fn a_restart_from_an_append_only_file_counts_as_closed() {
 
 #[test]
 fn a_restart_from_a_rewritten_append_only_file_counts_as_closed() {
-    let rewrite = |client: &mut Client| {
-        client.call("BGREWRITEAOF");
-        eventually(SOON, || client.info("aof_rewrites") == "1");
-    };
     for preamble in ["yes", "no"] {
         let server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
-        assert_a_restart_counts_as_closed(server, rewrite);
+        assert_a_restart_counts_as_closed(server, Client::rewrite_append_only_file);
     }
 }
 

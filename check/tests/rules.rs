@@ -1,4 +1,4 @@
-//! Each rule is seen to fail: a lawful history with one thing changed.
+//! Each rule is seen to fail: a lawful history with one thing changed. Those that no history is about are in `servers.rs`.
 
 use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
 use rlock_check::invented;
@@ -44,6 +44,14 @@ fn acquire(count: u32, block_ms: Option<u64>, request_id: Option<u64>) -> Call {
 }
 
 const ALONE: Mode = Mode::Exclusive;
+
+#[test]
+fn each_rule_is_seen_to_fail() {
+    let tests = [include_str!("rules.rs"), include_str!("servers.rs")].concat();
+    for rule in Rule::ALL {
+        assert!(tests.contains(&format!("[Rule::{rule:?}")) || tests.contains(&format!(", Rule::{rule:?}]")), "{rule:?}");
+    }
+}
 
 #[test]
 fn a_lawful_history_breaks_no_rule() {

@@ -98,7 +98,7 @@ impl Crowd {
         })
     }
 
-    /// Lets tasks wait for what is held, and waits until as many of them wait at the server as can. `waiting` says how many do.
+    /// Lets tasks wait for what is held, and waits until all of them wait at the server. `waiting` says how many do.
     pub async fn wait(&mut self, waiting: impl Fn() -> i64) {
         for number in 0..WAITERS {
             let wanted = number % WANTED;
@@ -108,8 +108,7 @@ impl Crowd {
                 _ => self.waiter(key.clone(), wanted, self.client.lock(key)),
             });
         }
-        // The default of the client.
-        eventually(|| waiting() >= 8).await;
+        eventually(|| waiting() == WAITERS as i64).await;
     }
 
     fn waiter<K: Kind>(&self, key: String, wanted: usize, lock: Lock<K>) -> JoinHandle<Result<(usize, u64), Error>> {

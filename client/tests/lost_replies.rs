@@ -164,3 +164,28 @@ async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
     assert_eq!(holds(&server), 1);
     guard.release().await.expect("it was held");
 }
+
+/// So does a renewal, by hand or by the keeper: what was on its way for long is older than it looks.
+#[tokio::test]
+async fn a_renewal_that_is_heard_of_late_counts_from_its_sending() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let (lease, late_by) = (Duration::from_secs(4), Duration::from_millis(400));
+    let renewed = client.lock("k").lease(lease).renewing(true).acquire().await.expect("a free lock");
+    let plain = client.lock("l").lease(lease).acquire().await.expect("a free lock");
+    proxy.set(move |direction, _| match direction {
+        Direction::ToClient => Fate::Delay(late_by),
+        Direction::ToServer => Fate::Pass,
+    });
+    plain.renew_for(lease * 2).await.expect("it is held");
+    assert!(plain.valid_for() <= lease * 2 - late_by, "{:?}", plain.valid_for());
+
+    let mut valid_for = renewed.valid_for();
+    eventually(|| {
+        let before = std::mem::replace(&mut valid_for, renewed.valid_for());
+        valid_for > before
+    })
+    .await;
+    assert!(valid_for <= lease - late_by, "{valid_for:?}");
+}

@@ -110,8 +110,11 @@ async fn compete(
         register.leave("k", &(guard.clone() as Arc<dyn Belief>));
         let guard: QuorumGuard = Arc::into_inner(guard).expect("the register has let it go");
         if random.random() {
-            // Whoever has lost it hears so.
-            drop(guard.release().await);
+            // Whoever has lost it hears so, and whoever reaches no majority.
+            match guard.release().await {
+                Ok(()) | Err(Error::NotHeld | Error::Connection { .. } | Error::NoQuorum { .. }) => {}
+                Err(error) => panic!("a release: {error}"),
+            }
         }
     }
 }
@@ -133,7 +136,7 @@ async fn over_random_partitions_no_two_believe_in_a_quorum() {
     }
     // A campaign without holds shows nothing, nor does one that spares them all. How many there are in a given time is a matter of the
     // machine, so it goes on until there are enough.
-    let is_enough = || register.believed() > changes() / 10 && losses.load(Ordering::Relaxed) >= changes() / 1000;
+    let is_enough = || register.believed() > changes() / 10 && losses.load(Ordering::Relaxed) > changes() / 1000;
     let mut changed = 0;
     while changed < changes() || !is_enough() {
         assert!(changed < 10 * changes(), "{} holds over {changed} changes", register.believed());

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
+use super::eventually;
 use super::family::{Family, MUTEX};
 use super::notified::{self, Awaited};
 use super::reply::Reply;
@@ -303,6 +304,17 @@ impl Client {
     pub fn waiting_owners(&mut self, key: &str) -> Vec<String> {
         let waiters = self.call(format!("RLOCK.WAITERS {key}"));
         waiters.array().iter().map(|waiter| waiter.field("owner").text()).collect()
+    }
+
+    /// Has the append-only file rewritten, and waits until the server goes on with the new one. It counts a rewrite when it begins.
+    #[track_caller]
+    pub fn rewrite_append_only_file(&mut self) {
+        let rewrites = self.info_number("aof_rewrites");
+        self.call("BGREWRITEAOF");
+        eventually(PATIENCE, || {
+            self.info_number("aof_rewrites") > rewrites && self.info("aof_rewrite_in_progress") == "0"
+        });
+        assert_eq!(self.info("aof_last_bgrewrite_status"), "ok");
     }
 
     /// A field of INFO.

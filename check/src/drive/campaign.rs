@@ -91,13 +91,7 @@ impl Campaign {
             look_afterwards(&master, &replica, &keys, &mut violations)
         };
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
-            let log = server.log();
-            let said =
-                log.lines().find(|line| line.contains("a bug in rlock") || line.contains("could not be applied"));
-            if !server.is_alive() || said.is_some() {
-                let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
-                violations.push(Violation { rule: Rule::ServerLives, story });
-            }
+            check_life(name, server.is_alive(), &server.log(), &mut violations);
         }
         let mut history = History { keys: keys.to_vec(), operations, pauses: interruptions.pauses };
         violations.extend(rules::check(&mut history));
@@ -226,8 +220,21 @@ fn set_orders(operations: &mut [Operation], orders: &Orders) {
     }
 }
 
+/// A server has not ended, and has not logged that something is wrong.
+pub fn check_life(name: &str, is_alive: bool, log: &str, violations: &mut Vec<Violation>) {
+    let said = log.lines().find(|line| line.contains("a bug in rlock") || line.contains("could not be applied"));
+    if !is_alive || said.is_some() {
+        let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
+        violations.push(Violation { rule: Rule::ServerLives, story });
+    }
+}
+
 /// Everybody has gone: nothing is held but what a short lease still keeps.
-pub(super) fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
+///
+/// # Errors
+///
+/// If the server does not answer.
+pub fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
     let deadline_us = now_us() + 3_000_000;
     loop {
         let mut left = Vec::new();

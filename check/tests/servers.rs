@@ -1,0 +1,109 @@
+//! The rules about what a run sees of its servers, and not of its clients, are seen to fail: on servers that are made up.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+
+use rlock_check::drive::campaign::{check_leftovers, check_life};
+use rlock_check::drive::parade;
+use rlock_check::drive::wire::Connection;
+use rlock_check::history::{Key, Kind, Rule, Violation};
+
+/// Answers each command, all of whose words it is given, as it comes on the wire.
+type Answers = fn(&str) -> String;
+
+/// A server that answers so.
+fn server(answers: Answers) -> Connection {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let address: SocketAddr = listener.local_addr().expect("an address");
+    // The thread ends with the connection.
+    thread::spawn(move || serve(&listener.accept().expect("a connection").0, answers));
+    Connection::open(address).expect("a connection")
+}
+
+fn serve(stream: &TcpStream, answers: Answers) {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    while let Some(head) = lines.next() {
+        let count: usize = head.trim_start_matches('*').parse().expect("a number of words");
+        // Each word has its length ahead.
+        let words: Vec<String> = lines.by_ref().take(2 * count).skip(1).step_by(2).collect();
+        let is_ours = words.first().is_some_and(|word| word.starts_with('R'));
+        let answer = if is_ours { answers(&words.join(" ")) } else { "+OK\r\n".to_owned() };
+        let mut stream = stream;
+        if stream.write_all(answer.as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+fn broken(violations: &[Violation]) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = violations.iter().map(|violation| violation.rule).collect();
+    rules.dedup();
+    rules
+}
+
+const NOTHING: &str = "*-1\r\n";
+const READONLY: &str = "-READONLY it decides nothing\r\n";
+
+/// What INFO says of a lock, as far as anybody looks.
+fn held_by(owner: &str, lease_ms: u32) -> String {
+    let holder = format!("*4\r\n+owner\r\n+{owner}\r\n+lease-ms\r\n:{lease_ms}\r\n");
+    format!("*4\r\n+kind\r\n+mutex\r\n+holders\r\n*1\r\n{holder}")
+}
+
+fn compared(replica: Answers) -> Vec<Rule> {
+    let mut violations = Vec::new();
+    let mut master = server(|_| held_by("a", 9000));
+    parade::compare(&mut master, &mut server(replica), &mut violations).expect("both answer");
+    broken(&violations)
+}
+
+#[test]
+fn a_replica_that_has_another_holder_or_none() {
+    assert_eq!(compared(|_| held_by("a", 8900)), []);
+    // Both take as long as a replica may be behind.
+    let (another, none) = (thread::spawn(|| compared(|_| held_by("b", 9000))), thread::spawn(|| compared(|_| NOTHING.to_owned())));
+    assert_eq!(another.join().expect("no panic"), [Rule::ReplicaAgrees]);
+    assert_eq!(none.join().expect("no panic"), [Rule::ReplicaAgrees]);
+}
+
+#[test]
+fn a_replica_that_gives_a_lock() {
+    let asked = |replica: Answers| {
+        let mut violations = Vec::new();
+        parade::intrude(&mut server(replica), &mut violations).expect("it answers");
+        broken(&violations)
+    };
+    assert_eq!(asked(|_| READONLY.to_owned()), []);
+    assert_eq!(asked(|_| ":5\r\n".to_owned()), [Rule::ReplicaDecidesNothing]);
+    assert_eq!(asked(|_| "$-1\r\n".to_owned()), [Rule::ReplicaDecidesNothing], "that it is not free is a decision, too");
+    let free_only = |words: &str| if words.contains("free") { ":5\r\n" } else { READONLY }.to_owned();
+    assert_eq!(asked(free_only), [Rule::ReplicaDecidesNothing]);
+}
+
+#[test]
+fn what_is_held_when_everybody_has_gone() {
+    let left = |kind, answers: Answers| {
+        let mut violations = Vec::new();
+        let key = Key { name: "k".into(), kind, permits: 1 };
+        check_leftovers(&mut server(answers), &[key], &mut violations).expect("it answers");
+        broken(&violations)
+    };
+    assert_eq!(left(Kind::Mutex, |_| NOTHING.to_owned()), []);
+    assert_eq!(left(Kind::Semaphore, |_| "*4\r\n+kind\r\n+semaphore\r\n+holders\r\n*0\r\n".to_owned()), []);
+    assert_eq!(left(Kind::Mutex, |_| held_by("a", 9000)), [Rule::NothingIsLeftOver]);
+    assert_eq!(left(Kind::Semaphore, |_| held_by("a", 9000)), [Rule::NothingIsLeftOver]);
+}
+
+#[test]
+fn a_server_that_has_ended_or_complains() {
+    let seen = |is_alive, log| {
+        let mut violations = Vec::new();
+        check_life("master", is_alive, log, &mut violations);
+        broken(&violations)
+    };
+    assert_eq!(seen(true, "Ready to accept connections\n"), []);
+    assert_eq!(seen(false, ""), [Rule::ServerLives]);
+    assert_eq!(seen(true, "Ready\nan effect could not be applied\n"), [Rule::ServerLives]);
+    assert_eq!(seen(true, "Ready\nthis is a bug in rlock\n"), [Rule::ServerLives]);
+}
