@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use rlock_core::{FairQueue, Hold, KeyRef, Kind, Lock, Mode, Now};
 
 use super::family::Family;
-use super::{Failure, PASSED_OVER, read_lock, reply_failure};
+use super::{Failure, read_lock, reply_failure};
 use crate::arguments;
 use crate::clock;
 use crate::ffi::{Access, Args, ArgumentSpec, Command, CommandSpec, Ctx, KeyArguments, ValueSpec};
@@ -57,17 +57,11 @@ fn is_there(lock: &Lock, now: Now) -> bool {
     lock.kind() == Kind::Semaphore || lock.is_held(now)
 }
 
-/// The first holders. Those whose leases have ended may be very many, so not all are looked at.
-fn first_live(lock: &Lock, now: Now) -> impl Iterator<Item = &Hold> {
-    let first = lock.holds().iter().take(MAX_SHOWN.saturating_add(PASSED_OVER));
-    first.filter(move |hold| hold.is_live(now)).take(MAX_SHOWN)
-}
-
 fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usize) {
     let is_semaphore = lock.kind() == Kind::Semaphore;
     let holders: Vec<&Hold> = match owner {
         Some(owner) => Mode::ALL.into_iter().filter_map(|mode| lock.live_hold(owner, mode, now)).collect(),
-        None => first_live(lock, now).collect(),
+        None => lock.some_live_holds(now, MAX_SHOWN).collect(),
     };
     ctx.reply_map(if is_semaphore { 6 } else { 4 });
     ctx.reply_bytes(b"kind");

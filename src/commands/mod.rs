@@ -116,9 +116,6 @@ fn check_may_grant(ctx: Ctx<'_>) -> Result<(), Failure> {
     }
 }
 
-/// How many entries of a list that are over are passed over, to show some that are not.
-const PASSED_OVER: usize = 1000;
-
 /// The answer when the engine is in use while a command runs, which would be a bug.
 const ENGINE_IN_USE: Failure = Failure::Text(reply::INTERNAL_ERROR);
 

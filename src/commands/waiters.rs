@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{FairQueue, KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
+use rlock_core::{KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
 
 use super::family::Family;
-use super::{ENGINE_IN_USE, Failure, PASSED_OVER, option, read_lock, reply_failure};
+use super::{ENGINE_IN_USE, Failure, option, read_lock, reply_failure};
 use crate::arguments::{self, Opt};
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -45,14 +45,8 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     })?
 }
 
-/// The first places of a fair lock whose life is not over, in order. Those whose life is over may be very many, so not all are looked at.
-fn first_live(lock: &Lock, now: Now, limit: usize) -> impl Iterator<Item = Place<'_>> {
-    let first = lock.queue().into_iter().flat_map(FairQueue::iter).take(limit.saturating_add(PASSED_OVER));
-    first.filter(move |place| place.is_live(now)).take(limit)
-}
-
 fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: usize) {
-    let places: Vec<Place<'_>> = first_live(lock, now, limit).collect();
+    let places: Vec<Place<'_>> = lock.queue().into_iter().flat_map(|queue| queue.first_live(now, limit)).collect();
     ctx.reply_array(places.len());
     for place in places {
         // An arrival number is the wall clock's microseconds at the arrival.
