@@ -21,7 +21,7 @@ pub(super) const CHANGE: u32 = 1;
 /// How many steps all searches for deadlocks of one turn may take.
 const SEARCH_STEPS: u32 = 20_000;
 
-/// How many slots the sweep passes over, or leftovers are given back, at once.
+/// How many slots the sweep passes over, leftovers are given back, or holds of a value that went away are looked at, at once.
 const PARTS: u32 = 256;
 
 /// How many parts cost as much as a change.
@@ -36,7 +36,7 @@ pub(super) struct Work {
     own: u32,
     shared: u32,
     pub(super) search_steps: u32,
-    /// How many slots or leftovers are one step.
+    /// How many slots, leftovers or holds are one step.
     pub(super) parts: u32,
     /// How many bindings are one step.
     pub(super) bindings: usize,
