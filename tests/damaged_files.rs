@@ -28,7 +28,8 @@ fn assert_locks_are_usable(client: &mut Client) -> usize {
     // Of a name with anything else in it, the damage has hit the name.
     let is_plain = |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     let names = keys.array().iter().filter_map(|key| str::from_utf8(key.bytes()).ok());
-    let names: Vec<_> = names.filter(is_plain).filter(|name| client.call(format!("TYPE {name}")) == LOCK_TYPE).collect();
+    let names: Vec<_> =
+        names.filter(is_plain).filter(|name| client.call(format!("TYPE {name}")) == LOCK_TYPE).collect();
     for name in &names {
         assert_usable(client, name);
     }

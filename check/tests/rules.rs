@@ -49,7 +49,10 @@ const ALONE: Mode = Mode::Exclusive;
 fn each_rule_is_seen_to_fail() {
     let tests = [include_str!("rules.rs"), include_str!("servers.rs")].concat();
     for rule in Rule::ALL {
-        assert!(tests.contains(&format!("[Rule::{rule:?}")) || tests.contains(&format!(", Rule::{rule:?}]")), "{rule:?}");
+        assert!(
+            tests.contains(&format!("[Rule::{rule:?}")) || tests.contains(&format!(", Rule::{rule:?}]")),
+            "{rule:?}"
+        );
     }
 }
 

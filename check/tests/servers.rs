@@ -62,7 +62,8 @@ fn compared(replica: Answers) -> Vec<Rule> {
 fn a_replica_that_has_another_holder_or_none() {
     assert_eq!(compared(|_| held_by("a", 8900)), []);
     // Both take as long as a replica may be behind.
-    let (another, none) = (thread::spawn(|| compared(|_| held_by("b", 9000))), thread::spawn(|| compared(|_| NOTHING.to_owned())));
+    let (another, none) =
+        (thread::spawn(|| compared(|_| held_by("b", 9000))), thread::spawn(|| compared(|_| NOTHING.to_owned())));
     assert_eq!(another.join().expect("no panic"), [Rule::ReplicaAgrees]);
     assert_eq!(none.join().expect("no panic"), [Rule::ReplicaAgrees]);
 }
@@ -76,7 +77,11 @@ fn a_replica_that_gives_a_lock() {
     };
     assert_eq!(asked(|_| READONLY.to_owned()), []);
     assert_eq!(asked(|_| ":5\r\n".to_owned()), [Rule::ReplicaDecidesNothing]);
-    assert_eq!(asked(|_| "$-1\r\n".to_owned()), [Rule::ReplicaDecidesNothing], "that it is not free is a decision, too");
+    assert_eq!(
+        asked(|_| "$-1\r\n".to_owned()),
+        [Rule::ReplicaDecidesNothing],
+        "that it is not free is a decision, too"
+    );
     let free_only = |words: &str| if words.contains("free") { ":5\r\n" } else { READONLY }.to_owned();
     assert_eq!(asked(free_only), [Rule::ReplicaDecidesNothing]);
 }

@@ -95,7 +95,9 @@ fn write(port: u16, scope: Scope, random: &mut StdRng, over: &AtomicBool, answer
         client.try_send(&batch)?;
         for _ in &batch {
             match client.reply_within(PATIENCE) {
-                Err(error) if error.kind() == ErrorKind::TimedOut => panic!("no answer within {PATIENCE:?} from {port}"),
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    panic!("no answer within {PATIENCE:?} from {port}")
+                }
                 answered => drop(answered?),
             }
         }
