@@ -113,11 +113,12 @@ mod tests {
     async fn a_message_reaches_its_reader_and_no_other() {
         let mailbox = Arc::<Mailbox>::default();
         let mut seven = mailbox.expect(7).expect("nobody else");
-        let eight = mailbox.expect(8).expect("nobody else");
+        let mut eight = mailbox.expect(8).expect("nobody else");
         assert!(mailbox.expect(7).is_none());
         mailbox.deliver(b"nil 9");
         mailbox.deliver(b"granted 7 41");
         assert_eq!(seven.read().await, Some(Message::Granted(vec![41])));
+        assert_eq!(eight.message.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         drop((seven, eight));
         assert!(mailbox.is_empty());
     }

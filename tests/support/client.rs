@@ -105,6 +105,11 @@ impl Client {
         };
     }
 
+    /// Whether the answer to what was asked is to come on a channel.
+    pub fn is_told_elsewhere(&self) -> bool {
+        matches!(self.elsewhere, Elsewhere::OnChannel(_))
+    }
+
     /// From now on `LOCK.` means this family.
     pub fn speak(&mut self, family: Family) {
         self.family = family;

@@ -135,14 +135,20 @@ impl Server {
     }
 
     /// Ends the process as a power cut does, and starts another on the same files.
+    #[track_caller]
     pub fn kill_and_restart(&mut self) {
         self.kill();
         self.restart();
     }
 
-    /// SIGKILL. Clients see their connections close.
+    /// SIGKILL. Clients see their connections close. Fails if the server had logged that something broke: the next start takes the log away.
+    #[track_caller]
     pub fn kill(&mut self) {
         self.process.kill();
+        if !std::thread::panicking() {
+            let log = self.log();
+            assert_eq!(crash_mark(&log), None, "the server has crashed:\n{}", excerpt(&log));
+        }
     }
 
     /// Starts a killed server again on the files that it has left, and on another port.
@@ -156,8 +162,7 @@ impl Server {
     pub fn try_restart(&mut self) -> Result<(), String> {
         let launched = launch(self.folder.path(), &self.environment, ANY_PORT, &[]);
         if let Err(log) = &launched {
-            let mark = CRASH_MARKS.iter().find(|mark| log.contains(*mark));
-            assert_eq!(mark, None, "the server has crashed:\n{log}");
+            assert_eq!(crash_mark(log), None, "the server has crashed:\n{log}");
         }
         (self.process, self.port) = launched?;
         Ok(())
@@ -193,6 +198,7 @@ impl Server {
 
     /// Ends the process as a power cut does, and starts another on the same files and port, where its clients look for it.
     #[allow(dead_code, reason = "the tests of the client use it")]
+    #[track_caller]
     pub fn kill_and_restart_on_its_port(&mut self) {
         self.kill();
         self.restart_in_place(&[]);
@@ -227,7 +233,9 @@ impl Server {
     #[track_caller]
     pub fn notified_waiter(&self, command: impl Into<Command>) -> Client {
         let mut client = self.client();
-        client.ask_notified(self.client(), command.into());
+        let command = command.into();
+        client.ask_notified(self.client(), command.clone());
+        assert!(client.is_told_elsewhere(), "{command:?} does not wait: {:?}", client.reply());
         client
     }
 
@@ -303,7 +311,7 @@ impl Server {
             return Err(format!("the server does not answer: {answer:?}"));
         }
         let log = read_log(self.folder.path());
-        match CRASH_MARKS.iter().find(|mark| log.contains(*mark)) {
+        match crash_mark(&log) {
             Some(mark) => Err(format!("the server's log has {mark:?}")),
             None => Ok(()),
         }
@@ -418,6 +426,10 @@ pub fn quiet_port() -> u16 {
 fn read_log(folder: &Path) -> String {
     let read = |name| fs::read(folder.join(name)).unwrap_or_default();
     String::from_utf8_lossy(&[read("stdout"), read("stderr"), read("log")].concat()).into_owned()
+}
+
+fn crash_mark(log: &str) -> Option<&'static str> {
+    CRASH_MARKS.into_iter().find(|mark| log.contains(mark))
 }
 
 /// The lines that tell most: the end, or in front of a crash report's long tables.

@@ -123,7 +123,7 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
     let mut world = World::new();
     world.limits = Limits { max_waiters: 1000, max_places: 1000, fair_grace_ms: 20 };
     world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
-    let (mut waited, mut refused) = (0, 0);
+    let (mut waited, mut known, mut refused) = (0, 0, 0);
     for _ in 0..requests {
         disturb(&mut world, &mut random);
         let (keys, asked) = request(&world, &mut random);
@@ -135,6 +135,7 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
                 // What is dirty is not known to anybody before it is reconciled. A request for permits closes
                 // no cycle, but its owner may be in one that a renamed key made.
                 let is_known = !world.has_dirty() && request.mode != Mode::Permits;
+                known += u32::from(is_known);
                 let is_missed = is_known && is_in_cycle(&world, owner, None);
                 assert!(!is_missed, "missed: {owner:?} {request:?} for {keys:?}, {:?}", lines(&world, None));
             }
@@ -149,6 +150,7 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
     }
     // Random steps that never get there would prove nothing.
     assert!(waited > requests / 10 && refused > requests / 50, "{waited} waited, {refused} were refused");
+    assert!(known > requests / 20, "only {known} of those that waited were compared");
 }
 
 enum Outcome {

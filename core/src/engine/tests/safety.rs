@@ -16,6 +16,7 @@ use crate::outbox::Outbox;
 use crate::request::{Ask, Cancel, Channel, Release, Renew, Request, Verb};
 
 const PERMITS: u32 = 3;
+const CLIENTS: u64 = 4;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -118,7 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
         })
     };
     let id = || proptest::option::weighted(0.3, 1..6u64);
-    let client = || 0..4u64;
+    let client = || 0..CLIENTS;
     prop_oneof![
         10 => (at(), 1..=PERMITS, 1..80u64, proptest::option::of(0..60u64), id(), proptest::option::of(0..40u64), any::<(bool, bool)>(), client())
             .prop_map(|((key, owner, mode), permits, lease_ms, block_ms, id, session_ms, (is_once, is_notified), client)| {
@@ -358,7 +359,7 @@ fn run_all(world: &mut World, steps: Vec<Step>) {
     assert!(idle, "a hold outlived its lease");
     assert_eq!(world.engine.held(), 0);
     assert_eq!(world.engine.waiting(), 0, "a free lock leaves nobody waiting");
-    assert!(!world.engine.concerns_client(0) && !world.engine.concerns_client(1));
+    assert!(!(0..CLIENTS).any(|client| world.engine.concerns_client(client)));
 }
 
 proptest! {
