@@ -189,6 +189,15 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
         with(Notices::forget_closed);
         return;
     }
+    publish_some(ctx);
+    if outgoing() > 0 {
+        ffi::wake_event_loop();
+    } else {
+        with(Notices::forget_closed);
+    }
+}
+
+fn publish_some(ctx: Ctx<'_>) {
     let start_us = clock::mono_us();
     with(|notices| notices.turn = notices.turn.wrapping_add(1));
     for _ in 0..AT_ONCE {
@@ -200,9 +209,6 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
             break;
         };
         send(ctx, message, is_outdated);
-    }
-    if outgoing() > 0 {
-        ffi::wake_event_loop();
     }
 }
 

@@ -5,6 +5,7 @@ use super::dirty::{Review, Stage};
 use super::positions::NameId;
 use super::state::{Engine, Transaction};
 use crate::keyspace::{KeyId, Keyspace};
+use crate::kind::Kind;
 
 impl Engine {
     /// Brings a key up to date. `freed` tells that the caller has just ended a hold.
@@ -86,5 +87,9 @@ impl Engine {
             self.set_alarm(tx.keys, id);
         }
         self.copy_holders(tx.keys, id, name);
+        if let Some(record) = self.queues.names.get_mut(name) {
+            // From now on until all of those who wait have their places, nobody takes one before them.
+            record.is_rejoining = record.has_kind(Kind::Fair);
+        }
     }
 }

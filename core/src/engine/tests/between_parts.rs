@@ -105,22 +105,33 @@ fn order(crowded: &Crowded, lock: &Key) -> Vec<Vec<u8>> {
     places.map(|place| place.owner.to_vec()).collect()
 }
 
-#[test]
-fn a_fair_request_that_is_sent_again_while_places_are_made_anew_keeps_its_own() {
+/// A numbered request for a fair lock that waits.
+fn fair_wait(owner: usize) -> Request {
+    Request { request_id: Some(owner as u64 + 1), ..request(Kind::Fair, Mode::Exclusive, FOREVER) }
+}
+
+/// A fair lock that is held, and many who wait for it. Returns also their order.
+fn fair_crowd() -> (Crowded, Key, Vec<Vec<u8>>) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    let wait = |owner: usize| {
-        let request_id = Some(owner as u64 + 1);
-        Request { request_id, ..request(Kind::Fair, Mode::Exclusive, FOREVER) }
-    };
-    let hold = request(Kind::Fair, Mode::Exclusive, Ask::Try);
-    crowded.command_alone(from_ref(&lock), |engine, tx| engine.acquire(tx, b"holder", &hold)).unwrap();
+    hold_fair(&mut crowded, &lock);
     for owner in 0..MANY {
         crowded.world.client = Some(owner as u64 + 1);
-        crowded.acquire(from_ref(&lock), owner, &wait(owner)).unwrap();
+        crowded.acquire(from_ref(&lock), owner, &fair_wait(owner)).unwrap();
     }
     let before = order(&crowded, &lock);
     assert_eq!(before.len(), MANY);
+    (crowded, lock, before)
+}
 
+fn hold_fair(crowded: &mut Crowded, lock: &Key) {
+    let hold = request(Kind::Fair, Mode::Exclusive, Ask::Try);
+    let held = crowded.command_alone(from_ref(lock), |engine, tx| engine.acquire(tx, b"holder", &hold));
+    assert!(matches!(held, Ok(Acquired::Granted(_))), "{held:?}");
+}
+
+#[test]
+fn a_fair_request_that_is_sent_again_while_places_are_made_anew_keeps_its_own() {
+    let (mut crowded, lock, before) = fair_crowd();
     // Nobody has the lock but who comes first in the queue.
     drop(crowded.world.unlink(&lock));
     crowded.run_timer();
@@ -129,10 +140,42 @@ fn a_fair_request_that_is_sent_again_while_places_are_made_anew_keeps_its_own() 
     assert!((1..MANY - 1).contains(&made), "some of the places were made anew: {made}");
     let late = MANY - 2;
     crowded.world.client = Some(LATER_CLIENT);
-    crowded.acquire(from_ref(&lock), late, &wait(late)).unwrap();
+    crowded.acquire(from_ref(&lock), late, &fair_wait(late)).unwrap();
     crowded.settle();
     let first_is_granted = 1;
     assert!(order(&crowded, &lock) == before[first_is_granted..], "the order is that of before");
+}
+
+#[test]
+fn nobody_takes_a_place_before_those_who_wait_in_a_lock_that_came() {
+    let (mut crowded, lock, before) = fair_crowd();
+    // A fair lock that somebody holds, and nobody waits for, comes under the name.
+    let other = key("other");
+    hold_fair(&mut crowded, &other);
+    let value = crowded.world.unlink(&other).unwrap();
+    drop(crowded.world.unlink(&lock));
+    crowded.world.arrive(&lock, value);
+    crowded.run_timer();
+    crowded.end_turn();
+    assert!(order(&crowded, &lock).is_empty(), "nobody has a place yet");
+
+    let late = MANY - 2;
+    for (owner, ask) in [(MANY, FOREVER), (MANY + 1, Ask::Queue { life_ms: 10 * LEASE_MS }), (late, FOREVER)] {
+        crowded.world.client = Some(LATER_CLIENT + owner as u64);
+        let request = Request { ask, ..fair_wait(owner) };
+        let asked =
+            crowded.world.transact(from_ref(&lock), |engine, tx| engine.acquire(tx, name(owner).as_bytes(), &request));
+        if let Ok(Acquired::Waiting(ticket)) = asked {
+            crowded.world.expect_answer(ticket);
+        }
+        assert!(order(&crowded, &lock).is_empty(), "{asked:?}");
+        crowded.world.client = None;
+    }
+    crowded.end_turn();
+    crowded.settle();
+    let after = order(&crowded, &lock);
+    assert!(after[..MANY] == before, "who waited before stands first, in the order of before");
+    assert_eq!(after[MANY..], [name(MANY).into_bytes()], "and then who waits since");
 }
 
 #[test]
