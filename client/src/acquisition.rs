@@ -1,14 +1,16 @@
 //! One acquisition, whatever its kind: an attempt, a wait, and the last steps before the hold is in somebody's hands.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::Error;
 use crate::clock::Moment;
+use crate::gate::Gate;
 use crate::hold::{Held, Hold};
 use crate::identity::unique_owner;
 use crate::options::Options;
 use crate::request::{Keeping, Request};
-use crate::shared::{Gate, Shared};
+use crate::shared::Shared;
 use crate::timer::sleep_until_some;
 use crate::waiter::{self, LATE};
 use crate::wire::{Family, Subject};
@@ -33,7 +35,7 @@ impl Acquisition {
         let client = client.clone();
         let (owner, gate) = match &options.owner {
             Some(owner) => {
-                let gate = client.gate_of((family, keys.clone(), owner.clone()), options.session_grace);
+                let gate = client.gates.of((family, keys.clone(), owner.clone()), options.session_grace)?;
                 (owner.clone(), gate)
             }
             None => (unique_owner().into(), Gate::new(options.session_grace)),
@@ -49,7 +51,7 @@ impl Acquisition {
     }
 
     /// Another acquisition by the owner of a hold, on the same terms.
-    pub(crate) fn by_owner_of(hold: &Hold, family: Family) -> Self {
+    pub(crate) fn by_owner_of(hold: &Hold, family: Family) -> Result<Self, Error> {
         let first = &hold.request;
         let subject = Subject { family, ..first.subject.clone() };
         let gate = match first.subject.family == family {
@@ -58,7 +60,7 @@ impl Acquisition {
                 // From there it may be looked for by the way back.
                 first.share_gate();
                 let key = (family, subject.keys.clone(), subject.owner.clone());
-                first.client.gate_of(key, first.gate.session_grace)
+                first.client.gates.of(key, first.gate.session_grace)?
             }
         };
         let request = Request {
@@ -68,7 +70,12 @@ impl Acquisition {
             gate,
             keeping: Keeping { max_hold: hold.rest(), ..first.keeping },
         };
-        Self { request: Arc::new(request) }
+        Ok(Self { request: Arc::new(request) })
+    }
+
+    /// How long what it is granted outlives its connection.
+    pub(crate) fn session_grace(&self) -> Option<Duration> {
+        self.request.gate.session_grace
     }
 
     /// A hold of the same owner that nobody keeps.

@@ -201,7 +201,6 @@ impl Servers {
         let ask = tries.ask.take();
         let link = self.link_until(slot, ask.as_ref(), tries.links_until).await.inspect_err(|_| {
             tries.redirections = 0;
-            self.forget_slots();
         })?;
         tries.is_sent.store(true, Ordering::Relaxed);
         let sent = Moment::now();

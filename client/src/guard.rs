@@ -145,7 +145,7 @@ impl<K: Kind> Guard<K> {
     }
 
     /// Releases, and waits for the server to say so. If another request of a named owner for this lock is under way, be it a wait, this one comes after
-    /// it: see [`Lock::owner`](crate::Lock::owner).
+    /// it: see [`Lock::owner`](crate::Lock::owner). After [`retry_for`](crate::Builder::retry_for) that is [`Error::Connection`], and goes on in the background.
     ///
     /// # Cancel safety
     ///
@@ -179,7 +179,7 @@ impl<K: Reentrant> Guard<K> {
         if !self.is_held() {
             return Err(Error::NotHeld);
         }
-        let again = Acquisition::by_owner_of(&self.held.hold, self.held.hold.request.subject.family);
+        let again = Acquisition::by_owner_of(&self.held.hold, self.held.hold.request.subject.family)?;
         let inner = again.try_acquire().await?.map(Self::new).ok_or(Error::NotHeld)?;
         // If the hold ended and was granted anew, it is another one, and not a re-entry.
         if inner.token() == self.token() { Ok(inner) } else { Err(Error::NotHeld) }
@@ -197,7 +197,7 @@ impl Guard<Write> {
     ///
     /// [`Error::NotHeld`] if the hold is gone. On any error the lock is released.
     pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
-        let reader = Acquisition::by_owner_of(&self.held.hold, Family::Read).try_acquire().await?;
+        let reader = Acquisition::by_owner_of(&self.held.hold, Family::Read)?.try_acquire().await?;
         let reader = reader.map(Guard::new).ok_or(Error::NotHeld)?;
         self.release().await?;
         Ok(reader)
@@ -237,7 +237,7 @@ impl Guard<Read> {
         if !self.is_held() {
             return Err(Error::NotHeld);
         }
-        let writer = Acquisition::by_owner_of(&self.held.hold, Family::Write).acquire(deadline).await?;
+        let writer = Acquisition::by_owner_of(&self.held.hold, Family::Write)?.acquire(deadline).await?;
         // Only if this hold has lived to see the other one, nobody has written since.
         self.renew().await?;
         Ok(Guard::new(writer))

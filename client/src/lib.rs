@@ -24,6 +24,7 @@
 //   single_flight        what many want at the same time, done once
 //   link                 one connection
 //   answers              who waits for an answer over it, and until when
+//   gate                 what the requests of one owner share
 //   home mailbox events  the runtime of a client; messages that answer waits; what happens to keys
 //   options
 //   metrics              what a program may count
@@ -41,6 +42,7 @@ mod clock;
 mod error;
 mod events;
 mod follower;
+mod gate;
 mod guard;
 mod hold;
 mod home;

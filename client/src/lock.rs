@@ -149,12 +149,17 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`] if the hold with this token is gone; else as [`try_acquire`](Self::try_acquire).
+    /// [`Error::NotHeld`] if the hold with this token is gone, [`Error::Argument`] if guards of that owner in this client rely on another session
+    /// grace; else as [`try_acquire`](Self::try_acquire).
     pub async fn attach(&self, hold: &Detached) -> Result<Guard<K>, Error> {
         // No renewal gives a hold another session.
         let (owner, session_grace) = (Some(hold.owner.as_slice().into()), hold.session_grace);
         let options = Options { owner, session_grace, ..self.options.clone() };
         let acquisition = Acquisition::new(&self.client.shared, K::FAMILY, self.keys.clone(), self.permits, &options)?;
+        if acquisition.session_grace() != hold.session_grace {
+            let what = "session_grace: this client has guards of that owner already, which rely on another one";
+            return Err(Error::Argument(what.to_owned()));
+        }
         acquisition.take_over(vec![hold.token]).await.map(Guard::new)
     }
 

@@ -39,7 +39,8 @@ pub struct Observer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The owner in whose name it is held.
+    /// The owner in whose name it is held. For a second handle in its name, a guard's own [`owner`](crate::Guard::owner) is the one to ask: then the
+    /// requests of both know of each other.
     pub owner: Vec<u8>,
     /// `exclusive`, `read`, `write` or `permits`.
     pub mode: String,

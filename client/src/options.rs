@@ -92,7 +92,8 @@ macro_rules! option_methods {
         /// it, and a server that takes the lock over hears of the connection in time. With 0 it cannot know before.
         ///
         /// All that one [`owner`](Self::owner) holds of a lock at a time ends together, so its guards of one client have one grace, or none: that of the
-        /// first of them. Another one that a later handle names counts when all of these have ended.
+        /// first of them, whether it was taken alone or among the keys of a [`MultiLock`](crate::MultiLock). Another one that a later handle names counts
+        /// when all of these have ended.
         #[must_use]
         pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
             self.options.session_grace = Some(grace);

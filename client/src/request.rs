@@ -14,10 +14,11 @@ use tokio::sync::OwnedMutexGuard;
 use crate::Error;
 use crate::call::{Answered, Prepare};
 use crate::clock::Moment;
+use crate::gate::Gate;
 use crate::link::Link;
 use crate::options::LONGEST;
 use crate::servers::Line;
-use crate::shared::{Gate, Shared};
+use crate::shared::Shared;
 use crate::wire::{self, Acquire, Ask, Family, Subject};
 
 /// How long taking back is tried before it is left to the end of the lease.
@@ -81,7 +82,7 @@ impl Request {
     /// Lets other handles of this owner find the gate. Before they get to know its name: their requests would pass this one's otherwise.
     pub(crate) fn share_gate(&self) {
         let Subject { family, keys, owner, .. } = &self.subject;
-        self.client.let_be_found((*family, keys.clone(), owner.clone()), &self.gate);
+        self.client.gates.let_be_found((*family, keys.clone(), owner.clone()), &self.gate);
     }
 
     pub(crate) fn acquire_command(&self, ask: Ask<'_>, request_id: u64) -> Cmd {
@@ -211,12 +212,14 @@ impl Request {
             let subject = Subject { keys: Arc::from([key.clone()]), ..self.subject.clone() };
             let command = subject.release(&[*token], 1, numbered.id.load(Ordering::Relaxed));
             let outcome = self.call(&command, give_up).await.and_then(|Answered { said, is_resent, .. }| {
-                were_held |= said.is_ok() || is_resent;
+                were_held |= is_resent;
                 said.map_err(|error| Error::of_hold(&error))
             });
             match outcome {
-                Ok(_) | Err(Error::NotHeld) => {}
+                Err(Error::NotHeld) => {}
+                Ok(_) => were_held = true,
                 Err(error) => {
+                    were_held = true;
                     let key = String::from_utf8_lossy(key);
                     tracing::warn!(%key, %error, "one of several locks was not released; its lease ends it");
                 }

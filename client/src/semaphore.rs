@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::Error;
 use crate::client::Client;
 use crate::clock::Moment;
+use crate::gate::Gate;
 use crate::guard::Guard;
 use crate::hold::Held;
 use crate::identity::unique_owner;
@@ -13,7 +14,6 @@ use crate::lock::Lock;
 use crate::observer::{Holder, Observer};
 use crate::options::{Options, holding_methods};
 use crate::request::{Grant, Keeping, Request};
-use crate::shared::Gate;
 use crate::wire::{self, Family, Subject};
 
 /// A number of permits under one key. It stays when nobody holds any: make it once with [`init`](Self::init).
@@ -163,7 +163,8 @@ impl Guard<Permits> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if that were none or all of them, [`Error::NotHeld`] if the hold is gone or ends before a server answers.
+    /// [`Error::Argument`] if that were none or all of them, [`Error::NotHeld`] if the hold is gone or ends before a server answers,
+    /// [`Error::Superseded`] if another client of the same owner has asked meanwhile: then nobody knows how many are left, and the lease ends them.
     pub async fn release_some(&self, permits: u32) -> Result<(), Error> {
         let hold = self.held.hold.clone();
         let home = hold.request.client.home.clone();

@@ -156,7 +156,7 @@ impl Servers {
         }
         // Rare, and so much that every command would have to carry it.
         Box::pin(async {
-            let node = self.node_of(slot).await?;
+            let node = self.node_of(slot).await.inspect_err(|_| self.forget_slots())?;
             self.link_to(&node, line).await
         })
         .await
@@ -204,7 +204,8 @@ impl Servers {
         }
         let connecting = || {
             let (servers, node) = (self.clone(), node.clone());
-            async move { servers.connect_to(&node, line).await }
+            // Once for each attempt, and not by each request that could not wait for it: who serves the slots has to be asked of the others.
+            async move { servers.connect_to(&node, line).await.inspect_err(|_| servers.forget_slots()) }
         };
         node.place(line).connecting.join(&self.home, connecting).await?;
         node.present(line).ok_or_else(|| RedisError::from((ErrorKind::Io, "the connection was closed again")))

@@ -141,6 +141,24 @@ async fn no_guard_outlives_the_session_that_another_handle_has_named() {
     assert!(!first.is_held());
 }
 
+/// A key that is held alone, and among several: at the server that is one hold, with one session.
+#[tokio::test]
+async fn a_session_of_several_keys_does_not_end_the_hold_of_one_of_them() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let one = client.lock("a").owner("me").acquire().await.expect("a free lock");
+    let several = client.multi_lock(["a", "b"]).owner("me").session_grace(GRACE).acquire().await.expect("a re-entry");
+    proxy.set(cuts_all);
+    kill_connections(&server);
+    tokio::time::sleep(GRACE * 3).await;
+    assert!(one.is_held() && several.is_held());
+    assert_eq!(server.client().holder("a").map(|holder| holder.holds), Some(2));
+    proxy.clear();
+    several.release().await.expect("it was held");
+    one.release().await.expect("it was held");
+}
+
 /// The guard that was there first relies on its lease alone.
 #[tokio::test]
 async fn a_session_that_a_later_handle_names_does_not_end_the_hold_of_an_earlier_guard() {

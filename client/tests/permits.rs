@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use rlock_client::Error;
+use rlock_client::{Client, Error};
 
 use crate::support::Server;
-use crate::{PATIENCE, command_stat, connect, eventually, kill_connections};
+use crate::{PATIENCE, command_stat, connect, eventually, kill_connections, url};
 
 #[tokio::test]
 async fn permits_are_given_back_in_parts() {
@@ -79,6 +79,24 @@ async fn the_rest_is_released_after_a_part_that_was_dropped() {
         let all = semaphore.permits(3).acquire_timeout(Duration::from_secs(5)).await.expect("all came back");
         all.release().await.expect("it was held");
     }
+}
+
+/// The part is tried for as long as the hold lives; whoever releases the rest hears after the time that requests are tried for.
+#[tokio::test]
+async fn timed_a_release_behind_a_part_without_an_answer_is_left_to_the_background() {
+    let server = Server::start();
+    let client = Client::builder().retry_for(Duration::from_millis(300)).connect(&url(&server)).await.expect("it runs");
+    let semaphore = client.semaphore("s");
+    semaphore.init(3).await.expect("an answer");
+    let guard = semaphore.permits(3).acquire().await.expect("all are free");
+    server.client().call("CLIENT PAUSE 3000 ALL");
+    let part = tokio::time::timeout(Duration::from_millis(100), guard.release_some(1)).await;
+    assert!(part.is_err(), "the server does not answer yet");
+    let released =
+        tokio::time::timeout(Duration::from_secs(2), guard.release()).await.expect("it does not wait for the part");
+    assert!(matches!(released, Err(Error::Connection { .. })), "{released:?}");
+    let all = semaphore.permits(3).acquire_timeout(Duration::from_secs(20)).await.expect("all came back");
+    all.release().await.expect("it was held");
 }
 
 #[tokio::test]

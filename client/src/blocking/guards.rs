@@ -96,7 +96,8 @@ impl MultiGuard {
 }
 
 /// A lock that a majority of servers has granted, see [`crate::QuorumGuard`]. When it is dropped or released, it has released on all servers that
-/// have granted it, or has tried to for 5 s. Dropped in an asynchronous task it releases in the background.
+/// have granted it, or has tried to for 5 s. What a server grants later than [`server_timeout`](crate::QuorumLock::server_timeout) is taken back in the
+/// background: [`close`](crate::blocking::Quorum::close) waits for that. Dropped in an asynchronous task it releases in the background.
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct QuorumGuard(Kept<crate::QuorumGuard>);

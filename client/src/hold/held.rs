@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
+use redis::{ErrorKind, RedisError};
 use tokio::sync::OwnedMutexGuard;
 
 use super::{Hold, LISTENS_AFTER, State};
@@ -12,7 +13,7 @@ use crate::Error;
 use crate::clock::Moment;
 use crate::request::{Grant, Numbered, Request};
 use crate::signal::Signal;
-use crate::timer::sleep_until;
+use crate::timer::{sleep_until, within};
 use crate::validity::{Terms, Validity, renewal_after};
 
 /// A hold that somebody is responsible for. Dropping it releases in the background.
@@ -83,7 +84,12 @@ impl Held {
         // after it all the same, it would find no hold with this token.
         self.hold.request.client.keeper.forget(&self.hold.place);
         let relied_on_until = self.hold.stop_relying();
-        let gate = self.hold.request.gate.pass().await;
+        let retry_for = self.hold.request.client.settings.retry_for;
+        // Another request of this owner may be under way for as long as its lease. Then the background goes on waiting.
+        let gate = within(retry_for, self.hold.request.gate.pass()).await.ok_or_else(|| {
+            let cause = RedisError::from((ErrorKind::Io, "another request of this owner has no answer yet"));
+            Error::Connection { tried_for: retry_for, cause }
+        })?;
         self.hold.choose_release_id();
         self.ending = Ending::Begun(gate);
         let give_up = Moment::now().after(self.hold.request.client.settings.retry_for);

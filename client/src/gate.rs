@@ -1,0 +1,186 @@
+//! What the requests of one owner share: their order, ids that rise, and the session of its hold.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::OwnedMutexGuard;
+
+use crate::Error;
+use crate::identity::next_request_id;
+use crate::wire::Family;
+
+/// An owner has one numbered request at a time for each of these.
+pub(crate) type GateKey = (Family, Arc<[Vec<u8>]>, Arc<[u8]>);
+
+/// What an owner holds of one key.
+type HoldKey = (Family, Vec<u8>, Arc<[u8]>);
+
+/// How long a hold outlives the connection, if it does not outlive it by its lease. At the server a hold has one session, whichever of its
+/// counts named it last: what another handle named would end the hold under guards that do not know of it. So the first one counts for all.
+type Grace = Option<Duration>;
+
+/// Where the requests of an owner pass one at a time, with ids that rise, and with the same session grace.
+#[derive(Default)]
+pub(crate) struct Gate {
+    pub(crate) session_grace: Grace,
+    turn: Arc<tokio::sync::Mutex<()>>,
+    last_id: AtomicU64,
+    /// Whether other handles of its owner find it. Nobody else knows a unique owner, so its gate need not be found before its name is told.
+    can_be_found: AtomicBool,
+    /// The sessions of its holds, once it can be found. They are known as long as it lives.
+    sessions: OnceLock<Vec<Arc<Grace>>>,
+}
+
+impl Gate {
+    pub(crate) fn new(session_grace: Grace) -> Arc<Self> {
+        Arc::new(Self { session_grace, ..Self::default() })
+    }
+
+    /// Waits for the turn of a request.
+    pub(crate) async fn pass(&self) -> OwnedMutexGuard<()> {
+        self.turn.clone().lock_owned().await
+    }
+
+    /// An id above all that went through here, and all that this process has used before.
+    pub(crate) fn next_id(&self) -> u64 {
+        let id = next_request_id();
+        let above = |last: u64| id.max(last.saturating_add(1));
+        // The closure never declines, so there is always a previous value.
+        let last = self.last_id.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(above(last)));
+        above(last.unwrap_or_default())
+    }
+
+    /// Goes on above an id that the server has seen from this owner, which another process must have used: its clock may be ahead. No other
+    /// lock's ids rise with it.
+    pub(crate) fn raise_above(&self, seen: u64) {
+        self.last_id.fetch_max(seen, Ordering::Relaxed);
+    }
+}
+
+/// The gates that several handles may find.
+#[derive(Default)]
+pub(crate) struct Gates(Mutex<Found>);
+
+#[derive(Default)]
+struct Found {
+    gates: HashMap<GateKey, Weak<Gate>>,
+    sessions: HashMap<HoldKey, Weak<Grace>>,
+}
+
+impl Gates {
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The gate of an owner. If there is none, it is one with this session grace, or with that of what the owner holds already.
+    ///
+    /// Errors: of some of the keys it holds with one grace, of others with another one.
+    pub(crate) fn of(&self, key: GateKey, session_grace: Grace) -> Result<Arc<Gate>, Error> {
+        let mut found = self.found();
+        if let Some(gate) = found.gate(&key) {
+            return Ok(gate);
+        }
+        let gate = Gate::new(found.grace_of(&key)?.unwrap_or(session_grace));
+        found.add(key, &gate);
+        Ok(gate)
+    }
+
+    /// Lets other handles of an owner find its gate.
+    pub(crate) fn let_be_found(&self, key: GateKey, gate: &Arc<Gate>) {
+        if gate.can_be_found.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut found = self.found();
+        if found.gate(&key).is_none() {
+            found.add(key, gate);
+        }
+    }
+}
+
+/// What a gate is about, hold by hold: a mutex is the same hold, whether it was taken alone or among several.
+fn holds_of((family, keys, owner): &GateKey) -> impl Iterator<Item = HoldKey> {
+    let family = if *family == Family::Many { Family::Mutex } else { *family };
+    keys.iter().map(move |key| (family, key.clone(), owner.clone()))
+}
+
+impl Found {
+    fn gate(&self, key: &GateKey) -> Option<Arc<Gate>> {
+        self.gates.get(key).and_then(Weak::upgrade)
+    }
+
+    fn session(&self, hold: &HoldKey) -> Option<Arc<Grace>> {
+        self.sessions.get(hold).and_then(Weak::upgrade)
+    }
+
+    /// The grace of what an owner holds already of these keys, through other gates.
+    fn grace_of(&self, key: &GateKey) -> Result<Option<Grace>, Error> {
+        let mut graces = holds_of(key).filter_map(|hold| self.session(&hold));
+        let Some(first) = graces.next() else { return Ok(None) };
+        if graces.any(|other| other != first) {
+            let what = "session_grace: this owner holds some of the keys with one grace, and others with another one";
+            return Err(Error::Argument(what.to_owned()));
+        }
+        Ok(Some(*first))
+    }
+
+    fn add(&mut self, key: GateKey, gate: &Arc<Gate>) {
+        // As many as are in use at most double before those that are not are removed.
+        if self.gates.len() == self.gates.capacity() {
+            self.gates.retain(|_, gate| gate.strong_count() > 0);
+        }
+        if self.sessions.len() == self.sessions.capacity() {
+            self.sessions.retain(|_, session| session.strong_count() > 0);
+        }
+        let sessions = holds_of(&key).map(|hold| {
+            self.session(&hold).unwrap_or_else(|| {
+                let session = Arc::new(gate.session_grace);
+                self.sessions.insert(hold, Arc::downgrade(&session));
+                session
+            })
+        });
+        let sessions = sessions.collect();
+        // Only who adds it sets them, and each gate is added once.
+        drop(gate.sessions.set(sessions));
+        gate.can_be_found.store(true, Ordering::Relaxed);
+        self.gates.insert(key, Arc::downgrade(gate));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(family: Family, keys: &[&str]) -> GateKey {
+        (family, keys.iter().map(|key| key.as_bytes().to_vec()).collect(), Arc::from(b"me".as_slice()))
+    }
+
+    #[test]
+    fn ids_rise_above_those_of_a_stranger_and_only_at_that_gate() {
+        let (gate, other) = (Gate::default(), Gate::default());
+        let first = gate.next_id();
+        assert!(gate.next_id() > first);
+        let seen = first + 1_000_000_000_000;
+        gate.raise_above(seen);
+        let next = gate.next_id();
+        assert!(next > seen && gate.next_id() > next);
+        assert!(other.next_id() < seen);
+    }
+
+    #[test]
+    fn what_an_owner_holds_of_a_key_has_one_session_alone_and_among_several() {
+        let (gates, grace) = (Gates::default(), Some(Duration::from_secs(1)));
+        let gate_of = |family, keys: &[&str], grace| gates.of(key(family, keys), grace);
+        let alone = gate_of(Family::Mutex, &["a"], None).expect("the first");
+        let several = gate_of(Family::Many, &["a", "b"], grace).expect("as the first");
+        assert_eq!((alone.session_grace, several.session_grace), (None, None));
+        let other = gate_of(Family::Mutex, &["c"], grace).expect("another key");
+        assert_eq!(gate_of(Family::Read, &["a"], grace).expect("another hold").session_grace, grace);
+        assert!(matches!(gate_of(Family::Many, &["b", "c"], None), Err(Error::Argument(_))), "they differ");
+        drop((alone, several));
+        assert_eq!(gate_of(Family::Many, &["a", "b", "c"], None).expect("as the last").session_grace, grace);
+        drop(other);
+        assert_eq!(gate_of(Family::Mutex, &["b"], None).expect("nobody holds any more").session_grace, None);
+    }
+}
