@@ -231,6 +231,14 @@ impl Servers {
         Err(error)
     }
 
+    /// Whether a further try, or another node, may mend an error. What it says of the nodes is heeded.
+    pub(crate) fn may_mend(&self, error: &RedisError, link: &Link) -> bool {
+        let verdict = judge(error, link);
+        let is_final = verdict == Verdict::Final;
+        self.heed(verdict, link);
+        !is_final
+    }
+
     /// Does what a verdict asks for before the next try.
     fn heed(&self, verdict: Verdict, link: &Link) {
         match verdict {

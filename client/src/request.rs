@@ -302,14 +302,19 @@ impl Request {
         let started = Moment::now();
         let outcome = async {
             let link = self.client.servers.link(self.slot(), Line::Witness).await?;
-            link.ask_all(&commands, 2, patience).await
+            let answers = link.ask_all(&commands, 2, patience).await?;
+            Ok((answers, link))
         };
         let failed = |cause| Error::Connection { tried_for: started.until(Moment::now()), cause };
-        let answers = outcome.await.map_err(failed)?;
+        let (answers, link) = outcome.await.map_err(failed)?;
         let mut answers = answers.into_iter();
         let mut next = || {
             let answer = answers.next().unwrap_or(redis::Value::Nil);
-            answer.extract_error().map_err(|error| Error::of_hold(&error))
+            // The node may serve the slot no more since the grant, or be no master: then nothing is proven, and nothing refuted.
+            answer.extract_error().map_err(|error| match self.client.servers.may_mend(&error, &link) {
+                true => failed(error),
+                false => Error::of_hold(&error),
+            })
         };
         wire::milliseconds(&next()?)?;
         let acknowledged = wire::number(&next()?)?;
