@@ -121,6 +121,13 @@ async fn a_session_without_grace_ends_with_its_connection() {
 
 const GRACE: Duration = Duration::from_millis(200);
 
+/// For longer than a session with the grace outlives its connection.
+async fn stay_cut_off(server: &Server, proxy: &Proxy) {
+    proxy.set(cuts_all);
+    kill_connections(server);
+    tokio::time::sleep(GRACE * 3).await;
+}
+
 /// A hold has one session, also for those of its guards that have not asked for one: a handle that knows the owner, and one that takes over what
 /// another client has left.
 #[tokio::test]
@@ -149,9 +156,7 @@ async fn a_session_of_several_keys_does_not_end_the_hold_of_one_of_them() {
     let client = proxy.client().await;
     let one = client.lock("a").owner("me").acquire().await.expect("a free lock");
     let several = client.multi_lock(["a", "b"]).owner("me").session_grace(GRACE).acquire().await.expect("a re-entry");
-    proxy.set(cuts_all);
-    kill_connections(&server);
-    tokio::time::sleep(GRACE * 3).await;
+    stay_cut_off(&server, &proxy).await;
     assert!(one.is_held() && several.is_held());
     assert_eq!(server.client().holder("a").map(|holder| holder.holds), Some(2));
     proxy.clear();
@@ -167,9 +172,7 @@ async fn a_session_that_a_later_handle_names_does_not_end_the_hold_of_an_earlier
     let client = proxy.client().await;
     let first = client.lock("k").owner("me").acquire().await.expect("a free lock");
     let second = client.lock("k").owner("me").session_grace(GRACE).acquire().await.expect("a re-entry");
-    proxy.set(cuts_all);
-    kill_connections(&server);
-    tokio::time::sleep(GRACE * 3).await;
+    stay_cut_off(&server, &proxy).await;
     assert!(first.is_held() && second.is_held());
     assert_eq!(server.client().holder("k").map(|holder| holder.holds), Some(2));
     proxy.clear();
