@@ -5,10 +5,8 @@ use super::statistics::{KindStats, WaitSummary};
 use super::waiter::Waiter;
 use crate::bytes::KeyRef;
 use crate::kind::{Kind, Mode};
+use crate::lock::PASSED_OVER;
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
-
-/// How many requests that are over are passed over, to show some that wait.
-const PASSED_OVER: usize = 1000;
 
 /// A waiter, as WAITERS shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +90,8 @@ impl Engine {
     }
 
     /// Who waits under `key`, in order.
-    pub fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
+    #[cfg(test)]
+    pub(crate) fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
         self.waiters_among(key, now, usize::MAX)
     }
 
@@ -110,7 +109,7 @@ impl Engine {
         })
     }
 
-    /// The first who wait under `key`, as [`Engine::waiters`] lists them, `limit` at most. Looks at not many more than that: where a
+    /// The first who wait under `key`, in order, `limit` at most. Looks at not many more than that: where a
     /// great many waits have ended together, and are yet to be answered, there may be fewer.
     pub fn first_waiters(&self, key: KeyRef<'_>, now: Now, limit: usize) -> impl Iterator<Item = WaiterView<'_>> {
         self.waiters_among(key, now, limit.saturating_add(PASSED_OVER)).take(limit)

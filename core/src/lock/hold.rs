@@ -19,7 +19,7 @@ use crate::time::Now;
 /// renewing over a pool of any size costs a bounded amount of memory.
 pub(crate) const MAX_BOUND_CLIENTS: usize = 8;
 
-/// How many holds or places that are over are passed over, to show some that are not.
+/// How many holds, places or requests that are over are passed over, to show some that are not.
 pub(crate) const PASSED_OVER: usize = 1000;
 
 /// What an owner has in one mode.

@@ -26,7 +26,7 @@ use crate::time::Now;
 
 pub use fair_queue::FairQueue;
 pub use hashing::seed_hashing;
-use hold::PASSED_OVER;
+pub(crate) use hold::PASSED_OVER;
 pub use hold::{Hold, Holds};
 pub(crate) use hold_index::HoldIndex;
 
