@@ -209,8 +209,8 @@ impl Oracle {
 
     /// Nobody has listened to what was published in this turn.
     pub(super) fn nobody_hears(&mut self) {
+        self.is_told |= !self.unheard.is_empty();
         self.undone.append(&mut self.unheard);
-        self.is_told = true;
     }
 
     /// The value is gone; who waits stays.
@@ -219,11 +219,12 @@ impl Oracle {
         self.is_told = true;
     }
 
-    /// The connection of a waiter, or of a grant that was not heard of, is gone.
+    /// The connection of a waiter, or of a grant that was not heard of, is gone. Of anybody else's the lock hears nothing.
     pub(super) fn leave(&mut self, owner: u8) {
+        let concerned = self.line.len() + self.unheard.len();
         self.line.retain(|one| one.owner != owner);
         self.undone.extend(self.unheard.extract_if(.., |(of, ..)| *of == owner));
-        self.is_told = true;
+        self.is_told |= self.line.len() + self.unheard.len() < concerned;
     }
 
     /// Another server takes over: nobody is connected to it.
