@@ -36,9 +36,9 @@ struct Waiting {
 
 /// How long somebody waits.
 #[derive(Clone, Copy)]
-struct Patience {
-    since: Moment,
-    span: Duration,
+pub(crate) struct Patience {
+    pub(crate) since: Moment,
+    pub(crate) span: Duration,
 }
 
 impl Patience {
@@ -63,8 +63,8 @@ impl Answers {
         Arc::new(Self { is_closed, closed, last_answer_us, beginning, waiting: Mutex::new(waiting) })
     }
 
-    /// An answer has come.
-    fn note(&self) {
+    /// An answer has come, or several.
+    pub(crate) fn note(&self) {
         let since = self.beginning.until(Moment::now());
         self.last_answer_us.store(u64::try_from(since.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -96,20 +96,17 @@ impl Answers {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits for an answer until it is late, or until the connection is closed. An answer that is there counts in any case.
+    /// Waits for an answer until it is late, or until the connection is closed. An answer that is there counts in any case. Whoever gets it
+    /// [notes](Self::note) it.
     pub(crate) async fn until<T>(
         self: &Arc<Self>,
         mut answer: Pin<&mut impl Future<Output = T>>,
-        patience: Duration,
+        patience: Patience,
     ) -> Result<T, NoAnswer> {
-        let patience = Patience { since: Moment::now(), span: patience };
         let mut place = Place { answers: self, index: None };
-        std::future::poll_fn(|context| {
-            if let Poll::Ready(answer) = answer.as_mut().poll(context) {
-                self.note();
-                return Poll::Ready(Ok(answer));
-            }
-            place.wait(context, patience).map(Err)
+        std::future::poll_fn(|context| match answer.as_mut().poll(context) {
+            Poll::Ready(answer) => Poll::Ready(Ok(answer)),
+            Poll::Pending => place.wait(context, patience).map(Err),
         })
         .await
     }
@@ -158,7 +155,8 @@ impl Place<'_> {
             return Poll::Ready(NoAnswer::Closed);
         }
         let late_at = patience.ends(self.answers.last_answer());
-        if Moment::now() >= late_at {
+        // At first it has just been asked.
+        if self.index.is_some() && Moment::now() >= late_at {
             return Poll::Ready(NoAnswer::Late);
         }
         match self.index {
@@ -207,11 +205,17 @@ mod tests {
     const LONG: Duration = Duration::from_mins(10);
 
     async fn nothing(answers: &Arc<Answers>, patience: Duration) -> NoAnswer {
+        let patience = Patience { since: Moment::now(), span: patience };
         answers.until(std::pin::pin!(std::future::pending::<()>()), patience).await.expect_err("there is none")
     }
 
     async fn something(answers: &Arc<Answers>) {
-        assert_eq!(answers.until(std::pin::pin!(async { 7 }), Duration::ZERO).await, Ok(7), "it is there");
+        let answer = async {
+            answers.note();
+            7
+        };
+        let patience = Patience { since: Moment::now(), span: Duration::ZERO };
+        assert_eq!(answers.until(std::pin::pin!(answer), patience).await, Ok(7), "it is there");
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use crate::Error;
 use crate::clock::Moment;
 use crate::link::Link;
-use crate::servers::Servers;
+use crate::servers::{Line, Servers};
 use crate::slots::Address;
 use crate::timer::sleep_until;
 
@@ -169,7 +169,7 @@ impl Servers {
         let started = Moment::now();
         let links_until = give_up.max(started.after(SHORTEST_WAIT_FOR_A_LINK));
         let (first_sent, redirections, pauses, ask) = (None, 0, Pauses::new(), None);
-        let mut tries = Tries { links_until, first_sent, redirections, pauses, ask, is_sent };
+        let mut tries = Tries { now: started, links_until, first_sent, redirections, pauses, ask, is_sent };
         loop {
             let cause = match self.try_once(slot, command, patience, &mut tries).await {
                 Ok(answered) => return Ok(answered),
@@ -178,15 +178,17 @@ impl Servers {
             if self.home().has_ended() {
                 return Err(Error::RuntimeEnded);
             }
+            tries.now = Moment::now();
             if tries.redirections > 0 && tries.redirections <= IMMEDIATE_REDIRECTIONS {
                 continue;
             }
-            let next = Moment::now().after(tries.pauses.next());
+            let next = tries.now.after(tries.pauses.next());
             if next >= give_up {
-                return Err(Error::Connection { tried_for: started.until(Moment::now()), cause });
+                return Err(Error::Connection { tried_for: started.until(tries.now), cause });
             }
             tracing::debug!(%cause, "trying again");
             sleep_until(next).await;
+            tries.now = Moment::now();
         }
     }
 
@@ -199,16 +201,22 @@ impl Servers {
         tries: &mut Tries<'_>,
     ) -> Result<Answered, RedisError> {
         let ask = tries.ask.take();
-        let link = self.link_until(slot, ask.as_ref(), tries.links_until).await.inspect_err(|_| {
-            tries.redirections = 0;
-        })?;
+        let present = if ask.is_none() { self.present(slot, Line::Shared) } else { None };
+        let (link, sent) = match present {
+            Some(link) => (link, tries.now),
+            None => {
+                let link = self.link_until(slot, ask.as_ref(), tries.links_until).await.inspect_err(|_| {
+                    tries.redirections = 0;
+                })?;
+                (link, Moment::now())
+            }
+        };
         tries.is_sent.store(true, Ordering::Relaxed);
-        let sent = Moment::now();
         let is_resent = tries.first_sent.is_some();
         let first_sent = *tries.first_sent.get_or_insert(sent);
         let said = match (command.prepare(&link, ask.is_some()).await, &ask) {
             (Err(error), _) => Err(error),
-            (Ok(command), None) => link.ask(&command, patience).await,
+            (Ok(command), None) => link.ask_together(&command, sent, patience).await,
             (Ok(command), Some(_)) => Box::pin(ask_elsewhere(&link, &command, patience)).await,
         };
         let error = match said {
@@ -254,6 +262,8 @@ impl Servers {
 
 /// What the tries of one command have come to.
 struct Tries<'a> {
+    /// When the present one began.
+    now: Moment,
     /// How long a connection is waited for.
     links_until: Moment,
     first_sent: Option<Moment>,

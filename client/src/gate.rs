@@ -43,6 +43,11 @@ impl Gate {
         self.turn.clone().lock_owned().await
     }
 
+    /// The turn of a request, if it has come already.
+    pub(crate) fn try_pass(&self) -> Option<OwnedMutexGuard<()>> {
+        self.turn.clone().try_lock_owned().ok()
+    }
+
     /// An id above all that went through here, and all that this process has used before.
     pub(crate) fn next_id(&self) -> u64 {
         let id = next_request_id();

@@ -96,10 +96,15 @@ impl Hold {
 
     /// Whether the hold can be relied upon at this moment. Reads the clock, so it is right also after a suspend.
     pub(crate) fn is_held(&self) -> bool {
+        !self.lost.is_set() && self.is_held_at(Moment::now())
+    }
+
+    /// The same for a moment that is now.
+    fn is_held_at(&self, now: Moment) -> bool {
         if self.lost.is_set() {
             return false;
         }
-        let is_held = Moment::now() < self.ends();
+        let is_held = now < self.ends();
         if !is_held {
             self.lose();
         }
@@ -171,7 +176,7 @@ impl Hold {
         }
         let outcome = self.ask_to_renew(renewal, give_up).await;
         match &outcome {
-            Ok(()) => self.be_looked_at(),
+            Ok(()) => self.be_looked_at(Moment::now()),
             Err(Error::NotHeld) => self.lose(),
             Err(error) => {
                 tracing::warn!(key = %self.key(), %error, "a renewal failed");
@@ -245,8 +250,8 @@ impl Hold {
     }
 
     /// Has the keeper look at it when something is to be done.
-    fn be_looked_at(self: &Arc<Self>) {
-        let (now, keeper) = (Moment::now(), &self.request.client.keeper);
+    fn be_looked_at(self: &Arc<Self>, now: Moment) {
+        let keeper = &self.request.client.keeper;
         let (due, link, was_closed) = {
             let state = self.state();
             let is_closed = state.link.is_closed();
@@ -322,7 +327,7 @@ impl Hold {
                 _ = within(left, renewing) => {}
             }
             self.state().asked = None;
-            self.be_looked_at();
+            self.be_looked_at(Moment::now());
         }));
     }
 }
@@ -334,7 +339,7 @@ async fn listen(hold: Weak<Hold>, link: Arc<Link>) {
     while news.come().await {
         let Some(hold) = hold.upgrade() else { return };
         hold.state().is_doubted = true;
-        hold.be_looked_at();
+        hold.be_looked_at(Moment::now());
     }
 }
 
@@ -349,7 +354,7 @@ impl Kept for Hold {
         }
         let renewal = self.take_step(now);
         if !self.lost.is_set() {
-            self.be_looked_at();
+            self.be_looked_at(Moment::now());
         }
         let renewal = renewal?;
         let is_renewed_by_others = self.is_ending.try_lock().is_err();
@@ -380,7 +385,7 @@ impl Kept for Hold {
             Ok(left) => {
                 self.renewed(renewal, sent, left, link.clone());
                 self.state().asked = None;
-                self.be_looked_at();
+                self.be_looked_at(Moment::now());
             }
             Err(Error::NotHeld) => self.lose(),
             Err(error) => {

@@ -23,6 +23,7 @@
 //   servers              where the locks are: connections to nodes
 //   single_flight        what many want at the same time, done once
 //   link                 one connection
+//   together             commands of many tasks over it, in one message
 //   answers              who waits for an answer over it, and until when
 //   gate                 what the requests of one owner share
 //   home mailbox events  the runtime of a client; messages that answer waits; what happens to keys
@@ -67,6 +68,7 @@ mod signal;
 mod single_flight;
 mod slots;
 mod timer;
+mod together;
 mod validity;
 mod waiter;
 mod wire;

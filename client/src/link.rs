@@ -15,13 +15,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::answers::{Answers, NoAnswer};
+use crate::answers::{Answers, NoAnswer, Patience};
 use crate::clock::Moment;
 use crate::events::{Event, Listeners, are_published, channel_of};
 use crate::identity::unique_owner;
 use crate::mailbox::{Letter, Mailbox};
 use crate::slots::tag_of;
 use crate::timer::{sleep_until_some, within};
+use crate::together::Together;
 
 /// The number of the last connection of this process.
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -34,6 +35,7 @@ pub(crate) struct Link {
     info: ConnectionInfo,
     /// The home of its client.
     home: Handle,
+    together: Arc<Together>,
     answers: Arc<Answers>,
     mailbox: Arc<Mailbox>,
     /// The channels on which waits are answered: one, or in a cluster one for each slot.
@@ -97,11 +99,14 @@ impl Link {
         let connection = within(patience, connecting).await.ok_or_else(|| lost("no connection in time"))??;
         let (channels, tells_events, subscribing) = (Default::default(), Default::default(), Default::default());
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
+        let home = Handle::current();
+        let together = Together::new(connection.clone(), home.clone(), answers.clone());
         Ok(Arc::new(Self {
             number,
             connection,
             info,
-            home: Handle::current(),
+            home,
+            together,
             answers,
             mailbox,
             channels,
@@ -115,9 +120,28 @@ impl Link {
     /// later would not be worth more.
     pub(crate) async fn ask(&self, command: &Cmd, patience: Duration) -> Result<Value, RedisError> {
         let mut connection = self.connection.clone();
+        // Pinned where it is made: it is large.
+        let answer = std::pin::pin!(async {
+            let answer = connection.send_packed_command(command).await;
+            self.answers.note();
+            answer?.extract_error()
+        });
+        self.answered(answer, Moment::now(), patience).await
+    }
+
+    /// The same for a command of which many are sent at the same time: they travel together.
+    pub(crate) async fn ask_together(
+        &self,
+        command: &Cmd,
+        now: Moment,
+        patience: Duration,
+    ) -> Result<Value, RedisError> {
         // Pinned where it is made: it is large, and each call passes here.
-        let answer = std::pin::pin!(async { connection.send_packed_command(command).await?.extract_error() });
-        self.answered(answer, patience).await
+        let answer = std::pin::pin!(async {
+            let answer = self.together.ask(command).await;
+            answer.unwrap_or_else(|| Err(lost("the connection was closed")))
+        });
+        self.answered(answer, now, patience).await
     }
 
     /// The same for several commands in one write. Each has its own answer, which may be an error.
@@ -128,8 +152,12 @@ impl Link {
         patience: Duration,
     ) -> Result<Vec<Value>, RedisError> {
         let mut connection = self.connection.clone();
-        let answer = std::pin::pin!(connection.send_packed_commands(commands, 0, count));
-        self.answered(answer, patience).await
+        let answer = std::pin::pin!(async {
+            let answers = connection.send_packed_commands(commands, 0, count).await;
+            self.answers.note();
+            answers
+        });
+        self.answered(answer, Moment::now(), patience).await
     }
 
     /// The channel on which waits for the keys of a slot are answered. It is subscribed to before anything that this answer is used for.
@@ -258,9 +286,10 @@ impl Link {
     async fn answered<T>(
         &self,
         answer: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
+        since: Moment,
         patience: Duration,
     ) -> Result<T, RedisError> {
-        let outcome = match self.answers.until(answer, patience).await {
+        let outcome = match self.answers.until(answer, Patience { since, span: patience }).await {
             Ok(outcome) => outcome,
             Err(NoAnswer::Closed) => return Err(lost("the connection was closed")),
             Err(NoAnswer::Late) => {

@@ -170,9 +170,6 @@ impl Servers {
         redirection: Option<&Address>,
         until: Moment,
     ) -> Result<Arc<Link>, RedisError> {
-        if let (None, Some(link)) = (redirection, self.present(slot, Line::Shared)) {
-            return Ok(link);
-        }
         let connecting = async {
             match redirection {
                 Some(address) => self.link_at(address.clone()).await,

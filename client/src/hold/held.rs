@@ -52,7 +52,7 @@ impl Held {
         let validity = Validity::given(counts_from, lease);
         let state = Mutex::new(State { validity, link, asked: None, is_doubted: false, listening: None });
         let (lost, ended, is_ending) = (Signal::default(), Signal::default(), tokio::sync::Mutex::new(false));
-        let (place, listens_from) = (request.client.keeper.place(), Moment::now().after(LISTENS_AFTER));
+        let (place, now) = (request.client.keeper.place(), Moment::now());
         let permits = AtomicU32::new(request.subject.permits);
         let hold = Arc::new(Hold {
             request,
@@ -66,9 +66,9 @@ impl Held {
             permits,
             release: Numbered::default(),
             place,
-            listens_from,
+            listens_from: now.after(LISTENS_AFTER),
         });
-        hold.be_looked_at();
+        hold.be_looked_at(now);
         if hold.request.client.home.has_ended() {
             hold.request.client.keeper.forget(&hold.place);
             return Err(Error::RuntimeEnded);
@@ -83,16 +83,24 @@ impl Held {
         // A renewal that is under way ends here; one that was sent already comes before the release on the same connection. If it came
         // after it all the same, it would find no hold with this token.
         self.hold.request.client.keeper.forget(&self.hold.place);
-        let relied_on_until = self.hold.stop_relying();
+        let mut now = Moment::now();
+        let relied_on_until = self.hold.stop_relying(now);
         let retry_for = self.hold.request.client.settings.retry_for;
-        // Another request of this owner may be under way for as long as its lease. Then the background goes on waiting.
-        let gate = within(retry_for, self.hold.request.gate.pass()).await.ok_or_else(|| {
-            let cause = RedisError::from((ErrorKind::Io, "another request of this owner has no answer yet"));
-            Error::Connection { tried_for: retry_for, cause }
-        })?;
+        let gate = match self.hold.request.gate.try_pass() {
+            Some(gate) => gate,
+            // Another request of this owner may be under way for as long as its lease. Then the background goes on waiting.
+            None => {
+                let gate = within(retry_for, self.hold.request.gate.pass()).await.ok_or_else(|| {
+                    let cause = RedisError::from((ErrorKind::Io, "another request of this owner has no answer yet"));
+                    Error::Connection { tried_for: retry_for, cause }
+                })?;
+                now = Moment::now();
+                gate
+            }
+        };
         self.hold.choose_release_id();
         self.ending = Ending::Begun(gate);
-        let give_up = Moment::now().after(self.hold.request.client.settings.retry_for);
+        let give_up = now.after(retry_for);
         let outcome = self.hold.end(relied_on_until, give_up).await;
         self.ending = Ending::Done;
         outcome
@@ -108,8 +116,8 @@ impl Held {
 
 impl Hold {
     /// From now on it is not relied upon. Returns until when it was: only so long a release that was lost can have been what ended it.
-    fn stop_relying(&self) -> Moment {
-        let ends = if self.is_held() { self.ends() } else { Moment::now() };
+    fn stop_relying(&self, now: Moment) -> Moment {
+        let ends = if self.is_held_at(now) { self.ends() } else { now };
         self.lost.set();
         ends
     }
