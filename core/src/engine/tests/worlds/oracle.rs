@@ -219,12 +219,16 @@ impl Oracle {
         self.is_told = true;
     }
 
-    /// The connection of a waiter, or of a grant that was not heard of, is gone. Of anybody else's the lock hears nothing.
+    /// Whether an owner waits, or has not heard of its grant. Of the end of any other connection the lock is told nothing.
+    pub(super) fn concerns(&self, owner: u8) -> bool {
+        self.line.iter().any(|one| one.owner == owner) || self.unheard.iter().any(|(of, ..)| *of == owner)
+    }
+
+    /// The connection of a waiter, or of a grant that was not heard of, is gone.
     pub(super) fn leave(&mut self, owner: u8) {
-        let concerned = self.line.len() + self.unheard.len();
         self.line.retain(|one| one.owner != owner);
         self.undone.extend(self.unheard.extract_if(.., |(of, ..)| *of == owner));
-        self.is_told |= self.line.len() + self.unheard.len() < concerned;
+        self.is_told = true;
     }
 
     /// Another server takes over: nobody is connected to it.
