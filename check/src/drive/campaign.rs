@@ -13,6 +13,7 @@ use super::half_open::Network;
 use super::harm::{Faults, Harm, Interruptions};
 use super::monitor::{Monitor, Orders};
 use super::parade;
+use super::sentinel::Sentinels;
 use super::server::{Disk, Program, Server, WallClock};
 use super::wire::{Connection, now_us};
 use super::worker::Worker;
@@ -106,7 +107,7 @@ impl Campaign {
 
     /// Whether clients reach the server through a network that can be led elsewhere.
     fn has_network(&self) -> bool {
-        matches!(self.faults, Faults::HalfOpen | Faults::Failover) || self.faults.is_in_cluster()
+        self.faults == Faults::HalfOpen || self.faults.is_moving() || self.faults.is_in_cluster()
     }
 
     /// The locks to compete for, with semaphores that are there.
@@ -149,11 +150,16 @@ impl Campaign {
         let address = master.address();
         let network = if self.has_network() { Some(Network::before(address)?) } else { None };
         let reached_at = network.as_ref().map_or(address, Network::address);
-        let is_moving = self.faults == Faults::Failover;
+        let is_moving = self.faults.is_moving();
         // Two nodes have no common order.
         let monitor = (!self.faults.is_in_cluster())
             .then(|| Monitor::start(if is_moving { reached_at } else { address }))
             .transpose()?;
+        let mut sentinels = None;
+        if self.faults == Faults::Sentinel {
+            replica.follow(address)?;
+            sentinels = Some(Sentinels::of(&self.program.server, address)?);
+        }
         let until_us = now_us() + u64::try_from(self.lasts.as_micros())?;
         let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
         let (mut operations, interruptions) = thread::scope(|scope| {
@@ -175,8 +181,9 @@ impl Campaign {
             }
             // Everybody is connected before something goes wrong.
             thread::sleep(Duration::from_millis(500));
-            let (faults, seed, network) = (self.faults, self.seed, network.as_ref());
-            let harm = Harm { faults, master, replica, clock, network, interruptions: Interruptions::default(), seed };
+            let (faults, seed, network, sentinels) = (self.faults, self.seed, network.as_ref(), sentinels.as_ref());
+            let interruptions = Interruptions::default();
+            let harm = Harm { faults, master, replica, clock, network, sentinels, interruptions, seed };
             let interruptions = harm.go_on(until_us)?;
             let mut operations = Vec::new();
             for worker in workers {

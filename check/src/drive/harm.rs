@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use redis::Value;
@@ -12,6 +12,7 @@ use redis::Value;
 use super::campaign::text;
 use super::cluster;
 use super::half_open::Network;
+use super::sentinel::Sentinels;
 use super::server::{Disk, Server, WallClock};
 use super::wire::{Connection, now_us};
 use crate::history::Outcome;
@@ -44,6 +45,8 @@ pub enum Faults {
     Demotion,
     /// The server is killed, and its replica takes over at once, with what it has heard.
     Failover,
+    /// Sentinels put the replica in the place of the server, which is killed, or lives and does not know yet.
+    Sentinel,
     /// The slot of all keys moves between two nodes of a cluster, to and fro.
     SlotMoves,
     /// The same, and now and then one of the two is killed in the middle of it and comes back with what is on its disk.
@@ -56,7 +59,7 @@ pub enum Faults {
 
 impl Faults {
     /// Those of the table, each by itself.
-    pub const EACH: [Self; 14] = [
+    pub const EACH: [Self; 15] = [
         Self::Kill,
         Self::Stop,
         Self::ClientKill,
@@ -67,6 +70,7 @@ impl Faults {
         Self::OutputBuffers,
         Self::Demotion,
         Self::Failover,
+        Self::Sentinel,
         Self::SlotMoves,
         Self::SlotMovesAndKills,
         Self::ClusterFailover,
@@ -89,6 +93,7 @@ impl Faults {
             Self::OutputBuffers => "output buffer limits",
             Self::Demotion => "demotion and promotion",
             Self::Failover => "kill -9 and failover",
+            Self::Sentinel => "failover by Sentinel",
             Self::SlotMoves => "a slot moves to and fro",
             Self::SlotMovesAndKills => "a slot moves, kill -9",
             Self::ClusterFailover => "CLUSTER FAILOVER",
@@ -103,6 +108,11 @@ impl Faults {
             Self::FullDisk => Disk::EverySecond,
             _ => Disk::None,
         }
+    }
+
+    /// Whether the other server is the one to ask afterwards, at the same address as far as clients know.
+    pub(super) fn is_moving(self) -> bool {
+        matches!(self, Self::Failover | Self::Sentinel)
     }
 
     /// Whether the two servers are nodes of a cluster.
@@ -132,6 +142,7 @@ pub(super) struct Harm<'h> {
     pub(super) clock: &'h WallClock,
     pub(super) replica: &'h mut Server,
     pub(super) network: Option<&'h Network>,
+    pub(super) sentinels: Option<&'h Sentinels>,
     pub(super) interruptions: Interruptions,
     pub(super) seed: u64,
 }
@@ -161,9 +172,13 @@ impl Harm<'_> {
         if self.faults == Faults::Failover {
             self.replica.follow(self.master.address())?;
         }
-        while now_us() < until_us {
+        // Once at least, however short the campaign is.
+        loop {
             self.once(&mut random)?;
             thread::sleep(Duration::from_millis(random.random_range(50..400)));
+            if now_us() >= until_us {
+                break;
+            }
         }
         self.clock.step_to(0)?;
         if self.faults.is_in_cluster() {
@@ -200,6 +215,7 @@ impl Harm<'_> {
             }
             Faults::OutputBuffers => overrun(address, random),
             Faults::Failover => self.fail_over(),
+            Faults::Sentinel => self.be_replaced(random.random_bool(0.5)),
             Faults::ClusterFailover => {
                 let from_us = now_us();
                 self.take_over("")?;
@@ -239,6 +255,29 @@ impl Harm<'_> {
         self.interruptions.takeovers_us.push(now_us());
         std::mem::swap(self.master, self.replica);
         self.replica.restart()?;
+        self.replica.follow(self.master.address())
+    }
+
+    /// The Sentinels find that the master is dead, or are told to replace it while it works.
+    fn be_replaced(&mut self, dies: bool) -> Result<()> {
+        let sentinels = self.sentinels.context("there are Sentinels")?;
+        sentinels.wait_until_ready(self.master.address())?;
+        self.interruptions.takeovers_us.push(now_us());
+        if dies {
+            self.master.kill()?;
+        } else {
+            sentinels.fail_over()?;
+        }
+        sentinels.wait_for(self.replica.address())?;
+        if let Some(network) = self.network {
+            network.lead_to(self.replica.address());
+        }
+        self.interruptions.takeovers_us.push(now_us());
+        std::mem::swap(self.master, self.replica);
+        if dies {
+            self.replica.restart()?;
+        }
+        // The Sentinels would see to it as well, ten seconds later.
         self.replica.follow(self.master.address())
     }
 

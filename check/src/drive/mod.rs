@@ -13,6 +13,7 @@
 //! | [`subscriber`] | who listens for answers to `NOTIFY` |
 //! | [`harm`] | what goes wrong meanwhile |
 //! | [`cluster`] | two nodes of a cluster: a slot goes from one to the other, or a replica takes over |
+//! | [`sentinel`] | Sentinels that put a replica in the place of a master |
 //! | [`half_open`] | a network that loses connections |
 //! | [`faults`] | a campaign for each fault on each server, and the table of them |
 //! | [`soak`] | a long load, and whether memory and latency stay as they are |
@@ -27,6 +28,7 @@ pub mod monitor;
 pub mod parade;
 pub mod retries;
 pub mod scenes;
+pub mod sentinel;
 pub mod server;
 pub mod soak;
 pub mod subscriber;

@@ -203,7 +203,7 @@ impl Server {
 }
 
 /// A port that nobody listens at, at this moment.
-fn free_address() -> Result<SocketAddr> {
+pub(super) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 

@@ -1,0 +1,146 @@
+//! Three Sentinels that watch a master: when it dies they put its replica in its place, and they do so when they are told to.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use redis::Value;
+use tempfile::TempDir;
+
+use super::campaign::text;
+use super::server::free_address;
+use super::wire::{Connection, now_us};
+
+const COUNT: usize = 3;
+
+/// How long a master may be silent before a Sentinel takes it for dead. A promotion cuts the Sentinels off, which connect again within a
+/// second: with less than that they would replace the new master at once.
+const DOWN_AFTER_MS: u32 = 2_000;
+
+/// Twice this must pass from one failover to the next.
+const FAILOVER_TIMEOUT_MS: u32 = 2_000;
+
+/// Sentinels see each other once in two seconds, and their servers once in ten.
+const AGREE_US: u64 = 40_000_000;
+
+/// See the head of this file.
+pub struct Sentinels {
+    members: Vec<Member>,
+}
+
+/// One of them. It is ended when this is dropped.
+struct Member {
+    process: Child,
+    address: SocketAddr,
+    _folder: TempDir,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Sentinels {
+    /// Starts them, and waits until they know the master, its one replica, and each other.
+    ///
+    /// # Errors
+    ///
+    /// If they do not start, or do not come to that.
+    pub fn of(server: &Path, master: SocketAddr) -> Result<Self> {
+        let members = (0..COUNT).map(|_| Member::start(server, master)).collect::<Result<_>>()?;
+        let sentinels = Self { members };
+        sentinels.wait_until_ready(master)?;
+        Ok(sentinels)
+    }
+
+    /// Waits until the next master that dies will be replaced.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come to that.
+    pub fn wait_until_ready(&self, master: SocketAddr) -> Result<()> {
+        self.each("the Sentinels are not ready", |sentinel| {
+            let replicas = sentinel.ask("SENTINEL REPLICAS fleet")?;
+            let healthy = |replica: &Value| field(replica, "flags").is_some_and(|flags| flags == "slave");
+            let is_healthy = matches!(&replicas, Value::Array(all) if all.len() == 1 && all.iter().all(healthy));
+            Ok(is_healthy
+                && master_by(sentinel)? == Some(master)
+                && sentinel.ask("SENTINEL CKQUORUM fleet").is_ok()
+                && matches!(sentinel.ask("SENTINEL SENTINELS fleet")?, Value::Array(others) if others.len() == COUNT - 1))
+        })
+    }
+
+    /// Tells one of them to put the replica in the place of a master that lives.
+    ///
+    /// # Errors
+    ///
+    /// If it refuses.
+    pub fn fail_over(&self) -> Result<()> {
+        let first = self.members.first().context("there are Sentinels")?;
+        Connection::open(first.address)?.ask("SENTINEL FAILOVER fleet").map(drop)
+    }
+
+    /// Waits until all of them say that this is the master.
+    ///
+    /// # Errors
+    ///
+    /// If they do not.
+    pub fn wait_for(&self, master: SocketAddr) -> Result<()> {
+        self.each("the Sentinels promote nobody", |sentinel| Ok(master_by(sentinel)? == Some(master)))
+    }
+
+    fn each(&self, otherwise: &str, mut is_so: impl FnMut(&mut Connection) -> Result<bool>) -> Result<()> {
+        let deadline_us = now_us() + AGREE_US;
+        for member in &self.members {
+            while !Connection::open(member.address).and_then(|mut sentinel| is_so(&mut sentinel)).unwrap_or(false) {
+                ensure!(now_us() < deadline_us, "{otherwise}");
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Member {
+    fn start(server: &Path, master: SocketAddr) -> Result<Self> {
+        let (folder, address) = (tempfile::tempdir()?, free_address()?);
+        let configuration = folder.path().join("sentinel.conf");
+        let text = format!(
+            "bind 127.0.0.1\nport {}\ndir {}\nlogfile log\nsentinel monitor fleet 127.0.0.1 {} 2\n\
+             sentinel down-after-milliseconds fleet {DOWN_AFTER_MS}\nsentinel failover-timeout fleet {FAILOVER_TIMEOUT_MS}\n",
+            address.port(),
+            folder.path().display(),
+            master.port()
+        );
+        fs::write(&configuration, text)?;
+        let process = Command::new(server)
+            .arg(configuration)
+            .arg("--sentinel")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot run {}", server.display()))?;
+        Ok(Self { process, address, _folder: folder })
+    }
+}
+
+/// Where the master is, by the word of one of them.
+fn master_by(sentinel: &mut Connection) -> Result<Option<SocketAddr>> {
+    let Value::Array(address) = sentinel.ask("SENTINEL GET-MASTER-ADDR-BY-NAME fleet")? else { return Ok(None) };
+    let words = address.into_iter().map(text).collect::<Result<Vec<_>>>()?;
+    Ok(words.join(":").parse().ok())
+}
+
+/// A field of what a Sentinel says of somebody.
+fn field(about: &Value, name: &str) -> Option<String> {
+    let Value::Array(words) = about else { return None };
+    let words: Vec<String> = words.iter().cloned().map(text).collect::<Result<_>>().ok()?;
+    words.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone())
+}
