@@ -216,7 +216,7 @@ impl Servers {
         let first_sent = *tries.first_sent.get_or_insert(sent);
         let said = match (command.prepare(&link, ask.is_some()).await, &ask) {
             (Err(error), _) => Err(error),
-            (Ok(command), None) => link.ask_together(&command, sent, patience).await,
+            (Ok(command), None) => link.ask_together(command, sent, patience).await,
             (Ok(command), Some(_)) => Box::pin(ask_elsewhere(&link, &command, patience)).await,
         };
         let error = match said {

@@ -1,5 +1,6 @@
 //! One connection to a server, which tells when it is closed.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -132,7 +133,7 @@ impl Link {
     /// The same for a command of which many are sent at the same time: they travel together.
     pub(crate) async fn ask_together(
         &self,
-        command: &Cmd,
+        command: Cow<'_, Cmd>,
         now: Moment,
         patience: Duration,
     ) -> Result<Value, RedisError> {

@@ -68,7 +68,10 @@ pub(crate) struct Deployment {
     patience: Duration,
     ping_after: Duration,
     home: Arc<Home>,
-    nodes: Mutex<HashMap<Option<Address>, Arc<Node>>>,
+    /// The one server where there are no slots: a server by itself, or Sentinel's master. Each command comes by here.
+    sole: Arc<Node>,
+    /// The nodes of a cluster, and others to which a redirection has led.
+    nodes: Mutex<HashMap<Address, Arc<Node>>>,
     slots: Mutex<SlotMap>,
     /// Many requests that find no slot map ask for one.
     refreshing: SingleFlight,
@@ -110,8 +113,12 @@ impl Node {
 
 impl Servers {
     pub(crate) fn new(topology: Topology, patience: Duration, ping_after: Duration, home: Arc<Home>) -> Self {
+        let sole = Node::at(match &topology {
+            Topology::Standalone(info) => Some(info.clone()),
+            _ => None,
+        });
         let (nodes, slots, refreshing) = (Mutex::default(), Mutex::default(), SingleFlight::default());
-        Self(Arc::new(Deployment { topology, patience, ping_after, home, nodes, slots, refreshing }))
+        Self(Arc::new(Deployment { topology, patience, ping_after, home, sole, nodes, slots, refreshing }))
     }
 
     /// Whether keys belong to slots, which may be on different nodes.
@@ -182,11 +189,13 @@ impl Servers {
 
     /// The connection to the node that serves a slot, as far as is known, if there is one.
     pub(crate) fn present(&self, slot: Option<u16>, line: Line) -> Option<Arc<Link>> {
-        let address = match (&self.topology, slot) {
-            (Topology::Cluster(_), Some(slot)) => Some(lock(&self.slots).master_of(slot)?.clone()),
-            _ => None,
-        };
-        lock(&self.nodes).get(&address)?.present(line)
+        match (&self.topology, slot) {
+            (Topology::Cluster(_), Some(slot)) => {
+                let address = lock(&self.slots).master_of(slot)?.clone();
+                lock(&self.nodes).get(&address)?.present(line)
+            }
+            _ => self.sole.present(line),
+        }
     }
 
     /// A connection to a node that a redirection named.
@@ -248,19 +257,13 @@ impl Servers {
                 };
                 Ok(self.node_at(address))
             }
-            _ => {
-                let info = match &self.topology {
-                    Topology::Standalone(info) => Some(info.clone()),
-                    _ => None,
-                };
-                Ok(lock(&self.nodes).entry(None).or_insert_with(|| Node::at(info)).clone())
-            }
+            _ => Ok(self.sole.clone()),
         }
     }
 
     fn node_at(&self, address: Address) -> Arc<Node> {
         let info = self.settings().map(|settings| at_address(settings, &address));
-        lock(&self.nodes).entry(Some(address)).or_insert_with(|| Node::at(info)).clone()
+        lock(&self.nodes).entry(address).or_insert_with(|| Node::at(info)).clone()
     }
 
     fn settings(&self) -> Option<&ConnectionInfo> {
@@ -339,7 +342,7 @@ impl Servers {
     /// Nodes that are no masters any more are not kept connected.
     fn keep_only(&self, map: &SlotMap) {
         let masters: Vec<_> = map.masters().collect();
-        lock(&self.nodes).retain(|address, _| address.as_ref().is_none_or(|address| masters.contains(&address)));
+        lock(&self.nodes).retain(|address, _| masters.contains(&address));
     }
 }
 

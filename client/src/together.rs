@@ -5,6 +5,7 @@
 //!
 //! The order is kept: a command that takes another one back never comes before it.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -54,12 +55,12 @@ impl Together {
     /// Sends a command and waits for its answer, which may be an error of the server's. `None` if the connection or its runtime ends before.
     ///
     /// Cancel safety: when dropped, the command may be sent later. What is asked after that is sent after it.
-    pub(crate) async fn ask(self: &Arc<Self>, command: &Cmd) -> Option<Answer> {
+    pub(crate) async fn ask(self: &Arc<Self>, command: Cow<'_, Cmd>) -> Option<Answer> {
         let is_alone = Arc::strong_count(&self.under_way) == 1;
         let under_way = self.under_way.clone();
         if is_alone {
             // Then none waits to be sent either.
-            let answer = self.connection.clone().send_packed_command(command).await;
+            let answer = self.connection.clone().send_packed_command(&command).await;
             self.answers.note();
             drop(under_way);
             return Some(answer.and_then(Value::extract_error));
@@ -68,7 +69,7 @@ impl Together {
         let is_first = {
             let mut asked = self.asked();
             let asker = Asker { answer: asker, _under_way: under_way };
-            asked.push(Asked { command: command.clone(), asker });
+            asked.push(Asked { command: command.into_owned(), asker });
             asked.len() == 1
         };
         if is_first {
@@ -226,7 +227,7 @@ mod tests {
     /// Somebody who has asked.
     fn asking(together: &Arc<Together>, what: usize) -> Asking {
         let together = together.clone();
-        let mut asking = Box::pin(async move { together.ask(redis::cmd("ECHO").arg(what)).await });
+        let mut asking = Box::pin(async move { together.ask(Cow::Borrowed(redis::cmd("ECHO").arg(what))).await });
         assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         asking
     }
