@@ -133,7 +133,7 @@ impl Acquisition {
             biased;
             outcome = &mut acquiring => outcome,
             () = sleep_until_some(deadline.map(|deadline| deadline.after(LATE))) => Err(Error::Timeout),
-            () = home.closing().cancelled() => Err(Error::Closed),
+            () = home.closing() => Err(Error::Closed),
         }
     }
 

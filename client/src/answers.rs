@@ -103,12 +103,31 @@ impl Answers {
         mut answer: Pin<&mut impl Future<Output = T>>,
         patience: Patience,
     ) -> Result<T, NoAnswer> {
-        let mut place = Place { answers: self, index: None };
+        let mut place = Place { answers: self.clone(), index: None };
         std::future::poll_fn(|context| match answer.as_mut().poll(context) {
             Poll::Ready(answer) => Poll::Ready(Ok(answer)),
             Poll::Pending => place.wait(context, patience).map(Err),
         })
         .await
+    }
+
+    /// Has somebody woken who waits: when its answer is late, or the connection is closed. `None` if it is closed already.
+    pub(crate) fn watch(self: &Arc<Self>, patience: Patience, waker: Waker) -> Option<Place> {
+        let mut waiting = self.waiting();
+        if self.is_closed() {
+            return None;
+        }
+        let index = Some(waiting.add(patience, waker));
+        self.look_not_later_than(patience.ends(self.last_answer()), waiting);
+        Some(Place { answers: self.clone(), index })
+    }
+
+    fn look_not_later_than(self: &Arc<Self>, late_at: Moment, mut waiting: MutexGuard<'_, Waiting>) {
+        if late_at < waiting.looks_at {
+            waiting.looks_at = late_at;
+            drop(waiting);
+            wake_at(late_at, Waker::from(self.clone()));
+        }
     }
 
     /// Wakes those who have waited for too long, and comes back when others may have.
@@ -142,12 +161,12 @@ impl Wake for Answers {
 }
 
 /// The place of one who waits. Dropping it leaves it.
-struct Place<'a> {
-    answers: &'a Arc<Answers>,
+pub(crate) struct Place {
+    answers: Arc<Answers>,
     index: Option<usize>,
 }
 
-impl Place<'_> {
+impl Place {
     fn wait(&mut self, context: &Context<'_>, patience: Patience) -> Poll<NoAnswer> {
         let mut waiting = self.answers.waiting();
         // Under the lock: whoever closes wakes those who are there after that.
@@ -164,35 +183,47 @@ impl Place<'_> {
                 Some((_, waker)) => waker.clone_from(context.waker()),
                 empty => *empty = Some((patience, context.waker().clone())),
             },
-            None => {
-                let entry = Some((patience, context.waker().clone()));
-                self.index = Some(match waiting.free.pop() {
-                    Some(index) => {
-                        waiting.places[index] = entry;
-                        index
-                    }
-                    None => {
-                        waiting.places.push(entry);
-                        waiting.places.len() - 1
-                    }
-                });
-            }
+            None => self.index = Some(waiting.add(patience, context.waker().clone())),
         }
-        if late_at < waiting.looks_at {
-            waiting.looks_at = late_at;
-            drop(waiting);
-            wake_at(late_at, Waker::from(self.answers.clone()));
-        }
+        self.answers.look_not_later_than(late_at, waiting);
         Poll::Pending
+    }
+
+    /// From now on it is waited for no longer than so.
+    pub(crate) fn shorten(&self, span: Duration) {
+        let mut waiting = self.answers.waiting();
+        let Some((patience, _)) = self.index.and_then(|index| waiting.places[index].as_mut()) else { return };
+        patience.span = patience.span.min(span);
+        let late_at = patience.ends(self.answers.last_answer());
+        self.answers.look_not_later_than(late_at, waiting);
     }
 }
 
-impl Drop for Place<'_> {
+impl Waiting {
+    fn add(&mut self, patience: Patience, waker: Waker) -> usize {
+        let entry = Some((patience, waker));
+        match self.free.pop() {
+            Some(index) => {
+                self.places[index] = entry;
+                index
+            }
+            None => {
+                self.places.push(entry);
+                self.places.len() - 1
+            }
+        }
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
         if let Some(index) = self.index {
             let mut waiting = self.answers.waiting();
-            waiting.places[index] = None;
+            let left = waiting.places[index].take();
             waiting.free.push(index);
+            drop(waiting);
+            // Not under the lock: who was to be woken may go with it.
+            drop(left);
         }
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::Error;
+use crate::signal::Signal;
 use crate::timer::within;
 
 pub(crate) struct Home {
@@ -19,7 +19,8 @@ pub(crate) struct Home {
     canary: AbortHandle,
     /// What is to be done before a client has left nothing behind.
     tidying: TaskTracker,
-    closing: CancellationToken,
+    /// Set when the client is closed.
+    closing: Signal,
 }
 
 impl Home {
@@ -27,7 +28,7 @@ impl Home {
     pub(crate) fn here() -> Self {
         let runtime = Handle::current();
         let canary = runtime.spawn(std::future::pending::<()>()).abort_handle();
-        Self { runtime, canary, tidying: TaskTracker::new(), closing: CancellationToken::new() }
+        Self { runtime, canary, tidying: TaskTracker::new(), closing: Signal::default() }
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -38,14 +39,14 @@ impl Home {
     pub(crate) fn check(&self) -> Result<(), Error> {
         match () {
             () if self.has_ended() => Err(Error::RuntimeEnded),
-            () if self.closing.is_cancelled() => Err(Error::Closed),
+            () if self.closing.is_set() => Err(Error::Closed),
             () => Ok(()),
         }
     }
 
-    /// Is cancelled when the client is closed.
-    pub(crate) fn closing(&self) -> &CancellationToken {
-        &self.closing
+    /// Resolves when the client is closed.
+    pub(crate) async fn closing(&self) {
+        self.closing.wait().await;
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -82,7 +83,7 @@ impl Home {
 
     /// Ends all waits, and waits until everything is tidied up.
     pub(crate) async fn close(&self, patience: Duration) -> Result<(), Error> {
-        self.closing.cancel();
+        self.closing.set();
         self.tidying.close();
         let left = || Error::LeftBehind { requests: self.tidying.len() };
         within(patience, self.tidying.wait()).await.ok_or_else(left)

@@ -127,7 +127,7 @@ impl Link {
             self.answers.note();
             answer?.extract_error()
         });
-        self.answered(answer, Moment::now(), patience).await
+        self.answered(answer, patience).await
     }
 
     /// The same for a command of which many are sent at the same time: they travel together.
@@ -137,12 +137,7 @@ impl Link {
         now: Moment,
         patience: Duration,
     ) -> Result<Value, RedisError> {
-        // Pinned where it is made: it is large, and each call passes here.
-        let answer = std::pin::pin!(async {
-            let answer = self.together.ask(command).await;
-            answer.unwrap_or_else(|| Err(lost("the connection was closed")))
-        });
-        self.answered(answer, now, patience).await
+        self.conclude(self.together.ask(command, Patience { since: now, span: patience }).await)
     }
 
     /// The same for several commands in one write. Each has its own answer, which may be an error.
@@ -158,7 +153,7 @@ impl Link {
             self.answers.note();
             answers
         });
-        self.answered(answer, Moment::now(), patience).await
+        self.answered(answer, patience).await
     }
 
     /// The channel on which waits for the keys of a slot are answered. It is subscribed to before anything that this answer is used for.
@@ -287,10 +282,14 @@ impl Link {
     async fn answered<T>(
         &self,
         answer: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
-        since: Moment,
         patience: Duration,
     ) -> Result<T, RedisError> {
-        let outcome = match self.answers.until(answer, Patience { since, span: patience }).await {
+        self.conclude(self.answers.until(answer, Patience { since: Moment::now(), span: patience }).await)
+    }
+
+    /// What an answer says of the connection.
+    fn conclude<T>(&self, answer: Result<Result<T, RedisError>, NoAnswer>) -> Result<T, RedisError> {
+        let outcome = match answer {
             Ok(outcome) => outcome,
             Err(NoAnswer::Closed) => return Err(lost("the connection was closed")),
             Err(NoAnswer::Late) => {

@@ -3,11 +3,15 @@
 //! What a command costs this side is less its bytes than the messages to the task of the connection and back, each of which wakes somebody. So
 //! a command that is asked while others are under way waits until those who can run now have asked too, and one message takes them all.
 //!
-//! The order is kept: a command that takes another one back never comes before it.
+//! The order is kept: a command that takes another one back never comes before it. Nobody waits for an answer longer than is said, also when the
+//! runtime of the connection stands still: that is noticed for each message by [`Answers`], and not for each command.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
@@ -15,137 +19,171 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 
-use crate::answers::Answers;
+use crate::answers::{Answers, NoAnswer, Patience, Place};
 
 /// All that is in one message is answered in one: the first of it is not to wait long for the last.
 const MOST_TOGETHER: usize = 128;
 
-/// The commands that wait to be sent over one connection.
+/// The commands of one connection that wait to be sent, or for their answers.
 pub(crate) struct Together {
     connection: MultiplexedConnection,
     /// Where the connection lives.
     home: Handle,
     answers: Arc<Answers>,
-    asked: Mutex<Vec<Asked>>,
-    /// Taken while commands go from `asked` to the connection, so that they stay in order.
-    sending: Mutex<()>,
+    asked: Mutex<VecDeque<Asked>>,
+    /// Those whose commands were sent, by the numbers of the messages.
+    sent: Mutex<BTreeMap<u64, Vec<Asker>>>,
+    /// The number of the last message. Locked while commands go from `asked` to the connection, so that they stay in order.
+    last_message: Mutex<u64>,
     /// Each command that has no answer yet has a copy.
     under_way: Arc<()>,
 }
 
 type Answer = Result<Value, RedisError>;
 
-/// A command that waits to be sent.
+/// What waits to be sent in one message.
 struct Asked {
-    command: Cmd,
-    asker: Asker,
+    commands: Vec<Cmd>,
+    askers: Vec<Asker>,
+    /// How long the first answer may take, or one that has less time.
+    span: Duration,
+    place: Place,
 }
 
 struct Asker {
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<Result<Answer, NoAnswer>>,
     _under_way: Arc<()>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Together {
     pub(crate) fn new(connection: MultiplexedConnection, home: Handle, answers: Arc<Answers>) -> Arc<Self> {
-        let (asked, sending, under_way) = Default::default();
-        Arc::new(Self { connection, home, answers, asked, sending, under_way })
+        let (asked, sent, last_message, under_way) = Default::default();
+        Arc::new(Self { connection, home, answers, asked, sent, last_message, under_way })
     }
 
-    /// Sends a command and waits for its answer, which may be an error of the server's. `None` if the connection or its runtime ends before.
+    /// Sends a command and waits for its answer, which may be an error of the server's.
     ///
     /// Cancel safety: when dropped, the command may be sent later. What is asked after that is sent after it.
-    pub(crate) async fn ask(self: &Arc<Self>, command: Cow<'_, Cmd>) -> Option<Answer> {
+    pub(crate) async fn ask(self: &Arc<Self>, command: Cow<'_, Cmd>, patience: Patience) -> Result<Answer, NoAnswer> {
         let is_alone = Arc::strong_count(&self.under_way) == 1;
         let under_way = self.under_way.clone();
-        if is_alone {
-            // Then none waits to be sent either.
+        if !is_alone {
+            let answer = self.put(command.into_owned(), patience, under_way)?;
+            return answer.await.unwrap_or(Err(NoAnswer::Closed));
+        }
+        // Then none waits to be sent either.
+        let answer = pin!(async {
             let answer = self.connection.clone().send_packed_command(&command).await;
             self.answers.note();
-            drop(under_way);
-            return Some(answer.and_then(Value::extract_error));
-        }
+            answer.and_then(Value::extract_error)
+        });
+        let answer = self.answers.until(answer, patience).await;
+        drop(under_way);
+        answer
+    }
+
+    /// Puts a command to those that wait to be sent.
+    fn put(
+        self: &Arc<Self>,
+        command: Cmd,
+        patience: Patience,
+        under_way: Arc<()>,
+    ) -> Result<oneshot::Receiver<Result<Answer, NoAnswer>>, NoAnswer> {
         let (asker, answer) = oneshot::channel();
-        let is_first = {
-            let mut asked = self.asked();
-            let asker = Asker { answer: asker, _under_way: under_way };
-            asked.push(Asked { command: command.into_owned(), asker });
-            asked.len() == 1
-        };
-        if is_first {
-            self.send_soon();
+        let asker = Asker { answer: asker, _under_way: under_way };
+        let mut asked = locked(&self.asked);
+        match asked.back_mut().filter(|last| last.commands.len() < MOST_TOGETHER) {
+            Some(last) => {
+                last.commands.push(command);
+                last.askers.push(asker);
+                if patience.span < last.span {
+                    last.span = patience.span;
+                    last.place.shorten(patience.span);
+                }
+            }
+            None => {
+                let place = self.answers.watch(patience, Waker::from(self.clone())).ok_or(NoAnswer::Closed)?;
+                let (commands, askers) = ([command].into(), [asker].into());
+                asked.push_back(Asked { commands, askers, span: patience.span, place });
+                drop(asked);
+                self.send_soon();
+            }
         }
-        answer.await.ok()
+        Ok(answer)
     }
 
-    fn asked(&self) -> MutexGuard<'_, Vec<Asked>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has what was asked sent, when all have asked who can do so now.
+    /// Has one message sent, when all have asked who can do so now.
     fn send_soon(self: &Arc<Self>) {
         let turn = Turn { together: self.clone(), has_come: false };
         drop(self.home.spawn(turn.take()));
     }
 
-    /// Takes what was asked, but no more than one message is to have.
-    fn take(self: &Arc<Self>) -> (Pipeline, Vec<Asker>) {
-        let mut asked = self.asked();
-        let most = asked.len().min(MOST_TOGETHER);
-        let (mut commands, mut askers) = (Pipeline::with_capacity(most), Vec::with_capacity(most));
-        for Asked { command, asker } in asked.drain(..most) {
-            commands.add_command(command);
-            askers.push(asker);
-        }
-        let is_rest_to_send = !asked.is_empty();
-        drop(asked);
-        if is_rest_to_send {
-            self.send_soon();
-        }
-        (commands, askers)
-    }
-
     async fn send(self: &Arc<Self>) {
-        let (askers, mut answers) = {
-            let _alone = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
-            let (commands, askers) = self.take();
-            let (mut connection, count) = (self.connection.clone(), askers.len());
-            let mut answers = Box::pin(async move { connection.send_packed_commands(&commands, 0, count).await });
+        let (number, _place, mut answers) = {
+            let mut last_message = locked(&self.last_message);
+            let Some(Asked { commands, askers, place, .. }) = locked(&self.asked).pop_front() else { return };
+            let (mut connection, mut message) = (self.connection.clone(), Pipeline::with_capacity(commands.len()));
+            let count = commands.len();
+            for command in commands {
+                message.add_command(command);
+            }
+            *last_message += 1;
+            locked(&self.sent).insert(*last_message, askers);
+            let mut answers = Box::pin(async move { connection.send_packed_commands(&message, 0, count).await });
             // From here on it stands in the line of the connection. Polled again below, it gets to know whom to wake.
             match answers.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(answers) => return tell(askers, answers),
-                Poll::Pending => (askers, answers),
+                Poll::Ready(answers) => return self.tell(*last_message, answers),
+                Poll::Pending => (*last_message, place, answers),
             }
         };
         tokio::select! {
             biased;
             answers = &mut answers => {
                 self.answers.note();
-                tell(askers, answers);
+                self.tell(number, answers);
             }
-            () = self.answers.closed().cancelled() => {}
+            () = self.answers.closed().cancelled() => drop(locked(&self.sent).remove(&number)),
+        }
+    }
+
+    /// Gives each who has asked by a message its own answer, or all the one error.
+    fn tell(&self, number: u64, answers: Result<Vec<Value>, RedisError>) {
+        let askers = locked(&self.sent).remove(&number).unwrap_or_default();
+        // Who does not wait any more is not told.
+        match answers {
+            Ok(answers) => {
+                for (asker, answer) in askers.into_iter().zip(answers) {
+                    drop(asker.answer.send(Ok(answer.extract_error())));
+                }
+            }
+            Err(error) => {
+                for asker in askers {
+                    drop(asker.answer.send(Ok(Err(error.clone()))));
+                }
+            }
         }
     }
 }
 
-/// Gives each its own answer, or all the one error.
-fn tell(askers: Vec<Asker>, answers: Result<Vec<Value>, RedisError>) {
-    // Who does not wait any more is not told.
-    match answers {
-        Ok(answers) => {
-            for (asker, answer) in askers.into_iter().zip(answers) {
-                drop(asker.answer.send(answer.extract_error()));
-            }
-        }
-        Err(error) => {
-            for asker in askers {
-                drop(asker.answer.send(Err(error.clone())));
-            }
+/// An answer is late, or the connection is closed: there will be no other answer.
+impl Wake for Together {
+    fn wake(self: Arc<Self>) {
+        let why = if self.answers.is_closed() { NoAnswer::Closed } else { NoAnswer::Late };
+        let asked = std::mem::take(&mut *locked(&self.asked));
+        let sent = std::mem::take(&mut *locked(&self.sent));
+        // Wakes this once more, for whoever has asked meanwhile.
+        self.answers.close();
+        for asker in asked.into_iter().flat_map(|asked| asked.askers).chain(sent.into_values().flatten()) {
+            drop(asker.answer.send(Err(why)));
         }
     }
 }
 
-/// The turn of a task that will send what was asked. If its runtime ends before it has come, nobody is to wait for an answer.
+/// The turn of a task that will send a message. If its runtime ends before it has come, nobody is to wait for an answer.
 struct Turn {
     together: Arc<Together>,
     has_come: bool,
@@ -163,7 +201,8 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if !self.has_come {
-            self.together.asked().clear();
+            let unsent = locked(&self.together.asked).pop_front();
+            drop(unsent);
         }
     }
 }
@@ -172,7 +211,8 @@ impl Drop for Turn {
 mod tests {
     use super::*;
     use std::pin::Pin;
-    use std::time::Duration;
+
+    use crate::clock::Moment;
 
     use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -222,17 +262,26 @@ mod tests {
         (together, other, first)
     }
 
-    type Asking = Pin<Box<dyn Future<Output = Option<Answer>>>>;
+    type Asking = Pin<Box<dyn Future<Output = Result<Answer, NoAnswer>>>>;
 
     /// Somebody who has asked.
     fn asking(together: &Arc<Together>, what: usize) -> Asking {
-        let together = together.clone();
-        let mut asking = Box::pin(async move { together.ask(Cow::Borrowed(redis::cmd("ECHO").arg(what))).await });
+        asking_for(together, what, LONG * 2)
+    }
+
+    fn asking_for(together: &Arc<Together>, what: usize, span: Duration) -> Asking {
+        let mut asking = will_ask(together, what, span);
         assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         asking
     }
 
-    async fn answer(asking: Asking) -> Option<Answer> {
+    /// Asks as soon as it is looked at.
+    fn will_ask(together: &Arc<Together>, what: usize, span: Duration) -> Asking {
+        let (together, patience) = (together.clone(), Patience { since: Moment::now(), span });
+        Box::pin(async move { together.ask(Cow::Borrowed(redis::cmd("ECHO").arg(what)), patience).await })
+    }
+
+    async fn answer(asking: Asking) -> Result<Answer, NoAnswer> {
         timeout(LONG, asking).await.expect("in time")
     }
 
@@ -248,7 +297,7 @@ mod tests {
 
         let says = |number: usize| if number == 9 { "-NO nine\r\n".to_owned() } else { format!(":{number}\r\n") };
         other.says(&(0..=count + 1).map(says).collect::<String>()).await;
-        assert_eq!(answer(first).await, Some(Ok(Value::Int(0))));
+        assert_eq!(answer(first).await, Ok(Ok(Value::Int(0))));
         for (asking, number) in all.into_iter().zip((1..).filter(|number| *number != 7)) {
             let answer = answer(asking).await.expect("it is open");
             match number {
@@ -265,7 +314,7 @@ mod tests {
         let second = asking(&together, 1);
         assert_eq!(other.hears(1).await, ["1"]);
         together.answers.close();
-        assert_eq!(answer(second).await, None);
+        assert_eq!(answer(second).await, Err(NoAnswer::Closed));
     }
 
     #[tokio::test]
@@ -273,7 +322,25 @@ mod tests {
         let home = tokio::runtime::Runtime::new().expect("a runtime");
         let (together, _other, _first) = busy(home.handle().clone()).await;
         home.shutdown_background();
-        assert_eq!(answer(asking(&together, 1)).await, None);
-        assert_eq!(together.asked().len(), 0, "nothing is kept for it");
+        assert_eq!(answer(will_ask(&together, 1, LONG * 2)).await, Err(NoAnswer::Closed));
+        assert_eq!(locked(&together.asked).len(), 0, "nothing is kept for it");
+    }
+
+    /// Neither the other end nor the runtime of the connection does anything.
+    #[tokio::test]
+    async fn nobody_waits_longer_than_is_said_and_the_shortest_time_counts() {
+        let idle = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        for home in [Handle::current(), idle.handle().clone()] {
+            let (together, _other, _first) = busy(home).await;
+            let patient = asking(&together, 1);
+            let began = Moment::now();
+            let hasty = asking_for(&together, 2, Duration::from_millis(50));
+            assert_eq!(answer(hasty).await, Err(NoAnswer::Late));
+            assert!(answer(patient).await.is_err());
+            assert!(together.answers.is_closed(), "the connection is of no more use");
+            assert!(began.until(Moment::now()) >= Duration::from_millis(50));
+            assert_eq!(answer(will_ask(&together, 3, LONG * 2)).await, Err(NoAnswer::Closed));
+        }
+        drop(tokio::task::spawn_blocking(move || drop(idle)).await);
     }
 }
