@@ -70,6 +70,9 @@ impl Engine {
             }
             None => {
                 let token = self.next_number(tx.now)?;
+                if !is_vacant {
+                    self.end_lapsed_own(tx, id, owner, request.mode);
+                }
                 let terms = Terms {
                     count: request.count,
                     deadline_us,

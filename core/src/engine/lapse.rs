@@ -5,7 +5,7 @@ use super::work::CHANGE;
 use crate::bytes::Owner;
 use crate::event::{EndCause, Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::Kind;
+use crate::kind::{Kind, Mode};
 use crate::lock::Hold;
 use crate::lock::admission::Value;
 
@@ -45,6 +45,23 @@ impl Engine {
             && writer.owner().as_slice() != owner
         {
             let token = writer.token();
+            self.commit(tx, id, Event::Ended { token, cause: EndCause::Expired });
+        }
+    }
+
+    /// Ends a lapsed hold of an owner before the same owner is granted another one in its place, so that it is counted, and nothing is left
+    /// tied to its connections. It may still be there if this turn has done enough.
+    pub(super) fn end_lapsed_own(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        owner: &[u8],
+        mode: Mode,
+    ) {
+        if let Value::Lock(lock) = tx.keys.value(id)
+            && let Some(hold) = lock.hold(owner, mode).filter(|hold| !hold.is_live(tx.now))
+        {
+            let token = hold.token();
             self.commit(tx, id, Event::Ended { token, cause: EndCause::Expired });
         }
     }

@@ -121,7 +121,7 @@ impl Work {
 
     /// Takes what one step over [`Work::parts`] costs.
     pub(super) fn take_parts(&mut self) -> bool {
-        self.take(self.parts / PARTS_PER_CHANGE)
+        self.take(self.parts.div_ceil(PARTS_PER_CHANGE))
     }
 
     /// The same for what cannot be divided. If there is not enough left for it, the turn has done enough, and the next one begins

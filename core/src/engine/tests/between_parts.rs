@@ -233,3 +233,25 @@ fn a_request_that_is_sent_again_before_it_was_searched_for_circles_is_searched()
         assert!(!world.is_waiting(last));
     }
 }
+
+/// The turn has done enough when the owner of a hold that is over asks anew: the hold is still in the value, and gives way to the new one.
+#[test]
+fn a_hold_that_is_over_leaves_nothing_when_its_owner_is_granted_another_one() {
+    let (mut world, lock) = (World::new(), key("lock"));
+    world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
+    let read = Request { session_ms: Some(0), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
+    let ask = |world: &mut World, client: u64, owner: &[u8]| {
+        world.client = Some(client);
+        let granted = world.on_key(&lock, |engine, tx| engine.acquire(tx, owner, &read));
+        assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
+    };
+    ask(&mut world, 1, b"a");
+    ask(&mut world, 2, b"b");
+    world.pause(LEASE_MS);
+    // The one change that this turn makes ends the other hold.
+    ask(&mut world, 2, b"b");
+    world.run_timer();
+    let bindings: Vec<_> = world.engine.connections.bindings().map(|binding| binding.client).collect();
+    assert_eq!(bindings, [2], "its connection is tied to the new hold alone");
+    assert_eq!(world.engine.stats(Kind::RwLock).expired, 2, "both were counted");
+}

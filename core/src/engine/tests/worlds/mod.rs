@@ -150,6 +150,8 @@ enum Action {
     Flush,
     Promote,
     FailOver,
+    /// The timer goes off for one turn, which may leave something to the next one.
+    Part,
     /// Time passes, and the timer goes off late.
     Pause,
     /// The timer goes off.
@@ -166,14 +168,23 @@ struct Setup {
     is_mixed: bool,
     permits: u32,
     keys: usize,
+    /// One thing is done in one turn, so that much of what there is to do is left in the middle.
+    is_in_parts: bool,
     actions: fn() -> Vec<Action>,
 }
 
-const PLAIN: Setup =
-    Setup { kind: Kind::Mutex, other_kind: Kind::Mutex, is_mixed: false, permits: 1, keys: 1, actions: Vec::new };
+const PLAIN: Setup = Setup {
+    kind: Kind::Mutex,
+    other_kind: Kind::Mutex,
+    is_mixed: false,
+    permits: 1,
+    keys: 1,
+    is_in_parts: false,
+    actions: Vec::new,
+};
 
 /// How many worlds there are, to share the states among.
-const WORLDS: usize = 16;
+const WORLDS: usize = 18;
 
 /// The deepest search that is possible.
 const MAX_DEPTH: usize = 16;
@@ -497,4 +508,42 @@ fn waits_that_are_cut_off_are_safe() {
         ..PLAIN
     };
     search("ONCE, TOKEN, NOTIFY: mutex and fair", &MUTEX_AND_FAIR);
+}
+
+/// Locks that come under another name, and that clients use before everything about them was looked at.
+fn arriving(mode: Mode, asks: &[Asks]) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for owner in 0..2 {
+        for key in 0..2 {
+            actions.extend(asks.iter().map(|ask| Action::Acquire { key, owner, mode, count: 1, ask: *ask }));
+        }
+        actions.push(Action::Renew { key: 1, owner, mode });
+        actions.push(Action::Release { key: 1, owner, mode });
+        actions.push(Action::Close { owner });
+    }
+    with(actions, &[Action::Rename, Action::Promote, Action::Part, Action::Hear])
+}
+
+#[test]
+fn what_is_done_in_parts_is_safe() {
+    static READERS: Setup = Setup {
+        kind: Kind::RwLock,
+        other_kind: Kind::RwLock,
+        is_mixed: true,
+        keys: 2,
+        is_in_parts: true,
+        actions: || arriving(Mode::Read, &[Asks::Bound]),
+        ..PLAIN
+    };
+    static FAIR: Setup = Setup {
+        kind: Kind::Fair,
+        other_kind: Kind::Fair,
+        is_mixed: true,
+        keys: 2,
+        is_in_parts: true,
+        actions: || arriving(Mode::Exclusive, &[Asks::Bound, Asks::Numbered]),
+        ..PLAIN
+    };
+    search("in parts: readers with sessions", &READERS);
+    search("in parts: fair", &FAIR);
 }

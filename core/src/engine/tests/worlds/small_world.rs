@@ -10,6 +10,7 @@ use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::tests::keyspace::Value;
 use crate::engine::tests::world::{Output, World, key};
+use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::lock::{Hold, Lock};
 use crate::outbox::{Answer, Notice, Outbox};
@@ -20,6 +21,8 @@ use crate::time::US_PER_MS;
 /// How long it takes until something may have become due.
 const TICK_MS: u64 = 10;
 const SESSION_MS: u64 = 5;
+
+const MAX_OWNERS: usize = 3;
 
 /// Says in plain words what each key of a world does.
 enum Spec {
@@ -38,6 +41,14 @@ struct Ticket {
     until_ms: u64,
 }
 
+/// A hold that its owner was told of last, over its connection.
+struct Kept {
+    key: usize,
+    owner: u8,
+    token: u64,
+    until_us: u64,
+}
+
 pub(super) struct SmallWorld {
     pub(super) world: World,
     setup: &'static Setup,
@@ -47,6 +58,10 @@ pub(super) struct SmallWorld {
     answers: Vec<(usize, u8, Told)>,
     /// Grants that nobody was told of, and that nobody has used: key, owner and token.
     lost: Vec<(usize, u8, u64)>,
+    /// Holds that clients were told of, as long as nothing but their leases can end them.
+    kept: Vec<Kept>,
+    /// How many connections of each owner have closed.
+    closed: [u64; MAX_OWNERS],
     /// Tokens that their owners were told. Whoever loses a later answer with one of them keeps what it knew of.
     told: Vec<u64>,
 }
@@ -54,6 +69,10 @@ pub(super) struct SmallWorld {
 impl SmallWorld {
     pub(super) fn new(setup: &'static Setup) -> Self {
         let mut world = World::new();
+        if setup.is_in_parts {
+            let (own, shared, search_steps, parts, bindings) = (0, 1, 1000, 1, 1);
+            world.engine.work.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
+        }
         let plain = |kind| kind != Kind::Fair && !setup.is_mixed;
         let spec = match setup.kind {
             kind if plain(kind) => {
@@ -68,7 +87,17 @@ impl SmallWorld {
             }
             world.run_timer();
         }
-        Self { world, setup, spec, tickets: Vec::new(), answers: Vec::new(), lost: Vec::new(), told: Vec::new() }
+        Self {
+            world,
+            setup,
+            spec,
+            tickets: Vec::new(),
+            answers: Vec::new(),
+            lost: Vec::new(),
+            kept: Vec::new(),
+            closed: [0; MAX_OWNERS],
+            told: Vec::new(),
+        }
     }
 
     fn now_ms(&self) -> u64 {
@@ -78,6 +107,7 @@ impl SmallWorld {
     /// Does something, and compares. `false` if that is not possible now, and nothing was done.
     pub(super) fn act(&mut self, action: Action) -> bool {
         let now_ms = self.now_ms();
+        self.forget_what_may_end(action);
         match action {
             Action::Acquire { key, owner, mode, count, ask } => {
                 // Who waits sends the same request again at most, and that only if it is numbered.
@@ -156,7 +186,47 @@ impl SmallWorld {
             Action::Tick => self.run_timer(TICK_MS),
             _ => return self.act_on_any(action),
         }
+        self.check_kept();
         true
+    }
+
+    /// Before something happens by which holds may end.
+    fn forget_what_may_end(&mut self, action: Action) {
+        match action {
+            Action::Acquire { .. }
+            | Action::Renew { .. }
+            | Action::RenewToken { .. }
+            | Action::Hear
+            | Action::Pause
+            | Action::Part
+            | Action::Timer
+            | Action::Tick => {}
+            Action::Release { key, owner, .. } => self.kept.retain(|kept| (kept.key, kept.owner) != (key, owner)),
+            Action::Close { owner } => self.kept.retain(|kept| kept.owner != owner),
+            _ => self.kept.clear(),
+        }
+    }
+
+    /// Somebody was told over its connection what it holds.
+    fn keep(&mut self, key: usize, owner: u8, mode: Mode) {
+        let now = self.world.now;
+        let Some(hold) = self.world.lock(&name(key)).and_then(|lock| lock.live_hold(&[owner], mode, now)) else {
+            return;
+        };
+        let kept = Kept { key, owner, token: hold.token(), until_us: hold.deadline_us() };
+        self.kept.retain(|kept| (kept.key, kept.owner) != (key, owner));
+        self.kept.push(kept);
+    }
+
+    /// Whoever was told of a hold has it until its lease is over.
+    fn check_kept(&self) {
+        let now_us = self.world.now.mono_us;
+        for Kept { key, owner, token, until_us } in &self.kept {
+            let lock = self.world.lock(&name(*key));
+            let is_held = lock
+                .is_some_and(|lock| lock.hold_with_token(*token).is_some_and(|hold| hold.deadline_us() >= *until_us));
+            assert!(is_held || now_us >= *until_us, "owner {owner} keeps what it holds of key {key}");
+        }
     }
 
     /// What only worlds without an oracle know.
@@ -169,7 +239,10 @@ impl SmallWorld {
                 let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[] };
                 let _ = self.world.on_keys(&self.all(), |engine, tx| engine.release(tx, &request));
             }
-            Action::Close { owner } => self.world.engine.client_closed(client(owner)),
+            Action::Close { owner } => {
+                self.world.engine.client_closed(self.client(owner));
+                self.closed[usize::from(owner)] += 1;
+            }
             Action::Foreign { key } => self.world.arrive(&name(key), Value::Foreign),
             Action::Rename => {
                 let Some(value) = self.world.unlink(&name(0)) else { return false };
@@ -182,6 +255,7 @@ impl SmallWorld {
             Action::Swap => self.world.swap(),
             Action::Flush => self.world.flush(),
             Action::Promote => self.world.engine.promoted(),
+            Action::Part => self.world.run_timer_once(),
             Action::Demote => self.world.demote(),
             Action::ChannelGone { owner } => self.take_channel_away(owner),
             Action::Resize { permits } => {
@@ -198,6 +272,11 @@ impl SmallWorld {
 
     fn kind(&self, key: usize) -> Kind {
         if self.setup.is_mixed && key == 1 { self.setup.other_kind } else { self.setup.kind }
+    }
+
+    /// The present connection of an owner. No number comes twice.
+    fn client(&self, owner: u8) -> u64 {
+        u64::from(owner) + 1 + self.closed[usize::from(owner)] * MAX_OWNERS as u64
     }
 
     fn waiting(&self, key: usize, owner: u8) -> Option<&Ticket> {
@@ -233,9 +312,12 @@ impl SmallWorld {
         // Another request of the same owner that waits may be granted in the same step.
         let is_alone = self.waiting(key, owner).is_none();
         let granted_before = self.numbered(key, owner, mode).filter(|_| ask == Asks::Numbered && is_alone);
-        self.world.client = Some(client(owner));
+        self.world.client = Some(self.client(owner));
         let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
         let told = self.note(acquired, key, owner, (mode, count));
+        if told == Told::Granted {
+            self.keep(key, owner, mode);
+        }
         if granted_before.is_some() && told == Told::Granted {
             assert_eq!(self.numbered(key, owner, mode), granted_before, "a repeated request counts once");
         }
@@ -282,7 +364,7 @@ impl SmallWorld {
     fn acquire_many(&mut self, owner: u8, waits: bool) {
         let ask = if waits { Asks::Wait } else { Asks::Try };
         let request = Request { verb: Verb::AcquireMany, ..self.request(Kind::Mutex, Mode::Exclusive, 1, ask, owner) };
-        self.world.client = Some(client(owner));
+        self.world.client = Some(self.client(owner));
         let keys = self.all();
         let acquired = self.world.on_keys(&keys, |engine, tx| engine.acquire(tx, &[owner], &request));
         let told = self.note(acquired, 0, owner, (Mode::Exclusive, 1));
@@ -330,7 +412,11 @@ impl SmallWorld {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
         let (tokens, is_meant) = self.meant(key, owner, mode, means);
         let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &tokens };
+        self.world.client = Some(self.client(owner));
         let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
+        if renewed.is_ok() {
+            self.keep(key, owner, mode);
+        }
         assert!(is_meant || renewed.is_err(), "a hold is renewed by its own token");
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => oracles[key].renew(owner, mode, is_meant, now_ms),
@@ -381,8 +467,9 @@ impl SmallWorld {
         if (0..self.setup.keys).any(|key| self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms)) {
             return false;
         }
-        self.lose(|notice| notice.client == client(owner));
-        self.world.client_closes(client(owner));
+        let client = self.client(owner);
+        self.lose(|notice| notice.client == client);
+        self.world.client_closes(client);
         self.end_cut_off();
         if let Spec::Plain(oracles) = &mut self.spec {
             oracles.iter_mut().filter(|oracle| oracle.concerns(owner)).for_each(|oracle| oracle.leave(owner));
@@ -409,7 +496,7 @@ impl SmallWorld {
     fn lose(&mut self, is_lost: impl Fn(&Notice) -> bool) {
         for (ticket, notice) in self.world.unpublished.iter().filter(|(_, notice)| is_lost(notice)) {
             let Some(known) = self.tickets.iter().find(|known| known.ticket == *ticket) else { continue };
-            assert_eq!(notice.client, client(known.owner), "the connection that asked");
+            assert_eq!(notice.client, self.client(known.owner), "the connection that asked");
             let granted = self.world.engine.queues.undelivered(*ticket);
             let unknown = granted.filter(|(_, grant)| !self.told.contains(&grant.token));
             self.lost.extend(unknown.map(|(_, grant)| (known.key, known.owner, grant.token)));
@@ -558,10 +645,6 @@ fn name(number: usize) -> Key {
 /// The channel of an owner.
 fn channel(owner: u8) -> Channel {
     Channel(NonZeroU32::MIN.saturating_add(owner.into()))
-}
-
-fn client(owner: u8) -> u64 {
-    u64::from(owner) + 1
 }
 
 /// The family of commands for a mode; where both are possible, the one that the key is for.
