@@ -5,7 +5,7 @@ use std::time::Duration;
 
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
 use redis::ConnectionAddr;
-use redis::{ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use redis::{Cmd, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
 
 use crate::Error;
 use crate::clock::Moment;
@@ -13,6 +13,7 @@ use crate::home::Home;
 use crate::metrics::{Meter, Metrics};
 use crate::servers::{Servers, Topology};
 use crate::shared::{Settings, Shared};
+use crate::wire;
 
 /// How soon a silent connection may be asked whether it lives: what is set looks after every connection once in that time.
 const SHORTEST_PING_AFTER: Duration = Duration::from_millis(10);
@@ -33,20 +34,31 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// A server without the module is an error here, and not at the first lock. Whoever may not ask is not told.
+    /// A server without the module, or with one that is too old, is an error here, and not at the first lock. Whoever may not ask is not told.
     async fn check_module(&self) -> Result<(), Error> {
+        // The first is as old as the module, the last came with what this crate needs.
+        const COMMANDS: [&str; 2] = ["RLOCK.ACQUIRE", "RLOCK.CANCEL"];
+        let known = self.ask_once(redis::cmd("COMMAND").arg("INFO").arg(&COMMANDS)).await;
+        let Some(Value::Array(known)) = known else { return Ok(()) };
+        match known.iter().zip(COMMANDS).find(|(info, _)| matches!(info, Value::Nil)) {
+            None => Ok(()),
+            Some((_, missing)) if missing == COMMANDS[0] => Err(Error::NoModule(format!("it knows no {missing}"))),
+            Some((_, missing)) => {
+                let listed = self.ask_once(redis::cmd("MODULE").arg("LIST")).await;
+                let version =
+                    listed.as_ref().and_then(wire::module_version).unwrap_or_else(|| "an older one".to_owned());
+                Err(Error::NoModule(format!("it has {version}, which knows no {missing}")))
+            }
+        }
+    }
+
+    /// What a server answers. `None` if it does not, or refuses.
+    async fn ask_once(&self, question: &Cmd) -> Option<Value> {
         let shared = &self.shared;
-        let mut question = redis::cmd("COMMAND");
-        question.arg("INFO").arg("RLOCK.ACQUIRE");
         let slot = shared.servers.is_cluster().then_some(0);
         let give_up = Moment::now().after(shared.settings.response_timeout);
-        let answered = shared.servers.call(slot, &question, shared.settings.response_timeout, give_up).await;
-        match answered.map(|answered| answered.said) {
-            Ok(Ok(Value::Array(known))) if matches!(known.as_slice(), [Value::Nil]) => {
-                Err(Error::NoModule("it knows no RLOCK.ACQUIRE".to_owned()))
-            }
-            _ => Ok(()),
-        }
+        let answered = shared.servers.call(slot, question, shared.settings.response_timeout, give_up).await;
+        answered.ok()?.said.ok()
     }
 
     /// Connects to one server, `redis://[user:password@]host[:port][/db]`, with the default options.
@@ -179,7 +191,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has not loaded the module.
+    /// [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has not loaded the module, or one that is too old.
     pub async fn connect_to(self, server: ConnectionInfo) -> Result<Client, Error> {
         self.with(Topology::Standalone(server)).await
     }

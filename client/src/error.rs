@@ -41,8 +41,8 @@ pub enum Error {
         /// How many there are.
         servers: usize,
     },
-    /// The server does not know the commands of the module: it has not loaded it.
-    #[error("the server has not loaded the module rlock: {0}")]
+    /// The server does not know the commands of the module: it has not loaded it, or a version that is too old. The text says which.
+    #[error("the server has not loaded the module rlock that this client needs: {0}")]
     NoModule(String),
     /// The user may not use this command or key; the text says which.
     #[error("the user has no permission: {0}")]

@@ -221,6 +221,15 @@ pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     }
 }
 
+/// The version of the module in the answer to `MODULE LIST`, which has it in one number: major * 10000 + minor * 100 + patch.
+pub(crate) fn module_version(modules: &Value) -> Option<String> {
+    let Value::Array(modules) = modules else { return None };
+    let is_ours =
+        |module: &&Value| field(module, "name").is_some_and(|name| bytes(name).is_ok_and(|name| name == b"rlock"));
+    let version = number(field(modules.iter().find(is_ours)?, "ver")?).ok()?;
+    Some(format!("version {}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
 /// The highest request id that the server takes.
 pub(crate) const HIGHEST_ID: u64 = i64::MAX as u64;
 

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Reply, Sentinels, Server};
 use crate::{connect, eventually, kill_connections, url};
@@ -126,6 +128,38 @@ async fn a_server_without_the_module_is_named() {
     let client = Client::builder().connect_later(&url).expect("an address");
     let refused = client.lock("k").acquire().await;
     assert!(matches!(refused, Err(Error::NoModule(_))), "{refused:?}");
+}
+
+/// Stands before a server, and asks it for another command than for RLOCK.CANCEL: one that it does not know.
+async fn as_if_older(server: &Server) -> String {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+    let (port, upstream) = (listener.local_addr().expect("an address").port(), server.port());
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(("127.0.0.1", upstream)).await.expect("the server takes connections");
+            tokio::spawn(async move {
+                let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                    (client.split(), server.split());
+                let requests = async {
+                    let mut bytes = vec![0; 16 * 1024];
+                    while let Ok(length @ 1..) = from_client.read(&mut bytes).await {
+                        let asked = String::from_utf8_lossy(&bytes[..length]).replace("RLOCK.CANCEL", "RLOCK.NOBODY");
+                        to_server.write_all(asked.as_bytes()).await.expect("the server listens");
+                    }
+                };
+                let _ = tokio::join!(requests, tokio::io::copy(&mut from_server, &mut to_client));
+            });
+        }
+    });
+    format!("redis://127.0.0.1:{port}/")
+}
+
+#[tokio::test]
+async fn a_module_that_is_too_old_is_named_with_its_version() {
+    let server = Server::start();
+    let refused = Client::connect(&as_if_older(&server).await).await;
+    let Err(Error::NoModule(text)) = refused else { panic!("{refused:?}") };
+    assert_eq!(text, format!("it has version {}, which knows no RLOCK.CANCEL", env!("CARGO_PKG_VERSION")));
 }
 
 #[cfg(not(any(feature = "tls-rustls", feature = "tls-native-tls")))]
