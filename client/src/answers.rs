@@ -3,7 +3,7 @@
 //! Answers come in the order of their questions. So one that does not come is late only when no other one has come for as long either: while
 //! there are answers, it is on its way, however many questions were asked before it. Messages do not count, they follow no question.
 //!
-//! Each command comes by here, so it costs little: no timer for each, but one for all, which goes off when the first of them may be due.
+//! Each message and each command that is asked alone comes by here, so it costs little: no timer for each, but one for all, which goes off when the first of them may be due.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -135,6 +135,10 @@ impl Answers {
         let (now, last_answer) = (Moment::now(), self.last_answer());
         let mut late = Vec::new();
         let mut waiting = self.waiting();
+        // There is another alarm for that, which was set later.
+        if now < waiting.looks_at {
+            return;
+        }
         let mut first = Moment::NEVER;
         for (patience, waker) in waiting.places.iter().flatten() {
             let late_at = patience.ends(last_answer);
@@ -187,15 +191,6 @@ impl Place {
         }
         self.answers.look_not_later_than(late_at, waiting);
         Poll::Pending
-    }
-
-    /// From now on it is waited for no longer than so.
-    pub(crate) fn shorten(&self, span: Duration) {
-        let mut waiting = self.answers.waiting();
-        let Some((patience, _)) = self.index.and_then(|index| waiting.places[index].as_mut()) else { return };
-        patience.span = patience.span.min(span);
-        let late_at = patience.ends(self.answers.last_answer());
-        self.answers.look_not_later_than(late_at, waiting);
     }
 }
 

@@ -96,10 +96,10 @@ impl Hold {
 
     /// Whether the hold can be relied upon at this moment. Reads the clock, so it is right also after a suspend.
     pub(crate) fn is_held(&self) -> bool {
-        !self.lost.is_set() && self.is_held_at(Moment::now())
+        self.is_held_at(Moment::now())
     }
 
-    /// The same for a moment that is now.
+    /// The same, by a clock that was just read.
     fn is_held_at(&self, now: Moment) -> bool {
         if self.lost.is_set() {
             return false;

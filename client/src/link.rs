@@ -23,7 +23,7 @@ use crate::identity::unique_owner;
 use crate::mailbox::{Letter, Mailbox};
 use crate::slots::tag_of;
 use crate::timer::{sleep_until_some, within};
-use crate::together::Together;
+use crate::together::{MESSAGES, Together};
 
 /// The number of the last connection of this process.
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -94,8 +94,8 @@ impl Link {
             Ok::<(), ()>(())
         };
         // How long an answer may take depends on the request, see `ask`. Nothing here goes by the clock of a runtime.
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None).set_push_sender(hear);
+        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let config = config.set_push_sender(hear).set_pipeline_buffer_size(MESSAGES);
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connection = within(patience, connecting).await.ok_or_else(|| lost("no connection in time"))??;
         let (channels, tells_events, subscribing) = (Default::default(), Default::default(), Default::default());

@@ -3,8 +3,9 @@
 //! What a command costs this side is less its bytes than the messages to the task of the connection and back, each of which wakes somebody. So
 //! a command that is asked while others are under way waits until those who can run now have asked too, and one message takes them all.
 //!
-//! The order is kept: a command that takes another one back never comes before it. Nobody waits for an answer longer than is said, also when the
-//! runtime of the connection stands still: that is noticed for each message by [`Answers`], and not for each command.
+//! The order is kept: a command that takes another one back never comes before it. For that the connection must have room for each message at once,
+//! see [`MESSAGES`]. Nobody waits for an answer longer than is said, also when the runtime of the connection stands still: that is noticed for each
+//! message by [`Answers`], and not for each command.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -24,6 +25,9 @@ use crate::answers::{Answers, NoAnswer, Patience, Place};
 /// All that is in one message is answered in one: the first of it is not to wait long for the last.
 const MOST_TOGETHER: usize = 128;
 
+/// How many messages a connection must have room for: so many that it always has. Where messages wait for room, they may pass each other.
+pub(crate) const MESSAGES: usize = 1 << 24;
+
 /// The commands of one connection that wait to be sent, or for their answers.
 pub(crate) struct Together {
     connection: MultiplexedConnection,
@@ -33,9 +37,9 @@ pub(crate) struct Together {
     asked: Mutex<VecDeque<Asked>>,
     /// Those whose commands were sent, by the numbers of the messages.
     sent: Mutex<BTreeMap<u64, Vec<Asker>>>,
-    /// The number of the last message. Locked while commands go from `asked` to the connection, so that they stay in order.
-    last_message: Mutex<u64>,
-    /// Each command that has no answer yet has a copy.
+    /// Locked while commands go from `asked` to the connection, so that they stay in order. The number of the last message.
+    order: Mutex<u64>,
+    /// Each command that waits to be sent, or whose answer somebody waits for, has a copy.
     under_way: Arc<()>,
 }
 
@@ -45,7 +49,7 @@ type Answer = Result<Value, RedisError>;
 struct Asked {
     commands: Vec<Cmd>,
     askers: Vec<Asker>,
-    /// How long the first answer may take, or one that has less time.
+    /// How long the answers may take.
     span: Duration,
     place: Place,
 }
@@ -61,13 +65,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Together {
     pub(crate) fn new(connection: MultiplexedConnection, home: Handle, answers: Arc<Answers>) -> Arc<Self> {
-        let (asked, sent, last_message, under_way) = Default::default();
-        Arc::new(Self { connection, home, answers, asked, sent, last_message, under_way })
+        let (asked, sent, order, under_way) = Default::default();
+        Arc::new(Self { connection, home, answers, asked, sent, order, under_way })
     }
 
     /// Sends a command and waits for its answer, which may be an error of the server's.
     ///
-    /// Cancel safety: when dropped, the command may be sent later. What is asked after that is sent after it.
+    /// Cancel safety: when dropped, the command may be sent later. What is asked here after that is sent after it.
     pub(crate) async fn ask(self: &Arc<Self>, command: Cow<'_, Cmd>, patience: Patience) -> Result<Answer, NoAnswer> {
         let is_alone = Arc::strong_count(&self.under_way) == 1;
         let under_way = self.under_way.clone();
@@ -96,14 +100,12 @@ impl Together {
         let (asker, answer) = oneshot::channel();
         let asker = Asker { answer: asker, _under_way: under_way };
         let mut asked = locked(&self.asked);
-        match asked.back_mut().filter(|last| last.commands.len() < MOST_TOGETHER) {
+        // Nobody has less time because of others.
+        let takes_more = |last: &&mut Asked| last.commands.len() < MOST_TOGETHER && last.span == patience.span;
+        match asked.back_mut().filter(takes_more) {
             Some(last) => {
                 last.commands.push(command);
                 last.askers.push(asker);
-                if patience.span < last.span {
-                    last.span = patience.span;
-                    last.place.shorten(patience.span);
-                }
             }
             None => {
                 let place = self.answers.watch(patience, Waker::from(self.clone())).ok_or(NoAnswer::Closed)?;
@@ -123,36 +125,50 @@ impl Together {
     }
 
     async fn send(self: &Arc<Self>) {
-        let (number, _place, mut answers) = {
-            let mut last_message = locked(&self.last_message);
+        let (sent, first_look, mut answers) = {
+            let mut last = locked(&self.order);
             let Some(Asked { commands, askers, place, .. }) = locked(&self.asked).pop_front() else { return };
             let (mut connection, mut message) = (self.connection.clone(), Pipeline::with_capacity(commands.len()));
             let count = commands.len();
             for command in commands {
                 message.add_command(command);
             }
-            *last_message += 1;
-            locked(&self.sent).insert(*last_message, askers);
+            *last += 1;
+            locked(&self.sent).insert(*last, askers);
+            let sent = Sent { together: self, number: *last, _place: place };
             let mut answers = Box::pin(async move { connection.send_packed_commands(&message, 0, count).await });
-            // From here on it stands in the line of the connection. Polled again below, it gets to know whom to wake.
-            match answers.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(answers) => return self.tell(*last_message, answers),
-                Poll::Pending => (*last_message, place, answers),
-            }
+            // From here on it has its place at the connection. Polled again below, it gets to know whom to wake.
+            let first_look = answers.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            (sent, first_look, answers)
         };
-        tokio::select! {
-            biased;
-            answers = &mut answers => {
-                self.answers.note();
-                self.tell(number, answers);
-            }
-            () = self.answers.closed().cancelled() => drop(locked(&self.sent).remove(&number)),
-        }
+        let answers = match first_look {
+            Poll::Ready(answers) => answers,
+            Poll::Pending => tokio::select! {
+                biased;
+                answers = &mut answers => answers,
+                () = self.answers.closed().cancelled() => return,
+            },
+        };
+        self.answers.note();
+        sent.tell(answers);
+    }
+}
+
+/// A message that was sent. When this is dropped, nobody waits for its answers any more: also if its runtime ends.
+struct Sent<'a> {
+    together: &'a Together,
+    number: u64,
+    _place: Place,
+}
+
+impl Sent<'_> {
+    fn take_askers(&self) -> Vec<Asker> {
+        locked(&self.together.sent).remove(&self.number).unwrap_or_default()
     }
 
-    /// Gives each who has asked by a message its own answer, or all the one error.
-    fn tell(&self, number: u64, answers: Result<Vec<Value>, RedisError>) {
-        let askers = locked(&self.sent).remove(&number).unwrap_or_default();
+    /// Gives each who has asked its own answer, or all the one error.
+    fn tell(self, answers: Result<Vec<Value>, RedisError>) {
+        let askers = self.take_askers();
         // Who does not wait any more is not told.
         match answers {
             Ok(answers) => {
@@ -166,6 +182,12 @@ impl Together {
                 }
             }
         }
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        drop(self.take_askers());
     }
 }
 
@@ -183,7 +205,7 @@ impl Wake for Together {
     }
 }
 
-/// The turn of a task that will send a message. If its runtime ends before it has come, nobody is to wait for an answer.
+/// The turn of a task that will send a message. If its runtime ends before it has come, nobody waits for the answers any more.
 struct Turn {
     together: Arc<Together>,
     has_come: bool,
@@ -227,15 +249,19 @@ mod tests {
     }
 
     impl Other {
-        /// What the next commands say, so many.
+        /// What the next commands say, so many at least.
         async fn hears(&mut self, count: usize) -> Vec<String> {
             loop {
                 // Each is *2, $4, ECHO, the length, and what it says.
-                let heard = String::from_utf8_lossy(&self.heard).into_owned();
-                let lines: Vec<&str> = heard.split_terminator("\r\n").collect();
-                if lines.len() >= 5 * count && heard.ends_with("\r\n") {
-                    self.heard.clear();
-                    return lines.chunks(5).map(|command| command[4].to_owned()).collect();
+                let whole = self.heard.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
+                let lines: Vec<String> = whole.map(|line| String::from_utf8_lossy(line).trim().to_owned()).collect();
+                let commands: Vec<&[String]> = lines.chunks_exact(5).collect();
+                if commands.len() >= count {
+                    let length: usize =
+                        commands.iter().flat_map(|command| command.iter()).map(|line| line.len() + 2).sum();
+                    let said = commands.iter().map(|command| command[4].clone()).collect();
+                    self.heard.drain(..length);
+                    return said;
                 }
                 let read = timeout(LONG, self.stream.read_buf(&mut self.heard)).await.expect("in time");
                 assert!(read.expect("no error") > 0, "the connection is open");
@@ -249,9 +275,9 @@ mod tests {
 
     /// A connection, with one command under way over it: what is asked now waits for others.
     async fn busy(home: Handle) -> (Arc<Together>, Other, Asking) {
-        let (here, there) = duplex(1 << 20);
+        let (here, there) = duplex(1 << 12);
         let info = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
-        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(MESSAGES);
         let connecting = MultiplexedConnection::new_with_config(&info, here, config);
         let (connection, work) = connecting.await.expect("nothing is asked");
         tokio::spawn(work);
@@ -326,9 +352,20 @@ mod tests {
         assert_eq!(locked(&together.asked).len(), 0, "nothing is kept for it");
     }
 
+    #[tokio::test]
+    async fn nobody_waits_for_an_answer_on_a_runtime_that_has_ended() {
+        let home = tokio::runtime::Runtime::new().expect("a runtime");
+        let (together, mut other, _first) = busy(home.handle().clone()).await;
+        let second = asking(&together, 1);
+        assert_eq!(other.hears(1).await, ["1"]);
+        home.shutdown_background();
+        assert_eq!(answer(second).await, Err(NoAnswer::Closed));
+        assert!(locked(&together.sent).is_empty(), "nothing is kept for it");
+    }
+
     /// Neither the other end nor the runtime of the connection does anything.
     #[tokio::test]
-    async fn nobody_waits_longer_than_is_said_and_the_shortest_time_counts() {
+    async fn nobody_waits_longer_than_is_said_and_the_shortest_time_ends_the_connection_for_all() {
         let idle = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         for home in [Handle::current(), idle.handle().clone()] {
             let (together, _other, _first) = busy(home).await;
@@ -342,5 +379,23 @@ mod tests {
             assert_eq!(answer(will_ask(&together, 3, LONG * 2)).await, Err(NoAnswer::Closed));
         }
         drop(tokio::task::spawn_blocking(move || drop(idle)).await);
+    }
+
+    /// Many messages wait for the other end to read, on a runtime whose threads take them in any order.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn messages_stay_in_order_however_many_wait_for_the_other_end() {
+        let (together, mut other, first) = busy(Handle::current()).await;
+        let count = 60 * MOST_TOGETHER;
+        let all: Vec<_> = (1..=count).map(|number| asking(&together, number)).collect();
+        // All of them have gone to the connection, whose buffer takes a few.
+        while !locked(&together.asked).is_empty() {
+            yield_now().await;
+        }
+        let mut heard = Vec::new();
+        while heard.len() < count {
+            heard.extend(other.hears(1).await);
+        }
+        assert!(heard.iter().map(|number| number.parse::<usize>().expect("a number")).eq(1..=count));
+        drop((all, first));
     }
 }

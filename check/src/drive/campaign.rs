@@ -160,7 +160,7 @@ impl Campaign {
             replica.follow(address)?;
             sentinels = Some(Sentinels::of(&self.program.server, address)?);
         }
-        let until_us = now_us() + u64::try_from(self.lasts.as_micros())?;
+        let until_us = now_us() + u64::try_from(self.lasts.max(self.faults.lasts_at_least()).as_micros())?;
         let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
         let (mut operations, interruptions) = thread::scope(|scope| {
             let mut workers = Vec::new();

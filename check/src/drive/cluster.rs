@@ -59,7 +59,10 @@ pub fn replicate(master: &Server, replica: &Server) -> Result<()> {
     let mut there = Connection::open(replica.address())?;
     // It may not have heard yet that the other one is a master.
     until("the replica does not come", || {
-        there.call(&format!("CLUSTER REPLICATE {id}"));
+        // Asked again, it would begin again.
+        if !info(&mut there)?.contains("role:slave") {
+            there.call(&format!("CLUSTER REPLICATE {id}"));
+        }
         is_replica(&mut there)
     })
 }

@@ -115,6 +115,11 @@ impl Faults {
         matches!(self, Self::Failover | Self::Sentinel)
     }
 
+    /// How long a campaign has to last to show something: until after the first fault.
+    pub(super) fn lasts_at_least(self) -> Duration {
+        if self == Self::Sentinel { Duration::from_secs(10) } else { Duration::ZERO }
+    }
+
     /// Whether the two servers are nodes of a cluster.
     pub(super) fn is_in_cluster(self) -> bool {
         matches!(self, Self::SlotMoves | Self::SlotMovesAndKills) || self.replica_takes_over()
@@ -265,20 +270,24 @@ impl Harm<'_> {
         self.interruptions.takeovers_us.push(now_us());
         if dies {
             self.master.kill()?;
+            sentinels.wait_for(self.replica.address())?;
         } else {
-            sentinels.fail_over()?;
+            sentinels.fail_over_to(self.replica.address())?;
         }
-        sentinels.wait_for(self.replica.address())?;
         if let Some(network) = self.network {
             network.lead_to(self.replica.address());
         }
-        self.interruptions.takeovers_us.push(now_us());
         std::mem::swap(self.master, self.replica);
         if dies {
+            self.interruptions.takeovers_us.push(now_us());
             self.replica.restart()?;
+            // The Sentinels would see to it as well, ten seconds later.
+            return self.replica.follow(self.master.address());
         }
-        // The Sentinels would see to it as well, ten seconds later.
-        self.replica.follow(self.master.address())
+        // Until then it may have given something to whoever was still connected.
+        self.replica.follow(self.master.address())?;
+        self.interruptions.takeovers_us.push(now_us());
+        Ok(())
     }
 
     /// The slot goes to the other node, with what is in it. `at_each_step` may do harm to both.

@@ -22,7 +22,7 @@ const COUNT: usize = 3;
 const DOWN_AFTER_MS: u32 = 2_000;
 
 /// Twice this must pass from one failover to the next.
-const FAILOVER_TIMEOUT_MS: u32 = 2_000;
+const FAILOVER_TIMEOUT_MS: u64 = 3_000;
 
 /// Sentinels see each other once in two seconds, and their servers once in ten.
 const AGREE_US: u64 = 40_000_000;
@@ -76,14 +76,22 @@ impl Sentinels {
         })
     }
 
-    /// Tells one of them to put the replica in the place of a master that lives.
+    /// Tells one of them to put the replica in the place of a master that lives, until they have agreed on it.
     ///
     /// # Errors
     ///
-    /// If it refuses.
-    pub fn fail_over(&self) -> Result<()> {
-        let first = self.members.first().context("there are Sentinels")?;
-        Connection::open(first.address)?.ask("SENTINEL FAILOVER fleet").map(drop)
+    /// If they do not come to that.
+    pub fn fail_over_to(&self, replica: SocketAddr) -> Result<()> {
+        let mut again_us = 0;
+        self.each("the Sentinels promote nobody", |sentinel| {
+            let is_done = master_by(sentinel)? == Some(replica);
+            // It is refused while another failover goes on, and given up if it takes too long.
+            if !is_done && now_us() > again_us {
+                again_us = now_us() + 2 * FAILOVER_TIMEOUT_MS * 1000;
+                sentinel.call("SENTINEL FAILOVER fleet");
+            }
+            Ok(is_done)
+        })
     }
 
     /// Waits until all of them say that this is the master.

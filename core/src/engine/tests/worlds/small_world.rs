@@ -240,6 +240,9 @@ impl SmallWorld {
                 let _ = self.world.on_keys(&self.all(), |engine, tx| engine.release(tx, &request));
             }
             Action::Close { owner } => {
+                for key in 0..self.setup.keys {
+                    self.hang_up(key, owner);
+                }
                 self.world.engine.client_closed(self.client(owner));
                 self.closed[usize::from(owner)] += 1;
             }
@@ -515,21 +518,8 @@ impl SmallWorld {
     /// The connection of an owner closes, which waits or may not have heard of its grant.
     fn leave(&mut self, key: usize, owner: u8) -> bool {
         let now_ms = self.now_ms();
-        let waiting = self.waiting(key, owner).map(|ticket| (ticket.ticket, ticket.until_ms));
-        if waiting.is_some_and(|(_, until_ms)| until_ms <= now_ms) {
+        if self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms) || !self.hang_up(key, owner) {
             return false;
-        }
-        let unheard = &self.world.engine.undelivered;
-        let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));
-        let mut leaving: Vec<u64> =
-            of_owner.map(|ticket| ticket.ticket).filter(|ticket| unheard.contains(ticket)).collect();
-        leaving.extend(waiting.map(|(ticket, _)| ticket));
-        if leaving.is_empty() {
-            return false;
-        }
-        for ticket in leaving {
-            let number = self.world.number_of(ticket);
-            self.world.waiter_left(number, false);
         }
         match &mut self.spec {
             Spec::Plain(oracles) => oracles[key].leave(owner),
@@ -537,6 +527,20 @@ impl SmallWorld {
             Spec::None => {}
         }
         true
+    }
+
+    /// What an owner waits for, or has not heard of, comes to nothing: its connection has closed. Whether there was anything.
+    fn hang_up(&mut self, key: usize, owner: u8) -> bool {
+        let unheard = &self.world.engine.undelivered;
+        let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));
+        let mut leaving: Vec<u64> =
+            of_owner.map(|ticket| ticket.ticket).filter(|ticket| unheard.contains(ticket)).collect();
+        leaving.extend(self.waiting(key, owner).map(|ticket| ticket.ticket));
+        for ticket in &leaving {
+            let number = self.world.number_of(*ticket);
+            self.world.waiter_left(number, false);
+        }
+        !leaving.is_empty()
     }
 
     /// Lets the timer run now, and whenever something is due until some time has passed.
