@@ -200,6 +200,9 @@ impl Campaign {
             Orders::default()
         });
         set_orders(&mut operations, &orders);
+        if let Some(network) = network {
+            network.close();
+        }
         Ok((operations, interruptions))
     }
 }

@@ -16,8 +16,19 @@ const BELIEVES: Duration = Duration::from_millis(300);
 /// One connection through the network.
 struct Wire {
     is_lost: Arc<AtomicBool>,
+    /// One of its ends has closed it.
+    is_over: Arc<AtomicBool>,
     client: TcpStream,
     server: TcpStream,
+}
+
+impl Wire {
+    fn close(self) {
+        for stream in [self.client, self.server] {
+            // It may have been closed by its other end.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 /// See the head of this file. It ends with the process.
@@ -63,12 +74,12 @@ impl Network {
     /// From now on connections lead to another server; those that are there are closed.
     pub fn lead_to(&self, server: SocketAddr) {
         self.lead_newcomers_to(server);
-        for wire in self.wires.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            for stream in [wire.client, wire.server] {
-                // It may have been closed by its other end.
-                let _ = stream.shutdown(Shutdown::Both);
-            }
-        }
+        self.close();
+    }
+
+    /// Nobody needs it any more: its connections are closed.
+    pub fn close(&self) {
+        self.wires.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(Wire::close);
     }
 
     /// Loses connections for which `is_lost` says so.
@@ -95,12 +106,18 @@ fn connect(client: TcpStream, server: SocketAddr, wires: &Mutex<Vec<Wire>>) -> R
     for stream in [&client, &server] {
         stream.set_nodelay(true)?;
     }
-    let is_lost = Arc::new(AtomicBool::new(false));
+    let [is_lost, is_over] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     for (from, to) in [(client.try_clone()?, server.try_clone()?), (server.try_clone()?, client.try_clone()?)] {
-        let is_lost = Arc::clone(&is_lost);
-        thread::spawn(move || carry(from, to, &is_lost));
+        let (is_lost, is_over) = (Arc::clone(&is_lost), Arc::clone(&is_over));
+        thread::spawn(move || {
+            carry(from, to, &is_lost);
+            is_over.store(true, Ordering::SeqCst);
+        });
     }
-    wires.lock().unwrap_or_else(PoisonError::into_inner).push(Wire { is_lost, client, server });
+    let mut wires = wires.lock().unwrap_or_else(PoisonError::into_inner);
+    // Those that are over would keep their sockets.
+    wires.retain(|wire| !wire.is_over.load(Ordering::SeqCst));
+    wires.push(Wire { is_lost, is_over, client, server });
     Ok(())
 }
 
