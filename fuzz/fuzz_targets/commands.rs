@@ -142,7 +142,10 @@ fn acquire(world: &mut World, keys: &[Key], who: u8, mut request: Request) {
             .map(|hold| (hold.token(), hold.count())),
         _ => None,
     };
-    let before = held(world);
+    // Others of the same owner that wait may be granted in the same step, and count.
+    let is_its_only_one =
+        |key: &Key| world.engine.first_waiters(key.borrow(), world.now, 100).all(|waiter| waiter.owner != [who]);
+    let before = held(world).filter(|_| keys.iter().all(is_its_only_one));
     let acquired = world.on(keys, Some(u64::from(who)), |engine, tx| engine.acquire(tx, &[who], &request));
     if let (true, Ok(Acquired::Granted(_)), Some((token, count))) = (request.is_once, &acquired, before)
         && let Some((now, counts)) = held(world).filter(|(now, _)| *now == token)
