@@ -18,7 +18,6 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::task::yield_now;
 
 use crate::answers::{Answers, NoAnswer, Patience, Place};
 
@@ -79,7 +78,7 @@ impl Together {
             let answer = self.put(command.into_owned(), patience, under_way)?;
             return answer.await.unwrap_or(Err(NoAnswer::Closed));
         }
-        // Then none waits to be sent either.
+        // What was asked before is answered, or was given up before it was sent, or is asked by somebody else at this moment.
         let answer = pin!(async {
             let answer = self.connection.clone().send_packed_command(&command).await;
             self.answers.note();
@@ -213,8 +212,16 @@ struct Turn {
 
 impl Turn {
     async fn take(mut self) {
-        // Whoever can run now runs first.
-        yield_now().await;
+        // Whoever can run now runs first. Not by `yield_now` of tokio: that ties the task to its thread, which may be taken up by another task.
+        let mut has_waited = false;
+        std::future::poll_fn(|context| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
         self.has_come = true;
         self.together.send().await;
     }
@@ -238,6 +245,7 @@ mod tests {
 
     use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::task::yield_now;
     use tokio::time::timeout;
 
     const LONG: Duration = Duration::from_secs(20);

@@ -82,16 +82,19 @@ impl Sentinels {
     ///
     /// If they do not come to that.
     pub fn fail_over_to(&self, replica: SocketAddr) -> Result<()> {
-        let mut again_us = 0;
-        self.each("the Sentinels promote nobody", |sentinel| {
-            let is_done = master_by(sentinel)? == Some(replica);
+        let first = self.members.first().context("there are Sentinels")?;
+        let mut sentinel = Connection::open(first.address)?;
+        let (deadline_us, mut again_us, mut said) = (now_us() + AGREE_US, 0, None);
+        while master_by(&mut sentinel)? != Some(replica) {
+            ensure!(now_us() < deadline_us, "the Sentinel promotes nobody, and said {said:?}");
             // It is refused while another failover goes on, and given up if it takes too long.
-            if !is_done && now_us() > again_us {
+            if now_us() > again_us {
                 again_us = now_us() + 2 * FAILOVER_TIMEOUT_MS * 1000;
-                sentinel.call("SENTINEL FAILOVER fleet");
+                said = Some(sentinel.ask("SENTINEL FAILOVER fleet"));
             }
-            Ok(is_done)
-        })
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.wait_for(replica)
     }
 
     /// Waits until all of them say that this is the master.

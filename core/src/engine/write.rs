@@ -9,10 +9,11 @@
 use super::connections::Binding;
 use super::positions::NameId;
 use super::state::{Engine, Transaction};
+use crate::bytes::Owner;
 use crate::collections::Alarm;
 use crate::event::{EndCause, Event};
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::Kind;
+use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::lock::admission::Value;
 
@@ -32,9 +33,14 @@ impl Engine {
                 self.count_end(tx, id, *cause, 1);
                 self.forget_bindings(tx, id, *token);
             }
-            Event::Cleared { cause, .. } => {
-                let holds = tx.keys.lock_mut(id).map_or(0, |lock| lock.holds().len());
-                self.count_end(tx, id, *cause, holds as u64);
+            Event::Cleared { cause, except } => {
+                let ended = tx.keys.lock_mut(id).map_or(0, |lock| {
+                    let of_owner = |owner: &Owner| {
+                        Mode::ALL.iter().filter(|mode| lock.hold(owner.as_slice(), **mode).is_some()).count()
+                    };
+                    lock.holds().len().saturating_sub(except.as_ref().map_or(0, of_owner))
+                });
+                self.count_end(tx, id, *cause, ended as u64);
             }
             _ => {}
         }

@@ -255,3 +255,25 @@ fn a_hold_that_is_over_leaves_nothing_when_its_owner_is_granted_another_one() {
     assert_eq!(bindings, [2], "its connection is tied to the new hold alone");
     assert_eq!(world.engine.stats(Kind::RwLock).expired, 2, "both were counted");
 }
+
+/// A reader that begins to write stays when all the others, whose leases are over, are cleared away at once.
+#[test]
+fn of_those_that_are_cleared_away_together_only_those_that_end_are_counted() {
+    const OVER: usize = 20;
+    let (mut world, lock) = (World::new(), key("lock"));
+    let ask = |world: &mut World, owner: &str, mode: Mode| {
+        let wish = request(Kind::RwLock, mode, Ask::Try);
+        let granted = world.on_key(&lock, |engine, tx| engine.acquire(tx, owner.as_bytes(), &wish));
+        assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
+    };
+    for owner in 0..OVER {
+        ask(&mut world, &name(owner), Mode::Read);
+    }
+    world.pause(LEASE_MS / 2);
+    ask(&mut world, "writer", Mode::Read);
+    world.pause(LEASE_MS / 2);
+    world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
+    ask(&mut world, "writer", Mode::Write);
+    assert_eq!(world.lock(&lock).unwrap().holds().len(), 2, "the writer reads and writes");
+    assert_eq!(world.engine.stats(Kind::RwLock).expired, OVER as u64);
+}
