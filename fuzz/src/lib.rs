@@ -112,11 +112,15 @@ impl World {
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
     ) -> R {
         let result = self.transact(keys, client, request);
+        self.take_offers();
+        self.check();
+        result
+    }
+
+    fn take_offers(&mut self) {
         while let Some((offer, keys)) = self.engine.next_offer() {
             self.transact(&keys, None, |engine, tx| engine.take_offer(tx, offer));
         }
-        self.check();
-        result
     }
 
     fn transact<R>(
@@ -227,6 +231,8 @@ impl World {
             if step % 16 == 0 {
                 self.engine.begin_turn();
             }
+            // There may be some after a connection was closed.
+            self.take_offers();
             let mut out = Outbox::new(true);
             let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &out);
