@@ -117,6 +117,8 @@ struct Owner {
     held: [Option<Held>; 4],
     /// The order of its first request that waited or kept a place, while it has no answer.
     asked: Option<u64>,
+    /// When it first asked for something without an answer: what a later request is told may have been granted by that one.
+    unanswered_us: Option<u64>,
     /// Its last CANCEL.
     cancelled: Option<Cancelled>,
 }
@@ -181,6 +183,7 @@ impl Owner {
             Outcome::Unknown => {
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
                 timeline.possible.push(Possible { from_us: one.sent_us, until_us });
+                self.unanswered_us = self.unanswered_us.or(Some(one.sent_us));
                 // If its place was taken over before its connection was lost, what follows has that place: none that is known.
                 self.asked = Some(0);
             }
@@ -230,7 +233,8 @@ impl Owner {
             possible_until_us,
             last_id: request_id,
         });
-        let Operation { owner, sent_us, answered_us, .. } = *one;
+        let Operation { owner, answered_us, .. } = *one;
+        let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
         timeline.grants.push(Grant { owner, token, sent_us, answered_us, order, passes_queue });
     }
 

@@ -111,6 +111,18 @@ fn more_permits_than_there_are() {
 }
 
 #[test]
+fn a_hold_that_was_granted_by_a_request_whose_answer_was_lost_may_be_told_later() {
+    let told = |first| {
+        Told::of(Kind::Semaphore, 3)
+            .call(1, Mode::Permits, 10, 11, acquire(1, None, None), first)
+            .granted(2, Mode::Permits, 20, 6)
+            .granted(1, Mode::Permits, 30, 5)
+    };
+    assert_eq!(told(Outcome::Unknown).broken(), []);
+    assert_eq!(told(Outcome::Refused).broken(), [Rule::TokensRise, Rule::FirstComeFirstServed]);
+}
+
+#[test]
 fn a_token_that_is_given_twice_or_falls() {
     let twice = Told::mutex().granted(1, ALONE, 10, 5).released(1, ALONE, 15, 0).granted(2, ALONE, 20, 5);
     assert_eq!(twice.broken(), [Rule::TokensRise]);
