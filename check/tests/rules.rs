@@ -123,6 +123,20 @@ fn a_hold_that_was_granted_by_a_request_whose_answer_was_lost_may_be_told_later(
 }
 
 #[test]
+fn two_servers_may_give_the_same_token_of_two_locks_and_not_of_one() {
+    let told = |key, is_of_several_servers| {
+        let mut told = Told::mutex().granted(1, ALONE, 10, 5).released(1, ALONE, 15, 0).granted(2, ALONE, 20, 5);
+        told.0.keys.push(Key { name: "other".into(), kind: Kind::Mutex, permits: 1 });
+        told.0.operations[2].key = key;
+        told.0.is_of_several_servers = is_of_several_servers;
+        told
+    };
+    assert_eq!(told(1, true).broken(), []);
+    assert_eq!(told(1, false).broken(), [Rule::TokensRise]);
+    assert_eq!(told(0, true).broken(), [Rule::TokensRise]);
+}
+
+#[test]
 fn a_token_that_is_given_twice_or_falls() {
     let twice = Told::mutex().granted(1, ALONE, 10, 5).released(1, ALONE, 15, 0).granted(2, ALONE, 20, 5);
     assert_eq!(twice.broken(), [Rule::TokensRise]);

@@ -94,7 +94,8 @@ impl Campaign {
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
             check_life(name, server.is_alive(), &server.log(), &mut violations);
         }
-        let mut history = History { keys: keys.to_vec(), operations, pauses: interruptions.pauses };
+        let (keys, pauses) = (keys.to_vec(), interruptions.pauses);
+        let mut history = History { keys, operations, pauses, is_of_several_servers: self.faults.moves_slots() };
         violations.extend(rules::check(&mut history));
         if violations.is_empty() {
             // Otherwise what was found explains why it failed.

@@ -122,7 +122,12 @@ impl Faults {
 
     /// Whether the two servers are nodes of a cluster.
     pub(super) fn is_in_cluster(self) -> bool {
-        matches!(self, Self::SlotMoves | Self::SlotMovesAndKills) || self.replica_takes_over()
+        self.moves_slots() || self.replica_takes_over()
+    }
+
+    /// Whether the keys are on two nodes for a while, some on each.
+    pub(super) fn moves_slots(self) -> bool {
+        matches!(self, Self::SlotMoves | Self::SlotMovesAndKills)
     }
 
     /// Whether one of the nodes of a cluster is the other one's replica.

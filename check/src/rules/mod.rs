@@ -16,6 +16,7 @@ const MAX_TOLD: usize = 1000;
 pub fn check(history: &mut History) -> Vec<Violation> {
     let keys = std::mem::take(&mut history.keys);
     let pauses = std::mem::take(&mut history.pauses);
+    let is_of_several_servers = history.is_of_several_servers;
     let mut grants: Vec<(u32, Grant)> = Vec::new();
     let mut violations = each_key(history, |timeline, violations| {
         if let Some(key) = keys.get(timeline.key as usize) {
@@ -25,6 +26,10 @@ pub fn check(history: &mut History) -> Vec<Violation> {
             waiting::check_cancels(key, timeline, violations);
         }
         grants.extend(timeline.grants.iter().map(|grant| (timeline.key, *grant)));
+        if is_of_several_servers {
+            order::check_tokens(&mut grants, violations);
+            grants.clear();
+        }
     });
     order::check_tokens(&mut grants, &mut violations);
     (history.keys, history.pauses) = (keys, pauses);
