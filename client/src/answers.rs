@@ -3,7 +3,8 @@
 //! Answers come in the order of their questions. So one that does not come is late only when no other one has come for as long either: while
 //! there are answers, it is on its way, however many questions were asked before it. Messages do not count, they follow no question.
 //!
-//! Each message and each command that is asked alone comes by here, so it costs little: no timer for each, but one for all, which goes off when the first of them may be due.
+//! Each message, and each command that is asked alone, comes by here, so it costs little: no timer for each, but one for all, which goes off
+//! when the first of them may be due.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

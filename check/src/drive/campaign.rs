@@ -156,11 +156,11 @@ impl Campaign {
         let monitor = (!self.faults.is_in_cluster())
             .then(|| Monitor::start(if is_moving { reached_at } else { address }))
             .transpose()?;
-        let mut sentinels = None;
-        if self.faults == Faults::Sentinel {
+        if is_moving {
             replica.follow(address)?;
-            sentinels = Some(Sentinels::of(&self.program.server, address)?);
         }
+        let has_sentinels = self.faults == Faults::Sentinel;
+        let sentinels = has_sentinels.then(|| Sentinels::of(&self.program.server, address)).transpose()?;
         let until_us = now_us() + u64::try_from(self.lasts.max(self.faults.lasts_at_least()).as_micros())?;
         let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
         let (mut operations, interruptions) = thread::scope(|scope| {

@@ -179,9 +179,6 @@ impl Harm<'_> {
             control.ask(&format!("SET big {}", "x".repeat(BIG_BYTES)))?;
             control.ask_words(&["CONFIG", "SET", "client-output-buffer-limit", "normal 1mb 0 0"])?;
         }
-        if self.faults == Faults::Failover {
-            self.replica.follow(self.master.address())?;
-        }
         // Once at least, however short the campaign is.
         loop {
             self.once(&mut random)?;
@@ -224,7 +221,7 @@ impl Harm<'_> {
                 self.master.limit_files(None)
             }
             Faults::OutputBuffers => overrun(address, random),
-            Faults::Failover => self.fail_over(),
+            Faults::Failover => self.fail_over(|replica| Connection::open(replica)?.ask("REPLICAOF NO ONE").map(drop)),
             Faults::Sentinel => self.be_replaced(random.random_bool(0.5)),
             Faults::ClusterFailover => {
                 let from_us = now_us();
@@ -253,42 +250,37 @@ impl Harm<'_> {
 }
 
 impl Harm<'_> {
-    /// The master is killed, its replica takes over, and the old one follows it when it comes back. Clients find the new one through
+    /// The master is killed, its replica is promoted, and the old one follows it when it comes back. Clients find the new one through
     /// the network.
-    fn fail_over(&mut self) -> Result<()> {
+    fn fail_over(&mut self, promote: impl FnOnce(SocketAddr) -> Result<()>) -> Result<()> {
         self.interruptions.takeovers_us.push(now_us());
         self.master.kill()?;
-        Connection::open(self.replica.address())?.ask("REPLICAOF NO ONE")?;
-        if let Some(network) = self.network {
-            network.lead_to(self.replica.address());
-        }
+        promote(self.replica.address())?;
+        self.lead_to_replica();
         self.interruptions.takeovers_us.push(now_us());
         std::mem::swap(self.master, self.replica);
         self.replica.restart()?;
         self.replica.follow(self.master.address())
     }
 
+    fn lead_to_replica(&self) {
+        if let Some(network) = self.network {
+            network.lead_to(self.replica.address());
+        }
+    }
+
     /// The Sentinels find that the master is dead, or are told to replace it while it works.
     fn be_replaced(&mut self, dies: bool) -> Result<()> {
         let sentinels = self.sentinels.context("there are Sentinels")?;
         sentinels.wait_until_ready(self.master.address())?;
+        if dies {
+            // They would make it follow as well, ten seconds after it has come back.
+            return self.fail_over(|replica| sentinels.wait_for(replica));
+        }
         self.interruptions.takeovers_us.push(now_us());
-        if dies {
-            self.master.kill()?;
-            sentinels.wait_for(self.replica.address())?;
-        } else {
-            sentinels.fail_over_to(self.replica.address())?;
-        }
-        if let Some(network) = self.network {
-            network.lead_to(self.replica.address());
-        }
+        sentinels.fail_over_to(self.replica.address())?;
+        self.lead_to_replica();
         std::mem::swap(self.master, self.replica);
-        if dies {
-            self.interruptions.takeovers_us.push(now_us());
-            self.replica.restart()?;
-            // The Sentinels would see to it as well, ten seconds later.
-            return self.replica.follow(self.master.address());
-        }
         // Until then it may have given something to whoever was still connected.
         self.replica.follow(self.master.address())?;
         self.interruptions.takeovers_us.push(now_us());
