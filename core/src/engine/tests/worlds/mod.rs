@@ -12,6 +12,7 @@
 
 mod canonical;
 mod fair_oracle;
+mod kept;
 mod oracle;
 mod small_world;
 

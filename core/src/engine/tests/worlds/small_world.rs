@@ -4,6 +4,7 @@ use core::num::NonZeroU32;
 use std::vec::Vec;
 
 use super::fair_oracle::{FairOracle, QUEUE_MS};
+use super::kept::Kept;
 use super::oracle::{self, LEASE_MS, Oracle, RENEW_MS, WAIT_MS, Wish};
 use super::{Action, Asks, Means, Setup, Told};
 use crate::bytes::Key;
@@ -41,14 +42,6 @@ struct Ticket {
     until_ms: u64,
 }
 
-/// A hold that its owner was told of last, over its connection.
-struct Kept {
-    key: usize,
-    owner: u8,
-    token: u64,
-    until_us: u64,
-}
-
 pub(super) struct SmallWorld {
     pub(super) world: World,
     setup: &'static Setup,
@@ -58,8 +51,7 @@ pub(super) struct SmallWorld {
     answers: Vec<(usize, u8, Told)>,
     /// Grants that nobody was told of, and that nobody has used: key, owner and token.
     lost: Vec<(usize, u8, u64)>,
-    /// Holds that clients were told of, as long as nothing but their leases can end them.
-    kept: Vec<Kept>,
+    kept: Kept,
     /// How many connections of each owner have closed.
     closed: [u64; MAX_OWNERS],
     /// Tokens that their owners were told. Whoever loses a later answer with one of them keeps what it knew of.
@@ -94,7 +86,7 @@ impl SmallWorld {
             tickets: Vec::new(),
             answers: Vec::new(),
             lost: Vec::new(),
-            kept: Vec::new(),
+            kept: Kept::default(),
             closed: [0; MAX_OWNERS],
             told: Vec::new(),
         }
@@ -107,7 +99,7 @@ impl SmallWorld {
     /// Does something, and compares. `false` if that is not possible now, and nothing was done.
     pub(super) fn act(&mut self, action: Action) -> bool {
         let now_ms = self.now_ms();
-        self.forget_what_may_end(action);
+        self.kept.forget(action);
         match action {
             Action::Acquire { key, owner, mode, count, ask } => {
                 // Who waits sends the same request again at most, and that only if it is numbered.
@@ -184,49 +176,11 @@ impl SmallWorld {
             Action::Pause => self.world.pause(TICK_MS),
             Action::Timer => self.run_timer(0),
             Action::Tick => self.run_timer(TICK_MS),
-            _ => return self.act_on_any(action),
+            _ if !self.act_on_any(action) => return false,
+            _ => {}
         }
-        self.check_kept();
+        self.kept.check_kept(&self.world);
         true
-    }
-
-    /// Before something happens by which holds may end.
-    fn forget_what_may_end(&mut self, action: Action) {
-        match action {
-            Action::Acquire { .. }
-            | Action::Renew { .. }
-            | Action::RenewToken { .. }
-            | Action::Hear
-            | Action::Pause
-            | Action::Part
-            | Action::Timer
-            | Action::Tick => {}
-            Action::Release { key, owner, .. } => self.kept.retain(|kept| (kept.key, kept.owner) != (key, owner)),
-            Action::Close { owner } => self.kept.retain(|kept| kept.owner != owner),
-            _ => self.kept.clear(),
-        }
-    }
-
-    /// Somebody was told over its connection what it holds.
-    fn keep(&mut self, key: usize, owner: u8, mode: Mode) {
-        let now = self.world.now;
-        let Some(hold) = self.world.lock(&name(key)).and_then(|lock| lock.live_hold(&[owner], mode, now)) else {
-            return;
-        };
-        let kept = Kept { key, owner, token: hold.token(), until_us: hold.deadline_us() };
-        self.kept.retain(|kept| (kept.key, kept.owner) != (key, owner));
-        self.kept.push(kept);
-    }
-
-    /// Whoever was told of a hold has it until its lease is over.
-    fn check_kept(&self) {
-        let now_us = self.world.now.mono_us;
-        for Kept { key, owner, token, until_us } in &self.kept {
-            let lock = self.world.lock(&name(*key));
-            let is_held = lock
-                .is_some_and(|lock| lock.hold_with_token(*token).is_some_and(|hold| hold.deadline_us() >= *until_us));
-            assert!(is_held || now_us >= *until_us, "owner {owner} keeps what it holds of key {key}");
-        }
     }
 
     /// What only worlds without an oracle know.
@@ -319,7 +273,7 @@ impl SmallWorld {
         let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
         let told = self.note(acquired, key, owner, (mode, count));
         if told == Told::Granted {
-            self.keep(key, owner, mode);
+            self.kept.keep(&self.world, key, owner, mode);
         }
         if granted_before.is_some() && told == Told::Granted {
             assert_eq!(self.numbered(key, owner, mode), granted_before, "a repeated request counts once");
@@ -418,7 +372,7 @@ impl SmallWorld {
         self.world.client = Some(self.client(owner));
         let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
         if renewed.is_ok() {
-            self.keep(key, owner, mode);
+            self.kept.keep(&self.world, key, owner, mode);
         }
         assert!(is_meant || renewed.is_err(), "a hold is renewed by its own token");
         let expected = match &mut self.spec {
@@ -642,7 +596,7 @@ fn seen_fair(oracle: &FairOracle) -> Vec<Seen> {
     seen
 }
 
-fn name(number: usize) -> Key {
+pub(super) fn name(number: usize) -> Key {
     key(["first", "second"][number])
 }
 
