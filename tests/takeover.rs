@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Reply, Server, eventually, propagated};
+use crate::support::{Command, Reply, Server, eventually, propagated};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -78,6 +78,30 @@ fn a_demoted_server_decides_nothing_more_until_it_is_promoted_again() {
     eventually(SOON, || client.call("EXISTS session") == 0);
     assert_eq!(client.call("RLOCK.HOLDS long a"), 1);
     assert_eq!(client.places("fair"), ["b detached"]);
+}
+
+/// Who is told `UNBLOCKED` may hold all the same: a replica takes nothing back.
+#[test]
+fn what_is_granted_in_the_very_turn_of_a_demotion_is_there_when_its_owner_asks_again() {
+    let server = Server::with_aof(&[]);
+    let (mut client, mut owner) = (server.client(), server.client());
+    client.acquire("job a PX 60000");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 REQ 1");
+    client.call_in_one_step(&["RLOCK.RELEASE job a", "REPLICAOF 127.0.0.1 1"].map(Command::from));
+    let told = waiter.reply();
+    match &told {
+        // It was told first.
+        Reply::Int(_) => {}
+        Reply::Error(text) => assert!(text.starts_with("UNBLOCKED ") && text.contains("replica"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(owner.call("RLOCK.HOLDS job b"), 1);
+    client.call("REPLICAOF NO ONE");
+    client.acquire("other a BLOCK 0");
+    let token = owner.acquire("job b PX 60000 REQ 1");
+    assert!(matches!(&told, Reply::Error(_)) || told == token, "told {told:?}, holds {token}");
+    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+    assert_eq!(owner.call("RLOCK.RELEASE job b"), 0);
 }
 
 #[test]

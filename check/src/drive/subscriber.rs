@@ -1,11 +1,13 @@
 //! Who listens for the answers to requests that wait without a blocked connection (`NOTIFY`).
 
+use std::borrow::Cow;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
+use super::wire::unblocked;
 use crate::history::Outcome;
 
 /// How long one look at the channel takes.
@@ -64,20 +66,23 @@ impl Subscriber {
         self.listen()?;
         ensure!(self.position("sunsubscribe").is_none(), "the channel has left with its slot");
         let outcome = if let Some(at) = self.position(&format!("\r\ngranted {id} ")) {
-            let words = self.heard.get(at..).unwrap_or_default();
-            let line = words.split(|byte| *byte == b'\r').nth(1).unwrap_or_default();
-            let token =
-                line.rsplit(|byte| *byte == b' ').next().and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
+            let token = self.line(at).rsplit(' ').next().and_then(|word| word.parse().ok());
             token.map(Outcome::Granted)
         } else if self.position(&format!("\r\nnil {id}\r\n")).is_some() {
             Some(Outcome::Nil)
         } else {
             let refused = || self.position(&format!("\r\nerror {id} ")).map(|_| Outcome::Refused);
-            self.position(&format!("\r\nerror {id} UNBLOCKED ")).map(|_| Outcome::Unblocked).or_else(refused)
+            self.position(&format!("\r\nerror {id} UNBLOCKED ")).map(|at| unblocked(&self.line(at))).or_else(refused)
         };
         // A message is in one packet, but for the end of a line.
         let is_whole = self.heard.ends_with(b"\r\n");
         Ok(outcome.filter(|_| is_whole).inspect(|_| self.heard.clear()))
+    }
+
+    /// The line behind an end of a line.
+    fn line(&self, end: usize) -> Cow<'_, str> {
+        let words = self.heard.get(end..).unwrap_or_default();
+        String::from_utf8_lossy(words.split(|byte| *byte == b'\r').nth(1).unwrap_or_default())
     }
 
     fn position(&self, text: &str) -> Option<usize> {

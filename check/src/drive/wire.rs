@@ -159,10 +159,16 @@ pub fn outcome(answer: Result<Value, RedisError>) -> Outcome {
         }
         Err(error) => match error.code() {
             Some("NOTOWNER") => Outcome::NotOwner,
-            Some("UNBLOCKED") => Outcome::Unblocked,
+            Some("UNBLOCKED") => unblocked(error.detail().unwrap_or_default()),
             _ => Outcome::Refused,
         },
     }
+}
+
+/// What UNBLOCKED means. From a server that has become a replica it says nothing: the lock may have been granted in that very turn, and a
+/// replica takes nothing back.
+pub(super) fn unblocked(why: &str) -> Outcome {
+    if why.contains("replica") { Outcome::Unknown } else { Outcome::Unblocked }
 }
 
 /// The number that an answer is a token.
@@ -171,5 +177,18 @@ pub fn as_grant(outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Number(token) => Outcome::Granted(token),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_demotion_leaves_open_what_was_granted() {
+        assert_eq!(unblocked("this server is a replica now"), Outcome::Unknown);
+        let by_the_server = "force unblock from blocking operation, instance state changed (master -> replica?)";
+        assert_eq!(unblocked(by_the_server), Outcome::Unknown);
+        assert_eq!(unblocked("the request was cancelled"), Outcome::Unblocked);
     }
 }
