@@ -61,6 +61,8 @@ pub enum Call {
         count: u32,
         /// `TOKEN t`: only the hold with this token is meant.
         token: Option<u64>,
+        /// `REQ id`.
+        request_id: Option<u64>,
     },
     /// RENEW.
     Renew {
@@ -137,6 +139,8 @@ pub struct History {
     /// Several servers gave locks at the same time, each those keys that it had. Tokens are compared on each key then: servers promise
     /// nothing of each other's.
     pub is_of_several_servers: bool,
+    /// Nothing failed meanwhile but the server's wall clock: no connection was lost, and every request was taken.
+    pub is_undisturbed: bool,
 }
 
 /// Something that must not happen.

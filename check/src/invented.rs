@@ -51,7 +51,7 @@ pub fn history(operations: usize, seed: u64) -> History {
         let renew = Call::Renew { lease_ms: 30_000, token: None };
         let renewed = one(renewed_us, renewed_us + 40, renew, Outcome::Number(30_000));
         history.operations.push(renewed);
-        let release = Call::Release { count: 1, token: None };
+        let release = Call::Release { count: 1, token: None, request_id: None };
         history.operations.push(one(released_us, answered_us, release, Outcome::Number(0)));
         if let Some(free_at_us) = free_at_us.get_mut(key) {
             *free_at_us = random.random_range(released_us..answered_us).max(granted_us + 1);

@@ -98,7 +98,8 @@ mod tests {
 
     #[test]
     fn who_was_giving_up_does_not_hold_any_more() {
-        let release = Operation { call: Call::Release { count: 1, token: None }, ..granted(1, 20_000, 5) };
+        let release =
+            Operation { call: Call::Release { count: 1, token: None, request_id: None }, ..granted(1, 20_000, 5) };
         let release = Operation { answered_us: 35_000, outcome: Outcome::Unknown, ..release };
         let next = granted(2, 25_000, 6);
         assert_eq!(rules_broken(&[granted(1, 10_000, 5), release, next], &[30_000, 40_000]), []);

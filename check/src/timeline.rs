@@ -70,6 +70,26 @@ pub struct Wait {
     pub answered_us: u64,
 }
 
+/// Permits that an owner was given beside those that it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addition {
+    /// When it was known.
+    pub answered_us: u64,
+    /// The request's place in the server's order; 0 if unknown.
+    pub order: u64,
+}
+
+/// A request that waited, and was answered nil.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// Whose.
+    pub owner: u64,
+    /// The request's place in the server's order; 0 if unknown.
+    pub order: u64,
+    /// It waited until then at least.
+    pub until_us: u64,
+}
+
 /// A request that the server said would wait, and then not to know when it was asked to end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overlooked {
@@ -92,6 +112,10 @@ pub struct Timeline {
     pub possible: Vec<Possible>,
     /// Every new hold.
     pub grants: Vec<Grant>,
+    /// Every addition to a hold that had to stand in line.
+    pub additions: Vec<Addition>,
+    /// Every request that waited in vain.
+    pub denied: Vec<Denied>,
     /// Every request that waited.
     pub waits: Vec<Wait>,
     /// Every one that CANCEL did not find.
@@ -109,11 +133,12 @@ struct Held {
     possible_from_us: u64,
     possible_until_us: u64,
     last_id: Option<u64>,
+    /// The id of the RELEASE that was done last.
+    released_id: Option<u64>,
 }
 
 /// One owner of one key.
-#[derive(Default)]
-struct Owner {
+struct Owner<'h> {
     held: [Option<Held>; 4],
     /// The order of its first request that waited or kept a place, while it has no answer.
     asked: Option<u64>,
@@ -121,17 +146,26 @@ struct Owner {
     unanswered_us: Option<u64>,
     /// Its last CANCEL.
     cancelled: Option<Cancelled>,
+    /// See [`History::is_undisturbed`].
+    is_undisturbed: bool,
+    /// See [`History::pauses`].
+    pauses: &'h [Possible],
 }
 
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
 pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
-    history.operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     let mut violations = Vec::new();
-    for of_key in history.operations.chunk_by(|a, b| a.key == b.key) {
+    let History { operations, pauses, is_undisturbed, .. } = history;
+    let (is_undisturbed, pauses) = (*is_undisturbed, pauses.as_slice());
+    operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
+    for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };
         let mut timeline = Timeline { key: first.key, ..Timeline::default() };
         for of_owner in of_key.chunk_by(|a, b| a.owner == b.owner) {
-            let mut owner = Owner::default();
+            if is_undisturbed {
+                check_answers(of_owner, &mut violations);
+            }
+            let mut owner = Owner::new(is_undisturbed, pauses);
             for operation in of_owner {
                 owner.take(operation, &mut timeline, &mut violations);
             }
@@ -142,7 +176,36 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
     violations
 }
 
-impl Owner {
+/// Where nothing fails, a request is answered, and ended by its own owner only.
+fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
+    for (at, one) in of_owner.iter().enumerate() {
+        if !matches!(one.call, Call::Acquire { .. }) {
+            continue;
+        }
+        let ends = |(other_at, other): (usize, &Operation)| {
+            other_at != at
+                && matches!(other.call, Call::Acquire { .. } | Call::Cancel { .. })
+                && other.sent_us < one.answered_us
+                && one.sent_us < other.answered_us
+        };
+        let is_wrong = match one.outcome {
+            Outcome::Refused | Outcome::Unknown => true,
+            Outcome::Unblocked => !of_owner.iter().enumerate().any(ends),
+            _ => false,
+        };
+        if is_wrong {
+            let story = format!("{} asked for {}, and {:?} was the answer", one.owner, one.key, one.outcome);
+            violations.push(Violation { rule: Rule::ServerLives, story });
+        }
+    }
+}
+
+impl<'h> Owner<'h> {
+    fn new(is_undisturbed: bool, pauses: &'h [Possible]) -> Self {
+        let held = [None; 4];
+        Self { held, asked: None, unanswered_us: None, cancelled: None, is_undisturbed, pauses }
+    }
+
     fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
         match one.call {
             Call::Acquire { .. } => self.acquire(one, timeline, violations),
@@ -151,7 +214,7 @@ impl Owner {
             {
                 check_untouched(one, token, violations);
             }
-            Call::Release { count, .. } => self.release(one, count, timeline, violations),
+            Call::Release { count, request_id, .. } => self.release(one, count, request_id, timeline, violations),
             Call::Renew { lease_ms, .. } => self.renew(one, lease_ms, violations),
             Call::Cancel { is_waiting } => self.cancel(one, is_waiting),
             Call::Close { grace_ms } => self.close(one, grace_ms, timeline),
@@ -176,19 +239,26 @@ impl Owner {
             Outcome::Granted(token) => self.granted(one, token, timeline, violations),
             Outcome::Nil => {
                 self.check_nil(one, violations);
+                if let Some(block_ms) = block_ms {
+                    let until_us = one.sent_us + block_ms * US_PER_MS;
+                    timeline.denied.push(Denied { owner: one.owner, order: one.order, until_us });
+                }
                 if !keeps_place {
                     self.asked = None;
                 }
             }
             Outcome::Unknown => {
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
-                timeline.possible.push(Possible { from_us: one.sent_us, until_us });
+                // Who waited is told at once, or loses its connection.
+                let from_us = block_ms.map_or(0, |_| one.answered_us.saturating_sub(SLACK_US)).max(one.sent_us);
+                timeline.possible.push(Possible { from_us, until_us });
                 self.unanswered_us = self.unanswered_us.or(Some(one.sent_us));
                 // If its place was taken over before its connection was lost, what follows has that place: none that is known.
                 self.asked = Some(0);
             }
-            Outcome::Refused => self.asked = None,
-            Outcome::Unblocked | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
+            // If an earlier request was not answered, its place may be there.
+            Outcome::Refused if self.unanswered_us.is_none() => self.asked = None,
+            Outcome::Refused | Outcome::Unblocked | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
         }
     }
 
@@ -206,6 +276,9 @@ impl Owner {
             if held.token == token {
                 let is_repeat = is_once || (request_id.is_some() && request_id == held.last_id);
                 let added = if is_repeat { 0 } else { count };
+                if added > 0 && one.mode == Mode::Permits {
+                    timeline.additions.push(Addition { answered_us: one.answered_us, order });
+                }
                 // Permits that were added are surely there from now on.
                 believe(one, held, one.answered_us, timeline);
                 held.since_us = one.answered_us;
@@ -232,6 +305,7 @@ impl Owner {
             possible_from_us: one.sent_us.max(waited_from_us),
             possible_until_us,
             last_id: request_id,
+            released_id: None,
         });
         let Operation { owner, answered_us, .. } = *one;
         let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
@@ -249,14 +323,24 @@ impl Owner {
         }
         let Some(block_ms) = block_ms else { return };
         let due_us = one.sent_us + block_ms * US_PER_MS;
-        if block_ms == 0 || one.answered_us < due_us || one.answered_us > due_us + SLACK_US {
+        // Who waits while the server is paused is told afterwards.
+        let overlap = |pause: &Possible| pause.until_us.min(one.answered_us).saturating_sub(pause.from_us.max(due_us));
+        let paused_us: u64 = self.pauses.iter().map(overlap).sum();
+        if block_ms == 0 || one.answered_us < due_us || one.answered_us > due_us + paused_us + SLACK_US {
             let after_us = one.answered_us - one.sent_us;
             let story = format!("{} of {} waited {block_ms} ms, and nil came after {after_us} us", one.owner, one.key);
             violations.push(Violation { rule: Rule::NilIsFinal, story });
         }
     }
 
-    fn release(&mut self, one: &Operation, count: u32, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
+    fn release(
+        &mut self,
+        one: &Operation,
+        count: u32,
+        request_id: Option<u64>,
+        timeline: &mut Timeline,
+        violations: &mut Vec<Violation>,
+    ) {
         let slot = &mut self.held[one.mode as usize];
         let Some(held) = slot else {
             if let Outcome::Number(_) = one.outcome {
@@ -269,7 +353,8 @@ impl Owner {
             // Nothing was changed: it lasts until its lease is over.
             return;
         }
-        let left = held.count.saturating_sub(count);
+        let is_repeat = request_id.is_some() && request_id == held.released_id;
+        let left = held.count.saturating_sub(if is_repeat { 0 } else { count });
         match one.outcome {
             Outcome::Number(told) if told != u64::from(left) => {
                 let story = format!("{} of {} had {} left, and was told {told}", one.owner, one.key, left);
@@ -289,6 +374,7 @@ impl Owner {
             // What is left is surely there all the time.
             held.since_us = one.sent_us;
             held.count = left;
+            held.released_id = request_id;
         }
     }
 
@@ -313,7 +399,9 @@ impl Owner {
     fn close(&mut self, one: &Operation, grace_ms: u64, timeline: &mut Timeline) {
         let slot = &mut self.held[one.mode as usize];
         if let Some(mut held) = slot.take() {
-            believe(one, &mut held, one.sent_us, timeline);
+            // Where connections are lost, it is not known how long before.
+            let grace_us = if self.is_undisturbed { grace_ms * US_PER_MS } else { 0 };
+            believe(one, &mut held, one.sent_us + grace_us, timeline);
             let until_us = held.possible_until_us.min(one.answered_us + grace_ms * US_PER_MS);
             timeline.possible.push(Possible { from_us: held.possible_from_us, until_us });
         }
@@ -324,7 +412,7 @@ impl Owner {
             return;
         };
         match &self.held[one.mode as usize] {
-            None if seen > 0 => {
+            None if seen > 0 && self.unanswered_us.is_none() => {
                 let story = format!("{} of {} was never told that it holds, and does", one.owner, one.key);
                 violations.push(Violation { rule: Rule::NilIsFinal, story });
             }

@@ -3,6 +3,7 @@
 use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
 use rlock_check::invented;
 use rlock_check::rules::check;
+use rlock_check::timeline::Possible;
 
 /// A history of one key, made call by call. Times are in milliseconds.
 struct Told(History);
@@ -28,7 +29,14 @@ impl Told {
     }
 
     fn released(self, owner: u64, mode: Mode, at_ms: u64, left: u64) -> Told {
-        self.call(owner, mode, at_ms, at_ms + 1, Call::Release { count: 1, token: None }, Outcome::Number(left))
+        self.call(
+            owner,
+            mode,
+            at_ms,
+            at_ms + 1,
+            Call::Release { count: 1, token: None, request_id: None },
+            Outcome::Number(left),
+        )
     }
 
     fn broken(mut self) -> Vec<Rule> {
@@ -206,6 +214,9 @@ fn nil_is_final_and_comes_in_time() {
     assert_eq!(told(521, 1).broken(), [Rule::NilIsFinal]);
     assert_eq!(told(400, 0).broken(), [Rule::NilIsFinal], "early");
     assert_eq!(told(5000, 0).broken(), [Rule::NilIsFinal], "late");
+    let mut paused = told(5000, 0);
+    paused.0.pauses.push(Possible { from_us: 15_000, until_us: 4_900_000 });
+    assert_eq!(paused.broken(), [], "nobody was told anything in between");
 }
 
 #[test]
@@ -246,6 +257,112 @@ fn a_session_that_closed_and_a_grant_that_was_undone_free_the_lock() {
         };
     assert_eq!(told(Outcome::Undone).broken(), [Rule::NoLostWakeUp]);
     assert_eq!(told(Outcome::Unknown).broken(), [], "it may have held");
+}
+
+#[test]
+fn a_lost_answer_to_a_request_that_waits_excuses_the_moments_before_it_only() {
+    let wait = acquire(1, Some(60_000), None);
+    let told = Told::mutex()
+        .granted(1, ALONE, 10, 5)
+        .released(1, ALONE, 100, 0)
+        .call(2, ALONE, 20, 7_900, wait, Outcome::Unknown)
+        .call(3, ALONE, 21, 7_950, wait, Outcome::Granted(7));
+    assert_eq!(told.broken(), [Rule::NoLostWakeUp]);
+}
+
+#[test]
+fn who_is_answered_nil_was_not_passed_by_those_who_came_later() {
+    let told = |served_ms| {
+        Told::mutex()
+            .granted(1, ALONE, 10, 5)
+            .released(1, ALONE, 20, 0)
+            .call(2, ALONE, 15, 516, acquire(1, Some(500), None), Outcome::Nil)
+            .granted(3, ALONE, served_ms, 6)
+    };
+    assert_eq!(told(30).broken(), [Rule::FirstComeFirstServed]);
+    assert_eq!(told(516).broken(), []);
+    let more = |count| {
+        Told::of(Kind::Semaphore, 4)
+            .granted(1, Mode::Permits, 10, 5)
+            .call(2, Mode::Permits, 12, 13, acquire(2, None, None), Outcome::Granted(6))
+            .call(3, Mode::Permits, 20, 51, acquire(3, Some(30), None), Outcome::Nil)
+            .call(1, Mode::Permits, 25, 26, acquire(count, None, Some(1)), Outcome::Granted(5))
+    };
+    assert_eq!(more(1).broken(), [Rule::FirstComeFirstServed]);
+}
+
+#[test]
+fn where_nothing_fails_each_request_is_answered_and_ended_by_its_owner() {
+    let told = |outcome, is_undisturbed| {
+        let mut told = Told::mutex().call(2, ALONE, 20, 60, acquire(1, Some(8_000), None), outcome);
+        told.0.is_undisturbed = is_undisturbed;
+        told
+    };
+    for outcome in [Outcome::Refused, Outcome::Unknown, Outcome::Unblocked] {
+        assert_eq!(told(outcome, true).broken(), [Rule::ServerLives], "{outcome:?}");
+        assert_eq!(told(outcome, false).broken(), []);
+    }
+    let cancel = Call::Cancel { is_waiting: true };
+    assert_eq!(told(Outcome::Unblocked, true).call(2, ALONE, 30, 31, cancel, Outcome::Number(1)).broken(), []);
+}
+
+#[test]
+fn a_session_lasts_for_its_grace_where_no_connection_is_lost() {
+    let told = |at_ms| {
+        let close = Call::Close { grace_ms: 500 };
+        let mut told = Told::mutex().granted(1, ALONE, 10, 5).call(1, ALONE, 100, 101, close, Outcome::Unknown);
+        told.0.is_undisturbed = true;
+        told.granted(2, ALONE, at_ms, 6)
+    };
+    assert_eq!(told(590).broken(), [Rule::Exclusion]);
+    assert_eq!(told(610).broken(), []);
+}
+
+#[test]
+fn who_was_not_answered_may_hold() {
+    let told = |first| {
+        Told::mutex().call(2, ALONE, 20, 30, acquire(1, Some(50), None), first).call(
+            2,
+            ALONE,
+            33,
+            34,
+            Call::Look,
+            Outcome::Number(1),
+        )
+    };
+    assert_eq!(told(Outcome::Unknown).broken(), []);
+    assert_eq!(told(Outcome::Unblocked).broken(), [Rule::NilIsFinal]);
+}
+
+/// A request is not answered, sent again and refused, and sent again and granted: it may have kept its first place.
+#[test]
+fn a_refusal_takes_no_place_away_that_may_be_there() {
+    let wait = acquire(1, Some(60_000), Some(1));
+    let told = Told::mutex()
+        .granted(1, ALONE, 10, 5)
+        .call(2, ALONE, 20, 30, wait, Outcome::Unknown)
+        .call(3, ALONE, 31, 1_100, wait, Outcome::Granted(7))
+        .call(2, ALONE, 32, 33, wait, Outcome::Refused)
+        .call(2, ALONE, 34, 1_000, wait, Outcome::Granted(6))
+        .released(1, ALONE, 900, 0)
+        .released(2, ALONE, 1_050, 0)
+        .released(3, ALONE, 1_200, 0);
+    assert_eq!(told.broken(), []);
+}
+
+#[test]
+fn a_repeated_release_counts_once() {
+    let release = Call::Release { count: 1, token: None, request_id: Some(3) };
+    let told = |again| {
+        Told::mutex()
+            .granted(1, ALONE, 10, 5)
+            .granted(1, ALONE, 20, 5)
+            .call(1, ALONE, 30, 31, release, Outcome::Number(1))
+            .call(1, ALONE, 32, 33, release, Outcome::Number(again))
+            .released(1, ALONE, 40, again.saturating_sub(1))
+    };
+    assert_eq!(told(1).broken(), []);
+    assert_eq!(told(0).broken(), [Rule::CountsAreRight]);
 }
 
 #[test]
@@ -307,7 +424,7 @@ fn a_token_means_one_hold() {
             .granted(1, ALONE, 30, 6)
             .call(1, ALONE, 40, 41, call, outcome)
     };
-    let release = |token| Call::Release { count: 1, token: Some(token) };
+    let release = |token| Call::Release { count: 1, token: Some(token), request_id: None };
     assert_eq!(told(release(5), Outcome::NotOwner).broken(), [], "the second hold goes on");
     assert_eq!(told(release(5), Outcome::Number(0)).broken(), [Rule::TokenIsMeant]);
     let renew = |token| Call::Renew { lease_ms: 30_000, token: Some(token) };

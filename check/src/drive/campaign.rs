@@ -95,7 +95,8 @@ impl Campaign {
             check_life(name, server.is_alive(), &server.log(), &mut violations);
         }
         let (keys, pauses) = (keys.to_vec(), interruptions.pauses);
-        let mut history = History { keys, operations, pauses, is_of_several_servers: self.faults.moves_slots() };
+        let (is_of_several_servers, is_undisturbed) = (self.faults.moves_slots(), self.faults == Faults::Clock);
+        let mut history = History { keys, operations, pauses, is_of_several_servers, is_undisturbed };
         violations.extend(rules::check(&mut history));
         if violations.is_empty() {
             // Otherwise what was found explains why it failed.
@@ -184,7 +185,7 @@ impl Campaign {
             thread::sleep(Duration::from_millis(500));
             let (faults, seed, network, sentinels) = (self.faults, self.seed, network.as_ref(), sentinels.as_ref());
             let interruptions = Interruptions::default();
-            let harm = Harm { faults, master, replica, clock, network, sentinels, interruptions, seed };
+            let harm = Harm { faults, master, replica, clock, network, sentinels, interruptions, ahead_ms: 0, seed };
             let interruptions = harm.go_on(until_us)?;
             let mut operations = Vec::new();
             for worker in workers {
@@ -278,11 +279,11 @@ fn follow(control: &mut Connection, replica: &Server, master_port: u16, violatio
         }
         thread::sleep(Duration::from_millis(20));
     }
-    parade::make(control)?;
+    let highest_token = parade::make(control)?;
     control.ask("WAIT 1 5000")?;
     parade::compare(control, &mut there, violations)?;
     parade::intrude(&mut there, violations)?;
-    parade::take_over(&mut there, violations)
+    parade::take_over(&mut there, highest_token, violations)
 }
 
 pub(super) fn info(connection: &mut Connection) -> Result<String> {

@@ -68,21 +68,26 @@ pub fn replicate(master: &Server, replica: &Server) -> Result<()> {
 }
 
 /// Lets a replica take over as `CLUSTER FAILOVER` does, with `FORCE` or `TAKEOVER` or nothing, and waits until its master follows it.
+/// Returns when it had become the master.
 ///
 /// # Errors
 ///
 /// If it does not come to that.
-pub fn take_over(master: &Server, replica: &Server, how: &str) -> Result<()> {
+pub fn take_over(master: &Server, replica: &Server, how: &str) -> Result<u64> {
     let [mut there, mut here] = [Connection::open(master.address())?, Connection::open(replica.address())?];
-    let mut attempt_ends_us = 0;
+    let (mut attempt_ends_us, mut taken_over_us) = (0, None);
     until("the replica does not take over", || {
         // A second request would end the first attempt, which ends by itself if the other one does not agree.
-        if now_us() > attempt_ends_us && info(&mut here)?.contains("role:slave") {
+        let is_master = info(&mut here)?.contains("role:master");
+        if is_master {
+            taken_over_us.get_or_insert_with(now_us);
+        } else if now_us() > attempt_ends_us {
             here.call(&format!("CLUSTER FAILOVER {how}"));
             attempt_ends_us = now_us() + ATTEMPT_US;
         }
         is_replica(&mut there)
-    })
+    })?;
+    Ok(taken_over_us.unwrap_or_else(now_us))
 }
 
 /// Whether a node follows another one, and has what that one has.

@@ -27,7 +27,7 @@ pub enum Faults {
     Crashes,
     /// The server stands still now and then, and connections are cut.
     Disconnects,
-    /// The server is killed as by `kill -9`, and comes back with what is on its disk.
+    /// The server is killed as by `kill -9`, and comes back with what is on its disk, and with a clock that was set back.
     Kill,
     /// The server is stopped and goes on, as by SIGSTOP and SIGCONT.
     Stop,
@@ -154,11 +154,17 @@ pub(super) struct Harm<'h> {
     pub(super) network: Option<&'h Network>,
     pub(super) sentinels: Option<&'h Sentinels>,
     pub(super) interruptions: Interruptions,
+    /// How far the wall clock is ahead, if it has been set back at kills.
+    pub(super) ahead_ms: i64,
     pub(super) seed: u64,
 }
 
-/// The wall clock steps by up to so many seconds in either direction.
-const STEP_S: i64 = 3600;
+/// The wall clock steps by up to so many milliseconds in either direction.
+const STEP_MS: i64 = 3_600_000;
+
+/// So many milliseconds the wall clock steps back whenever the server is killed. Deadlines on disk are moments of that clock, so more would
+/// keep the locks of clients that were lost for long; a restart takes less, so the clock is behind tokens that were given.
+const BACK_MS: i64 = 100;
 
 /// What a client that does not read is sent, so that its buffer runs over.
 const BIG_BYTES: usize = 1_000_000;
@@ -197,7 +203,7 @@ impl Harm<'_> {
     fn once(&mut self, random: &mut StdRng) -> Result<()> {
         let (address, span) = (self.master.address(), Duration::from_millis(random.random_range(1..400)));
         match self.faults {
-            Faults::Clock => self.clock.step_to(random.random_range(-STEP_S..=STEP_S)),
+            Faults::Clock => self.clock.step_to(random.random_range(-STEP_MS..=STEP_MS)),
             Faults::Crashes => match random.random_range(0..10) {
                 0 => self.master.kill_and_restart(),
                 1..5 => self.master.stand_still(span),
@@ -205,7 +211,12 @@ impl Harm<'_> {
             },
             Faults::Disconnects if random.random_bool(0.1) => self.master.stand_still(span / 4),
             Faults::Disconnects => cut_connections(address, 0.2, random),
-            Faults::Kill => self.master.kill_and_restart(),
+            Faults::Kill => {
+                self.master.kill()?;
+                self.ahead_ms -= BACK_MS;
+                self.clock.step_to(self.ahead_ms)?;
+                self.master.restart()
+            }
             Faults::Stop => self.master.stand_still(span),
             Faults::ClientKill => cut_connections(address, 1.0, random),
             Faults::HalfOpen => {
@@ -225,8 +236,8 @@ impl Harm<'_> {
             Faults::Sentinel => self.be_replaced(random.random_bool(0.5)),
             Faults::ClusterFailover => {
                 let from_us = now_us();
-                self.take_over("")?;
-                self.interruptions.pauses.push(Possible { from_us, until_us: now_us() });
+                let until_us = self.take_over("")?;
+                self.interruptions.pauses.push(Possible { from_us, until_us });
                 Ok(())
             }
             Faults::ClusterTakeover => {
@@ -294,11 +305,11 @@ impl Harm<'_> {
         Ok(())
     }
 
-    /// The replica of a cluster takes over.
-    fn take_over(&mut self, how: &str) -> Result<()> {
-        cluster::take_over(self.master, self.replica, how)?;
+    /// The replica of a cluster takes over. Returns when it had done so.
+    fn take_over(&mut self, how: &str) -> Result<u64> {
+        let taken_over_us = cluster::take_over(self.master, self.replica, how)?;
         self.change_places();
-        Ok(())
+        Ok(taken_over_us)
     }
 
     /// The other server is the one to ask now. It has told the clients, or it will.

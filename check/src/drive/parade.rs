@@ -74,16 +74,19 @@ const GIVEN_UP: &[(&str, u64)] = &[
 /// How far leases may lie apart: what passes between two looks.
 const LEASE_SLACK_MS: i64 = 10_000;
 
-/// Makes the holds.
+/// Makes the holds. Returns the highest token among them.
 ///
 /// # Errors
 ///
 /// If a command is refused.
-pub fn make(master: &mut Connection) -> Result<()> {
+pub fn make(master: &mut Connection) -> Result<u64> {
+    let mut highest = 0;
     for step in STEPS {
-        master.ask(step)?;
+        if let Value::Int(token) = master.ask(step)? {
+            highest = highest.max(u64::try_from(token)?);
+        }
     }
-    Ok(())
+    Ok(highest)
 }
 
 /// Compares what both servers show, and notes what differs. The replica may need a moment.
@@ -116,28 +119,35 @@ pub fn compare(master: &mut Connection, replica: &mut Connection, violations: &m
     }
 }
 
-/// A replica that takes writes is asked for a lock.
+/// A replica that takes writes is asked for a lock, and to end what others have.
 ///
 /// # Errors
 ///
 /// If it does not answer.
 pub fn intrude(replica: &mut Connection, violations: &mut Vec<Violation>) -> Result<()> {
-    for key in ["taken", "free"] {
-        let outcome = replica.call(&format!("RLOCK.ACQUIRE parade:{key} intruder PX 60000"));
+    for words in [
+        "RLOCK.ACQUIRE parade:taken intruder PX 60000",
+        "RLOCK.ACQUIRE parade:free intruder PX 60000",
+        "RLOCK.RENEW parade:taken a PX 90000",
+        "RLOCK.RELEASE parade:taken a",
+        "RLOCK.FORCERELEASE parade:forced",
+        "RFAIRLOCK.CANCEL parade:fair b",
+    ] {
+        let outcome = replica.call(words);
         if outcome != Outcome::Refused {
-            let story = format!("{outcome:?} was a replica's answer to an ACQUIRE of {key}");
+            let story = format!("{outcome:?} was a replica's answer to {words}");
             violations.push(Violation { rule: Rule::ReplicaDecidesNothing, story });
         }
     }
     Ok(())
 }
 
-/// Promotes the replica, and gives up what was held.
+/// Promotes the replica, and gives up what was held. Whoever holds next has a higher token than all before.
 ///
 /// # Errors
 ///
 /// If it is not promoted.
-pub fn take_over(replica: &mut Connection, violations: &mut Vec<Violation>) -> Result<()> {
+pub fn take_over(replica: &mut Connection, highest_token: u64, violations: &mut Vec<Violation>) -> Result<()> {
     // The queue is kept for a grace from here on: longer than the questions below take on any machine.
     replica.ask("CONFIG SET rlock.fair-grace-ms 10000").context("the grace of a fair lock is set")?;
     replica.ask("REPLICAOF NO ONE").context("a replica is promoted")?;
@@ -151,6 +161,10 @@ pub fn take_over(replica: &mut Connection, violations: &mut Vec<Violation>) -> R
     let passed = replica.call("RFAIRLOCK.ACQUIRE parade:fair e PX 60000");
     let answer = replica.call("RFAIRLOCK.ACQUIRE parade:fair b PX 60000");
     ensure!(!matches!(answer, Outcome::Unknown), "the promoted server answers");
+    if matches!(answer, Outcome::Number(token) if token <= highest_token) {
+        let story = format!("after a promotion, {answer:?} was given, and {highest_token} before");
+        violations.push(Violation { rule: Rule::TokensRise, story });
+    }
     if !matches!(answer, Outcome::Number(_)) || passed != Outcome::Nil {
         let story = format!("after a promotion, the head of a fair queue got {answer:?}, who came later {passed:?}");
         violations.push(Violation { rule: Rule::FirstComeFirstServed, story });

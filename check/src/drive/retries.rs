@@ -45,7 +45,7 @@ impl Worker {
     fn release_by_token(&mut self, party: &Party, count: u32, token: u64) -> Outcome {
         let permits = Self::permits(party, count);
         let words = format!("{}{permits} TOKEN {token}", self.words(party, "RELEASE"));
-        self.ask(party, &words, Call::Release { count, token: Some(token) })
+        self.ask(party, &words, Call::Release { count, token: Some(token), request_id: None })
     }
 
     fn renew_by_token(&mut self, party: &Party, lease_ms: u64, token: u64) {

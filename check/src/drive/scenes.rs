@@ -59,7 +59,7 @@ impl Worker {
                 &Party { key: *key, ..party },
                 sent_us,
                 answered_us,
-                Call::Release { count: 1, token: None },
+                Call::Release { count: 1, token: None, request_id: None },
                 outcome,
             );
         }
@@ -94,13 +94,15 @@ impl Worker {
         let mut connection = Connection::open(self.address)?;
         let sent_us = now_us();
         let outcome = as_grant(connection.call(&self.wish(&party, wish)));
-        self.record(&party, sent_us, now_us(), wish.call(), outcome);
+        let answered_us = now_us();
+        self.record(&party, sent_us, answered_us, wish.call(), outcome);
         if matches!(outcome, Outcome::Granted(_)) {
             self.pause(200);
         }
-        let sent_us = now_us();
+        // Where connections are lost, this one may have been so since it was answered.
+        let closed_us = if self.survives { answered_us } else { now_us() };
         drop(connection);
-        self.record(&party, sent_us, now_us(), Call::Close { grace_ms }, Outcome::Unknown);
+        self.record(&party, closed_us, now_us(), Call::Close { grace_ms }, Outcome::Unknown);
         Ok(())
     }
 
@@ -128,7 +130,7 @@ impl Worker {
             Ok(Value::Array(answers)) => answers.first().map_or(Outcome::Unknown, number),
             _ => Outcome::Unknown,
         };
-        self.record(&holder, sent_us, answered_us, Call::Release { count: 1, token: None }, released);
+        self.record(&holder, sent_us, answered_us, Call::Release { count: 1, token: None, request_id: None }, released);
         // Of a transaction without an answer it is not known what it did.
         let undone = if released == Outcome::Unknown { Outcome::Unknown } else { Outcome::Undone };
         self.record(&killed, killed_us, answered_us, wish.call(), undone);

@@ -286,14 +286,14 @@ impl WallClock {
         vec![("LD_PRELOAD", self.shim.clone()), ("RLOCK_TEST_CLOCK", self.file())]
     }
 
-    /// From now on the wall clock is so many seconds ahead of the true one.
+    /// From now on the wall clock is so many milliseconds ahead of the true one.
     ///
     /// # Errors
     ///
     /// If the file cannot be written.
-    pub fn step_to(&self, ahead_s: i64) -> Result<()> {
+    pub fn step_to(&self, ahead_ms: i64) -> Result<()> {
         // In place and in one write, since the server has the file mapped.
         let mut file = File::options().create(true).truncate(false).write(true).open(self.file())?;
-        Ok(file.write_all(&(ahead_s * 1_000_000).to_ne_bytes())?)
+        Ok(file.write_all(&(ahead_ms * 1_000).to_ne_bytes())?)
     }
 }

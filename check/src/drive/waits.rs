@@ -5,8 +5,9 @@ use anyhow::{Result, bail, ensure};
 use super::campaign::SLOT;
 use super::subscriber::Subscriber;
 use super::wire::{Connection, as_grant, now_us};
-use super::worker::{Party, Wish, Worker};
+use super::worker::{LONG_WAIT_MS, Party, Wish, Worker};
 use crate::history::{Call, Mode, Outcome};
+use crate::timeline::SLACK_US;
 
 /// How often a server is asked whether it has noticed a closed connection. It reads what came on all of its connections before it
 /// looks for more, so one or two answers are enough.
@@ -53,6 +54,7 @@ impl Worker {
 
     /// The answer on a channel, as long as the connection that asked is there: the wait ends with it.
     fn hear(&mut self, subscriber: &mut Subscriber, id: u64) -> Result<Outcome> {
+        let give_up_us = now_us() + LONG_WAIT_MS * 1000 + 2 * SLACK_US;
         let is_here = subscriber.address() == self.connection.address();
         ensure!(is_here, "the request was sent on to a node where nobody listens");
         loop {
@@ -62,6 +64,7 @@ impl Worker {
             if self.connection.ask("PING").is_err() {
                 bail!("the connection that asked is lost");
             }
+            ensure!(now_us() < give_up_us, "nothing was published about a wait whose time is over");
         }
     }
 

@@ -20,6 +20,9 @@ pub(super) const LONG_LEASE_MS: u64 = 60_000;
 /// A wait that no request is meant to see the end of.
 pub(super) const LONG_WAIT_MS: u64 = 8_000;
 
+/// A lease that ends while its owner looks, if it is not renewed.
+const RENEWED_LEASE_MS: u64 = 20;
+
 /// See the head of this file.
 pub struct Worker {
     pub(super) connection: Connection,
@@ -155,7 +158,8 @@ impl Worker {
             58..66 => self.hold_many()?,
             66..74 => self.repeat(),
             74..78 => self.wait_briefly(),
-            78..82 => self.renew_for_less(),
+            78..81 => self.renew_for_less(),
+            81..82 => self.renew_for_more(),
             82..86 => self.change_mode(),
             // Among crashes a place would be lost while its owner cannot come for it.
             86..90 if !self.survives => self.poll(),
@@ -268,7 +272,7 @@ impl Worker {
         let permits = Self::permits(party, count);
         let request = request_id.map(|id| format!(" REQ {id}")).unwrap_or_default();
         let words = format!("{}{permits}{request}", self.words(party, "RELEASE"));
-        self.ask(party, &words, Call::Release { count, token: None });
+        self.ask(party, &words, Call::Release { count, token: None, request_id });
     }
 
     fn renew(&mut self, party: &Party, lease_ms: u64) {
@@ -321,10 +325,15 @@ impl Worker {
     fn repeat(&mut self) {
         let mut party = self.party(|_| true);
         let wish = Wish { request_id: Some(1), ..self.wait_or_try(&party) };
-        if self.acquire(&mut party, wish) {
-            self.acquire(&mut party, wish);
-            self.release(&party, wish.count, Some(2));
+        if !self.acquire(&mut party, wish) {
+            return;
         }
+        self.acquire(&mut party, wish);
+        if self.acquire(&mut party, Wish { request_id: Some(2), ..Wish::TRY }) {
+            self.release(&party, 1, Some(3));
+            self.release(&party, 1, Some(3));
+        }
+        self.release(&party, wish.count, Some(4));
     }
 
     /// Waits too short, and looks whether it was given the lock after nil.
@@ -346,6 +355,18 @@ impl Worker {
         if self.acquire(&mut party, Wish::WAIT) {
             self.renew(&party, 1);
             thread::sleep(Duration::from_millis(4));
+            self.look(&party);
+            self.release(&party, 1, None);
+        }
+    }
+
+    /// A hold is there when the lease is over that it had before it was renewed.
+    fn renew_for_more(&mut self) {
+        let mut party = self.party(|_| true);
+        if self.acquire(&mut party, Wish { lease_ms: RENEWED_LEASE_MS, ..Wish::WAIT }) {
+            let lease_ms = self.limit(Wish::WAIT).lease_ms;
+            self.renew(&party, lease_ms);
+            thread::sleep(Duration::from_millis(RENEWED_LEASE_MS + 5));
             self.look(&party);
             self.release(&party, 1, None);
         }

@@ -15,13 +15,14 @@ const MAX_TOLD: usize = 1000;
 #[must_use]
 pub fn check(history: &mut History) -> Vec<Violation> {
     let keys = std::mem::take(&mut history.keys);
-    let pauses = std::mem::take(&mut history.pauses);
+    let pauses = history.pauses.clone();
     let is_of_several_servers = history.is_of_several_servers;
     let mut grants: Vec<(u32, Grant)> = Vec::new();
     let mut violations = each_key(history, |timeline, violations| {
         if let Some(key) = keys.get(timeline.key as usize) {
             exclusion::check(key, &timeline.beliefs, violations);
             order::check_queue(key, &timeline.grants, violations);
+            order::check_denied(key, timeline, violations);
             waiting::check(key, timeline, &pauses, violations);
             waiting::check_cancels(key, timeline, violations);
         }
@@ -32,7 +33,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
         }
     });
     order::check_tokens(&mut grants, &mut violations);
-    (history.keys, history.pauses) = (keys, pauses);
+    history.keys = keys;
     violations.truncate(MAX_TOLD);
     violations
 }

@@ -1,11 +1,11 @@
-//! Tokens rise, and the first who came was the first who was served.
+//! Tokens rise, and the first who came was the first who was served, or was denied before others were.
 //!
 //! Tokens are given in the order of the grants. Requests are granted at once or from the head of their key's queue, so on one
 //! key the order of the requests and that of the tokens are the same; but for whoever passes the queue because it holds in
 //! another mode.
 
 use crate::history::{Key, Rule, Violation};
-use crate::timeline::Grant;
+use crate::timeline::{Grant, Timeline};
 
 /// Of one key: the order in which requests came is that in which they were granted.
 pub(super) fn check_queue(key: &Key, grants: &[Grant], violations: &mut Vec<Violation>) {
@@ -22,6 +22,30 @@ pub(super) fn check_queue(key: &Key, grants: &[Grant], violations: &mut Vec<Viol
             violations.push(Violation { rule: Rule::FirstComeFirstServed, story });
         } else {
             latest = Some(grant);
+        }
+    }
+}
+
+/// Of one key: nobody who came later was given anything while somebody waited who was answered nil in the end.
+pub(super) fn check_denied(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
+    let in_line = timeline.grants.iter().filter(|grant| !grant.passes_queue);
+    let mut given: Vec<(u64, u64)> = in_line.map(|grant| (grant.order, grant.answered_us)).collect();
+    given.extend(timeline.additions.iter().map(|addition| (addition.order, addition.answered_us)));
+    given.sort_unstable();
+    // From each place in the order on: when the first was given something.
+    let mut first_us = u64::MAX;
+    for (_, answered_us) in given.iter_mut().rev() {
+        first_us = first_us.min(*answered_us);
+        *answered_us = first_us;
+    }
+    for denied in timeline.denied.iter().filter(|denied| denied.order != 0) {
+        let later = given.partition_point(|(order, _)| *order <= denied.order);
+        if let Some((_, given_us)) = given.get(later).filter(|(_, given_us)| *given_us <= denied.until_us) {
+            let story = format!(
+                "{} waited for {} from request {} on until {} us and was answered nil; who came later was served at {given_us} us",
+                denied.owner, key.name, denied.order, denied.until_us
+            );
+            violations.push(Violation { rule: Rule::FirstComeFirstServed, story });
         }
     }
 }

@@ -13,7 +13,7 @@ pub(super) struct Cancelled {
     is_waiting: bool,
 }
 
-impl Owner {
+impl Owner<'_> {
     /// Whether a TOKEN is not that of the hold which this owner has.
     pub(super) fn means_another(&self, one: &Operation, token: u64) -> bool {
         self.held[one.mode as usize].is_some_and(|held| held.token != token)

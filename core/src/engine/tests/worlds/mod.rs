@@ -6,6 +6,8 @@
 //! invariants of [`super::world::World`], and what an oracle says that fits on a page (`oracle.rs`, `fair_oracle.rs`). What the
 //! oracle thinks is no part of a state, so the two are compared after each step, also if it leads to a state that was met.
 //!
+//! After the search come long walks at random (`walks.rs`).
+//!
 //! In each kind of world the search goes on until everything up to some depth was tried, and there were at least 1,000 states; with
 //! `RLOCK_WORLDS_STATES=n` there are at least n in all worlds together, as `make check-worlds` wants it. Of a state only 64 bits are kept:
 //! among ten million states the chance that two different ones are taken for one is three in a million.
@@ -15,12 +17,14 @@ mod fair_oracle;
 mod kept;
 mod oracle;
 mod small_world;
+mod walks;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::vec::Vec;
 
 use self::small_world::SmallWorld;
+use self::walks::walk;
 use crate::kind::{Kind, Mode};
 
 /// What somebody is told.
@@ -232,7 +236,11 @@ fn search(name: &str, setup: &'static Setup) {
     }
     std::println!("{name}: {} states, {steps} steps, {} actions, depth {depth}", known.len(), actions.len());
     assert!(known.len() >= wanted, "there are no more than {} states of {name}", known.len());
+    walk(name, setup, &actions, u32::try_from(wanted / STATES_PER_WALK).unwrap_or(u32::MAX));
 }
+
+/// A state that is met costs a path from the beginning; a walk costs as much as some dozens of them.
+const STATES_PER_WALK: usize = 50;
 
 /// How many paths are gone on from at once.
 const PART: usize = 1 << 16;

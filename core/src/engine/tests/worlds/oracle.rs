@@ -219,13 +219,12 @@ impl Oracle {
         self.is_told = true;
     }
 
-    /// Whether an owner waits, or has not heard of its grant. Of the end of any other connection the lock is told nothing.
-    pub(super) fn concerns(&self, owner: u8) -> bool {
-        self.line.iter().any(|one| one.owner == owner) || self.unheard.iter().any(|(of, ..)| *of == owner)
-    }
-
-    /// The connection of a waiter, or of a grant that was not heard of, is gone.
+    /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
     pub(super) fn leave(&mut self, owner: u8) {
+        let is_unheard = self.unheard.iter().any(|(of, ..)| *of == owner);
+        if !is_unheard && !self.line.iter().any(|one| one.owner == owner) {
+            return;
+        }
         self.line.retain(|one| one.owner != owner);
         self.undone.extend(self.unheard.extract_if(.., |(of, ..)| *of == owner));
         self.is_told = true;

@@ -429,7 +429,7 @@ impl SmallWorld {
         self.world.client_closes(client);
         self.end_cut_off();
         if let Spec::Plain(oracles) = &mut self.spec {
-            oracles.iter_mut().filter(|oracle| oracle.concerns(owner)).for_each(|oracle| oracle.leave(owner));
+            oracles.iter_mut().for_each(|oracle| oracle.leave(owner));
         }
         true
     }

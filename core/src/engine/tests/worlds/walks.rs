@@ -1,0 +1,32 @@
+//! Long walks: where the search tries everything up to a dozen steps, a walk takes a hundred and more at random, beside the same oracles. What
+//! needs many steps to go wrong shows here, and is then made as short as it can be.
+
+use std::vec::Vec;
+
+use proptest::collection::vec;
+use proptest::test_runner::{Config, TestError, TestRunner};
+
+use super::small_world::SmallWorld;
+use super::{Action, Setup};
+
+const MOST_STEPS: usize = 200;
+
+/// Takes so many walks through a kind of world.
+pub(super) fn walk(name: &str, setup: &'static Setup, actions: &[Action], walks: u32) {
+    let mut runner = TestRunner::new(Config { cases: walks, failure_persistence: None, ..Config::default() });
+    let walked = runner.run(&vec(0..actions.len(), 1..=MOST_STEPS), |steps| {
+        let mut world = SmallWorld::new(setup);
+        for step in steps {
+            world.act(actions[step]);
+            world.world.check();
+        }
+        // Both sides are compared when the timer has gone off.
+        world.act(Action::Timer);
+        world.world.check();
+        Ok(())
+    });
+    if let Err(TestError::Fail(why, steps)) = walked {
+        let steps: Vec<&Action> = steps.iter().map(|step| &actions[*step]).collect();
+        panic!("{name}: {why}, after {steps:#?}, and the timer");
+    }
+}
