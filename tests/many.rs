@@ -39,6 +39,34 @@ fn all_keys_are_granted_or_none() {
     assert_eq!(client.call("DBSIZE"), 0);
 }
 
+/// Whoever's command finds that somebody in another database can have all of its keys grants them there, and goes on where it was.
+#[test]
+fn who_meets_a_request_of_another_database_stays_in_its_own() {
+    const MANY: usize = 4000;
+    let server = Server::start();
+    let (mut client, mut waits) = (server.client(), server.client());
+    waits.call("SELECT 1");
+    let mut line = Vec::new();
+    for number in 0..MANY {
+        line.push(Command::from(format!("RLOCK.ACQUIRE x{number} a PX 60000")));
+        let keys = format!("2 x{number} y{number}");
+        line.push(format!("RLOCK.MACQUIRE {keys} b PX 60000 BLOCK 0 NOTIFY answers REQ {}", number + 1).into());
+    }
+    waits.call_in_one_step(&line);
+    assert_eq!(client.info_number("rlock_waiting"), MANY as i64);
+    client.call("FLUSHALL");
+    let mut met = 0;
+    eventually(SOON, || {
+        let left = client.info_number("rlock_waiting");
+        let step = ["RLOCK.ACQUIRE job a", "RLOCK.RELEASE job a", "CLIENT INFO"].map(Command::from);
+        let info = client.call_in_one_step(&step);
+        assert!(info[2].text().contains(" db=0 "), "{:?}", info[2]);
+        met += i64::from(client.info_number("rlock_waiting") < left);
+        left == 0
+    });
+    assert!(met > 0, "commands came in between");
+}
+
 #[test]
 fn what_the_owner_holds_already_counts_once_more() {
     let server = Server::start();

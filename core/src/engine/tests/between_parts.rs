@@ -94,9 +94,29 @@ fn a_session_that_was_bound_anew_ends_with_its_connection_whatever_is_looked_at_
     crowded.world.engine.value_changed(lock.borrow());
     crowded.settle();
     assert!(is_held(&crowded, &lock, &owner));
+    assert_eq!(live(&crowded, &lock), 1, "those that were yet to be looked at have ended all the same");
     crowded.world.engine.client_closed(LATER_CLIENT);
     crowded.settle();
     assert!(!is_held(&crowded, &lock, &owner));
+}
+
+#[test]
+fn a_hold_that_is_used_before_its_lost_grant_is_taken_back_stays() {
+    let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
+    crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
+    crowded.settle();
+    for client in 1..=MANY as u64 {
+        crowded.world.engine.client_closed(client);
+    }
+    crowded.run_timer();
+    crowded.end_turn();
+    let left = live(&crowded, &lock);
+    assert!((1..MANY).contains(&left), "some of the grants were taken back: {left} are left");
+    let owner = last_looked_at(&crowded, &lock);
+    assert_eq!(renew(&mut crowded, &lock, &owner), LEASE_MS);
+    crowded.settle();
+    assert!(is_held(&crowded, &lock, &owner), "it was answered a whole lease");
+    assert_eq!(live(&crowded, &lock), 1);
 }
 
 /// The owners of those who wait, in their order.

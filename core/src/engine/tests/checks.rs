@@ -39,6 +39,8 @@ impl World {
         }
         self.check_bindings();
         self.check_replica();
+        let is_woken = self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us);
+        assert!(is_woken || self.engine.suspects.is_empty(), "the timer goes off for those who may close a circle");
     }
 
     /// A replica has what the master has.

@@ -78,6 +78,16 @@ fn a_reader_that_comes_to_wait_is_known_while_not_all_others_are() {
 }
 
 #[test]
+fn readers_who_were_all_sent_away_are_in_nobodys_way() {
+    let (mut crowded, lock) = read_and_waited_for();
+    crowded.acquire(from_ref(&lock), HOLDER + 2, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
+    crowded.command(from_ref(&lock), |engine, tx| engine.force_release(tx, Some(Kind::RwLock), None)).unwrap();
+    crowded.settle();
+    assert_eq!(crowded.world.lock(&lock).unwrap().writer().unwrap().owner().as_slice(), name(HOLDER + 1).as_bytes());
+    assert_eq!(copied(&crowded, &lock), 1, "the other writer waits for that one alone");
+}
+
+#[test]
 fn of_a_value_that_goes_away_few_holds_are_looked_at_and_the_sweep_forgets_the_rest() {
     let bindings = |crowded: &Crowded| crowded.world.engine.connections.bindings().count();
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
@@ -180,4 +190,21 @@ fn what_was_loaded_gives_its_memory_back_when_it_was_looked_at() {
     crowded.settle();
     let bytes = crowded.world.engine.loaded.heap_bytes();
     assert!(bytes < LOADED / 4 * size_of::<Key>(), "{bytes} bytes are kept");
+}
+
+/// Whether anybody waits behind an owner is looked up in a few steps. If its own requests are too many for that, the search tells.
+#[test]
+fn a_circle_is_seen_that_leads_through_many_requests_of_one_owner() {
+    let [holder, other, many_times] = [1, 2, 3];
+    let (mut crowded, first, second) = (Crowded::new(), key("first"), key("second"));
+    let (hold, wait) =
+        (request(Kind::Mutex, Mode::Exclusive, Ask::Try), request(Kind::Mutex, Mode::Exclusive, FOREVER));
+    crowded.acquire(&[first.clone()], holder, &hold).unwrap();
+    crowded.acquire(&[second.clone()], other, &hold).unwrap();
+    for _ in 0..40 {
+        crowded.acquire(&[first.clone()], many_times, &wait).unwrap();
+    }
+    crowded.acquire(&[first], other, &wait).unwrap();
+    let refused = crowded.acquire(&[second], many_times, &wait);
+    assert!(matches!(refused, Err(Refusal::Deadlock(_))), "{refused:?}");
 }
