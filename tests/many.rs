@@ -50,7 +50,7 @@ fn who_meets_a_request_of_another_database_stays_in_its_own() {
     for number in 0..MANY {
         line.push(Command::from(format!("RLOCK.ACQUIRE x{number} a PX 60000")));
         let keys = format!("2 x{number} y{number}");
-        line.push(format!("RLOCK.MACQUIRE {keys} b PX 60000 BLOCK 0 NOTIFY answers REQ {}", number + 1).into());
+        line.push(format!("RLOCK.MACQUIRE {keys} b{number} PX 60000 BLOCK 0 NOTIFY answers REQ {}", number + 1).into());
     }
     waits.call_in_one_step(&line);
     assert_eq!(client.info_number("rlock_waiting"), MANY as i64);
