@@ -138,11 +138,8 @@ fn main() -> Result<ExitCode> {
             let by_hour = |value: fn(&Sample) -> f64| soak::slope_by_hour(&soaked.samples, value) / 1024.0;
             println!("used_memory grows by {:.0} KiB an hour", by_hour(|sample| sample.used));
             println!("resident memory grows by {:.0} KiB an hour", by_hour(|sample| sample.resident));
-            if let [_, first, .., last] = soaked.samples.as_slice() {
-                println!(
-                    "the median of a pair at the end is {:.2} of that at the start",
-                    last.median_us / first.median_us
-                );
+            if let Some(slowdown) = soak::slowdown(&soaked.samples) {
+                println!("the median of a pair at the end is {slowdown:.2} of that at the start");
             }
             Ok(tell(&soaked.violations))
         }

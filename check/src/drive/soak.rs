@@ -98,6 +98,20 @@ pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 
     if spread > 0.0 { both / spread * 3600.0 } else { 0.0 }
 }
 
+/// How the median of a pair at the end compares with that at the start: the middle one of the last tenth of the samples to the middle one of
+/// the first tenth, since one sample tells as much of the machine as of the server. The first sample does not count.
+#[must_use]
+pub fn slowdown(samples: &[Sample]) -> Option<f64> {
+    let samples = samples.get(1..).unwrap_or_default();
+    let share = samples.len().div_ceil(10);
+    let middle = |part: &[Sample]| {
+        let mut medians_us: Vec<f64> = part.iter().map(|sample| sample.median_us).collect();
+        medians_us.sort_unstable_by(f64::total_cmp);
+        medians_us.get(medians_us.len() / 2).copied()
+    };
+    Some(middle(samples.get(samples.len() - share..)?)? / middle(samples.get(..share)?)?)
+}
+
 /// Half and 99 of 100 of some pairs of ACQUIRE and RELEASE, in microseconds.
 fn latency(control: &mut Connection) -> Result<(f64, f64)> {
     let mut took_us = Vec::with_capacity(TIMED);
@@ -126,6 +140,27 @@ fn memory(control: &mut Connection) -> Result<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_is_compared_with_the_start() {
+        let samples = |medians: &[f64]| -> Vec<Sample> {
+            let sample = |median_us: &f64| Sample {
+                at_s: 1.0,
+                used: 1.0,
+                resident: 1.0,
+                median_us: *median_us,
+                slow_us: 1.0,
+                operations: 1,
+            };
+            medians.iter().map(sample).collect()
+        };
+        assert_eq!(slowdown(&samples(&[9.0])), None);
+        assert_eq!(slowdown(&samples(&[9.0, 2.0, 5.0, 3.0])), Some(1.5));
+        // One that was disturbed does not count.
+        let mut many = [&[9.0; 1][..], &[2.0; 40]].concat();
+        (many[2], many[39]) = (50.0, 70.0);
+        assert_eq!(slowdown(&samples(&many)), Some(1.0));
+    }
 
     #[test]
     fn what_grows_has_a_slope() {
