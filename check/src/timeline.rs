@@ -1,8 +1,9 @@
 //! From the calls of each owner to spans of time.
 //!
 //! A hold *surely* lasts from the moment its grant was known to the client until it begins to give it up, or until its lease,
-//! counted from the sending of the last request that renewed it, is over: that is what a client may believe. It *possibly* lasts
-//! from the moment its request was sent, until its release was answered or the lease, counted from the last answer, is over.
+//! counted from the sending of the last request that renewed it, is over: that is what a client may believe. If it gives up by closing the
+//! connection of its session, the grace counts too, where no connection is lost by itself. A hold *possibly* lasts from the moment its request was
+//! sent (if it waited: from shortly before its answer), until its release was answered or the lease, counted from the last answer, is over.
 //!
 //! An owner makes one call at a time, so its calls in the order of their answers are the order in which they took effect.
 
@@ -392,6 +393,10 @@ impl<'h> Owner<'h> {
                 }
             }
             Outcome::NotOwner if held.sure_until_us > one.answered_us => violations.push(lost(one, held)),
+            // It may have been renewed.
+            Outcome::Unknown => {
+                held.possible_until_us = held.possible_until_us.max(one.answered_us + lease_ms * US_PER_MS);
+            }
             _ => {}
         }
     }

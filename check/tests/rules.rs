@@ -198,6 +198,27 @@ fn a_renewal_makes_a_hold_last_and_never_shortens_it() {
 }
 
 #[test]
+fn a_renewal_without_an_answer_may_have_been_done() {
+    let told = |outcome| {
+        let wait = acquire(1, Some(60_000), None);
+        let short = Call::Acquire {
+            count: 1,
+            lease_ms: 20,
+            block_ms: None,
+            request_id: None,
+            keeps_place: false,
+            is_once: false,
+        };
+        Told::mutex()
+            .call(1, ALONE, 10, 11, short, Outcome::Granted(5))
+            .call(1, ALONE, 15, 16, Call::Renew { lease_ms: 3_000, token: None }, outcome)
+            .call(2, ALONE, 20, 5_000, wait, Outcome::Granted(6))
+    };
+    assert_eq!(told(Outcome::Unknown).broken(), []);
+    assert_eq!(told(Outcome::NotOwner).broken(), [Rule::HoldIsKept, Rule::NoLostWakeUp]);
+}
+
+#[test]
 fn nil_is_final_and_comes_in_time() {
     let wait = acquire(1, Some(500), None);
     let told = |answered_ms, seen| {

@@ -185,7 +185,7 @@ impl Campaign {
             thread::sleep(Duration::from_millis(500));
             let (faults, seed, network, sentinels) = (self.faults, self.seed, network.as_ref(), sentinels.as_ref());
             let interruptions = Interruptions::default();
-            let harm = Harm { faults, master, replica, clock, network, sentinels, interruptions, ahead_ms: 0, seed };
+            let harm = Harm { faults, master, replica, clock, network, sentinels, interruptions, behind_ms: 0, seed };
             let interruptions = harm.go_on(until_us)?;
             let mut operations = Vec::new();
             for worker in workers {

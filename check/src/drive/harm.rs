@@ -154,8 +154,8 @@ pub(super) struct Harm<'h> {
     pub(super) network: Option<&'h Network>,
     pub(super) sentinels: Option<&'h Sentinels>,
     pub(super) interruptions: Interruptions,
-    /// How far the wall clock is ahead, if it has been set back at kills.
-    pub(super) ahead_ms: i64,
+    /// How far the wall clock was set back at kills, in all.
+    pub(super) behind_ms: i64,
     pub(super) seed: u64,
 }
 
@@ -163,7 +163,7 @@ pub(super) struct Harm<'h> {
 const STEP_MS: i64 = 3_600_000;
 
 /// So many milliseconds the wall clock steps back whenever the server is killed. Deadlines on disk are moments of that clock, so more would
-/// keep the locks of clients that were lost for long; a restart takes less, so the clock is behind tokens that were given.
+/// keep the locks of clients that were lost for long. A restart mostly takes less, so the clock is behind tokens that were given.
 const BACK_MS: i64 = 100;
 
 /// What a client that does not read is sent, so that its buffer runs over.
@@ -213,8 +213,8 @@ impl Harm<'_> {
             Faults::Disconnects => cut_connections(address, 0.2, random),
             Faults::Kill => {
                 self.master.kill()?;
-                self.ahead_ms -= BACK_MS;
-                self.clock.step_to(self.ahead_ms)?;
+                self.behind_ms += BACK_MS;
+                self.clock.step_to(-self.behind_ms)?;
                 self.master.restart()
             }
             Faults::Stop => self.master.stand_still(span),

@@ -1,4 +1,5 @@
-//! Tokens rise, and the first who came was the first who was served, or was denied before others were.
+//! Tokens rise, and the first who came is the first who is served. Nobody who came later is served while somebody waits who is answered nil in
+//! the end.
 //!
 //! Tokens are given in the order of the grants. Requests are granted at once or from the head of their key's queue, so on one
 //! key the order of the requests and that of the tokens are the same; but for whoever passes the queue because it holds in

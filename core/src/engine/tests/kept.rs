@@ -199,10 +199,10 @@ fn a_circle_is_seen_that_leads_through_many_requests_of_one_owner() {
     let (mut crowded, first, second) = (Crowded::new(), key("first"), key("second"));
     let (hold, wait) =
         (request(Kind::Mutex, Mode::Exclusive, Ask::Try), request(Kind::Mutex, Mode::Exclusive, FOREVER));
-    crowded.acquire(&[first.clone()], holder, &hold).unwrap();
-    crowded.acquire(&[second.clone()], other, &hold).unwrap();
+    crowded.acquire(from_ref(&first), holder, &hold).unwrap();
+    crowded.acquire(from_ref(&second), other, &hold).unwrap();
     for _ in 0..40 {
-        crowded.acquire(&[first.clone()], many_times, &wait).unwrap();
+        crowded.acquire(from_ref(&first), many_times, &wait).unwrap();
     }
     crowded.acquire(&[first], other, &wait).unwrap();
     let refused = crowded.acquire(&[second], many_times, &wait);

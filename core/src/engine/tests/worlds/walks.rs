@@ -1,4 +1,4 @@
-//! Long walks: where the search tries everything up to a dozen steps, a walk takes a hundred and more at random, beside the same oracles. What
+//! Long walks: where the search tries everything up to a dozen steps, a walk takes up to 200 at random, beside the same oracles. What
 //! needs many steps to go wrong shows here, and is then made as short as it can be.
 
 use std::vec::Vec;
