@@ -3,7 +3,17 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+
+/// The table in its place in a document: that of the `make` target which writes it.
+///
+/// # Errors
+///
+/// If the document has no such place.
+pub fn read(document: &Path, target: &str) -> Result<String> {
+    let text = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
+    Ok(parts(&text, document, target)?[1].to_owned())
+}
 
 /// Puts a table in its place in a document: that of the `make` target which writes it.
 ///
@@ -11,10 +21,17 @@ use anyhow::{Context, Result, ensure};
 ///
 /// If the document has no such place.
 pub fn write(document: &Path, target: &str, table: &str) -> Result<()> {
-    let [begin, end] = ["begin", "end"].map(|word| format!("<!-- written by `make {target}`: {word} -->"));
     let text = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
-    let (before, rest) = text.split_once(&begin).with_context(|| format!("{} has no {begin}", document.display()))?;
-    let after = rest.split_once(&end).map(|(_, after)| after);
-    ensure!(after.is_some(), "{} has no {end}", document.display());
-    Ok(fs::write(document, format!("{before}{begin}\n\n{table}\n{end}{}", after.unwrap_or_default()))?)
+    let [before, _, after] = parts(&text, document, target)?;
+    Ok(fs::write(document, format!("{before}\n\n{table}\n{after}"))?)
+}
+
+/// A document up to the end of the line ahead of a table, the table, and the document from the line behind it on.
+fn parts<'t>(text: &'t str, document: &Path, target: &str) -> Result<[&'t str; 3]> {
+    let [begin, end] = ["begin", "end"].map(|word| format!("<!-- written by `make {target}`: {word} -->"));
+    let missing = |line: &str| format!("{} has no {line}", document.display());
+    let from = text.find(&begin).with_context(|| missing(&begin))?.saturating_add(begin.len());
+    let (before, rest) = text.split_at(from);
+    let (table, after) = rest.split_at(rest.find(&end).with_context(|| missing(&end))?);
+    Ok([before, table, after])
 }

@@ -122,12 +122,13 @@ fn main() -> Result<ExitCode> {
         }
         Command::Faults { load: Load { module, seed, clients }, servers, seconds, write, names } => {
             let lasts = Duration::from_secs(seconds);
+            let is_whole = names.is_empty();
             let faulty = Faulty { module, servers, lasts, seed, workers: clients, names };
             let rows = faulty.run(show_row)?;
-            let table = faults::table(&rows);
-            println!("{table}");
+            println!("{}", faults::table(&faults::renewed("", &rows)));
             if let Some(document) = write {
-                document::write(&document, "test-faults", &table)?;
+                let before = if is_whole { String::new() } else { document::read(&document, "test-faults")? };
+                document::write(&document, "test-faults", &faults::table(&faults::renewed(&before, &rows)))?;
             }
             let is_safe = rows.iter().all(|row| row.violations.is_empty());
             Ok(if is_safe { ExitCode::SUCCESS } else { ExitCode::FAILURE })

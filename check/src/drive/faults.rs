@@ -71,18 +71,82 @@ impl Faulty {
     }
 }
 
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    fault: String,
+    server: String,
+    operations: usize,
+    grants: usize,
+    violations: usize,
+}
+
+impl Line {
+    /// What a line of a table says; `None` if it is not about one fault on one server.
+    fn read(line: &str) -> Option<Self> {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let ["", fault, server, operations, grants, violations, ""] = cells.as_slice() else { return None };
+        let number = |text: &&str| text.parse().ok();
+        let (operations, grants, violations) = (number(operations)?, number(grants)?, number(violations)?);
+        let (fault, server) = ((*fault).to_owned(), (*server).to_owned());
+        (!server.is_empty()).then_some(Self { fault, server, operations, grants, violations })
+    }
+}
+
+impl From<&Row> for Line {
+    fn from(row: &Row) -> Self {
+        let Row { fault, server, operations, grants, violations } = row;
+        let (fault, violations) = (fault.name().to_owned(), violations.len());
+        Self { fault, server: server.clone(), operations: *operations, grants: *grants, violations }
+    }
+}
+
+/// The lines of a table as it was, in which those of the same fault on the same server are the new ones.
+#[must_use]
+pub fn renewed(before: &str, rows: &[Row]) -> Vec<Line> {
+    let mut lines: Vec<Line> = before.lines().filter_map(Line::read).collect();
+    for new in rows.iter().map(Line::from) {
+        match lines.iter_mut().find(|line| (&line.fault, &line.server) == (&new.fault, &new.server)) {
+            Some(line) => *line = new,
+            None => lines.push(new),
+        }
+    }
+    lines
+}
+
 /// A table of Markdown, with the sums.
 #[must_use]
-pub fn table(rows: &[Row]) -> String {
+pub fn table(lines: &[Line]) -> String {
     let mut text =
         String::from("| fault | server | operations | acquisitions | violations |\n|---|---|---:|---:|---:|\n");
-    for Row { fault, server, operations, grants, violations } in rows {
-        let line = format!("| {} | {server} | {operations} | {grants} | {} |\n", fault.name(), violations.len());
-        text.push_str(&line);
+    for Line { fault, server, operations, grants, violations } in lines {
+        text.push_str(&format!("| {fault} | {server} | {operations} | {grants} | {violations} |\n"));
     }
-    let operations: usize = rows.iter().map(|row| row.operations).sum();
-    let grants: usize = rows.iter().map(|row| row.grants).sum();
-    let violations: usize = rows.iter().map(|row| row.violations.len()).sum();
+    let sum = |of: fn(&Line) -> usize| lines.iter().map(of).sum::<usize>();
+    let (operations, grants) = (sum(|line| line.operations), sum(|line| line.grants));
+    let violations = sum(|line| line.violations);
     text.push_str(&format!("| all | | {operations} | {grants} | {violations} |\n"));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_takes_the_place_of_the_one_before() {
+        let row = |fault, server: &str, grants| Row {
+            fault,
+            server: server.into(),
+            operations: 2 * grants,
+            grants,
+            violations: Vec::new(),
+        };
+        let before = table(&renewed("", &[row(Faults::Kill, "one", 10), row(Faults::Stop, "one", 20)]));
+        assert!(before.ends_with("| all | | 60 | 30 | 0 |\n"), "{before}");
+        let after = table(&renewed(&before, &[row(Faults::Stop, "one", 7), row(Faults::Stop, "two", 1)]));
+        let new = ["| SIGSTOP and SIGCONT | one | 14 | 7 | 0 |", "| SIGSTOP and SIGCONT | two | 2 | 1 | 0 |"];
+        assert_eq!(after.lines().nth(2), before.lines().nth(2));
+        assert_eq!(after.lines().skip(3).collect::<Vec<_>>(), [new[0], new[1], "| all | | 36 | 18 | 0 |"]);
+    }
 }

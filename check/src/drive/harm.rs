@@ -170,6 +170,12 @@ const BACK_MS: i64 = 100;
 const BIG_BYTES: usize = 1_000_000;
 const BIG_REPLIES: usize = 30;
 
+/// When a replica has taken over, waits at the old master end within this time: those with `NOTIFY` when its module looks.
+const WAITS_END_US: u64 = 2_000_000;
+/// How often nothing happens for a while after a replica has taken over, so that it shows if somebody waits in vain.
+const QUIET: f64 = 0.2;
+const QUIET_TIME: Duration = Duration::from_secs(5);
+
 /// How often one of two nodes is killed at a step of a move.
 const KILLED: f64 = 0.1;
 
@@ -236,8 +242,11 @@ impl Harm<'_> {
             Faults::Sentinel => self.be_replaced(random.random_bool(0.5)),
             Faults::ClusterFailover => {
                 let from_us = now_us();
-                let until_us = self.take_over("")?;
+                let until_us = self.take_over("")? + WAITS_END_US;
                 self.interruptions.pauses.push(Possible { from_us, until_us });
+                if random.random_bool(QUIET) {
+                    thread::sleep(QUIET_TIME);
+                }
                 Ok(())
             }
             Faults::ClusterTakeover => {
