@@ -48,7 +48,11 @@ impl Told {
 }
 
 fn acquire(count: u32, block_ms: Option<u64>, request_id: Option<u64>) -> Call {
-    Call::Acquire { count, lease_ms: 30_000, block_ms, request_id, keeps_place: false, is_once: false }
+    acquire_for(30_000, count, block_ms, request_id)
+}
+
+fn acquire_for(lease_ms: u64, count: u32, block_ms: Option<u64>, request_id: Option<u64>) -> Call {
+    Call::Acquire { count, lease_ms, block_ms, request_id, keeps_place: false, is_once: false }
 }
 
 const ALONE: Mode = Mode::Exclusive;
@@ -201,14 +205,7 @@ fn a_renewal_makes_a_hold_last_and_never_shortens_it() {
 fn a_renewal_without_an_answer_may_have_been_done() {
     let told = |outcome| {
         let wait = acquire(1, Some(60_000), None);
-        let short = Call::Acquire {
-            count: 1,
-            lease_ms: 20,
-            block_ms: None,
-            request_id: None,
-            keeps_place: false,
-            is_once: false,
-        };
+        let short = acquire_for(20, 1, None, None);
         Told::mutex()
             .call(1, ALONE, 10, 11, short, Outcome::Granted(5))
             .call(1, ALONE, 15, 16, Call::Renew { lease_ms: 3_000, token: None }, outcome)
@@ -302,14 +299,16 @@ fn who_is_answered_nil_was_not_passed_by_those_who_came_later() {
     };
     assert_eq!(told(30).broken(), [Rule::FirstComeFirstServed]);
     assert_eq!(told(516).broken(), []);
-    let more = |count| {
+    // Who holds permits already, and is given more or sends the same request again.
+    let more = |request_id| {
         Told::of(Kind::Semaphore, 4)
-            .granted(1, Mode::Permits, 10, 5)
+            .call(1, Mode::Permits, 10, 11, acquire(1, None, Some(1)), Outcome::Granted(5))
             .call(2, Mode::Permits, 12, 13, acquire(2, None, None), Outcome::Granted(6))
             .call(3, Mode::Permits, 20, 51, acquire(3, Some(30), None), Outcome::Nil)
-            .call(1, Mode::Permits, 25, 26, acquire(count, None, Some(1)), Outcome::Granted(5))
+            .call(1, Mode::Permits, 25, 26, acquire(1, None, Some(request_id)), Outcome::Granted(5))
     };
-    assert_eq!(more(1).broken(), [Rule::FirstComeFirstServed]);
+    assert_eq!(more(2).broken(), [Rule::FirstComeFirstServed]);
+    assert_eq!(more(1).broken(), []);
 }
 
 #[test]

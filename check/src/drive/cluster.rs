@@ -77,11 +77,11 @@ pub fn take_over(master: &Server, replica: &Server, how: &str) -> Result<u64> {
     let [mut there, mut here] = [Connection::open(master.address())?, Connection::open(replica.address())?];
     let (mut attempt_ends_us, mut taken_over_us) = (0, None);
     until("the replica does not take over", || {
-        // A second request would end the first attempt, which ends by itself if the other one does not agree.
         let is_master = info(&mut here)?.contains("role:master");
         if is_master {
             taken_over_us.get_or_insert_with(now_us);
         } else if now_us() > attempt_ends_us {
+            // Before that, another request would end the first attempt, which ends by itself if the other one does not agree.
             here.call(&format!("CLUSTER FAILOVER {how}"));
             attempt_ends_us = now_us() + ATTEMPT_US;
         }
