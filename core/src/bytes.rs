@@ -80,12 +80,6 @@ impl<const N: usize> Ord for Bytes<N> {
     }
 }
 
-impl<const N: usize> Hash for Bytes<N> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_slice().hash(state);
-    }
-}
-
 impl<const N: usize> fmt::Debug for Bytes<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.as_slice().escape_ascii())
@@ -129,23 +123,10 @@ impl KeyRef<'_> {
     }
 }
 
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.borrow().hash(state);
-    }
-}
-
 impl Hash for KeyRef<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write(self.name);
         state.write_u32(self.db);
-    }
-}
-
-/// Lets the maps of the engine be asked with a borrowed key.
-impl hashbrown::Equivalent<Key> for KeyRef<'_> {
-    fn equivalent(&self, key: &Key) -> bool {
-        *self == key.borrow()
     }
 }
 
