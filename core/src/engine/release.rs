@@ -171,14 +171,10 @@ impl Engine {
                 return Ok(false);
             };
             const ONE_BY_ONE: usize = 64;
-            let is_ended = |hold: &Hold| hold.is_live(tx.now) && token.is_none_or(|token| token == hold.token());
+            let is_live = |hold: &&Hold| hold.is_live(tx.now);
             let events: Vec<Event> = match token {
-                Some(token) => {
-                    lock.hold_with_token(token).filter(|hold| is_ended(hold)).map(forced).into_iter().collect()
-                }
-                None if lock.holds().len() <= ONE_BY_ONE => {
-                    lock.holds().iter().filter(|hold| is_ended(hold)).map(forced).collect()
-                }
+                Some(token) => lock.hold_with_token(token).filter(is_live).map(forced).into_iter().collect(),
+                None if lock.holds().len() <= ONE_BY_ONE => lock.holds().iter().filter(is_live).map(forced).collect(),
                 None if !lock.is_held(tx.now) => Vec::new(),
                 None => [Event::Cleared { cause: EndCause::Forced, except: None }].into(),
             };

@@ -49,6 +49,33 @@ fn events_about_a_hold_that_is_not_here_change_nothing() {
     assert_eq!(lock, before);
 }
 
+#[test]
+fn locks_that_differ_in_anything_are_not_equal() {
+    let queued = |owner: &str| {
+        let (owner, stay) = (owner.as_bytes().into(), Stay::Connected);
+        let mut lock = with(Kind::Fair, 1, &[("a", Mode::Exclusive, 1)]);
+        lock.apply(Event::Queued { owner, stay, arrival: 2, request_id: None, at_head: false });
+        lock
+    };
+    let locks = [
+        with(Kind::Mutex, 1, &[]),
+        with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]),
+        with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 2)]),
+        with(Kind::Mutex, 1, &[("b", Mode::Exclusive, 1)]),
+        with(Kind::Fair, 1, &[("a", Mode::Exclusive, 1)]),
+        queued("b"),
+        queued("c"),
+        with(Kind::Semaphore, 2, &[("a", Mode::Permits, 1)]),
+        with(Kind::Semaphore, 3, &[("a", Mode::Permits, 1)]),
+    ];
+    for (index, lock) in locks.iter().enumerate() {
+        for (other_index, other) in locks.iter().enumerate() {
+            assert_eq!(lock == other, index == other_index, "{lock:?} and {other:?}");
+        }
+        assert_eq!(lock, &lock.clone());
+    }
+}
+
 use proptest::prelude::*;
 
 proptest! {

@@ -89,3 +89,33 @@ fn what_happened_is_counted_by_kind() {
     let waits = world.engine.wait_summary(world.now);
     assert_eq!((waits.total_us, waits.max_us), (1_000_000, 1_000_000));
 }
+
+#[test]
+fn a_try_that_was_denied_is_counted_and_a_poll_is_not() {
+    let mut world = World::new();
+    let (mutex, fair) = (key("mutex"), key("fair"));
+    let try_it = |world: &mut World, kind: Kind, key: &Key, owner: &str, ask: Ask| {
+        let request = asking(kind, Mode::Exclusive, ask);
+        world.on_key(key, |engine, tx| engine.acquire(tx, owner.as_bytes(), &request)).unwrap()
+    };
+    let counts = |world: &mut World, kind: Kind| -> Vec<_> {
+        world.engine.stats(kind).named().into_iter().filter(|(_, number)| *number > 0).collect()
+    };
+
+    // Once with nobody who waits, once behind a waiter.
+    hold(&mut world, Kind::Mutex, &mutex, "a");
+    assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Acquired::Denied);
+    wait(&mut world, Kind::Mutex, &mutex, "c");
+    assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Acquired::Denied);
+    assert_eq!(counts(&mut world, Kind::Mutex), [("granted_at_once", 1), ("denied", 2)]);
+
+    // Who polls has a place, and has waited when it is granted.
+    hold(&mut world, Kind::Fair, &fair, "a");
+    let poll = Ask::Queue { life_ms: 5000 };
+    assert_eq!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Acquired::Denied);
+    assert_eq!(counts(&mut world, Kind::Fair), [("granted_at_once", 1)]);
+    world.advance(1000);
+    assert!(matches!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Acquired::Granted(_)));
+    let of_fair = [("granted_at_once", 1), ("granted_after_waiting", 1), ("expired", 1)];
+    assert_eq!(counts(&mut world, Kind::Fair), of_fair);
+}
