@@ -2,7 +2,9 @@
 
 mod between_parts;
 mod checks;
+mod databases;
 mod deadlocks;
+mod effects;
 mod kept;
 mod keyspace;
 mod model;

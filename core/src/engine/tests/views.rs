@@ -91,7 +91,7 @@ fn what_happened_is_counted_by_kind() {
 }
 
 #[test]
-fn a_try_that_was_denied_is_counted_and_a_poll_is_not() {
+fn what_is_denied_or_refused_is_counted_and_a_poll_is_not() {
     let mut world = World::new();
     let (mutex, fair) = (key("mutex"), key("fair"));
     let try_it = |world: &mut World, kind: Kind, key: &Key, owner: &str, ask: Ask| {
@@ -109,13 +109,18 @@ fn a_try_that_was_denied_is_counted_and_a_poll_is_not() {
     assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Acquired::Denied);
     assert_eq!(counts(&mut world, Kind::Mutex), [("granted_at_once", 1), ("denied", 2)]);
 
+    // What is refused is counted with the kind that was asked for.
+    let request = asking(Kind::Fair, Mode::Exclusive, Ask::Try);
+    assert!(world.on_key(&mutex, |engine, tx| engine.acquire(tx, b"b", &request)).is_err());
+    assert_eq!(counts(&mut world, Kind::Fair), [("refused", 1)]);
+
     // Who polls has a place, and has waited when it is granted.
     hold(&mut world, Kind::Fair, &fair, "a");
     let poll = Ask::Queue { life_ms: 5000 };
     assert_eq!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Acquired::Denied);
-    assert_eq!(counts(&mut world, Kind::Fair), [("granted_at_once", 1)]);
+    assert_eq!(counts(&mut world, Kind::Fair), [("granted_at_once", 1), ("refused", 1)]);
     world.advance(1000);
     assert!(matches!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Acquired::Granted(_)));
-    let of_fair = [("granted_at_once", 1), ("granted_after_waiting", 1), ("expired", 1)];
+    let of_fair = [("granted_at_once", 1), ("granted_after_waiting", 1), ("refused", 1), ("expired", 1)];
     assert_eq!(counts(&mut world, Kind::Fair), of_fair);
 }

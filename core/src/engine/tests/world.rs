@@ -255,20 +255,20 @@ impl World {
         assert!(self.replica.leftovers.is_empty(), "a replica cleans up after what ended at once");
     }
 
-    /// Two databases change places.
+    /// The first two databases change places.
     pub(super) fn swap(&mut self) {
         self.forget_used();
+        let swapped = |db: u32| if db < 2 { 1 - db } else { db };
         for values in [&mut self.values, &mut self.replica_values] {
             for ((db, name), value) in std::mem::take(values) {
-                values.insert((1 - db, name), value);
+                values.insert((swapped(db), name), value);
             }
         }
         self.engine.swapped(0, 1);
         self.replica.swapped(0, 1);
     }
 
-    /// Every value goes away.
-    /// FLUSHDB.
+    /// Every value of a database goes away.
     pub(super) fn flush_db(&mut self, db: u32) {
         self.forget_used();
         for values in [&mut self.values, &mut self.replica_values] {
@@ -278,6 +278,7 @@ impl World {
         self.replica.flushed(Some(db));
     }
 
+    /// Every value goes away.
     pub(super) fn flush(&mut self) {
         self.forget_used();
         self.values.clear();

@@ -1,0 +1,66 @@
+//! Effects that do not fit what lies under the key, as a replica sees them that differs from its master.
+
+use super::world::{World, asking, key};
+use crate::engine::Acquired;
+use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::keyspace::KeyId;
+use crate::kind::{Kind, Mode};
+use crate::request::Ask;
+
+fn terms() -> Terms {
+    Terms { count: 1, deadline_us: u64::MAX, lease_ms: 1000, request: None, session_ms: None }
+}
+
+fn granted(kind: Kind, owner: &[u8], mode: Mode, token: u64) -> Event {
+    Event::Granted { kind, owner: owner.into(), mode, token, terms: terms() }
+}
+
+fn reader() -> (World, u64) {
+    let mut world = World::new();
+    let request = asking(Kind::RwLock, Mode::Read, Ask::Try);
+    match world.on_key(&key("k"), |engine, tx| engine.acquire(tx, b"a", &request)) {
+        Ok(Acquired::Granted(tokens)) => (world, tokens[0]),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_effect_that_does_not_fit_is_refused_and_changes_nothing() {
+    let (mut world, token) = reader();
+    let of_the_lock = [
+        (granted(Kind::RwLock, b"b", Mode::Read, token), "another hold has this token"),
+        (granted(Kind::RwLock, b"a", Mode::Write, token), "another hold has this token"),
+        (granted(Kind::RwLock, b"b", Mode::Permits, token + 1), "the lock is of another kind"),
+        (granted(Kind::Mutex, b"b", Mode::Exclusive, token + 1), "the lock is of another kind"),
+        (Event::Sized { permits: 2 }, "the lock is of another kind"),
+        (Event::QueueLapsed, "the lock is of another kind"),
+    ];
+    for (effect, reason) in of_the_lock {
+        let before = world.lock(&key("k")).cloned();
+        let applied = world.on_key(&key("k"), |engine, tx| engine.apply_effect(tx.keys, KeyId(0), &effect));
+        assert_eq!(applied, Err(reason), "{effect:?}");
+        assert_eq!(world.lock(&key("k")).cloned(), before, "{effect:?}");
+        assert_eq!(world.engine.last_token(), token, "{effect:?}");
+    }
+    let of_no_lock = [
+        Event::Ended { token, cause: EndCause::Released },
+        Event::Changed { token, cause: ChangeCause::Renewed, terms: terms() },
+    ];
+    for effect in of_no_lock {
+        let applied = world.on_key(&key("nothing"), |engine, tx| engine.apply_effect(tx.keys, KeyId(0), &effect));
+        assert_eq!(applied, Err("there is no lock"), "{effect:?}");
+        assert!(world.lock(&key("nothing")).is_none());
+    }
+}
+
+/// A replica that loads a snapshot may be told once more of what the snapshot has.
+#[test]
+fn a_grant_that_is_there_already_is_no_other_hold() {
+    let (world, token) = reader();
+    let mut lock = world.lock(&key("k")).unwrap().clone();
+    let effect = granted(Kind::RwLock, b"a", Mode::Read, token);
+    assert_eq!(lock.check(&effect), Ok(()));
+    lock.apply(effect);
+    assert_eq!(lock.holds().len(), 1);
+    assert_eq!(lock.holds().get(0).unwrap().terms(), terms());
+}
