@@ -84,3 +84,69 @@ fn who_has_ended_and_is_still_there_is_passed_over_up_to_a_limit() {
         eventually(SOON, || first(&mut client, key).array().first().is_some_and(|one| one.field("owner") == "last"));
     }
 }
+
+/// DEBUG DIGEST-VALUE is how an operator, and many a test here, compares two servers. A copy has the same until it is changed.
+#[test]
+fn the_digest_of_a_lock_tells_every_difference_but_that_of_deadlines() {
+    let server = Server::start();
+    let mut client = server.client();
+    let mutex = "RLOCK.ACQUIRE job a PX 60000";
+    let permits = ["RSEMAPHORE.INIT job 3", "RSEMAPHORE.ACQUIRE job a PX 60000"];
+    let queue = ["RFAIRLOCK.ACQUIRE job a PX 60000", "RFAIRLOCK.ACQUIRE job b QUEUE 60000"];
+    let cases: [(&[&str], &str); 10] = [
+        (&[mutex], "RLOCK.ACQUIRE copy a PX 60000"),
+        (&[mutex], "RLOCK.RENEW copy a PX 70000"),
+        (&[mutex], "RLOCK.ACQUIRE copy a PX 60000 ONCE REQ 5"),
+        (&[mutex], "RLOCK.ACQUIRE copy a PX 60000 ONCE SESSION 1000"),
+        (&["RRWLOCK.ACQUIRE job a READ PX 60000"], "RRWLOCK.ACQUIRE copy b READ PX 60000"),
+        (&permits, "RSEMAPHORE.ACQUIRE copy b PX 60000"),
+        (&permits, "RSEMAPHORE.RESIZE copy 4"),
+        (&queue, "RFAIRLOCK.ACQUIRE copy c QUEUE 60000"),
+        (&queue, "RFAIRLOCK.ACQUIRE copy b QUEUE 60000 REQ 5"),
+        (&queue, "RFAIRLOCK.CANCEL copy b"),
+    ];
+    for (made_by, change) in cases {
+        assert_eq!(client.call("FLUSHALL"), "OK");
+        for command in made_by {
+            client.call(*command);
+        }
+        assert_eq!(client.call("COPY job copy"), 1);
+        let mut digest_of = |key| client.call(format!("DEBUG DIGEST-VALUE {key}")).array()[0].clone();
+        let original = digest_of("job");
+        assert_eq!(digest_of("copy"), original, "{change}");
+        let changed = client.call(change);
+        assert!(!matches!(changed, Reply::Error(_)), "{change}: {changed:?}");
+        let digest = client.call("DEBUG DIGEST-VALUE copy").array()[0].clone();
+        assert_ne!(digest, original, "{change}");
+    }
+    // Only the deadline is another one.
+    client.call("FLUSHALL");
+    client.acquire("job a PX 60000");
+    assert_eq!(client.call("COPY job copy"), 1);
+    let before = client.call("DEBUG DIGEST-VALUE job");
+    client.call("RLOCK.RENEW job a PX 60000").int();
+    assert_eq!(client.call("DEBUG DIGEST-VALUE job"), before);
+}
+
+#[test]
+fn the_memory_of_a_lock_is_told_with_that_of_its_holders_and_places() {
+    const MANY: usize = 1000;
+    let server = Server::start();
+    let mut client = server.client();
+    // Owners whose names take memory of their own.
+    let owner = |number: usize| format!("{}{number}", "o".repeat(100));
+    for (command, option) in [("RSEMAPHORE.ACQUIRE", "PX 60000"), ("RFAIRLOCK.ACQUIRE", "QUEUE 60000")] {
+        client.call("FLUSHALL");
+        client.call("RSEMAPHORE.INIT permits 1000");
+        let key = if option.starts_with("PX") { "permits" } else { "queue" };
+        let lines: Vec<Command> =
+            (0..MANY).map(|number| format!("{command} {key} {} {option}", owner(number)).into()).collect();
+        client.call(lines[0].clone());
+        let of_one = client.call(format!("MEMORY USAGE {key}")).int();
+        client.call_in_one_step(&lines[1..]);
+        let of_many = client.call(format!("MEMORY USAGE {key}")).int();
+        let of_names = 100 * i64::try_from(MANY).expect("a small number");
+        assert!((20..2000).contains(&of_one), "{key}: {of_one} bytes");
+        assert!((of_names..10 * of_names).contains(&of_many), "{key}: {of_many} bytes");
+    }
+}
