@@ -226,6 +226,19 @@ fn watch_survives(server: &Server, happening: impl FnOnce(&mut Client)) -> bool 
 }
 
 #[test]
+fn watch_of_any_of_the_keys_of_a_request_for_many_is_broken() {
+    let server = Server::start();
+    for keys in ["job other", "other job"] {
+        assert!(!watch_survives(&server, |client| {
+            client.call(format!("RLOCK.MACQUIRE 2 {keys} a PX 20000")).array();
+        }));
+        assert!(!watch_survives(&server, |client| {
+            client.call(format!("RLOCK.MRELEASE 2 {keys} a")).array();
+        }));
+    }
+}
+
+#[test]
 fn watch_is_broken_by_a_change_and_not_by_a_denied_try() {
     let server = Server::start();
     let mut client = server.client();

@@ -141,6 +141,21 @@ fn whoever_is_cut_at_any_byte_of_the_message_is_told_when_it_asks_again() {
     }
 }
 
+/// The grant was made before the server became a replica, and its message comes after: it is for the new primary to say who holds.
+#[test]
+fn a_grant_of_the_very_turn_of_a_demotion_is_not_told() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let mut messages = subscriber(&server, "answers");
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        let step = ["LOCK.RELEASE job a", "REPLICAOF 127.0.0.1 1"].map(Command::from);
+        client.call_in_one_step(&step);
+        let told = message(&mut messages);
+        assert!(told.starts_with("error 1 UNBLOCKED "), "{told}");
+    }
+}
+
 #[test]
 fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
     for server in Server::for_each(EXCLUSIVE) {

@@ -162,3 +162,34 @@ fn a_payload_with_a_lease_of_more_than_a_year_is_refused() {
     assert_eq!(client.call(restore("copy", &later_by(YEAR_MS / 2))), "OK");
     assert!(client.call("RLOCK.PTTL copy").int() as u64 > YEAR_MS / 2);
 }
+
+#[test]
+fn a_payload_with_a_place_from_beyond_a_day_or_until_beyond_a_year_is_refused() {
+    let server = start_without_compression();
+    let mut client = server.client();
+    assert_eq!(client.call("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
+    let token = client.acquire_fair("job a PX 60000") as u64;
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b QUEUE 600000"), Reply::Nil);
+    let payload = client.call("DUMP job").bytes().to_vec();
+    let arrival_later_by = |us| {
+        let is_arrival = |number: u64| number > token && number < token + DAY_US;
+        replace_number(&payload, is_arrival, |number| number + us)
+    };
+    let now_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_millis() as u64;
+    let end_later_by = |ms| {
+        let is_end = |number: u64| number.abs_diff(now_ms + 600_000) < 60_000;
+        replace_number(&payload, is_end, |number| number + ms)
+    };
+
+    for too_far in [arrival_later_by(DAY_US + DAY_US / 10), end_later_by(YEAR_MS)] {
+        let refused = client.call(restore("copy", &too_far));
+        assert!(matches!(refused, Reply::Error(_)), "{refused:?}");
+        assert_eq!(client.call("EXISTS copy"), 0);
+    }
+    for near in [arrival_later_by(DAY_US / 24), end_later_by(YEAR_MS / 2)] {
+        assert_eq!(client.call(restore("copy", &near)), "OK");
+        assert_eq!(client.call("RFAIRLOCK.WAITERS copy").array().len(), 1);
+        assert_eq!(client.call("DEL copy"), 1);
+    }
+    assert!(client.acquire("new a") as u64 > token + DAY_US / 24, "an arrival raises the last token as well");
+}
