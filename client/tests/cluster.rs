@@ -87,14 +87,21 @@ async fn keys_of_several_slots_are_held_together() {
     }
 }
 
-/// Moves the lock on the first node, and its slot, to the second.
-fn move_slot_of_first(nodes: &[Server; 2]) {
+/// Moves the lock on the first node to the second, and leaves the slot on its way: the first node answers ASK for what it has not.
+/// Returns the number of the slot, and the name of the second node.
+fn begin_to_move_slot_of_first(nodes: &[Server; 2]) -> (i64, String) {
     let slot = nodes[0].client().call(format!("CLUSTER KEYSLOT {ON_FIRST}")).int();
     let [from, to] = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
     assert_eq!(nodes[1].client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
     assert_eq!(nodes[0].client().call(format!("CLUSTER SETSLOT {slot} MIGRATING {to}")), "OK");
     let migrate = format!("MIGRATE 127.0.0.1 {} {ON_FIRST} 0 5000", nodes[1].port());
     assert_eq!(nodes[0].client().call(migrate), "OK");
+    (slot, to)
+}
+
+/// Moves the lock on the first node, and its slot, to the second.
+fn move_slot_of_first(nodes: &[Server; 2]) {
+    let (slot, to) = begin_to_move_slot_of_first(nodes);
     for node in [&nodes[1], &nodes[0]] {
         assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
     }
@@ -112,6 +119,35 @@ async fn a_session_follows_its_slot() {
     assert!(guard.is_held());
     let holder = nodes[1].client().holder(ON_FIRST).expect("it is held there, too");
     assert_eq!((holder.owner.as_bytes(), holder.session), (guard.owner(), 1));
+    guard.release().await.expect("it was held");
+}
+
+#[tokio::test]
+async fn what_a_slot_on_its_way_has_moved_already_is_asked_for_at_the_other_node() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let guard = client.lock(ON_FIRST).lease(Duration::from_secs(60)).acquire().await.expect("free");
+    let token = guard.token();
+    begin_to_move_slot_of_first(&nodes);
+    // What the second node has of a slot that is not its own yet.
+    let holder = || {
+        let mut second = nodes[1].client();
+        assert_eq!(second.call("ASKING"), "OK");
+        second.holder(ON_FIRST)
+    };
+
+    let other = client.lock(ON_FIRST).owner("other");
+    assert!(other.try_acquire().await.expect("an answer").is_none(), "it is held at the second node");
+    guard.renew().await.expect("it is held");
+    assert_eq!(holder().expect("it is held").token as u64, token);
+    guard.release().await.expect("it was held");
+    assert!(holder().is_none());
+
+    // What is made anew is made there, too.
+    let guard = other.try_acquire().await.expect("an answer").expect("free");
+    assert!(guard.token() > token);
+    assert_eq!(holder().expect("it is held").owner, "other");
+    assert_eq!(nodes[0].client().call("DBSIZE"), 0);
     guard.release().await.expect("it was held");
 }
 
