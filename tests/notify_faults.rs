@@ -150,9 +150,12 @@ fn a_grant_of_the_very_turn_of_a_demotion_is_not_told() {
         client.acquire("job a PX 60000");
         assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
         let step = ["LOCK.RELEASE job a", "REPLICAOF 127.0.0.1 1"].map(Command::from);
-        client.call_in_one_step(&step);
+        let replies = client.call_in_one_step(&step);
+        assert_eq!(replies[0], 0);
+        assert_eq!(replies[1], "OK");
         let told = message(&mut messages);
         assert!(told.starts_with("error 1 UNBLOCKED "), "{told}");
+        assert_eq!(client.call("LOCK.HOLDS job b"), 1, "it was granted");
     }
 }
 
