@@ -141,14 +141,19 @@ fn whoever_is_cut_at_any_byte_of_the_message_is_told_when_it_asks_again() {
     }
 }
 
+/// `a` holds `job`, for which `b` waits with `NOTIFY`: the connection of both, and who listens.
+fn notified_waiter(server: &Server) -> (Client, Client) {
+    let (mut client, messages) = (server.client(), subscriber(server, "answers"));
+    client.acquire("job a PX 60000");
+    assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+    (client, messages)
+}
+
 /// The grant was made before the server became a replica, and its message comes after: it is for the new primary to say who holds.
 #[test]
 fn a_grant_of_the_very_turn_of_a_demotion_is_not_told() {
     for server in Server::for_each(EXCLUSIVE) {
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
-        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        let (mut client, mut messages) = notified_waiter(&server);
         let step = ["LOCK.RELEASE job a", "REPLICAOF 127.0.0.1 1"].map(Command::from);
         let replies = client.call_in_one_step(&step);
         assert_eq!(replies[0], 0);
@@ -183,10 +188,7 @@ fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
 #[test]
 fn where_memory_is_full_nobody_begins_to_wait_and_whoever_waits_is_served() {
     for server in Server::for_each(EXCLUSIVE) {
-        let mut client = server.client();
-        let mut messages = subscriber(&server, "answers");
-        client.acquire("job a PX 60000");
-        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        let (mut client, mut messages) = notified_waiter(&server);
         assert_eq!(client.call("CONFIG SET maxmemory 1"), "OK");
         client.call("LOCK.ACQUIRE job c PX 60000 BLOCK 0 NOTIFY answers REQ 2").expect_error("OOM");
         client.call("LOCK.RELEASE job a");

@@ -85,6 +85,10 @@ fn who_has_ended_and_is_still_there_is_passed_over_up_to_a_limit() {
     }
 }
 
+fn digest(client: &mut Client, key: &str) -> Reply {
+    client.call(format!("DEBUG DIGEST-VALUE {key}")).array()[0].clone()
+}
+
 /// DEBUG DIGEST-VALUE is how an operator, and many a test here, compares two servers. A copy has the same until it is changed.
 #[test]
 fn the_digest_of_a_lock_tells_its_holders_and_places_and_no_deadline() {
@@ -111,21 +115,18 @@ fn the_digest_of_a_lock_tells_its_holders_and_places_and_no_deadline() {
             client.call(*command);
         }
         assert_eq!(client.call("COPY job copy"), 1);
-        let mut digest_of = |key| client.call(format!("DEBUG DIGEST-VALUE {key}")).array()[0].clone();
-        let original = digest_of("job");
-        assert_eq!(digest_of("copy"), original, "{change}");
+        let original = digest(&mut client, "job");
+        assert_eq!(digest(&mut client, "copy"), original, "{change}");
         let changed = client.call(change);
         assert!(!matches!(changed, Reply::Error(_)), "{change}: {changed:?}");
-        let digest = client.call("DEBUG DIGEST-VALUE copy").array()[0].clone();
-        assert_ne!(digest, original, "{change}");
+        assert_ne!(digest(&mut client, "copy"), original, "{change}");
     }
     // Only the deadline is another one.
     client.call("FLUSHALL");
     client.acquire("job a PX 60000");
-    assert_eq!(client.call("COPY job copy"), 1);
-    let before = client.call("DEBUG DIGEST-VALUE job");
+    let before = digest(&mut client, "job");
     client.call("RLOCK.RENEW job a PX 60000").int();
-    assert_eq!(client.call("DEBUG DIGEST-VALUE job"), before);
+    assert_eq!(digest(&mut client, "job"), before);
 }
 
 #[test]

@@ -1,10 +1,11 @@
-//! Effects that do not fit what lies under the key, as a replica sees them that differs from its master.
+//! Effects as a replica is sent them: those that do not fit what lies under the key, and what they say of numbers.
 
 use super::world::{World, asking, key};
 use crate::engine::Acquired;
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
+use crate::place::Stay;
 use crate::request::Ask;
 
 fn terms() -> Terms {
@@ -63,4 +64,25 @@ fn a_grant_that_is_there_already_is_no_other_hold() {
     lock.apply(effect);
     assert_eq!(lock.holds().len(), 1);
     assert_eq!(lock.holds().get(0).unwrap().terms(), terms());
+}
+
+/// Once promoted, a replica gives no number that its master has given, whatever its own clock says.
+#[test]
+fn an_effect_raises_the_numbers_that_a_replica_will_give() {
+    let owner = b"b".as_slice().into();
+    let stay = Stay::Polled { until_us: u64::MAX };
+    let queued = Event::Queued { owner, stay, arrival: 7_000_000, request_id: None, at_head: false };
+    let granted = granted(Kind::Mutex, b"b", Mode::Exclusive, 8_000_000);
+    for (effect, number) in [(queued, 7_000_000), (granted, 8_000_000)] {
+        let mut world = World::new();
+        world.on_key(&key("k"), |engine, tx| {
+            engine.apply_effect(tx.keys, KeyId(0), &effect).unwrap();
+            tx.out.effect(KeyId(0), &effect, false);
+        });
+        assert_eq!(world.engine.last_token(), number);
+        world.outputs.clear();
+        let request = asking(Kind::Mutex, Mode::Exclusive, Ask::Try);
+        let acquired = world.on_key(&key("other"), |engine, tx| engine.acquire(tx, b"a", &request));
+        assert!(matches!(acquired, Ok(Acquired::Granted(tokens)) if tokens[0] > number));
+    }
 }

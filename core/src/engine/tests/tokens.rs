@@ -8,10 +8,7 @@ use super::world::{Output, World, asking, key};
 use crate::codec::{decode, encode};
 use crate::effect::{Facts, parse_effect, write_effect};
 use crate::engine::Acquired;
-use crate::event::{Event, Terms};
-use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
-use crate::place::Stay;
 use crate::request::{Ask, Refusal};
 use crate::time::{MAX_TOKEN, TOKEN_CLOCK_END_US};
 
@@ -61,28 +58,5 @@ proptest! {
                 }
             }
         }
-    }
-}
-
-/// An effect tells a replica of the master's numbers. Once promoted, it gives none that its master has given, whatever its own clock says.
-#[test]
-fn what_a_replica_is_told_of_raises_its_numbers() {
-    let owner = || b"b".as_slice().into();
-    let stay = Stay::Polled { until_us: u64::MAX };
-    let queued = Event::Queued { owner: owner(), stay, arrival: 7_000_000, request_id: None, at_head: false };
-    let terms = Terms { count: 1, deadline_us: u64::MAX, lease_ms: 1000, request: None, session_ms: None };
-    let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-    let granted = Event::Granted { kind, owner: owner(), mode, token: 8_000_000, terms };
-    for (event, number) in [(queued, 7_000_000), (granted, 8_000_000)] {
-        let mut world = World::new();
-        world.on_key(&key("k"), |engine, tx| {
-            engine.apply_effect(tx.keys, KeyId(0), &event).unwrap();
-            tx.out.effect(KeyId(0), &event, false);
-        });
-        assert_eq!(world.engine.last_token(), number);
-        world.outputs.clear();
-        let request = asking(Kind::Mutex, Mode::Exclusive, Ask::Try);
-        let acquired = world.on_key(&key("other"), |engine, tx| engine.acquire(tx, b"a", &request));
-        assert!(matches!(acquired, Ok(Acquired::Granted(tokens)) if tokens[0] > number));
     }
 }

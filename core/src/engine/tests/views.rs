@@ -6,12 +6,16 @@ use super::world::{World, asking, key};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Contended, Longest};
 use crate::kind::{Kind, Mode};
-use crate::request::Ask;
+use crate::request::{Ask, Refusal};
+
+fn try_it(world: &mut World, kind: Kind, key: &Key, owner: &str, ask: Ask) -> Result<Acquired, Refusal> {
+    let mode = if kind == Kind::RwLock { Mode::Write } else { Mode::Exclusive };
+    let request = asking(kind, mode, ask);
+    world.on_key(key, |engine, tx| engine.acquire(tx, owner.as_bytes(), &request))
+}
 
 fn ask(world: &mut World, kind: Kind, key: &Key, owner: &str) -> Acquired {
-    let mode = if kind == Kind::RwLock { Mode::Write } else { Mode::Exclusive };
-    let request = asking(kind, mode, Ask::Wait { until_us: None });
-    let acquired = world.on_key(key, |engine, tx| engine.acquire(tx, owner.as_bytes(), &request)).unwrap();
+    let acquired = try_it(world, kind, key, owner, Ask::Wait { until_us: None }).unwrap();
     if let Acquired::Waiting(ticket) = acquired {
         world.expect_answer(ticket);
     }
@@ -28,6 +32,11 @@ fn hold(world: &mut World, kind: Kind, key: &Key, owner: &str) -> u64 {
 
 fn wait(world: &mut World, kind: Kind, key: &Key, owner: &str) {
     assert!(matches!(ask(world, kind, key, owner), Acquired::Waiting(_)), "{owner} was to wait");
+}
+
+/// What was counted for a kind, but for zeros.
+fn counts(world: &mut World, kind: Kind) -> Vec<(&'static str, u64)> {
+    world.engine.stats(kind).named().into_iter().filter(|(_, number)| *number > 0).collect()
 }
 
 #[test]
@@ -79,13 +88,10 @@ fn what_happened_is_counted_by_kind() {
 
     // Both leases end. The waiter gets its mutex then.
     world.advance(1000);
-    let named = |world: &mut World, kind: Kind| -> Vec<_> {
-        world.engine.stats(kind).named().into_iter().filter(|(_, number)| *number > 0).collect()
-    };
     let of_mutexes = [("granted_at_once", 1), ("granted_after_waiting", 1), ("handed_over", 1), ("expired", 1)];
-    assert_eq!(named(&mut world, Kind::Mutex), of_mutexes);
-    assert_eq!(named(&mut world, Kind::RwLock), [("granted_at_once", 1), ("expired", 1)]);
-    assert!(named(&mut world, Kind::Fair).is_empty());
+    assert_eq!(counts(&mut world, Kind::Mutex), of_mutexes);
+    assert_eq!(counts(&mut world, Kind::RwLock), [("granted_at_once", 1), ("expired", 1)]);
+    assert!(counts(&mut world, Kind::Fair).is_empty());
     let waits = world.engine.wait_summary(world.now);
     assert_eq!((waits.total_us, waits.max_us), (1_000_000, 1_000_000));
 }
@@ -94,33 +100,25 @@ fn what_happened_is_counted_by_kind() {
 fn what_is_denied_or_refused_is_counted_and_a_poll_is_not() {
     let mut world = World::new();
     let (mutex, fair) = (key("mutex"), key("fair"));
-    let try_it = |world: &mut World, kind: Kind, key: &Key, owner: &str, ask: Ask| {
-        let request = asking(kind, Mode::Exclusive, ask);
-        world.on_key(key, |engine, tx| engine.acquire(tx, owner.as_bytes(), &request)).unwrap()
-    };
-    let counts = |world: &mut World, kind: Kind| -> Vec<_> {
-        world.engine.stats(kind).named().into_iter().filter(|(_, number)| *number > 0).collect()
-    };
 
     // Once with nobody who waits, once behind a waiter.
     hold(&mut world, Kind::Mutex, &mutex, "a");
-    assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Acquired::Denied);
+    assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Ok(Acquired::Denied));
     wait(&mut world, Kind::Mutex, &mutex, "c");
-    assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Acquired::Denied);
+    assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Ok(Acquired::Denied));
     assert_eq!(counts(&mut world, Kind::Mutex), [("granted_at_once", 1), ("denied", 2)]);
 
     // What is refused is counted with the kind that was asked for.
-    let request = asking(Kind::Fair, Mode::Exclusive, Ask::Try);
-    assert!(world.on_key(&mutex, |engine, tx| engine.acquire(tx, b"b", &request)).is_err());
+    assert!(try_it(&mut world, Kind::Fair, &mutex, "b", Ask::Try).is_err());
     assert_eq!(counts(&mut world, Kind::Fair), [("refused", 1)]);
 
     // Who polls has a place, and has waited when it is granted.
     hold(&mut world, Kind::Fair, &fair, "a");
     let poll = Ask::Queue { life_ms: 5000 };
-    assert_eq!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Acquired::Denied);
+    assert_eq!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Ok(Acquired::Denied));
     assert_eq!(counts(&mut world, Kind::Fair), [("granted_at_once", 1), ("refused", 1)]);
     world.advance(1000);
-    assert!(matches!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Acquired::Granted(_)));
+    assert!(matches!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Ok(Acquired::Granted(_))));
     let of_fair = [("granted_at_once", 1), ("granted_after_waiting", 1), ("refused", 1), ("expired", 1)];
     assert_eq!(counts(&mut world, Kind::Fair), of_fair);
 }
