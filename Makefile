@@ -13,8 +13,9 @@ STATES       ?= 1000000
 # Of `make coverage`: what the core's own tests are to reach, and the files that are tests themselves.
 LINES        ?= 97
 TEST_CODE     = /tests/|/tests\.rs|strategies\.rs
-# Of `make mutants-core`: which part of all changes to try.
-SHARD        ?= 0/100
+# Of `make mutants`: whose code is changed (core, module or client), and for how long each change is shown to tests that reach it.
+PACKAGE      ?= core
+CHANGE_SECONDS ?= 10
 # Of `make bench-peers`: how often each peer is measured, for how long in each cell, and where the page goes.
 ROUNDS       ?= 5
 CELL_SECONDS ?= 1
@@ -96,7 +97,7 @@ cluster: build ## Start a local cluster with the module, three masters and three
 
 test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
 	@echo "On two busy cores the tests of the core take about 4 minutes, and those of the module 8 more; those of the client and the tool come last."
-	cargo test --package rlock-core --package rlock-bench --package rlock-bench-peers --package rlock-check
+	cargo test --package rlock-core --package rlock-bench --package rlock-bench-peers --package rlock-check --package rlock-mutate
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
 	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
@@ -158,10 +159,10 @@ coverage: ## Show which lines of the core its own tests reach, and fail below LI
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo llvm-cov --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
 	  --show-missing-lines --fail-under-lines $(LINES)
 
-mutants-core: ## Change the core in ways that its tests must notice, by cargo-mutants: one of 100 parts; SHARD=3/100 FILES=core/src/lock/hold.rs
-	@$(NEED) build mutants
-	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_WORLDS_STATES=500 RLOCK_DEADLOCK_REQUESTS=3000 \
-	  cargo mutants --package rlock-core --profile mutant --jobs 1 --no-shuffle --output target --sharding round-robin --shard $(SHARD) $(FILES:%=--file %)
+mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some
+	@$(NEED) build server mutants
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo run --quiet --release --package rlock-mutate -- \
+	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --write docs/checks.md $(ONLY:%=--only %)
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
 	cargo test --package rlock --test integration --no-run

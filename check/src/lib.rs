@@ -22,3 +22,4 @@ pub mod mutants;
 pub mod rules;
 pub mod takeovers;
 pub mod timeline;
+pub mod tree;

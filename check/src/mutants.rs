@@ -4,17 +4,18 @@
 //! patch says what is wrong; a line `Fault: …` names the fault under which it shows, if it is not the one of the clock. What touches
 //! the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`), which have to notice it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use crate::drive::campaign::Campaign;
 use crate::drive::harm::Faults;
 use crate::drive::server::Program;
+use crate::tree::{self, git};
 
 /// The profile of the workspace that mutants are built with: quickly.
 const PROFILE: &str = "mutant";
@@ -137,7 +138,7 @@ impl Trial {
     /// If it cannot be built. That nobody notices it is no error here.
     pub fn of(&self, mutant: &Mutant) -> Result<Verdict> {
         let tree = self.target.join("tree");
-        copy_tree(&self.root, &tree)?;
+        tree::copy(&self.root, &tree, &BTreeMap::new())?;
         run(git(&tree).arg("apply").arg(&mutant.path)).with_context(|| format!("{} does not apply", mutant.name))?;
         run(&mut self.cargo(&tree, &["build", "--package", "rlock"]))?;
         let module = self.target.join("build").join(PROFILE).join("librlock.so");
@@ -177,33 +178,6 @@ fn finding(said: &str) -> String {
     let compares =
         found.strip_prefix("assertion `left == right` failed: ").or(found.strip_prefix("assertion failed: "));
     compares.unwrap_or(found).to_owned()
-}
-
-/// Copies what git knows of a tree and what is new in it. A file that is the same already is left alone, so that cargo builds anew
-/// only what has changed.
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
-    let listed = git(from).args(["ls-files", "--cached", "--others", "--exclude-standard"]).output()?;
-    ensure!(listed.status.success(), "git cannot list the tree");
-    for name in String::from_utf8(listed.stdout)?.lines() {
-        let (source, copy) = (from.join(name), to.join(name));
-        let Ok(text) = fs::read(&source) else { continue };
-        if fs::read(&copy).is_ok_and(|known| known == text) {
-            continue;
-        }
-        fs::create_dir_all(copy.parent().unwrap_or(to))?;
-        fs::write(&copy, text)?;
-    }
-    Ok(())
-}
-
-/// git in a folder; a copy inside of a repository is not taken for a part of it.
-fn git(folder: &Path) -> Command {
-    let mut command = Command::new("git");
-    command.current_dir(folder);
-    if let Some(above) = folder.parent() {
-        command.env("GIT_CEILING_DIRECTORIES", above);
-    }
-    command
 }
 
 fn run(command: &mut Command) -> Result<()> {

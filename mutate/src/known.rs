@@ -1,0 +1,48 @@
+//! The changes of a package of which it is known that no test notices them, and why.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+/// What is known, by kinds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Known {
+    #[serde(default, rename = "kind")]
+    pub kinds: Vec<Kind>,
+}
+
+/// Changes for which the same can be said.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kind {
+    /// Why no test notices them.
+    pub because: String,
+    /// Whether nobody can notice them; else it is a test that is missing.
+    pub harmless: bool,
+    /// What is changed, without line and column. Two changes in a function that read the same are two entries.
+    pub changes: Vec<String>,
+}
+
+impl Known {
+    pub fn read(file: &Path) -> Result<Self> {
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        toml::from_str(&text).with_context(|| format!("cannot read {}", file.display()))
+    }
+
+    /// How often each change is named, and whether it is harmless.
+    pub fn counts(&self) -> BTreeMap<&str, (usize, bool)> {
+        let mut counts = BTreeMap::new();
+        for kind in &self.kinds {
+            for change in &kind.changes {
+                let (count, is_harmless) = counts.entry(change.as_str()).or_insert((0, kind.harmless));
+                *count += 1;
+                *is_harmless &= kind.harmless;
+            }
+        }
+        counts
+    }
+}

@@ -1,0 +1,66 @@
+//! Tries every small change of a package's code against the tests that reach it.
+//!
+//! cargo-mutants knows the changes, and would build each by itself: thousands of builds, and for what is tested on servers thousands of
+//! runs of minutes. Here all changes go into one build, each behind a switch that a variable of the environment turns on
+//! ("mutant schemata": Untch, Offutt, Harrold, 1993). Each test is run once with all switches off, to see which changes it reaches; then each
+//! change is tried against the tests that reach it, the fastest first, until one fails or its time is over.
+
+mod changes;
+mod compile;
+mod known;
+mod package;
+mod report;
+mod rewrite;
+mod trial;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::package::Package;
+use crate::report::Report;
+use crate::trial::Trial;
+
+/// Tries every small change of rlock's code against the tests that reach it.
+#[derive(Parser)]
+struct Options {
+    /// Whose code is changed.
+    package: Package,
+    /// For how long each change is shown to tests, in seconds.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// How many tests run at the same time.
+    #[arg(long, default_value_t = 4)]
+    jobs: usize,
+    /// Only changes whose description has this in it, as a file's name or a function's.
+    #[arg(long)]
+    only: Option<String>,
+    /// The document to write the counts into.
+    #[arg(long)]
+    write: Option<PathBuf>,
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let root = std::env::current_dir()?;
+    let known = known::Known::read(&root.join("mutate/known").join(options.package.name()).with_extension("toml"))?;
+    let all = changes::of(&root, options.package)?;
+    eprintln!("{} changes", all.len());
+    let target = root.join("target/mutate").join(options.package.name());
+    let built = compile::with_all(&root, &target, options.package, &all)?;
+    let trial = Trial { built: &built, jobs: options.jobs, lasts: Duration::from_secs(options.seconds) };
+    let only = options.only.as_deref();
+    let verdicts = trial.of(&all, |change| only.is_none_or(|part| change.name.contains(part)))?;
+    let report = Report::new(&all, &verdicts, &known, only.is_some());
+    print!("{}", report.text());
+    let verdicts = target.join("verdicts.txt");
+    std::fs::write(&verdicts, report.verdicts())?;
+    println!("What came of each is in {}", verdicts.display());
+    if let Some(document) = options.write.filter(|_| only.is_none()) {
+        report.write(&root.join(document), options.package)?;
+    }
+    Ok(if report.is_as_known() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,220 @@
+//! Which test notices which change.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::changes::Change;
+use crate::compile::{Built, Program};
+
+/// How long a test may take that changes nothing.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// How long a test may take with a change, besides some times its usual time: then it hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(30);
+
+/// What a test may take of addresses, in KiB: a change that takes memory without end is to end.
+const MEMORY_KIB: u32 = 8 << 20;
+
+/// The searches of the core's tests in a short form: what they notice they notice early.
+const SHORT: [(&str, &str); 2] = [("RLOCK_WORLDS_STATES", "500"), ("RLOCK_DEADLOCK_REQUESTS", "3000")];
+
+/// What to show the changes to.
+#[derive(Debug)]
+pub struct Trial<'b> {
+    pub built: &'b Built,
+    /// How many tests run at the same time.
+    pub jobs: usize,
+    /// For how long each change is shown to tests.
+    pub lasts: Duration,
+}
+
+/// What came of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// This test fails, or hangs.
+    Noticed(String),
+    /// No test failed of the first ones that reach it.
+    Survived { tried: usize, of: usize },
+    /// No test reaches it.
+    Unreached,
+}
+
+/// A test, and what it was like without a change.
+#[derive(Debug)]
+struct Test<'b> {
+    program: &'b Program,
+    name: String,
+    lasts: Duration,
+}
+
+/// Which tests reach which changes.
+#[derive(Debug)]
+struct Reach<'b> {
+    /// Those that pass without a change, the fastest first.
+    tests: Vec<Test<'b>>,
+    /// The tests that reach each change, as places in the list.
+    of_changes: BTreeMap<usize, Vec<usize>>,
+}
+
+impl<'b> Reach<'b> {
+    fn tests_of(&self, change: usize) -> Vec<&Test<'b>> {
+        let numbers = self.of_changes.get(&change).into_iter().flatten();
+        numbers.filter_map(|&number| self.tests.get(number)).collect()
+    }
+}
+
+/// How a test has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Passed,
+    Failed,
+    Hangs,
+}
+
+impl Trial<'_> {
+    /// Tries the changes that are wanted, of those in the build.
+    pub fn of(&self, all: &[Change], is_wanted: impl Fn(&Change) -> bool) -> Result<BTreeMap<usize, Verdict>> {
+        let reach = self.reach()?;
+        let wanted: Vec<_> =
+            all.iter().filter(|change| self.built.changes.contains(&change.id) && is_wanted(change)).collect();
+        eprintln!("{} are tried", wanted.len());
+        let verdicts = self.at_the_same_time(&wanted, |change| {
+            let verdict = self.show(change.id, &reach.tests_of(change.id));
+            if !matches!(verdict, Ok(Verdict::Noticed(_))) {
+                eprintln!("nobody notices {}", change.name);
+            }
+            verdict.map(|verdict| (change.id, verdict))
+        });
+        verdicts.into_iter().collect()
+    }
+
+    /// Runs each test once without a change.
+    fn reach(&self) -> Result<Reach<'_>> {
+        let mut known = Vec::new();
+        for program in &self.built.programs {
+            known.extend(names(program)?.into_iter().map(|name| (program, name)));
+        }
+        eprintln!("{} tests", known.len());
+        let reached = self.at_the_same_time(&known, |(program, name)| {
+            let noted = tempfile::NamedTempFile::new()?;
+            let begin = Instant::now();
+            let end = self.run(program, name, ("RLOCK_REACHED", noted.path().as_os_str()), LONGEST)?;
+            let test = Test { program, name: name.clone(), lasts: begin.elapsed() };
+            let changes: Vec<usize> =
+                fs::read_to_string(noted.path())?.lines().filter_map(|line| line.parse().ok()).collect();
+            Ok((test, end, changes))
+        });
+        let mut reached: Vec<_> = reached.into_iter().collect::<Result<_>>()?;
+        reached.retain(|(test, end, _)| {
+            if *end != End::Passed {
+                eprintln!("{} fails without any change, and is left out", test.name);
+            }
+            *end == End::Passed
+        });
+        reached.sort_by_key(|(test, ..)| test.lasts);
+        let mut reaching: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (number, (_, _, changes)) in reached.iter().enumerate() {
+            for &change in changes {
+                reaching.entry(change).or_default().push(number);
+            }
+        }
+        Ok(Reach { tests: reached.into_iter().map(|(test, ..)| test).collect(), of_changes: reaching })
+    }
+
+    /// Shows a change to tests that reach it, until one notices or the time is over.
+    fn show(&self, change: usize, tests: &[&Test]) -> Result<Verdict> {
+        if tests.is_empty() {
+            return Ok(Verdict::Unreached);
+        }
+        let begin = Instant::now();
+        let number = change.to_string();
+        for (tried, test) in tests.iter().enumerate() {
+            if tried > 0 && begin.elapsed() + test.lasts > self.lasts {
+                return Ok(Verdict::Survived { tried, of: tests.len() });
+            }
+            let longest = HANGS_AFTER + test.lasts * 5;
+            match self.run(test.program, &test.name, ("RLOCK_CHANGE", number.as_ref()), longest)? {
+                End::Passed => {}
+                End::Failed => return Ok(Verdict::Noticed(test.name.clone())),
+                End::Hangs => return Ok(Verdict::Noticed(format!("{} hangs", test.name))),
+            }
+        }
+        Ok(Verdict::Survived { tried: tests.len(), of: tests.len() })
+    }
+
+    /// Runs one test.
+    fn run(&self, program: &Program, name: &str, set: (&str, &std::ffi::OsStr), longest: Duration) -> Result<End> {
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("ulimit -v {MEMORY_KIB}; exec \"$@\""), "bash"]);
+        command.arg(&program.path).args(["--exact", name]).current_dir(&program.folder);
+        command.env("RLOCK_MODULE", &self.built.module).env(set.0, set.1).envs(SHORT);
+        // A group of its own: the servers of a test that hangs end with it.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
+        let end = wait(&mut child, longest);
+        if end.as_ref().is_ok_and(|end| *end == End::Passed) {
+            return end;
+        }
+        if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+            // Who failed in an orderly way has left nobody.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        child.wait()?;
+        end
+    }
+
+    /// Does something with each of many, as many at the same time as there are jobs. The results are in the order of the many.
+    fn at_the_same_time<T: Sync, R: Send>(&self, many: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+        let next = Mutex::new(many.iter().enumerate());
+        let done = Mutex::new(BTreeMap::new());
+        let take = || next.lock().ok().and_then(|mut next| next.next());
+        thread::scope(|scope| {
+            for _ in 0..self.jobs {
+                scope.spawn(|| {
+                    while let Some((number, one)) = take() {
+                        let result = work(one);
+                        if let Ok(mut done) = done.lock() {
+                            done.insert(number, result);
+                        }
+                    }
+                });
+            }
+        });
+        done.into_inner().unwrap_or_default().into_values().collect()
+    }
+}
+
+fn wait(child: &mut Child, longest: Duration) -> Result<End> {
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(if status.success() { End::Passed } else { End::Failed });
+        }
+        if begin.elapsed() > longest {
+            return Ok(End::Hangs);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The names of a program's tests.
+fn names(program: &Program) -> Result<Vec<String>> {
+    let mut command = Command::new(&program.path);
+    command.args(["--list", "--format", "terse"]).current_dir(&program.folder).stdout(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
+    let mut list = String::new();
+    child.stdout.take().context("no output")?.read_to_string(&mut list)?;
+    if !child.wait()?.success() {
+        bail!("{command:?} fails");
+    }
+    Ok(list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
