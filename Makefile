@@ -159,10 +159,10 @@ coverage: ## Show which lines of the core its own tests reach, and fail below LI
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo llvm-cov --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
 	  --show-missing-lines --fail-under-lines $(LINES)
 
-mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some
+mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some, AGAIN=1 for what the last run did not notice
 	@$(NEED) build server mutants
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo run --quiet --release --package rlock-mutate -- \
-	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --write docs/checks.md $(ONLY:%=--only %)
+	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --write docs/checks.md $(ONLY:%=--only %) $(if $(AGAIN),--again)
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
 	cargo test --package rlock --test integration --no-run

@@ -15,6 +15,8 @@ pub struct Change {
     pub id: usize,
     /// The file, below the root of the tree.
     pub file: String,
+    /// The function, if it is in one.
+    pub function: Option<String>,
     /// What sort of change it is.
     pub genre: Genre,
     /// Where the text to be replaced begins, and where it ends.
@@ -30,6 +32,11 @@ impl Change {
     pub fn description(&self) -> String {
         let what = self.name.splitn(4, ':').nth(3).unwrap_or(&self.name);
         format!("{}:{what}", self.file)
+    }
+
+    /// The function that is changed, as far as it can be named.
+    pub fn place(&self) -> String {
+        format!("{} {}", self.file, self.function.as_deref().unwrap_or_default())
     }
 }
 
@@ -60,10 +67,16 @@ pub struct Place {
 #[derive(Deserialize)]
 struct Listed {
     file: String,
+    function: Option<Function>,
     genre: Genre,
     span: Span,
     replacement: String,
     name: String,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    function_name: String,
 }
 
 #[derive(Deserialize)]
@@ -83,13 +96,34 @@ pub fn of(root: &Path, package: Package) -> Result<Vec<Change>> {
 
 fn read(list: &[u8]) -> Result<Vec<Change>> {
     let listed: Vec<Listed> = serde_json::from_slice(list)?;
-    let changes = listed.into_iter().zip(1..).map(|(Listed { file, genre, span, replacement, name }, id)| Change {
+    let changes = listed.into_iter().zip(1..).map(|(listed, id)| Change {
         id,
-        file,
-        genre,
-        span: [span.start, span.end],
-        replacement,
-        name,
+        file: listed.file,
+        function: listed.function.map(|function| function.function_name),
+        genre: listed.genre,
+        span: [listed.span.start, listed.span.end],
+        replacement: listed.replacement,
+        name: listed.name,
     });
     Ok(changes.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_cargo_mutants_is_read() {
+        let list = br#"[{
+            "package": "p", "file": "src/a.rs", "genre": "BinaryOperator", "replacement": "<=",
+            "function": {"function_name": "S<T>::f", "return_type": "", "span": {"start": {"line": 1, "column": 1}, "end": {"line": 9, "column": 2}}},
+            "span": {"start": {"line": 3, "column": 7}, "end": {"line": 3, "column": 8}},
+            "name": "src/a.rs:3:7: replace < with <= in S<T>::f"
+        }]"#;
+        let [change] = read(list).unwrap().try_into().unwrap();
+        assert_eq!((change.id, change.genre, change.replacement.as_str()), (1, Genre::BinaryOperator, "<="));
+        assert_eq!(change.function.as_deref(), Some("S<T>::f"));
+        assert_eq!(change.span, [Place { line: 3, column: 7 }, Place { line: 3, column: 8 }]);
+        assert_eq!(change.description(), "src/a.rs: replace < with <= in S<T>::f");
+    }
 }

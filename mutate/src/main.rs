@@ -13,6 +13,7 @@ mod report;
 mod rewrite;
 mod trial;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Parser;
 
+use crate::changes::Change;
 use crate::package::Package;
 use crate::report::Report;
 use crate::trial::Trial;
@@ -38,6 +40,9 @@ struct Options {
     /// Only changes whose description has this in it, as a file's name or a function's.
     #[arg(long)]
     only: Option<String>,
+    /// Only changes that the last run did not notice. Of the others its word is taken: for more seconds, or when a test was added.
+    #[arg(long)]
+    again: bool,
     /// The document to write the counts into.
     #[arg(long)]
     write: Option<PathBuf>,
@@ -52,13 +57,22 @@ fn main() -> Result<ExitCode> {
     let target = root.join("target/mutate").join(options.package.name());
     let built = compile::with_all(&root, &target, options.package, &all)?;
     let trial = Trial { built: &built, jobs: options.jobs, lasts: Duration::from_secs(options.seconds) };
+    let file = target.join("verdicts.txt");
+    let mut verdicts = if options.again { report::noticed_before(&file, &all)? } else { BTreeMap::new() };
+    verdicts.retain(|change, _| built.changes.contains(change));
     let only = options.only.as_deref();
-    let verdicts = trial.of(&all, |change| only.is_none_or(|part| change.name.contains(part)))?;
+    let is_wanted =
+        |change: &Change| !verdicts.contains_key(&change.id) && only.is_none_or(|part| change.name.contains(part));
+    let tried = trial.of(&all, is_wanted)?;
+    verdicts.extend(tried);
     let report = Report::new(&all, &verdicts, &known, only.is_some());
+    if only.is_some() {
+        print!("{}", report.verdicts());
+    } else {
+        std::fs::write(&file, report.verdicts())?;
+        println!("What came of each is in {}", file.display());
+    }
     print!("{}", report.text());
-    let verdicts = target.join("verdicts.txt");
-    std::fs::write(&verdicts, report.verdicts())?;
-    println!("What came of each is in {}", verdicts.display());
     if let Some(document) = options.write.filter(|_| only.is_none()) {
         report.write(&root.join(document), options.package)?;
     }

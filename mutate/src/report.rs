@@ -2,15 +2,30 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rlock_check::document;
 
 use crate::changes::Change;
 use crate::known::Known;
 use crate::package::Package;
 use crate::trial::Verdict;
+
+const NOTICED: &str = "noticed by ";
+
+/// What an earlier report says was noticed, of the changes that there are still.
+pub fn noticed_before(file: &Path, all: &[Change]) -> Result<BTreeMap<usize, Verdict>> {
+    let text = fs::read_to_string(file).with_context(|| format!("there is no earlier run in {}", file.display()))?;
+    let numbers: BTreeMap<_, _> = all.iter().map(|change| (change.name.as_str(), change.id)).collect();
+    let noticed = |line: &str| {
+        // The name of a change has colons, and that of a test has no space after one.
+        let (name, said) = line.rsplit_once(": ")?;
+        Some((*numbers.get(name)?, Verdict::Noticed(said.strip_prefix(NOTICED)?.to_owned())))
+    };
+    Ok(text.lines().filter_map(noticed).collect())
+}
 
 /// What came of all changes.
 #[derive(Debug)]
@@ -46,7 +61,7 @@ impl Report {
             let said = match verdicts.get(&change.id) {
                 None if only_some => continue,
                 None => "does not compile".to_owned(),
-                Some(Verdict::Noticed(test)) => format!("noticed by {test}"),
+                Some(Verdict::Noticed(test)) => format!("{NOTICED}{test}"),
                 Some(Verdict::Unreached) => "reached by no test".to_owned(),
                 Some(Verdict::Survived { tried, of }) => format!("not noticed by {tried} of {of} tests that reach it"),
             };
@@ -108,5 +123,76 @@ impl Report {
              | {listed} | {tried} | {noticed} | {harmless} | {untested} | {unknown} |\n"
         );
         document::write(document, &format!("mutants PACKAGE={}", package.name()), &table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::changes::{Genre, Place};
+
+    fn changes() -> Vec<Change> {
+        let names = [
+            "a.rs:1:1: replace + with - in f",
+            "a.rs:2:1: replace + with - in f",
+            "a.rs:3:1: replace g with ()",
+            "a.rs:4:1: h",
+        ];
+        let change = |(name, id): (&str, usize)| Change {
+            id,
+            file: "a.rs".into(),
+            function: None,
+            genre: Genre::FnValue,
+            span: [Place { line: 1, column: 1 }; 2],
+            replacement: String::new(),
+            name: name.into(),
+        };
+        names.into_iter().zip(1..).map(change).collect()
+    }
+
+    fn known() -> Known {
+        toml::from_str(
+            r#"
+            [[kind]]
+            because = "It is so."
+            harmless = true
+            changes = ["a.rs: replace + with - in f", "a.rs: replace g with ()"]
+            "#,
+        )
+        .unwrap()
+    }
+
+    fn survived() -> Verdict {
+        Verdict::Survived { tried: 1, of: 2 }
+    }
+
+    #[test]
+    fn what_is_named_once_surprises_when_there_are_two() {
+        let verdicts = [(1, survived()), (2, survived()), (3, Verdict::Noticed("t".into()))].into();
+        let report = Report::new(&changes(), &verdicts, &known(), false);
+        assert_eq!(
+            report.text(),
+            "4 changes, 3 tried: 1 noticed, 1 harmless, 0 without a test, 1 new\n\
+             new: a.rs:2:1: replace + with - in f: not noticed by 1 of 2 tests that reach it\n\
+             noticed now, or not there any more: a.rs: replace g with () (1)\n"
+        );
+        assert!(!report.is_as_known());
+    }
+
+    #[test]
+    fn of_what_was_not_tried_nothing_is_said() {
+        let report = Report::new(&changes(), &[(3, Verdict::Unreached)].into(), &known(), true);
+        assert_eq!(report.text(), "4 changes, 1 tried: 0 noticed, 1 harmless, 0 without a test, 0 new\n");
+        assert!(report.is_as_known());
+        assert_eq!(report.verdicts(), "a.rs:3:1: replace g with (): reached by no test\n");
+    }
+
+    #[test]
+    fn what_was_noticed_before_is_read_from_the_report() {
+        let verdicts = [(1, Verdict::Noticed("m::t, which hangs".into())), (2, survived())].into();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), Report::new(&changes(), &verdicts, &known(), false).verdicts()).unwrap();
+        let before = noticed_before(file.path(), &changes()).unwrap();
+        assert_eq!(before, [(1, Verdict::Noticed("m::t, which hangs".into()))].into());
     }
 }

@@ -319,7 +319,8 @@ mod tests {
         };
         let parts: Vec<_> = marked.split('|').collect();
         let span = [place(parts[0]), place(&parts[..2].concat())];
-        Change { id, file: "a.rs".into(), genre, span, replacement: replacement.into(), name: "a.rs:1:1: f".into() }
+        let replacement = replacement.into();
+        Change { id, file: "a.rs".into(), function: None, genre, span, replacement, name: "a.rs:1:1: f".into() }
     }
 
     /// The text with the changes, without what only the switch has.

@@ -59,16 +59,38 @@ struct Test<'b> {
 /// Which tests reach which changes.
 #[derive(Debug)]
 struct Reach<'b> {
-    /// Those that pass without a change, the fastest first.
+    /// Those that pass without a change, the fastest first. What follows calls them by their places here.
     tests: Vec<Test<'b>>,
-    /// The tests that reach each change, as places in the list.
+    /// The tests that reach each change.
     of_changes: BTreeMap<usize, Vec<usize>>,
 }
 
-impl<'b> Reach<'b> {
-    fn tests_of(&self, change: usize) -> Vec<&Test<'b>> {
-        let numbers = self.of_changes.get(&change).into_iter().flatten();
-        numbers.filter_map(|&number| self.tests.get(number)).collect()
+impl Reach<'_> {
+    /// The tests that reach a change: first those of which it is likely that they notice it, then the fastest.
+    fn of(&self, change: usize, likely: &[usize]) -> Vec<usize> {
+        let reaching = self.of_changes.get(&change).map_or(&[][..], Vec::as_slice);
+        let (mut tests, others): (Vec<_>, Vec<_>) = reaching.iter().partition(|test| likely.contains(test));
+        tests.extend(others);
+        tests
+    }
+}
+
+/// Which tests have noticed changes of each function: they come first for its next ones.
+#[derive(Debug, Default)]
+struct Noticing(Mutex<BTreeMap<String, Vec<usize>>>);
+
+impl Noticing {
+    fn of(&self, change: &Change) -> Vec<usize> {
+        self.0.lock().ok().and_then(|known| known.get(&change.place()).cloned()).unwrap_or_default()
+    }
+
+    fn add(&self, change: &Change, test: usize) {
+        if let Ok(mut known) = self.0.lock() {
+            let tests = known.entry(change.place()).or_default();
+            if !tests.contains(&test) {
+                tests.push(test);
+            }
+        }
     }
 }
 
@@ -81,14 +103,15 @@ enum End {
 }
 
 impl Trial<'_> {
-    /// Tries the changes that are wanted, of those in the build.
+    /// Tries the changes that are wanted, of those in the build. Returns what came of each by its number.
     pub fn of(&self, all: &[Change], is_wanted: impl Fn(&Change) -> bool) -> Result<BTreeMap<usize, Verdict>> {
         let reach = self.reach()?;
+        let noticing = Noticing::default();
         let wanted: Vec<_> =
             all.iter().filter(|change| self.built.changes.contains(&change.id) && is_wanted(change)).collect();
         eprintln!("{} are tried", wanted.len());
         let verdicts = self.at_the_same_time(&wanted, |change| {
-            let verdict = self.show(change.id, &reach.tests_of(change.id));
+            let verdict = self.show(change, &reach, &noticing);
             if !matches!(verdict, Ok(Verdict::Noticed(_))) {
                 eprintln!("nobody notices {}", change.name);
             }
@@ -101,7 +124,9 @@ impl Trial<'_> {
     fn reach(&self) -> Result<Reach<'_>> {
         let mut known = Vec::new();
         for program in &self.built.programs {
-            known.extend(names(program)?.into_iter().map(|name| (program, name)));
+            // Tests about time measure, and would notice the tests beside them.
+            let names = names(program)?.into_iter().filter(|name| !name.contains("::timed_"));
+            known.extend(names.map(|name| (program, name)));
         }
         eprintln!("{} tests", known.len());
         let reached = self.at_the_same_time(&known, |(program, name)| {
@@ -131,22 +156,26 @@ impl Trial<'_> {
     }
 
     /// Shows a change to tests that reach it, until one notices or the time is over.
-    fn show(&self, change: usize, tests: &[&Test]) -> Result<Verdict> {
+    fn show(&self, change: &Change, reach: &Reach, noticing: &Noticing) -> Result<Verdict> {
+        let tests = reach.of(change.id, &noticing.of(change));
         if tests.is_empty() {
             return Ok(Verdict::Unreached);
         }
         let begin = Instant::now();
-        let number = change.to_string();
-        for (tried, test) in tests.iter().enumerate() {
+        let number = change.id.to_string();
+        for (tried, &at) in tests.iter().enumerate() {
+            let test = &reach.tests[at];
             if tried > 0 && begin.elapsed() + test.lasts > self.lasts {
                 return Ok(Verdict::Survived { tried, of: tests.len() });
             }
             let longest = HANGS_AFTER + test.lasts * 5;
-            match self.run(test.program, &test.name, ("RLOCK_CHANGE", number.as_ref()), longest)? {
-                End::Passed => {}
-                End::Failed => return Ok(Verdict::Noticed(test.name.clone())),
-                End::Hangs => return Ok(Verdict::Noticed(format!("{} hangs", test.name))),
-            }
+            let by = match self.run(test.program, &test.name, ("RLOCK_CHANGE", number.as_ref()), longest)? {
+                End::Passed => continue,
+                End::Failed => test.name.clone(),
+                End::Hangs => format!("{}, which hangs", test.name),
+            };
+            noticing.add(change, at);
+            return Ok(Verdict::Noticed(by));
         }
         Ok(Verdict::Survived { tried: tests.len(), of: tests.len() })
     }
