@@ -154,9 +154,9 @@ miri: ## Run the tests of the core under Miri, those that go on for long in a sh
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 RLOCK_DEADLOCK_REQUESTS=100 RLOCK_WORLDS_STATES=100 \
 	  cargo +nightly miri test --package rlock-core --lib -- --skip engine::tests::steps:: $(TESTS)
 
-coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; LINES=0 only shows
-	@$(NEED) build coverage
-	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo llvm-cov --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
+coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; BRANCHES=1 counts branches too (needs nightly)
+	@$(NEED) build coverage $(if $(BRANCHES),branches)
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo $(if $(BRANCHES),+nightly llvm-cov --branch,llvm-cov) --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
 	  --show-missing-lines --fail-under-lines $(LINES)
 
 mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some, AGAIN=1 for what the last run did not notice

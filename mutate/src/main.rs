@@ -61,9 +61,8 @@ fn main() -> Result<ExitCode> {
     let mut verdicts = if options.again { report::noticed_before(&file, &all)? } else { BTreeMap::new() };
     verdicts.retain(|change, _| built.changes.contains(change));
     let only = options.only.as_deref();
-    let is_wanted =
-        |change: &Change| !verdicts.contains_key(&change.id) && only.is_none_or(|part| change.name.contains(part));
-    let tried = trial.of(&all, is_wanted)?;
+    let is_meant = |change: &Change| only.is_none_or(|part| change.name.contains(part));
+    let tried = trial.of(&all, |change| is_meant(change) && !verdicts.contains_key(&change.id))?;
     verdicts.extend(tried);
     let report = Report::new(&all, &verdicts, &known, only.is_some());
     if only.is_some() {

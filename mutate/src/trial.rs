@@ -1,10 +1,11 @@
 //! Which test notices which change.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,6 +21,9 @@ const LONGEST: Duration = Duration::from_secs(300);
 
 /// How long a test may take with a change, besides some times its usual time: then it hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(30);
+
+/// How long tests take that run together: what they notice ends them only all together.
+const BATCH: Duration = Duration::from_secs(1);
 
 /// What a test may take of addresses, in KiB: a change that takes memory without end is to end.
 const MEMORY_KIB: u32 = 8 << 20;
@@ -73,6 +77,19 @@ impl Reach<'_> {
         tests.extend(others);
         tests
     }
+
+    /// The first of these tests that can run together: starting a program takes longer than most tests of the core.
+    fn batch(&self, tests: &[usize]) -> Vec<&Test<'_>> {
+        let mut together = Duration::ZERO;
+        let tests = tests.iter().map(|&at| &self.tests[at]);
+        let first = tests.clone().next();
+        let fits = |test: &&Test| {
+            together += test.lasts;
+            first.is_some_and(|first| std::ptr::eq(first.program, test.program))
+                && (together <= BATCH || std::ptr::eq(first.map_or(*test, |first| first), *test))
+        };
+        tests.take_while(fits).collect()
+    }
 }
 
 /// Which tests have noticed changes of each function: they come first for its next ones.
@@ -84,8 +101,8 @@ impl Noticing {
         self.0.lock().ok().and_then(|known| known.get(&change.place()).cloned()).unwrap_or_default()
     }
 
-    fn add(&self, change: &Change, test: usize) {
-        if let Ok(mut known) = self.0.lock() {
+    fn add(&self, change: &Change, test: Option<usize>) {
+        if let (Some(test), Ok(mut known)) = (test, self.0.lock()) {
             let tests = known.entry(change.place()).or_default();
             if !tests.contains(&test) {
                 tests.push(test);
@@ -94,11 +111,12 @@ impl Noticing {
     }
 }
 
-/// How a test has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How tests have ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     Passed,
-    Failed,
+    /// The first that failed.
+    Failed(String),
     Hangs,
 }
 
@@ -132,7 +150,7 @@ impl Trial<'_> {
         let reached = self.at_the_same_time(&known, |(program, name)| {
             let noted = tempfile::NamedTempFile::new()?;
             let begin = Instant::now();
-            let end = self.run(program, name, ("RLOCK_REACHED", noted.path().as_os_str()), LONGEST)?;
+            let end = self.run(program, &[name], ("RLOCK_REACHED", noted.path().as_os_str()), LONGEST)?;
             let test = Test { program, name: name.clone(), lasts: begin.elapsed() };
             let changes: Vec<usize> =
                 fs::read_to_string(noted.path())?.lines().filter_map(|line| line.parse().ok()).collect();
@@ -163,42 +181,55 @@ impl Trial<'_> {
         }
         let begin = Instant::now();
         let number = change.id.to_string();
-        for (tried, &at) in tests.iter().enumerate() {
-            let test = &reach.tests[at];
-            if tried > 0 && begin.elapsed() + test.lasts > self.lasts {
-                return Ok(Verdict::Survived { tried, of: tests.len() });
+        let mut tried = 0;
+        while let Some(rest) = tests.get(tried..).filter(|rest| !rest.is_empty()) {
+            let batch = reach.batch(rest);
+            let lasts: Duration = batch.iter().map(|test| test.lasts).sum();
+            if tried > 0 && begin.elapsed() + lasts > self.lasts {
+                break;
             }
-            let longest = HANGS_AFTER + test.lasts * 5;
-            let by = match self.run(test.program, &test.name, ("RLOCK_CHANGE", number.as_ref()), longest)? {
-                End::Passed => continue,
-                End::Failed => test.name.clone(),
-                End::Hangs => format!("{}, which hangs", test.name),
+            let program = batch[0].program;
+            let names: Vec<_> = batch.iter().map(|test| test.name.as_str()).collect();
+            let by = match self.run(program, &names, ("RLOCK_CHANGE", number.as_ref()), HANGS_AFTER + lasts * 5)? {
+                End::Passed => {
+                    tried += batch.len();
+                    continue;
+                }
+                End::Failed(name) => name,
+                End::Hangs => return Ok(Verdict::Noticed(format!("a hang of one of {}", names.join(", ")))),
             };
-            noticing.add(change, at);
+            noticing.add(change, rest.iter().copied().find(|&at| reach.tests[at].name == by));
             return Ok(Verdict::Noticed(by));
         }
-        Ok(Verdict::Survived { tried: tests.len(), of: tests.len() })
+        Ok(Verdict::Survived { tried, of: tests.len() })
     }
 
-    /// Runs one test.
-    fn run(&self, program: &Program, name: &str, set: (&str, &std::ffi::OsStr), longest: Duration) -> Result<End> {
+    /// Runs tests of a program, one after the other.
+    fn run(&self, program: &Program, names: &[&str], set: (&str, &OsStr), longest: Duration) -> Result<End> {
+        let mut said = tempfile::tempfile()?;
         let mut command = Command::new("bash");
         command.args(["-c", &format!("ulimit -v {MEMORY_KIB}; exec \"$@\""), "bash"]);
-        command.arg(&program.path).args(["--exact", name]).current_dir(&program.folder);
+        command.arg(&program.path).args(["--test-threads=1", "--exact"]).args(names).current_dir(&program.folder);
         command.env("RLOCK_MODULE", &self.built.module).env(set.0, set.1).envs(SHORT);
         // A group of its own: the servers of a test that hangs end with it.
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.process_group(0).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(Stdio::null());
         let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
-        let end = wait(&mut child, longest);
-        if end.as_ref().is_ok_and(|end| *end == End::Passed) {
-            return end;
+        let status = wait(&mut child, longest)?;
+        if status.is_some_and(|status| status.success()) {
+            return Ok(End::Passed);
         }
         if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
             // Who failed in an orderly way has left nobody.
             let _ = kill_process_group(group, Signal::KILL);
         }
         child.wait()?;
-        end
+        if status.is_none() {
+            return Ok(End::Hangs);
+        }
+        let mut text = String::new();
+        said.rewind()?;
+        said.read_to_string(&mut text)?;
+        Ok(End::Failed(first_failed(&text).unwrap_or(names[0]).to_owned()))
     }
 
     /// Does something with each of many, as many at the same time as there are jobs. The results are in the order of the many.
@@ -222,17 +253,22 @@ impl Trial<'_> {
     }
 }
 
-fn wait(child: &mut Child, longest: Duration) -> Result<End> {
+/// How a program has ended, if it has in that time.
+fn wait(child: &mut Child, longest: Duration) -> Result<Option<ExitStatus>> {
     let begin = Instant::now();
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(if status.success() { End::Passed } else { End::Failed });
-        }
-        if begin.elapsed() > longest {
-            return Ok(End::Hangs);
+        let status = child.try_wait()?;
+        if status.is_some() || begin.elapsed() > longest {
+            return Ok(status);
         }
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// The first test that has failed or has not come to its end, by what a test program says while it runs.
+fn first_failed(said: &str) -> Option<&str> {
+    let tests = said.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" ... "));
+    tests.into_iter().find(|(_, result)| !result.ends_with("ok")).map(|(name, _)| name)
 }
 
 /// The names of a program's tests.
@@ -246,4 +282,31 @@ fn names(program: &Program) -> Result<Vec<String>> {
         bail!("{command:?} fails");
     }
     Ok(list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_fails_is_named() {
+        let said = "\nrunning 3 tests\ntest a::b ... ok\ntest a::c ... FAILED\ntest a::d ... FAILED\n\nfailures:\n";
+        assert_eq!(first_failed(said), Some("a::c"));
+        assert_eq!(first_failed("test a::b ... ok\ntest a::c ... "), Some("a::c"));
+        assert_eq!(first_failed("test a::b ... ok\n"), None);
+    }
+
+    #[test]
+    fn tests_run_together_for_a_second_and_in_one_program() {
+        let programs = ["p", "q"].map(|name| Program { path: name.into(), folder: "/".into() });
+        let test = |program: usize, ms| Test {
+            program: &programs[program],
+            name: String::new(),
+            lasts: Duration::from_millis(ms),
+        };
+        let tests = vec![test(0, 400), test(0, 500), test(0, 600), test(1, 10), test(1, 2000), test(1, 10)];
+        let reach = Reach { tests, of_changes: BTreeMap::new() };
+        let sizes = [0, 1, 2, 3, 4, 5].map(|from| reach.batch(&(from..6).collect::<Vec<_>>()).len());
+        assert_eq!(sizes, [2, 1, 1, 1, 1, 1]);
+    }
 }
