@@ -136,9 +136,11 @@ fn main() -> Result<ExitCode> {
         Command::Soak { load: Load { module, seed, clients }, server, minutes } => {
             let program = Program::alone(server, module);
             let soaked = soak::soak(&program, Duration::from_secs(60 * minutes), seed, clients, show_sample)?;
-            let by_hour = |value: fn(&Sample) -> f64| soak::slope_by_hour(&soaked.samples, value) / 1024.0;
-            println!("used_memory grows by {:.0} KiB an hour", by_hour(|sample| sample.used));
-            println!("resident memory grows by {:.0} KiB an hour", by_hour(|sample| sample.resident));
+            // What is added makes of -0 a 0.
+            let by_hour =
+                |value: fn(&Sample) -> f64| (soak::slope_by_hour(&soaked.samples, value) / 1024.0).round() + 0.0;
+            println!("used_memory grows by {} KiB an hour", by_hour(|sample| sample.used));
+            println!("resident memory grows by {} KiB an hour", by_hour(|sample| sample.resident));
             if let Some(slowdown) = soak::slowdown(&soaked.samples) {
                 println!("the median of a pair at the end is {slowdown:.2} of that at the start");
             }

@@ -1,6 +1,6 @@
 //! Which test notices which change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Seek as _};
@@ -152,7 +152,8 @@ impl Trial<'_> {
             let begin = Instant::now();
             let end = self.run(program, &[name], ("RLOCK_REACHED", noted.path().as_os_str()), LONGEST)?;
             let test = Test { program, name: name.clone(), lasts: begin.elapsed() };
-            let changes: Vec<usize> =
+            // Each server that it starts notes them.
+            let changes: BTreeSet<usize> =
                 fs::read_to_string(noted.path())?.lines().filter_map(|line| line.parse().ok()).collect();
             Ok((test, end, changes))
         });
