@@ -8,6 +8,7 @@ mod effects;
 mod kept;
 mod keyspace;
 mod model;
+mod offers;
 mod safety;
 mod steps;
 mod subscribers;
