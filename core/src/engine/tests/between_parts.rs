@@ -10,6 +10,7 @@ use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::outbox::Answer;
+use crate::place::Stay;
 use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
 
 /// The connection of somebody who comes in between.
@@ -167,6 +168,31 @@ fn a_fair_request_that_is_sent_again_while_places_are_made_anew_keeps_its_own() 
 }
 
 #[test]
+fn who_asks_again_before_it_is_known_that_its_connection_closed_keeps_the_new_place() {
+    let (mut crowded, lock, _) = fair_crowd();
+    for number in 1..=MANY {
+        crowded.world.waiter_left(number, false);
+    }
+    crowded.run_timer();
+    crowded.end_turn();
+    // In the same turn, which has little left for the others.
+    for (owner, ask) in [(MANY - 2, FOREVER), (MANY - 1, Ask::Queue { life_ms: 10 * LEASE_MS })] {
+        let request = Request { ask, ..fair_wait(owner) };
+        let asked =
+            crowded.world.transact(from_ref(&lock), |engine, tx| engine.acquire(tx, name(owner).as_bytes(), &request));
+        if let Ok(Acquired::Waiting(ticket)) = asked {
+            crowded.world.expect_answer(ticket);
+        }
+    }
+    crowded.end_turn();
+    crowded.settle();
+    let stays = |owner| crowded.world.lock(&lock).unwrap().place(name(owner).as_bytes()).unwrap().stay;
+    assert!(matches!(stays(MANY - 3), Stay::Grace { .. }), "nobody waits by it");
+    assert_eq!(stays(MANY - 2), Stay::Connected);
+    assert!(matches!(stays(MANY - 1), Stay::Polled { .. }), "it lives as long as was asked for");
+}
+
+#[test]
 fn nobody_takes_a_place_before_those_who_wait_in_a_lock_that_came() {
     let (mut crowded, lock, before) = fair_crowd();
     // A fair lock that somebody holds, and nobody waits for, comes under the name.
@@ -276,6 +302,26 @@ fn a_hold_that_is_over_leaves_nothing_when_its_owner_is_granted_another_one() {
     assert_eq!(world.engine.stats(Kind::RwLock).expired, 2, "both were counted");
 }
 
+/// The turn has done enough when a reader comes after a writer whose leases are over: what is left of the writer gives way, and is counted.
+#[test]
+fn a_writer_that_is_over_leaves_nothing_when_readers_come() {
+    let (mut world, lock) = (World::new(), key("lock"));
+    world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
+    for (client, owner, mode) in [(1, b"a", Mode::Read), (1, b"a", Mode::Write), (2, b"b", Mode::Read)] {
+        if client == 2 {
+            // The one change that the next turn makes ends one of the two holds.
+            world.pause(LEASE_MS);
+        }
+        world.client = Some(client);
+        let bound = Request { session_ms: Some(0), ..request(Kind::RwLock, mode, Ask::Try) };
+        let granted = world.on_key(&lock, |engine, tx| engine.acquire(tx, owner, &bound));
+        assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
+    }
+    let bindings: Vec<_> = world.engine.connections.bindings().map(|binding| binding.client).collect();
+    assert_eq!(bindings, [2]);
+    assert_eq!(world.engine.stats(Kind::RwLock).expired, 2);
+}
+
 /// A reader that begins to write stays when all the others, whose leases are over, are cleared away at once.
 #[test]
 fn of_those_that_are_cleared_away_together_only_those_that_end_are_counted() {
@@ -296,4 +342,31 @@ fn of_those_that_are_cleared_away_together_only_those_that_end_are_counted() {
     ask(&mut world, "writer", Mode::Write);
     assert_eq!(world.lock(&lock).unwrap().holds().len(), 2, "the writer reads and writes");
     assert_eq!(world.engine.stats(Kind::RwLock).expired, OVER as u64);
+}
+
+/// More wait than may since the limit was lowered. That concerns neither a request that is sent again nor one of an owner that holds already.
+#[test]
+fn who_waits_or_holds_already_needs_no_room_where_the_limit_was_lowered() {
+    let (mut world, x, y) = (World::new(), key("x"), key("y"));
+    let hold = request(Kind::Mutex, Mode::Exclusive, Ask::Try);
+    let numbered = |id, verb| Request { ask: FOREVER, request_id: Some(id), verb, ..hold };
+    world.on_key(&x, |engine, tx| engine.acquire(tx, b"a", &hold)).unwrap();
+    world.on_key(&y, |engine, tx| engine.acquire(tx, b"b", &hold)).unwrap();
+    let both = [x.clone(), y.clone()];
+    let mut ask = |keys: &[Key], owner: &[u8], request: &Request, most| {
+        world.limits.max_waiters = most;
+        let asked = world.on_keys(keys, |engine, tx| engine.acquire(tx, owner, request));
+        if let Ok(Acquired::Waiting(ticket)) = asked {
+            world.expect_answer(ticket);
+        }
+        asked
+    };
+    let waits = |asked: &_| matches!(asked, Ok(Acquired::Waiting(_)));
+    assert!(waits(&ask(from_ref(&y), b"c", &Request { ask: FOREVER, ..hold }, 3)));
+    for most in [3, 0] {
+        let asked = ask(&both, b"a", &numbered(1, Verb::AcquireMany), most);
+        assert!(waits(&asked), "sent again: {asked:?}");
+    }
+    let asked = ask(from_ref(&x), b"a", &numbered(2, Verb::Acquire), 0);
+    assert!(matches!(asked, Ok(Acquired::Granted(_))), "it holds already: {asked:?}");
 }
