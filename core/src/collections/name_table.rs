@@ -193,6 +193,15 @@ mod tests {
     }
 
     #[test]
+    fn a_table_of_few_takes_little() {
+        let mut table = NameTable::default();
+        for number in 0..20 {
+            table.insert(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15), number);
+        }
+        assert!(table.heap_bytes() < 500, "{} bytes", table.heap_bytes());
+    }
+
+    #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
     fn no_part_of_a_table_is_large() {
         let mut table = NameTable::default();

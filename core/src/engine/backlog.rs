@@ -68,6 +68,19 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of keys")]
+    fn the_more_is_postponed_the_longer_it_is_left_alone() {
+        let mut postponed = Postponed::default();
+        let now = Now { mono_us: 1, wall_us: 1 };
+        for number in 1..=10_000_u64 {
+            postponed.push(KeyRef { name: &number.to_le_bytes(), db: 0 }.to_key(), now);
+            if [1, 99, 10_000].contains(&number) {
+                assert_eq!(postponed.next_us(), Some(1 + (POSTPONED_MS + number / 100) * US_PER_MS));
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of keys")]
     fn what_was_postponed_gives_its_memory_back() {
         const KEYS: usize = 10_000;
         let mut postponed = Postponed::default();

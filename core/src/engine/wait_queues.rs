@@ -415,11 +415,57 @@ pub(super) fn halves(ticket: u64) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::positions::Rank;
+    use crate::request::{Ask, Channel, Request, Verb};
 
     #[test]
     fn records_have_the_sizes_that_the_memory_of_a_million_waiters_rests_on() {
         let sizes = [size_of::<(u32, State)>(), size_of::<OwnerRecord>(), size_of::<NameRecord>()];
         assert_eq!(sizes, [120, 72, 152]);
         assert_eq!((size_of::<Position>(), size_of::<Wait>()), (16, 24));
+    }
+
+    const MANY: u32 = 5_000;
+
+    /// What is said of the memory of waiters, each with an owner of its own and under one of so many names, and what it takes.
+    fn told_and_taken(names: u32, notify: Option<Channel>) -> (usize, usize) {
+        let mut made = None;
+        let taken = allocation_counter::measure(|| {
+            let mut queues = WaitQueues::new(&RandomState::with_seeds(1, 2, 3, 4));
+            for number in 0..MANY {
+                let bytes = |number: u32| std::format!("{number:020}");
+                let key = bytes(number % names);
+                let name = queues.names.intern(KeyRef { name: key.as_bytes(), db: 0 }, 0);
+                let request = Request {
+                    verb: Verb::Acquire,
+                    kind: Kind::Mutex,
+                    mode: Mode::Exclusive,
+                    count: 1,
+                    lease_ms: 1,
+                    request_id: Some(1),
+                    session_ms: None,
+                    is_once: false,
+                    notify,
+                    ask: Ask::Wait { until_us: None },
+                };
+                let (rank, arrival, client) = (Rank::Newcomer, u64::from(number), Some(u64::from(number)));
+                let owner = bytes(number);
+                let names = smallvec::smallvec![name];
+                let entrant = Entrant { names, rank, arrival, owner: owner.as_bytes(), request, client };
+                queues.enter(entrant, Now { mono_us: 1, wall_us: 1 });
+            }
+            made = Some(queues);
+        });
+        (made.unwrap().heap_bytes(), usize::try_from(taken.bytes_current).unwrap())
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of waiters")]
+    fn what_is_said_of_the_memory_of_waiters_is_about_what_was_taken() {
+        let channel = Some(Channel(core::num::NonZeroU32::MIN));
+        for (names, notify) in [(1, None), (MANY, None), (MANY, channel)] {
+            let (told, taken) = told_and_taken(names, notify);
+            assert!(told.abs_diff(taken) * 20 <= taken, "{names} names, {notify:?}: told {told}, taken {taken}");
+        }
     }
 }

@@ -20,3 +20,19 @@ pub(super) fn hasher() -> RandomState {
     let [a, b, c, d] = SEEDS.each_ref().map(|seed| seed.load(Ordering::Relaxed));
     RandomState::with_seeds(a, b, c, d)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_of_a_name_is_another_one_for_each_seed() {
+        let hash = || hasher().hash_one("name");
+        let before = hash();
+        seed_hashing([5, 6, 7, 8]);
+        let after = hash();
+        // Other tests may be under way: each table keeps the hasher that it was made with.
+        seed_hashing([1, 2, 3, 4]);
+        assert_eq!((hash(), after == before), (before, false));
+    }
+}

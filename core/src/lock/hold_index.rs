@@ -211,6 +211,7 @@ mod tests {
     use super::*;
     use crate::collections::Chunked;
     use crate::event::Terms;
+    use std::collections::BTreeMap;
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of holds")]
@@ -229,5 +230,25 @@ mod tests {
         assert!(looks < 500, "{looks} looks at {MANY} holds");
         let Live { total, holds, .. } = index.live(before_last_us);
         assert_eq!((holds, total), (100, 200));
+    }
+
+    /// Of a hash a half is kept, so among some ten thousand names there are two that only their bytes tell apart.
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of names")]
+    fn owners_with_the_same_hash_are_told_apart() {
+        let mut holds = Chunked::default();
+        let empty = HoldIndex::of(Holds::of_many(&holds));
+        let mut seen = BTreeMap::new();
+        let (first, second) = (0_u32..)
+            .find_map(|owner| {
+                Some((seen.insert(empty.hash(&owner.to_le_bytes(), Mode::Read) >> u32::BITS, owner)?, owner))
+            })
+            .unwrap();
+        assert!(second > 1_000, "the names before it have hashes of their own");
+        let terms = Terms { count: 1, deadline_us: 1, lease_ms: 1000, request: None, session_ms: None };
+        holds.push(Hold::new(first.to_le_bytes().as_slice().into(), Mode::Read, 1, &terms));
+        let index = HoldIndex::of(Holds::of_many(&holds));
+        let found = [first, second].map(|owner| index.find(Holds::of_many(&holds), &owner.to_le_bytes(), Mode::Read));
+        assert_eq!(found, [Some(0), None]);
     }
 }

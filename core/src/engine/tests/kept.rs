@@ -2,15 +2,17 @@
 //! that this holds on a busy machine.
 
 use core::slice::from_ref;
+use std::collections::BTreeSet;
 use std::vec::Vec;
 
 use super::steps::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
 use super::world::key;
 use crate::bytes::Key;
+use crate::engine::Acquired;
 use crate::engine::backlog::Sweep;
 use crate::engine::names::MAX_COPIED;
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Refusal, Release, Request, Verb};
+use crate::request::{Ask, Cancel, Refusal, Release, Request, Verb};
 
 /// How many holders are kept beside the queue of a lock.
 fn copied(crowded: &Crowded, lock: &Key) -> usize {
@@ -47,6 +49,13 @@ fn few_holders_are_kept_beside_the_queue_of_a_lock_that_very_many_hold() {
         }
     }
     assert_eq!(crowded.world.lock(&lock).unwrap().writer().unwrap().owner().as_slice(), name(HOLDER + 1).as_bytes());
+}
+
+#[test]
+fn who_comes_to_wait_for_a_lock_that_very_many_hold_looks_at_none_of_them() {
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
+    crowded.acquire(from_ref(&lock), HOLDER, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
+    assert_eq!(copied(&crowded, &lock), 0);
 }
 
 #[test]
@@ -190,6 +199,68 @@ fn what_was_loaded_gives_its_memory_back_when_it_was_looked_at() {
     crowded.settle();
     let bytes = crowded.world.engine.loaded.heap_bytes();
     assert!(bytes < LOADED / 4 * size_of::<Key>(), "{bytes} bytes are kept");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters")]
+fn cancel_ends_a_thousand_requests_at_once() {
+    let (mut crowded, lock) = waiting(Kind::Mutex, Mode::Exclusive, Mode::Exclusive, |_| 0);
+    let owner = name(0);
+    let cancel = Cancel { kind: Kind::Mutex, owner: owner.as_bytes(), request_id: None };
+    for left in [2_000, 1_000, 0] {
+        let ended = crowded.world.transact(from_ref(&lock), |engine, tx| engine.cancel(tx, &cancel));
+        assert_eq!((ended, crowded.world.engine.waiting()), (Ok(1_000), left));
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters")]
+fn one_look_at_the_locks_that_are_waited_for_is_at_some_thousands_and_the_next_is_at_the_others() {
+    const LOCKS: usize = 6_000;
+    let mut crowded = Crowded::new();
+    crowded.world.limits.max_waiters = LOCKS;
+    for number in 0..LOCKS {
+        let lock = key(&name(number));
+        for (owner, ask) in [(LOCKS + number, Ask::Try), (number, FOREVER)] {
+            crowded.acquire(from_ref(&lock), owner, &request(Kind::Mutex, Mode::Exclusive, ask)).unwrap();
+        }
+    }
+    let now = crowded.world.now;
+    let mut look = || -> BTreeSet<Key> {
+        crowded.world.engine.most_contended(LOCKS, now).into_iter().map(|contended| contended.key).collect()
+    };
+    let (first, second) = (look(), look());
+    assert!(first.len() < LOCKS, "one look is at {} locks", first.len());
+    assert_eq!(first.union(&second).count(), LOCKS);
+}
+
+/// A search comes to all of those who read a lock, and passes over the queue of the lock once.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters")]
+fn a_search_passes_over_a_queue_once_for_all_of_those_in_its_way() {
+    const READERS: usize = 60;
+    let (mut crowded, mine, read, far) = (Crowded::new(), key("mine"), key("read"), key("far"));
+    let ask = |mode, ask| request(if mode == Mode::Exclusive { Kind::Mutex } else { Kind::RwLock }, mode, ask);
+    crowded.acquire(from_ref(&mine), HOLDER, &ask(Mode::Exclusive, Ask::Try)).unwrap();
+    crowded.acquire(from_ref(&far), HOLDER + 1, &ask(Mode::Exclusive, Ask::Try)).unwrap();
+    for reader in 0..READERS {
+        crowded.acquire(from_ref(&read), reader, &ask(Mode::Read, Ask::Try)).unwrap();
+        crowded.acquire(from_ref(&mine), reader, &ask(Mode::Exclusive, FOREVER)).unwrap();
+    }
+    for writer in 0..READERS {
+        crowded.acquire(from_ref(&read), READERS + writer, &ask(Mode::Write, FOREVER)).unwrap();
+    }
+    // In the other direction there is more to look at.
+    for other in 2 * READERS..MANY {
+        crowded.acquire(from_ref(&far), other, &ask(Mode::Exclusive, FOREVER)).unwrap();
+    }
+    crowded.world.engine.begin_turn();
+    let steps = crowded.world.engine.work.search_steps;
+    let wait = ask(Mode::Exclusive, FOREVER);
+    let asked = crowded.command_alone(from_ref(&far), |engine, tx| engine.acquire(tx, name(HOLDER).as_bytes(), &wait));
+    assert!(matches!(asked, Ok(Acquired::Waiting(_))), "{asked:?}");
+    let steps = steps - crowded.world.engine.work.search_steps;
+    assert!((2..3_000).contains(&steps), "{steps} steps");
 }
 
 /// Whether anybody waits behind an owner is looked up in a few steps. If its own requests are too many for that, the search tells.
