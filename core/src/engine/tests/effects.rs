@@ -1,7 +1,9 @@
 //! Effects as a replica is sent them: those that do not fit what lies under the key, and what they say of numbers.
 
+use std::vec::Vec;
+
 use super::world::{World, asking, key};
-use crate::engine::Acquired;
+use crate::engine::{Acquired, Engine};
 use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
@@ -85,4 +87,29 @@ fn an_effect_raises_the_numbers_that_a_replica_will_give() {
         let acquired = world.on_key(&key("other"), |engine, tx| engine.acquire(tx, b"a", &request));
         assert!(matches!(acquired, Ok(Acquired::Granted(tokens)) if tokens[0] > number));
     }
+}
+
+#[test]
+fn a_replica_has_to_look_at_each_thing_that_it_is_told() {
+    let told: [fn(&mut Engine); 4] = [
+        Engine::demoted,
+        |engine| engine.flushed(None),
+        |engine| engine.value_changed(key("k").borrow()),
+        |engine| engine.value_loaded(key("k")),
+    ];
+    for tell in told {
+        let mut engine = Engine::new([1, 2, 3, 4]);
+        assert!(!engine.has_to_observe());
+        tell(&mut engine);
+        assert!(engine.has_to_observe());
+    }
+}
+
+/// From a file: a master makes no such effect of so few holds.
+#[test]
+fn who_is_left_out_when_all_holds_end_stays_also_where_nobody_else_holds() {
+    let (world, token) = reader();
+    let mut lock = world.lock(&key("k")).unwrap().clone();
+    lock.apply(Event::Cleared { cause: EndCause::Expired, except: Some(b"a".as_slice().into()) });
+    assert_eq!(lock.holds().iter().map(|hold| hold.token()).collect::<Vec<_>>(), [token]);
 }

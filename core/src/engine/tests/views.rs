@@ -1,12 +1,13 @@
 //! What can be seen of the engine: counts, times, and the locks that are waited for most.
 
+use core::num::NonZeroU32;
 use std::vec::Vec;
 
 use super::world::{World, asking, key};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Contended, Longest};
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Refusal};
+use crate::request::{Ask, Channel, Refusal, Request};
 
 fn try_it(world: &mut World, kind: Kind, key: &Key, owner: &str, ask: Ask) -> Result<Acquired, Refusal> {
     let mode = if kind == Kind::RwLock { Mode::Write } else { Mode::Exclusive };
@@ -121,4 +122,54 @@ fn what_is_denied_or_refused_is_counted_and_a_poll_is_not() {
     assert!(matches!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Ok(Acquired::Granted(_))));
     let of_fair = [("granted_at_once", 1), ("granted_after_waiting", 1), ("refused", 1), ("expired", 1)];
     assert_eq!(counts(&mut world, Kind::Fair), of_fair);
+}
+
+#[test]
+fn who_holds_already_and_asks_once_more_is_granted_at_once() {
+    for kind in [Kind::Mutex, Kind::Fair] {
+        let (mut world, lock) = (World::new(), key("lock"));
+        hold(&mut world, kind, &lock, "a");
+        wait(&mut world, kind, &lock, "b");
+        hold(&mut world, kind, &lock, "a");
+        assert_eq!(counts(&mut world, kind), [("granted_at_once", 2)]);
+    }
+}
+
+#[test]
+fn a_lock_that_is_over_when_it_comes_is_handed_over() {
+    let (mut world, from, to) = (World::new(), key("from"), key("to"));
+    hold(&mut world, Kind::Mutex, &from, "a");
+    world.advance(500);
+    hold(&mut world, Kind::Mutex, &to, "b");
+    wait(&mut world, Kind::Mutex, &to, "c");
+    world.pause(500);
+    let value = world.unlink(&from).unwrap();
+    world.arrive(&to, value);
+    world.run_timer();
+    let of_mutexes = [("granted_at_once", 2), ("granted_after_waiting", 1), ("handed_over", 1), ("expired", 1)];
+    assert_eq!(counts(&mut world, Kind::Mutex), of_mutexes);
+}
+
+#[test]
+fn the_server_is_told_what_concerns_it() {
+    let (mut world, mutex, fair) = (World::new(), key("mutex"), key("fair"));
+    assert_eq!((world.engine.unheard_grants(), world.engine.waiting_on(mutex.borrow())), (0, 0));
+    world.client = Some(1);
+    let bound = Request { session_ms: Some(5), ..asking(Kind::Mutex, Mode::Exclusive, Ask::Try) };
+    world.on_key(&mutex, |engine, tx| engine.acquire(tx, b"a", &bound)).unwrap();
+    hold(&mut world, Kind::Fair, &fair, "a");
+    wait(&mut world, Kind::Fair, &fair, "b");
+    world.client = Some(2);
+    let (request_id, notify) = (Some(1), Some(Channel(NonZeroU32::MIN)));
+    let notified = Request { request_id, notify, ..asking(Kind::Fair, Mode::Exclusive, Ask::Wait { until_us: None }) };
+    let Ok(Acquired::Waiting(ticket)) = world.on_key(&fair, |engine, tx| engine.acquire(tx, b"c", &notified)) else {
+        panic!("it waits");
+    };
+    world.expect_answer(ticket);
+    assert_eq!(world.engine.waiting_on(fair.borrow()), 2);
+    assert!(world.engine.is_waiting(ticket) && !world.engine.is_waiting(ticket + 1));
+    let is_notified = [b"a", b"b", b"c"].map(|owner| world.engine.is_notified(fair.borrow(), owner));
+    assert_eq!(is_notified, [false, false, true]);
+    let concerns = [1, 2, 3].map(|client| world.engine.concerns_client(client));
+    assert_eq!(concerns, [true, true, false], "a session, a wait that is answered on a channel, and nothing");
 }
