@@ -22,7 +22,8 @@ use super::wall_clock::WallClock;
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What a server or a caught Rust panic writes to the log when it goes wrong.
-const CRASH_MARKS: [&str; 4] = ["BUG REPORT", "crashed by signal", "ASSERTION FAILED", "panic"];
+const CRASH_MARKS: [&str; 5] =
+    ["BUG REPORT", "crashed by signal", "ASSERTION FAILED", "panic", "a bug in rlock was caught"];
 
 pub struct Server {
     process: OwnedProcess,
