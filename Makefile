@@ -32,7 +32,7 @@ MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
 NEEDS         = build
 
 # Tests in which nobody waits, or only blocked.
-NOBODY_WAITS := bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
+NOBODY_WAITS := at_rest bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
                 kill lazy_free listeners listeners_storm many_storm mutations notify notify_cluster notify_faults once payloads quarantine readme storm token_limits
 
 # The Debian package: its revision, and where it goes.

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_types)]
 
 mod access;
+mod at_rest;
 mod bad_input;
 mod clock;
 mod cluster;

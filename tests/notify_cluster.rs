@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::at_rest::assert_rests;
 use crate::support::{Client, Cluster, Command, Reply, Server, Stopwatch, eventually, message, two_nodes};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -211,4 +212,17 @@ fn a_wait_for_which_nobody_listens_yet_goes_on() {
     client.call(format!("RLOCK.RELEASE {KEY} a"));
     assert!(message(&mut messages).starts_with("granted 1 "));
     assert_eq!(client.waiting_owners(KEY), ["owner-1"]);
+}
+
+#[test]
+fn a_node_rests_when_a_slot_has_gone_with_all_that_was_waited_for() {
+    let slot = Slot::new();
+    let mut client = slot.nodes[0].client();
+    client.acquire(&format!("{KEY} a PX 600000"));
+    wait(&mut client, 1);
+    let mut blocked = slot.nodes[0].blocked_waiter(format!("RLOCK.ACQUIRE {KEY} b BLOCK 0"));
+    slot.migrate(0, 1);
+    blocked.reply_within(SOON).expect("it is told").expect_error("MOVED");
+    eventually(SOON, || client.info_number("rlock_waiting") == 0);
+    assert_rests(&slot.nodes[0]);
 }

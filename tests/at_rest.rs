@@ -1,0 +1,160 @@
+//! What comes and goes leaves nothing behind, and a server that has nothing to do does nothing.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use crate::support::{Client, Command, Server, eventually, free_port, module_path};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// A node that serves all slots.
+#[track_caller]
+fn lone_node() -> Server {
+    // By default the bus would be 10000 above the server's port, which may be no port at all.
+    let node = Server::with(&["cluster-enabled yes", &format!("cluster-port {}", free_port()), "slowlog-max-len 0"]);
+    let mut client = node.client();
+    assert_eq!(client.call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    eventually(SOON, || client.call("CLUSTER INFO").text().contains("cluster_state:ok"));
+    node
+}
+
+/// How many locks come and go in a round.
+const LOCKS: usize = 500;
+
+/// Locks that nobody has used before, each waited for on a channel of its own that nobody listens to. All have one slot.
+#[track_caller]
+fn come_and_go(client: &mut Client, round: usize) {
+    for first in (0..LOCKS).step_by(100) {
+        let mut step: Vec<Command> = Vec::new();
+        for number in first..first + 100 {
+            let name = round * LOCKS + number;
+            // Each lease ends before all others, so the timer is set anew for each.
+            let lease_ms = 36_000_000 - name;
+            let wait = format!("BLOCK 0 NOTIFY {{x}}nobody-hears-{name} REQ 1");
+            step.push(format!("RLOCK.ACQUIRE {{x}}lock-{name} a PX {lease_ms}").into());
+            step.push(format!("RLOCK.ACQUIRE {{x}}lock-{name} b PX {lease_ms} {wait}").into());
+            step.push(format!("RLOCK.RELEASE {{x}}lock-{name} a").into());
+        }
+        client.call_in_one_step(&step);
+        // Nobody has heard that `b` holds.
+        eventually(SOON, || client.info_number("rlock_held") == 0 && client.info_number("rlock_notices_queued") == 0);
+    }
+    assert_eq!(client.info_number("rlock_waiting"), 0);
+}
+
+#[test]
+fn locks_waits_and_channels_that_come_and_go_leave_no_memory_behind() {
+    const ROUNDS: usize = 10;
+    /// Less than the smallest piece of memory for each lock. A buffer of the server's may come to it.
+    const SLACK: i64 = (ROUNDS * LOCKS) as i64 * 10;
+    for server in [Server::with(&["slowlog-max-len 0"]), lone_node()] {
+        let mut client = server.client();
+        // Whatever grows to its size once has it then.
+        (0..4).for_each(|round| come_and_go(&mut client, round));
+        let before = client.info_number("used_memory");
+        (4..4 + ROUNDS).for_each(|round| come_and_go(&mut client, round));
+        let grown = client.info_number("used_memory") - before;
+        assert!(grown < SLACK, "{grown} bytes are left of {} locks", ROUNDS * LOCKS);
+    }
+}
+
+/// Very much that ends at once is cleared in parts, by the replica as well.
+#[test]
+fn a_lock_with_many_holders_that_is_cleared_leaves_no_memory_on_a_replica() {
+    const HOLDERS: usize = 20_000;
+    let primary = Server::start();
+    let replica = Server::replica_of(&primary, &[]);
+    let (mut client, mut on_replica) = (primary.client(), replica.client());
+    client.call(format!("RSEMAPHORE.INIT permits {HOLDERS}"));
+    let before = on_replica.info_number("used_memory");
+    let take = |number: usize| format!("RSEMAPHORE.ACQUIRE permits owner-{number} PX 600000").into();
+    for first in (0..HOLDERS).step_by(100) {
+        client.call_in_one_step(&(first..first + 100).map(take).collect::<Vec<Command>>());
+    }
+    replica.catch_up_with(&primary);
+    let grown = on_replica.info_number("used_memory") - before;
+    assert_eq!(client.call("RSEMAPHORE.FORCERELEASE permits"), 1);
+    replica.catch_up_with(&primary);
+    eventually(SOON, || on_replica.info_number("used_memory") - before < grown / 2);
+}
+
+#[test]
+fn a_module_that_is_not_loaded_leaves_no_memory_behind() {
+    let server = Server::without_module(&["enable-module-command local", "slowlog-max-len 0"]);
+    let mut client = server.client();
+    let mut try_to_load = |times: usize| {
+        for _ in 0..times {
+            let load = format!("MODULE LOAD {} max-waiters none", module_path().display());
+            client.call(load).expect_error("ERR");
+        }
+        client.info_number("used_memory")
+    };
+    let before = try_to_load(10);
+    let grown = try_to_load(50) - before;
+    assert!(grown < 50 * 100, "{grown} bytes are left of 50 attempts");
+}
+
+/// How often the server has gone to sleep so far.
+#[track_caller]
+fn sleeps(client: &mut Client) -> i64 {
+    let path = format!("/proc/{}/status", client.info("process_id"));
+    let status = fs::read_to_string(path).expect("the state of a process");
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.expect("a count").trim().parse().expect("a number")
+}
+
+#[track_caller]
+fn used_seconds(client: &mut Client) -> f64 {
+    ["used_cpu_user", "used_cpu_sys"].map(|field| client.info(field).parse::<f64>().expect("seconds")).iter().sum()
+}
+
+/// The server looks at the time ten times a second, and does little else. What the machine does beside it is not counted.
+#[track_caller]
+pub fn assert_rests(server: &Server) {
+    const A_WHILE: Duration = Duration::from_millis(500);
+    let mut client = server.client();
+    let (slept, used) = (sleeps(&mut client), used_seconds(&mut client));
+    // Time itself: the subject.
+    thread::sleep(A_WHILE);
+    let (slept, used) = (sleeps(&mut client) - slept, used_seconds(&mut client) - used);
+    assert!(slept < 60, "it was woken {slept} times");
+    assert!(used < A_WHILE.as_secs_f64() / 10.0, "it has worked for {used} s");
+}
+
+#[test]
+fn a_server_rests_when_all_messages_are_told_and_while_others_wait() {
+    for server in [Server::start(), lone_node()] {
+        let mut client = server.client();
+        let mut messages = server.client();
+        let is_cluster = client.info("cluster_enabled") == "1";
+        messages.call(if is_cluster { "SSUBSCRIBE {x}answers" } else { "SUBSCRIBE {x}answers" });
+        client.acquire("{x}job a PX 600000");
+        for (owner, channel) in [("b", "answers"), ("c", "answers"), ("d", "nobody-hears")] {
+            let ask = format!("RLOCK.ACQUIRE {{x}}job {owner} PX 600000 BLOCK 0 NOTIFY {{x}}{channel} REQ 1");
+            assert_eq!(client.call(ask), 0);
+        }
+        client.call("RLOCK.RELEASE {x}job a");
+        assert!(messages.reply().array()[2].text().starts_with("granted 1 "));
+        assert_rests(&server);
+    }
+}
+
+/// What is over there is for its primary to end, which does not come back.
+#[test]
+fn a_replica_whose_primary_has_gone_rests_also_when_leases_are_over() {
+    let primary = Server::start();
+    let mut client = primary.client();
+    client.acquire("in-the-snapshot a PX 4000");
+    let replica = Server::replica_of(&primary, &[]);
+    client.acquire("in-the-stream a PX 600");
+    client.acquire("long a PX 600000");
+    replica.catch_up_with(&primary);
+    drop(primary);
+    let mut on_replica = replica.client();
+    for key in ["in-the-stream", "in-the-snapshot"] {
+        eventually(SOON, || on_replica.call(format!("RLOCK.PTTL {key}")) == -2);
+    }
+    assert_eq!(on_replica.call("EXISTS in-the-snapshot"), 1);
+    assert_rests(&replica);
+}
