@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{
-    Client, Reply, Server, Stopwatch, WallClock, eventually, skipped_here, snapshots_may_have_the_last_token,
+    Client, Command, Reply, Server, Stopwatch, WallClock, eventually, skipped_here, snapshots_may_have_the_last_token,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -55,6 +55,23 @@ fn timed_a_clock_that_jumps_an_hour_ahead_ends_no_lease_early() {
 #[test]
 fn timed_a_clock_that_jumps_an_hour_back_ends_no_lease_late() {
     assert_a_step_moves_no_deadline(|clock| clock.step_back(HOUR), -3600);
+}
+
+/// The server's timers run on the wall clock: what is to be done at once would be done in an hour.
+#[test]
+fn a_clock_that_jumps_back_before_what_is_to_be_done_at_once_does_not_delay_it() {
+    let clock = WallClock::new();
+    let server = Server::with_wall_clock(&clock, &[]);
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let mut next = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    // The server is kept from looking at its timers, in one step with the deletion.
+    let step = ["DEL job", "DEBUG SLEEP 0.5"].map(Command::from);
+    client.try_send(&step).expect("the server takes the commands");
+    // Time itself: the jump is to come in the middle of the sleep.
+    std::thread::sleep(Duration::from_millis(200));
+    clock.step_back(HOUR);
+    next.reply_within(SOON).expect("it is granted").int();
 }
 
 #[test]

@@ -152,3 +152,21 @@ fn timed_a_dead_holder_in_a_row_of_dead_holders_costs_only_its_lease() {
         watch.assert_took_ms(499..1500, "five leases of 100 ms");
     }
 }
+
+#[test]
+fn timed_very_many_leases_that_end_together_are_all_over_soon() {
+    const LOCKS: usize = 20_000;
+    let server = Server::start();
+    let mut client = server.client();
+    let end = Instant::now() + Duration::from_secs(4);
+    for first in (0..LOCKS).step_by(100) {
+        let left_ms = end.saturating_duration_since(Instant::now()).as_millis().max(1);
+        let take = |number: usize| format!("RLOCK.ACQUIRE job-{number} a PX {left_ms}").into();
+        client.call_in_one_step(&(first..first + 100).map(take).collect::<Vec<Command>>());
+    }
+    // Time itself: the subject is what comes at the end.
+    thread::sleep(end.saturating_duration_since(Instant::now()));
+    let watch = Stopwatch::start();
+    eventually(SOON, || client.call("DBSIZE") == 0);
+    watch.assert_took_ms(0..2000, "the end of very many leases");
+}

@@ -188,6 +188,21 @@ fn timed_a_lease_that_is_left_after_a_restart_ends_on_time() {
     watch.assert_took_ms(left_ms.saturating_sub(2)..left_ms + 100, "what was left of the lease");
 }
 
+/// A lock that no command asks for is ended by its alarm, which is set when the file is loaded.
+#[test]
+fn a_lease_ends_after_a_restart_also_where_nobody_asks_in_whatever_database() {
+    let mut server = Server::start();
+    let mut client = server.client();
+    client.call("SELECT 9");
+    client.acquire("job a PX 2000");
+    assert_eq!(client.call("SAVE"), "OK");
+    server.kill_and_restart();
+    let mut client = server.client();
+    assert_eq!(client.call("SELECT 9"), "OK");
+    eventually(Duration::from_secs(10), || client.call("DBSIZE") == 0);
+    assert_eq!(client.info_number("rlock_expired"), 1);
+}
+
 #[test]
 fn no_acknowledged_grant_is_lost_by_a_kill() {
     let clock = WallClock::new();
