@@ -331,6 +331,52 @@ fn a_grant_whose_lease_ends_before_it_can_be_told_is_no_count_of_a_hold_that_liv
     }
 }
 
+/// On a busy machine a message may come later than that. One of many does not.
+#[test]
+fn a_grant_is_told_as_long_as_its_lease_lasts_however_short_that_is() {
+    for Scene { server: _server, mut client, mut messages } in scenes() {
+        let mut heard = (1..=200).map(|id| {
+            assert_eq!(client.call(format!("LOCK.ACQUIRE job b PX 1 BLOCK 0 NOTIFY answers REQ {id}")), 0);
+            client.call("LOCK.RELEASE job a");
+            let heard = message(&mut messages);
+            eventually(SOON, || client.is_free("job"));
+            client.acquire("job a PX 60000");
+            heard
+        });
+        assert!(heard.any(|message| message.starts_with("granted ")));
+    }
+}
+
+/// Answers to more requests than are told in one turn of the server, all given in one: nothing else than they would wake it.
+#[test]
+fn timed_many_who_are_told_at_once_do_not_wait_for_the_servers_next_tick() {
+    const REQUESTS: usize = 6000;
+    /// So many that none has more to be sent in one turn than its connection takes at once.
+    const CHANNELS: usize = 4;
+    let server = Server::with(&["hz 1"]);
+    let mut client = server.client();
+    let mut subscribers: Vec<_> =
+        (0..CHANNELS).map(|number| subscriber(&server, &format!("answers:{number}"))).collect();
+    client.acquire("job a PX 600000");
+    for first in (0..REQUESTS).step_by(100) {
+        let ask = |id: usize| {
+            format!("RLOCK.ACQUIRE job owner-{id} BLOCK 0 NOTIFY answers:{} REQ {id}", id % CHANNELS).into()
+        };
+        client.call_in_one_step(&(first + 1..=first + 100).map(ask).collect::<Vec<Command>>());
+    }
+    client.call("MULTI");
+    let cancel = |id: usize| format!("RLOCK.CANCEL job owner-{id}").into();
+    client.call_in_one_step(&(1..=REQUESTS).map(cancel).collect::<Vec<Command>>());
+    let watch = Stopwatch::start();
+    client.send("EXEC");
+    for messages in &mut subscribers {
+        for _ in 0..REQUESTS / CHANNELS {
+            assert!(message(messages).starts_with("error "));
+        }
+    }
+    watch.assert_took_ms(0..500, "the messages");
+}
+
 #[test]
 fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_meanwhile() {
     for server in Server::for_each(&[MUTEX]) {
