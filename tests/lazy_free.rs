@@ -29,6 +29,26 @@ fn fill(client: &mut Client, owner: &str) {
 }
 
 #[test]
+fn only_a_lock_with_many_holders_or_places_is_worth_another_thread() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT permits 1000");
+    client.acquire("small a PX 600000");
+    client.acquire_fair("queue a PX 600000");
+    for number in 0..200 {
+        client.call(format!("RSEMAPHORE.ACQUIRE permits owner-{number} PX 600000")).int();
+        client.call(format!("RFAIRLOCK.ACQUIRE queue owner-{number} QUEUE 600000"));
+    }
+    let mut freed = client.info_number("lazyfreed_objects");
+    for (key, elsewhere) in [("small", 0), ("permits", 1), ("queue", 1)] {
+        assert_eq!(client.call(format!("UNLINK {key}")), 1);
+        eventually(SOON, || client.info_number("lazyfree_pending_objects") == 0);
+        freed += elsewhere;
+        assert_eq!(client.info_number("lazyfreed_objects"), freed, "{key}");
+    }
+}
+
+#[test]
 fn locks_are_freed_on_another_thread_while_they_are_taken_anew() {
     let lines = ["lazyfree-lazy-user-del yes", "lazyfree-lazy-user-flush yes", "lazyfree-lazy-server-del yes"];
     let primary = Server::with(&lines);

@@ -361,6 +361,20 @@ fn a_key_of_another_kind_refuses_all() {
 }
 
 #[test]
+fn a_waiter_for_many_keys_hears_at_once_of_another_value_under_the_free_one() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("held a PX 600000");
+    for way in ["RENAME text free", "COPY text free"] {
+        client.call("SET text here");
+        let mut waiter = server.waiter("RLOCK.MACQUIRE 2 free held b BLOCK 0");
+        assert_ne!(client.call(way), 0);
+        waiter.reply_within(SOON).expect("it is refused").expect_error("WRONGTYPE");
+        client.call("DEL text free");
+    }
+}
+
+#[test]
 fn every_key_needs_the_users_permission() {
     let server = Server::start();
     let mut admin = server.client();
