@@ -83,6 +83,27 @@ fn a_restore_counts_as_the_end_of_the_session() {
     assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
 }
 
+/// The module leaves no such key, so somebody has made it.
+#[test]
+fn a_payload_of_a_lock_that_nobody_holds_or_waits_for_is_refused() {
+    /// What stands before the length of a string in the data of a module, and the mark at the end of the data.
+    const STRING: u8 = 5;
+    const END: u8 = 0;
+    let server = start_without_compression();
+    let mut client = server.client();
+    let payload = dump_a_lock(&mut client);
+    let (head, rest) = payload.split_at(HEAD);
+    let foot = &payload[payload.len() - FOOT..];
+    let [STRING, _, kind, ..] = *rest else { panic!("another layout: {rest:?}") };
+    // One permit, no hold, no place.
+    let data = [kind, 1, 0, 0];
+    let empty = [head, &[STRING, data.len() as u8], &data, &[END], foot].concat();
+    let refused = client.call(restore("copy", &empty));
+    assert!(matches!(refused, Reply::Error(_)), "{refused:?}");
+    assert!(server.log().contains("rlock: the payload of a lock has neither a holder nor a place"));
+    assert_eq!(client.call("EXISTS copy"), 0);
+}
+
 /// Puts another number in the place of one, wherever the payload has it.
 ///
 /// All that is taken for granted of the layout is that numbers are LEB128; the new one must take as many bytes.

@@ -1,6 +1,7 @@
 //! Fencing tokens at the end of their numbers: a clock that was wrong for a moment, and files that somebody made.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::support::{Client, Reply, Server, WallClock, eventually, propagated};
@@ -160,4 +161,30 @@ fn an_append_only_file_makes_no_lock_that_its_own_snapshot_could_not_be_loaded_f
     assert!(log.contains("could not be applied to \"rw\": the lock is of another kind"), "the log says why");
     assert_eq!(client.call("DEBUG RELOAD"), "OK");
     assert_eq!(client.call("RRWLOCK.HOLDS rw r READ"), 1);
+}
+
+/// As a version wrote it that has the last token beside the keys in each snapshot.
+#[test]
+fn a_snapshot_with_a_last_token_beyond_the_end_is_not_loaded() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/0.1.0");
+    let contents = fs::read_to_string(data.join("contents.txt")).expect("what is in the snapshot");
+    let last = contents.lines().find_map(|line| line.strip_prefix("last token ")).expect("the last token");
+    let last: u64 = last.parse().expect("a number");
+    let snapshot = fs::read(data.join("snapshot.rdb")).expect("a snapshot");
+    let at = snapshot.windows(8).position(|bytes| bytes == last.to_be_bytes()).expect("the last token");
+    let mut server = Server::with(&["rdbchecksum no", "dbfilename dump.rdb"]);
+    server.kill();
+    for (token, is_loaded) in [(MAX_TOKEN + 1, false), (MAX_TOKEN, true)] {
+        let mut changed = snapshot.clone();
+        changed[at..at + 8].copy_from_slice(&token.to_be_bytes());
+        fs::write(server.folder().join("dump.rdb"), changed).expect("a writable file");
+        match server.try_restart() {
+            Ok(()) => assert!(is_loaded, "{token} is loaded"),
+            Err(log) => {
+                assert!(!is_loaded, "{token} is refused");
+                assert!(log.contains(&format!("rlock: the last token in the file is {token}")), "{log}");
+            }
+        }
+    }
+    assert_eq!(server.client().info_number("rlock_tokens_left"), 0);
 }
