@@ -113,6 +113,7 @@ fn a_syntax_error() {
         "RLOCK.ACQUIRE job a BLOCK 1 BLOCK 1",
         "RLOCK.ACQUIRE job a SESSION 1 SESSION 1",
         "RLOCK.ACQUIRE job a REQ 6 REQ 6",
+        "RLOCK.ACQUIRE job a ONCE once",
         "RLOCK.RELEASE job a REQ 6 REQ 6",
         "RLOCK.RENEW job a EX 10 EX 10",
         "RLOCK.FORCERELEASE job TOKEN 1 TOKEN 1",

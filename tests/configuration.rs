@@ -60,7 +60,10 @@ fn options_are_taken_from_the_configuration_file() {
 #[test]
 fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
     for (arguments, culprit) in [
-        ("no-such-option 1", "no-such-option"),
+        (
+            "no-such-option 1",
+            "no-such-option; known are default-lease-ms, max-waiters, max-places, fair-grace-ms, quarantine-ms",
+        ),
         ("default-lease-ms", "default-lease-ms"),
         ("default-lease-ms soon", "default-lease-ms"),
         ("default-lease-ms 0", "default-lease-ms"),
@@ -73,6 +76,12 @@ fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
         assert!(own_lines.any(|line| line.contains(culprit)), "{arguments}:\n{log}");
         assert!(!log.contains("BUG REPORT"), "{log}");
     }
+}
+
+#[test]
+fn the_log_says_which_version_was_loaded() {
+    let server = Server::start();
+    assert!(server.log().contains(concat!("rlock: version ", env!("CARGO_PKG_VERSION"), ", commit ")));
 }
 
 #[test]

@@ -9,6 +9,9 @@ use crate::support::{Client, Reply, Server, Stopwatch, WallClock, at_length, eve
 
 const SOON: Duration = Duration::from_secs(5);
 const LONG: &str = "rlock.quarantine-ms 60000";
+/// Longer than any machine has been up.
+const LONGEST: &str = "rlock.quarantine-ms 31536000000";
+const IN_THE_LOG: &str = "rlock: the data set is empty: no lock is granted for ";
 
 /// One call of each command that acquires.
 const ACQUIRING: [&str; 8] = [
@@ -50,6 +53,7 @@ fn after_an_empty_start_no_command_acquires_and_all_others_work() {
     let server = Server::with(&[LONG]);
     let mut client = server.client();
     assert_quarantined(&mut client);
+    assert!(server.log().contains(IN_THE_LOG));
     assert_eq!(client.call("DBSIZE"), 0);
 
     client.call("RLOCK.RELEASE job a").expect_error("NOTOWNER");
@@ -136,7 +140,11 @@ fn a_start_with_any_key_grants_at_once() {
         client.call("SAVE");
         assert_quarantined(&mut client);
         server.kill_and_restart();
-        assert_grants(&mut server.client());
+        let mut client = server.client();
+        assert_grants(&mut client);
+        assert!(!server.log().contains(IN_THE_LOG));
+        assert_eq!(client.call(format!("CONFIG SET {LONGEST}")), "OK");
+        assert_grants(&mut client);
     }
 }
 
