@@ -48,6 +48,14 @@ fn a_snapshot_without_locks_loads_without_the_module() {
         client.call("BGSAVE");
         eventually(SOON, || client.info("rdb_bgsave_in_progress") == "0" && client.info("rdb_saves") == "1");
     });
+    // What had a lock in it before, a file or a payload, says nothing of the next file.
+    assert_starts_without_the_module(Server::start(), |client| {
+        client.acquire("job a");
+        client.call("DUMP job").bytes();
+        assert_eq!(client.call("SAVE"), "OK");
+        assert_eq!(client.call("DEL job"), 1);
+        assert_eq!(client.call("SAVE"), "OK");
+    });
 }
 
 #[test]
