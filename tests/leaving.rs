@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Client, Reply, Server, eventually};
+use crate::support::{Client, Reply, Server, eventually, skipped_here};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -153,14 +153,18 @@ fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
 fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
     let server = Server::start();
     let mut client = server.client();
-    for _ in 0..RACES {
+    let mut ways = vec!["TIMEOUT", "ERROR"];
+    if client.info("redis_version").starts_with("7.0.") {
+        skipped_here("the error of CLIENT UNBLOCK comes behind the answer, for any module");
+        ways.pop();
+    }
+    for way in ways.into_iter().cycle().take(RACES) {
         client.acquire("job a PX 60000");
         let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        // Not with ERROR: Redis 7.0 then writes its error behind the answer, for any module.
-        let unblock = format!("CLIENT UNBLOCK {} TIMEOUT", waiter.id()).into();
+        let unblock = format!("CLIENT UNBLOCK {} {way}", waiter.id()).into();
         client.call_in_one_step(&["RLOCK.RELEASE job a".into(), unblock]);
         match waiter.reply() {
-            Reply::Nil => eventually(SOON, || client.call("EXISTS job") == 0),
+            Reply::Nil | Reply::Error(_) => eventually(SOON, || client.call("EXISTS job") == 0),
             token => {
                 let holder = client.holder("job").expect("it is held");
                 assert_eq!(holder.identity(), ("b", 1, token.int()));
