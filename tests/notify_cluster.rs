@@ -124,7 +124,7 @@ fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
 
 #[test]
 fn timed_waits_on_very_many_channels_end_soon_after_their_slot_has_gone() {
-    const CHANNELS: usize = 5000;
+    const CHANNELS: usize = 15_000;
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
     client.acquire(&format!("{KEY} a PX 60000"));
@@ -225,4 +225,19 @@ fn a_node_rests_when_a_slot_has_gone_with_all_that_was_waited_for() {
     blocked.reply_within(SOON).expect("it is told").expect_error("MOVED");
     eventually(SOON, || client.info_number("rlock_waiting") == 0);
     assert_rests(&slot.nodes[0]);
+}
+
+/// In each tick the server looks at a few of the channels of a slot, however many there are and whether anybody listens to them or not.
+#[test]
+fn a_node_rests_while_requests_wait_on_very_many_channels() {
+    const CHANNELS: usize = 15_000;
+    for is_heard in [true, false] {
+        let slot = Slot::new();
+        let mut client = slot.nodes[0].client();
+        client.acquire(&format!("{KEY} a PX 600000"));
+        let _messages = shard_subscriber(&slot.nodes[0], if is_heard { CHANNELS } else { 0 });
+        wait(&mut client, CHANNELS);
+        assert_rests(&slot.nodes[0]);
+        assert_eq!(client.info_number("rlock_waiting"), CHANNELS as i64);
+    }
 }
