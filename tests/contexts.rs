@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    ALL, Client, Command, EXCLUSIVE, Events, MUTEX, Reply, Server, TRANSIENT, eventually, propagated,
+    ALL, Client, Command, EXCLUSIVE, Events, MUTEX, Reply, Server, TRANSIENT, calling_module, eventually, propagated,
 };
 
 const SOON: Duration = Duration::from_secs(5);
@@ -58,6 +58,22 @@ fn every_command_answers_the_same_in_transactions_and_scripts() {
             assert!(client.is_free("job"));
         }
     }
+}
+
+/// Another module calls on behalf of nobody whose connection could close or hear a message.
+#[test]
+fn another_module_can_hold_a_lock_without_a_session_and_never_waits() {
+    let server = Server::with(&[&format!("loadmodule {}", calling_module().display())]);
+    let mut client = server.client();
+    for options in ["SESSION 1000", "BLOCK 0 NOTIFY answers REQ 1"] {
+        let refused = client.call(format!("CALLER.CALL RLOCK.ACQUIRE job a PX 60000 {options}"));
+        assert!(refused.expect_error("ERR").contains("other modules"), "{options}: {refused:?}");
+    }
+    let token = client.call("CALLER.CALL RLOCK.ACQUIRE job a PX 60000").int();
+    assert_eq!(client.call("CALLER.CALL RLOCK.ACQUIRE job b BLOCK 0"), Reply::Nil);
+    assert_eq!(client.info_number("rlock_waiting"), 0);
+    assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+    assert_eq!(client.call("CALLER.CALL RLOCK.RELEASE job a"), 0);
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod reply;
 mod sentinel;
 mod server;
 mod sessions;
+mod shared_object;
 mod stopwatch;
 mod wall_clock;
 mod writers;
@@ -43,6 +44,8 @@ pub use reply::Reply;
 pub use sentinel::Sentinels;
 pub use server::{Server, free_port, module_path};
 pub use sessions::run_every_session;
+#[allow(unused_imports, reason = "not all tests load a second module")]
+pub use shared_object::calling_module;
 pub use stopwatch::Stopwatch;
 pub use wall_clock::WallClock;
 pub use writers::{Scope, Writers};

@@ -1,13 +1,14 @@
 //! A wall clock of a server's own, which a test can step.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command as Process;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use tempfile::TempDir;
+
+use super::shared_object;
 
 /// The step of one server's wall clock, shared with the server through a file.
 pub struct WallClock {
@@ -47,20 +48,8 @@ impl WallClock {
     }
 }
 
-/// The shared object that bends the clock. Rust needs a C compiler to link, so there is one wherever this test was built.
+/// The shared object that bends the clock.
 fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
-    SHIM.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        fs::create_dir_all(folder).expect("a folder for temporary files");
-        let object = folder.join("clock_shim.so");
-        let status = Process::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-o"])
-            .arg(&object)
-            .arg(root.join("tests/support/clock_shim.c"))
-            .status();
-        assert!(status.is_ok_and(|status| status.success()), "cc cannot build the clock's shim");
-        object
-    })
+    SHIM.get_or_init(|| shared_object::build("clock_shim"))
 }

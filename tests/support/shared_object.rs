@@ -1,0 +1,27 @@
+//! What a server loads beside the module, built from the C files of this folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+use std::sync::OnceLock;
+
+/// A module through whose command `CALLER.CALL` others are called.
+pub fn calling_module() -> &'static Path {
+    static MODULE: OnceLock<PathBuf> = OnceLock::new();
+    MODULE.get_or_init(|| build("calling_module"))
+}
+
+/// The shared object of a file. Rust needs a C compiler to link, so there is one wherever this test was built.
+pub(super) fn build(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    fs::create_dir_all(folder).expect("a folder for temporary files");
+    let object = folder.join(format!("{name}.so"));
+    let status = Process::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&object)
+        .arg(root.join("tests/support").join(format!("{name}.c")))
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "cc cannot build {name}");
+    object
+}
