@@ -285,4 +285,23 @@ mod tests {
         assert_eq!(waiting.await.expect("no panic"), NoAnswer::Late);
         assert!(Moment::now() >= last.after(patience));
     }
+
+    #[test]
+    fn an_alarm_looks_when_its_moment_has_come_and_another_one_is_set_only_for_somebody() {
+        let answers = Answers::new();
+        // Often enough for the clock to read the same twice.
+        for _ in 0..1000 {
+            answers.waiting().looks_at = Moment::now();
+            answers.look();
+            assert_eq!(answers.waiting().looks_at, Moment::NEVER, "nobody waits");
+        }
+        let endless = Patience { since: Moment::now(), span: Duration::MAX };
+        let place = answers.watch(endless, Waker::noop().clone());
+        assert_eq!(Arc::strong_count(&answers), 2, "this one and the place: there is no alarm");
+        drop(place);
+        let later = Moment::now().after(LONG);
+        answers.waiting().looks_at = later;
+        answers.look();
+        assert_eq!(answers.waiting().looks_at, later, "that is another alarm's");
+    }
 }

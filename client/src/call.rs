@@ -284,3 +284,26 @@ async fn ask_elsewhere(link: &Link, command: &Cmd, patience: Duration) -> Result
     };
     answer.extract_error()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_longest_one_and_are_longer_where_a_server_refuses() {
+        for (is_refused, first, longest) in
+            [(false, FIRST_PAUSE, LONGEST_PAUSE), (true, FIRST_PAUSE_IF_REFUSED, LONGEST_PAUSE_IF_REFUSED)]
+        {
+            let mut pauses = Pauses::new();
+            if is_refused {
+                pauses.refused();
+            }
+            let mut full = first;
+            for _ in 0..20 {
+                let pause = pauses.next();
+                assert!((full / 2..=full).contains(&pause), "{pause:?} of {full:?}");
+                full = (full * 2).min(longest);
+            }
+        }
+    }
+}

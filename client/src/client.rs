@@ -285,4 +285,14 @@ mod tests {
         assert_eq!(ping_after(Duration::ZERO), Duration::from_millis(10));
         assert_eq!(ping_after(Duration::from_secs(7)), Duration::from_secs(7));
     }
+
+    #[test]
+    fn each_option_is_kept_beside_the_others() {
+        let [response, retry, ping, connect] = [1, 2, 3, 4].map(Duration::from_secs);
+        let one = Client::builder().retry_for(retry).ping_after(ping);
+        let builder = one.response_timeout(response).connect_timeout(connect).name("here");
+        let settings = &builder.settings;
+        assert_eq!((settings.response_timeout, settings.retry_for, settings.ping_after), (response, retry, ping));
+        assert_eq!((builder.connect_timeout, settings.name.as_deref()), (connect, Some("here")));
+    }
 }

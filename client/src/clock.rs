@@ -49,3 +49,23 @@ impl Moment {
         Duration::from_micros(later.0.saturating_sub(self.0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn moments_are_as_far_apart_as_time_says() {
+        let rounding = Duration::from_micros(2);
+        for _ in 0..3 {
+            let outer = Instant::now();
+            let began = Moment::now();
+            let inner = Instant::now();
+            std::thread::sleep(Duration::from_millis(30));
+            let least = inner.elapsed();
+            let passed = began.until(Moment::now());
+            assert!(passed + rounding >= least && passed <= outer.elapsed() + rounding, "{passed:?} for {least:?}");
+        }
+    }
+}

@@ -168,6 +168,10 @@ mod tests {
         assert!(!listeners.remove_if_idle(&channel), "one follows");
         assert!(listeners.tell(&channel, b"rlock.acquire") && listeners.tell(&channel, b"del"));
         assert_eq!((follower.try_recv(), follower.try_recv()), (Ok(Event::Acquired), Ok(Event::Removed)));
+        let holder = listeners.add(&channel);
+        assert!(listeners.tell(&channel, b"rlock.turn") && !holder.has_changed().expect("it is there"));
+        assert_eq!(follower.try_recv(), Ok(Event::Turn));
+        drop(holder);
         drop(follower);
         assert!(listeners.remove_if_idle(&channel));
         let _again = listeners.add(&channel);

@@ -188,4 +188,17 @@ mod tests {
         drop(other);
         assert_eq!(gate_of(Family::Mutex, &["b"], None).expect("nobody holds any more").session_grace, None);
     }
+
+    #[test]
+    fn a_gate_is_found_as_long_as_somebody_has_it_and_does_not_take_room_for_longer() {
+        let gates = Gates::default();
+        let of = |name: &str| gates.of(key(Family::Mutex, &[name]), None).expect("one key");
+        let kept = of("kept");
+        for number in 0..1000 {
+            drop(of(&number.to_string()));
+        }
+        assert!(Arc::ptr_eq(&of("kept"), &kept));
+        let found = gates.found();
+        assert!(found.gates.len() < 100 && found.sessions.len() < 100);
+    }
 }

@@ -323,4 +323,23 @@ mod tests {
         }
         assert_eq!(looks(&other), 0);
     }
+
+    #[tokio::test]
+    async fn what_is_due_before_the_first_that_is_slept_for_wakes_the_keeper() {
+        let keeper = Keeper::new(Arc::new(Home::here()));
+        let [later, sooner] = [false; 2].map(|bound| note(&keeper, bound));
+        keeper.look_at(later.clone(), Moment::now().after(Duration::from_mins(10)));
+        // Until the keeper sleeps.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        keeper.look_at(sooner.clone(), Moment::now().after(Duration::from_millis(20)));
+        let looked = async {
+            while looks(&sooner) == 0 {
+                crate::timer::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        crate::timer::within(Duration::from_secs(20), looked).await.expect("it is looked at in time");
+        assert_eq!(looks(&later), 0);
+    }
 }

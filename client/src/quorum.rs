@@ -264,3 +264,30 @@ impl QuorumLock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_majority_is_more_than_half() {
+        for (servers, majority) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4)] {
+            let urls = vec!["redis://127.0.0.1/"; servers];
+            let quorum = Quorum::connect(&Client::builder(), &urls).expect("addresses");
+            assert_eq!(quorum.lock("k").majority(), majority, "of {servers}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_behind_at_several_servers_is_counted_together() {
+        let left = |requests| if requests == 0 { Ok(()) } else { Err(Error::LeftBehind { requests }) };
+        for (one, other) in [(0, 0), (3, 0), (0, 3), (3, 4)] {
+            let requests = match both(left(one), left(other)) {
+                Ok(()) => 0,
+                Err(Error::LeftBehind { requests }) => requests,
+                Err(error) => panic!("{error}"),
+            };
+            assert_eq!(requests, one + other);
+        }
+    }
+}

@@ -385,4 +385,21 @@ mod tests {
         assert_ne!(sentinel(&[one], "redis://x/0"), sentinel(&[one], "redis://x/1"));
         assert_eq!(sentinel(&[one, other], "redis://x/0"), sentinel(&[other, one], "redis://y/0"));
     }
+
+    #[test]
+    fn another_node_is_talked_to_as_the_first_one() {
+        let address = Address { host: "b".to_owned(), port: 2 };
+        let plain = at_address(&info("redis://me:secret@a:1/0"), &address);
+        assert_eq!(
+            (plain.addr(), plain.redis_settings().username()),
+            (&ConnectionAddr::Tcp("b".to_owned(), 2), Some("me"))
+        );
+        let safe = |host: &str, port| ConnectionAddr::TcpTls {
+            host: host.to_owned(),
+            port,
+            insecure: false,
+            tls_params: None,
+        };
+        assert_eq!(at_address(&info("redis://a:1").set_addr(safe("a", 1)), &address).addr(), &safe("b", 2));
+    }
 }

@@ -139,5 +139,8 @@ mod tests {
         map.moved(250, address("c", 3));
         assert_eq!(map.master_of(250), Some(&address("c", 3)));
         assert_eq!(map.master_of(251), Some(&address("speaker", 2)));
+        let row = Value::Array(vec![Value::SimpleString("a".to_owned()), Value::Int(1)]);
+        let simple = Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(9), row])]);
+        assert_eq!(SlotMap::parse(&simple, "speaker").expect("a map").master_of(9), Some(&address("a", 1)));
     }
 }

@@ -149,6 +149,8 @@ pub(crate) fn within<T, F: Future<Output = T>>(span: Duration, work: F) -> impl 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[tokio::test]
     async fn sleepers_wake_in_the_order_of_their_moments_and_not_before() {
@@ -175,5 +177,26 @@ mod tests {
         assert_eq!(within(Duration::from_hours(1), async { 7 }).await, Some(7));
         let far = Moment::now().after(Duration::from_mins(30));
         assert!(alarms().wakers.keys().all(|(moment, _)| *moment < far), "it waits for nothing any more");
+    }
+
+    #[test]
+    fn all_are_woken_who_are_to_be_woken_at_the_same_moment() {
+        #[derive(Default)]
+        struct Count(AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let count = Arc::<Count>::default();
+        let at = Moment::now().after(Duration::from_millis(50));
+        for _ in 0..3 {
+            wake_at(at, Waker::from(count.clone()));
+        }
+        let patience = Moment::now().after(Duration::from_secs(10));
+        while count.0.load(Ordering::Relaxed) < 3 {
+            assert!(Moment::now() < patience, "somebody was forgotten");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }

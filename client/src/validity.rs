@@ -251,10 +251,13 @@ mod tests {
         let due = together(at(10_000), LEASE);
         assert_eq!(validity.next_step(&terms(), OPEN, at(9_500)), Step::Sleep(due));
         assert_eq!(validity.next_step(&terms(), OPEN, due), Step::Renew);
+        assert!(!validity.has_failed());
         validity.renewal_failed(at(11_000));
+        assert!(validity.has_failed());
         assert_eq!(validity.next_step(&terms(), OPEN, at(11_000)), Step::Sleep(at(11_100)));
         assert_eq!(validity.next_step(&terms(), OPEN, at(11_100)), Step::Renew);
         validity.renewed(at(12_000), LEASE);
+        assert!(!validity.has_failed());
         assert_eq!(validity.next_step(&terms(), OPEN, at(21_500)), Step::Sleep(together(at(22_000), LEASE)));
         assert_eq!(validity.ends(&terms(), OPEN), at(12_000 + 29_698));
     }
@@ -322,7 +325,11 @@ mod tests {
         assert_eq!(validity.next_step(&terms, CLOSED, at(70)), Step::Sleep(at(170)));
         let no_grace = Terms { session_grace: Some(Duration::ZERO), ..terms };
         assert_eq!(validity.next_step(&no_grace, CLOSED, at(60)), Step::Lose);
-        assert_ne!(validity.next_step(&no_grace, OPEN, at(60)), Step::Lose);
+        assert_eq!(
+            validity.next_step(&no_grace, OPEN, at(60)),
+            Step::Sleep(at(50 + 29_698)),
+            "there is nothing to bind"
+        );
     }
 
     #[test]
@@ -336,6 +343,26 @@ mod tests {
         assert_eq!(validity.ends(&terms, OPEN), at(35_000));
         assert_eq!(validity.next_step(&terms, OPEN, at(34_950)), Step::Sleep(at(35_000)));
         assert_eq!(validity.next_step(&terms, OPEN, at(35_000)), Step::Lose);
+    }
+
+    #[test]
+    fn a_hold_that_has_to_end_is_renewed_until_its_lease_reaches_that_end() {
+        let terms = Terms { ends_at: Some(at(100_000)), ..terms() };
+        let mut validity = Validity::given(at(0), LEASE);
+        assert_eq!(validity.next_step(&terms, OPEN, at(10_000)), Step::Renew);
+        validity.renewed(at(10_000), Duration::from_secs(120));
+        assert_eq!(validity.next_step(&terms, OPEN, at(90_000)), Step::Sleep(at(100_000)));
+    }
+
+    #[test]
+    fn the_spans_of_a_renewal_leave_time_for_another_one() {
+        let ms = Duration::from_millis;
+        assert_eq!([0.0, 1.0].map(|random| renewal_after(LEASE, random)), [ms(10_000), ms(9_000)]);
+        assert_eq!([ms(30_000), ms(300)].map(patience_for), [ms(10_000), LEAST_PATIENCE]);
+        for (left, longest) in [(60_000, 500), (800, 100)] {
+            let pauses = [0.0, 0.5, 1.0].map(|random| pause_after_refusal(ms(left), random));
+            assert_eq!(pauses, [ms(longest), ms(longest) * 3 / 4, ms(longest) / 2]);
+        }
     }
 
     proptest! {
