@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use rlock_client::Error;
+use rlock_client::{Error, Guard};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::support::{Reply, Server, Stopwatch};
-use crate::{connect, eventually};
+use crate::{command_stat, connect, eventually};
 
 #[tokio::test]
 async fn a_lock_is_held_by_one_and_then_by_the_next() {
@@ -55,6 +56,53 @@ async fn without_a_lease_it_renews_itself_until_it_is_released() {
     assert_eq!(renewals(&mut monitor), before, "nothing is renewed after a release");
 }
 
+/// How long this thread has had a processor.
+fn time_of_this_thread() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.try_into().expect("not negative"), time.tv_nsec.try_into().expect("not negative"))
+}
+
+/// All runs on one thread, so whoever looks again and again at what has not changed is seen in its time.
+#[tokio::test]
+async fn what_is_held_costs_next_to_nothing_while_nothing_happens() {
+    for lines in [&[] as &[&str], &["notify-keyspace-events KEA"]] {
+        let server = Server::with(lines);
+        let client = connect(&server).await;
+        let guards = [
+            client.lock("plain").acquire().await.expect("free"),
+            client.lock("session").session_grace(Duration::from_secs(60)).acquire().await.expect("free"),
+            client.lock("fleeting").session_grace(Duration::ZERO).acquire().await.expect("free"),
+            client.lock("renewed").lease(Duration::from_secs(6)).renewing(true).acquire().await.expect("free"),
+        ];
+        // Holds begin to listen when they have lived for a second.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        // The last one is renewed after two seconds, and has no answer for one more.
+        server.client().call("CLIENT PAUSE 1500 ALL");
+        let before = time_of_this_thread();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let used = time_of_this_thread() - before;
+        assert!(used < Duration::from_millis(100), "{used:?} of two seconds");
+        assert!(guards.iter().all(Guard::is_held));
+    }
+}
+
+/// The answer took so long that little of the lease is left.
+#[tokio::test]
+async fn a_grant_that_is_old_when_it_is_heard_of_is_renewed_before_anybody_has_it() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lease = Duration::from_secs(4);
+    let lock = client.lock("k").lease(lease);
+    let renewals = || command_stat(&server, "RLOCK.RENEW", "calls");
+    lock.try_acquire().await.expect("an answer").expect("a free lock").release().await.expect("it was held");
+    assert_eq!(renewals(), 0, "a new one is not renewed");
+    server.client().call("CLIENT PAUSE 2500 ALL");
+    let guard = lock.try_acquire().await.expect("an answer").expect("a free lock");
+    assert!(guard.valid_for() > lease * 3 / 4, "{:?}", guard.valid_for());
+    assert_eq!(renewals(), 1);
+    guard.release().await.expect("it was held");
+}
+
 #[tokio::test]
 async fn timed_with_a_lease_it_is_not_renewed_and_its_end_is_told_before_the_server_acts() {
     let server = Server::start();
@@ -100,6 +148,17 @@ async fn timed_max_hold_ends_it_whatever_is_renewed() {
 }
 
 #[tokio::test]
+async fn a_re_entry_is_not_held_for_longer_than_the_hold_may_be() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let most = Duration::from_secs(20);
+    let outer = client.lock("k").max_hold(most).acquire().await.expect("a free lock");
+    let inner = outer.reenter().await.expect("a re-entry");
+    inner.renew_for(most * 3).await.expect("it is held");
+    assert!(inner.valid_for() <= most, "{:?}", inner.valid_for());
+}
+
+#[tokio::test]
 async fn an_owner_may_hold_twice() {
     let server = Server::start();
     let client = connect(&server).await;
@@ -135,6 +194,10 @@ async fn ids_go_on_above_those_that_the_server_has_seen() {
     let guard = client.lock("k").owner("me").acquire().await.expect("a re-entry");
     guard.release().await.expect("it was held");
     assert_eq!(server.client().holder("k").map(|holder| holder.holds), Some(1));
+    server.client().acquire(&format!("l me REQ {far}"));
+    let guard = client.lock("l").owner("me").try_acquire().await.expect("an answer").expect("a re-entry");
+    guard.release().await.expect("it was held");
+    assert_eq!(server.client().holder("l").map(|holder| holder.holds), Some(1));
 }
 
 #[tokio::test]

@@ -61,6 +61,21 @@ fn a_guard_that_lost_its_home_hears_of_the_end_of_its_lease() {
     assert!(!guard.is_held());
 }
 
+/// The session has ended with the connection, and the connection with the runtime. Nobody is left who would tell, so it is seen at the next look.
+#[test]
+fn a_look_at_the_loss_of_a_session_sees_that_its_home_has_ended() {
+    let server = Server::start();
+    let gone = home();
+    let guard = gone.block_on(async {
+        connect(&server).await.lock("k").session_grace(Duration::ZERO).acquire().await.expect("a free lock")
+    });
+    let mut lost = std::pin::pin!(guard.lost());
+    let mut looking = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(lost.as_mut().poll(&mut looking).is_pending());
+    gone.shutdown_background();
+    support::eventually(crate::PATIENCE, || lost.as_mut().poll(&mut looking).is_ready());
+}
+
 /// The loss is told by the clock alone: to whoever waits for it, without any runtime.
 #[test]
 fn the_end_of_a_lease_is_heard_of_outside_of_any_runtime() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rlock_client::Client;
+use rlock_client::{Client, Error};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -154,15 +154,28 @@ async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
     let client = proxy.client().await;
     let lease = Duration::from_millis(500);
     let lock = client.lock("k").lease(lease);
-    let mut is_late = false;
-    proxy.set(move |direction, _| match direction == Direction::ToClient && !std::mem::replace(&mut is_late, true) {
-        true => Fate::Delay(lease * 2),
-        false => Fate::Pass,
-    });
+    // So that nothing else is to be answered before the next request.
+    lock.acquire().await.expect("a free lock").release().await.expect("it was held");
+    let next_is_late = || {
+        let mut is_late = false;
+        proxy.set(move |direction, _| {
+            match direction == Direction::ToClient && !std::mem::replace(&mut is_late, true) {
+                true => Fate::Delay(lease * 2),
+                false => Fate::Pass,
+            }
+        });
+    };
+    next_is_late();
     let guard = lock.acquire().await.expect("a grant");
     assert!(guard.is_held());
     assert_eq!(holds(&server), 1);
     guard.release().await.expect("it was held");
+
+    // What has to end after a time of its own is not asked for again.
+    next_is_late();
+    let outcome = lock.max_hold(lease).acquire().await;
+    assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
+    eventually(|| holds(&server) == 0).await;
 }
 
 /// So does a renewal, by hand or by the keeper: what was on its way for long is older than it looks.

@@ -82,6 +82,26 @@ async fn a_hold_counts_from_its_confirmation_and_not_from_the_beginning_of_the_w
     assert!(next.valid_for() > lease / 2, "{:?}", next.valid_for());
 }
 
+/// The session would have ended during the wait.
+#[tokio::test]
+async fn a_session_counts_from_its_confirmation_and_not_from_the_beginning_of_the_wait() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let grace = Duration::from_secs(1);
+    let guard = client.lock("k").acquire().await.expect("a free lock");
+    let waiter = tokio::spawn({
+        let lock = client.lock("k").session_grace(grace);
+        async move { lock.acquire().await }
+    });
+    // Time itself: what passes here must not count, and is far less than the lease.
+    tokio::time::sleep(grace * 2).await;
+    guard.release().await.expect("it was held");
+    let next = waiter.await.expect("no panic").expect("a grant");
+    // Time itself: it is bound again and again in it.
+    tokio::time::sleep(grace * 2).await;
+    assert!(next.is_held());
+}
+
 #[tokio::test]
 async fn tasks_of_one_client_are_served_in_their_order_over_one_connection() {
     let server = Server::start();
@@ -98,6 +118,7 @@ async fn tasks_of_one_client_are_served_in_their_order_over_one_connection() {
         eventually(|| server.client().waiting_owners("k").len() == number + 1).await;
     }
     assert_eq!(connections(&server), 1);
+    assert_eq!(server.client().call("PUBSUB CHANNELS rlock:*").array().len(), 1, "one channel answers all");
     guard.release().await.expect("it was held");
     for number in 0..20 {
         assert_eq!(heard.recv().await, Some(number));
