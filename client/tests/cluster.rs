@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use rlock_client::{Client, Event};
+use rlock_client::{Client, Error, Event};
 
 use crate::support::{Server, free_port};
-use crate::{PATIENCE, eventually, url};
+use crate::{PATIENCE, connections, eventually, kill_connections, url};
 
 /// The slots of the first node; the second has the rest.
 const FIRST_HALF: &str = "0 8191";
@@ -102,6 +102,10 @@ fn begin_to_move_slot_of_first(nodes: &[Server; 2]) -> (i64, String) {
 /// Moves the lock on the first node, and its slot, to the second.
 fn move_slot_of_first(nodes: &[Server; 2]) {
     let (slot, to) = begin_to_move_slot_of_first(nodes);
+    finish_move(nodes, slot, &to);
+}
+
+fn finish_move(nodes: &[Server; 2], slot: i64, to: &str) {
     for node in [&nodes[1], &nodes[0]] {
         assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
     }
@@ -191,4 +195,101 @@ async fn a_slot_that_moves_is_followed_by_those_who_follow_what_happens() {
     guard.release().await.expect("it was held");
     let next = tokio::time::timeout(PATIENCE, events.next()).await.expect("in time").expect("an event");
     assert_eq!(next, Event::Released);
+}
+
+/// A redirection is no failure of the server's, so it is followed also where nothing is tried again. Where nodes do not tell their hosts, that of
+/// the node that was asked is meant.
+#[tokio::test]
+async fn whoever_tries_once_is_redirected_all_the_same() {
+    for endpoint in ["ip", "unknown-endpoint"] {
+        let nodes = cluster().await;
+        for node in &nodes {
+            let set = format!("CONFIG SET cluster-preferred-endpoint-type {endpoint}");
+            assert_eq!(node.client().call(set), "OK");
+        }
+        let options = Client::builder().retry_for(Duration::ZERO);
+        let client = options.connect_cluster(&[&url(&nodes[0])]).await.expect("a cluster");
+        let lock = client.lock(ON_FIRST).lease(Duration::from_secs(60));
+        // Not by `acquire`: a channel for waits in this slot would end with the slot, and the connection with it.
+        let guard = lock.try_acquire().await.expect("an answer").expect("free");
+        let (slot, to) = begin_to_move_slot_of_first(&nodes);
+        guard.renew().await.expect("it is held there, for whoever asks");
+        finish_move(&nodes, slot, &to);
+        guard.renew().await.expect("it is held there");
+        guard.release().await.expect("it was held");
+    }
+}
+
+/// Each connection is watched, and not the first one alone.
+#[tokio::test]
+async fn sessions_on_several_nodes_end_each_with_its_connection() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let mut guards = Vec::new();
+    for key in [ON_FIRST, ON_SECOND] {
+        guards.push(client.lock(key).session_grace(Duration::ZERO).acquire().await.expect("free"));
+    }
+    // After the first second nobody looks at them before the next renewal, which is nine seconds away.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    for (node, guard) in nodes.iter().zip(&guards).rev() {
+        kill_connections(node);
+        let hearing = tokio::spawn(guard.lost());
+        tokio::time::timeout(Duration::from_secs(4), hearing).await.expect("it hears of it at once").expect("no panic");
+    }
+}
+
+/// Nobody can wait at a node that is only taking the slot over, so it is asked there again and again.
+#[tokio::test]
+async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let guard = client.lock(ON_FIRST).lease(Duration::from_secs(60)).acquire().await.expect("free");
+    begin_to_move_slot_of_first(&nodes);
+    let short = client.lock(ON_FIRST).acquire_timeout(Duration::from_millis(300)).await;
+    assert!(matches!(short, Err(Error::Timeout)), "{short:?}");
+    let wait = |timeout: Option<Duration>| {
+        let lock = client.lock(ON_FIRST);
+        tokio::spawn(async move {
+            let guard = match timeout {
+                Some(timeout) => lock.acquire_timeout(timeout).await?,
+                None => lock.acquire().await?,
+            };
+            guard.release().await
+        })
+    };
+    let waiters = [wait(None), wait(Some(PATIENCE))];
+    // Time itself: who gives up does so in it.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!waiters.iter().any(tokio::task::JoinHandle::is_finished), "it is held");
+    guard.release().await.expect("it was held");
+    for waiter in waiters {
+        let outcome = tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic");
+        outcome.expect("a grant, and its release");
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_serves_no_slot_any_more_is_left() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    for key in [ON_FIRST, ON_SECOND] {
+        client.lock(key).try_acquire().await.expect("an answer").expect("free").release().await.expect("it was held");
+    }
+    let to = nodes[1].client().call("CLUSTER MYID").text();
+    let moves: Vec<_> = (0..8192).map(|slot| format!("CLUSTER SETSLOT {slot} NODE {to}").into()).collect();
+    for node in [&nodes[1], &nodes[0]] {
+        assert!(node.client().call_in_one_step(&moves).iter().all(|answer| *answer == "OK"));
+    }
+    assert_eq!(connections(&nodes[0]), 1, "nothing tells the client that it has no slots");
+    // A request that is lost with its connection has the client ask who serves what.
+    nodes[1].client().call("CLIENT PAUSE 60000 WRITE");
+    let asking = tokio::spawn({
+        let lock = client.lock(ON_SECOND);
+        async move { lock.try_acquire().await }
+    });
+    eventually(|| nodes[1].client().call("CLIENT LIST TYPE normal").text().contains("flags=b")).await;
+    kill_connections(&nodes[1]);
+    nodes[1].client().call("CLIENT UNPAUSE");
+    assert!(asking.await.expect("no panic").expect("an answer").is_some());
+    eventually(|| connections(&nodes[0]) == 0).await;
 }
