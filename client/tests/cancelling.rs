@@ -8,7 +8,7 @@ use rlock_client::{Client, Kind, Lock};
 
 use crate::memory::live_bytes;
 use crate::support::{Server, seed};
-use crate::{connect, connections, eventually};
+use crate::{command_stat, connect, connections, eventually};
 
 /// The long form: `make client-cancel`.
 fn rounds() -> usize {
@@ -152,7 +152,21 @@ async fn a_dropped_wait_gives_its_place_up_and_keeps_its_connection() {
     }
     assert_eq!(connections(&server), 1);
     guard.release().await.expect("it was held");
+    client.close().await.expect("nothing is left to be done");
     assert_eq!(server.client().call("EXISTS k"), 0);
+    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), 4, "what has ended is not asked for again");
+}
+
+#[tokio::test]
+async fn clients_that_are_dropped_leave_no_tasks() {
+    let server = Server::start();
+    let before = alive_tasks();
+    for _ in 0..10 {
+        let client = connect(&server).await;
+        let lock = client.lock("k").session_grace(Duration::from_secs(60));
+        lock.acquire().await.expect("a free lock").release().await.expect("it was held");
+    }
+    eventually(|| alive_tasks() <= before).await;
 }
 
 /// The server would keep the place of a waiter that is gone for its grace.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rlock_client::{Client, Error, Guard, Lock, MultiLock};
 
+use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::{Reply, Server};
 use crate::{PATIENCE, connect, eventually, url};
 
@@ -299,5 +300,82 @@ async fn permits_are_never_exceeded() {
         .collect();
     for task in tasks {
         task.await.expect("no panic");
+    }
+}
+
+/// The one request of an owner does not wait for the other: they are for two modes.
+#[tokio::test]
+async fn a_reader_that_waits_to_write_may_enter_again_meanwhile() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let readers = client.rw_lock("k").read();
+    let (reader, other) = (readers.acquire().await.expect("free"), readers.acquire().await.expect("free"));
+    let entering = async {
+        eventually(|| waiting(&server) == 1).await;
+        let entered = tokio::time::timeout(PATIENCE, reader.reenter()).await.expect("it does not wait");
+        other.release().await.expect("it was held");
+        entered
+    };
+    let (writer, again) = tokio::join!(reader.upgrade(), entering);
+    assert!(writer.expect("the other reader has left").is_held());
+    again.expect("a re-entry").release().await.expect("it was held");
+}
+
+/// Whoever hears that one is not free may ask for the others at once.
+#[tokio::test]
+async fn what_was_had_in_one_place_is_given_back_before_it_is_told_that_another_one_is_not_free() {
+    let servers = [Server::start(), Server::start()];
+    let mut clients = Vec::new();
+    for (server, name) in servers.iter().zip(["first", "second"]) {
+        clients.push(Client::builder().name(name).connect(&url(server)).await.expect("a server"));
+    }
+    let both = clients[0].multi_lock(["k"]).and(&clients[1], ["k"]);
+    servers[1].client().call("RLOCK.ACQUIRE k other");
+    assert!(both.try_acquire().await.expect("an answer").is_none());
+    assert!(servers[0].client().holder("k").is_none());
+    assert!(matches!(both.acquire_timeout(Duration::from_millis(50)).await, Err(Error::Timeout)));
+    assert!(servers[0].client().holder("k").is_none());
+}
+
+/// The first copy has not arrived, so it has ended nothing, and who has lost one of them is told so.
+#[tokio::test]
+async fn a_release_of_several_that_is_repeated_says_that_one_was_lost() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    for lost in ["a", "b"] {
+        let guard = client.multi_lock(["a", "b"]).lease(Duration::from_secs(3600)).acquire().await.expect("free");
+        assert_eq!(server.client().call(format!("RLOCK.FORCERELEASE {lost}")), 1);
+        let mut is_first = true;
+        proxy.set(move |direction, _| match direction == Direction::ToServer && std::mem::take(&mut is_first) {
+            true => Fate::CutAfter(0),
+            false => Fate::Pass,
+        });
+        let outcome = guard.release().await;
+        assert!(matches!(outcome, Err(Error::NotHeld)), "{lost}: {outcome:?}");
+        assert_eq!(server.client().call("DBSIZE"), 0);
+    }
+}
+
+/// Between the grant and the question something happens to the server: what a retry may mend is told of as a lost connection, and anything else
+/// as what it is.
+#[tokio::test]
+async fn why_replicas_could_not_be_asked_is_told() {
+    for (happening, may_be_mended) in
+        [("CONFIG SET min-replicas-to-write 1", true), ("ACL SETUSER default -rlock.renew", false)]
+    {
+        let server = Server::start();
+        let options = Client::builder().retry_for(Duration::from_secs(1));
+        let client = options.connect(&url(&server)).await.expect("a server");
+        server.client().acquire("k other");
+        let waiter = acquire(client.lock("k").replicas(1, Duration::from_millis(100)));
+        eventually(|| waiting(&server) == 1).await;
+        let step = ["MULTI", "RLOCK.RELEASE k other", happening, "EXEC"].map(Into::into);
+        server.client().call_in_one_step(&step);
+        let outcome = waiter.await.expect("no panic");
+        match may_be_mended {
+            true => assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}"),
+            false => assert!(matches!(outcome, Err(Error::Permission(_))), "{outcome:?}"),
+        }
     }
 }

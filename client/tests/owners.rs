@@ -120,6 +120,7 @@ async fn a_release_goes_on_above_the_ids_of_another_process() {
         }
         eventually(|| server.client().holder("k").is_none()).await;
     }
+    assert_eq!(answered(&server, "RLOCK.RELEASE"), 2 * 3, "that of the other process, and each of ours with two ids");
 }
 
 /// Its request has arrived at the server, and nobody waits for the answer any more.

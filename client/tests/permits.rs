@@ -99,6 +99,21 @@ async fn timed_a_release_behind_a_part_without_an_answer_is_left_to_the_backgrou
     all.release().await.expect("it was held");
 }
 
+/// Nobody tries to give back what the end of the lease has taken.
+#[tokio::test]
+async fn a_part_that_no_server_takes_is_given_up_with_the_hold() {
+    let mut server = Server::start();
+    let client = connect(&server).await;
+    let semaphore = client.semaphore("s");
+    semaphore.init(3).await.expect("an answer");
+    let guard = semaphore.permits(3).lease(Duration::from_secs(1)).acquire().await.expect("all are free");
+    server.kill();
+    let outcome = tokio::time::timeout(PATIENCE, guard.release_some(1)).await.expect("it ends");
+    assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
+    client.close().await.expect("nothing is left to be done");
+    server.restart();
+}
+
 #[tokio::test]
 async fn draining_has_terms() {
     let server = Server::start();
