@@ -1,11 +1,13 @@
 //! What happens to locks, as those see it who follow it or count it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
 use rlock_client::{Client, Error, Event, Metrics};
 
+use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
 use crate::{PATIENCE, connect, eventually, kill_connections, url};
 
@@ -45,6 +47,25 @@ async fn a_follower_is_told_what_a_lost_connection_may_have_hidden() {
     let mut events = client.observe("k").events().await.expect("it tells");
     kill_connections(&server);
     assert_eq!(next(&mut events).await, Event::Missed);
+    let _held = client.lock("k").acquire().await.expect("free");
+    assert_eq!(next(&mut events).await, Event::Acquired);
+}
+
+/// The connection is cut at the question that comes before the subscription.
+#[tokio::test]
+async fn a_connection_that_is_lost_while_somebody_begins_to_follow_is_replaced() {
+    let server = Server::with(&["notify-keyspace-events Kd"]);
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let question = "*3\r\n$6\r\nCONFIG\r\n$3\r\nGET\r\n$22\r\nnotify-keyspace-events\r\n".len();
+    let is_cut = Arc::<AtomicBool>::default();
+    let cut = is_cut.clone();
+    proxy.set(move |direction, length| {
+        let is_question = direction == Direction::ToServer && length == question;
+        if is_question && !cut.swap(true, Ordering::Relaxed) { Fate::CutAfter(0) } else { Fate::Pass }
+    });
+    let mut events = client.observe("k").events().await.expect("it tells");
+    assert!(is_cut.load(Ordering::Relaxed));
     let _held = client.lock("k").acquire().await.expect("free");
     assert_eq!(next(&mut events).await, Event::Acquired);
 }

@@ -118,13 +118,24 @@ async fn a_user_without_permission_is_told_so() {
 }
 
 #[tokio::test]
+async fn a_server_with_too_many_waiters_is_named() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let _held = client.lock("k").acquire().await.expect("a free lock");
+    server.client().call("CONFIG SET rlock.max-waiters 1");
+    let _waiting = server.waiter("RLOCK.ACQUIRE k other BLOCK 0");
+    let refused = client.lock("k").acquire().await;
+    assert!(matches!(refused, Err(Error::TooManyWaiters(_))), "{refused:?}");
+}
+
+#[tokio::test]
 async fn a_server_without_the_module_is_named() {
     // A sentinel is a server without it.
     let server = Server::start();
     let sentinels = Sentinels::of(server.port(), 0);
     let url = format!("redis://127.0.0.1:{}/", sentinels.ports().next().expect("one"));
     let refused = Client::connect(&url).await;
-    assert!(matches!(refused, Err(Error::NoModule(_))), "{refused:?}");
+    assert!(matches!(&refused, Err(Error::NoModule(text)) if text == "it knows no RLOCK.ACQUIRE"), "{refused:?}");
     let client = Client::builder().connect_later(&url).expect("an address");
     let refused = client.lock("k").acquire().await;
     assert!(matches!(refused, Err(Error::NoModule(_))), "{refused:?}");

@@ -6,8 +6,8 @@ use rlock_client::{Client, Error};
 use tokio::runtime::Handle;
 
 use crate::proxy::{Fate, Proxy};
-use crate::support::{Server, Stopwatch};
-use crate::{PATIENCE, connect, connections, eventually, kill_connections, url};
+use crate::support::{Server, Stopwatch, free_port};
+use crate::{PATIENCE, command_stat, connect, connections, eventually, kill_connections, url};
 
 #[tokio::test]
 async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
@@ -33,6 +33,31 @@ async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
         waiter.await.expect("no panic").expect("it was held");
         assert_eq!(server.client().call(format!("EXISTS {kind}")), 0);
     }
+}
+
+#[tokio::test]
+async fn a_wait_that_goes_on_over_another_connection_ends_in_time() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    server.client().call("RLOCK.ACQUIRE k other");
+    let waiter = tokio::spawn(async move { client.lock("k").acquire_timeout(Duration::from_secs(2)).await });
+    eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+    kill_connections(&server);
+    let outcome = waiter.await.expect("no panic");
+    assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
+}
+
+/// As after a failover, until somebody names the new master.
+#[tokio::test]
+async fn a_server_that_is_no_master_for_a_while_is_asked_again() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    server.client().call(format!("REPLICAOF 127.0.0.1 {}", free_port()));
+    let acquiring = tokio::spawn(async move { client.lock("k").acquire().await });
+    eventually(|| command_stat(&server, "RLOCK.ACQUIRE", "rejected_calls") > 0).await;
+    server.client().call("REPLICAOF NO ONE");
+    let outcome = tokio::time::timeout(PATIENCE, acquiring).await.expect("it ends").expect("no panic");
+    outcome.expect("a grant").release().await.expect("it was held");
 }
 
 /// 50 waiting and 50 holding tasks; every connection is killed again and again. No hold is counted twice, and none stays.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error, Quorum};
 
 use crate::support::Server;
-use crate::{PATIENCE, eventually, url};
+use crate::{PATIENCE, command_stat, eventually, url};
 
 fn quorum(servers: &[Server]) -> Quorum {
     let urls: Vec<_> = servers.iter().map(url).collect();
@@ -51,6 +51,7 @@ async fn a_minority_may_be_down_and_a_majority_may_not() {
     let guard = lock.acquire().await.expect("free");
     servers[2].kill();
     tokio::time::timeout(PATIENCE, guard.lost()).await.expect("no majority is left");
+    assert!(!guard.is_held());
     let refused = quorum.lock("k2").try_acquire().await;
     assert!(matches!(refused, Err(Error::NoQuorum { granted: 2, servers: 5 })), "{refused:?}");
     for server in &mut servers[..3] {
@@ -73,6 +74,31 @@ async fn a_quorum_has_many_readers_or_one_writer() {
     assert!(one.read().try_acquire().await.expect("an answer").is_none());
     writer.release().await.expect("it was held");
     eventually(|| holders(&servers) == 0).await;
+}
+
+/// Also who is refused does not wait for the one that hangs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_of_three_decide_while_the_third_hangs() {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let urls: Vec<_> = servers.iter().map(url).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let long = PATIENCE * 2;
+    let options = Client::builder().response_timeout(long).retry_for(long);
+    let lock = Quorum::connect(&options, &urls).expect("addresses").lock("k").server_timeout(long);
+    lock.acquire().await.expect("free").release().await.expect("it was held");
+    // Also on the one that has granted last.
+    eventually(|| servers.iter().all(|server| command_stat(server, "RLOCK.RELEASE", "calls") == 1)).await;
+    tokio::task::block_in_place(|| {
+        servers[1].while_stopped(|| {
+            let deciding = async {
+                let guard = lock.acquire().await.expect("two of three are free");
+                assert!(lock.try_acquire().await.expect("two have answered").is_none());
+                guard.release().await.expect("it was held");
+            };
+            let decided = tokio::runtime::Handle::current().block_on(tokio::time::timeout(PATIENCE, deciding));
+            decided.expect("the third is not waited for");
+        });
+    });
 }
 
 /// The two that answer decide. The third grants later, and makes up for the loss of one of them.
@@ -141,6 +167,7 @@ async fn a_release_without_a_majority_says_why() {
     for server in &servers {
         server.client().call("RLOCK.FORCERELEASE k");
     }
+    assert!(matches!(guard.renew().await, Err(Error::NotHeld)));
     assert!(matches!(guard.release().await, Err(Error::NotHeld)));
     let guard = quorum.lock("k").acquire().await.expect("free");
     servers[0].kill();

@@ -19,6 +19,7 @@ fn a_wait_is_interrupted_and_leaves_nothing() {
         move || lock.acquire()
     });
     eventually(PATIENCE, || server.client().waiting_owners("k").len() == 1);
+    assert!(!interrupt.is_interrupted());
     interrupt.interrupt();
     assert!(matches!(waiting.join().expect("no panic"), Err(Error::Interrupted)));
     eventually(PATIENCE, || server.client().waiting_owners("k").is_empty());
@@ -47,6 +48,9 @@ fn threads_have_what_tasks_have() {
     let (permits, guard) = semaphore.draining().lease(Duration::from_secs(9)).take().expect("an answer").expect("free");
     guard.release_some(1).expect("it is held");
     assert_eq!((permits, guard.permits(), semaphore.available_permits().expect("an answer")), (3, 2, Some(1)));
+    guard.release().expect("it was held");
+    let (permits, guard) = semaphore.drain().expect("an answer").expect("all are free");
+    assert_eq!((permits, guard.permits()), (3, 3));
     guard.release().expect("it was held");
     assert_eq!(server.client().call("EXISTS k"), Reply::Int(0));
 }
