@@ -171,7 +171,9 @@ impl Acquisition {
     async fn prove(&self, held: Held) -> Result<Held, Error> {
         let proven = async {
             held.hold.replicate().await?;
-            held.hold.freshen().await
+            held.hold.freshen().await?;
+            // It may have ended meanwhile: what is renewed then is of no use to anybody.
+            if held.hold.is_held() { Ok(()) } else { Err(Error::NotHeld) }
         };
         match proven.await {
             Ok(()) => Ok(held),

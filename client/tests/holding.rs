@@ -103,6 +103,21 @@ async fn a_grant_that_is_old_when_it_is_heard_of_is_renewed_before_anybody_has_i
     guard.release().await.expect("it was held");
 }
 
+/// The lease counts from the sending on this side, and from the grant on the server's.
+#[tokio::test]
+async fn a_grant_that_is_over_here_when_it_is_heard_of_is_renewed_while_the_server_has_it() {
+    let server = Server::start();
+    for is_renewing in [false, true] {
+        let client = connect(&server).await;
+        let lock = client.lock("k").lease(Duration::from_secs(2)).renewing(is_renewing);
+        lock.try_acquire().await.expect("an answer").expect("a free lock").release().await.expect("it was held");
+        server.client().call("CLIENT PAUSE 2500 ALL");
+        let guard = lock.try_acquire().await.expect("an answer").expect("a free lock");
+        assert!(guard.is_held() && guard.valid_for() > Duration::from_secs(1), "{:?}", guard.valid_for());
+        guard.release().await.expect("it was held");
+    }
+}
+
 #[tokio::test]
 async fn timed_with_a_lease_it_is_not_renewed_and_its_end_is_told_before_the_server_acts() {
     let server = Server::start();

@@ -151,10 +151,19 @@ impl<'c> Ctx<'c> {
         if !flags.denies_blocking() {
             return Some(id);
         }
-        // A transaction's client is a connection, a module's is not: only connections are found by their id.
-        // SAFETY: without a place for the information the server only looks whether there is such a client.
-        let status = unsafe { api!(RedisModule_GetClientInfoById, ptr::null_mut(), id) };
-        (status == raw::REDISMODULE_OK as c_int).then_some(id)
+        // A transaction's client is a connection, a module's is not. Most servers find only connections by their id. Valkey 9 finds all clients;
+        // those without a connection have no address.
+        let mut info = raw::RedisModuleClientInfo {
+            version: u64::from(raw::REDISMODULE_CLIENTINFO_VERSION),
+            flags: 0,
+            id: 0,
+            addr: [0; 46],
+            port: 0,
+            db: 0,
+        };
+        // SAFETY: the place is of the version that it names.
+        let status = unsafe { api!(RedisModule_GetClientInfoById, (&raw mut info).cast(), id) };
+        (status == raw::REDISMODULE_OK as c_int && info.addr.first() != Some(&0)).then_some(id)
     }
 
     /// A string of the server with these bytes, freed when dropped.

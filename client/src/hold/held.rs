@@ -68,7 +68,10 @@ impl Held {
             place,
             listens_from: now.after(LISTENS_AFTER),
         });
-        hold.be_looked_at(now);
+        // One that is over by the time it is heard of is renewed before anybody has it, if that is still possible. The keeper would give it up.
+        if now < hold.ends() {
+            hold.be_looked_at(now);
+        }
         if hold.request.client.home.has_ended() {
             hold.request.client.keeper.forget(&hold.place);
             return Err(Error::RuntimeEnded);
