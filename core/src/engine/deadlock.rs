@@ -334,8 +334,11 @@ impl<'a> Walk<'a> {
         let queues = &self.graph.engine.queues;
         let holding = queues.owners.get(self.owner(node)?)?.holdings.first_from(after)?;
         let Holding { name, token } = holding;
-        let holder = queues.names.get(name)?.next_holder(token.saturating_sub(1))?;
         self.todo.push(Task::Holds { node, after: Bound::Excluded(holding) });
+        if !self.graph.engine.knows_holders(name) {
+            return None;
+        }
+        let holder = queues.names.get(name)?.next_holder(token.saturating_sub(1))?;
         if node == ME || self.holds.insert((name.0, holder.mode)) {
             let (after, end, held) = (Bound::Unbounded, Bound::Unbounded, Some(holder));
             self.todo.push(Task::Queue { node, name, after, end, held });

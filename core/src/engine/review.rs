@@ -87,7 +87,7 @@ impl Engine {
             }
             Stage::Lives => {
                 while tx.keys.lock_mut(id).is_some_and(|lock| lock.settle_places(LIVES_AT_ONCE)) {
-                    if !self.work.take(COST_OF_LIVES) {
+                    if !self.work.take_whole(COST_OF_LIVES) {
                         return Err(Stopped(Stage::Lives));
                     }
                 }

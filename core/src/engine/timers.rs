@@ -137,8 +137,9 @@ impl Engine {
         self.work.begin_timer();
         let ringing = self.ringing.take();
         for id in tx.ids() {
-            self.verify_bindings(tx, id);
             self.reconcile(tx, id, false);
+            // Only now: a value that came back to its name is bound to no connection any more when it has been taken in.
+            self.verify_bindings(tx, id);
         }
         self.close(tx);
         self.forget_if_rung(ringing);

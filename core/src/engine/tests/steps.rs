@@ -352,6 +352,25 @@ fn a_turn_that_has_done_enough_writes_few_lives_of_places_down() {
     assert!(!has_more(&crowded));
 }
 
+/// What is left of the turn is too little for more lives, and too much for the turn to have done enough.
+#[test]
+fn a_turn_ends_when_it_has_too_little_left_for_lives_of_places() {
+    let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
+    crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
+    let value = crowded.world.unlink(&lock).unwrap();
+    crowded.world.arrive(&other, value);
+    let work = &mut crowded.world.engine.work;
+    work.begin_timer();
+    let allowance = (0..).take_while(|_| work.take(1)).count();
+    crowded.world.engine.begin_turn();
+    let work = &mut crowded.world.engine.work;
+    work.begin_timer();
+    work.take(u32::try_from(allowance).unwrap() - 7);
+    assert!(!work.is_used_up());
+    crowded.world.transact(from_ref(&other), |engine, tx| engine.run_job(tx));
+    assert!(crowded.world.engine.work.is_used_up());
+}
+
 #[test]
 fn of_very_many_leases_that_are_over_none_is_taken_away_by_force() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
