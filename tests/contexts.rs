@@ -68,6 +68,10 @@ fn another_module_can_hold_a_lock_without_a_session_and_never_waits() {
     for options in ["SESSION 1000", "BLOCK 0 NOTIFY answers REQ 1"] {
         let refused = client.call(format!("CALLER.CALL RLOCK.ACQUIRE job a PX 60000 {options}"));
         assert!(refused.expect_error("ERR").contains("other modules"), "{options}: {refused:?}");
+        client.call("MULTI");
+        client.call(format!("CALLER.CALL RLOCK.ACQUIRE job a PX 60000 {options}"));
+        let refused = client.call("EXEC");
+        assert!(refused.array()[0].expect_error("ERR").contains("other modules"), "{options}: {refused:?}");
     }
     let token = client.call("CALLER.CALL RLOCK.ACQUIRE job a PX 60000").int();
     assert_eq!(client.call("CALLER.CALL RLOCK.ACQUIRE job b BLOCK 0"), Reply::Nil);

@@ -214,11 +214,8 @@ pub(crate) fn bytes(value: &Value) -> Result<&[u8], Error> {
 /// A field of an answer that is a map.
 pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     let is_name = |value: &Value| bytes(value).is_ok_and(|found| found == name.as_bytes());
-    match map {
-        Value::Map(fields) => fields.iter().find(|(key, _)| is_name(key)).map(|(_, value)| value),
-        Value::Array(fields) => fields.chunks_exact(2).find(|pair| is_name(&pair[0])).map(|pair| &pair[1]),
-        _ => None,
-    }
+    let Value::Map(fields) = map else { return None };
+    fields.iter().find(|(key, _)| is_name(key)).map(|(_, value)| value)
 }
 
 /// The version of the module in the answer to `MODULE LIST`, which has it in one number: major * 10000 + minor * 100 + patch.

@@ -151,19 +151,21 @@ impl<'c> Ctx<'c> {
         if !flags.denies_blocking() {
             return Some(id);
         }
-        // A transaction's client is a connection, a module's is not. Most servers find only connections by their id. Valkey 9 finds all clients;
-        // those without a connection have no address.
-        let mut info = raw::RedisModuleClientInfo {
-            version: u64::from(raw::REDISMODULE_CLIENTINFO_VERSION),
-            flags: 0,
-            id: 0,
-            addr: [0; 46],
-            port: 0,
-            db: 0,
-        };
-        // SAFETY: the place is of the version that it names.
-        let status = unsafe { api!(RedisModule_GetClientInfoById, (&raw mut info).cast(), id) };
-        (status == raw::REDISMODULE_OK as c_int && info.addr.first() != Some(&0)).then_some(id)
+        // Outside of a transaction it is another module's client.
+        if !flags.has(raw::REDISMODULE_CTX_FLAGS_MULTI) {
+            return None;
+        }
+        // In one it is a connection, or again another module's. Most servers find only connections by their id. Valkey 9 finds all clients, and
+        // crashes if it is asked for the address of one without a connection; but such a client has no user.
+        // SAFETY: the context is alive. The name is freed once, with the context that it was made with.
+        unsafe {
+            let name = api!(RedisModule_GetClientUserNameById, self.raw, id);
+            if name.is_null() {
+                return None;
+            }
+            api!(RedisModule_FreeString, self.raw, name);
+        }
+        Some(id)
     }
 
     /// A string of the server with these bytes, freed when dropped.

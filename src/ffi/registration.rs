@@ -333,7 +333,6 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_FreeThreadSafeContext,
         RedisModule_GetBlockedClientPrivateData,
         RedisModule_GetClientId,
-        RedisModule_GetClientInfoById,
         RedisModule_GetClientUserNameById,
         RedisModule_GetCommand,
         RedisModule_GetContextFlags,
