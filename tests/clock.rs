@@ -66,7 +66,7 @@ fn a_clock_that_jumps_back_before_what_is_to_be_done_at_once_does_not_delay_it()
     client.acquire("job a PX 60000");
     let mut next = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     // The server is kept from looking at its timers, in one step with the deletion.
-    let step = ["DEL job", "DEBUG SLEEP 0.5"].map(Command::from);
+    let step = ["DEL job", "DEBUG SLEEP 2"].map(Command::from);
     client.try_send(&step).expect("the server takes the commands");
     // Time itself: the jump is to come in the middle of the sleep.
     std::thread::sleep(Duration::from_millis(200));

@@ -83,7 +83,9 @@ impl Acquisition {
         self.request.client.home.check()?;
         let give_up = Moment::now().after(self.request.client.settings.retry_for);
         let grant = self.request.take_over(tokens, give_up).await?;
-        Held::new(self.request.clone(), grant)
+        let held = Held::new(self.request.clone(), grant)?;
+        // Nobody renews one that is over by now.
+        if held.hold.is_held() { Ok(held) } else { Err(Error::NotHeld) }
     }
 
     /// One attempt.

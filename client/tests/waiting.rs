@@ -87,7 +87,7 @@ async fn a_hold_counts_from_its_confirmation_and_not_from_the_beginning_of_the_w
 async fn a_session_counts_from_its_confirmation_and_not_from_the_beginning_of_the_wait() {
     let server = Server::start();
     let client = connect(&server).await;
-    let grace = Duration::from_secs(1);
+    let grace = Duration::from_secs(2);
     let guard = client.lock("k").acquire().await.expect("a free lock");
     let waiter = tokio::spawn({
         let lock = client.lock("k").session_grace(grace);

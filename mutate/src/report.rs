@@ -60,7 +60,7 @@ impl Report {
         for change in all {
             let said = match verdicts.get(&change.id) {
                 None if only_some => continue,
-                None => "does not compile".to_owned(),
+                None => "not in the build".to_owned(),
                 Some(Verdict::Noticed(test)) => format!("{NOTICED}{test}"),
                 Some(Verdict::Unreached) => "reached by no test".to_owned(),
                 Some(Verdict::Survived { tried, of }) => format!("not noticed by {tried} of {of} tests that reach it"),
@@ -189,10 +189,10 @@ mod tests {
 
     #[test]
     fn what_was_noticed_before_is_read_from_the_report() {
-        let verdicts = [(1, Verdict::Noticed("m::t, which hangs".into())), (2, survived())].into();
+        let verdicts = [(1, Verdict::Noticed("a hang of one of m::t, m::u".into())), (2, survived())].into();
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), Report::new(&changes(), &verdicts, &known(), false).verdicts()).unwrap();
         let before = noticed_before(file.path(), &changes()).unwrap();
-        assert_eq!(before, [(1, Verdict::Noticed("m::t, which hangs".into()))].into());
+        assert_eq!(before, [(1, Verdict::Noticed("a hang of one of m::t, m::u".into()))].into());
     }
 }

@@ -266,7 +266,14 @@ impl<'ast> Visit<'ast> for Places<'_> {
 
     fn visit_expr_match(&mut self, matching: &'ast syn::ExprMatch) {
         // A match that does not know all cases any more is an error at what is matched.
-        let deletions: Vec<_> = matching.arms.iter().filter_map(|arm| self.deletion_of(arm)).collect();
+        let of = |arms: &mut dyn Iterator<Item = &syn::Arm>| -> Vec<_> {
+            arms.filter_map(|arm| self.deletion_of(arm)).collect()
+        };
+        // First the arm that takes whatever is left: without it no other one can be passed by.
+        let mut deletions = of(&mut matching.arms.iter().filter(|arm| takes_all(&arm.pat)));
+        if deletions.is_empty() {
+            deletions = of(&mut matching.arms.iter());
+        }
         if !deletions.is_empty() {
             self.surround(self.lines.of_syntax(matching), Parts::default(), "", deletions);
         }
@@ -297,6 +304,11 @@ impl<'ast> Visit<'ast> for Places<'_> {
         }
         visit::visit_arm(self, arm);
     }
+}
+
+/// Whether a pattern is a name for whatever it is. A name in capitals is that of a constant or a variant.
+fn takes_all(pattern: &syn::Pat) -> bool {
+    matches!(pattern, syn::Pat::Ident(name) if name.ident.to_string().starts_with(char::is_lowercase))
 }
 
 fn has_let(condition: &syn::Expr) -> bool {
@@ -387,6 +399,20 @@ mod tests {
         let text = "fn f() { if let A = a && b {} }";
         let file = rewritten(text, &[change(1, Genre::BinaryOperator, "fn f() { if let A = a |&&| b {} }", "||")]);
         assert_eq!((file.text.as_str(), file.placed.len()), (text, 0));
+    }
+
+    #[test]
+    fn an_arm_that_takes_whatever_is_left_is_blamed_first() {
+        let text = "fn f() { match a { A => 1, rest => 2 } }";
+        let first = change(1, Genre::MatchArm, "fn f() { match a { |A => 1,| rest => 2 } }", "");
+        let last = change(2, Genre::MatchArm, "fn f() { match a { A => 1, |rest => 2| } }", "");
+        let blamed = |changes: &[Change]| {
+            let file = rewritten(text, changes);
+            let start = file.text.find("match a").unwrap();
+            file.blamed_for(&(start..start + 7)).map(<[usize]>::to_vec)
+        };
+        assert_eq!(blamed(&[first.clone(), last]), Some(vec![2]));
+        assert_eq!(blamed(&[first]), Some(vec![1]));
     }
 
     #[test]

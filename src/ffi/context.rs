@@ -142,21 +142,23 @@ impl<'c> Ctx<'c> {
         unsafe { api!(RedisModule_GetClientId, self.raw) }
     }
 
+    /// Who asks, for what a connection has: a wait, and a hold that is bound to it. `None` for a script and for another module.
+    pub(crate) fn asker(self, flags: Flags) -> Option<u64> {
+        if flags.denies_blocking() { self.connection(flags) } else { Some(self.client()) }
+    }
+
     /// The connection that sent the command. `None` for a script and for another module, whose clients never close.
+    ///
+    /// Valkey 9 finds all clients by their id, and crashes if it is asked for the address of one without a connection. So a call of another
+    /// module for a user (`C`) within a transaction cannot be told from a connection there.
     pub(crate) fn connection(self, flags: Flags) -> Option<u64> {
-        if flags.is_script() {
+        let is_of_module = flags.denies_blocking() && !flags.has(raw::REDISMODULE_CTX_FLAGS_MULTI);
+        if flags.is_script() || is_of_module {
             return None;
         }
+        // A transaction, or another module in it, or one that may be blocked. Most servers find only connections by their id; where they find
+        // others, those have no user.
         let id = self.client();
-        if !flags.denies_blocking() {
-            return Some(id);
-        }
-        // Outside of a transaction it is another module's client.
-        if !flags.has(raw::REDISMODULE_CTX_FLAGS_MULTI) {
-            return None;
-        }
-        // In one it is a connection, or again another module's. Most servers find only connections by their id. Valkey 9 finds all clients, and
-        // crashes if it is asked for the address of one without a connection; but such a client has no user.
         // SAFETY: the context is alive. The name is freed once, with the context that it was made with.
         unsafe {
             let name = api!(RedisModule_GetClientUserNameById, self.raw, id);

@@ -1,4 +1,5 @@
-/* A module with one command, CALLER.CALL command [argument ...], which calls another command as any module may.
+/* A module that calls other commands, as any module may: CALLER.CALL command [argument ...], and CALLER.WAIT with the same arguments, whose calls
+ * may be blocked, where the server lets a module have that.
  *
  * The header of the server is not needed: a module is given the function that finds all others. */
 
@@ -15,8 +16,10 @@ static void (*free_reply)(void *reply);
 
 static int on_command(Context *ctx, String **argv, int argc) {
     if (argc < 2) return reply_with_error(ctx, "ERR no command");
-    /* E: errors are replies. v: the arguments are a vector. */
-    void *reply = call(ctx, start_of(argv[1], NULL), "Ev", argv + 2, (size_t)(argc - 2));
+    const char *own_name = start_of(argv[0], NULL);
+    int may_block = own_name[7] == 'w' || own_name[7] == 'W';
+    /* E: errors are replies. v: the arguments are a vector. K: the call may be blocked. */
+    void *reply = call(ctx, start_of(argv[1], NULL), may_block ? "EvK" : "Ev", argv + 2, (size_t)(argc - 2));
     if (!reply) return reply_with_error(ctx, "ERR not called");
     reply_with(ctx, reply);
     free_reply(reply);
@@ -33,5 +36,6 @@ int RedisModule_OnLoad(Context *ctx) {
         find("RedisModule_FreeCallReply", &free_reply))
         return 1;
     set_name(ctx, "caller", 1, 1);
-    return create_command(ctx, "caller.call", on_command, "write", 0, 0, 0);
+    return create_command(ctx, "caller.call", on_command, "write", 0, 0, 0) ||
+           create_command(ctx, "caller.wait", on_command, "write", 0, 0, 0);
 }

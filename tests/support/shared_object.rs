@@ -17,11 +17,14 @@ pub(super) fn build(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     fs::create_dir_all(folder).expect("a folder for temporary files");
     let object = folder.join(format!("{name}.so"));
+    // Other test programs may be loading it: it is there as a whole, or not at all.
+    let unfinished = folder.join(format!("{name}-{}.so", std::process::id()));
     let status = Process::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-o"])
-        .arg(&object)
+        .arg(&unfinished)
         .arg(root.join("tests/support").join(format!("{name}.c")))
         .status();
     assert!(status.is_ok_and(|status| status.success()), "cc cannot build {name}");
+    fs::rename(&unfinished, &object).expect("it takes the place of an earlier one");
     object
 }

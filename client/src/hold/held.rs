@@ -68,7 +68,7 @@ impl Held {
             place,
             listens_from: now.after(LISTENS_AFTER),
         });
-        // One that is over by the time it is heard of is renewed before anybody has it, if that is still possible. The keeper would give it up.
+        // Whoever hands out proves what is over by the time it is heard of: until then the keeper would give it up.
         if now < hold.ends() {
             hold.be_looked_at(now);
         }
