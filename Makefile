@@ -15,7 +15,7 @@ LINES        ?= 97
 TEST_CODE     = /tests/|/tests\.rs|strategies\.rs
 # Of `make mutants`: whose code is changed (core, module or client), and for how long each change is shown to tests that reach it.
 PACKAGE      ?= core
-CHANGE_SECONDS ?= 10
+CHANGE_SECONDS ?= 30
 # Of `make bench-peers`: how often each peer is measured, for how long in each cell, and where the page goes.
 ROUNDS       ?= 5
 CELL_SECONDS ?= 1

@@ -24,7 +24,7 @@ const SWITCH: &str = include_str!("../template/mutation_switch.rs");
 pub struct Built {
     /// The changes that are in it.
     pub changes: BTreeSet<usize>,
-    /// The test programs.
+    /// The test programs, in the order in which they are to look at a change.
     pub programs: Vec<Program>,
     /// The module that they load.
     pub module: PathBuf,

@@ -68,14 +68,14 @@ struct Test<'b> {
 /// Which tests reach which changes.
 #[derive(Debug)]
 struct Reach<'b> {
-    /// Those that pass without a change, the fastest first. What follows calls them by their places here.
+    /// Those that pass without a change: those without a server first, then the fastest. What follows calls them by their places here.
     tests: Vec<Test<'b>>,
     /// The tests that reach each change.
     of_changes: BTreeMap<usize, Vec<usize>>,
 }
 
 impl Reach<'_> {
-    /// The tests that reach a change: first those of which it is likely that they notice it, then the fastest.
+    /// The tests that reach a change: first those of which it is likely that they notice it.
     fn of(&self, change: usize, likely: &[usize]) -> Vec<usize> {
         let reaching = self.of_changes.get(&change).map_or(&[][..], Vec::as_slice);
         let (mut tests, others): (Vec<_>, Vec<_>) = reaching.iter().partition(|test| likely.contains(test));
@@ -169,7 +169,8 @@ impl Trial<'_> {
             }
             *end == End::Passed
         });
-        reached.sort_by_key(|(test, ..)| test.lasts);
+        let place = |test: &Test| self.built.programs.iter().position(|program| std::ptr::eq(program, test.program));
+        reached.sort_by_key(|(test, ..)| (place(test), test.lasts));
         let mut reaching: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (number, (_, _, changes)) in reached.iter().enumerate() {
             for &change in changes {
