@@ -35,6 +35,9 @@ NEEDS         = build
 NOBODY_WAITS := at_rest bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
                 kill lazy_free listeners listeners_storm many_storm mutations notify notify_cluster notify_faults once payloads quarantine readme storm token_limits
 
+# Further arguments of the tests when they run once more with the other way of waiting, as --skip ::timed_.
+SECOND_WAY   ?=
+
 # The Debian package: its revision, and where it goes.
 REVISION     ?= 1
 DEBS         ?= target/debian
@@ -100,7 +103,7 @@ test: build ## Run every test: the core's, and the module's, the client's and th
 	cargo test --package rlock-core --package rlock-bench --package rlock-bench-peers --package rlock-check --package rlock-mutate
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
-	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::)
+	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::) $(SECOND_WAY)
 	FEATURES=tls-rustls RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
 	RLOCK_SERVER=$(SERVER) ./tools/test rlock-tool
 
