@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Copies what git knows of a tree and what is new in it, but for the files of which another text is given, or which only that names. A file that is
-/// the same already is left alone, so that cargo builds anew only what has changed.
+/// Makes a copy of what git knows of a tree and of what is new in it. `others` are the texts of files that are to be different in the copy, or are only
+/// there. A file of the copy that is the same already is left alone, so that cargo builds anew only what has changed; a file that is not meant to be
+/// there is removed.
 ///
 /// # Errors
 ///
@@ -17,8 +18,8 @@ pub fn copy(from: &Path, to: &Path, others: &BTreeMap<String, String>) -> Result
     let listed = git(from).args(["ls-files", "--cached", "--others", "--exclude-standard"]).output()?;
     ensure!(listed.status.success(), "git cannot list the tree");
     let listed = String::from_utf8(listed.stdout)?;
-    let names: BTreeSet<_> = listed.lines().chain(others.keys().map(String::as_str)).collect();
-    for name in names {
+    let mut kept = BTreeSet::new();
+    for name in listed.lines().chain(others.keys().map(String::as_str)) {
         let text = match others.get(name) {
             Some(text) => text.clone().into_bytes(),
             // What is deleted, and not yet for git.
@@ -28,11 +29,26 @@ pub fn copy(from: &Path, to: &Path, others: &BTreeMap<String, String>) -> Result
             },
         };
         let copy = to.join(name);
+        kept.insert(copy.clone());
         if fs::read(&copy).is_ok_and(|known| known == text) {
             continue;
         }
         fs::create_dir_all(copy.parent().unwrap_or(to))?;
         fs::write(&copy, text).with_context(|| format!("cannot write {}", copy.display()))?;
+    }
+    remove_others(to, &kept)
+}
+
+/// Removes the files of a folder that are not to be kept.
+fn remove_others(folder: &Path, kept: &BTreeSet<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            remove_others(&path, kept)?;
+        } else if !kept.contains(&path) {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
     }
     Ok(())
 }
@@ -46,4 +62,28 @@ pub fn git(folder: &Path) -> Command {
         command.env("GIT_CEILING_DIRECTORIES", above);
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_follows_the_tree() {
+        let [tree, copy] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        assert!(git(tree.path()).args(["init", "--quiet"]).status().unwrap().success());
+        for (name, text) in [("a/stays", "1"), ("a/goes", "2"), ("differs", "3")] {
+            fs::create_dir_all(tree.path().join("a")).unwrap();
+            fs::write(tree.path().join(name), text).unwrap();
+        }
+        let others = [("differs", "4"), ("b/new", "5")].map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+        super::copy(tree.path(), copy.path(), &others).unwrap();
+        let in_copy = |name: &str| fs::read_to_string(copy.path().join(name)).ok();
+        let all = || ["a/stays", "a/goes", "differs", "b/new"].map(|name| in_copy(name).unwrap_or_default());
+        assert_eq!(all(), ["1", "2", "4", "5"]);
+
+        fs::remove_file(tree.path().join("a/goes")).unwrap();
+        super::copy(tree.path(), copy.path(), &BTreeMap::new()).unwrap();
+        assert_eq!(all(), ["1", "", "3", ""]);
+    }
 }

@@ -3,7 +3,7 @@
 //! cargo-mutants knows the changes, and would build each by itself: thousands of builds, and for what is tested on servers thousands of
 //! runs of minutes. Here all changes go into one build, each behind a switch that a variable of the environment turns on
 //! ("mutant schemata": Untch, Offutt, Harrold, 1993). Each test is run once with all switches off, to see which changes it reaches; then each
-//! change is tried against the tests that reach it, the fastest first, until one fails or its time is over.
+//! change is shown to the tests that reach it, until one fails twice or hangs, or the change's time is over.
 
 mod changes;
 mod compile;
@@ -32,7 +32,7 @@ struct Options {
     /// Whose code is changed.
     package: Package,
     /// For how long each change is shown to tests, in seconds.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 30)]
     seconds: u64,
     /// How many tests run at the same time.
     #[arg(long, default_value_t = 4)]
@@ -40,7 +40,7 @@ struct Options {
     /// Only changes whose description has this in it, as a file's name or a function's.
     #[arg(long)]
     only: Option<String>,
-    /// Only changes that the last run did not notice. Of the others its word is taken: for more seconds, or when a test was added.
+    /// Only changes that no test noticed in the last run, or that a test noticed which is gone.
     #[arg(long)]
     again: bool,
     /// The document to write the counts into.
@@ -58,13 +58,15 @@ fn main() -> Result<ExitCode> {
     let built = compile::with_all(&root, &target, options.package, &all)?;
     let trial = Trial { built: &built, jobs: options.jobs, lasts: Duration::from_secs(options.seconds) };
     let file = target.join("verdicts.txt");
-    let mut verdicts = if options.again { report::noticed_before(&file, &all)? } else { BTreeMap::new() };
+    let reach = trial.reach()?;
+    let mut verdicts =
+        if options.again { report::noticed_before(&file, &all, &reach.names())? } else { BTreeMap::new() };
     verdicts.retain(|change, _| built.changes.contains(change));
     let only = options.only.as_deref();
     let is_meant = |change: &Change| only.is_none_or(|part| change.name.contains(part));
-    let tried = trial.of(&all, |change| is_meant(change) && !verdicts.contains_key(&change.id))?;
+    let tried = trial.of(&all, &reach, |change| is_meant(change) && !verdicts.contains_key(&change.id))?;
     verdicts.extend(tried);
-    let report = Report::new(&all, &verdicts, &known, only.is_some());
+    let report = Report::new(&all, &verdicts, &known, reach.left_out, only.is_some());
     if only.is_some() {
         print!("{}", report.verdicts());
     } else {

@@ -1,6 +1,6 @@
 //! What came of all changes, beside what is known.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -11,18 +11,20 @@ use rlock_check::document;
 use crate::changes::Change;
 use crate::known::Known;
 use crate::package::Package;
-use crate::trial::Verdict;
+use crate::trial::{HANG, Verdict};
 
 const NOTICED: &str = "noticed by ";
 
-/// What an earlier report says was noticed, of the changes that there are still.
-pub fn noticed_before(file: &Path, all: &[Change]) -> Result<BTreeMap<usize, Verdict>> {
+/// What an earlier report says was noticed, of the changes and the tests that there are still.
+pub fn noticed_before(file: &Path, all: &[Change], tests: &BTreeSet<&str>) -> Result<BTreeMap<usize, Verdict>> {
     let text = fs::read_to_string(file).with_context(|| format!("there is no earlier run in {}", file.display()))?;
     let numbers: BTreeMap<_, _> = all.iter().map(|change| (change.name.as_str(), change.id)).collect();
     let noticed = |line: &str| {
         // The name of a change has colons, and that of a test has no space after one.
         let (name, said) = line.rsplit_once(": ")?;
-        Some((*numbers.get(name)?, Verdict::Noticed(said.strip_prefix(NOTICED)?.to_owned())))
+        let by = said.strip_prefix(NOTICED)?;
+        let are_there = by.strip_prefix(HANG).unwrap_or(by).split(", ").all(|test| tests.contains(test));
+        are_there.then_some((*numbers.get(name)?, Verdict::Noticed(by.to_owned())))
     };
     Ok(text.lines().filter_map(noticed).collect())
 }
@@ -35,6 +37,8 @@ pub struct Report {
     unknown: Vec<String>,
     /// Changes that are noticed, though it is said of them that they are not.
     noticed: Vec<String>,
+    /// Tests that fail without any change.
+    left_out: Vec<String>,
     verdicts: String,
 }
 
@@ -50,9 +54,20 @@ struct Counts {
 
 impl Report {
     /// Compares. If only some changes were tried, nothing is said of the others.
-    pub fn new(all: &[Change], verdicts: &BTreeMap<usize, Verdict>, known: &Known, only_some: bool) -> Self {
-        let mut report =
-            Self { counts: Counts::default(), unknown: Vec::new(), noticed: Vec::new(), verdicts: String::new() };
+    pub fn new(
+        all: &[Change],
+        verdicts: &BTreeMap<usize, Verdict>,
+        known: &Known,
+        left_out: Vec<String>,
+        only_some: bool,
+    ) -> Self {
+        let mut report = Self {
+            counts: Counts::default(),
+            unknown: Vec::new(),
+            noticed: Vec::new(),
+            left_out,
+            verdicts: String::new(),
+        };
         let mut left = known.counts();
         let counts = &mut report.counts;
         counts.listed = all.len();
@@ -108,6 +123,9 @@ impl Report {
         );
         for change in &self.unknown {
             let _ = writeln!(text, "new: {change}");
+        }
+        for test in &self.left_out {
+            let _ = writeln!(text, "left out, since it fails without any change: {test}");
         }
         for change in &self.noticed {
             let _ = writeln!(text, "noticed now, or not there any more: {change}");
@@ -169,11 +187,12 @@ mod tests {
     #[test]
     fn what_is_named_once_surprises_when_there_are_two() {
         let verdicts = [(1, survived()), (2, survived()), (3, Verdict::Noticed("t".into()))].into();
-        let report = Report::new(&changes(), &verdicts, &known(), false);
+        let report = Report::new(&changes(), &verdicts, &known(), vec!["m::flaky".into()], false);
         assert_eq!(
             report.text(),
             "4 changes, 3 tried: 1 noticed, 1 harmless, 0 without a test, 1 new\n\
              new: a.rs:2:1: replace + with - in f: not noticed by 1 of 2 tests that reach it\n\
+             left out, since it fails without any change: m::flaky\n\
              noticed now, or not there any more: a.rs: replace g with () (1)\n"
         );
         assert!(!report.is_as_known());
@@ -181,7 +200,7 @@ mod tests {
 
     #[test]
     fn of_what_was_not_tried_nothing_is_said() {
-        let report = Report::new(&changes(), &[(3, Verdict::Unreached)].into(), &known(), true);
+        let report = Report::new(&changes(), &[(3, Verdict::Unreached)].into(), &known(), Vec::new(), true);
         assert_eq!(report.text(), "4 changes, 1 tried: 0 noticed, 1 harmless, 0 without a test, 0 new\n");
         assert!(report.is_as_known());
         assert_eq!(report.verdicts(), "a.rs:3:1: replace g with (): reached by no test\n");
@@ -189,10 +208,13 @@ mod tests {
 
     #[test]
     fn what_was_noticed_before_is_read_from_the_report() {
-        let verdicts = [(1, Verdict::Noticed("a hang of one of m::t, m::u".into())), (2, survived())].into();
+        let noticed = |by: &str| Verdict::Noticed(by.to_owned());
+        let hang = format!("{HANG}m::t, m::u");
+        let verdicts = [(1, noticed(&hang)), (2, survived()), (3, noticed("m::gone")), (4, noticed("m::u"))].into();
         let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), Report::new(&changes(), &verdicts, &known(), false).verdicts()).unwrap();
-        let before = noticed_before(file.path(), &changes()).unwrap();
-        assert_eq!(before, [(1, Verdict::Noticed("a hang of one of m::t, m::u".into()))].into());
+        let report = Report::new(&changes(), &verdicts, &known(), Vec::new(), false);
+        fs::write(file.path(), report.verdicts()).unwrap();
+        let before = noticed_before(file.path(), &changes(), &["m::t", "m::u"].into()).unwrap();
+        assert_eq!(before, [(1, noticed(&hang)), (4, noticed("m::u"))].into());
     }
 }
