@@ -61,8 +61,15 @@ impl Slot {
 #[track_caller]
 fn shard_subscriber(node: &Server, channels: usize) -> Client {
     let mut client = node.client();
-    for channel in 0..channels {
-        assert_eq!(client.call(format!("SSUBSCRIBE {{x}}answers:{channel}")).array()[0], "ssubscribe");
+    for first in (0..channels).step_by(100) {
+        let names = (first..channels.min(first + 100)).map(|channel| format!(" {{x}}answers:{channel}"));
+        let count = names.len();
+        client
+            .try_send(&[Command::from(format!("SSUBSCRIBE{}", names.collect::<String>()))])
+            .expect("the node listens");
+        for _ in 0..count {
+            assert_eq!(client.reply().array()[0], "ssubscribe");
+        }
     }
     client
 }

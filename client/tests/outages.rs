@@ -36,15 +36,19 @@ async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
 }
 
 #[tokio::test]
-async fn a_wait_that_goes_on_over_another_connection_ends_in_time() {
+async fn timed_a_wait_that_goes_on_over_another_connection_ends_in_time() {
     let server = Server::start();
     let client = connect(&server).await;
     server.client().call("RLOCK.ACQUIRE k other");
-    let waiter = tokio::spawn(async move { client.lock("k").acquire_timeout(Duration::from_secs(2)).await });
-    eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+    let watch = Stopwatch::start();
+    let waiter = tokio::spawn(async move { client.lock("k").acquire_timeout(Duration::from_secs(3)).await });
+    // Time itself: one that begins anew with the other connection would take as much longer.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(server.client().info_number("rlock_waiting"), 1);
     kill_connections(&server);
     let outcome = waiter.await.expect("no panic");
     assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
+    watch.assert_took_ms(3000..4200, "a wait over two connections");
 }
 
 /// As after a failover, until somebody names the new master.

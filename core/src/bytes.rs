@@ -152,6 +152,14 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_another_name_or_database_hash_to_something_else() {
+        let hash = |name: &[u8], db| ahash::RandomState::with_seeds(1, 2, 3, 4).hash_one(KeyRef { name, db });
+        assert_eq!(hash(b"a", 0), hash(b"a", 0));
+        assert_ne!(hash(b"a", 0), hash(b"b", 0));
+        assert_ne!(hash(b"a", 0), hash(b"a", 1));
+    }
+
+    #[test]
     fn debug_shows_unprintable_bytes_escaped() {
         assert_eq!(alloc::format!("{:?}", Owner::from(&b"a\"\x00"[..])), r#""a\"\x00""#);
     }

@@ -195,3 +195,17 @@ impl Event {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_holder_is_told_by_its_name() {
+        let cleared = |cause| Event::Cleared { cause, except: None }.keyspace_event();
+        let causes = [EndCause::Released, EndCause::Undone, EndCause::Expired, EndCause::Forced];
+        let names = [c"rlock.release", c"rlock.release", c"rlock.expire", c"rlock.force"];
+        assert_eq!(causes.map(cleared), names.map(Some));
+        assert_eq!(Event::QueueLapsed.keyspace_event(), None);
+    }
+}

@@ -7,6 +7,7 @@ use std::io::{Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,9 @@ const LONGEST: Duration = Duration::from_secs(300);
 
 /// How long a test may take with a change, besides some times its usual time: then it hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(30);
+
+/// After how many changes somebody who waits is told how far it is.
+const TOLD_EACH: usize = 100;
 
 /// How long tests take that run together: what they notice ends them only all together.
 const BATCH: Duration = Duration::from_secs(1);
@@ -146,8 +150,13 @@ impl Trial<'_> {
         let wanted: Vec<_> =
             all.iter().filter(|change| self.built.changes.contains(&change.id) && is_wanted(change)).collect();
         eprintln!("{} are tried", wanted.len());
+        let done = AtomicUsize::new(0);
         let verdicts = self.at_the_same_time(&wanted, |change| {
             let verdict = self.show(change, reach, &noticing);
+            let number = done.fetch_add(1, Ordering::Relaxed) + 1;
+            if number.is_multiple_of(TOLD_EACH) {
+                eprintln!("{number} of {}", wanted.len());
+            }
             if !matches!(verdict, Ok(Verdict::Noticed(_))) {
                 eprintln!("nobody notices {}", change.name);
             }
