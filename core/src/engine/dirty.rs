@@ -133,3 +133,71 @@ impl Undelivered {
         self.count == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn undelivered(count: u32) -> Undelivered {
+        Undelivered {
+            token: 1,
+            count,
+            arrival: 1,
+            client: None,
+            has_bound: false,
+            is_known: false,
+            before_and_after: None,
+        }
+    }
+
+    /// All that there can be of a value, and all that there can be of a name.
+    fn full() -> Dirty {
+        Dirty {
+            arrived: true,
+            replaced: true,
+            review: Some(Review { stage: Stage::Lives, arrived: true }),
+            undelivered: vec![undelivered(1)],
+            heard: [1].into(),
+            known: [2].into(),
+            unbound: vec![(1, 7)],
+            gone: [Gone { owner: b"a".as_slice().into(), gave_up: false }].into(),
+            granted: vec![Siblings { owner: b"a".as_slice().into(), mode: Mode::Exclusive, behind: None }],
+        }
+    }
+
+    /// How many there are of each: of a value first, and then of a name.
+    fn counts(dirty: &Dirty) -> ([usize; 5], [usize; 4]) {
+        let Dirty { arrived, replaced, review, undelivered, heard, known, unbound, gone, granted } = dirty;
+        let [arrived, replaced, review] = [*arrived, *replaced, review.is_some()].map(usize::from);
+        (
+            [undelivered.len(), heard.len(), known.len(), unbound.len(), gone.len()],
+            [arrived, replaced, review, granted.len()],
+        )
+    }
+
+    #[test]
+    fn what_is_about_a_value_goes_with_it_and_the_rest_stays() {
+        let mut dirty = full();
+        let taken = dirty.take_of_value();
+        assert_eq!((counts(&taken), counts(&dirty)), (([1; 5], [0; 4]), ([0; 5], [1; 4])));
+    }
+
+    #[test]
+    fn what_has_come_later_is_added() {
+        let mut dirty = Dirty::default();
+        dirty.merge(full());
+        assert_eq!(counts(&dirty), ([1; 5], [1; 4]));
+        let mut later = full();
+        (later.heard, later.known) = ([3].into(), [4].into());
+        dirty.merge(later);
+        assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2]));
+        dirty.merge(Dirty::default());
+        assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2]));
+    }
+
+    #[test]
+    fn a_share_has_no_count_of_its_own() {
+        assert_eq!([0, 1].map(|count| undelivered(count).is_share()), [true, false]);
+    }
+}
