@@ -303,6 +303,43 @@ mod tests {
     }
 
     #[test]
+    fn no_queue_is_made_under_a_name_that_others_want_for_a_lock_of_another_kind() {
+        let others = Ahead { any: true, other_kind: true, ..Ahead::default() };
+        let decide = |ahead, kind, ask| {
+            let request = Request { ask, ..request(kind, Mode::Exclusive, 1) };
+            decide(Value::Vacant, ahead, b"a", &request, NOW)
+        };
+        let wait = Ask::Wait { until_us: None };
+        assert_eq!(decide(others, Kind::Fair, wait), Decision::Refuse(Refusal::WrongType { found: None }));
+        assert_eq!(decide(others, Kind::Fair, Ask::Try), Decision::Wait);
+        assert_eq!(decide(others, Kind::Mutex, wait), Decision::Wait);
+        assert_eq!(decide(Ahead { any: true, ..Ahead::default() }, Kind::Fair, wait), Decision::Wait);
+        assert_eq!(decide(Ahead::default(), Kind::Fair, wait), Decision::Grant);
+    }
+
+    #[test]
+    fn an_expire_is_cleared_when_a_holder_comes_and_not_when_readers_come_to_readers() {
+        use Mode::{Exclusive, Permits, Read, Write};
+        let terms = Terms { count: 1, deadline_us: NOW.mono_us + 1, lease_ms: 1000, request: None, session_ms: None };
+        let granted =
+            |kind, mode| Event::Granted { kind, owner: b"a"[..].into(), mode, token: 9, terms: terms.clone() };
+        let read = with(Kind::RwLock, 1, &[("b", Read, 1)]);
+        let (empty, semaphore) = (with(Kind::RwLock, 1, &[]), with(Kind::Semaphore, 3, &[]));
+        let rows = [
+            (Value::Vacant, granted(Kind::Mutex, Exclusive), true),
+            (Value::Vacant, granted(Kind::Fair, Exclusive), true),
+            (Value::Vacant, granted(Kind::RwLock, Read), true),
+            (Value::Lock(&empty), granted(Kind::RwLock, Write), true),
+            (Value::Lock(&read), granted(Kind::RwLock, Read), false),
+            (Value::Lock(&semaphore), granted(Kind::Semaphore, Permits), false),
+            (Value::Lock(&empty), Event::QueueLapsed, false),
+        ];
+        for (value, event, is_cleared) in rows {
+            assert_eq!(value.clears_expire(&event), is_cleared, "{event:?}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_granted_is_refused() {
         let semaphore = with(Kind::Semaphore, 3, &[]);
         let request_for = |count| request(Kind::Semaphore, Mode::Permits, count);
