@@ -42,8 +42,7 @@ impl Engine {
         let Some(waiter) = self.queues.get(ticket) else {
             return false;
         };
-        let (owner, kind) = (Owner::from(self.queues.owner_of(waiter)), waiter.request().kind);
-        self.make_room(tx, id, kind);
+        let owner = Owner::from(self.queues.owner_of(waiter));
         let Some(waiter) = self.queues.leave_for_grant(ticket) else {
             return false;
         };
@@ -118,6 +117,8 @@ impl Engine {
         decision: &Decision,
     ) -> Result<u64, Refusal> {
         let request = &waiter.request();
+        // A lock of another kind that is over may have very many holds, which go in parts: some may be here still.
+        self.make_room(tx, id, request.kind);
         let before = Self::live_terms(tx, id, request.kind, owner, request.mode)?;
         let is_bound =
             |keys: &_, token| waiter.client().is_some_and(|client| clients_of(keys, id, token).contains(&client));

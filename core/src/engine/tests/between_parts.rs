@@ -3,7 +3,7 @@
 use core::slice::from_ref;
 use std::vec::Vec;
 
-use super::steps::{Crowded, FOREVER, LEASE_MS, MANY, held, itself, name, request, waiting};
+use super::steps::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
 use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
@@ -369,4 +369,32 @@ fn who_waits_or_holds_already_needs_no_room_where_the_limit_was_lowered() {
     }
     let asked = ask(from_ref(&x), b"a", &numbered(2, Verb::Acquire), 0);
     assert!(matches!(asked, Ok(Acquired::Granted(_))), "it holds already: {asked:?}");
+}
+
+/// What is left of a lock of another kind that is over goes in parts, as the allowance goes. Nobody is to hold the rest together with it.
+#[test]
+fn many_keys_are_not_granted_on_what_is_left_of_a_lock_of_another_kind() {
+    // After some runs of the timer, the look at what has come is at its end, and more holds are left than one run ends.
+    let runs_of = |session_ms| (0..8).map(move |runs| (session_ms, runs));
+    for (session_ms, runs) in [None, Some(0)].into_iter().flat_map(runs_of) {
+        let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, session_ms);
+        let keys = [key("first"), key("other")];
+        let mutex = |ask| Request { lease_ms: 10 * LEASE_MS, ..request(Kind::Mutex, Mode::Exclusive, ask) };
+        crowded.acquire(from_ref(&keys[0]), HOLDER, &mutex(Ask::Try)).unwrap();
+        let value = crowded.world.unlink(&lock).unwrap();
+        let all = Request { verb: Verb::AcquireMany, ..mutex(FOREVER) };
+        crowded.acquire(&keys, HOLDER + 1, &all).unwrap();
+        crowded.advance(LEASE_MS + 1);
+        crowded.world.arrive(&keys[1], value);
+        for _ in 0..runs {
+            crowded.run_timer();
+            crowded.end_turn();
+        }
+        crowded.release(from_ref(&keys[0]), Kind::Mutex, Mode::Exclusive);
+        crowded.settle();
+        for key in &keys {
+            let held = crowded.world.lock(key).expect("it is granted");
+            assert_eq!((held.kind(), held.holds().len()), (Kind::Mutex, 1), "{session_ms:?}, {runs} runs");
+        }
+    }
 }
