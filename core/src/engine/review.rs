@@ -25,7 +25,7 @@ impl Engine {
     ) -> bool {
         let mut freed = false;
         while let Some(review) = dirty.review {
-            let is_first_look = review.stage == Stage::Misfits(None);
+            let is_first_stage = matches!(review.stage, Stage::Misfits(_));
             match self.review_stage(tx, id, name, review) {
                 Ok(stage) => dirty.review = stage.map(|stage| Review { stage, ..review }),
                 Err(Stopped(stage)) => {
@@ -33,7 +33,7 @@ impl Engine {
                     return freed;
                 }
             }
-            if is_first_look {
+            if is_first_stage {
                 // A lock that was over when it came goes at once: waiters of another kind need the name free, here and on
                 // each copy.
                 freed |= self.expire(tx, id);

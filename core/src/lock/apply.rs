@@ -103,7 +103,7 @@ impl Lock {
             self.remove_hold(at);
         }
         let is_in_the_way = |hold: &Hold| hold.owner() != owner && (mode.is_alone() || hold.mode().is_alone());
-        if self.holds().len() <= MIN_INDEXED || self.index().is_some_and(|index| index.writer().is_some()) {
+        if self.holds().len() <= MIN_INDEXED {
             let in_the_way = |lock: &Self| lock.holds().iter().position(is_in_the_way);
             while let Some(at) = in_the_way(self) {
                 self.remove_hold(at);

@@ -28,8 +28,6 @@ pub(crate) struct HoldIndex {
     /// The counts of the holds, by (deadline, token).
     deadlines: Tally,
     live: Cell<Live>,
-    /// The token of the hold for writing.
-    writer: Option<u64>,
 }
 
 /// The holds that end after a moment. As time passes they become fewer: what has ended is taken off once, by whoever asks first.
@@ -62,7 +60,6 @@ impl HoldIndex {
             hasher: hasher(),
             deadlines: Tally::default(),
             live: Cell::default(),
-            writer: None,
         };
         for at in 0..holds.len() {
             index.add(holds, at);
@@ -128,11 +125,6 @@ impl HoldIndex {
         self.deadlines.between((after_us, u64::MAX), (now_us, u64::MAX))
     }
 
-    /// The token of the hold for writing, live or not.
-    pub(crate) fn writer(&self) -> Option<u64> {
-        self.writer
-    }
-
     /// The hold at a position was added to the list.
     pub(crate) fn add(&mut self, holds: Holds<'_>, at: usize) {
         let Some(hold) = holds.get(at) else {
@@ -167,9 +159,6 @@ impl HoldIndex {
         if hold.deadline_us() > live.after_us {
             live.take_off(Sum { entries: 1, total: u64::from(hold.count()) });
         }
-        if self.writer == Some(hold.token()) {
-            self.writer = None;
-        }
     }
 
     /// A hold has other terms.
@@ -178,9 +167,6 @@ impl HoldIndex {
         let live = self.live.get_mut();
         if hold.deadline_us() > live.after_us {
             live.add(hold.count());
-        }
-        if hold.mode() == Mode::Write {
-            self.writer = Some(hold.token());
         }
     }
 

@@ -322,10 +322,10 @@ impl Lock {
         }
     }
 
-    /// The hold for writing, live or not.
+    /// The hold for writing, live or not. A lock that is held by many has none (invariant 3).
     pub(crate) fn writer(&self) -> Option<&Hold> {
         match self.index() {
-            Some(index) => index.writer().and_then(|token| self.hold_with_token(token)),
+            Some(_) => None,
             None => self.holds().iter().find(|hold| hold.mode() == Mode::Write),
         }
     }
