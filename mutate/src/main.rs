@@ -7,13 +7,13 @@
 
 mod changes;
 mod compile;
+mod groups;
 mod known;
 mod package;
 mod report;
 mod rewrite;
 mod trial;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,8 +22,9 @@ use anyhow::Result;
 use clap::Parser;
 
 use crate::changes::Change;
+use crate::groups::Groups;
 use crate::package::Package;
-use crate::report::Report;
+use crate::report::{Before, Report};
 use crate::trial::Trial;
 
 /// Tries every small change of rlock's code against the tests that reach it.
@@ -40,7 +41,8 @@ struct Options {
     /// Only changes whose description has this in it, as a file's name or a function's.
     #[arg(long)]
     only: Option<String>,
-    /// Only changes that no test noticed in the last run, or that a test noticed which is gone.
+    /// Only changes that no test noticed in the last run, or that a test noticed which is gone. They are shown to the tests that follow those of the last
+    /// run.
     #[arg(long)]
     again: bool,
     /// The document to write the counts into.
@@ -56,15 +58,17 @@ fn main() -> Result<ExitCode> {
     eprintln!("{} changes", all.len());
     let target = root.join("target/mutate").join(options.package.name());
     let built = compile::with_all(&root, &target, options.package, &all)?;
-    let trial = Trial { built: &built, jobs: options.jobs, lasts: Duration::from_secs(options.seconds) };
+    let groups = Groups::default();
+    groups.end_on_ctrl_c()?;
+    let trial = Trial { built: &built, jobs: options.jobs, lasts: Duration::from_secs(options.seconds), groups };
     let file = target.join("verdicts.txt");
     let reach = trial.reach()?;
-    let mut verdicts =
-        if options.again { report::noticed_before(&file, &all, &reach.names())? } else { BTreeMap::new() };
+    let Before { noticed: mut verdicts, shown } =
+        if options.again { Before::read(&file, &all, &reach.names())? } else { Before::default() };
     verdicts.retain(|change, _| built.changes.contains(change));
     let only = options.only.as_deref();
     let is_meant = |change: &Change| only.is_none_or(|part| change.name.contains(part));
-    let tried = trial.of(&all, &reach, |change| is_meant(change) && !verdicts.contains_key(&change.id))?;
+    let tried = trial.of(&all, &reach, &shown, |change| is_meant(change) && !verdicts.contains_key(&change.id))?;
     verdicts.extend(tried);
     let report = Report::new(&all, &verdicts, &known, reach.left_out, only.is_some());
     if only.is_some() {

@@ -20,6 +20,9 @@ const TESTS_OF_CORE: &[&str] = &["test", "--no-run", "--package", "rlock-core", 
 const TESTS_OF_CLIENT: &[&str] =
     &["test", "--no-run", "--package", "rlock-client", "--features", "tls-rustls", "--lib", "--tests"];
 
+/// Some of its tests run them.
+const EXAMPLES_OF_CLIENT: &[&str] = &["build", "--package", "rlock-client", "--features", "tls-rustls", "--examples"];
+
 impl Package {
     /// What it is called on the command line, and its files.
     pub fn name(self) -> &'static str {
@@ -53,7 +56,7 @@ impl Package {
         match self {
             Self::Core => &[TESTS_OF_CORE, MODULE, TESTS_OF_MODULE],
             Self::Module => &[MODULE, TESTS_OF_MODULE],
-            Self::Client => &[TESTS_OF_CLIENT, MODULE],
+            Self::Client => &[TESTS_OF_CLIENT, EXAMPLES_OF_CLIENT, MODULE],
         }
     }
 }

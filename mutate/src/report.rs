@@ -14,19 +14,43 @@ use crate::package::Package;
 use crate::trial::{HANG, Verdict};
 
 const NOTICED: &str = "noticed by ";
+const NOT_NOTICED: &str = "not noticed by ";
 
-/// What an earlier report says was noticed, of the changes and the tests that there are still.
-pub fn noticed_before(file: &Path, all: &[Change], tests: &BTreeSet<&str>) -> Result<BTreeMap<usize, Verdict>> {
-    let text = fs::read_to_string(file).with_context(|| format!("there is no earlier run in {}", file.display()))?;
-    let numbers: BTreeMap<_, _> = all.iter().map(|change| (change.name.as_str(), change.id)).collect();
-    let noticed = |line: &str| {
-        // The name of a change has colons, and that of a test has no space after one.
-        let (name, said) = line.rsplit_once(": ")?;
-        let by = said.strip_prefix(NOTICED)?;
-        let are_there = by.strip_prefix(HANG).unwrap_or(by).split(", ").all(|test| tests.contains(test));
-        are_there.then_some((*numbers.get(name)?, Verdict::Noticed(by.to_owned())))
-    };
-    Ok(text.lines().filter_map(noticed).collect())
+/// What an earlier run came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// What was noticed, of the changes and the tests that there are still.
+    pub noticed: BTreeMap<usize, Verdict>,
+    /// To how many tests each of the others was shown, if not to all that reach it: with the next ones this run goes on.
+    pub shown: BTreeMap<usize, usize>,
+}
+
+impl Before {
+    /// Reads the report of the earlier run.
+    pub fn read(file: &Path, all: &[Change], tests: &BTreeSet<&str>) -> Result<Self> {
+        let text =
+            fs::read_to_string(file).with_context(|| format!("there is no earlier run in {}", file.display()))?;
+        let numbers: BTreeMap<_, _> = all.iter().map(|change| (change.name.as_str(), change.id)).collect();
+        let mut before = Self::default();
+        for line in text.lines() {
+            // The name of a change has colons, and that of a test has no space after one.
+            let Some((name, said)) = line.rsplit_once(": ") else { continue };
+            let Some(&change) = numbers.get(name) else { continue };
+            if let Some(by) = said.strip_prefix(NOTICED) {
+                if by.strip_prefix(HANG).unwrap_or(by).split(", ").all(|test| tests.contains(test)) {
+                    before.noticed.insert(change, Verdict::Noticed(by.to_owned()));
+                }
+            } else if let Some(counts) = said.strip_prefix(NOT_NOTICED) {
+                let mut counts = counts.split(' ').filter_map(|word| word.parse::<usize>().ok());
+                if let (Some(tried), Some(of)) = (counts.next(), counts.next())
+                    && tried < of
+                {
+                    before.shown.insert(change, tried);
+                }
+            }
+        }
+        Ok(before)
+    }
 }
 
 /// What came of all changes.
@@ -78,7 +102,7 @@ impl Report {
                 None => "not in the build".to_owned(),
                 Some(Verdict::Noticed(test)) => format!("{NOTICED}{test}"),
                 Some(Verdict::Unreached) => "reached by no test".to_owned(),
-                Some(Verdict::Survived { tried, of }) => format!("not noticed by {tried} of {of} tests that reach it"),
+                Some(Verdict::Survived { tried, of }) => format!("{NOT_NOTICED}{tried} of {of} tests that reach it"),
             };
             let _ = writeln!(report.verdicts, "{}: {said}", change.name);
             match verdicts.get(&change.id) {
@@ -155,6 +179,7 @@ mod tests {
             "a.rs:2:1: replace + with - in f",
             "a.rs:3:1: replace g with ()",
             "a.rs:4:1: h",
+            "a.rs:5:1: i",
         ];
         let change = |(name, id): (&str, usize)| Change {
             id,
@@ -190,7 +215,7 @@ mod tests {
         let report = Report::new(&changes(), &verdicts, &known(), vec!["m::flaky".into()], false);
         assert_eq!(
             report.text(),
-            "4 changes, 3 tried: 1 noticed, 1 harmless, 0 without a test, 1 new\n\
+            "5 changes, 3 tried: 1 noticed, 1 harmless, 0 without a test, 1 new\n\
              new: a.rs:2:1: replace + with - in f: not noticed by 1 of 2 tests that reach it\n\
              left out, since it fails without any change: m::flaky\n\
              noticed now, or not there any more: a.rs: replace g with () (1)\n"
@@ -201,20 +226,23 @@ mod tests {
     #[test]
     fn of_what_was_not_tried_nothing_is_said() {
         let report = Report::new(&changes(), &[(3, Verdict::Unreached)].into(), &known(), Vec::new(), true);
-        assert_eq!(report.text(), "4 changes, 1 tried: 0 noticed, 1 harmless, 0 without a test, 0 new\n");
+        assert_eq!(report.text(), "5 changes, 1 tried: 0 noticed, 1 harmless, 0 without a test, 0 new\n");
         assert!(report.is_as_known());
         assert_eq!(report.verdicts(), "a.rs:3:1: replace g with (): reached by no test\n");
     }
 
     #[test]
-    fn what_was_noticed_before_is_read_from_the_report() {
+    fn what_a_run_came_to_is_read_from_its_report() {
         let noticed = |by: &str| Verdict::Noticed(by.to_owned());
         let hang = format!("{HANG}m::t, m::u");
-        let verdicts = [(1, noticed(&hang)), (2, survived()), (3, noticed("m::gone")), (4, noticed("m::u"))].into();
+        let verdicts = [(1, noticed(&hang)), (2, survived()), (3, noticed("m::gone")), (4, noticed("m::u"))];
+        let all_tried = (5, Verdict::Survived { tried: 2, of: 2 });
+        let verdicts = verdicts.into_iter().chain([all_tried]).collect();
         let file = tempfile::NamedTempFile::new().unwrap();
         let report = Report::new(&changes(), &verdicts, &known(), Vec::new(), false);
         fs::write(file.path(), report.verdicts()).unwrap();
-        let before = noticed_before(file.path(), &changes(), &["m::t", "m::u"].into()).unwrap();
-        assert_eq!(before, [(1, noticed(&hang)), (4, noticed("m::u"))].into());
+        let before = Before::read(file.path(), &changes(), &["m::t", "m::u"].into()).unwrap();
+        assert_eq!(before.noticed, [(1, noticed(&hang)), (4, noticed("m::u"))].into());
+        assert_eq!(before.shown, [(2, 1)].into(), "another one was shown to all tests, and begins anew");
     }
 }

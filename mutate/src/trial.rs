@@ -4,18 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Seek as _};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::changes::Change;
 use crate::compile::{Built, Program};
+use crate::groups::Groups;
 
 /// How long a test may take that changes nothing.
 const LONGEST: Duration = Duration::from_secs(300);
@@ -51,6 +50,8 @@ pub struct Trial<'b> {
     pub jobs: usize,
     /// For how long each change is shown to tests.
     pub lasts: Duration,
+    /// The tests that are under way.
+    pub groups: Groups,
 }
 
 /// What came of a change.
@@ -89,10 +90,12 @@ impl Reach<'_> {
         self.tests.iter().map(|test| test.name.as_str()).collect()
     }
 
-    /// The tests that reach a change: first those of which it is likely that they notice it.
-    fn of(&self, change: usize, likely: &[usize]) -> Vec<usize> {
-        let reaching = self.of_changes.get(&change).map_or(&[][..], Vec::as_slice);
-        let (mut tests, others): (Vec<_>, Vec<_>) = reaching.iter().partition(|test| likely.contains(test));
+    /// The tests that reach a change: first those of which it is likely that they notice it, last those to which it was shown before.
+    fn of(&self, change: usize, likely: &[usize], shown: usize) -> Vec<usize> {
+        let mut reaching = self.of_changes.get(&change).cloned().unwrap_or_default();
+        let shown = shown.min(reaching.len());
+        reaching.rotate_left(shown);
+        let (mut tests, others): (Vec<_>, Vec<_>) = reaching.into_iter().partition(|test| likely.contains(test));
         tests.extend(others);
         tests
     }
@@ -139,11 +142,13 @@ enum End {
 }
 
 impl Trial<'_> {
-    /// Tries the changes that are wanted, of those in the build. Returns what came of each by its number.
+    /// Tries the changes that are wanted, of those in the build. Returns what came of each by its number. `shown` says to how many of its tests each was
+    /// shown by an earlier run.
     pub fn of(
         &self,
         all: &[Change],
         reach: &Reach,
+        shown: &BTreeMap<usize, usize>,
         is_wanted: impl Fn(&Change) -> bool,
     ) -> Result<BTreeMap<usize, Verdict>> {
         let noticing = Noticing::default();
@@ -152,7 +157,8 @@ impl Trial<'_> {
         eprintln!("{} are tried", wanted.len());
         let done = AtomicUsize::new(0);
         let verdicts = self.at_the_same_time(&wanted, |change| {
-            let verdict = self.show(change, reach, &noticing);
+            let before = shown.get(&change.id).copied().unwrap_or(0);
+            let verdict = self.show(change, reach, &noticing, before);
             let number = done.fetch_add(1, Ordering::Relaxed) + 1;
             if number.is_multiple_of(TOLD_EACH) {
                 eprintln!("{number} of {}", wanted.len());
@@ -203,8 +209,8 @@ impl Trial<'_> {
     }
 
     /// Shows a change to tests that reach it, until one notices or the time is over.
-    fn show(&self, change: &Change, reach: &Reach, noticing: &Noticing) -> Result<Verdict> {
-        let tests = reach.of(change.id, &noticing.of(change));
+    fn show(&self, change: &Change, reach: &Reach, noticing: &Noticing, before: usize) -> Result<Verdict> {
+        let tests = reach.of(change.id, &noticing.of(change), before);
         if tests.is_empty() {
             return Ok(Verdict::Unreached);
         }
@@ -237,7 +243,7 @@ impl Trial<'_> {
             noticing.add(change, rest.iter().copied().find(|&at| reach.tests[at].name == by));
             return Ok(Verdict::Noticed(by));
         }
-        Ok(Verdict::Survived { tried, of: tests.len() })
+        Ok(Verdict::Survived { tried: (before + tried).min(tests.len()), of: tests.len() })
     }
 
     /// Runs tests of a program, one after the other.
@@ -247,16 +253,8 @@ impl Trial<'_> {
         command.args(["-c", &format!("ulimit -v {MEMORY_KIB}; exec \"$@\""), "bash"]);
         command.arg(&program.path).args(["--test-threads=1", "--exact"]).args(names).current_dir(&program.folder);
         command.env("RLOCK_MODULE", &self.built.module).env(set.0, set.1).envs(SHORT);
-        // A group of its own: the servers of a test that hangs end with it.
-        command.process_group(0).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(Stdio::null());
-        let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
-        let status = wait(&mut child, longest)?;
-        if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-            // Who ended in an orderly way has left nobody.
-            let _ = kill_process_group(group, Signal::KILL);
-        }
-        child.wait()?;
-        match status {
+        command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(Stdio::null());
+        match self.groups.begin(&mut command)?.finish(longest)? {
             None => return Ok(End::Hangs),
             Some(status) if status.success() => return Ok(End::Passed),
             Some(_) => {}
@@ -285,18 +283,6 @@ impl Trial<'_> {
             }
         });
         done.into_inner().unwrap_or_default().into_values().collect()
-    }
-}
-
-/// How a program has ended, if it has in that time.
-fn wait(child: &mut Child, longest: Duration) -> Result<Option<ExitStatus>> {
-    let begin = Instant::now();
-    loop {
-        let status = child.try_wait()?;
-        if status.is_some() || begin.elapsed() > longest {
-            return Ok(status);
-        }
-        thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -330,6 +316,15 @@ mod tests {
         assert_eq!(first_failed(said), Some("a::c"));
         assert_eq!(first_failed("test a::b ... ok\ntest a::c ... "), Some("a::c"));
         assert_eq!(first_failed("test a::b ... ok\n"), None);
+    }
+
+    #[test]
+    fn a_change_is_shown_to_likely_tests_first_and_to_those_that_have_seen_it_last() {
+        let reach = Reach { tests: Vec::new(), of_changes: [(1, vec![0, 1, 2, 3])].into(), left_out: Vec::new() };
+        assert_eq!(reach.of(1, &[], 0), [0, 1, 2, 3]);
+        assert_eq!(reach.of(1, &[2], 0), [2, 0, 1, 3]);
+        assert_eq!(reach.of(1, &[0], 3), [0, 3, 1, 2]);
+        assert!(reach.of(2, &[0], 3).is_empty());
     }
 
     #[test]
