@@ -38,7 +38,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             () = guard.lost() => None,
             text = compute(token, number, step) => Some(text),
         };
-        let Some(text) = computed else {
+        // `lost` was looked at before the last part of the computation, and that may have taken long.
+        let Some(text) = computed.filter(|_| guard.is_held()) else {
             println!("step {number}: the lock was lost, nothing is written");
             return Ok(());
         };
