@@ -174,9 +174,23 @@ mod tests {
     async fn work_that_takes_too_long_is_given_up_and_forgotten() {
         let given_up = within(Duration::from_millis(20), std::future::pending::<()>()).await;
         assert_eq!(given_up, None);
-        assert_eq!(within(Duration::from_hours(1), async { 7 }).await, Some(7));
+        let later = async {
+            tokio::task::yield_now().await;
+            7
+        };
+        assert_eq!(within(Duration::from_hours(1), later).await, Some(7));
         let far = Moment::now().after(Duration::from_mins(30));
         assert!(alarms().wakers.keys().all(|(moment, _)| *moment < far), "it waits for nothing any more");
+    }
+
+    #[tokio::test]
+    async fn all_wake_who_sleep_until_the_same_moment() {
+        let at = Moment::now().after(Duration::from_millis(50));
+        let sleepers: Vec<_> = (0..3).map(|_| tokio::spawn(sleep_until(at))).collect();
+        for sleeper in sleepers {
+            let woken = within(Duration::from_secs(10), sleeper).await;
+            woken.expect("nobody was forgotten").expect("no panic");
+        }
     }
 
     #[test]

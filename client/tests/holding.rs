@@ -168,9 +168,32 @@ async fn a_re_entry_is_not_held_for_longer_than_the_hold_may_be() {
     let client = connect(&server).await;
     let most = Duration::from_secs(20);
     let outer = client.lock("k").max_hold(most).acquire().await.expect("a free lock");
+    let since_then = Stopwatch::start();
+    // Time itself: a part of it is over.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let inner = outer.reenter().await.expect("a re-entry");
     inner.renew_for(most * 3).await.expect("it is held");
-    assert!(inner.valid_for() <= most, "{:?}", inner.valid_for());
+    let left = most - since_then.elapsed();
+    assert!(inner.valid_for() <= left, "{:?} of {left:?}", inner.valid_for());
+}
+
+#[tokio::test]
+async fn the_longest_time_of_a_hold_counts_from_its_grant() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let most = Duration::from_secs(20);
+    server.client().call("RLOCK.ACQUIRE k other");
+    let waiter = client.lock("k").max_hold(most);
+    let waiter = tokio::spawn(async move { waiter.acquire().await });
+    eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+    // Time itself: a hold that counted from the request would be over that much earlier.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let since_then = Stopwatch::start();
+    server.client().call("RLOCK.RELEASE k other");
+    let guard = waiter.await.expect("no panic").expect("a grant");
+    // It gives one hundredth of its time away, and a second is for a busy machine.
+    let least = most - since_then.elapsed() - Duration::from_millis(1200);
+    assert!(guard.valid_for() >= least, "{:?}, not {least:?}", guard.valid_for());
 }
 
 #[tokio::test]

@@ -29,13 +29,14 @@ fn without_its_home_a_client_gives_no_guards() {
 /// And does not go on trying, as it would with servers that are down. A minority that is gone is one that is down.
 #[test]
 fn a_quorum_without_homes_gives_no_guards() {
-    let servers = [Server::start(), Server::start(), Server::start()];
+    let servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
     let (gone, stays) = (home(), home());
-    let connect_all = |homes: [&Runtime; 3]| {
+    let connect_all = |homes: [&Runtime; 5]| {
         let clients = homes.iter().zip(&servers).map(|(home, server)| home.block_on(connect(server)));
-        Quorum::new(clients.collect::<Vec<_>>()).expect("three")
+        Quorum::new(clients.collect::<Vec<_>>()).expect("five")
     };
-    let (most, few) = (connect_all([&gone, &stays, &gone]), connect_all([&stays, &gone, &stays]));
+    let most = connect_all([&gone, &stays, &gone, &stays, &gone]);
+    let few = connect_all([&stays, &gone, &stays, &gone, &stays]);
     gone.shutdown_background();
     let refused =
         stays.block_on(async { tokio::time::timeout(Duration::from_secs(10), most.lock("k").acquire()).await });

@@ -6,7 +6,7 @@ use rlock_client::{Client, Error};
 use tokio::runtime::Handle;
 
 use crate::proxy::{Fate, Proxy};
-use crate::support::{Server, Stopwatch, free_port};
+use crate::support::{Reply, Server, Stopwatch, free_port};
 use crate::{PATIENCE, command_stat, connect, connections, eventually, kill_connections, url};
 
 #[tokio::test]
@@ -36,19 +36,38 @@ async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
 }
 
 #[tokio::test]
-async fn timed_a_wait_that_goes_on_over_another_connection_ends_in_time() {
+async fn a_wait_that_goes_on_over_another_connection_asks_for_what_is_left_of_its_time() {
     let server = Server::start();
+    // It records each command then, with its arguments.
+    server.client().call("CONFIG SET slowlog-log-slower-than 0");
+    server.client().call("CONFIG SET slowlog-max-len 1000");
     let client = connect(&server).await;
     server.client().call("RLOCK.ACQUIRE k other");
-    let watch = Stopwatch::start();
     let waiter = tokio::spawn(async move { client.lock("k").acquire_timeout(Duration::from_secs(3)).await });
-    // Time itself: one that begins anew with the other connection would take as much longer.
-    tokio::time::sleep(Duration::from_millis(1500)).await;
-    assert_eq!(server.client().info_number("rlock_waiting"), 1);
+    eventually(|| server.client().info_number("rlock_waiting") == 1).await;
+    // Time itself: a third of the wait.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     kill_connections(&server);
     let outcome = waiter.await.expect("no panic");
     assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
-    watch.assert_took_ms(3000..4200, "a wait over two connections");
+    let asked_ms = waits_asked_for_ms(&server);
+    assert!(asked_ms.len() >= 2, "it was asked once more: {asked_ms:?}");
+    assert!(asked_ms.is_sorted_by(|one, next| one >= next), "what is left never grows: {asked_ms:?}");
+    assert!(
+        asked_ms[0] <= 3000 && *asked_ms.last().expect("some") <= 2000,
+        "one second of three was over: {asked_ms:?}"
+    );
+}
+
+/// The values of BLOCK in the commands that the server has recorded, oldest first.
+fn waits_asked_for_ms(server: &Server) -> Vec<u64> {
+    let records = server.client().call("SLOWLOG GET 1000");
+    let asked = |record: &Reply| {
+        let words = record.array()[3].array();
+        let option = words.iter().position(|word| word.bytes() == b"BLOCK")?;
+        words[option + 1].text().parse().ok()
+    };
+    records.array().iter().rev().filter_map(asked).collect()
 }
 
 /// As after a failover, until somebody names the new master.
