@@ -13,9 +13,11 @@ STATES       ?= 1000000
 # Of `make coverage`: what the core's own tests are to reach, and the files that are tests themselves.
 LINES        ?= 97
 TEST_CODE     = /tests/|/tests\.rs|strategies\.rs
-# Of `make mutants`: whose code is changed (core, module or client), and for how long each change is shown to tests that reach it.
+# Of `make mutants`: whose code is changed (core, module or client), for how long each change is shown to tests that reach it, and how many tests run
+# at the same time: most of them wait.
 PACKAGE      ?= core
 CHANGE_SECONDS ?= 30
+JOBS         ?= 8
 # Of `make bench-peers`: how often each peer is measured, for how long in each cell, and where the page goes.
 ROUNDS       ?= 5
 CELL_SECONDS ?= 1
@@ -30,6 +32,10 @@ DESTDIR      ?=
 MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
 # What has to be installed for a target: to build, and for those that start one, a server.
 NEEDS         = build
+
+# Beside what tools/test runs: the tests within the sources, but of what only a server can load, and these programs.
+OTHER_TESTS   = --exclude rlock --exclude rlock-bench-bare --lib --bins \
+                $(patsubst %.rs,--test %,$(notdir $(wildcard core/tests/*.rs check/tests/*.rs)))
 
 # Tests in which nobody waits, or only blocked.
 NOBODY_WAITS := at_rest bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
@@ -99,13 +105,14 @@ cluster: build ## Start a local cluster with the module, three masters and three
 	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./tools/cluster
 
 test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
-	@echo "On two busy cores the tests of the core take about 4 minutes, and those of the module 8 more; those of the client and the tool come last."
-	cargo test --package rlock-core --package rlock-bench --package rlock-bench-peers --package rlock-check --package rlock-mutate
-	RLOCK_SERVER=$(SERVER) ./tools/test rlock
+	@echo "On two cores it takes about ten minutes with the build: first the core, then the module on servers in two ways of waiting, last the client and the tool."
+	cargo test-all $(OTHER_TESTS)
+	cargo test-all --doc
+	RLOCK_SERVER=$(SERVER) ./tools/test integration
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
-	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test rlock $(NOBODY_WAITS:%=--skip %::) $(SECOND_WAY)
-	FEATURES=tls-rustls RLOCK_SERVER=$(SERVER) ./tools/test rlock-client
-	RLOCK_SERVER=$(SERVER) ./tools/test rlock-tool
+	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test integration $(NOBODY_WAITS:%=--skip %::) $(SECOND_WAY)
+	RLOCK_SERVER=$(SERVER) ./tools/test client
+	RLOCK_SERVER=$(SERVER) ./tools/test tool
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
@@ -152,10 +159,11 @@ test-asan: ## Run the module's tests under AddressSanitizer, with a search for l
 
 # Miri interprets each step: of random tests a few cases, of the small worlds their first states. Left out are the tests about thousands of
 # waiters or entries. Isolation would hide the stories' files.
+CROWDS        = steps between_parts kept
 miri: ## Run the tests of the core under Miri, those that go on for long in a short form (needs nightly)
 	@$(NEED) build miri
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 RLOCK_DEADLOCK_REQUESTS=100 RLOCK_WORLDS_STATES=100 \
-	  cargo +nightly miri test --package rlock-core --lib -- --skip engine::tests::steps:: $(TESTS)
+	  cargo +nightly miri test --package rlock-core --lib -- $(CROWDS:%=--skip engine::tests::%::) $(TESTS)
 
 coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; BRANCHES=1 counts branches too (needs nightly)
 	@$(NEED) build coverage $(if $(BRANCHES),branches)
@@ -164,11 +172,11 @@ coverage: ## Show which lines of the core its own tests reach, and fail below LI
 
 mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some, AGAIN=1 for what the last run did not notice
 	@$(NEED) build server mutants
-	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo run --quiet --release --package rlock-mutate -- \
-	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --write docs/checks.md $(ONLY:%=--only %) $(if $(AGAIN),--again)
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --release --package rlock-mutate -- \
+	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(AGAIN),--again)
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
-	cargo test --package rlock --test integration --no-run
+	cargo test-all --test integration --no-run
 	@NOBODY_WAITS="$(NOBODY_WAITS)" ./tools/matrix $(SERVERS)
 
 failover: build ## Kill a primary under load 20 times, with Sentinel

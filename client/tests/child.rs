@@ -103,8 +103,14 @@ fn folder_of_examples() -> &'static Path {
         let own = env::current_exe().expect("a path of this test");
         let profile = own.ancestors().nth(2).expect("a folder of the profile");
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--examples", "--manifest-path"]);
+        // With the features that `cargo test-all` has, so that what they depend on is there already.
+        build.args(["build-all", "--quiet", "--examples", "--manifest-path"]);
         build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
+        // What cargo tells this test of its package would look like a change to the build script of a dependency, and would be undone by the next build.
+        let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        env::vars().map(|(name, _)| name).filter(|name| of_package(name)).for_each(|name| {
+            build.env_remove(name);
+        });
         if profile.ends_with("release") {
             build.arg("--release");
         }
