@@ -159,7 +159,7 @@ test-asan: ## Run the module's tests under AddressSanitizer, with a search for l
 
 # Miri interprets each step: of random tests a few cases, of the small worlds their first states. Left out are the tests about thousands of
 # waiters or entries. Isolation would hide the stories' files.
-CROWDS        = steps between_parts kept
+CROWDS        = steps given_back between_parts kept
 miri: ## Run the tests of the core under Miri, those that go on for long in a short form (needs nightly)
 	@$(NEED) build miri
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 RLOCK_DEADLOCK_REQUESTS=100 RLOCK_WORLDS_STATES=100 \

@@ -5,7 +5,7 @@ use core::slice::from_ref;
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
-use super::steps::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
+use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
 use super::world::key;
 use crate::bytes::Key;
 use crate::engine::Acquired;

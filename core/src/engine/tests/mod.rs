@@ -2,9 +2,11 @@
 
 mod between_parts;
 mod checks;
+mod crowd;
 mod databases;
 mod deadlocks;
 mod effects;
+mod given_back;
 mod kept;
 mod keyspace;
 mod model;

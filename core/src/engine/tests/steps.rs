@@ -1,212 +1,24 @@
 //! How much is done in one go, while the server's only thread does nothing else: thousands wait or hold, something concerns all of
-//! them at once, and what each turn does is counted. Steps are counted and not timed, so that this holds on a busy machine.
+//! them at once.
 
 use core::num::NonZeroU32;
 use core::slice::from_ref;
 use std::format;
-use std::string::String;
 use std::vec::Vec;
 
-use super::keyspace::{Open, Value};
-use super::world::{Output, World, asking, key};
+use super::crowd::{
+    Crowded, FOREVER, GRACE_MS, HOLDER, LEASE_MS, MANY, held, itself, name, of_one_session, request, waiting,
+};
+use super::keyspace::Value;
+use super::world::key;
 use crate::bytes::Key;
 use crate::engine::work::Scarcity;
-use crate::engine::{Acquired, Engine, Transaction};
 use crate::kind::{Kind, Mode};
-use crate::lock::HoldIndex;
 use crate::outbox::Outbox;
-use crate::request::{Ask, Channel, Limits, Refusal, Release, Request, Verb};
+use crate::request::{Ask, Channel, Release, Request, Verb};
 
-/// How many wait or hold.
-pub(super) const MANY: usize = 3000;
 /// As many keys as one request may be for.
 const KEYS: usize = 128;
-pub(super) const LEASE_MS: u64 = 1000;
-const GRACE_MS: u64 = 20;
-pub(super) const HOLDER: usize = MANY;
-
-/// How many waiters one turn may answer: the server has to write all of these answers before it does anything else.
-const MOST_ANSWERS: usize = 400;
-/// How many changes one turn may make.
-const MOST_EFFECTS: usize = 2_100;
-
-pub(super) const FOREVER: Ask = Ask::Wait { until_us: None };
-
-/// A world that does not check everything after each step, and counts what a turn does.
-pub(super) struct Crowded {
-    pub(super) world: World,
-    answers: usize,
-    effects: usize,
-    turns: usize,
-}
-
-impl Crowded {
-    pub(super) fn new() -> Self {
-        let mut world = World::new();
-        world.limits = Limits { max_waiters: 2 * MANY, max_places: 2 * MANY, fair_grace_ms: GRACE_MS };
-        Self { world, answers: 0, effects: 0, turns: 0 }
-    }
-
-    /// A command and, if it leaves something to be done, the timer: that goes off in the same turn of the server's event loop.
-    pub(super) fn command<R>(
-        &mut self,
-        keys: &[Key],
-        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
-    ) -> R {
-        let result = self.command_alone(keys, request);
-        if self.has_work() {
-            self.run_timer();
-        }
-        self.end_turn();
-        result
-    }
-
-    pub(super) fn command_alone<R>(
-        &mut self,
-        keys: &[Key],
-        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
-    ) -> R {
-        self.world.engine.begin_turn();
-        let result = self.world.transact(keys, request);
-        self.take_offers();
-        self.world.client = None;
-        result
-    }
-
-    fn has_work(&self) -> bool {
-        self.world.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.world.now.mono_us)
-    }
-
-    /// Lets the timer run until there is nothing left to do at this moment.
-    pub(super) fn settle(&mut self) {
-        while self.has_work() {
-            self.run_timer();
-            self.end_turn();
-            assert!(self.turns < 100 * MANY, "it comes to an end");
-        }
-    }
-
-    /// One run of the timer, as long as it goes on.
-    pub(super) fn run_timer(&mut self) {
-        self.world.engine.begin_turn();
-        loop {
-            let mut out = Outbox::new(true);
-            let next = self.world.engine.next_job(self.world.now, &mut out);
-            self.world.take(&[], &out);
-            let Some(key) = next else { break };
-            self.world.transact(&[key], |engine, tx| engine.run_job(tx));
-            self.take_offers();
-        }
-    }
-
-    fn take_offers(&mut self) {
-        while let Some((offer, keys)) = self.world.engine.next_offer() {
-            self.world.transact(&keys, |engine, tx| engine.take_offer(tx, offer));
-        }
-    }
-
-    pub(super) fn end_turn(&mut self) {
-        let (mut answers, mut effects) = (0, 0);
-        for (_, output) in self.world.outputs.drain(..) {
-            match output {
-                Output::Answer { .. } => answers += 1,
-                Output::Effect { .. } => effects += 1,
-            }
-        }
-        assert!(answers <= MOST_ANSWERS, "{answers} answers in one turn");
-        assert!(effects <= MOST_EFFECTS, "{effects} changes in one turn");
-        (self.answers, self.effects, self.turns) = (self.answers + answers, self.effects + effects, self.turns + 1);
-    }
-
-    /// Begins to count anew.
-    fn count(&mut self) {
-        (self.answers, self.effects, self.turns) = (0, 0, 0);
-    }
-
-    pub(super) fn acquire(&mut self, keys: &[Key], owner: usize, request: &Request) -> Result<Acquired, Refusal> {
-        let acquired = self.command(keys, |engine, tx| engine.acquire(tx, name(owner).as_bytes(), request));
-        if let Ok(Acquired::Waiting(ticket)) = acquired {
-            self.world.expect_answer(ticket);
-        }
-        acquired
-    }
-
-    /// Owners from the first on do the same, and what comes of it is counted from then on.
-    pub(super) fn crowd(&mut self, key: &Key, owner: impl Fn(usize) -> usize, request: &Request) {
-        for index in 0..MANY {
-            self.world.client = Some(index as u64 + 1);
-            self.acquire(from_ref(key), owner(index), request).unwrap();
-        }
-        self.count();
-    }
-
-    pub(super) fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
-        let owner = name(HOLDER);
-        let verb = if keys.len() > 1 { Verb::ReleaseMany } else { Verb::Release };
-        let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
-        self.command(keys, |engine, tx| engine.release(tx, &request)).unwrap();
-    }
-
-    /// Lets time pass. Nothing is due before the end.
-    pub(super) fn advance(&mut self, ms: u64) {
-        self.world.pause(ms);
-        self.settle();
-    }
-
-    /// The timer answers whoever is left of the crowd.
-    fn all_answered(&mut self) {
-        self.settle();
-        assert_eq!((self.answers, self.world.engine.waiting()), (MANY, 0));
-    }
-}
-
-pub(super) fn name(owner: usize) -> String {
-    format!("owner-{owner}")
-}
-
-pub(super) fn request(kind: Kind, mode: Mode, ask: Ask) -> Request {
-    Request { lease_ms: LEASE_MS, ..asking(kind, mode, ask) }
-}
-
-pub(super) fn itself(index: usize) -> usize {
-    index
-}
-
-/// A lock that is held, and a crowd that waits for it.
-pub(super) fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize) -> usize) -> (Crowded, Key) {
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    if kind == Kind::Semaphore {
-        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
-        crowded.acquire(from_ref(&lock), HOLDER, &request(kind, held, Ask::Try)).unwrap();
-    }
-    crowded.acquire(from_ref(&lock), HOLDER, &request(kind, held, Ask::Try)).unwrap();
-    crowded.crowd(&lock, owner, &request(kind, wanted, FOREVER));
-    assert_eq!(crowded.world.engine.waiting(), MANY);
-    (crowded, lock)
-}
-
-/// A lock that many hold.
-pub(super) fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded, Key) {
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    if kind == Kind::Semaphore {
-        let permits = u32::try_from(MANY).unwrap();
-        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, permits)).unwrap();
-    }
-    crowded.crowd(&lock, itself, &Request { session_ms, ..request(kind, mode, Ask::Try) });
-    (crowded, lock)
-}
-
-/// Many locks that are all bound to connection 1.
-fn of_one_session() -> Crowded {
-    let mut crowded = Crowded::new();
-    let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
-    for owner in 0..MANY {
-        crowded.world.client = Some(1);
-        crowded.acquire(&[key(&name(owner))], owner, &hold).unwrap();
-    }
-    crowded.count();
-    crowded
-}
 
 #[test]
 fn requests_of_one_owner_are_granted_in_parts() {
@@ -387,65 +199,6 @@ fn leases_that_end_together_are_ended_in_parts() {
 }
 
 #[test]
-fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
-    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
-    crowded.world.pause(LEASE_MS);
-    let write = request(Kind::RwLock, Mode::Write, Ask::Try);
-    let written = crowded.command_alone(&[lock], |engine, tx| engine.acquire(tx, b"writer", &write));
-    assert!(matches!(written, Ok(Acquired::Granted(_))));
-    assert_cleaned_up_in_parts(&mut crowded);
-
-    let (mut crowded, lock) = held(Kind::Semaphore, Mode::Permits, Some(5));
-    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::Semaphore), None)).unwrap();
-    assert_cleaned_up_in_parts(&mut crowded);
-}
-
-fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
-    let indexed = |crowded: &Crowded| -> usize {
-        let leftovers = crowded.world.engine.leftovers.iter();
-        leftovers.map(|(_, leftovers)| leftovers.index.as_ref().map_or(0, HoldIndex::len)).sum()
-    };
-    let left = indexed(crowded);
-    assert!(left > MANY / 4, "the command leaves what many held to the timer: {left}");
-    crowded.run_timer();
-    assert_eq!(indexed(crowded), 0);
-    let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
-    assert!(taken > left / 10, "{taken} steps for {left} holds");
-    assert_eq!(crowded.world.engine.connections.bindings().count(), 0);
-}
-
-#[test]
-fn what_ended_at_once_is_dropped_a_part_at_a_time() {
-    let parts = |crowded: &mut Crowded| {
-        let mut parts = 0;
-        while !crowded.world.engine.leftovers.is_empty() {
-            crowded.world.engine.begin_turn();
-            crowded.world.engine.clean_up();
-            parts += 1;
-        }
-        parts
-    };
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
-    crowded.world.pause(LEASE_MS);
-    let other = request(Kind::Mutex, Mode::Exclusive, Ask::Try);
-    crowded.command_alone(&[lock], |engine, tx| engine.acquire(tx, b"other", &other)).unwrap();
-    let places = parts(&mut crowded);
-    assert!(places > 10, "{places} parts for the places of a queue");
-
-    // Each lease ends before those that were there: so the index has twice as many chunks as it needs.
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    for owner in 0..MANY {
-        let lease_ms = LEASE_MS + (MANY - owner) as u64;
-        let read = Request { lease_ms, ..request(Kind::RwLock, Mode::Read, Ask::Try) };
-        crowded.acquire(from_ref(&lock), owner, &read).unwrap();
-    }
-    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::RwLock), None)).unwrap();
-    let holds = parts(&mut crowded);
-    assert!(holds > 18, "{holds} parts for holds and their index");
-}
-
-#[test]
 fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
     let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1);
@@ -490,85 +243,6 @@ fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
     crowded.settle();
     assert_eq!(crowded.effects, MANY, "their sessions count as closed");
     assert!(crowded.turns < MANY / 100, "{} runs of the timer", crowded.turns);
-}
-
-#[test]
-fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
-    const LOCKS: usize = 50_000;
-    let mut crowded = Crowded::new();
-    for owner in 0..LOCKS {
-        crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
-    }
-    crowded.world.pause(LEASE_MS);
-    while crowded.world.engine.held() > 0 {
-        crowded.run_timer();
-        crowded.end_turn();
-    }
-    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
-    crowded.settle();
-    assert!(!crowded.world.engine.leases.has_retired());
-}
-
-#[test]
-fn the_memory_of_a_great_many_waiters_is_given_back_in_parts() {
-    const WAITERS: usize = 50_000;
-    let mut crowded = Crowded::new();
-    crowded.world.limits.max_waiters = WAITERS;
-    let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
-    let [tries, waits] = [Ask::Try, Ask::Wait { until_us }].map(|ask| request(Kind::Mutex, Mode::Exclusive, ask));
-    for number in 0..WAITERS {
-        let lock = key(&name(number));
-        crowded.acquire(from_ref(&lock), WAITERS + number, &tries).unwrap();
-        crowded.acquire(from_ref(&lock), number, &waits).unwrap();
-    }
-    assert_eq!(crowded.world.engine.waiting(), WAITERS);
-    crowded.world.pause(LEASE_MS / 2);
-    while crowded.world.engine.waiting() > 0 {
-        crowded.run_timer();
-        crowded.end_turn();
-    }
-    let queues = &crowded.world.engine.queues;
-    assert!(queues.tickets.has_retired() && queues.names.has_retired(), "one run does not give all of it back");
-    assert!(queues.owners.has_retired());
-    crowded.settle();
-    assert!(!has_retired_any(&crowded));
-}
-
-#[test]
-fn the_memory_of_a_great_many_waiters_for_one_lock_is_given_back() {
-    const REQUESTS: usize = 5_000;
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
-    crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
-    for _ in 0..REQUESTS {
-        crowded.acquire(from_ref(&lock), 0, &mutex(FOREVER)).unwrap();
-    }
-    for number in 1..=REQUESTS {
-        crowded.world.waiter_left(number, false);
-    }
-    assert!(crowded.world.engine.queues.tickets.has_retired());
-    crowded.settle();
-    assert!(!has_retired_any(&crowded));
-}
-
-fn has_retired_any(crowded: &Crowded) -> bool {
-    let queues = &crowded.world.engine.queues;
-    queues.tickets.has_retired() || queues.names.has_retired() || queues.owners.has_retired() || queues.has_retired()
-}
-
-#[test]
-fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
-    const LOCKS: usize = 50_000;
-    let mut crowded = Crowded::new();
-    for owner in 0..LOCKS {
-        crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
-    }
-    crowded.world.flush();
-    assert_eq!(crowded.world.engine.held(), 0);
-    crowded.run_timer();
-    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
-    crowded.settle();
-    assert!(!crowded.world.engine.leases.has_retired());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use super::Told;
+use super::action::Told;
 use super::oracle::{LEASE_MS, RENEW_MS, WAIT_MS};
 
 /// How long a place outlives its connection, and a free lock is kept for the head of its queue.

@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use super::Action;
+use super::action::Action;
 use super::small_world::name;
 use crate::engine::tests::world::World;
 use crate::kind::Mode;

@@ -1,7 +1,7 @@
 //! Small worlds, exhaustively: two or three owners, one or two keys, and every order of commands, deadlines, late timers,
 //! disconnects, deletions and promotions up to a depth.
 //!
-//! The search goes level by level. A state is reached by going its path once more from the beginning, so nothing of the product
+//! The search goes level by level (`search.rs`). A state is reached by going its path once more from the beginning, so nothing of the product
 //! has to be copied for it; a state that was met already (see `canonical.rs`) is not gone on from. In each state hold the
 //! invariants of [`super::world::World`], and what an oracle says that fits on a page (`oracle.rs`, `fair_oracle.rs`). What the
 //! oracle thinks is no part of a state, so the two are compared after each step, also if it leads to a state that was met.
@@ -12,284 +12,22 @@
 //! `RLOCK_WORLDS_STATES=n` there are at least n in all worlds together, as `make check-worlds` wants it. Of a state only 64 bits are kept:
 //! among ten million states the chance that two different ones are taken for one is three in a million.
 
+mod action;
 mod canonical;
+mod compare;
+mod departures;
 mod fair_oracle;
 mod kept;
 mod oracle;
+mod search;
 mod small_world;
 mod walks;
 
-use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::vec::Vec;
 
-use self::small_world::SmallWorld;
-use self::walks::walk;
+use self::action::{Action, Asks, Means};
+use self::search::{PLAIN, Setup, search};
 use crate::kind::{Kind, Mode};
-
-/// What somebody is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Told {
-    Granted,
-    Nil,
-    Waits,
-    TakenOver,
-    Cancelled,
-    Deadlock,
-    Refused,
-    NotOwner,
-    Left(u32),
-}
-
-/// How ACQUIRE asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asks {
-    Try,
-    /// With BLOCK.
-    Wait,
-    /// With QUEUE.
-    Queue,
-    /// With BLOCK and SESSION.
-    Bound,
-    /// With BLOCK and REQ 1.
-    Numbered,
-    /// With ONCE, without BLOCK.
-    Once,
-    /// With BLOCK, NOTIFY, REQ 1 and ONCE: sent again, it is the same request.
-    Notified,
-}
-
-/// Which hold RELEASE and RENEW mean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Means {
-    /// Whatever the owner holds.
-    Any,
-    /// The hold with the TOKEN that the owner has now.
-    Own,
-    /// A hold with a TOKEN from before.
-    Earlier,
-}
-
-/// A step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
-    Acquire {
-        key: usize,
-        owner: u8,
-        mode: Mode,
-        count: u32,
-        ask: Asks,
-    },
-    Release {
-        key: usize,
-        owner: u8,
-        mode: Mode,
-    },
-    Renew {
-        key: usize,
-        owner: u8,
-        mode: Mode,
-    },
-    ReleaseToken {
-        key: usize,
-        owner: u8,
-        mode: Mode,
-        means: Means,
-    },
-    RenewToken {
-        key: usize,
-        owner: u8,
-        mode: Mode,
-        means: Means,
-    },
-    Force {
-        key: usize,
-    },
-    /// The turn ends, and what was granted to who waits on a channel is published; it is lost if nobody listens.
-    Publish {
-        is_heard: bool,
-    },
-    /// The connection of an owner closes: that of its sessions, of its waits, and of grants that were not published yet.
-    Disconnect {
-        owner: u8,
-    },
-    /// The channel of an owner goes to another node of a cluster.
-    ChannelGone {
-        owner: u8,
-    },
-    /// The server is a replica for a moment.
-    Demote,
-    Cancel {
-        owner: u8,
-    },
-    AcquireMany {
-        owner: u8,
-        waits: bool,
-    },
-    ReleaseMany {
-        owner: u8,
-    },
-    Resize {
-        permits: u32,
-    },
-    /// The connection of a waiter, or of one that was granted in this turn, closes.
-    Leave {
-        key: usize,
-        owner: u8,
-    },
-    /// The answers of this turn are written.
-    Hear,
-    /// The connection that holds of an owner are bound to closes.
-    Close {
-        owner: u8,
-    },
-    Delete {
-        key: usize,
-    },
-    Foreign {
-        key: usize,
-    },
-    Rename,
-    Copy,
-    Swap,
-    Flush,
-    Promote,
-    FailOver,
-    /// The timer goes off for one turn, which may leave something to the next one.
-    Part,
-    /// Time passes, and the timer goes off late.
-    Pause,
-    /// The timer goes off.
-    Timer,
-    /// Time passes, and the timer goes off whenever something is due.
-    Tick,
-}
-
-/// A kind of world.
-struct Setup {
-    kind: Kind,
-    /// What the second key is for in a mixed world.
-    other_kind: Kind,
-    is_mixed: bool,
-    permits: u32,
-    keys: usize,
-    /// One thing is done in one turn, so that much of what there is to do is left in the middle.
-    is_in_parts: bool,
-    actions: fn() -> Vec<Action>,
-}
-
-const PLAIN: Setup = Setup {
-    kind: Kind::Mutex,
-    other_kind: Kind::Mutex,
-    is_mixed: false,
-    permits: 1,
-    keys: 1,
-    is_in_parts: false,
-    actions: Vec::new,
-};
-
-/// How many worlds there are, to share the states among.
-const WORLDS: usize = 18;
-
-/// The deepest search that is possible.
-const MAX_DEPTH: usize = 16;
-
-#[derive(Clone, Copy)]
-struct Path {
-    steps: [u8; MAX_DEPTH],
-    len: u8,
-}
-
-impl Path {
-    fn steps(&self) -> &[u8] {
-        &self.steps[..usize::from(self.len)]
-    }
-
-    fn and(mut self, step: u8) -> Self {
-        self.steps[usize::from(self.len)] = step;
-        self.len += 1;
-        self
-    }
-}
-
-/// Tries everything, see the head of this file.
-fn search(name: &str, setup: &'static Setup) {
-    let states = std::env::var("RLOCK_WORLDS_STATES").map(|states| states.parse::<usize>().expect("a number"));
-    let wanted = states.map_or(1_000, |states| states.div_ceil(WORLDS));
-    let actions = (setup.actions)();
-    assert!(actions.len() <= usize::from(u8::MAX));
-    let mut known: HashSet<u64> = HashSet::new();
-    let mut frontier = [Path { steps: [0; MAX_DEPTH], len: 0 }].to_vec();
-    let (mut steps, mut depth) = (0_u64, 0);
-    while known.len() < wanted && depth < MAX_DEPTH {
-        depth += 1;
-        let mut next = Vec::new();
-        for part in frontier.chunks(PART) {
-            for (hash, path) in successors(setup, &actions, part) {
-                steps += 1;
-                if known.insert(hash) {
-                    next.push(path);
-                }
-            }
-        }
-        frontier = next;
-    }
-    std::println!("{name}: {} states, {steps} steps, {} actions, depth {depth}", known.len(), actions.len());
-    assert!(known.len() >= wanted, "there are no more than {} states of {name}", known.len());
-    walk(name, setup, &actions, u32::try_from(wanted / STATES_PER_WALK).unwrap_or(u32::MAX));
-}
-
-/// A state that is met costs a path from the beginning; a walk costs as much as some dozens of them.
-const STATES_PER_WALK: usize = 50;
-
-/// How many paths are gone on from at once.
-const PART: usize = 1 << 16;
-
-/// All that can follow on some paths, with the hash of the state it leads to.
-fn successors(setup: &'static Setup, actions: &[Action], paths: &[Path]) -> Vec<(u64, Path)> {
-    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
-    let share = paths.len().div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
-        let work = paths.chunks(share).map(|share| {
-            scope.spawn(move || share.iter().flat_map(|path| after(setup, actions, *path)).collect::<Vec<_>>())
-        });
-        let workers: Vec<_> = work.collect();
-        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    })
-}
-
-fn after(setup: &'static Setup, actions: &[Action], path: Path) -> Vec<(u64, Path)> {
-    let mut found = Vec::new();
-    for (step, action) in (0..).zip(actions) {
-        let run = || {
-            let mut world = SmallWorld::new(setup);
-            world.world.is_repeated = true;
-            for step in path.steps() {
-                world.act(actions[usize::from(*step)]);
-            }
-            world.world.is_repeated = false;
-            world.act(*action).then(|| {
-                world.world.check();
-                let hash = canonical::hash(&world.world);
-                // Both sides may differ in a state that looks like one that was met: then this is where it shows.
-                world.act(Action::Timer);
-                world.world.check();
-                hash
-            })
-        };
-        match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(hash) => found.extend(hash.map(|hash| (hash, path.and(step)))),
-            Err(panic) => {
-                for step in path.steps() {
-                    std::eprintln!("  {:?}", actions[usize::from(*step)]);
-                }
-                std::eprintln!("  {action:?}, and the timer");
-                resume_unwind(panic);
-            }
-        }
-    }
-    found
-}
 
 /// What every world knows.
 fn of_time() -> Vec<Action> {

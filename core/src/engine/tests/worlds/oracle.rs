@@ -7,7 +7,7 @@
 
 use std::vec::Vec;
 
-use super::Told;
+use super::action::Told;
 use crate::kind::Mode;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

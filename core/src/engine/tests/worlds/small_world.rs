@@ -3,19 +3,18 @@
 use core::num::NonZeroU32;
 use std::vec::Vec;
 
+use super::action::{Action, Asks, Means, Told};
 use super::fair_oracle::{FairOracle, QUEUE_MS};
 use super::kept::Kept;
 use super::oracle::{self, LEASE_MS, Oracle, RENEW_MS, WAIT_MS, Wish};
-use super::{Action, Asks, Means, Setup, Told};
+use super::search::Setup;
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::tests::keyspace::Value;
-use crate::engine::tests::world::{Output, World, key};
+use crate::engine::tests::world::{World, key};
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::lock::{Hold, Lock};
-use crate::outbox::{Answer, Notice, Outbox};
-use crate::place::Stay;
 use crate::request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
 
@@ -26,7 +25,7 @@ const SESSION_MS: u64 = 5;
 const MAX_OWNERS: usize = 3;
 
 /// Says in plain words what each key of a world does.
-enum Spec {
+pub(super) enum Spec {
     Plain(Vec<Oracle>),
     Fair(Vec<FairOracle>),
     /// Only what must hold in any history is checked.
@@ -34,28 +33,28 @@ enum Spec {
 }
 
 /// A request that has waited.
-struct Ticket {
-    ticket: u64,
-    key: usize,
-    owner: u8,
-    asked: (Mode, u32),
-    until_ms: u64,
+pub(super) struct Ticket {
+    pub(super) ticket: u64,
+    pub(super) key: usize,
+    pub(super) owner: u8,
+    pub(super) asked: (Mode, u32),
+    pub(super) until_ms: u64,
 }
 
 pub(super) struct SmallWorld {
     pub(super) world: World,
-    setup: &'static Setup,
-    spec: Spec,
-    tickets: Vec<Ticket>,
+    pub(super) setup: &'static Setup,
+    pub(super) spec: Spec,
+    pub(super) tickets: Vec<Ticket>,
     /// What waiters were answered since the world was last at rest.
-    answers: Vec<(usize, u8, Told)>,
+    pub(super) answers: Vec<(usize, u8, Told)>,
     /// Grants that nobody was told of, and that nobody has used: key, owner and token.
-    lost: Vec<(usize, u8, u64)>,
+    pub(super) lost: Vec<(usize, u8, u64)>,
     kept: Kept,
     /// How many connections of each owner have closed.
     closed: [u64; MAX_OWNERS],
     /// Tokens that their owners were told. Whoever loses a later answer with one of them keeps what it knew of.
-    told: Vec<u64>,
+    pub(super) told: Vec<u64>,
 }
 
 impl SmallWorld {
@@ -92,7 +91,7 @@ impl SmallWorld {
         }
     }
 
-    fn now_ms(&self) -> u64 {
+    pub(super) fn now_ms(&self) -> u64 {
         self.world.now.mono_us / US_PER_MS
     }
 
@@ -232,11 +231,11 @@ impl SmallWorld {
     }
 
     /// The present connection of an owner. No number comes twice.
-    fn client(&self, owner: u8) -> u64 {
+    pub(super) fn client(&self, owner: u8) -> u64 {
         u64::from(owner) + 1 + self.closed[usize::from(owner)] * MAX_OWNERS as u64
     }
 
-    fn waiting(&self, key: usize, owner: u8) -> Option<&Ticket> {
+    pub(super) fn waiting(&self, key: usize, owner: u8) -> Option<&Ticket> {
         let is_it = |ticket: &&Ticket| (ticket.key, ticket.owner) == (key, owner);
         self.tickets.iter().filter(is_it).find(|ticket| self.world.engine.is_waiting(ticket.ticket))
     }
@@ -396,107 +395,6 @@ impl SmallWorld {
         }
     }
 
-    /// The turn ends: what there is to tell is published. If it reaches nobody, who was granted has nothing in the end.
-    fn publish(&mut self, is_heard: bool) -> bool {
-        if self.world.unpublished.is_empty() {
-            return false;
-        }
-        if is_heard {
-            let tickets = self.world.unpublished.iter().map(|(ticket, _)| *ticket);
-            let granted = tickets.flat_map(|ticket| self.world.engine.queues.undelivered(ticket));
-            self.told.extend(granted.map(|(_, grant)| grant.token));
-        } else {
-            self.lose(|_| true);
-        }
-        self.world.publish(is_heard);
-        match &mut self.spec {
-            Spec::Plain(oracles) if is_heard => oracles.iter_mut().for_each(|oracle| oracle.unheard.clear()),
-            Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::nobody_hears),
-            Spec::Fair(_) | Spec::None => {}
-        }
-        true
-    }
-
-    /// The connection of an owner closes, whatever it waits for. Not where a wait is over and nobody has said so yet: whether nil
-    /// comes first is open.
-    fn disconnect(&mut self, owner: u8) -> bool {
-        let now_ms = self.now_ms();
-        if (0..self.setup.keys).any(|key| self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms)) {
-            return false;
-        }
-        let client = self.client(owner);
-        self.lose(|notice| notice.client == client);
-        self.world.client_closes(client);
-        self.end_cut_off();
-        if let Spec::Plain(oracles) = &mut self.spec {
-            oracles.iter_mut().for_each(|oracle| oracle.leave(owner));
-        }
-        true
-    }
-
-    /// The slot of the channel of an owner goes to another node.
-    fn take_channel_away(&mut self, owner: u8) {
-        self.world.engine.channel_gone(channel(owner));
-        self.end_cut_off();
-    }
-
-    fn end_cut_off(&mut self) {
-        while self.world.engine.has_cut_off() {
-            self.world.engine.begin_turn();
-            let mut out = Outbox::new(true);
-            self.world.engine.end_cut_off(&mut out);
-            self.world.take(&[], &out);
-        }
-    }
-
-    /// Grants that nobody will hear of: unless their owners use them, they are gone when the world is at rest.
-    fn lose(&mut self, is_lost: impl Fn(&Notice) -> bool) {
-        for (ticket, notice) in self.world.unpublished.iter().filter(|(_, notice)| is_lost(notice)) {
-            let Some(known) = self.tickets.iter().find(|known| known.ticket == *ticket) else { continue };
-            assert_eq!(notice.client, self.client(known.owner), "the connection that asked");
-            let granted = self.world.engine.queues.undelivered(*ticket);
-            let unknown = granted.filter(|(_, grant)| !self.told.contains(&grant.token));
-            self.lost.extend(unknown.map(|(_, grant)| (known.key, known.owner, grant.token)));
-        }
-    }
-
-    /// Nobody has what nobody was told of.
-    fn check_lost(&mut self) {
-        for (key, owner, token) in std::mem::take(&mut self.lost) {
-            let lock = self.world.lock(&name(key));
-            let is_held = lock.is_some_and(|lock| lock.hold_with_token(token).is_some());
-            assert!(!is_held, "owner {owner} was granted key {key} and not told of it");
-        }
-    }
-
-    /// The connection of an owner closes, which waits or may not have heard of its grant.
-    fn leave(&mut self, key: usize, owner: u8) -> bool {
-        let now_ms = self.now_ms();
-        if self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms) || !self.hang_up(key, owner) {
-            return false;
-        }
-        match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].leave(owner),
-            Spec::Fair(oracles) => oracles[key].leave(owner),
-            Spec::None => {}
-        }
-        true
-    }
-
-    /// What an owner waits for, or has not heard of, comes to nothing: its connection has closed. Whether there was anything.
-    fn hang_up(&mut self, key: usize, owner: u8) -> bool {
-        let unheard = &self.world.engine.undelivered;
-        let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));
-        let mut leaving: Vec<u64> =
-            of_owner.map(|ticket| ticket.ticket).filter(|ticket| unheard.contains(ticket)).collect();
-        leaving.extend(self.waiting(key, owner).map(|ticket| ticket.ticket));
-        for ticket in &leaving {
-            let number = self.world.number_of(*ticket);
-            self.world.waiter_left(number, false);
-        }
-        !leaving.is_empty()
-    }
-
     /// Lets the timer run now, and whenever something is due until some time has passed.
     fn run_timer(&mut self, ms: u64) {
         let (mut now_ms, end_ms) = (self.now_ms(), self.now_ms() + ms);
@@ -523,77 +421,6 @@ impl SmallWorld {
         self.check_lost();
         self.compare();
     }
-
-    /// At rest both sides have come to the same.
-    fn compare(&mut self) {
-        for (_, output) in std::mem::take(&mut self.world.outputs) {
-            let Output::Answer { ticket, answer, .. } = output else { continue };
-            let Some(known) = self.tickets.iter().find(|known| known.ticket == ticket) else { continue };
-            let told = match answer {
-                Answer::Granted(_) | Answer::GrantedMany(_) => Told::Granted,
-                Answer::TimedOut => Told::Nil,
-                Answer::TakenOver => Told::TakenOver,
-                Answer::Cancelled => Told::Cancelled,
-                Answer::Refused(Refusal::Deadlock(_)) => Told::Deadlock,
-                Answer::Refused(_) => Told::Refused,
-                // Said to nobody, or to somebody who has gone.
-                Answer::Continued | Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => continue,
-            };
-            self.answers.push((known.key, known.owner, told));
-        }
-        let mut answers = std::mem::take(&mut self.answers);
-        let now = self.world.now;
-        for key in 0..self.setup.keys {
-            let (expected, expected_answers) = match &mut self.spec {
-                Spec::Plain(oracles) => (seen_plain(&oracles[key]), std::mem::take(&mut oracles[key].answers)),
-                Spec::Fair(oracles) => (seen_fair(&oracles[key]), std::mem::take(&mut oracles[key].answers)),
-                Spec::None => return,
-            };
-            let mut told: Vec<(u8, Told)> =
-                answers.extract_if(.., |(of, ..)| *of == key).map(|(_, owner, told)| (owner, told)).collect();
-            let mut expected_answers = expected_answers;
-            told.sort();
-            expected_answers.sort();
-            assert_eq!(told, expected_answers, "the answers to those who waited for key {key}");
-            let name = name(key);
-            let lock = self.world.lock(&name);
-            let mut seen: Vec<Seen> = lock
-                .into_iter()
-                .flat_map(|lock| lock.live_holds(now))
-                .map(|hold| (0, hold.owner().as_slice()[0], hold.mode(), hold.count(), hold.deadline_us() / US_PER_MS))
-                .collect();
-            seen.sort();
-            if let Some(queue) = lock.and_then(Lock::queue) {
-                seen.extend(queue.reserved_until_us().map(|at_us| (1, 0, Mode::Exclusive, 0, at_us / US_PER_MS)));
-                let until_ms = |stay: Stay| stay.until_us().map_or(u64::MAX, |at_us| at_us / US_PER_MS);
-                seen.extend(queue.iter().map(|place| (2, place.owner[0], Mode::Exclusive, 1, until_ms(place.stay))));
-            } else {
-                let waiters = self.world.engine.waiters(name.borrow(), now);
-                seen.extend(waiters.map(|waiter| (2, waiter.owner[0], waiter.mode, waiter.count, 0)));
-            }
-            assert_eq!(seen, expected, "who holds key {key} and who waits for it");
-        }
-    }
-}
-
-/// A hold (0), a reservation (1), or somebody who waits (2): owner, mode, count, and when it ends.
-type Seen = (u8, u8, Mode, u32, u64);
-
-fn seen_plain(oracle: &Oracle) -> Vec<Seen> {
-    let mut seen: Vec<Seen> =
-        oracle.holds.iter().map(|held| (0, held.owner, held.mode, held.count, held.until_ms)).collect();
-    seen.sort();
-    seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.mode, one.count, 0)));
-    seen
-}
-
-fn seen_fair(oracle: &FairOracle) -> Vec<Seen> {
-    let mut seen: Vec<Seen> = Vec::new();
-    seen.extend(oracle.holder.map(|(owner, count, until_ms)| (0, owner, Mode::Exclusive, count, until_ms)));
-    seen.extend(oracle.reserved_ms.map(|until_ms| (1, 0, Mode::Exclusive, 0, until_ms)));
-    let until_ms = |place: &super::fair_oracle::Place| if place.is_connected { u64::MAX } else { place.until_ms };
-    seen.extend(oracle.line.iter().map(|place| (2, place.owner, Mode::Exclusive, 1, until_ms(place))));
-    seen
 }
 
 pub(super) fn name(number: usize) -> Key {
@@ -601,7 +428,7 @@ pub(super) fn name(number: usize) -> Key {
 }
 
 /// The channel of an owner.
-fn channel(owner: u8) -> Channel {
+pub(super) fn channel(owner: u8) -> Channel {
     Channel(NonZeroU32::MIN.saturating_add(owner.into()))
 }
 

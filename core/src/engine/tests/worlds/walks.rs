@@ -6,8 +6,9 @@ use std::vec::Vec;
 use proptest::collection::vec;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
+use super::action::Action;
+use super::search::Setup;
 use super::small_world::SmallWorld;
-use super::{Action, Setup};
 
 const MOST_STEPS: usize = 200;
 

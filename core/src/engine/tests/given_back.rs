@@ -1,0 +1,148 @@
+//! What thousands leave behind when they are gone is given back, and in parts: the server's only thread does nothing else meanwhile.
+
+use core::slice::from_ref;
+
+use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request};
+use super::world::key;
+use crate::engine::Acquired;
+use crate::kind::{Kind, Mode};
+use crate::lock::HoldIndex;
+use crate::request::{Ask, Request};
+
+#[test]
+fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
+    crowded.world.pause(LEASE_MS);
+    let write = request(Kind::RwLock, Mode::Write, Ask::Try);
+    let written = crowded.command_alone(&[lock], |engine, tx| engine.acquire(tx, b"writer", &write));
+    assert!(matches!(written, Ok(Acquired::Granted(_))));
+    assert_cleaned_up_in_parts(&mut crowded);
+
+    let (mut crowded, lock) = held(Kind::Semaphore, Mode::Permits, Some(5));
+    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::Semaphore), None)).unwrap();
+    assert_cleaned_up_in_parts(&mut crowded);
+}
+
+fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
+    let indexed = |crowded: &Crowded| -> usize {
+        let leftovers = crowded.world.engine.leftovers.iter();
+        leftovers.map(|(_, leftovers)| leftovers.index.as_ref().map_or(0, HoldIndex::len)).sum()
+    };
+    let left = indexed(crowded);
+    assert!(left > MANY / 4, "the command leaves what many held to the timer: {left}");
+    crowded.run_timer();
+    assert_eq!(indexed(crowded), 0);
+    let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
+    assert!(taken > left / 10, "{taken} steps for {left} holds");
+    assert_eq!(crowded.world.engine.connections.bindings().count(), 0);
+}
+
+#[test]
+fn what_ended_at_once_is_dropped_a_part_at_a_time() {
+    let parts = |crowded: &mut Crowded| {
+        let mut parts = 0;
+        while !crowded.world.engine.leftovers.is_empty() {
+            crowded.world.engine.begin_turn();
+            crowded.world.engine.clean_up();
+            parts += 1;
+        }
+        parts
+    };
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
+    crowded.world.pause(LEASE_MS);
+    let other = request(Kind::Mutex, Mode::Exclusive, Ask::Try);
+    crowded.command_alone(&[lock], |engine, tx| engine.acquire(tx, b"other", &other)).unwrap();
+    let places = parts(&mut crowded);
+    assert!(places > 10, "{places} parts for the places of a queue");
+
+    // Each lease ends before those that were there: so the index has twice as many chunks as it needs.
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    for owner in 0..MANY {
+        let lease_ms = LEASE_MS + (MANY - owner) as u64;
+        let read = Request { lease_ms, ..request(Kind::RwLock, Mode::Read, Ask::Try) };
+        crowded.acquire(from_ref(&lock), owner, &read).unwrap();
+    }
+    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::RwLock), None)).unwrap();
+    let holds = parts(&mut crowded);
+    assert!(holds > 18, "{holds} parts for holds and their index");
+}
+
+#[test]
+fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
+    const LOCKS: usize = 50_000;
+    let mut crowded = Crowded::new();
+    for owner in 0..LOCKS {
+        crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
+    }
+    crowded.world.pause(LEASE_MS);
+    while crowded.world.engine.held() > 0 {
+        crowded.run_timer();
+        crowded.end_turn();
+    }
+    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
+    crowded.settle();
+    assert!(!crowded.world.engine.leases.has_retired());
+}
+
+#[test]
+fn the_memory_of_a_great_many_waiters_is_given_back_in_parts() {
+    const WAITERS: usize = 50_000;
+    let mut crowded = Crowded::new();
+    crowded.world.limits.max_waiters = WAITERS;
+    let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
+    let [tries, waits] = [Ask::Try, Ask::Wait { until_us }].map(|ask| request(Kind::Mutex, Mode::Exclusive, ask));
+    for number in 0..WAITERS {
+        let lock = key(&name(number));
+        crowded.acquire(from_ref(&lock), WAITERS + number, &tries).unwrap();
+        crowded.acquire(from_ref(&lock), number, &waits).unwrap();
+    }
+    assert_eq!(crowded.world.engine.waiting(), WAITERS);
+    crowded.world.pause(LEASE_MS / 2);
+    while crowded.world.engine.waiting() > 0 {
+        crowded.run_timer();
+        crowded.end_turn();
+    }
+    let queues = &crowded.world.engine.queues;
+    assert!(queues.tickets.has_retired() && queues.names.has_retired(), "one run does not give all of it back");
+    assert!(queues.owners.has_retired());
+    crowded.settle();
+    assert!(!has_retired_any(&crowded));
+}
+
+#[test]
+fn the_memory_of_a_great_many_waiters_for_one_lock_is_given_back() {
+    const REQUESTS: usize = 5_000;
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
+    crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
+    for _ in 0..REQUESTS {
+        crowded.acquire(from_ref(&lock), 0, &mutex(FOREVER)).unwrap();
+    }
+    for number in 1..=REQUESTS {
+        crowded.world.waiter_left(number, false);
+    }
+    assert!(crowded.world.engine.queues.tickets.has_retired());
+    crowded.settle();
+    assert!(!has_retired_any(&crowded));
+}
+
+fn has_retired_any(crowded: &Crowded) -> bool {
+    let queues = &crowded.world.engine.queues;
+    queues.tickets.has_retired() || queues.names.has_retired() || queues.owners.has_retired() || queues.has_retired()
+}
+
+#[test]
+fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
+    const LOCKS: usize = 50_000;
+    let mut crowded = Crowded::new();
+    for owner in 0..LOCKS {
+        crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
+    }
+    crowded.world.flush();
+    assert_eq!(crowded.world.engine.held(), 0);
+    crowded.run_timer();
+    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
+    crowded.settle();
+    assert!(!crowded.world.engine.leases.has_retired());
+}

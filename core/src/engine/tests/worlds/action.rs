@@ -1,0 +1,141 @@
+//! What can happen in a small world, and what is told then.
+
+use crate::kind::Mode;
+
+/// What somebody is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Told {
+    Granted,
+    Nil,
+    Waits,
+    TakenOver,
+    Cancelled,
+    Deadlock,
+    Refused,
+    NotOwner,
+    Left(u32),
+}
+
+/// How ACQUIRE asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asks {
+    Try,
+    /// With BLOCK.
+    Wait,
+    /// With QUEUE.
+    Queue,
+    /// With BLOCK and SESSION.
+    Bound,
+    /// With BLOCK and REQ 1.
+    Numbered,
+    /// With ONCE, without BLOCK.
+    Once,
+    /// With BLOCK, NOTIFY, REQ 1 and ONCE: sent again, it is the same request.
+    Notified,
+}
+
+/// Which hold RELEASE and RENEW mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Means {
+    /// Whatever the owner holds.
+    Any,
+    /// The hold with the TOKEN that the owner has now.
+    Own,
+    /// A hold with a TOKEN from before.
+    Earlier,
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Acquire {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+        count: u32,
+        ask: Asks,
+    },
+    Release {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+    },
+    Renew {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+    },
+    ReleaseToken {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+        means: Means,
+    },
+    RenewToken {
+        key: usize,
+        owner: u8,
+        mode: Mode,
+        means: Means,
+    },
+    Force {
+        key: usize,
+    },
+    /// The turn ends, and what was granted to who waits on a channel is published; it is lost if nobody listens.
+    Publish {
+        is_heard: bool,
+    },
+    /// The connection of an owner closes: that of its sessions, of its waits, and of grants that were not published yet.
+    Disconnect {
+        owner: u8,
+    },
+    /// The channel of an owner goes to another node of a cluster.
+    ChannelGone {
+        owner: u8,
+    },
+    /// The server is a replica for a moment.
+    Demote,
+    Cancel {
+        owner: u8,
+    },
+    AcquireMany {
+        owner: u8,
+        waits: bool,
+    },
+    ReleaseMany {
+        owner: u8,
+    },
+    Resize {
+        permits: u32,
+    },
+    /// The connection of a waiter, or of one that was granted in this turn, closes.
+    Leave {
+        key: usize,
+        owner: u8,
+    },
+    /// The answers of this turn are written.
+    Hear,
+    /// The connection that holds of an owner are bound to closes.
+    Close {
+        owner: u8,
+    },
+    Delete {
+        key: usize,
+    },
+    Foreign {
+        key: usize,
+    },
+    Rename,
+    Copy,
+    Swap,
+    Flush,
+    Promote,
+    FailOver,
+    /// The timer goes off for one turn, which may leave something to the next one.
+    Part,
+    /// Time passes, and the timer goes off late.
+    Pause,
+    /// The timer goes off.
+    Timer,
+    /// Time passes, and the timer goes off whenever something is due.
+    Tick,
+}

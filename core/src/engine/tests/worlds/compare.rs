@@ -1,0 +1,88 @@
+//! Whether a small world and the oracles beside its keys have come to the same.
+
+use std::vec::Vec;
+
+use super::action::Told;
+use super::fair_oracle::{FairOracle, Place};
+use super::oracle::Oracle;
+use super::small_world::{SmallWorld, Spec, name};
+use crate::engine::tests::world::Output;
+use crate::kind::Mode;
+use crate::lock::Lock;
+use crate::outbox::Answer;
+use crate::place::Stay;
+use crate::request::Refusal;
+use crate::time::US_PER_MS;
+
+impl SmallWorld {
+    /// At rest both sides have come to the same.
+    pub(super) fn compare(&mut self) {
+        for (_, output) in std::mem::take(&mut self.world.outputs) {
+            let Output::Answer { ticket, answer, .. } = output else { continue };
+            let Some(known) = self.tickets.iter().find(|known| known.ticket == ticket) else { continue };
+            let told = match answer {
+                Answer::Granted(_) | Answer::GrantedMany(_) => Told::Granted,
+                Answer::TimedOut => Told::Nil,
+                Answer::TakenOver => Told::TakenOver,
+                Answer::Cancelled => Told::Cancelled,
+                Answer::Refused(Refusal::Deadlock(_)) => Told::Deadlock,
+                Answer::Refused(_) => Told::Refused,
+                // Said to nobody, or to somebody who has gone.
+                Answer::Continued | Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => continue,
+            };
+            self.answers.push((known.key, known.owner, told));
+        }
+        let mut answers = std::mem::take(&mut self.answers);
+        let now = self.world.now;
+        for key in 0..self.setup.keys {
+            let (expected, expected_answers) = match &mut self.spec {
+                Spec::Plain(oracles) => (seen_plain(&oracles[key]), std::mem::take(&mut oracles[key].answers)),
+                Spec::Fair(oracles) => (seen_fair(&oracles[key]), std::mem::take(&mut oracles[key].answers)),
+                Spec::None => return,
+            };
+            let mut told: Vec<(u8, Told)> =
+                answers.extract_if(.., |(of, ..)| *of == key).map(|(_, owner, told)| (owner, told)).collect();
+            let mut expected_answers = expected_answers;
+            told.sort();
+            expected_answers.sort();
+            assert_eq!(told, expected_answers, "the answers to those who waited for key {key}");
+            let name = name(key);
+            let lock = self.world.lock(&name);
+            let mut seen: Vec<Seen> = lock
+                .into_iter()
+                .flat_map(|lock| lock.live_holds(now))
+                .map(|hold| (0, hold.owner().as_slice()[0], hold.mode(), hold.count(), hold.deadline_us() / US_PER_MS))
+                .collect();
+            seen.sort();
+            if let Some(queue) = lock.and_then(Lock::queue) {
+                seen.extend(queue.reserved_until_us().map(|at_us| (1, 0, Mode::Exclusive, 0, at_us / US_PER_MS)));
+                let until_ms = |stay: Stay| stay.until_us().map_or(u64::MAX, |at_us| at_us / US_PER_MS);
+                seen.extend(queue.iter().map(|place| (2, place.owner[0], Mode::Exclusive, 1, until_ms(place.stay))));
+            } else {
+                let waiters = self.world.engine.waiters(name.borrow(), now);
+                seen.extend(waiters.map(|waiter| (2, waiter.owner[0], waiter.mode, waiter.count, 0)));
+            }
+            assert_eq!(seen, expected, "who holds key {key} and who waits for it");
+        }
+    }
+}
+
+/// A hold (0), a reservation (1), or somebody who waits (2): owner, mode, count, and when it ends.
+type Seen = (u8, u8, Mode, u32, u64);
+
+fn seen_plain(oracle: &Oracle) -> Vec<Seen> {
+    let mut seen: Vec<Seen> =
+        oracle.holds.iter().map(|held| (0, held.owner, held.mode, held.count, held.until_ms)).collect();
+    seen.sort();
+    seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.mode, one.count, 0)));
+    seen
+}
+
+fn seen_fair(oracle: &FairOracle) -> Vec<Seen> {
+    let mut seen: Vec<Seen> = Vec::new();
+    seen.extend(oracle.holder.map(|(owner, count, until_ms)| (0, owner, Mode::Exclusive, count, until_ms)));
+    seen.extend(oracle.reserved_ms.map(|until_ms| (1, 0, Mode::Exclusive, 0, until_ms)));
+    let until_ms = |place: &Place| if place.is_connected { u64::MAX } else { place.until_ms };
+    seen.extend(oracle.line.iter().map(|place| (2, place.owner, Mode::Exclusive, 1, until_ms(place))));
+    seen
+}

@@ -1,0 +1,108 @@
+//! Connections of a small world that close, and messages that reach nobody.
+
+use super::oracle::Oracle;
+use super::small_world::{SmallWorld, Spec, channel, name};
+use crate::outbox::{Notice, Outbox};
+
+impl SmallWorld {
+    /// The turn ends: what there is to tell is published. If it reaches nobody, who was granted has nothing in the end.
+    pub(super) fn publish(&mut self, is_heard: bool) -> bool {
+        if self.world.unpublished.is_empty() {
+            return false;
+        }
+        if is_heard {
+            let tickets = self.world.unpublished.iter().map(|(ticket, _)| *ticket);
+            let granted = tickets.flat_map(|ticket| self.world.engine.queues.undelivered(ticket));
+            self.told.extend(granted.map(|(_, grant)| grant.token));
+        } else {
+            self.lose(|_| true);
+        }
+        self.world.publish(is_heard);
+        match &mut self.spec {
+            Spec::Plain(oracles) if is_heard => oracles.iter_mut().for_each(|oracle| oracle.unheard.clear()),
+            Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::nobody_hears),
+            Spec::Fair(_) | Spec::None => {}
+        }
+        true
+    }
+
+    /// The connection of an owner closes, whatever it waits for. Not where a wait is over and nobody has said so yet: whether nil
+    /// comes first is open.
+    pub(super) fn disconnect(&mut self, owner: u8) -> bool {
+        let now_ms = self.now_ms();
+        if (0..self.setup.keys).any(|key| self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms)) {
+            return false;
+        }
+        let client = self.client(owner);
+        self.lose(|notice| notice.client == client);
+        self.world.client_closes(client);
+        self.end_cut_off();
+        if let Spec::Plain(oracles) = &mut self.spec {
+            oracles.iter_mut().for_each(|oracle| oracle.leave(owner));
+        }
+        true
+    }
+
+    /// The slot of the channel of an owner goes to another node.
+    pub(super) fn take_channel_away(&mut self, owner: u8) {
+        self.world.engine.channel_gone(channel(owner));
+        self.end_cut_off();
+    }
+
+    fn end_cut_off(&mut self) {
+        while self.world.engine.has_cut_off() {
+            self.world.engine.begin_turn();
+            let mut out = Outbox::new(true);
+            self.world.engine.end_cut_off(&mut out);
+            self.world.take(&[], &out);
+        }
+    }
+
+    /// Grants that nobody will hear of: unless their owners use them, they are gone when the world is at rest.
+    fn lose(&mut self, is_lost: impl Fn(&Notice) -> bool) {
+        for (ticket, notice) in self.world.unpublished.iter().filter(|(_, notice)| is_lost(notice)) {
+            let Some(known) = self.tickets.iter().find(|known| known.ticket == *ticket) else { continue };
+            assert_eq!(notice.client, self.client(known.owner), "the connection that asked");
+            let granted = self.world.engine.queues.undelivered(*ticket);
+            let unknown = granted.filter(|(_, grant)| !self.told.contains(&grant.token));
+            self.lost.extend(unknown.map(|(_, grant)| (known.key, known.owner, grant.token)));
+        }
+    }
+
+    /// Nobody has what nobody was told of.
+    pub(super) fn check_lost(&mut self) {
+        for (key, owner, token) in std::mem::take(&mut self.lost) {
+            let lock = self.world.lock(&name(key));
+            let is_held = lock.is_some_and(|lock| lock.hold_with_token(token).is_some());
+            assert!(!is_held, "owner {owner} was granted key {key} and not told of it");
+        }
+    }
+
+    /// The connection of an owner closes, which waits or may not have heard of its grant.
+    pub(super) fn leave(&mut self, key: usize, owner: u8) -> bool {
+        let now_ms = self.now_ms();
+        if self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms) || !self.hang_up(key, owner) {
+            return false;
+        }
+        match &mut self.spec {
+            Spec::Plain(oracles) => oracles[key].leave(owner),
+            Spec::Fair(oracles) => oracles[key].leave(owner),
+            Spec::None => {}
+        }
+        true
+    }
+
+    /// What an owner waits for, or has not heard of, comes to nothing: its connection has closed. Whether there was anything.
+    pub(super) fn hang_up(&mut self, key: usize, owner: u8) -> bool {
+        let unheard = &self.world.engine.undelivered;
+        let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));
+        let mut leaving: Vec<u64> =
+            of_owner.map(|ticket| ticket.ticket).filter(|ticket| unheard.contains(ticket)).collect();
+        leaving.extend(self.waiting(key, owner).map(|ticket| ticket.ticket));
+        for ticket in &leaving {
+            let number = self.world.number_of(*ticket);
+            self.world.waiter_left(number, false);
+        }
+        !leaving.is_empty()
+    }
+}
