@@ -127,6 +127,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "hundreds of channels")]
     fn after_the_last_number_the_first_ones_come_again_but_not_those_in_use() {
         let mut channels = Channels::default();
         add_at(&mut channels, u32::MAX, "the last one");
@@ -148,6 +149,7 @@ mod tests {
 
     /// However many numbers in a row are in use.
     #[test]
+    #[cfg_attr(miri, ignore = "hundreds of channels")]
     fn the_search_for_a_number_ends_soon() {
         let mut channels = Channels::default();
         for stride in 0..TRIES {

@@ -93,7 +93,10 @@ impl Client {
         let mut client =
             Client { stream, id: 0, family: MUTEX, received: Vec::new(), consumed: 0, elsewhere: Elsewhere::No };
         client.try_send(&[Command::from("CLIENT ID")])?;
-        client.id = client.reply_within(PATIENCE)?.int();
+        client.id = match client.reply_within(PATIENCE)? {
+            Reply::Int(id) => id,
+            other => return Err(io::Error::other(format!("no number for CLIENT ID: {other:?}"))),
+        };
         Ok(client)
     }
 

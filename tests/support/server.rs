@@ -16,6 +16,7 @@ use super::family::{Family, MUTEX};
 use super::notified;
 use super::process::{OwnedProcess, raise_file_limit};
 use super::program;
+use super::reply::Reply;
 use super::wall_clock::WallClock;
 
 /// A loaded machine starts a server in tens of milliseconds.
@@ -405,8 +406,12 @@ fn has_told_its_end(folder: &Path) -> bool {
     read_log(folder).contains("Unrecoverable error, aborting now")
 }
 
+/// Whether our own server answers, and has read its data. Another test's may answer with an error, or end in the middle.
 fn is_ready(port: u16, own_id: &str) -> io::Result<bool> {
-    let info = Client::connect(port)?.call("INFO everything").text();
+    let mut client = Client::connect(port)?;
+    client.try_send(&[Command::from("INFO everything")])?;
+    let Reply::Text(info) = client.reply_within(START_DEADLINE)? else { return Ok(false) };
+    let info = String::from_utf8_lossy(&info);
     Ok(info.contains(own_id) && info.contains("\r\nloading:0\r\n"))
 }
 
