@@ -202,6 +202,10 @@ fn session_in_a_script_is_an_error_and_in_a_transaction_is_not() {
     for server in Server::for_each(ALL) {
         let (mut one, mut client) = (server.client(), server.client());
         one.eval("LOCK.ACQUIRE job a SESSION 0").expect_error("ERR");
+        // A script within a transaction is one all the same.
+        one.call("MULTI");
+        assert_eq!(one.eval("LOCK.ACQUIRE job a SESSION 0"), "QUEUED");
+        one.call("EXEC").array()[0].expect_error("ERR");
         assert!(client.is_free("job"));
         assert!(one.transaction("LOCK.ACQUIRE job a PX 60000 SESSION 0").int() > 0);
         close(&server, one);
