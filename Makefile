@@ -33,7 +33,7 @@ MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
 # What has to be installed for a target: to build, and for those that start one, a server.
 NEEDS         = build
 
-# Beside what tools/test runs: the tests within the sources, but of what only a server can load, and these programs.
+# What `make test` runs beside tools/test: tests that need no server. Those of the module can only be loaded by one.
 OTHER_TESTS   = --exclude rlock --exclude rlock-bench-bare --lib --bins \
                 $(patsubst %.rs,--test %,$(notdir $(wildcard core/tests/*.rs check/tests/*.rs)))
 
@@ -157,13 +157,12 @@ test-asan: ## Run the module's tests under AddressSanitizer, with a search for l
 	@$(NEED) build server nightly
 	@SERVER=$(SERVER) ./tools/asan $(TESTS)
 
-# Miri interprets each step: of random tests a few cases, of the small worlds their first states. Left out are the tests about thousands of
-# waiters or entries. Isolation would hide the stories' files.
-CROWDS        = steps given_back between_parts kept
+# Miri interprets each step: of random tests a few short cases, of the small worlds their first states. The tests about hundreds and thousands
+# say so themselves, and are left out. Isolation would hide the stories' files.
 miri: ## Run the tests of the core under Miri, those that go on for long in a short form (needs nightly)
 	@$(NEED) build miri
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 RLOCK_DEADLOCK_REQUESTS=100 RLOCK_WORLDS_STATES=100 \
-	  cargo +nightly miri test --package rlock-core --lib -- $(CROWDS:%=--skip engine::tests::%::) $(TESTS)
+	  cargo +nightly miri test --package rlock-core --lib -- $(TESTS)
 
 coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; BRANCHES=1 counts branches too (needs nightly)
 	@$(NEED) build coverage $(if $(BRANCHES),branches)

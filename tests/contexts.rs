@@ -66,16 +66,18 @@ fn another_module_can_hold_a_lock_without_a_session_and_never_waits() {
     let server = Server::with(&[&format!("loadmodule {}", calling_module().display())]);
     let mut client = server.client();
     for options in ["SESSION 1000", "BLOCK 0 NOTIFY answers REQ 1"] {
-        let refused = client.call(format!("CALLER.CALL RLOCK.ACQUIRE job a PX 60000 {options}"));
-        assert!(refused.expect_error("ERR").contains("other modules"), "{options}: {refused:?}");
+        for call in ["CALLER.CALL", "CALLER.USER"] {
+            let refused = client.call(format!("{call} RLOCK.ACQUIRE job a PX 60000 {options}"));
+            assert!(refused.expect_error("ERR").contains("other modules"), "{call} {options}: {refused:?}");
+            client.call("MULTI");
+            client.call(format!("{call} RLOCK.ACQUIRE job a PX 60000 {options}"));
+            let refused = client.call("EXEC");
+            assert!(refused.array()[0].expect_error("ERR").contains("other modules"), "{call} {options}: {refused:?}");
+        }
         let refused = client.call(format!("CALLER.WAIT RLOCK.ACQUIRE job a PX 60000 {options}"));
         let refused = refused.expect_error("ERR");
         // Redis 7.0 knows no such calls.
         assert!(refused.contains("other modules") || refused.contains("not called"), "{options}: {refused}");
-        client.call("MULTI");
-        client.call(format!("CALLER.CALL RLOCK.ACQUIRE job a PX 60000 {options}"));
-        let refused = client.call("EXEC");
-        assert!(refused.array()[0].expect_error("ERR").contains("other modules"), "{options}: {refused:?}");
     }
     let token = client.call("CALLER.CALL RLOCK.ACQUIRE job a PX 60000").int();
     assert_eq!(client.call("CALLER.CALL RLOCK.ACQUIRE job b BLOCK 0"), Reply::Nil);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use crate::PATIENCE;
@@ -72,6 +72,11 @@ impl Child {
         }
     }
 
+    /// How much time of processors it has used so far.
+    pub fn processor_time(&self) -> Duration {
+        self.process.processor_time()
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.process.kill();
@@ -106,7 +111,8 @@ fn folder_of_examples() -> &'static Path {
         // With the features that `cargo test-all` has, so that what they depend on is there already.
         build.args(["build-all", "--quiet", "--examples", "--manifest-path"]);
         build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
-        // What cargo tells this test of its package would look like a change to the build script of a dependency, and would be undone by the next build.
+        // Cargo tells this test of its package by variables that a build script of a dependency looks at: with them, that dependency would be built
+        // anew, and once more by the next build without them.
         let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         env::vars().map(|(name, _)| name).filter(|name| of_package(name)).for_each(|name| {
             build.env_remove(name);

@@ -43,12 +43,14 @@ async fn a_wait_that_goes_on_over_another_connection_asks_for_what_is_left_of_it
     server.client().call("CONFIG SET slowlog-max-len 1000");
     let client = connect(&server).await;
     server.client().call("RLOCK.ACQUIRE k other");
+    let watch = Stopwatch::start();
     let waiter = tokio::spawn(async move { client.lock("k").acquire_timeout(Duration::from_secs(3)).await });
     eventually(|| server.client().info_number("rlock_waiting") == 1).await;
     // Time itself: a third of the wait.
     tokio::time::sleep(Duration::from_secs(1)).await;
     kill_connections(&server);
     let outcome = waiter.await.expect("no panic");
+    assert!(watch.elapsed() >= Duration::from_secs(3), "it waits for all of its time: {:?}", watch.elapsed());
     assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
     let asked_ms = waits_asked_for_ms(&server);
     assert!(asked_ms.len() >= 2, "it was asked once more: {asked_ms:?}");

@@ -95,6 +95,36 @@ fn timed_without_a_session_a_lock_passes_on_at_the_end_of_the_lease() {
     next.wait_for_end();
 }
 
+/// How much time of processors a process uses within a span.
+#[track_caller]
+fn used_within(span: Duration, process: &Child) -> Duration {
+    let before = process.processor_time();
+    // Time itself: it has nothing to do meanwhile.
+    std::thread::sleep(span);
+    process.processor_time() - before
+}
+
+#[test]
+fn who_only_holds_uses_no_processor() {
+    // The server tells of what happens to keys, and a hold that has lived for a second is listened to.
+    let server = Server::with(&["notify-keyspace-events KA"]);
+    let mut leader = Child::run("leader_election", &[&url(&server), "0", VERY_LONG_MS]);
+    leader.wait_for("leads");
+    std::thread::sleep(Duration::from_millis(1500));
+    let used = used_within(Duration::from_secs(1), &leader);
+    assert!(used < Duration::from_millis(150), "{used:?} of a second");
+}
+
+#[test]
+fn whose_renewal_is_not_answered_uses_no_processor() {
+    let place = Workplace::new();
+    let mut worker = place.worker(VERY_LONG_MS);
+    worker.wait_for("computing");
+    let mut used = Duration::ZERO;
+    place.server.while_stopped(|| used = used_within(Duration::from_millis(900), &worker));
+    assert!(used < Duration::from_millis(150), "{used:?} of 900 ms, of which two thirds were a renewal");
+}
+
 /// Stops a worker when it says these words, lets another one do all its work, and lets the first go on. Hands out what that one
 /// says then, and the token of the other.
 #[track_caller]

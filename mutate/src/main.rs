@@ -12,6 +12,7 @@ mod known;
 mod package;
 mod report;
 mod rewrite;
+mod shown;
 mod trial;
 
 use std::path::PathBuf;
@@ -24,8 +25,9 @@ use clap::Parser;
 use crate::changes::Change;
 use crate::groups::Groups;
 use crate::package::Package;
-use crate::report::{Before, Report};
-use crate::trial::Trial;
+use crate::report::{Report, noticed_before};
+use crate::shown::Shown;
+use crate::trial::{Trial, Verdict};
 
 /// Tries every small change of rlock's code against the tests that reach it.
 #[derive(Parser)]
@@ -41,10 +43,13 @@ struct Options {
     /// Only changes whose description has this in it, as a file's name or a function's.
     #[arg(long)]
     only: Option<String>,
-    /// Only changes that no test noticed in the last run, or that a test noticed which is gone. They are shown to the tests that follow those of the last
-    /// run.
+    /// Only changes that no test has noticed yet, or that a test noticed which is gone. They are shown first to the tests that have not seen them on
+    /// this server.
     #[arg(long)]
     again: bool,
+    /// The server that the tests start.
+    #[arg(long, env = "RLOCK_SERVER", default_value = "redis-server")]
+    server: String,
     /// The document to write the counts into.
     #[arg(long)]
     write: Option<PathBuf>,
@@ -60,21 +65,36 @@ fn main() -> Result<ExitCode> {
     let built = compile::with_all(&root, &target, options.package, &all)?;
     let groups = Groups::default();
     groups.end_on_ctrl_c()?;
-    let trial = Trial { built: &built, jobs: options.jobs, lasts: Duration::from_secs(options.seconds), groups };
-    let file = target.join("verdicts.txt");
+    let trial = Trial {
+        built: &built,
+        jobs: options.jobs,
+        lasts: Duration::from_secs(options.seconds),
+        server: &options.server,
+        groups,
+    };
+    let (file, file_of_shown) = (target.join("verdicts.txt"), target.join("shown.json"));
     let reach = trial.reach()?;
-    let Before { noticed: mut verdicts, shown } =
-        if options.again { Before::read(&file, &all, &reach.names())? } else { Before::default() };
+    let (mut verdicts, mut shown) = match options.again {
+        true => (noticed_before(&file, &all, &reach.names())?, Shown::read(&file_of_shown)?),
+        false => Default::default(),
+    };
+    let shown_here = shown.on(&options.server);
     verdicts.retain(|change, _| built.changes.contains(change));
     let only = options.only.as_deref();
     let is_meant = |change: &Change| only.is_none_or(|part| change.name.contains(part));
-    let tried = trial.of(&all, &reach, &shown, |change| is_meant(change) && !verdicts.contains_key(&change.id))?;
+    let tried = trial.of(&all, &reach, shown_here, |change| is_meant(change) && !verdicts.contains_key(&change.id))?;
+    for change in &all {
+        if let Some(Verdict::Survived { shown, .. }) = tried.get(&change.id) {
+            shown_here.insert(change.name.clone(), shown.clone());
+        }
+    }
     verdicts.extend(tried);
     let report = Report::new(&all, &verdicts, &known, reach.left_out, only.is_some());
     if only.is_some() {
         print!("{}", report.verdicts());
     } else {
         std::fs::write(&file, report.verdicts())?;
+        shown.write(&file_of_shown)?;
         println!("What came of each is in {}", file.display());
     }
     print!("{}", report.text());

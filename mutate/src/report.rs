@@ -14,43 +14,21 @@ use crate::package::Package;
 use crate::trial::{HANG, Verdict};
 
 const NOTICED: &str = "noticed by ";
-const NOT_NOTICED: &str = "not noticed by ";
 
-/// What an earlier run came to.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Before {
-    /// What was noticed, of the changes and the tests that there are still.
-    pub noticed: BTreeMap<usize, Verdict>,
-    /// To how many tests each of the others was shown, if not to all that reach it: with the next ones this run goes on.
-    pub shown: BTreeMap<usize, usize>,
-}
-
-impl Before {
-    /// Reads the report of the earlier run.
-    pub fn read(file: &Path, all: &[Change], tests: &BTreeSet<&str>) -> Result<Self> {
-        let text =
-            fs::read_to_string(file).with_context(|| format!("there is no earlier run in {}", file.display()))?;
-        let numbers: BTreeMap<_, _> = all.iter().map(|change| (change.name.as_str(), change.id)).collect();
-        let mut before = Self::default();
-        for line in text.lines() {
-            // The name of a change has colons, and that of a test has no space after one.
-            let Some((name, said)) = line.rsplit_once(": ") else { continue };
-            let Some(&change) = numbers.get(name) else { continue };
-            if let Some(by) = said.strip_prefix(NOTICED) {
-                if by.strip_prefix(HANG).unwrap_or(by).split(", ").all(|test| tests.contains(test)) {
-                    before.noticed.insert(change, Verdict::Noticed(by.to_owned()));
-                }
-            } else if let Some(counts) = said.strip_prefix(NOT_NOTICED) {
-                let mut counts = counts.split(' ').filter_map(|word| word.parse::<usize>().ok());
-                if let (Some(tried), Some(of)) = (counts.next(), counts.next())
-                    && tried < of
-                {
-                    before.shown.insert(change, tried);
-                }
-            }
+/// What was noticed in an earlier run, of the changes and by the tests that there are still.
+pub fn noticed_before(file: &Path, all: &[Change], tests: &BTreeSet<&str>) -> Result<BTreeMap<usize, Verdict>> {
+    let text = fs::read_to_string(file).with_context(|| format!("there is no earlier run in {}", file.display()))?;
+    let numbers: BTreeMap<_, _> = all.iter().map(|change| (change.name.as_str(), change.id)).collect();
+    let mut noticed = BTreeMap::new();
+    for line in text.lines() {
+        // The name of a change has colons, and that of a test has no space after one.
+        let Some((name, said)) = line.rsplit_once(": ") else { continue };
+        let (Some(&change), Some(by)) = (numbers.get(name), said.strip_prefix(NOTICED)) else { continue };
+        if by.strip_prefix(HANG).unwrap_or(by).split(", ").all(|test| tests.contains(test)) {
+            noticed.insert(change, Verdict::Noticed(by.to_owned()));
         }
-        Ok(before)
     }
+    Ok(noticed)
 }
 
 /// What came of all changes.
@@ -102,7 +80,9 @@ impl Report {
                 None => "not in the build".to_owned(),
                 Some(Verdict::Noticed(test)) => format!("{NOTICED}{test}"),
                 Some(Verdict::Unreached) => "reached by no test".to_owned(),
-                Some(Verdict::Survived { tried, of }) => format!("{NOT_NOTICED}{tried} of {of} tests that reach it"),
+                Some(Verdict::Survived { shown, of }) => {
+                    format!("not noticed by {} of {of} tests that reach it", shown.len())
+                }
             };
             let _ = writeln!(report.verdicts, "{}: {said}", change.name);
             match verdicts.get(&change.id) {
@@ -206,7 +186,7 @@ mod tests {
     }
 
     fn survived() -> Verdict {
-        Verdict::Survived { tried: 1, of: 2 }
+        Verdict::Survived { shown: ["m::t".into()].into(), of: 2 }
     }
 
     #[test]
@@ -232,17 +212,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_came_to_is_read_from_its_report() {
+    fn what_a_run_has_noticed_is_read_from_its_report() {
         let noticed = |by: &str| Verdict::Noticed(by.to_owned());
         let hang = format!("{HANG}m::t, m::u");
         let verdicts = [(1, noticed(&hang)), (2, survived()), (3, noticed("m::gone")), (4, noticed("m::u"))];
-        let all_tried = (5, Verdict::Survived { tried: 2, of: 2 });
-        let verdicts = verdicts.into_iter().chain([all_tried]).collect();
+        let verdicts = verdicts.into_iter().collect();
         let file = tempfile::NamedTempFile::new().unwrap();
         let report = Report::new(&changes(), &verdicts, &known(), Vec::new(), false);
         fs::write(file.path(), report.verdicts()).unwrap();
-        let before = Before::read(file.path(), &changes(), &["m::t", "m::u"].into()).unwrap();
-        assert_eq!(before.noticed, [(1, noticed(&hang)), (4, noticed("m::u"))].into());
-        assert_eq!(before.shown, [(2, 1)].into(), "another one was shown to all tests, and begins anew");
+        let before = noticed_before(file.path(), &changes(), &["m::t", "m::u"].into()).unwrap();
+        assert_eq!(before, [(1, noticed(&hang)), (4, noticed("m::u"))].into());
     }
 }

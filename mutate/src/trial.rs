@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use crate::changes::Change;
 use crate::compile::{Built, Program};
 use crate::groups::Groups;
+use crate::shown::OnServer;
 
 /// How long a test may take that changes nothing.
 const LONGEST: Duration = Duration::from_secs(300);
@@ -50,6 +51,8 @@ pub struct Trial<'b> {
     pub jobs: usize,
     /// For how long each change is shown to tests.
     pub lasts: Duration,
+    /// The server that they start.
+    pub server: &'b str,
     /// The tests that are under way.
     pub groups: Groups,
 }
@@ -59,8 +62,8 @@ pub struct Trial<'b> {
 pub enum Verdict {
     /// This test fails, or hangs.
     Noticed(String),
-    /// No test failed of the first ones that reach it.
-    Survived { tried: usize, of: usize },
+    /// These tests did not fail, of so many that reach it.
+    Survived { shown: BTreeSet<String>, of: usize },
     /// No test reaches it.
     Unreached,
 }
@@ -90,13 +93,11 @@ impl Reach<'_> {
         self.tests.iter().map(|test| test.name.as_str()).collect()
     }
 
-    /// The tests that reach a change: first those of which it is likely that they notice it, last those to which it was shown before.
-    fn of(&self, change: usize, likely: &[usize], shown: usize) -> Vec<usize> {
-        let mut reaching = self.of_changes.get(&change).cloned().unwrap_or_default();
-        let shown = shown.min(reaching.len());
-        reaching.rotate_left(shown);
-        let (mut tests, others): (Vec<_>, Vec<_>) = reaching.into_iter().partition(|test| likely.contains(test));
-        tests.extend(others);
+    /// The tests that reach a change: last those to which it was shown before, and first of the others those of which it is likely that they
+    /// notice it.
+    fn of(&self, change: usize, likely: &[usize], shown: &BTreeSet<String>) -> Vec<usize> {
+        let mut tests = self.of_changes.get(&change).cloned().unwrap_or_default();
+        tests.sort_by_key(|test| (shown.contains(&self.tests[*test].name), !likely.contains(test)));
         tests
     }
 
@@ -142,13 +143,13 @@ enum End {
 }
 
 impl Trial<'_> {
-    /// Tries the changes that are wanted, of those in the build. Returns what came of each by its number. `shown` says to how many of its tests each was
-    /// shown by an earlier run.
+    /// Tries the changes that are wanted, of those in the build. Returns what came of each by its number. `shown` has the tests that an earlier run has
+    /// shown them to.
     pub fn of(
         &self,
         all: &[Change],
         reach: &Reach,
-        shown: &BTreeMap<usize, usize>,
+        shown: &OnServer,
         is_wanted: impl Fn(&Change) -> bool,
     ) -> Result<BTreeMap<usize, Verdict>> {
         let noticing = Noticing::default();
@@ -157,7 +158,7 @@ impl Trial<'_> {
         eprintln!("{} are tried", wanted.len());
         let done = AtomicUsize::new(0);
         let verdicts = self.at_the_same_time(&wanted, |change| {
-            let before = shown.get(&change.id).copied().unwrap_or(0);
+            let before = shown.get(&change.name).cloned().unwrap_or_default();
             let verdict = self.show(change, reach, &noticing, before);
             let number = done.fetch_add(1, Ordering::Relaxed) + 1;
             if number.is_multiple_of(TOLD_EACH) {
@@ -209,8 +210,8 @@ impl Trial<'_> {
     }
 
     /// Shows a change to tests that reach it, until one notices or the time is over.
-    fn show(&self, change: &Change, reach: &Reach, noticing: &Noticing, before: usize) -> Result<Verdict> {
-        let tests = reach.of(change.id, &noticing.of(change), before);
+    fn show(&self, change: &Change, reach: &Reach, noticing: &Noticing, before: BTreeSet<String>) -> Result<Verdict> {
+        let tests = reach.of(change.id, &noticing.of(change), &before);
         if tests.is_empty() {
             return Ok(Verdict::Unreached);
         }
@@ -243,7 +244,10 @@ impl Trial<'_> {
             noticing.add(change, rest.iter().copied().find(|&at| reach.tests[at].name == by));
             return Ok(Verdict::Noticed(by));
         }
-        Ok(Verdict::Survived { tried: (before + tried).min(tests.len()), of: tests.len() })
+        let tests = tests.into_iter().map(|at| &reach.tests[at].name).enumerate();
+        let (shown, others): (Vec<_>, Vec<_>) = tests.partition(|(at, name)| *at < tried || before.contains(*name));
+        let of = shown.len() + others.len();
+        Ok(Verdict::Survived { shown: shown.into_iter().map(|(_, name)| name.clone()).collect(), of })
     }
 
     /// Runs tests of a program, one after the other.
@@ -252,7 +256,8 @@ impl Trial<'_> {
         let mut command = Command::new("bash");
         command.args(["-c", &format!("ulimit -v {MEMORY_KIB}; exec \"$@\""), "bash"]);
         command.arg(&program.path).args(["--test-threads=1", "--exact"]).args(names).current_dir(&program.folder);
-        command.env("RLOCK_MODULE", &self.built.module).env(set.0, set.1).envs(SHORT);
+        command.env("RLOCK_MODULE", &self.built.module).env("RLOCK_SERVER", self.server);
+        command.env(set.0, set.1).envs(SHORT);
         command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(Stdio::null());
         match self.groups.begin(&mut command)?.finish(longest)? {
             None => return Ok(End::Hangs),
@@ -320,11 +325,15 @@ mod tests {
 
     #[test]
     fn a_change_is_shown_to_likely_tests_first_and_to_those_that_have_seen_it_last() {
-        let reach = Reach { tests: Vec::new(), of_changes: [(1, vec![0, 1, 2, 3])].into(), left_out: Vec::new() };
-        assert_eq!(reach.of(1, &[], 0), [0, 1, 2, 3]);
-        assert_eq!(reach.of(1, &[2], 0), [2, 0, 1, 3]);
-        assert_eq!(reach.of(1, &[0], 3), [0, 3, 1, 2]);
-        assert!(reach.of(2, &[0], 3).is_empty());
+        let program = Program { path: "p".into(), folder: "/".into() };
+        let test = |name: &str| Test { program: &program, name: name.into(), lasts: Duration::ZERO };
+        let tests = ["a", "b", "c", "d"].map(test).into();
+        let reach = Reach { tests, of_changes: [(1, vec![0, 1, 2, 3])].into(), left_out: Vec::new() };
+        let shown = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(reach.of(1, &[], &shown(&[])), [0, 1, 2, 3]);
+        assert_eq!(reach.of(1, &[2], &shown(&[])), [2, 0, 1, 3]);
+        assert_eq!(reach.of(1, &[0, 2], &shown(&["a", "b"])), [2, 3, 0, 1]);
+        assert!(reach.of(2, &[0], &shown(&["a"])).is_empty());
     }
 
     #[test]

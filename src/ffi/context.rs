@@ -149,8 +149,7 @@ impl<'c> Ctx<'c> {
 
     /// The connection that sent the command. `None` for a script and for another module, whose clients never close.
     ///
-    /// Valkey 9 finds all clients by their id, and crashes if it is asked for the address of one without a connection. So a call of another
-    /// module for a user (`C`) within a transaction cannot be told from a connection there.
+    /// Valkey 9 finds all clients by their id, and crashes if it is asked for the address of one without a connection.
     pub(crate) fn connection(self, flags: Flags) -> Option<u64> {
         let is_of_module = flags.denies_blocking() && !flags.has(raw::REDISMODULE_CTX_FLAGS_MULTI);
         if flags.is_script() || is_of_module {

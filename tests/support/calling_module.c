@@ -1,5 +1,5 @@
-/* A module that calls other commands, as any module may: CALLER.CALL command [argument ...], and CALLER.WAIT with the same arguments, whose calls
- * may be blocked, where the server lets a module have that.
+/* A module that calls other commands, as any module may: CALLER.CALL command [argument ...]. With the same arguments, CALLER.WAIT
+ * makes calls that may be blocked, where the server lets a module have that, and CALLER.USER calls in the name of the user who asks.
  *
  * The header of the server is not needed: a module is given the function that finds all others. */
 
@@ -17,9 +17,9 @@ static void (*free_reply)(void *reply);
 static int on_command(Context *ctx, String **argv, int argc) {
     if (argc < 2) return reply_with_error(ctx, "ERR no command");
     const char *own_name = start_of(argv[0], NULL);
-    int may_block = own_name[7] == 'w' || own_name[7] == 'W';
-    /* E: errors are replies. v: the arguments are a vector. K: the call may be blocked. */
-    void *reply = call(ctx, start_of(argv[1], NULL), may_block ? "EvK" : "Ev", argv + 2, (size_t)(argc - 2));
+    /* E: errors are replies. v: the arguments are a vector. K: the call may be blocked. C: with the rights of the user. */
+    const char *how = own_name[7] == 'W' ? "EvK" : own_name[7] == 'U' ? "EvC" : "Ev";
+    void *reply = call(ctx, start_of(argv[1], NULL), how, argv + 2, (size_t)(argc - 2));
     if (!reply) return reply_with_error(ctx, "ERR not called");
     reply_with(ctx, reply);
     free_reply(reply);
@@ -37,5 +37,6 @@ int RedisModule_OnLoad(Context *ctx) {
         return 1;
     set_name(ctx, "caller", 1, 1);
     return create_command(ctx, "caller.call", on_command, "write", 0, 0, 0) ||
-           create_command(ctx, "caller.wait", on_command, "write", 0, 0, 0);
+           create_command(ctx, "caller.wait", on_command, "write", 0, 0, 0) ||
+           create_command(ctx, "caller.user", on_command, "write", 0, 0, 0);
 }

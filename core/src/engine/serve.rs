@@ -117,7 +117,7 @@ impl Engine {
         decision: &Decision,
     ) -> Result<u64, Refusal> {
         let request = &waiter.request();
-        // A lock of another kind that is over may have very many holds, which go in parts: some may be here still.
+        // A lock of another kind may be here still, if it is over and had very many holds: they are taken away in parts.
         self.make_room(tx, id, request.kind);
         let before = Self::live_terms(tx, id, request.kind, owner, request.mode)?;
         let is_bound =

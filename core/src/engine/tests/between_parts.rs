@@ -102,6 +102,7 @@ fn a_session_that_was_bound_anew_ends_with_its_connection_whatever_is_looked_at_
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_hold_that_is_used_before_its_lost_grant_is_taken_back_stays() {
     let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
     crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
@@ -151,6 +152,7 @@ fn hold_fair(crowded: &mut Crowded, lock: &Key) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_fair_request_that_is_sent_again_while_places_are_made_anew_keeps_its_own() {
     let (mut crowded, lock, before) = fair_crowd();
     // Nobody has the lock but who comes first in the queue.
@@ -168,6 +170,7 @@ fn a_fair_request_that_is_sent_again_while_places_are_made_anew_keeps_its_own() 
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn who_asks_again_before_it_is_known_that_its_connection_closed_keeps_the_new_place() {
     let (mut crowded, lock, _) = fair_crowd();
     for number in 1..=MANY {
@@ -193,6 +196,7 @@ fn who_asks_again_before_it_is_known_that_its_connection_closed_keeps_the_new_pl
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn nobody_takes_a_place_before_those_who_wait_in_a_lock_that_came() {
     let (mut crowded, lock, before) = fair_crowd();
     // A fair lock that somebody holds, and nobody waits for, comes under the name.
@@ -225,6 +229,7 @@ fn nobody_takes_a_place_before_those_who_wait_in_a_lock_that_came() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn nobody_passes_those_whose_places_are_yet_to_be_made_in_a_lock_that_came() {
     let (mut crowded, lock) = waiting(Kind::Fair, Mode::Exclusive, Mode::Exclusive, itself);
     // A fair lock that somebody holds, and nobody waits for, comes under the name.
@@ -373,6 +378,7 @@ fn who_waits_or_holds_already_needs_no_room_where_the_limit_was_lowered() {
 
 /// What is left of a lock of another kind that is over goes in parts, as the allowance goes. Nobody is to hold the rest together with it.
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn many_keys_are_not_granted_on_what_is_left_of_a_lock_of_another_kind() {
     // After some runs of the timer, the look at what has come is at its end, and more holds are left than one run ends.
     let runs_of = |session_ms| (0..8).map(move |runs| (session_ms, runs));

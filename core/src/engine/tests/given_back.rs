@@ -10,6 +10,7 @@ use crate::lock::HoldIndex;
 use crate::request::{Ask, Request};
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
     crowded.world.pause(LEASE_MS);
@@ -38,6 +39,7 @@ fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn what_ended_at_once_is_dropped_a_part_at_a_time() {
     let parts = |crowded: &mut Crowded| {
         let mut parts = 0;
@@ -69,6 +71,7 @@ fn what_ended_at_once_is_dropped_a_part_at_a_time() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
     const LOCKS: usize = 50_000;
     let mut crowded = Crowded::new();
@@ -86,6 +89,7 @@ fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn the_memory_of_a_great_many_waiters_is_given_back_in_parts() {
     const WAITERS: usize = 50_000;
     let mut crowded = Crowded::new();
@@ -111,6 +115,7 @@ fn the_memory_of_a_great_many_waiters_is_given_back_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn the_memory_of_a_great_many_waiters_for_one_lock_is_given_back() {
     const REQUESTS: usize = 5_000;
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
@@ -133,6 +138,7 @@ fn has_retired_any(crowded: &Crowded) -> bool {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
     const LOCKS: usize = 50_000;
     let mut crowded = Crowded::new();

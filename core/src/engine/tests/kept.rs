@@ -38,6 +38,7 @@ fn leave(crowded: &mut Crowded, lock: &Key, owner: usize) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn few_holders_are_kept_beside_the_queue_of_a_lock_that_very_many_hold() {
     let (mut crowded, lock) = read_and_waited_for();
     assert_eq!(copied(&crowded, &lock), MAX_COPIED);
@@ -52,6 +53,7 @@ fn few_holders_are_kept_beside_the_queue_of_a_lock_that_very_many_hold() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn who_comes_to_wait_for_a_lock_that_very_many_hold_looks_at_none_of_them() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.acquire(from_ref(&lock), HOLDER, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
@@ -59,6 +61,7 @@ fn who_comes_to_wait_for_a_lock_that_very_many_hold_looks_at_none_of_them() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn readers_who_would_wait_for_each_other_leave_nothing_beside_the_queue() {
     let (mut crowded, lock) = read_and_waited_for();
     let write = request(Kind::RwLock, Mode::Write, FOREVER);
@@ -73,6 +76,7 @@ fn readers_who_would_wait_for_each_other_leave_nothing_beside_the_queue() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_reader_that_comes_to_wait_is_known_while_not_all_others_are() {
     const LEFT: usize = MAX_COPIED - 100;
     let (mut crowded, lock) = read_and_waited_for();
@@ -87,6 +91,7 @@ fn a_reader_that_comes_to_wait_is_known_while_not_all_others_are() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn readers_who_were_all_sent_away_are_in_nobodys_way() {
     let (mut crowded, lock) = read_and_waited_for();
     crowded.acquire(from_ref(&lock), HOLDER + 2, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
@@ -97,6 +102,7 @@ fn readers_who_were_all_sent_away_are_in_nobodys_way() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn of_a_value_that_goes_away_few_holds_are_looked_at_and_the_sweep_forgets_the_rest() {
     let bindings = |crowded: &Crowded| crowded.world.engine.connections.bindings().count();
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
@@ -117,6 +123,7 @@ fn of_a_value_that_goes_away_few_holds_are_looked_at_and_the_sweep_forgets_the_r
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn the_sweep_of_bindings_begins_anew_when_another_value_goes_away() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
     let other = key("other");
@@ -131,6 +138,7 @@ fn the_sweep_of_bindings_begins_anew_when_another_value_goes_away() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn who_looks_at_a_few_waiters_walks_past_few_that_are_over() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
@@ -152,6 +160,7 @@ fn who_looks_at_a_few_waiters_walks_past_few_that_are_over() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn who_looks_at_a_few_holds_walks_past_few_that_are_over() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     let live = [HOLDER, HOLDER + 1, HOLDER + 2];
@@ -173,6 +182,7 @@ fn who_looks_at_a_few_holds_walks_past_few_that_are_over() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn who_looks_at_a_few_places_walks_past_few_that_are_over() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
@@ -190,6 +200,7 @@ fn who_looks_at_a_few_places_walks_past_few_that_are_over() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn what_was_loaded_gives_its_memory_back_when_it_was_looked_at() {
     const LOADED: usize = 10_000;
     let mut crowded = Crowded::new();
@@ -265,6 +276,7 @@ fn a_search_passes_over_a_queue_once_for_all_of_those_in_its_way() {
 
 /// Whether anybody waits behind an owner is looked up in a few steps. If its own requests are too many for that, the search tells.
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_circle_is_seen_that_leads_through_many_requests_of_one_owner() {
     let [holder, other, many_times] = [1, 2, 3];
     let (mut crowded, first, second) = (Crowded::new(), key("first"), key("second"));

@@ -21,6 +21,7 @@ use crate::request::{Ask, Channel, Release, Request, Verb};
 const KEYS: usize = 128;
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn requests_of_one_owner_are_granted_in_parts() {
     let (mut crowded, lock) = waiting(Kind::Mutex, Mode::Exclusive, Mode::Exclusive, |_| 0);
     crowded.release(&[lock], Kind::Mutex, Mode::Exclusive);
@@ -45,6 +46,7 @@ fn granted_together(kind: Kind, mode: Mode, crowd: &Request) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn what_an_owner_has_with_what_it_is_granted_is_granted_in_parts() {
     granted_together(Kind::RwLock, Mode::Write, &request(Kind::RwLock, Mode::Read, FOREVER));
     let once = Request { is_once: true, ..request(Kind::Semaphore, Mode::Permits, FOREVER) };
@@ -52,6 +54,7 @@ fn what_an_owner_has_with_what_it_is_granted_is_granted_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn readers_are_let_in_in_parts() {
     let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
     crowded.release(&[lock], Kind::RwLock, Mode::Write);
@@ -59,6 +62,7 @@ fn readers_are_let_in_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn those_who_wait_for_permits_are_served_in_parts() {
     for permits in [u32::try_from(2 * MANY).unwrap(), 0] {
         let (mut crowded, lock) = waiting(Kind::Semaphore, Mode::Permits, Mode::Permits, itself);
@@ -68,6 +72,7 @@ fn those_who_wait_for_permits_are_served_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn those_who_wait_for_what_is_gone_are_told_in_parts() {
     let (mut crowded, lock) = waiting(Kind::Semaphore, Mode::Permits, Mode::Permits, itself);
     crowded.world.unlink(&lock);
@@ -78,6 +83,7 @@ fn those_who_wait_for_what_is_gone_are_told_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn waits_that_end_together_are_answered_in_parts() {
     for kind in [Kind::Mutex, Kind::Fair] {
         let (mut crowded, lock) = (Crowded::new(), key("lock"));
@@ -91,6 +97,7 @@ fn waits_that_end_together_are_answered_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn grants_that_nobody_heard_of_are_taken_back_in_parts() {
     let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
     crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
@@ -104,6 +111,7 @@ fn grants_that_nobody_heard_of_are_taken_back_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn places_of_connections_that_closed_are_released_and_lapse_in_parts() {
     let (mut crowded, lock) = waiting(Kind::Fair, Mode::Exclusive, Mode::Exclusive, itself);
     for number in 1..=MANY {
@@ -116,6 +124,7 @@ fn places_of_connections_that_closed_are_released_and_lapse_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn places_before_one_that_lives_lapse_in_parts() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
@@ -129,6 +138,7 @@ fn places_before_one_that_lives_lapse_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn places_that_come_with_a_value_are_cut_off_in_parts() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
@@ -148,6 +158,7 @@ fn places_that_come_with_a_value_are_cut_off_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_turn_that_has_done_enough_writes_few_lives_of_places_down() {
     let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
     crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
@@ -166,6 +177,7 @@ fn a_turn_that_has_done_enough_writes_few_lives_of_places_down() {
 
 /// What is left of the turn is too little for more lives, and too much for the turn to have done enough.
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_turn_ends_when_it_has_too_little_left_for_lives_of_places() {
     let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
     crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
@@ -184,6 +196,7 @@ fn a_turn_ends_when_it_has_too_little_left_for_lives_of_places() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn of_very_many_leases_that_are_over_none_is_taken_away_by_force() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.world.pause(LEASE_MS);
@@ -192,6 +205,7 @@ fn of_very_many_leases_that_are_over_none_is_taken_away_by_force() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn leases_that_end_together_are_ended_in_parts() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.advance(LEASE_MS);
@@ -199,6 +213,7 @@ fn leases_that_end_together_are_ended_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
     let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1);
@@ -214,6 +229,7 @@ fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn sessions_that_end_with_a_connection_are_ended_in_parts() {
     let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1);
@@ -225,6 +241,7 @@ fn sessions_that_end_with_a_connection_are_ended_in_parts() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn what_a_sweep_passes_over_is_counted() {
     let (mut crowded, _) = waiting(Kind::Mutex, Mode::Exclusive, Mode::Exclusive, itself);
     for owner in 0..MANY {
@@ -237,6 +254,7 @@ fn what_a_sweep_passes_over_is_counted() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
     let mut crowded = of_one_session();
     crowded.world.engine.promoted();
@@ -246,6 +264,7 @@ fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn swapping_databases_does_not_visit_what_the_sweep_will() {
     let mut crowded = Crowded::new();
     for number in 0..MANY {
@@ -258,6 +277,7 @@ fn swapping_databases_does_not_visit_what_the_sweep_will() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn no_kind_of_work_keeps_the_others_waiting() {
     const JOBS: usize = 20;
     let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
@@ -282,6 +302,7 @@ fn no_kind_of_work_keeps_the_others_waiting() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
     let mut crowded = Crowded::new();
     let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
@@ -299,6 +320,7 @@ fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     let mut crowded = Crowded::new();
     let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
@@ -329,6 +351,7 @@ fn wait_for_notices(crowded: &mut Crowded, lock: &Key, ask: Ask, channels: u32) 
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn notices_of_a_connection_that_closes_go_out_a_few_at_a_time() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     wait_for_notices(&mut crowded, &lock, FOREVER, 1);
@@ -338,6 +361,7 @@ fn notices_of_a_connection_that_closes_go_out_a_few_at_a_time() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn notices_of_waits_that_end_together_go_out_a_few_at_a_time() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
@@ -348,6 +372,7 @@ fn notices_of_waits_that_end_together_go_out_a_few_at_a_time() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn one_look_at_the_waits_finds_those_of_all_channels_that_went_away() {
     const CHANNELS: u32 = 100;
     let (mut crowded, lock) = (Crowded::new(), key("lock"));

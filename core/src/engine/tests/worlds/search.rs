@@ -57,7 +57,7 @@ impl Path {
     }
 }
 
-/// Tries everything, see the head of this file.
+/// Tries everything up to some depth, and then takes walks.
 pub(super) fn search(name: &str, setup: &'static Setup) {
     let states = std::env::var("RLOCK_WORLDS_STATES").map(|states| states.parse::<usize>().expect("a number"));
     let wanted = states.map_or(1_000, |states| states.div_ceil(WORLDS));
