@@ -78,13 +78,16 @@ fn locks_that_differ_in_anything_are_not_equal() {
 
 use proptest::prelude::*;
 
+/// Miri takes minutes for so many.
+const MOST_STEPS: usize = if cfg!(miri) { 40 } else { 300 };
+
 proptest! {
     /// A lock that many hold answers as the plain list of its holds does, while it grows and shrinks.
     #[test]
     fn an_indexed_lock_is_as_the_list_of_its_holds(
         is_semaphore: bool,
-        steps in prop::collection::vec((0..40u8, any::<bool>(), 0..5u8, 0..50u64), 1..300),
-        jumps in prop::collection::vec(0..3u64, 300),
+        steps in prop::collection::vec((0..40u8, any::<bool>(), 0..5u8, 0..50u64), 1..MOST_STEPS),
+        jumps in prop::collection::vec(0..3u64, MOST_STEPS),
     ) {
         let (kind, mode) = if is_semaphore { (Kind::Semaphore, Mode::Permits) } else { (Kind::RwLock, Mode::Read) };
         let mut lock = Lock::new(kind, 60);
@@ -188,6 +191,7 @@ fn told_and_taken(kind: Kind, make: impl FnOnce(&mut Lock)) -> (usize, usize) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of holds and places")]
 fn what_is_said_of_memory_is_what_was_taken() {
     // Longer than what a value keeps in place.
     let owner = |number: u64| Owner::from(format!("{number:060}").as_bytes());
