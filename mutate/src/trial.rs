@@ -95,9 +95,9 @@ impl Reach<'_> {
 
     /// The tests that reach a change: last those to which it was shown before, and first of the others those of which it is likely that they
     /// notice it.
-    fn of(&self, change: usize, likely: &[usize], shown: &BTreeSet<String>) -> Vec<usize> {
+    fn of(&self, change: usize, likely: &Likely, shown: &BTreeSet<String>) -> Vec<usize> {
         let mut tests = self.of_changes.get(&change).cloned().unwrap_or_default();
-        tests.sort_by_key(|test| (shown.contains(&self.tests[*test].name), !likely.contains(test)));
+        tests.sort_by_key(|test| (shown.contains(&self.tests[*test].name), likely.rank(*test)));
         tests
     }
 
@@ -114,20 +114,41 @@ impl Reach<'_> {
     }
 }
 
-/// Which tests have noticed changes of each function: they come first for its next ones.
+/// Which tests have noticed changes of each function, and of each file: they come first for the next ones.
 #[derive(Debug, Default)]
-struct Noticing(Mutex<BTreeMap<String, Vec<usize>>>);
+struct Noticing(Mutex<BTreeMap<String, BTreeSet<usize>>>);
+
+/// Which tests have noticed other changes nearby.
+#[derive(Debug, Default)]
+struct Likely {
+    of_function: BTreeSet<usize>,
+    of_file: BTreeSet<usize>,
+}
+
+impl Likely {
+    /// The lower, the earlier.
+    fn rank(&self, test: usize) -> usize {
+        if self.of_function.contains(&test) {
+            0
+        } else if self.of_file.contains(&test) {
+            1
+        } else {
+            2
+        }
+    }
+}
 
 impl Noticing {
-    fn of(&self, change: &Change) -> Vec<usize> {
-        self.0.lock().ok().and_then(|known| known.get(&change.place()).cloned()).unwrap_or_default()
+    fn of(&self, change: &Change) -> Likely {
+        let Ok(known) = self.0.lock() else { return Likely::default() };
+        let of = |place: &str| known.get(place).cloned().unwrap_or_default();
+        Likely { of_function: of(&change.place()), of_file: of(&change.file) }
     }
 
     fn add(&self, change: &Change, test: Option<usize>) {
         if let (Some(test), Ok(mut known)) = (test, self.0.lock()) {
-            let tests = known.entry(change.place()).or_default();
-            if !tests.contains(&test) {
-                tests.push(test);
+            for place in [change.place(), change.file.clone()] {
+                known.entry(place).or_default().insert(test);
             }
         }
     }
@@ -330,10 +351,14 @@ mod tests {
         let tests = ["a", "b", "c", "d"].map(test).into();
         let reach = Reach { tests, of_changes: [(1, vec![0, 1, 2, 3])].into(), left_out: Vec::new() };
         let shown = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
-        assert_eq!(reach.of(1, &[], &shown(&[])), [0, 1, 2, 3]);
-        assert_eq!(reach.of(1, &[2], &shown(&[])), [2, 0, 1, 3]);
-        assert_eq!(reach.of(1, &[0, 2], &shown(&["a", "b"])), [2, 3, 0, 1]);
-        assert!(reach.of(2, &[0], &shown(&["a"])).is_empty());
+        let likely = |of_function: &[usize], of_file: &[usize]| {
+            let set = |tests: &[usize]| tests.iter().copied().collect();
+            Likely { of_function: set(of_function), of_file: set(of_file) }
+        };
+        assert_eq!(reach.of(1, &likely(&[], &[]), &shown(&[])), [0, 1, 2, 3]);
+        assert_eq!(reach.of(1, &likely(&[3], &[2, 3]), &shown(&[])), [3, 2, 0, 1]);
+        assert_eq!(reach.of(1, &likely(&[0], &[3]), &shown(&["a", "b"])), [3, 2, 0, 1]);
+        assert!(reach.of(2, &likely(&[0], &[]), &shown(&["a"])).is_empty());
     }
 
     #[test]
