@@ -1,9 +1,7 @@
 //! What a test asks of the operating system: all that is unsafe is in this file.
 
-use std::fs;
 use std::process::{Child, ExitStatus};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 /// A child that does not outlive this value, whatever ends the test.
 pub struct OwnedProcess(Child);
@@ -22,16 +20,6 @@ impl OwnedProcess {
     pub fn kill(&mut self) {
         self.0.kill().expect("a child of this process");
         self.0.wait().expect("a child of this process");
-    }
-
-    /// How much time of processors it has used so far, in steps of 10 ms (proc_pid_stat(5)).
-    #[track_caller]
-    pub fn processor_time(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("a process of this machine");
-        // The name of the program may have anything in it, and is in parentheses.
-        let (_, fields) = stat.rsplit_once(") ").expect("a name");
-        let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().expect("a number"));
-        Duration::from_millis(ticks.sum::<u64>() * 10)
     }
 
     /// SIGTERM. The process ends when it gets to it.
@@ -68,7 +56,7 @@ impl OwnedProcess {
         assert_eq!(status, 0, "there is no process to signal");
     }
 
-    fn id(&self) -> libc::pid_t {
+    pub fn id(&self) -> libc::pid_t {
         self.0.id().try_into().expect("an id of a process")
     }
 }
