@@ -369,7 +369,8 @@ fn launch(
     words: &[&str],
 ) -> Result<(OwnedProcess, u16), String> {
     loop {
-        let port = if wanted == ANY_PORT { free_port() } else { wanted };
+        // While it is down nobody else is to answer in its place.
+        let port = if wanted == ANY_PORT { quiet_port() } else { wanted };
         let _ = fs::remove_file(folder.join("log"));
         let binary = program::server();
         // Complaints about the configuration come before the log file is open.
