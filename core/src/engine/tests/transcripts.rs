@@ -19,9 +19,36 @@ use crate::place::Stay;
 use crate::request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
 
-#[test]
-fn stories() {
-    datadriven::walk("testdata", |file| {
+/// A test for each file of stories, and one that no file is forgotten.
+macro_rules! stories {
+    ($($(#[$attribute:meta])* $name:ident)*) => {
+        $(
+            #[test]
+            $(#[$attribute])*
+            fn $name() {
+                tell(concat!("testdata/", stringify!($name), ".txt"));
+            }
+        )*
+
+        #[test]
+        fn each_file_is_told() {
+            let files = std::fs::read_dir("testdata").unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+            let mut files: Vec<String> = files.collect();
+            files.sort();
+            assert_eq!(files, [$(concat!(stringify!($name), ".txt")),*]);
+        }
+    };
+}
+
+stories! {
+    deadlock fair kinds kinds_that_meet many mutex names notified once requests rwlock semaphore server sessions token tokens undone
+    #[cfg_attr(miri, ignore = "thousands of holds")]
+    very_many_over
+    waiting
+}
+
+fn tell(path: &str) {
+    datadriven::walk(path, |file| {
         let mut world = World::new();
         file.run(|case| {
             if case.directive == "new" {
