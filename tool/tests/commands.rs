@@ -1,5 +1,6 @@
 //! The tool as a process: run to its end, or running beside the test.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -20,7 +21,21 @@ pub fn rlock(server: &Server, line: &str) -> Command {
         tool.args(["--", "sh", "-c", command]);
     }
     tool.env("RLOCK_URL", url(server)).stdin(Stdio::null());
+    hear_signals(&mut tool);
     tool
+}
+
+/// The tests may run where signals are ignored (nohup(1), a job in the background of a script), and what they start would ignore them, too.
+pub fn hear_signals(command: &mut Command) {
+    let hear = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2] {
+            // SAFETY: only numbers are passed.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it calls signal(2) alone, which may be called there.
+    unsafe { command.pre_exec(hear) };
 }
 
 pub fn url(server: &Server) -> String {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::PATIENCE;
-use crate::commands::{Desk, url, wait_for_holder};
+use crate::commands::{Desk, hear_signals, url, wait_for_holder};
 use crate::support::{Client, Server, eventually};
 
 /// A program at a terminal: what it shows, and keys for it.
@@ -18,15 +18,16 @@ struct Terminal {
 impl Terminal {
     fn start(server: &Server, line: &str) -> Terminal {
         let command = format!("stty rows 30 cols 120; exec {} {line}", env!("CARGO_BIN_EXE_rlock"));
-        let mut script = Command::new("script")
+        let mut script = Command::new("script");
+        script
             .args(["-qec", &command, "/dev/null"])
             .env("RLOCK_URL", url(server))
             .env("TERM", "xterm")
             .env("SHELL", "/bin/sh")
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("script runs");
+            .stdout(Stdio::piped());
+        hear_signals(&mut script);
+        let mut script = script.spawn().expect("script runs");
         let mut output = script.stdout.take().expect("an output");
         let shown = Arc::new(Mutex::new(Vec::new()));
         let of_thread = shown.clone();
