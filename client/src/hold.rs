@@ -17,6 +17,7 @@ use crate::clock::Moment;
 use crate::keeper::{Kept, Place, Question};
 use crate::link::Link;
 use crate::news::News;
+use crate::options::SHORTEST;
 use crate::request::{Numbered, Request};
 use crate::servers::Line;
 use crate::signal::Signal;
@@ -28,9 +29,6 @@ pub(crate) use held::{Held, fewer_than, fewer_unreleased_than};
 
 /// Whether its key was taken away is listened to when a hold has lived so long.
 const LISTENS_AFTER: Duration = Duration::from_secs(1);
-
-/// A renewal for so long prolongs nothing: the end of a lease does not come nearer.
-const SHORTEST_LEASE: Duration = Duration::from_millis(1);
 
 /// What RENEW is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +55,7 @@ pub(crate) struct Hold {
     permits: AtomicU32,
     /// Its release, once that has begun.
     release: Numbered,
-    /// Held while a renewal is under way; true once the hold is being released. So no renewal follows a release.
+    /// Held while a renewal is under way, in a task of the home; true once the hold is being released. So no renewal follows a release.
     is_ending: tokio::sync::Mutex<bool>,
     place: Place,
     /// From then on it is worth while to listen to what happens to its keys.
@@ -216,8 +214,17 @@ impl Hold {
         tokio::select! {
             biased;
             () = self.clone().lost() => Err(Error::NotHeld),
-            outcome = self.renew(Renewal::Lease(lease), give_up) => outcome,
+            outcome = self.renew_at_home(lease, give_up) => outcome,
         }
+    }
+
+    /// Renews, but not in the future of whoever asks: while nobody polled that, the keeper could not renew.
+    ///
+    /// Cancel safety: when dropped, the renewal may or may not take place.
+    async fn renew_at_home(self: &Arc<Self>, lease: Duration, give_up: Moment) -> Result<(), Error> {
+        let hold = self.clone();
+        let renewing = self.request.client.home.start(async move { hold.renew(Renewal::Lease(lease), give_up).await });
+        AbortOnDropHandle::new(renewing).await.unwrap_or(Err(Error::RuntimeEnded))
     }
 
     /// Whether anything is left to be done before somebody may have it.
@@ -239,7 +246,7 @@ impl Hold {
         }
         let now = Moment::now();
         let lease = self.terms.lease_to_ask(now).ok_or(Error::NotHeld)?;
-        self.renew(Renewal::Lease(lease), now.after(self.request.client.settings.retry_for)).await
+        self.renew_at_home(lease, now.after(self.request.client.settings.retry_for)).await
     }
 
     /// Waits for replicas to have it, if that is asked for.
@@ -294,7 +301,8 @@ impl Hold {
             // which the session is closed.
             Step::Bind(lease) => Renewal::Binding(lease),
             // Something has happened to the key: a renewal that does not prolong tells what.
-            Step::Sleep(_) if state.is_doubted => Renewal::Binding(SHORTEST_LEASE),
+            // The end of a lease does not come nearer.
+            Step::Sleep(_) if state.is_doubted => Renewal::Binding(SHORTEST),
             Step::Sleep(_) => {
                 if now >= self.listens_from && state.has_to_listen() {
                     let link = state.link.clone();

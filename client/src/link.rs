@@ -44,7 +44,8 @@ pub(crate) struct Link {
     listeners: Arc<Listeners>,
     /// Whether the server publishes events of locks, once that is known.
     tells_events: tokio::sync::OnceCell<bool>,
-    /// Held while subscriptions change, so that they do in the order in which it was decided.
+    /// Held while subscriptions change, so that they do in the order in which it was decided. Only in tasks of the home: a future of somebody else may
+    /// never be polled again, and would keep it from all others.
     subscribing: tokio::sync::Mutex<()>,
 }
 
@@ -157,11 +158,17 @@ impl Link {
     }
 
     /// The channel on which waits for the keys of a slot are answered. It is subscribed to before anything that this answer is used for.
-    pub(crate) async fn channel(&self, slot: Option<u16>, patience: Duration) -> Result<Arc<str>, RedisError> {
+    pub(crate) async fn channel(
+        self: &Arc<Self>,
+        slot: Option<u16>,
+        patience: Duration,
+    ) -> Result<Arc<str>, RedisError> {
         if let Some(channel) = self.known_channel(slot) {
             return Ok(channel);
         }
-        Box::pin(self.make_channel(slot, patience)).await
+        let link = self.clone();
+        let making = self.home.spawn(async move { link.make_channel(slot, patience).await });
+        making.await.unwrap_or_else(|_| Err(lost("the runtime of the client has ended")))
     }
 
     fn known_channel(&self, slot: Option<u16>) -> Option<Arc<str>> {
@@ -235,13 +242,22 @@ impl Link {
         setting.is_ok_and(|setting| setting.values().any(|flags| are_published(flags)))
     }
 
-    async fn subscribe<T>(
+    async fn subscribe<T: Send + 'static>(
         self: &Arc<Self>,
         key: &[u8],
         patience: Duration,
-        add: impl FnOnce(&Listeners, &[u8]) -> T,
+        add: fn(&Listeners, &[u8]) -> T,
     ) -> Option<Subscription<T>> {
-        let channel = channel_of(self.info.redis_settings().db(), key);
+        let (link, channel) = (self.clone(), channel_of(self.info.redis_settings().db(), key));
+        self.home.spawn(async move { link.subscribe_to(channel, patience, add).await }).await.ok()?
+    }
+
+    async fn subscribe_to<T>(
+        self: Arc<Self>,
+        channel: Vec<u8>,
+        patience: Duration,
+        add: fn(&Listeners, &[u8]) -> T,
+    ) -> Option<Subscription<T>> {
         let _alone = self.subscribing.lock().await;
         let events = add(&self.listeners, &channel);
         let end = StopsListening { link: self.clone(), channel: channel.clone(), patience };

@@ -9,6 +9,9 @@ use crate::identity::check_owner;
 /// The lease of a lock for which none was given; such a lock renews itself.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
+/// The shortest lease that the module takes.
+pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
+
 /// The longest lease and session grace that the module takes.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -26,15 +29,14 @@ pub(crate) struct Options {
 impl Options {
     /// Checks what the server would refuse.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let shortest = Duration::from_millis(1);
         let is_span = |name: &str, span: Option<Duration>, shortest: Duration| match span {
             Some(span) if !(shortest..=LONGEST).contains(&span) => {
                 Err(Error::Argument(format!("{name} is {span:?}, and may be {shortest:?} to 365 days")))
             }
             _ => Ok(()),
         };
-        is_span("lease", self.lease, shortest)?;
-        is_span("max_hold", self.max_hold, shortest)?;
+        is_span("lease", self.lease, SHORTEST)?;
+        is_span("max_hold", self.max_hold, SHORTEST)?;
         is_span("session_grace", self.session_grace, Duration::ZERO)?;
         self.owner.as_deref().map_or(Ok(()), check_owner)
     }

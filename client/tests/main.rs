@@ -20,6 +20,7 @@ mod losing;
 mod lost_replies;
 mod memory;
 mod multitude;
+mod neglected;
 mod outages;
 mod owners;
 mod partitions;
