@@ -33,11 +33,11 @@ const IMMEDIATE_REDIRECTIONS: u32 = 5;
 pub(crate) struct Answered {
     /// What the server said: a value, or an error that no retry will change.
     pub(crate) said: Result<Value, RedisError>,
-    /// When it was sent first.
+    /// When the first copy was sent that may have been executed.
     pub(crate) first_sent: Moment,
     /// When the copy was sent that was answered.
     pub(crate) sent: Moment,
-    /// Whether an earlier copy may have been executed.
+    /// Whether an earlier copy than that may have been executed. One that a server has refused was not.
     pub(crate) is_resent: bool,
     /// What it was answered over.
     pub(crate) link: Arc<Link>,
@@ -56,6 +56,8 @@ enum Verdict {
     Ask(Address),
     /// Not now.
     Later,
+    /// The node answers nobody for now. Of a cluster, another one may have taken its slots over.
+    Elsewhere,
 }
 
 /// What an error of the server's or of the connection means for a command that can be repeated.
@@ -74,12 +76,11 @@ fn judge(error: &RedisError, link: &Link) -> Verdict {
                 (None, _) => Verdict::Final,
             }
         }
+        ErrorKind::Server(ServerErrorKind::TryAgain) => Verdict::Later,
+        // So says also a master that is cut off from the others, while they have put another one in its place.
         ErrorKind::Server(
-            ServerErrorKind::TryAgain
-            | ServerErrorKind::ClusterDown
-            | ServerErrorKind::MasterDown
-            | ServerErrorKind::BusyLoading,
-        ) => Verdict::Later,
+            ServerErrorKind::ClusterDown | ServerErrorKind::MasterDown | ServerErrorKind::BusyLoading,
+        ) => Verdict::Elsewhere,
         // A master that was demoted. Sentinel and the cluster know the new one.
         ErrorKind::Server(ServerErrorKind::ReadOnly) => Verdict::Reconnect,
         ErrorKind::Server(_) => Verdict::Final,
@@ -98,11 +99,24 @@ fn judge(error: &RedisError, link: &Link) -> Verdict {
 
 /// Whether the server answers, but does not do it for now.
 pub(crate) fn is_refusal(error: &RedisError, link: &Link) -> bool {
-    judge(error, link) == Verdict::Later
+    matches!(judge(error, link), Verdict::Later | Verdict::Elsewhere)
+}
+
+/// Whether a command may have been executed though this was the answer. What a server refuses it has not begun, but for a wait that a failover ends:
+/// that may have been granted in the very turn.
+fn may_be_executed(error: &RedisError) -> bool {
+    match error.kind() {
+        ErrorKind::Server(_) | ErrorKind::Client => false,
+        ErrorKind::Extension => error.code() == Some("UNBLOCKED"),
+        _ => true,
+    }
 }
 
 /// What is sent: always the same, or made for the connection that it goes over. `is_asking` says that the node is only taking the slot over.
 pub(crate) trait Prepare: Sync {
+    /// Whether it does no harm to send it again when it may have been executed.
+    const CAN_BE_REPEATED: bool = true;
+
     fn prepare(
         &self,
         link: &Arc<Link>,
@@ -113,6 +127,17 @@ pub(crate) trait Prepare: Sync {
 impl Prepare for Cmd {
     async fn prepare(&self, _: &Arc<Link>, _: bool) -> Result<Cow<'_, Cmd>, RedisError> {
         Ok(Cow::Borrowed(self))
+    }
+}
+
+/// A command that would do something else if it were executed twice. It is sent again only where a server has refused it.
+pub(crate) struct Once(pub(crate) Cmd);
+
+impl Prepare for Once {
+    const CAN_BE_REPEATED: bool = false;
+
+    async fn prepare(&self, _: &Arc<Link>, _: bool) -> Result<Cow<'_, Cmd>, RedisError> {
+        Ok(Cow::Borrowed(&self.0))
     }
 }
 
@@ -143,8 +168,7 @@ impl Pauses {
 }
 
 impl Servers {
-    /// Sends a command to the node of a slot until it is answered, or gives up at `give_up`. The command must be one that can be
-    /// sent twice. `patience` is how long one answer may take.
+    /// Sends a command to the node of a slot until it is answered, or gives up at `give_up`. `patience` is how long one answer may take.
     ///
     /// Cancel safety: when dropped, the command may have been executed or may be executed any time.
     pub(crate) async fn call(
@@ -158,10 +182,10 @@ impl Servers {
     }
 
     /// The same, and notes in `is_sent` when a server may have got it.
-    pub(crate) async fn call_noting(
+    pub(crate) async fn call_noting<P: Prepare>(
         &self,
         slot: Option<u16>,
-        command: &impl Prepare,
+        command: &P,
         patience: Duration,
         give_up: Moment,
         is_sent: &AtomicBool,
@@ -183,7 +207,8 @@ impl Servers {
                 continue;
             }
             let next = tries.now.after(tries.pauses.next());
-            if next >= give_up {
+            let is_done_with = !P::CAN_BE_REPEATED && tries.first_sent.is_some();
+            if next >= give_up || is_done_with {
                 return Err(Error::Connection { tried_for: started.until(tries.now), cause });
             }
             tracing::debug!(%cause, "trying again");
@@ -211,8 +236,8 @@ impl Servers {
                 (link, Moment::now())
             }
         };
-        tries.is_sent.store(true, Ordering::Relaxed);
-        let is_resent = tries.first_sent.is_some();
+        let (was_sent, earlier) = (tries.is_sent.swap(true, Ordering::Relaxed), tries.first_sent);
+        let is_resent = earlier.is_some();
         let first_sent = *tries.first_sent.get_or_insert(sent);
         let said = match (command.prepare(&link, ask.is_some()).await, &ask) {
             (Err(error), _) => Err(error),
@@ -227,13 +252,19 @@ impl Servers {
         if verdict == Verdict::Final {
             return Ok(Answered { said: Err(error), first_sent, sent, is_resent, link });
         }
+        if !may_be_executed(&error) {
+            tries.is_sent.store(was_sent, Ordering::Relaxed);
+            tries.first_sent = earlier;
+        }
         tries.redirections = match verdict {
             Verdict::Moved(..) | Verdict::Ask(_) => tries.redirections + 1,
             _ => 0,
         };
+        if matches!(verdict, Verdict::Later | Verdict::Elsewhere) {
+            tries.pauses.refused();
+        }
         match verdict {
             Verdict::Ask(address) => tries.ask = Some(address),
-            Verdict::Later => tries.pauses.refused(),
             verdict => self.heed(verdict, &link),
         }
         Err(error)
@@ -255,6 +286,7 @@ impl Servers {
                 link.close();
                 self.forget_slots();
             }
+            Verdict::Elsewhere => self.doubt_slots_of(link),
             Verdict::Final | Verdict::Ask(_) | Verdict::Later => {}
         }
     }
@@ -266,6 +298,7 @@ struct Tries<'a> {
     now: Moment,
     /// How long a connection is waited for.
     links_until: Moment,
+    /// When the first copy was sent that may have been executed.
     first_sent: Option<Moment>,
     redirections: u32,
     pauses: Pauses,

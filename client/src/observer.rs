@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 
 use crate::Error;
+use crate::call::{Answered, Once, Prepare};
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::follower::Events;
@@ -119,11 +120,14 @@ impl Waiter {
 
 impl Observer {
     async fn ask(&self, command: &Cmd) -> Result<Value, Error> {
+        self.call(command).await?.said.map_err(|error| Error::from_answer(&error))
+    }
+
+    async fn call(&self, command: &impl Prepare) -> Result<Answered, Error> {
         let shared = &self.client.shared;
         let slot = shared.slot_of(std::slice::from_ref(&self.key));
         let give_up = Moment::now().after(shared.settings.retry_for);
-        let answered = shared.servers.call(slot, command, shared.settings.response_timeout, give_up).await?;
-        answered.said.map_err(|error| Error::from_answer(&error))
+        shared.servers.call(slot, command, shared.settings.response_timeout, give_up).await
     }
 
     /// What INFO says; `None` if there is no lock.
@@ -193,22 +197,33 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// As [`is_locked`](Self::is_locked).
+    /// As [`is_locked`](Self::is_locked). [`Error::Connection`] is also what comes of a lost answer: then it may have been done. It is not sent
+    /// again, because that would hit whoever was served by it.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.force(None).await
+        let Some((_, command)) = self.force_command().await? else { return Ok(false) };
+        let answered = self.call(&Once(command)).await?;
+        was_held(answered)
     }
 
-    /// The same for the one hold with a fencing token: the next holder is not hit by mistake. Returns whether it was held.
+    /// The same for the one hold with a fencing token: the next holder is not hit by mistake, also if it is sent again after a lost answer. Returns
+    /// whether it was held.
     ///
     /// # Errors
     ///
     /// As [`is_locked`](Self::is_locked).
     pub async fn force_release_of(&self, token: u64) -> Result<bool, Error> {
-        self.force(Some(token)).await
+        let Some((info, mut command)) = self.force_command().await? else { return Ok(false) };
+        command.arg("TOKEN").arg(token);
+        let answered = self.call(&command).await?;
+        // It was held just now, and what ended it may be an earlier copy of this.
+        let holders = Holder::all(needed(&info, "holders")?)?;
+        let may_be_done = answered.is_resent && holders.iter().any(|holder| holder.token == token);
+        Ok(was_held(answered)? || may_be_done)
     }
 
-    async fn force(&self, token: Option<u64>) -> Result<bool, Error> {
-        let Some(info) = self.info().await? else { return Ok(false) };
+    /// What INFO says, and the command without a token; `None` if there is no lock.
+    async fn force_command(&self) -> Result<Option<(Value, Cmd)>, Error> {
+        let Some(info) = self.info().await? else { return Ok(None) };
         let family = match wire::bytes(needed(&info, "kind")?)? {
             b"mutex" => "RLOCK",
             b"fair" => "RFAIRLOCK",
@@ -218,9 +233,12 @@ impl Observer {
         };
         let mut command = redis::cmd(&[family, ".FORCERELEASE"].concat());
         command.arg(&self.key);
-        if let Some(token) = token {
-            command.arg("TOKEN").arg(token);
-        }
-        Ok(wire::number(&self.ask(&command).await?)? == 1)
+        Ok(Some((info, command)))
     }
+}
+
+/// What FORCERELEASE answers.
+fn was_held(answered: Answered) -> Result<bool, Error> {
+    let said = answered.said.map_err(|error| Error::from_answer(&error))?;
+    Ok(wire::number(&said)? == 1)
 }

@@ -8,6 +8,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rand::seq::SliceRandom;
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
 
 use crate::clock::Moment;
@@ -73,6 +74,8 @@ pub(crate) struct Deployment {
     /// The nodes of a cluster, and others to which a redirection has led.
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     slots: Mutex<SlotMap>,
+    /// The node that was the last to say that it serves nobody. What it says of the slots is asked for last.
+    doubted: Mutex<Option<Address>>,
     /// Many requests that find no slot map ask for one.
     refreshing: SingleFlight,
 }
@@ -117,8 +120,9 @@ impl Servers {
             Topology::Standalone(info) => Some(info.clone()),
             _ => None,
         });
-        let (nodes, slots, refreshing) = (Mutex::default(), Mutex::default(), SingleFlight::default());
-        Self(Arc::new(Deployment { topology, patience, ping_after, home, sole, nodes, slots, refreshing }))
+        let (nodes, slots, doubted) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let refreshing = SingleFlight::default();
+        Self(Arc::new(Deployment { topology, patience, ping_after, home, sole, nodes, slots, doubted, refreshing }))
     }
 
     /// Whether keys belong to slots, which may be on different nodes.
@@ -285,6 +289,12 @@ impl Servers {
         }
     }
 
+    /// Forgets who serves what, because a node serves nobody: it may be cut off from those who know better.
+    pub(crate) fn doubt_slots_of(&self, link: &Link) {
+        *lock(&self.doubted) = address_of(link.info());
+        self.forget_slots();
+    }
+
     async fn refresh_slots(&self) -> Result<(), RedisError> {
         let servers = self.clone();
         self.refreshing.join(&self.home, || async move { servers.ask_all_for_slots().await }).await
@@ -310,10 +320,14 @@ impl Servers {
         Err(last)
     }
 
-    /// The nodes to ask: those that were in use, then those that were configured.
+    /// The nodes to ask: those that were in use, then those that were configured, and last the one that is in doubt.
     fn known_nodes(&self, seeds: &[ConnectionInfo]) -> Vec<ConnectionInfo> {
         let mut infos: Vec<ConnectionInfo> = lock(&self.nodes).values().filter_map(|node| node.info.clone()).collect();
+        // More than one may be cut off: it is not always the same that is asked.
+        infos.shuffle(&mut rand::rng());
         infos.extend(seeds.iter().cloned());
+        let doubted = lock(&self.doubted).clone();
+        infos.sort_by_key(|info| doubted.is_some() && address_of(info) == doubted);
         infos
     }
 
@@ -322,14 +336,8 @@ impl Servers {
             ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.clone(),
             _ => String::new(),
         };
-        let address = match info.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                Some(Address { host: host.clone(), port: *port })
-            }
-            _ => None,
-        };
         // The connection in use serves, so that a cluster costs one connection per node and no more.
-        let link = match address {
+        let link = match address_of(&info) {
             Some(address) => self.link_at(address).await?,
             None => self.connect(info).await?,
         };
@@ -343,6 +351,16 @@ impl Servers {
     fn keep_only(&self, map: &SlotMap) {
         let masters: Vec<_> = map.masters().collect();
         lock(&self.nodes).retain(|address, _| masters.contains(&address));
+    }
+}
+
+/// The address that somebody is talked to at, if that is one of a network.
+fn address_of(info: &ConnectionInfo) -> Option<Address> {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Some(Address { host: host.clone(), port: *port })
+        }
+        _ => None,
     }
 }
 

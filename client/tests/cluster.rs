@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error, Event};
 
 use crate::support::{Server, free_port};
-use crate::{PATIENCE, connections, eventually, kill_connections, url};
+use crate::{PATIENCE, command_stat, connections, eventually, kill_connections, url};
 
 /// The slots of the first node; the second has the rest.
 const FIRST_HALF: &str = "0 8191";
@@ -109,6 +109,44 @@ fn finish_move(nodes: &[Server; 2], slot: i64, to: &str) {
     for node in [&nodes[1], &nodes[0]] {
         assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
     }
+}
+
+/// The old node has refused the first copy of the release, so it cannot be what ended the hold.
+#[tokio::test]
+async fn a_loss_is_told_also_by_a_release_that_is_redirected() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let guard = client.lock(ON_FIRST).try_acquire().await.expect("an answer").expect("a free lock");
+    move_slot_of_first(&nodes);
+    assert_eq!(nodes[1].client().call(format!("RLOCK.FORCERELEASE {ON_FIRST}")), 1);
+    assert!(nodes[1].client().acquire(&format!("{ON_FIRST} other")) > 0);
+    let outcome = guard.release().await;
+    assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
+}
+
+/// As above: it may have another id.
+#[tokio::test]
+async fn a_release_that_is_redirected_goes_on_above_the_ids_of_others() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let guard = client.lock(ON_FIRST).owner("me").try_acquire().await.expect("an answer").expect("a free lock");
+    move_slot_of_first(&nodes);
+    nodes[1].client().acquire(&format!("{ON_FIRST} me REQ {}", u64::MAX / 4));
+    guard.release().await.expect("it was held");
+    assert_eq!(nodes[1].client().holder(ON_FIRST).map(|holder| holder.holds), Some(1), "that of the other process");
+}
+
+/// To clients it is reachable, and believes that the slots are its own. Here it never had all of them, which looks the same from outside.
+#[tokio::test]
+async fn a_node_that_is_cut_off_from_the_others_is_left_for_them() {
+    let (cut_off, whole) = (node(), node());
+    assert_eq!(cut_off.client().call("CLUSTER ADDSLOTSRANGE 0 16382"), "OK");
+    assert_eq!(whole.client().call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    eventually(|| whole.client().call("CLUSTER INFO").text().contains("cluster_state:ok")).await;
+    let client = Client::builder().connect_cluster(&[&url(&cut_off), &url(&whole)]).await.expect("a cluster");
+    let guard = client.lock(ON_FIRST).try_acquire().await.expect("an answer").expect("a free lock");
+    assert_eq!(whole.client().holder(ON_FIRST).map(|holder| holder.token as u64), Some(guard.token()));
+    assert!(command_stat(&cut_off, "cluster|slots", "calls") > 0, "it was believed at first");
 }
 
 /// The old node still answers, so that nothing seems to have happened to the connection. At the new one the session counts as closed.
