@@ -8,7 +8,7 @@ use crate::clock::Moment;
 use crate::gate::Gate;
 use crate::hold::{Held, Hold};
 use crate::identity::unique_owner;
-use crate::options::Options;
+use crate::options::{Options, SHORTEST};
 use crate::request::{Keeping, Request};
 use crate::shared::Shared;
 use crate::timer::sleep_until_some;
@@ -63,12 +63,15 @@ impl Acquisition {
                 first.client.gates.of(key, first.gate.session_grace)?
             }
         };
+        // The server is to forget it as soon as this side does. It takes no lease of nothing.
+        let max_hold = hold.rest();
+        let lease = max_hold.map_or(first.lease, |rest| first.lease.min(rest)).max(SHORTEST);
         let request = Request {
             client: first.client.clone(),
             subject,
-            lease: first.lease,
+            lease,
             gate,
-            keeping: Keeping { max_hold: hold.rest(), ..first.keeping },
+            keeping: Keeping { max_hold, ..first.keeping },
         };
         Ok(Self { request: Arc::new(request) })
     }
@@ -140,25 +143,28 @@ impl Acquisition {
     }
 
     async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {
+        let retry_for = self.request.client.settings.retry_for;
         let mut failing_since = None;
         loop {
+            let started = Moment::now();
             let outcome = match waiter::wait(&self.request, deadline).await {
                 Ok(grant) => self.hand_out(Held::new(self.request.clone(), grant)?).await,
                 Err(error) => Err(error),
             };
-            let failed_for = |since: Moment| since.until(Moment::now());
-            match outcome {
-                // Who waits goes on waiting, unless the network is always slower than the lease is long. A hold that has to end after a time of
-                // its own is not asked for again.
-                Err(Error::NotHeld)
-                    if self.request.keeping.max_hold.is_none()
-                        && failed_for(*failing_since.get_or_insert_with(Moment::now))
-                            < self.request.client.settings.retry_for =>
-                {
-                    tracing::debug!("the lease ended before the grant was heard of; asking again");
-                }
-                outcome => return outcome,
+            // A hold that has to end after a time of its own is not asked for again.
+            if self.request.keeping.max_hold.is_some() || !matches!(outcome, Err(Error::NotHeld)) {
+                return outcome;
             }
+            // Who waits goes on waiting, unless the network is always slower than the lease is long. A failure after a long wait says nothing of that: it
+            // is the first one.
+            let now = Moment::now();
+            if started.until(now) >= retry_for {
+                failing_since = None;
+            }
+            if failing_since.get_or_insert(now).until(now) >= retry_for {
+                return outcome;
+            }
+            tracing::debug!("the lease ended before the grant was heard of; asking again");
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::Error;
+use crate::call::Answered;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::gate::Gate;
@@ -10,6 +11,7 @@ use crate::guard::Guard;
 use crate::hold::Held;
 use crate::identity::unique_owner;
 use crate::kind::Permits;
+use crate::link::Link;
 use crate::lock::Lock;
 use crate::observer::{Holder, Observer};
 use crate::options::{Options, holding_methods};
@@ -177,26 +179,78 @@ impl Guard<Permits> {
     }
 }
 
+/// What is known of a DRAIN.
+enum Drained {
+    /// Nothing was taken.
+    Nothing,
+    /// So many permits were taken, or, if it was sent more than once, it is not known how many.
+    Taken { permits: Option<u32>, counts_from: Moment, link: Arc<Link> },
+}
+
 /// DRAIN has no request id. It is safe to send it again because the owner is new: what it holds in the end is what was taken.
 async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     let give_up = Moment::now().after(request.client.settings.retry_for.min(request.lease / 2));
-    let answered = request.call(&request.subject.drain(request.lease), give_up).await?;
-    let taken = wire::number(&answered.said.map_err(|error| Error::from_answer(&error))?)?;
-    if taken == 0 && !answered.is_resent {
-        return Ok(None);
+    let (permits, counts_from, link) = match ask_to_drain(&request, give_up).await {
+        Ok(Drained::Nothing) => return Ok(None),
+        Ok(Drained::Taken { permits, counts_from, link }) => (permits, counts_from, link),
+        Err(error) => {
+            // Without an answer it may have been executed.
+            if matches!(error, Error::Connection { .. }) {
+                give_back_all(request, None);
+            }
+            return Err(error);
+        }
+    };
+    match own_hold(&request, give_up).await {
+        Ok(None) => Ok(None),
+        Ok(Some(Holder { token, holds, .. })) => {
+            request.subject.permits = holds;
+            let lease = request.lease;
+            Held::new(Arc::new(request), Grant { tokens: vec![token], counts_from, lease, link }).map(Some)
+        }
+        Err(error) => {
+            give_back_all(request, permits);
+            Err(error)
+        }
     }
-    let (counts_from, link) = (answered.first_sent, answered.link);
+}
+
+async fn ask_to_drain(request: &Request, give_up: Moment) -> Result<Drained, Error> {
+    let Answered { said, first_sent, is_resent, link, .. } =
+        request.call(&request.subject.drain(request.lease), give_up).await?;
+    let taken = wire::number(&said.map_err(|error| Error::from_answer(&error))?)?;
+    if taken == 0 && !is_resent {
+        return Ok(Drained::Nothing);
+    }
+    let permits = u32::try_from(taken).ok().filter(|_| !is_resent);
+    Ok(Drained::Taken { permits, counts_from: first_sent, link })
+}
+
+/// What the owner of a request holds.
+async fn own_hold(request: &Request, give_up: Moment) -> Result<Option<Holder>, Error> {
     let mut command = redis::cmd("RSEMAPHORE.INFO");
     command.arg(&request.subject.keys[0]).arg("OWNER").arg(&request.subject.owner[..]);
-    let info = request.call(&command, give_up).await?;
-    let info = info.said.map_err(|error| Error::from_answer(&error))?;
+    let info = request.call(&command, give_up).await?.said.map_err(|error| Error::from_answer(&error))?;
     let holders = wire::field(&info, "holders").map(Holder::all).transpose()?.unwrap_or_default();
-    let own = holders.into_iter().find(|holder| *holder.owner == *request.subject.owner);
-    let Some(Holder { token, holds: permits, .. }) = own else {
-        return Ok(None);
-    };
-    request.subject.permits = permits;
-    let lease = request.lease;
-    let grant = Grant { tokens: vec![token], counts_from, lease, link };
-    Held::new(Arc::new(request), grant).map(Some)
+    Ok(holders.into_iter().find(|holder| *holder.owner == *request.subject.owner))
+}
+
+/// Gives back in the background what a request took and nobody got: so many permits, if that is known, or all that its owner is found to hold.
+fn give_back_all(mut request: Request, permits: Option<u32>) {
+    let client = request.client.clone();
+    client.home.in_background(async move {
+        let give_up = request.end_of_efforts();
+        let held = match permits {
+            Some(permits) => Ok(Some((permits, Vec::new()))),
+            None => own_hold(&request, give_up).await.map(|held| held.map(|held| (held.holds, vec![held.token]))),
+        };
+        match held {
+            Ok(None) => {}
+            Ok(Some((permits, tokens))) => {
+                request.subject.permits = permits;
+                request.give_back(&tokens, give_up).await;
+            }
+            Err(error) => tracing::warn!(%error, "permits that nobody has may be held until their lease ends"),
+        }
+    });
 }

@@ -127,7 +127,11 @@ impl Subject {
     }
 
     /// Only the hold with these tokens counts: an owner may have lost that one, and have another by now.
+    /// Without any, whatever the owner holds is meant.
     fn add_tokens(&self, command: &mut Cmd, tokens: &[u64]) {
+        if tokens.is_empty() {
+            return;
+        }
         command.arg(if self.family == Family::Many { "TOKENS" } else { "TOKEN" });
         for token in tokens {
             command.arg(*token);

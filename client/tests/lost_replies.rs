@@ -1,7 +1,7 @@
 //! A reply that is lost with its connection: the request was executed, and its sender does not know.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
@@ -12,42 +12,52 @@ use crate::eventually;
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
 
-/// Stands between a client and a server. When told to, it swallows the next reply, and cuts the connection on which it came.
+/// Stands between a client and a server. When told to, it swallows the next reply, or a later one, and cuts the connection on which it came.
 struct Thief {
     port: u16,
-    steals_next: Arc<AtomicBool>,
+    /// Which reply from now on it steals; 0 for none.
+    steals: Arc<AtomicUsize>,
 }
 
 impl Thief {
     async fn before(server: &Server) -> Thief {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let port = listener.local_addr().expect("an address").port();
-        let steals_next = Arc::new(AtomicBool::new(false));
-        let (upstream, steals) = (server.port(), steals_next.clone());
+        let steals = Arc::new(AtomicUsize::new(0));
+        let (upstream, of_all) = (server.port(), steals.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(("127.0.0.1", upstream)).await.expect("the server takes connections");
-                tokio::spawn(pass_on(client, server, steals.clone()));
+                tokio::spawn(pass_on(client, server, of_all.clone()));
             }
         });
-        Thief { port, steals_next }
+        Thief { port, steals }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
     }
 
     async fn client(&self) -> Client {
-        Client::connect(&format!("redis://127.0.0.1:{}/", self.port)).await.expect("the server takes connections")
+        Client::connect(&self.url()).await.expect("the server takes connections")
     }
 
     fn steal_next(&self) {
-        self.steals_next.store(true, Ordering::SeqCst);
+        self.steal(1);
+    }
+
+    /// The next reply is 1.
+    fn steal(&self, number: usize) {
+        self.steals.store(number, Ordering::SeqCst);
     }
 
     fn has_stolen(&self) -> bool {
-        !self.steals_next.load(Ordering::SeqCst)
+        self.steals.load(Ordering::SeqCst) == 0
     }
 }
 
 /// Until one side closes, or a reply is stolen. Both connections are closed then.
-async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicBool>) {
+async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicUsize>) {
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
     let requests = async { tokio::io::copy(&mut from_client, &mut to_server).await.map(drop) };
@@ -55,7 +65,8 @@ async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicBool>) 
         let mut bytes = vec![0; 16 * 1024];
         loop {
             let length = from_server.read(&mut bytes).await?;
-            if length == 0 || steals.swap(false, Ordering::SeqCst) {
+            let count_down = |number: usize| number.checked_sub(1);
+            if length == 0 || steals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count_down) == Ok(1) {
                 return Ok(());
             }
             to_client.write_all(&bytes[..length]).await?;
@@ -156,15 +167,7 @@ async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
     let lock = client.lock("k").lease(lease);
     // So that nothing else is to be answered before the next request.
     lock.acquire().await.expect("a free lock").release().await.expect("it was held");
-    let next_is_late = || {
-        let mut is_late = false;
-        proxy.set(move |direction, _| {
-            match direction == Direction::ToClient && !std::mem::replace(&mut is_late, true) {
-                true => Fate::Delay(lease * 2),
-                false => Fate::Pass,
-            }
-        });
-    };
+    let next_is_late = || next_is_late(&proxy, lease * 2);
     next_is_late();
     let guard = lock.acquire().await.expect("a grant");
     assert!(guard.is_held());
@@ -176,6 +179,41 @@ async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
     let outcome = lock.max_hold(lease).acquire().await;
     assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
     eventually(|| holds(&server) == 0).await;
+}
+
+/// Hours may lie between two grants that one waiter misses: whoever waits goes on waiting all the same.
+#[tokio::test]
+async fn a_grant_that_is_missed_long_after_another_one_is_asked_for_again() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let (lease, retry_for) = (Duration::from_millis(300), Duration::from_millis(1500));
+    let client = Client::builder().retry_for(retry_for).connect(&proxy.url()).await.expect("it takes connections");
+    let lock = client.lock("k").lease(lease);
+    lock.acquire().await.expect("a free lock").release().await.expect("it was held");
+    server.client().acquire("k first");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    for (present, next) in [("first", "second"), ("second", "third")] {
+        eventually(|| server.client().waiting_owners("k").len() == 1).await;
+        // Whoever comes next is granted it when the lease of the missed grant is over.
+        let _next = server.waiter(format!("RLOCK.ACQUIRE k {next} PX 600000 BLOCK 0"));
+        next_is_late(&proxy, lease * 2);
+        server.client().call(format!("RLOCK.RELEASE k {present}"));
+        eventually(|| server.client().holder("k").is_some_and(|holder| holder.owner == next)).await;
+        eventually(|| server.client().waiting_owners("k").len() == 1).await;
+        // Time itself: a wait that is longer than failures may follow on one another.
+        tokio::time::sleep(retry_for * 2).await;
+    }
+    server.client().call("RLOCK.RELEASE k third");
+    assert!(waiter.await.expect("no panic").expect("a grant").is_held());
+}
+
+/// What comes next to the client comes late.
+fn next_is_late(proxy: &Proxy, late_by: Duration) {
+    let mut is_late = false;
+    proxy.set(move |direction, _| match direction == Direction::ToClient && !std::mem::replace(&mut is_late, true) {
+        true => Fate::Delay(late_by),
+        false => Fate::Pass,
+    });
 }
 
 /// So does a renewal, by hand or by the keeper: what was on its way for long is older than it looks.
@@ -201,4 +239,52 @@ async fn a_renewal_that_is_heard_of_late_counts_from_its_sending() {
     })
     .await;
     assert!(valid_for <= lease - late_by, "{valid_for:?}");
+}
+
+/// The first reply is that of INFO, which says of what kind the lock is.
+#[tokio::test]
+async fn a_forced_release_hits_one_holder() {
+    let server = Server::start();
+    let thief = Thief::before(&server).await;
+    let client = thief.client().await;
+    let first = server.client().acquire("k first PX 600000");
+    let _waiters = ["second", "third"].map(|owner| {
+        let waiter = server.waiter(format!("RLOCK.ACQUIRE k {owner} PX 600000 BLOCK 0"));
+        assert!(server.client().waiting_owners("k").contains(&owner.to_owned()));
+        waiter
+    });
+    let holder = || server.client().holder("k").map(|holder| (holder.owner, holder.token));
+    thief.steal(2);
+    assert!(
+        client.observe("k").force_release_of(first as u64).await.expect("an answer"),
+        "it was held, and is no more"
+    );
+    assert!(thief.has_stolen());
+    let (owner, second) = holder().expect("somebody was served");
+    assert_eq!(owner, "second");
+    assert!(!client.observe("k").force_release_of(first as u64).await.expect("an answer"), "it was not held any more");
+
+    thief.steal(2);
+    let outcome = client.observe("k").force_release().await;
+    assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
+    assert!(thief.has_stolen());
+    let (owner, third) = holder().expect("somebody was served");
+    assert!(owner == "third" && third > second);
+}
+
+/// Nobody asks again: the request is given up when its first answer does not come.
+#[tokio::test]
+async fn a_drain_that_failed_leaves_no_permits_behind() {
+    let server = Server::start();
+    let thief = Thief::before(&server).await;
+    let hasty = Client::builder().retry_for(Duration::ZERO).connect(&thief.url()).await.expect("it takes connections");
+    hasty.semaphore("s").init(5).await.expect("an answer");
+    let available = || server.client().call("RSEMAPHORE.INFO s").field("available");
+    for number in [1, 2] {
+        thief.steal(number);
+        let outcome = hasty.semaphore("s").draining().lease(Duration::from_secs(600)).take().await;
+        assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
+        assert!(thief.has_stolen());
+        eventually(|| available() == 5).await;
+    }
 }

@@ -137,3 +137,20 @@ async fn draining_has_terms() {
         semaphore.draining().max_hold(Duration::from_millis(300)).take().await.expect("an answer").expect("two");
     guard.lost().await;
 }
+
+#[tokio::test]
+async fn a_drain_whose_permits_cannot_be_looked_at_gives_them_back() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let semaphore = client.semaphore("s");
+    semaphore.init(5).await.expect("an answer");
+    let user = "ACL SETUSER blind on >secret ~* &* +@all -rsemaphore.info";
+    assert_eq!(server.client().call(user), "OK");
+    let url = format!("redis://blind:secret@127.0.0.1:{}/", server.port());
+    let blind = Client::connect(&url).await.expect("the server takes connections");
+    let outcome = blind.semaphore("s").drain().await;
+    assert!(matches!(&outcome, Err(Error::Permission(_))), "{outcome:?}");
+    assert_eq!(command_stat(&server, "RSEMAPHORE.DRAIN", "calls"), 1);
+    blind.close().await.expect("it gives back what it has");
+    assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(5));
+}
