@@ -19,11 +19,12 @@ impl Engine {
     /// Takes back grants that nobody heard of, the latest first. Who has a share in a hold that would end, and may hear of it
     /// yet, takes the grant over.
     pub(super) fn undo(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId, dirty: &mut Dirty) {
-        while !dirty.undelivered.is_empty() && self.work.take(CHANGE) {
-            let Some(grant) = dirty.undelivered.pop() else {
+        while let Some(token) = dirty.undelivered.last().map(|grant| grant.token)
+            && self.work.take(CHANGE)
+        {
+            let Some(grant) = pop_latest(&mut dirty.undelivered, terms_of(tx.keys, id, token).as_ref()) else {
                 return;
             };
-            let token = grant.token;
             if grant.is_known {
                 dirty.known.insert(token);
             }
@@ -72,14 +73,17 @@ impl Engine {
         if let Some(client) = client {
             self.unbind(tx, id, token, client);
         }
-        let what_is_said = |terms: &Terms| (terms.request, terms.session_ms, terms.lease_ms);
-        let of_before =
-            grant.before_and_after.as_deref().filter(|(_, after)| what_is_said(after) == what_is_said(&terms));
-        let undone = match of_before {
-            Some((before, _)) => {
+        let before = grant.before_and_after.as_deref().map(|(before, _)| before);
+        let undone = match before.filter(|_| grant.has_left(&terms)) {
+            Some(before) => {
                 Terms { count: left, deadline_us: terms.deadline_us.max(before.deadline_us), ..before.clone() }
             }
-            None => Terms { count: left, ..terms.clone() },
+            None => {
+                // Others have asked since. A number is nobody else's, and whoever asks with it again is to be granted anew.
+                let is_own = grant.request.is_some() && grant.request == terms.request;
+                let request = if is_own { before.and_then(|before| before.request) } else { terms.request };
+                Terms { count: left, request, ..terms.clone() }
+            }
         };
         // Only the end of a session makes a deadline come nearer: that of the grant, which goes with it, or that of the hold before.
         let has_ended = undone.deadline_us > terms.deadline_us;
@@ -190,6 +194,26 @@ impl Engine {
         let waits = self.queues.first_of(owner, name, Mode::Exclusive).is_some();
         (place.stay == Stay::Connected && !waits).then_some(place.request_id)
     }
+}
+
+impl Undelivered {
+    /// Whether the terms of its hold are as this grant left them, but for their count and deadline: then nobody has asked since, or for the same.
+    fn has_left(&self, terms: &Terms) -> bool {
+        let what_is_said = |terms: &Terms| (terms.request, terms.session_ms, terms.lease_ms);
+        self.before_and_after.as_deref().is_some_and(|(_, after)| what_is_said(after) == what_is_said(terms))
+    }
+}
+
+/// How many lost grants are looked at for the latest one of a hold: more of one owner on one hold are lost together rarely.
+const LOOKED_AT: usize = 16;
+
+/// Takes out the last of some lost grants, or another one of the same hold if that came later: connections close in any order.
+fn pop_latest(undelivered: &mut Vec<Undelivered>, terms: Option<&Terms>) -> Option<Undelivered> {
+    let last = undelivered.last()?;
+    let is_latest = |grant: &Undelivered| grant.token == last.token && terms.is_some_and(|terms| grant.has_left(terms));
+    let behind = undelivered.iter().rev().take(LOOKED_AT).position(is_latest).unwrap_or(0);
+    let at = undelivered.len().checked_sub(behind.saturating_add(1))?;
+    Some(undelivered.remove(at))
 }
 
 /// Whether what is asked is so of the connections that a hold is bound to.

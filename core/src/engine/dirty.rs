@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use super::positions::Position;
 use crate::event::Terms;
 use crate::kind::Mode;
+use crate::request::RequestMark;
 
 /// What there is to act upon under a name.
 #[derive(Default)]
@@ -119,6 +120,8 @@ pub(super) struct Undelivered {
     /// The waiter's arrival number.
     pub(super) arrival: u64,
     pub(super) client: Option<u64>,
+    /// Its own number, if it has one and is no share.
+    pub(super) request: Option<RequestMark>,
     /// The grant has bound the hold to the waiter's connection, which it was not before.
     pub(super) has_bound: bool,
     /// Somebody with a share in the hold had heard of it when this grant was lost.
@@ -145,6 +148,7 @@ mod tests {
             count,
             arrival: 1,
             client: None,
+            request: None,
             has_bound: false,
             is_known: false,
             before_and_after: None,

@@ -40,7 +40,7 @@ impl Engine {
             return Err(Refusal::MaxPlaces { limit });
         }
         let name = self.name(tx, KEY);
-        let replaced = name.and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive));
+        let replaced = name.and_then(|name| self.queues.first_for_place(owner, name));
         let is_rejoining = name.and_then(|name| self.queues.names.get(name)).is_some_and(|record| record.is_rejoining);
         if is_rejoining && mine.is_none() && stay != Stay::Connected {
             // The places of those who waited before are being made anew, and this one must not come before them.
@@ -50,8 +50,7 @@ impl Engine {
             self.check_waiters(tx, &[])?;
         }
         // Who waits already has come when that request came, also if its place is yet to be made anew.
-        let waits_since =
-            replaced.and_then(|ticket| self.queues.get(ticket)).filter(|waiter| waiter.request().kind == Kind::Fair);
+        let waits_since = replaced.and_then(|ticket| self.queues.get(ticket));
         let arrival = match (mine, waits_since) {
             (Some((_, arrival, _)), _) => arrival,
             (None, Some(waiter)) => waiter.arrival,
@@ -88,13 +87,10 @@ impl Engine {
     /// The request that an owner waits with was sent again, and does not want to wait: its place goes on without a connection.
     fn detach_repeated(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) {
         let name = self.name(tx, KEY);
-        let Some(ticket) = name.and_then(|name| self.queues.first_of(owner, name, Mode::Exclusive)) else {
+        let Some(ticket) = name.and_then(|name| self.queues.first_for_place(owner, name)) else {
             return;
         };
-        let Some(waiter) = self.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair) else {
-            return;
-        };
-        let request_id = waiter.request().request_id;
+        let request_id = self.queues.get(ticket).and_then(|waiter| waiter.request().request_id);
         if request_id.is_none() || request_id != request.request_id {
             return;
         }

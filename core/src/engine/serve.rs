@@ -11,7 +11,7 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::{Decision, Value};
 use crate::outbox::Answer;
-use crate::request::Refusal;
+use crate::request::{Refusal, RequestMark};
 use crate::time::Now;
 
 impl Engine {
@@ -137,6 +137,7 @@ impl Engine {
             count: if is_share { 0 } else { request.count },
             arrival: waiter.arrival,
             client: waiter.client(),
+            request: RequestMark::after(None, request.request_id, request.verb).filter(|_| !is_share),
             has_bound: !was_bound && is_bound(&*tx.keys, token),
             is_known: false,
             before_and_after: before.map(|(_, terms): (u64, Terms)| terms).zip(after).map(Box::new),

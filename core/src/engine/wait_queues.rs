@@ -33,6 +33,9 @@ use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, Mode};
 use crate::time::Now;
 
+/// How many requests of one owner are looked at under a name. One that numbers its requests has one at a time; one that does not has any number.
+const LOOKED_AT: usize = 16;
+
 pub(super) enum State {
     Waiting(Waiter),
     /// It was granted, under these names, and nobody may have heard of it: see `undelivered.rs`.
@@ -234,6 +237,21 @@ impl WaitQueues {
         self.next_of_owner(owner, name, mode, None).map(|position| position.ticket)
     }
 
+    /// The first request with which an owner waits for a place on a fair lock. Others of it may wait under the same name, for a lock of another
+    /// kind that was there before, until the look at the present value comes to them.
+    pub(super) fn first_for_place(&self, owner: &[u8], name: NameId) -> Option<u64> {
+        let owner = self.owners.find(owner)?;
+        let mut behind = None;
+        for _ in 0..LOOKED_AT {
+            let position = self.next_of_owner(owner, name, Mode::Exclusive, behind)?;
+            if self.get(position.ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair) {
+                return Some(position.ticket);
+            }
+            behind = Some(position);
+        }
+        None
+    }
+
     /// Whether an owner waits for permits with `ONCE` anywhere.
     pub(super) fn asks_once(&self, owner: &[u8]) -> bool {
         self.owners.find(owner).and_then(|owner| self.owners.get(owner)).is_some_and(OwnerRecord::asks_once)
@@ -242,8 +260,6 @@ impl WaitQueues {
     /// The numbered request of an owner that waits under a name in a mode: its ticket and its id.
     pub(super) fn numbered(&self, owner: &[u8], name: NameId, mode: Mode) -> Option<(u64, u64)> {
         let owner = self.owners.find(owner)?;
-        // An owner that numbers its requests has one at a time; one that does not has any number.
-        const LOOKED_AT: usize = 16;
         let mut behind = None;
         for _ in 0..LOOKED_AT {
             let position = self.next_of_owner(owner, name, mode, behind)?;

@@ -18,6 +18,7 @@
 use super::{Hold, Lock};
 use crate::event::Event;
 use crate::kind::{Kind, Mode};
+use crate::place::Place;
 use crate::request::{Ask, Numbered, Refusal, Request, RequestMark, Verb};
 use crate::time::Now;
 
@@ -153,7 +154,9 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
         Claim::Upgrade => !ahead.upgrade,
         // Of those who wait, some may have no place yet in a lock that came under their name.
         Claim::None if lock.kind() == Kind::Fair => {
-            lock.queue().and_then(|queue| queue.first()).map_or(!ahead.any, |first| first.owner == owner)
+            // A place whose life is over gives no right before others. It may still be here: a turn does only so much.
+            let is_turn = |first: Place<'_>| first.owner == owner && (first.is_live(now) || !ahead.any);
+            lock.queue().and_then(|queue| queue.first()).map_or(!ahead.any, is_turn)
         }
         Claim::None => !ahead.any,
     };

@@ -10,6 +10,7 @@ use super::keyspace::Value;
 use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
+use crate::engine::work::Scarcity;
 use crate::event::{ChangeCause, Event, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
@@ -41,7 +42,7 @@ macro_rules! stories {
 }
 
 stories! {
-    deadlock fair kinds kinds_that_meet many mutex names notified once requests rwlock semaphore server sessions token tokens undone
+    cut_short deadlock fair kinds kinds_that_meet many mutex names notified once requests rwlock semaphore server sessions token tokens undone
     #[cfg_attr(miri, ignore = "thousands of holds")]
     very_many_over
     waiting
@@ -204,6 +205,11 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.engine.untold(ticket);
         }
         "swap" => world.swap(),
+        // From here on a turn makes one change, and leaves the rest to later ones.
+        "scarce" => {
+            let (search_steps, parts, bindings) = (100, 1, 1);
+            world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps, parts, bindings });
+        }
         "show" => told.extend(show(world, words.at(1))),
         other => panic!("no command {other}"),
     }
