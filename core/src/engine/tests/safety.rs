@@ -132,13 +132,13 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (at(), id()).prop_map(|((key, owner, mode), id)| Step::Release { key, owner, mode, id }),
         2 => (at(), client()).prop_map(|((key, owner, mode), client)| Step::Renew { key, owner, mode, client }),
         1 => (0..4u8).prop_map(|key| Step::Force { key }),
-        6 => (1..8u8, 0..4u8, 1..80u64, proptest::option::of(0..60u64), id(), client()).prop_map(
+        6 => (1..16u8, 0..4u8, 1..80u64, proptest::option::of(0..60u64), id(), client()).prop_map(
             |(keys, owner, lease_ms, block_ms, id, client)| {
                 Step::AcquireMany { keys, owner, lease_ms, block_ms, id, client }
             }
         ),
-        3 => (1..8u8, 0..4u8, id()).prop_map(|(keys, owner, id)| Step::ReleaseMany { keys, owner, id }),
-        1 => (1..8u8, 0..4u8).prop_map(|(keys, owner)| Step::RenewMany { keys, owner }),
+        3 => (1..16u8, 0..4u8, id()).prop_map(|(keys, owner, id)| Step::ReleaseMany { keys, owner, id }),
+        1 => (1..16u8, 0..4u8).prop_map(|(keys, owner)| Step::RenewMany { keys, owner }),
         1 => (1..5u32).prop_map(Step::Init),
         1 => (1..5u32).prop_map(Step::Resize),
         1 => (0..4u8).prop_map(Step::Drain),
@@ -172,9 +172,9 @@ fn name(number: u8) -> Key {
     })
 }
 
-/// The mutexes of a set.
-fn mutexes(set: u8) -> Vec<Key> {
-    ["mutex", "mutex 2", "mutex 3"]
+/// The keys of a set, for requests for many: mutexes, and the name of the fair lock, under which they can hold while that is not there.
+fn several(set: u8) -> Vec<Key> {
+    ["mutex", "mutex 2", "mutex 3", "fair"]
         .iter()
         .zip(0..)
         .filter(|(_, bit)| set & (1 << bit) != 0)
@@ -253,7 +253,7 @@ fn run(world: &mut World, step: Step) {
                 notify: notify(lease_ms.is_multiple_of(2) && block_ms.is_some(), id, client),
                 ask: wait_or_try(world, block_ms),
             };
-            let keys = mutexes(keys);
+            let keys = several(keys);
             world.client = Some(client);
             let acquired = world.on_keys(&keys, |engine, tx| engine.acquire(tx, &[owner], &request));
             if let Ok(Acquired::Waiting(ticket)) = acquired {
@@ -270,13 +270,13 @@ fn run(world: &mut World, step: Step) {
             let owner = [owner];
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
             let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: id, tokens: &[] };
-            let _ = world.on_keys(&mutexes(keys), |engine, tx| engine.release(tx, &request));
+            let _ = world.on_keys(&several(keys), |engine, tx| engine.release(tx, &request));
         }
         Step::RenewMany { keys, owner } => {
             let owner = [owner];
             let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
             let request = Renew { kind, owner: &owner, mode, lease_ms: None, tokens: &[] };
-            let _ = world.on_keys(&mutexes(keys), |engine, tx| engine.renew(tx, &request));
+            let _ = world.on_keys(&several(keys), |engine, tx| engine.renew(tx, &request));
         }
         Step::Init(permits) => {
             let _ = world.on_key(&name(2), |engine, tx| engine.init_semaphore(tx, permits));
