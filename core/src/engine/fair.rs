@@ -8,7 +8,7 @@ use super::state::{Engine, Transaction};
 use crate::bytes::Owner;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::{Kind, Mode};
+use crate::kind::Kind;
 use crate::outbox::Answer;
 use crate::place::{Place, Stay};
 use crate::request::{Ask, Refusal, Request};
