@@ -13,6 +13,9 @@ use anyhow::Result;
 /// How long the server believes in a connection that is lost: less than the slack that the rules leave.
 const BELIEVES: Duration = Duration::from_millis(300);
 
+/// On this machine only a server whose backlog is full makes somebody wait.
+const LONGEST_CONNECT: Duration = Duration::from_secs(1);
+
 /// One connection through the network.
 struct Wire {
     is_lost: Arc<AtomicBool>,
@@ -52,9 +55,11 @@ impl Network {
         let (wires, server) = (Arc::clone(&network.wires), Arc::clone(&network.server));
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
+                // Nobody is led elsewhere before it is known as a connection: it would not be closed then, and lead to a server that was killed, and
+                // that is a master once more until it is told whom to follow.
+                let server = server.lock().unwrap_or_else(PoisonError::into_inner);
                 // A server that is away refuses, and so does the network.
-                let server = *server.lock().unwrap_or_else(PoisonError::into_inner);
-                let _ = connect(client, server, &wires);
+                let _ = connect(client, *server, &wires);
             }
         });
         Ok(network)
@@ -102,7 +107,7 @@ impl Network {
 }
 
 fn connect(client: TcpStream, server: SocketAddr, wires: &Mutex<Vec<Wire>>) -> Result<()> {
-    let server = TcpStream::connect(server)?;
+    let server = TcpStream::connect_timeout(&server, LONGEST_CONNECT)?;
     for stream in [&client, &server] {
         stream.set_nodelay(true)?;
     }
