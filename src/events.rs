@@ -44,6 +44,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         }
         ServerEvent::Configured => {
             propagation::on_configured();
+            server::look_at_settings(ctx);
             return eviction::look(ctx);
         }
         ServerEvent::Forked => return propagation::on_fork(),

@@ -30,6 +30,7 @@ pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), Load
     registrar.info();
     eviction::look(registrar.ctx());
     server::look(registrar.ctx());
+    server::look_at_settings(registrar.ctx());
     server::look_for_commands(registrar.ctx());
     state::init(registrar.random());
     rlock_core::seed_hashing(registrar.random());

@@ -81,7 +81,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     ARMED.with(|armed| *armed = None);
     let flags = ctx.flags();
     let start_us = clock::mono_us();
-    if flags.is_loading() || (flags.is_master() && ctx.is_paused()) {
+    if flags.is_loading() || (flags.is_master() && (ctx.is_paused() || server::lacks_replicas(ctx))) {
         arm_at(start_us.saturating_add(RETRY_MS.saturating_mul(US_PER_MS)));
         return;
     }
@@ -121,7 +121,7 @@ fn run_next(ctx: Ctx<'_>) -> bool {
         return true;
     }
     let name = ctx.string(key.name.as_slice());
-    if server::is_cluster() && !ctx.serves(name.arg()) {
+    if server::is_cluster() && !server::serves(ctx, name.arg()) {
         postpone(ctx, &key, name.arg());
     } else {
         execute::run_job(ctx, name.arg());

@@ -9,7 +9,7 @@ use crate::support::{Client, Server, eventually, free_port, two_nodes};
 const SOON: Duration = Duration::from_secs(20);
 
 #[track_caller]
-fn assert_still_waiting(waiter: &mut Client) {
+pub fn assert_still_waiting(waiter: &mut Client) {
     // Time itself: so long the module had to do the wrong thing.
     let answer = waiter.reply_within(Duration::from_millis(50));
     assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
@@ -70,7 +70,19 @@ fn a_node_grants_nothing_while_its_cluster_is_down() {
 /// New requests the server itself refuses. What ends meanwhile, and who waits for it without a blocked connection, is left to the module.
 #[test]
 fn what_ends_while_the_cluster_is_down_is_granted_when_it_is_up_again() {
+    granted_when_the_cluster_is_up_again("no");
+}
+
+/// To look at the cluster is not to write to it.
+#[test]
+fn what_ends_while_one_may_read_from_a_cluster_that_is_down_is_granted_when_it_is_up_again() {
+    granted_when_the_cluster_is_up_again("yes");
+}
+
+fn granted_when_the_cluster_is_up_again(allow_reads_when_down: &str) {
     let [node, _other] = two_nodes();
+    let setting = format!("CONFIG SET cluster-allow-reads-when-down {allow_reads_when_down}");
+    assert_eq!(node.client().call(setting), "OK");
     let (mut client, mut holder) = (node.client(), node.client());
     let keys = ["{job}lapses", "{job}closes"];
     client.acquire("{job}lapses a PX 1000");

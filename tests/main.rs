@@ -62,3 +62,4 @@ mod upgrade;
 mod versions;
 mod waiting;
 mod wake;
+mod write_policy;

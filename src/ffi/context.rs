@@ -287,7 +287,8 @@ impl<'c> Ctx<'c> {
     }
 
     /// Whether this node of a cluster serves the key now: not when the slot belongs to another node or is on its way to
-    /// one, nor when the cluster is down. A call that looks for the key is refused then, on every version.
+    /// one. A call that looks for the key is refused then, on every version. It is also refused when the cluster is down, unless
+    /// `cluster-allow-reads-when-down` lets one read.
     pub(crate) fn serves(self, key: Arg<'_>) -> bool {
         // SAFETY: the format says one string, and the argument is exactly that; a reply is freed once.
         unsafe {

@@ -21,6 +21,7 @@ mod memory_policy;
 mod permissions;
 mod registration;
 mod timers;
+mod write_policy;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

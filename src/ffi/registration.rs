@@ -314,6 +314,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_Call,
         RedisModule_CallReplyArrayElement,
         RedisModule_CallReplyInteger,
+        RedisModule_CallReplyStringPtr,
         RedisModule_CloseKey,
         RedisModule_CreateCommand,
         RedisModule_CreateDataType,

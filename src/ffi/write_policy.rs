@@ -1,0 +1,72 @@
+//! When the server takes no write from anybody: then the module may not grant anything either.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::slice;
+
+use redis_module::raw;
+
+use super::{Ctx, api};
+
+impl Ctx<'_> {
+    /// What a setting of the server's says. `None` if there is none, or no command CONFIG: it may be renamed.
+    pub(crate) fn setting(self, name: &CStr) -> Option<String> {
+        // SAFETY: the format says two C strings, and the arguments are exactly those; the reply is freed once, after what is in it was copied.
+        unsafe {
+            let reply =
+                api!(RedisModule_Call, self.raw(), c"CONFIG".as_ptr(), c"cc".as_ptr(), c"GET".as_ptr(), name.as_ptr());
+            if reply.is_null() {
+                return None;
+            }
+            let value = api!(RedisModule_CallReplyArrayElement, reply, 1);
+            let text = if value.is_null() { None } else { text_of(value) };
+            api!(RedisModule_FreeCallReply, reply);
+            text
+        }
+    }
+
+    /// How many replicas are in step. `None` if the server does not ask for any (`min-replicas-to-write`, `min-replicas-max-lag`).
+    pub(crate) fn good_replicas(self) -> Option<u64> {
+        let mut status: c_int = 0;
+        // SAFETY: the context is alive; the information is freed once, after its field was looked at.
+        let good = unsafe {
+            let info = api!(RedisModule_GetServerInfo, self.raw(), c"replication".as_ptr());
+            let name = c"min_slaves_good_slaves".as_ptr();
+            let good = api!(RedisModule_ServerInfoGetFieldUnsigned, info, name, &raw mut status);
+            api!(RedisModule_FreeServerInfo, self.raw(), info);
+            good
+        };
+        (status == raw::REDISMODULE_OK as c_int).then_some(good)
+    }
+
+    /// Whether the cluster takes writes, as far as this node can say.
+    pub(crate) fn cluster_is_up(self) -> bool {
+        // SAFETY: the format says a C string, and the argument is exactly that; the reply is freed once, after what it says was copied.
+        let said = unsafe {
+            let reply = api!(RedisModule_Call, self.raw(), c"CLUSTER".as_ptr(), c"c".as_ptr(), c"INFO".as_ptr());
+            if reply.is_null() {
+                return true;
+            }
+            let said = text_of(reply);
+            api!(RedisModule_FreeCallReply, reply);
+            said
+        };
+        !said.is_some_and(|said| said.contains("cluster_state:fail"))
+    }
+}
+
+/// The text of a reply that is one.
+///
+/// # Safety
+///
+/// The reply is alive.
+unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Option<String> {
+    let mut length = 0;
+    // SAFETY: the reply is alive, and so are the bytes that it has, of which there are so many.
+    unsafe {
+        let start: *const c_char = api!(RedisModule_CallReplyStringPtr, reply, &raw mut length);
+        if start.is_null() {
+            return None;
+        }
+        Some(String::from_utf8_lossy(slice::from_raw_parts(start.cast::<u8>(), length)).into_owned())
+    }
+}
