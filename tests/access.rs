@@ -3,8 +3,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
-use crate::support::{Client, Reply, Server, skipped_here};
+use crate::support::{Client, Reply, Server, eventually, skipped_here};
+
+const SOON: Duration = Duration::from_secs(30);
 
 /// A row of the table.
 struct Row {
@@ -179,4 +182,30 @@ fn no_client_may_use_the_effect_command_with_whatever_rights() {
     let facts = format!("released {token}");
     everything.call([b"RLOCK.APPLY".as_slice(), b"job", facts.as_bytes()]).expect_error("ERR");
     assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
+}
+
+/// On a server whose users have databases. A grant after a wait asks for the same rights as one at once.
+#[test]
+fn a_user_of_one_database_waits_there() {
+    let server = Server::start();
+    let rules = "~* &* +@all db=1";
+    if matches!(server.client().call(format!("ACL SETUSER worker reset on >secret {rules}")), Reply::Error(_)) {
+        return skipped_here("users have no databases");
+    }
+    let mut holder = server.client();
+    assert_eq!(holder.call("SELECT 1"), "OK");
+    let mut worker = user(&server, rules);
+    assert_eq!(worker.call("SELECT 1"), "OK");
+    for (family, key, wait) in [
+        ("RLOCK", "k", "RLOCK.ACQUIRE k b"),
+        ("RFAIRLOCK", "fair", "RFAIRLOCK.ACQUIRE fair b"),
+        ("RLOCK", "one", "RLOCK.MACQUIRE 2 one two b"),
+    ] {
+        assert!(holder.call(format!("{family}.ACQUIRE {key} a")).int() > 0);
+        worker.send(format!("{wait} BLOCK 0"));
+        eventually(SOON, || server.client().info_number("rlock_waiting") == 1);
+        assert_eq!(holder.call(format!("{family}.RELEASE {key} a")), 0);
+        let answer = worker.reply();
+        assert!(!matches!(answer, Reply::Error(_)), "{wait}: {answer:?}");
+    }
 }

@@ -322,6 +322,33 @@ async fn ask_elsewhere(link: &Link, command: &Cmd, patience: Duration) -> Result
 mod tests {
     use super::*;
 
+    fn answer(line: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an answer");
+        value.extract_error().expect_err("an error")
+    }
+
+    /// A release that was only refused, and then finds nothing, has not been done.
+    #[test]
+    fn what_a_server_refuses_it_has_not_begun() {
+        let refusals = [
+            "MOVED 1 a:1",
+            "ASK 1 a:1",
+            "TRYAGAIN",
+            "CLUSTERDOWN",
+            "LOADING",
+            "READONLY",
+            "NOREPLICAS",
+            "MISCONF",
+            "BUSY",
+            "QUARANTINE",
+        ];
+        for line in refusals {
+            assert!(!may_be_executed(&answer(line)), "{line}");
+        }
+        assert!(may_be_executed(&answer("UNBLOCKED a failover")), "it may have been granted in that very turn");
+        assert!(may_be_executed(&RedisError::from((ErrorKind::Io, "the connection was closed"))));
+    }
+
     #[test]
     fn pauses_grow_to_a_longest_one_and_are_longer_where_a_server_refuses() {
         for (is_refused, first, longest) in

@@ -1,10 +1,32 @@
 //! What the users of connections may do.
 
 use std::ffi::c_int;
+use std::ptr;
+use std::sync::OnceLock;
 
 use redis_module::raw;
 
 use super::{Arg, Ctx, api};
+
+/// What Valkey has from 9.1 on: it looks at databases as well. The older function denies everything there to a user who may not use all of them.
+type CheckPermissions = unsafe extern "C" fn(
+    *mut raw::RedisModuleUser,
+    *mut *mut raw::RedisModuleString,
+    c_int,
+    c_int,
+    *mut c_int,
+) -> c_int;
+
+fn check_permissions() -> Option<CheckPermissions> {
+    static FOUND: OnceLock<Option<CheckPermissions>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let mut found: Option<CheckPermissions> = None;
+        // SAFETY: the name is a C string. A server that has a function of this name writes a pointer to it, and it is of the type above; else
+        // nothing is written.
+        unsafe { api!(RedisModule_GetApi, c"RedisModule_ACLCheckPermissions".as_ptr(), (&raw mut found).cast()) };
+        found
+    })
+}
 
 impl Ctx<'_> {
     /// Whether the user of a connection may read the key. Another module's client has no user, and may not.
@@ -39,13 +61,20 @@ impl Ctx<'_> {
         self.with_user_of(client, may_publish) == Some(raw::REDISMODULE_OK as c_int)
     }
 
-    /// Whether the user of a connection may run a command. If the connection is gone, nobody can say that it may not.
+    /// Whether the user of a connection may run a command in the selected database. If the connection is gone, nobody can say that it may not.
     pub(crate) fn client_may_run(self, client: u64, command: &[Arg<'_>]) -> bool {
         let mut words: Vec<*mut raw::RedisModuleString> = command.iter().map(|word| word.raw()).collect();
         let count = c_int::try_from(words.len()).unwrap_or(c_int::MAX);
+        let db = c_int::try_from(self.db()).unwrap_or(c_int::MAX);
         let may_run = |user| {
-            // SAFETY: the user is alive, and so are the words, of which there are so many.
-            let status = unsafe { api!(RedisModule_ACLCheckCommandPermissions, user, words.as_mut_ptr(), count) };
+            let words = words.as_mut_ptr();
+            // SAFETY: the user is alive, and so are the words, of which there are so many. Nobody has to be told the reason.
+            let status = unsafe {
+                match check_permissions() {
+                    Some(check) => check(user, words, count, db, ptr::null_mut()),
+                    None => api!(RedisModule_ACLCheckCommandPermissions, user, words, count),
+                }
+            };
             // Servers find fault with commands for other reasons, too, which are no matter of permissions.
             let is_denied = std::io::Error::last_os_error().raw_os_error() == Some(libc::EACCES);
             if status == raw::REDISMODULE_OK as c_int || !is_denied { raw::REDISMODULE_OK as c_int } else { status }
