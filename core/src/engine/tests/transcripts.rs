@@ -72,12 +72,17 @@ fn tell(path: &str) {
 struct Words<'a> {
     positional: Vec<&'a str>,
     named: BTreeMap<&'a str, &'a str>,
+    /// `tokens=1,2`.
+    tokens: Vec<u64>,
 }
 
 impl<'a> Words<'a> {
     fn of(line: &'a str) -> Self {
         let (named, positional): (Vec<_>, Vec<_>) = line.split_whitespace().partition(|word| word.contains('='));
-        Self { positional, named: named.into_iter().filter_map(|word| word.split_once('=')).collect() }
+        let named: BTreeMap<_, _> = named.into_iter().filter_map(|word| word.split_once('=')).collect();
+        let tokens = named.get("tokens").into_iter().flat_map(|tokens| tokens.split(','));
+        let tokens = tokens.map(|token| token.parse().unwrap()).collect();
+        Self { positional, named, tokens }
     }
 
     fn at(&self, index: usize) -> &'a str {
@@ -97,12 +102,6 @@ impl<'a> Words<'a> {
             "permits" => (Kind::Semaphore, Mode::Permits),
             other => panic!("no kind {other}"),
         }
-    }
-
-    /// `tokens=1,2`. The few that tests use are never given back.
-    fn tokens(&self) -> &'static [u64] {
-        let tokens = self.named.get("tokens").into_iter().flat_map(|tokens| tokens.split(','));
-        tokens.map(|token| token.parse().unwrap()).collect::<Vec<u64>>().leak()
     }
 
     fn count(&self) -> u32 {
@@ -273,10 +272,10 @@ fn acquire(world: &mut World, words: &Words<'_>, verb: Verb) -> String {
     }
 }
 
-fn release_request<'a>(words: &Words<'a>) -> Release<'a> {
+fn release_request<'a>(words: &'a Words<'a>) -> Release<'a> {
     let (kind, mode) = words.kind();
     let (owner, request_id) = (words.at(2).as_bytes(), words.number("req"));
-    Release { verb: Verb::Release, kind, owner, mode, count: words.count(), request_id, tokens: words.tokens() }
+    Release { verb: Verb::Release, kind, owner, mode, count: words.count(), request_id, tokens: &words.tokens }
 }
 
 fn release(world: &mut World, words: &Words<'_>) -> String {
@@ -285,10 +284,10 @@ fn release(world: &mut World, words: &Words<'_>) -> String {
     left.map_or_else(refused, |left| format!("left {}", left[0]))
 }
 
-fn renew_request<'a>(world: &mut World, words: &Words<'a>) -> Renew<'a> {
+fn renew_request<'a>(world: &mut World, words: &'a Words<'a>) -> Renew<'a> {
     let (kind, mode) = words.kind();
     world.client = words.number("client");
-    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px"), tokens: words.tokens() }
+    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px"), tokens: &words.tokens }
 }
 
 fn renew(world: &mut World, words: &Words<'_>) -> String {
