@@ -300,8 +300,7 @@ impl Hold {
             // An answer to anything else would not do: the connection may be open, and the lock have moved to another server, for
             // which the session is closed.
             Step::Bind(lease) => Renewal::Binding(lease),
-            // Something has happened to the key: a renewal that does not prolong tells what.
-            // The end of a lease does not come nearer.
+            // Something has happened to the key: a renewal tells what. One for so short a time prolongs nothing.
             Step::Sleep(_) if state.is_doubted => Renewal::Binding(SHORTEST),
             Step::Sleep(_) => {
                 if now >= self.listens_from && state.has_to_listen() {

@@ -16,7 +16,7 @@ use crate::call::{Answered, Prepare};
 use crate::clock::Moment;
 use crate::gate::Gate;
 use crate::link::Link;
-use crate::options::{LONGEST, SHORTEST};
+use crate::options::LONGEST;
 use crate::servers::Line;
 use crate::shared::Shared;
 use crate::wire::{self, Acquire, Ask, Family, Subject};
@@ -325,7 +325,7 @@ impl Request {
 /// A lease that differs from another one by as little as the wire tells: a renewal that changed nothing would not be propagated, and a WAIT behind
 /// it would prove nothing.
 fn unlike(lease: Duration) -> Duration {
-    let least = SHORTEST;
+    let least = Duration::from_millis(1);
     if lease + least <= LONGEST { lease + least } else { lease - least }
 }
 

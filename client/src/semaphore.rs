@@ -179,20 +179,20 @@ impl Guard<Permits> {
     }
 }
 
-/// What is known of a DRAIN.
-enum Drained {
-    /// Nothing was taken.
-    Nothing,
-    /// So many permits were taken, or, if it was sent more than once, it is not known how many.
-    Taken { permits: Option<u32>, counts_from: Moment, link: Arc<Link> },
+/// What DRAIN has taken, or may have.
+struct Taken {
+    /// So many permits; not known if it was sent more than once.
+    permits: Option<u32>,
+    counts_from: Moment,
+    link: Arc<Link>,
 }
 
 /// DRAIN has no request id. It is safe to send it again because the owner is new: what it holds in the end is what was taken.
 async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     let give_up = Moment::now().after(request.client.settings.retry_for.min(request.lease / 2));
-    let (permits, counts_from, link) = match ask_to_drain(&request, give_up).await {
-        Ok(Drained::Nothing) => return Ok(None),
-        Ok(Drained::Taken { permits, counts_from, link }) => (permits, counts_from, link),
+    let Taken { permits, counts_from, link } = match ask_to_drain(&request, give_up).await {
+        Ok(None) => return Ok(None),
+        Ok(Some(taken)) => taken,
         Err(error) => {
             // Without an answer it may have been executed.
             if matches!(error, Error::Connection { .. }) {
@@ -215,15 +215,15 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     }
 }
 
-async fn ask_to_drain(request: &Request, give_up: Moment) -> Result<Drained, Error> {
+async fn ask_to_drain(request: &Request, give_up: Moment) -> Result<Option<Taken>, Error> {
     let Answered { said, first_sent, is_resent, link, .. } =
         request.call(&request.subject.drain(request.lease), give_up).await?;
     let taken = wire::number(&said.map_err(|error| Error::from_answer(&error))?)?;
     if taken == 0 && !is_resent {
-        return Ok(Drained::Nothing);
+        return Ok(None);
     }
     let permits = u32::try_from(taken).ok().filter(|_| !is_resent);
-    Ok(Drained::Taken { permits, counts_from: first_sent, link })
+    Ok(Some(Taken { permits, counts_from: first_sent, link }))
 }
 
 /// What the owner of a request holds.

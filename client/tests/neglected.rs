@@ -22,35 +22,29 @@ async fn neglect<F: Future>(future: &mut Pin<Box<F>>, polls: usize) {
     }
 }
 
-async fn is_of_use(client: &Client) {
-    let other = client.lock("other").acquire_timeout(PATIENCE).await.expect("it is free");
-    other.release().await.expect("it was held");
+/// Begins something with a client, and leaves it after some polls: whoever wants another lock by the same client is granted it.
+async fn holds_up_nobody<F: Future>(server: &Server, begin: impl Fn(Client) -> F) {
+    for polls in 1..=POLLS {
+        // Whoever is the first to want something of a connection prepares it for all.
+        let client = connect(server).await;
+        let mut begun = Box::pin(begin(client.clone()));
+        neglect(&mut begun, polls).await;
+        let other = client.lock("other").acquire_timeout(PATIENCE).await.expect("it is free");
+        other.release().await.expect("it was held");
+    }
 }
 
 #[tokio::test]
 async fn an_acquisition_of_which_nobody_hears() {
     let server = Server::start();
-    for polls in 1..=POLLS {
-        // Whoever waits first on a connection prepares it for all.
-        let client = connect(&server).await;
-        let lock = client.lock("k");
-        let mut acquiring = Box::pin(lock.acquire());
-        neglect(&mut acquiring, polls).await;
-        is_of_use(&client).await;
-    }
+    holds_up_nobody(&server, |client| async move { client.lock("k").acquire().await }).await;
 }
 
 #[tokio::test]
 async fn events_that_nobody_begins_to_follow() {
     let server = Server::start();
     server.client().call("CONFIG SET notify-keyspace-events Kd");
-    for polls in 1..=POLLS {
-        let client = connect(&server).await;
-        let observer = client.observe("k");
-        let mut following = Box::pin(observer.events());
-        neglect(&mut following, polls).await;
-        is_of_use(&client).await;
-    }
+    holds_up_nobody(&server, |client| async move { client.observe("k").events().await }).await;
 }
 
 /// The hold goes on to be renewed by itself.
