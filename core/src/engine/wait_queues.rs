@@ -237,19 +237,19 @@ impl WaitQueues {
         self.next_of_owner(owner, name, mode, None).map(|position| position.ticket)
     }
 
-    /// The first requests with which an owner waits under a name in a mode, and their tickets.
-    fn first_waits(&self, owner: &[u8], name: NameId, mode: Mode) -> impl Iterator<Item = (u64, &Waiter)> {
-        let owner = self.owners.find(owner);
-        let next = move |behind| self.next_of_owner(owner?, name, mode, behind);
-        let positions = core::iter::successors(next(None), move |behind| next(Some(*behind)));
-        positions.take(LOOKED_AT).filter_map(|position| Some((position.ticket, self.get(position.ticket)?)))
-    }
-
     /// The first request with which an owner waits for a place on a fair lock. Others of it may wait under the same name, for a lock of another
     /// kind that was there before, until the look at the present value comes to them.
     pub(super) fn first_for_place(&self, owner: &[u8], name: NameId) -> Option<u64> {
-        let mut waits = self.first_waits(owner, name, Mode::Exclusive);
-        waits.find(|(_, waiter)| waiter.request().kind == Kind::Fair).map(|(ticket, _)| ticket)
+        let owner = self.owners.find(owner)?;
+        let mut behind = None;
+        for _ in 0..LOOKED_AT {
+            let position = self.next_of_owner(owner, name, Mode::Exclusive, behind)?;
+            if self.get(position.ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair) {
+                return Some(position.ticket);
+            }
+            behind = Some(position);
+        }
+        None
     }
 
     /// Whether an owner waits for permits with `ONCE` anywhere.
@@ -259,8 +259,16 @@ impl WaitQueues {
 
     /// The numbered request of an owner that waits under a name in a mode: its ticket and its id.
     pub(super) fn numbered(&self, owner: &[u8], name: NameId, mode: Mode) -> Option<(u64, u64)> {
-        let mut waits = self.first_waits(owner, name, mode);
-        waits.find_map(|(ticket, waiter)| Some((ticket, waiter.request().request_id?)))
+        let owner = self.owners.find(owner)?;
+        let mut behind = None;
+        for _ in 0..LOOKED_AT {
+            let position = self.next_of_owner(owner, name, mode, behind)?;
+            if let Some(id) = self.get(position.ticket).and_then(|waiter| waiter.request().request_id) {
+                return Some((position.ticket, id));
+            }
+            behind = Some(position);
+        }
+        None
     }
 
     /// A ticket whose time is over.
