@@ -67,6 +67,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
 /// A turn of the server's event loop begins: what there was to write was written.
 fn on_turn(ctx: Ctx<'_>) {
     clock::begin_turn();
+    timer::begin_turn();
     quarantine::look(ctx);
     state::tell(|engine| {
         engine.begin_turn();

@@ -3,6 +3,12 @@
 //! It is armed for the next deadline of the engine. The server's timers run on the wall clock, so the callback looks at
 //! the clock that never steps; and the server's regular tick arms the timer anew when something is overdue, so that a
 //! backward step of the wall clock delays nothing for longer than a tick.
+//!
+//! The server reads the wall clock once for all timers of a turn. If the clock steps back after that, a timer that the callback starts is
+//! over already by that reading, and so is the next, for as long as the step was: the callback would be called without an end, and nobody
+//! would be served. So it works once in a turn, and starts no timer when it is called again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rlock_core::{Engine, Key, Keyspace, MAX_LEASE_MS, Outbox, US_PER_MS, Value};
 
@@ -24,6 +30,14 @@ struct Armed {
 }
 
 static ARMED: MainThread<Option<Armed>> = MainThread::new(None);
+
+/// Whether the timer went off in this turn of the event loop.
+static HAS_RUN: AtomicBool = AtomicBool::new(false);
+
+/// A turn of the server's event loop begins.
+pub(crate) fn begin_turn() {
+    HAS_RUN.store(false, Ordering::Relaxed);
+}
 
 /// Arms the timer for the next deadline, if it is not armed for an earlier moment.
 pub(crate) fn arm() {
@@ -79,6 +93,10 @@ fn disarm() {
 /// The timer went off.
 pub(crate) fn on_timer(ctx: Ctx<'_>) {
     ARMED.with(|armed| *armed = None);
+    if HAS_RUN.swap(true, Ordering::Relaxed) {
+        ffi::call_in_next_turn();
+        return;
+    }
     let flags = ctx.flags();
     let start_us = clock::mono_us();
     if flags.is_loading() || (flags.is_master() && (ctx.is_paused() || server::lacks_replicas(ctx))) {
@@ -92,6 +110,11 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
         arm_soon();
     }
+}
+
+/// The timer went off twice in the last turn: it is started anew where the server has read the clock anew.
+pub(crate) fn on_next_turn() {
+    arm_soon();
 }
 
 /// Takes steps until there is nothing left to do (`true`), or the time is used up.

@@ -91,6 +91,30 @@ fn is_granted_after_a_jump_in_the_middle_of_a_sleep() -> bool {
     has_not_woken && had_begun
 }
 
+/// The server reads the wall clock once for all timers that are over. One that is started meanwhile, behind a step back, is over by that reading
+/// for as long as the step is: a timer that starts itself anew would never end.
+#[test]
+fn a_clock_that_jumps_back_while_the_timer_is_at_work_stalls_nothing() {
+    const LOCKS: usize = 40_000;
+    let clock = WallClock::new();
+    let server = Server::with_wall_clock(&clock, &[]);
+    let mut client = server.client();
+    client.acquire("long a PX 60000");
+    for part in 0..LOCKS / 1000 {
+        let locks: Vec<_> =
+            (0..1000).map(|lock| Command::from(&*format!("RLOCK.ACQUIRE {part}-{lock} a PX 2000"))).collect();
+        client.call_in_one_step(&locks);
+    }
+    eventually(SOON, || client.call("DBSIZE").int() < LOCKS as i64);
+    let mut behind = Duration::ZERO;
+    eventually(4 * SOON, || {
+        behind += HOUR;
+        clock.step_back(behind);
+        client.call("DBSIZE") == 1
+    });
+    assert_eq!(client.call("RLOCK.HOLDS long a"), 1);
+}
+
 #[test]
 fn tokens_rise_although_the_clock_goes_back() {
     let clock = WallClock::new();

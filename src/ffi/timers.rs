@@ -49,6 +49,15 @@ pub(crate) fn wake_event_loop() {
     unsafe { api!(RedisModule_EventLoopAddOneShot, Some(on_wake), ptr::null_mut()) };
 }
 
+/// Calls `timer::on_next_turn` in the next turn of the event loop, before the server looks at its timers.
+pub(crate) fn call_in_next_turn() {
+    unsafe extern "C" fn on_next_turn(_data: *mut c_void) {
+        guard((), crate::timer::on_next_turn);
+    }
+    // SAFETY: the callback takes a null pointer, and has no use for it.
+    unsafe { api!(RedisModule_EventLoopAddOneShot, Some(on_next_turn), ptr::null_mut()) };
+}
+
 /// Stops a timer.
 pub(crate) fn stop_timer(timer: TimerId) {
     let ctx = DETACHED.load(Ordering::Relaxed);
