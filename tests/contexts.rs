@@ -86,6 +86,42 @@ fn another_module_can_hold_a_lock_without_a_session_and_never_waits() {
     assert_eq!(client.call("CALLER.CALL RLOCK.RELEASE job a"), 0);
 }
 
+/// A server with another module that runs a command when a key expires, which no regular look finds before a command does.
+fn server_with_a_listener(expired_key: &str, command: &str) -> Server {
+    let server = Server::with(&[&format!("loadmodule {}", calling_module().display())]);
+    let mut client = server.client();
+    client.call("DEBUG SET-ACTIVE-EXPIRE 0");
+    client.call(format!("SET {expired_key} text PX 1"));
+    std::thread::sleep(Duration::from_millis(5));
+    client.call(format!("CALLER.EXPIRED {command}"));
+    server
+}
+
+/// The key is free when the request comes, and held when it is decided.
+#[test]
+fn a_lock_that_another_module_takes_while_its_key_is_opened_is_not_given_twice() {
+    let server = server_with_a_listener("job", "RLOCK.ACQUIRE job b PX 60000");
+    let mut client = server.client();
+    assert_eq!(client.call("RLOCK.ACQUIRE job a PX 60000"), Reply::Nil);
+    assert_eq!(client.call("RLOCK.HOLDS job b"), 1);
+    assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
+}
+
+/// The first key is open when the second one expires.
+#[test]
+fn a_lock_that_another_module_deletes_while_it_is_open_is_made_anew() {
+    let server = server_with_a_listener("two", "DEL one");
+    let mut client = server.client();
+    let first = client.acquire("one a PX 60000");
+    let tokens = client.call("RLOCK.MACQUIRE 2 one two a PX 60000");
+    assert!(tokens.array().iter().all(|token| token.clone().int() > first), "{tokens:?}");
+    for key in ["one", "two"] {
+        assert_eq!(client.call(format!("RLOCK.HOLDS {key} a")), 1);
+        assert_eq!(client.call(format!("RLOCK.RELEASE {key} a")), 0);
+    }
+    assert_eq!(client.call("DBSIZE"), 0);
+}
+
 #[test]
 fn a_wait_that_ends_during_a_pause_gets_nil_afterwards() {
     let server = Server::with_aof(&[]);

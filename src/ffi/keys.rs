@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::callbacks::OWN_DELETE;
 use super::{Arg, Ctx, OwnedString, api, datatype};
 use crate::commands;
+use crate::state;
 
 enum Found {
     Vacant,
@@ -52,9 +53,18 @@ const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
 impl<'c> Keys<'c> {
     /// Opens keys to read and write. No name is given twice.
+    ///
+    /// The server deletes an expired key when it is opened, and other modules hear of that, and may run commands at once: what was opened
+    /// before may be gone, and a lock may lie where nothing was found. Then all keys are opened anew.
     pub(crate) fn open(ctx: Ctx<'c>, first: Arg<'c>, rest: &[Arg<'c>], asks: Asks) -> Self {
         let open = |name: &Arg<'c>| Open::new(ctx, *name, READ_AND_WRITE);
-        Self { ctx, db: ctx.db(), first: open(&first), rest: rest.iter().map(open).collect(), asks }
+        loop {
+            let before = state::times_used();
+            let keys = Self { ctx, db: ctx.db(), first: open(&first), rest: rest.iter().map(open).collect(), asks };
+            if state::times_used() == before {
+                return keys;
+            }
+        }
     }
 
     /// Opens one key to read: nothing is changed through it.

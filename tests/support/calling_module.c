@@ -1,5 +1,6 @@
 /* A module that calls other commands, as any module may: CALLER.CALL command [argument ...]. With the same arguments, CALLER.WAIT
  * makes calls that may be blocked, where the server lets a module have that, and CALLER.USER calls in the name of the user who asks.
+ * CALLER.EXPIRED calls nothing yet, but once in the very moment in which a key expires next.
  *
  * The header of the server is not needed: a module is given the function that finds all others. */
 
@@ -12,7 +13,37 @@ static void *(*call)(Context *, const char *command, const char *format, ...);
 static const char *(*start_of)(const String *, size_t *length);
 static int (*reply_with)(Context *, void *reply);
 static int (*reply_with_error)(Context *, const char *message);
+static int (*reply_with_ok)(Context *, const char *message);
 static void (*free_reply)(void *reply);
+
+static void (*keep)(Context *, String *);
+static void (*let_go)(Context *, String *);
+
+enum { MOST = 16, EXPIRED = 1 << 8 };
+static String *kept[MOST];
+static int kept_count;
+
+static int on_expired(Context *ctx, int type, const char *event, String *key) {
+    (void)type, (void)event, (void)key;
+    int count = kept_count;
+    /* What is called may let keys expire, too. */
+    kept_count = 0;
+    if (count) {
+        void *reply = call(ctx, start_of(kept[0], NULL), "Ev", kept + 1, (size_t)(count - 1));
+        if (reply) free_reply(reply);
+    }
+    for (int i = 0; i < count; i++) let_go(ctx, kept[i]);
+    return 0;
+}
+
+static int on_expired_command(Context *ctx, String **argv, int argc) {
+    if (argc < 2 || argc - 1 > MOST || kept_count) return reply_with_error(ctx, "ERR no command, too long, or one is kept");
+    for (int i = 1; i < argc; i++) {
+        keep(ctx, argv[i]);
+        kept[kept_count++] = argv[i];
+    }
+    return reply_with_ok(ctx, "OK");
+}
 
 static int on_command(Context *ctx, String **argv, int argc) {
     if (argc < 2) return reply_with_error(ctx, "ERR no command");
@@ -30,13 +61,17 @@ int RedisModule_OnLoad(Context *ctx) {
     int (*find)(const char *name, void *place) = *(int (**)(const char *, void *))ctx;
     void (*set_name)(Context *, const char *name, int version, int api);
     int (*create_command)(Context *, const char *, int (*)(Context *, String **, int), const char *, int, int, int);
+    int (*subscribe)(Context *, int types, int (*)(Context *, int, const char *, String *));
     if (find("RedisModule_SetModuleAttribs", &set_name) || find("RedisModule_CreateCommand", &create_command) ||
         find("RedisModule_Call", &call) || find("RedisModule_StringPtrLen", &start_of) ||
         find("RedisModule_ReplyWithCallReply", &reply_with) || find("RedisModule_ReplyWithError", &reply_with_error) ||
-        find("RedisModule_FreeCallReply", &free_reply))
+        find("RedisModule_FreeCallReply", &free_reply) || find("RedisModule_ReplyWithSimpleString", &reply_with_ok) ||
+        find("RedisModule_RetainString", &keep) || find("RedisModule_FreeString", &let_go) ||
+        find("RedisModule_SubscribeToKeyspaceEvents", &subscribe))
         return 1;
     set_name(ctx, "caller", 1, 1);
     return create_command(ctx, "caller.call", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.wait", on_command, "write", 0, 0, 0) ||
-           create_command(ctx, "caller.user", on_command, "write", 0, 0, 0);
+           create_command(ctx, "caller.user", on_command, "write", 0, 0, 0) ||
+           create_command(ctx, "caller.expired", on_expired_command, "write", 0, 0, 0) || subscribe(ctx, EXPIRED, on_expired);
 }
