@@ -53,7 +53,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::look(ctx);
             propagation::on_tick(ctx);
             shard_channels::on_tick(ctx);
-            return timer::on_tick();
+            return timer::on_tick(ctx);
         }
         ServerEvent::BeforeSleep => {
             shard_channels::go_on(ctx);

@@ -2,8 +2,6 @@
 //!
 //! Callbacks of the server may not decide anything. They tell the engine what happened, which notes it, and arm the timer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use rlock_core::Engine;
 
 use crate::ffi::{MainThread, log_warning};
@@ -16,18 +14,8 @@ pub(crate) fn init(seeds: [u64; 4]) {
     ENGINE.with(|engine| *engine = Some(Engine::new(seeds)));
 }
 
-/// How often the engine was used, for [`times_used`].
-static TIMES_USED: AtomicU64 = AtomicU64::new(0);
-
-/// How often the engine was used. Who finds the same number twice knows that no lock came, changed, or went meanwhile: all of that is either
-/// decided by the engine or told to it.
-pub(crate) fn times_used() -> u64 {
-    TIMES_USED.load(Ordering::Relaxed)
-}
-
 /// Gives the engine to `body`. `None` if it is in use, which would be a bug.
 pub(crate) fn with_engine<R>(body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
-    TIMES_USED.store(times_used().wrapping_add(1), Ordering::Relaxed);
     ENGINE.with(|engine| engine.as_mut().map(body)).flatten()
 }
 

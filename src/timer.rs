@@ -1,8 +1,9 @@
 //! One timer of the server's behind all deadlines.
 //!
 //! It is armed for the next deadline of the engine. The server's timers run on the wall clock, so the callback looks at
-//! the clock that never steps; and the server's regular tick arms the timer anew when something is overdue, so that a
-//! backward step of the wall clock delays nothing for longer than a tick.
+//! the clock that never steps; and the server's regular tick does what is overdue, so that no step of the wall clock delays anything for
+//! longer than a tick. Arming the timer anew would not do: the server sleeps until the earliest of all modules' timers, and it does not
+//! see that the clock has jumped beyond that one.
 //!
 //! The server reads the wall clock once for all timers of a turn. If the clock steps back after that, a timer that the callback starts is
 //! over already by that reading, and so is the next, for as long as the step was: the callback would be called without an end, and nobody
@@ -74,11 +75,11 @@ fn arm_at(due_us: u64) {
 }
 
 /// The server's regular tick: a timer that is overdue was delayed by a step of the wall clock.
-pub(crate) fn on_tick() {
+pub(crate) fn on_tick(ctx: Ctx<'_>) {
     let overdue = ARMED.with(|armed| armed.as_ref().is_some_and(|armed| armed.due_us < clock::mono_us()));
     if overdue == Some(true) {
         disarm();
-        arm_soon();
+        on_timer(ctx);
     }
 }
 
@@ -90,7 +91,7 @@ fn disarm() {
     });
 }
 
-/// The timer went off.
+/// The timer went off, or should have.
 pub(crate) fn on_timer(ctx: Ctx<'_>) {
     ARMED.with(|armed| *armed = None);
     if HAS_RUN.swap(true, Ordering::Relaxed) {

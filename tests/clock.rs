@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::support::{
-    Client, Command, Reply, Server, Stopwatch, WallClock, eventually, skipped_here, snapshots_may_have_the_last_token,
+    Client, Command, Reply, Server, Stopwatch, WallClock, calling_module, eventually, skipped_here,
+    snapshots_may_have_the_last_token,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -55,6 +56,23 @@ fn timed_a_clock_that_jumps_an_hour_ahead_ends_no_lease_early() {
 #[test]
 fn timed_a_clock_that_jumps_an_hour_back_ends_no_lease_late() {
     assert_a_step_moves_no_deadline(|clock| clock.step_back(HOUR), -3600);
+}
+
+/// The server sleeps until the timer that it takes for the next one, and does not look whether the clock has jumped.
+#[test]
+fn timed_a_clock_that_jumps_ahead_beyond_the_timer_of_another_module_delays_nothing() {
+    let clock = WallClock::new();
+    let server = Server::with_wall_clock(&clock, &[&format!("loadmodule {}", calling_module().display())]);
+    let mut client = server.client();
+    let before = server_seconds(&mut client);
+    client.call("CALLER.TIMER");
+    clock.step_forward(2 * HOUR);
+    eventually(SOON, || server_seconds(&mut client) > before + 7000);
+    let watch = Stopwatch::start();
+    client.acquire("job a PX 300");
+    let mut next = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
+    next.reply_within(SOON).expect("it is granted").int();
+    watch.assert_took_ms(299..800, "a lease of 300 ms");
 }
 
 /// The server's timers run on the wall clock: what is to be done at once would be done in an hour.

@@ -107,6 +107,15 @@ fn a_lock_that_another_module_takes_while_its_key_is_opened_is_not_given_twice()
     assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
 }
 
+/// What came there while the key was opened is somebody else's.
+#[test]
+fn a_value_that_another_module_puts_there_while_the_key_is_opened_stays() {
+    let server = server_with_a_listener("job", "SET job text");
+    let mut client = server.client();
+    client.call("RLOCK.ACQUIRE job a PX 60000").expect_error("WRONGTYPE");
+    assert_eq!(client.call("GET job"), "text");
+}
+
 /// The first key is open when the second one expires.
 #[test]
 fn a_lock_that_another_module_deletes_while_it_is_open_is_made_anew() {

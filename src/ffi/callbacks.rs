@@ -7,7 +7,7 @@ use redis_module::raw;
 use rlock_core::{KeyRef, Lock};
 
 use super::main_thread::MainThreadFlag;
-use super::{Arg, Ctx, api, guard};
+use super::{Arg, Ctx, api, guard, keys};
 use crate::events;
 
 /// Set while the engine itself deletes a key, which it need not be told of.
@@ -68,7 +68,8 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) -> bool {
     });
     // SAFETY: as above.
     let status = unsafe {
-        api!(RedisModule_SubscribeToKeyspaceEvents, ctx.raw(), raw::REDISMODULE_NOTIFY_GENERIC, Some(on_keyspace_event))
+        let classes = raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED;
+        api!(RedisModule_SubscribeToKeyspaceEvents, ctx.raw(), classes, Some(on_keyspace_event))
     };
     subscribed && status == raw::REDISMODULE_OK as c_int
 }
@@ -145,10 +146,14 @@ unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Serv
 
 unsafe extern "C" fn on_keyspace_event(
     ctx: *mut raw::RedisModuleCtx,
-    _class: c_int,
+    class: c_int,
     event: *const c_char,
     key: *mut raw::RedisModuleString,
 ) -> c_int {
+    if class == raw::REDISMODULE_NOTIFY_EXPIRED {
+        keys::on_expired();
+        return raw::REDISMODULE_OK as c_int;
+    }
     guard((), || {
         // SAFETY: the context, the event's name and the key live as long as the callback.
         let (ctx, event, key) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event), Arg::new(key)) };

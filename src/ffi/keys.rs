@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::iter;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis_module::raw;
 use rlock_core::{KeyId, KeyRef, Keyspace, Kind, Lock, Request, Value, Verb};
@@ -10,7 +11,14 @@ use smallvec::SmallVec;
 use super::callbacks::OWN_DELETE;
 use super::{Arg, Ctx, OwnedString, api, datatype};
 use crate::commands;
-use crate::state;
+
+/// How many keys of the server have expired.
+static EXPIRED: AtomicU64 = AtomicU64::new(0);
+
+/// A key of the server has expired.
+pub(super) fn on_expired() {
+    EXPIRED.fetch_add(1, Ordering::Relaxed);
+}
 
 enum Found {
     Vacant,
@@ -54,14 +62,18 @@ const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 impl<'c> Keys<'c> {
     /// Opens keys to read and write. No name is given twice.
     ///
-    /// The server deletes an expired key when it is opened, and other modules hear of that, and may run commands at once: what was opened
-    /// before may be gone, and a lock may lie where nothing was found. Then all keys are opened anew.
+    /// The server deletes an expired key when it is opened. Other modules hear of that, and may run commands at once: what was opened before may be
+    /// gone, and something may lie where nothing was found. So keys expire one by one before many are open, and are opened anew if one has
+    /// expired all the same.
     pub(crate) fn open(ctx: Ctx<'c>, first: Arg<'c>, rest: &[Arg<'c>], asks: Asks) -> Self {
         let open = |name: &Arg<'c>| Open::new(ctx, *name, READ_AND_WRITE);
+        for name in rest {
+            drop(open(name));
+        }
         loop {
-            let before = state::times_used();
+            let before = EXPIRED.load(Ordering::Relaxed);
             let keys = Self { ctx, db: ctx.db(), first: open(&first), rest: rest.iter().map(open).collect(), asks };
-            if state::times_used() == before {
+            if EXPIRED.load(Ordering::Relaxed) == before {
                 return keys;
             }
         }

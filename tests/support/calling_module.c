@@ -1,6 +1,7 @@
 /* A module that calls other commands, as any module may: CALLER.CALL command [argument ...]. With the same arguments, CALLER.WAIT
  * makes calls that may be blocked, where the server lets a module have that, and CALLER.USER calls in the name of the user who asks.
- * CALLER.EXPIRED calls nothing yet, but once in the very moment in which a key expires next.
+ * CALLER.EXPIRED calls nothing yet, but once in the very moment in which a key expires next. CALLER.TIMER starts a timer of an hour that does
+ * nothing.
  *
  * The header of the server is not needed: a module is given the function that finds all others. */
 
@@ -45,6 +46,16 @@ static int on_expired_command(Context *ctx, String **argv, int argc) {
     return reply_with_ok(ctx, "OK");
 }
 
+static unsigned long long (*start_timer)(Context *, long long ms, void (*)(Context *, void *), void *);
+
+static void on_timer(Context *ctx, void *data) { (void)ctx, (void)data; }
+
+static int on_timer_command(Context *ctx, String **argv, int argc) {
+    (void)argv, (void)argc;
+    start_timer(ctx, 3600 * 1000, on_timer, NULL);
+    return reply_with_ok(ctx, "OK");
+}
+
 static int on_command(Context *ctx, String **argv, int argc) {
     if (argc < 2) return reply_with_error(ctx, "ERR no command");
     const char *own_name = start_of(argv[0], NULL);
@@ -67,11 +78,12 @@ int RedisModule_OnLoad(Context *ctx) {
         find("RedisModule_ReplyWithCallReply", &reply_with) || find("RedisModule_ReplyWithError", &reply_with_error) ||
         find("RedisModule_FreeCallReply", &free_reply) || find("RedisModule_ReplyWithSimpleString", &reply_with_ok) ||
         find("RedisModule_RetainString", &keep) || find("RedisModule_FreeString", &let_go) ||
-        find("RedisModule_SubscribeToKeyspaceEvents", &subscribe))
+        find("RedisModule_SubscribeToKeyspaceEvents", &subscribe) || find("RedisModule_CreateTimer", &start_timer))
         return 1;
     set_name(ctx, "caller", 1, 1);
     return create_command(ctx, "caller.call", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.wait", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.user", on_command, "write", 0, 0, 0) ||
+           create_command(ctx, "caller.timer", on_timer_command, "", 0, 0, 0) ||
            create_command(ctx, "caller.expired", on_expired_command, "write", 0, 0, 0) || subscribe(ctx, EXPIRED, on_expired);
 }
