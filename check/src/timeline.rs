@@ -2,8 +2,9 @@
 //!
 //! A hold *surely* lasts from the moment its grant was known to the client until it begins to give it up, or until its lease,
 //! counted from the sending of the last request that renewed it, is over: that is what a client may believe. If it gives up by closing the
-//! connection of its session, the grace counts too, where no connection is lost by itself. A hold *possibly* lasts from the moment its request was
-//! sent (if it waited: from shortly before its answer), until its release was answered or the lease, counted from the last answer, is over.
+//! connection of its session, the grace counts too, where no connection is lost by itself. For those who wait, a hold lasts from the answer to its
+//! request, until its release was answered or the lease, counted from the last answer, is over. What was not answered may be a hold, from the
+//! moment it was sent (if it waited: from shortly before the answer failed to come).
 //!
 //! An owner makes one call at a time, so its calls in the order of their answers are the order in which they took effect.
 
@@ -180,22 +181,23 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
 /// Where nothing fails, a request is answered, and ended by its own owner only.
 fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
     for (at, one) in of_owner.iter().enumerate() {
-        if !matches!(one.call, Call::Acquire { .. }) {
-            continue;
-        }
         let ends = |(other_at, other): (usize, &Operation)| {
             other_at != at
                 && matches!(other.call, Call::Acquire { .. } | Call::Cancel { .. })
                 && other.sent_us < one.answered_us
                 && one.sent_us < other.answered_us
         };
-        let is_wrong = match one.outcome {
-            Outcome::Refused | Outcome::Unknown => true,
-            Outcome::Unblocked => !of_owner.iter().enumerate().any(ends),
-            _ => false,
+        let is_wrong = match (one.call, one.outcome) {
+            // It has no answer.
+            (Call::Close { .. }, _) => false,
+            (_, Outcome::Refused | Outcome::Unknown) => true,
+            (Call::Acquire { .. }, Outcome::Unblocked) => !of_owner.iter().enumerate().any(ends),
+            (Call::Acquire { .. }, _) => false,
+            (_, outcome) => !matches!(outcome, Outcome::Number(_) | Outcome::NotOwner),
         };
         if is_wrong {
-            let story = format!("{} asked for {}, and {:?} was the answer", one.owner, one.key, one.outcome);
+            let story =
+                format!("{} asked {:?} of {}, and was answered {:?}", one.owner, one.call, one.key, one.outcome);
             violations.push(Violation { rule: Rule::ServerLives, story });
         }
     }
@@ -249,6 +251,11 @@ impl<'h> Owner<'h> {
                 }
             }
             Outcome::Unknown => {
+                if block_ms.is_some_and(|block_ms| self.is_late(one, block_ms)) {
+                    let after_us = one.answered_us - one.sent_us;
+                    let story = format!("{} of {} waited {after_us} us, and had no answer", one.owner, one.key);
+                    violations.push(Violation { rule: Rule::NilIsFinal, story });
+                }
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
                 // Who waited is told at once, or loses its connection.
                 let from_us = block_ms.map_or(0, |_| one.answered_us.saturating_sub(SLACK_US)).max(one.sent_us);
@@ -264,7 +271,7 @@ impl<'h> Owner<'h> {
     }
 
     fn granted(&mut self, one: &Operation, token: u64, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
-        let Call::Acquire { count, lease_ms, block_ms, request_id, is_once, .. } = one.call else {
+        let Call::Acquire { count, lease_ms, request_id, is_once, .. } = one.call else {
             return;
         };
         let sure_until_us = one.sent_us + lease_ms * US_PER_MS;
@@ -296,14 +303,12 @@ impl<'h> Owner<'h> {
             believe(one, held, one.answered_us, timeline);
             timeline.possible.push(Possible { from_us: held.possible_from_us, until_us: held.possible_until_us });
         }
-        // Who waited is told at once.
-        let waited_from_us = if block_ms.is_some() { one.answered_us.saturating_sub(SLACK_US) } else { 0 };
         *slot = Some(Held {
             token,
             count,
             since_us: one.answered_us,
             sure_until_us,
-            possible_from_us: one.sent_us.max(waited_from_us),
+            possible_from_us: one.answered_us,
             possible_until_us,
             last_id: request_id,
             released_id: None,
@@ -323,15 +328,20 @@ impl<'h> Owner<'h> {
             violations.push(Violation { rule: Rule::HoldIsKept, story });
         }
         let Some(block_ms) = block_ms else { return };
-        let due_us = one.sent_us + block_ms * US_PER_MS;
-        // Who waits while the server is paused is told afterwards.
-        let overlap = |pause: &Possible| pause.until_us.min(one.answered_us).saturating_sub(pause.from_us.max(due_us));
-        let paused_us: u64 = self.pauses.iter().map(overlap).sum();
-        if block_ms == 0 || one.answered_us < due_us || one.answered_us > due_us + paused_us + SLACK_US {
+        if block_ms == 0 || one.answered_us < one.sent_us + block_ms * US_PER_MS || self.is_late(one, block_ms) {
             let after_us = one.answered_us - one.sent_us;
             let story = format!("{} of {} waited {block_ms} ms, and nil came after {after_us} us", one.owner, one.key);
             violations.push(Violation { rule: Rule::NilIsFinal, story });
         }
+    }
+
+    /// Whether the answer to a wait came when its time had been over for long.
+    fn is_late(&self, one: &Operation, block_ms: u64) -> bool {
+        let due_us = one.sent_us + block_ms * US_PER_MS;
+        // Who waits while the server is paused is told afterwards.
+        let overlap = |pause: &Possible| pause.until_us.min(one.answered_us).saturating_sub(pause.from_us.max(due_us));
+        let paused_us: u64 = self.pauses.iter().map(overlap).sum();
+        block_ms > 0 && one.answered_us > due_us + paused_us + SLACK_US
     }
 
     fn release(

@@ -247,7 +247,20 @@ fn a_request_that_waits_for_a_free_lock() {
             .released(1, ALONE, 100, 0)
     };
     assert_eq!(told(102).broken(), []);
-    assert_eq!(told(9_000).broken(), [Rule::NoLostWakeUp]);
+    assert_eq!(told(2_100).broken(), []);
+    assert_eq!(told(2_200).broken(), [Rule::NoLostWakeUp]);
+}
+
+#[test]
+fn a_wait_without_an_answer_ends_in_time() {
+    let wait = acquire(1, Some(500), None);
+    let told =
+        |answered_ms| Told::mutex().granted(1, ALONE, 10, 5).call(2, ALONE, 20, answered_ms, wait, Outcome::Unknown);
+    assert_eq!(told(2_400).broken(), [], "its connection was lost");
+    assert_eq!(told(2_600).broken(), [Rule::NilIsFinal]);
+    let mut paused = told(2_600);
+    paused.0.pauses.push(Possible { from_us: 400_000, until_us: 700_000 });
+    assert_eq!(paused.broken(), []);
 }
 
 #[test]
@@ -321,6 +334,14 @@ fn where_nothing_fails_each_request_is_answered_and_ended_by_its_owner() {
     for outcome in [Outcome::Refused, Outcome::Unknown, Outcome::Unblocked] {
         assert_eq!(told(outcome, true).broken(), [Rule::ServerLives], "{outcome:?}");
         assert_eq!(told(outcome, false).broken(), []);
+    }
+    let release = Call::Release { count: 1, token: None, request_id: None };
+    let others =
+        [Call::Look, Call::Renew { lease_ms: 30_000, token: None }, release, Call::Cancel { is_waiting: false }];
+    for (call, outcome) in others.into_iter().flat_map(|call| [(call, Outcome::Refused), (call, Outcome::Nil)]) {
+        let mut told = Told::mutex().granted(1, ALONE, 10, 5).call(1, ALONE, 20, 21, call, outcome);
+        told.0.is_undisturbed = true;
+        assert_eq!(told.broken(), [Rule::ServerLives], "{call:?} {outcome:?}");
     }
     let cancel = Call::Cancel { is_waiting: true };
     assert_eq!(told(Outcome::Unblocked, true).call(2, ALONE, 30, 31, cancel, Outcome::Number(1)).broken(), []);

@@ -16,8 +16,9 @@ use super::parade;
 use super::sentinel::Sentinels;
 use super::server::{Disk, Program, Server, WallClock};
 use super::wire::{Connection, now_us};
-use super::worker::Worker;
+use super::worker::{LONG_WAIT_MS, Worker};
 use crate::history::{Call, History, Key, Kind, Operation, Rule, Violation};
+use crate::timeline::SLACK_US;
 use crate::{rules, takeovers};
 
 /// How a campaign is led.
@@ -45,8 +46,21 @@ pub struct Report {
     pub violations: Vec<Violation>,
 }
 
-/// The longest lease where clients are lost with their holds.
-const SHORT_LEASE_MS: u64 = 1_500;
+/// How long clients ask for at most where they are lost with their holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// The longest lease.
+    pub(super) lease_ms: u64,
+    /// The longest wait.
+    pub(super) wait_ms: u64,
+}
+
+/// A lease that is longer than any wait leaves a waiter something to believe in, and what is held by nobody is free too late for those who wait.
+const LONG_LEASES: Limits = Limits { lease_ms: 5_000, wait_ms: 3_000 };
+
+/// Where a release may be lost with the server that heard of it, or a clock that is set back makes leases longer, the lock is free when its lease is
+/// over: that has to be within the slack.
+const SHORT_LEASES: Limits = Limits { lease_ms: 1_500, wait_ms: LONG_WAIT_MS };
 
 /// How long a server without a listener needs to stop propagating, and then some.
 const UNHEARD: Duration = Duration::from_millis(2_500);
@@ -163,6 +177,7 @@ impl Campaign {
         let has_sentinels = self.faults == Faults::Sentinel;
         let sentinels = has_sentinels.then(|| Sentinels::of(&self.program.server, address)).transpose()?;
         let until_us = now_us() + u64::try_from(self.lasts.max(self.faults.lasts_at_least()).as_micros())?;
+        let limits = if self.faults.prolongs_holds() { SHORT_LEASES } else { LONG_LEASES };
         let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
         let (mut operations, interruptions) = thread::scope(|scope| {
             let mut workers = Vec::new();
@@ -172,7 +187,7 @@ impl Campaign {
                 workers.push(scope.spawn(move || -> Result<_> {
                     let mut worker = Worker::new(reached_at, keys, own_key, number + 1, self.seed)?;
                     if survives {
-                        worker = worker.among_crashes(SHORT_LEASE_MS);
+                        worker = worker.among_crashes(limits);
                     }
                     if is_cluster {
                         worker = worker.in_cluster();
@@ -232,9 +247,13 @@ fn set_orders(operations: &mut [Operation], orders: &Orders) {
     }
 }
 
+/// What a server never logs while all is well.
+const BAD_NEWS: [&str; 5] =
+    ["a bug in rlock", "could not be applied", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
+
 /// A server has not ended, and has not logged that something is wrong.
 pub fn check_life(name: &str, is_alive: bool, log: &str, violations: &mut Vec<Violation>) {
-    let said = log.lines().find(|line| line.contains("a bug in rlock") || line.contains("could not be applied"));
+    let said = log.lines().find(|line| BAD_NEWS.iter().any(|news| line.contains(news)));
     if !is_alive || said.is_some() {
         let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
         violations.push(Violation { rule: Rule::ServerLives, story });
@@ -247,7 +266,7 @@ pub fn check_life(name: &str, is_alive: bool, log: &str, violations: &mut Vec<Vi
 ///
 /// If the server does not answer.
 pub fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
-    let deadline_us = now_us() + 3_000_000;
+    let deadline_us = now_us() + LONG_LEASES.lease_ms * 1000 + SLACK_US;
     loop {
         let mut left = Vec::new();
         for key in keys {

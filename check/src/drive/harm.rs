@@ -120,6 +120,11 @@ impl Faults {
         if self == Self::Sentinel { Duration::from_secs(10) } else { Duration::ZERO }
     }
 
+    /// Whether a hold may outlast its release, or its lease: see `SHORT_LEASES` in `campaign.rs`.
+    pub(super) fn prolongs_holds(self) -> bool {
+        matches!(self, Self::Kill | Self::Failover | Self::Sentinel | Self::ClusterTakeover)
+    }
+
     /// Whether the two servers are nodes of a cluster.
     pub(super) fn is_in_cluster(self) -> bool {
         self.moves_slots() || self.replica_takes_over()
@@ -143,6 +148,16 @@ pub(super) struct Interruptions {
     pub(super) takeovers_us: Vec<u64>,
     /// The server gave nobody anything, so that its replica could hear all of it.
     pub(super) pauses: Vec<Possible>,
+}
+
+impl Interruptions {
+    /// Notes a pause that began after those before it, and may have begun within the last one.
+    fn pause(&mut self, from_us: u64, until_us: u64) {
+        match self.pauses.last_mut() {
+            Some(last) if from_us <= last.until_us => last.until_us = last.until_us.max(until_us),
+            _ => self.pauses.push(Possible { from_us, until_us }),
+        }
+    }
 }
 
 /// Does harm to a server.
@@ -175,6 +190,12 @@ const WAITS_END_US: u64 = 2_000_000;
 /// How often nothing happens for a while after a replica has taken over, so that it shows if somebody waits in vain.
 const QUIET: f64 = 0.2;
 const QUIET_TIME: Duration = Duration::from_secs(5);
+
+/// How long a replica that has taken over is left in peace.
+const BETWEEN_TAKEOVERS: Duration = Duration::from_millis(2_500);
+
+/// How long a node of a cluster takes no requests when it has come back: two seconds, and what it takes until all nodes agree.
+const COMES_BACK_US: u64 = 2_500_000;
 
 /// How often one of two nodes is killed at a step of a move.
 const KILLED: f64 = 0.1;
@@ -243,7 +264,7 @@ impl Harm<'_> {
             Faults::ClusterFailover => {
                 let from_us = now_us();
                 let until_us = self.take_over("")? + WAITS_END_US;
-                self.interruptions.pauses.push(Possible { from_us, until_us });
+                self.interruptions.pause(from_us, until_us);
                 if random.random_bool(QUIET) {
                     thread::sleep(QUIET_TIME);
                 }
@@ -254,16 +275,26 @@ impl Harm<'_> {
                 self.interruptions.takeovers_us.push(now_us());
                 self.take_over(how)?;
                 self.interruptions.takeovers_us.push(now_us());
+                // Until the next one, clients prove something.
+                thread::sleep(BETWEEN_TAKEOVERS);
                 Ok(())
             }
             Faults::SlotMoves => self.move_slot(|_| Ok(())),
-            Faults::SlotMovesAndKills => self.move_slot(|ends| {
-                if random.random_bool(KILLED) {
-                    let killed = random.random_range(0..ends.len());
-                    ends.get_mut(killed).map_or(Ok(()), |end| end.kill_and_restart())?;
+            Faults::SlotMovesAndKills => {
+                let mut pauses = Interruptions::default();
+                let moved = self.move_slot(|ends| {
+                    if random.random_bool(KILLED) {
+                        let (killed, from_us) = (random.random_range(0..ends.len()), now_us());
+                        ends.get_mut(killed).map_or(Ok(()), |end| end.kill_and_restart())?;
+                        pauses.pause(from_us, now_us() + COMES_BACK_US);
+                    }
+                    Ok(())
+                });
+                for Possible { from_us, until_us } in pauses.pauses {
+                    self.interruptions.pause(from_us, until_us);
                 }
-                Ok(())
-            }),
+                moved
+            }
             Faults::Demotion => between(address, span, &["REPLICAOF 127.0.0.1 1"], &["REPLICAOF NO ONE"]),
         }
     }
@@ -377,4 +408,19 @@ fn overrun(address: SocketAddr, random: &mut StdRng) -> Result<()> {
         thread::sleep(Duration::from_millis(5));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_that_overlap_are_one() {
+        let mut interruptions = Interruptions::default();
+        for (from_us, until_us) in [(10, 20), (15, 30), (16, 25), (40, 50)] {
+            interruptions.pause(from_us, until_us);
+        }
+        let expected = [Possible { from_us: 10, until_us: 30 }, Possible { from_us: 40, until_us: 50 }];
+        assert_eq!(interruptions.pauses, expected);
+    }
 }

@@ -7,6 +7,9 @@ use super::wire::{Connection, as_grant, now_us};
 use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Kind, Mode, Outcome};
 
+/// A lease that ends while somebody waits for it.
+const FORGOTTEN_LEASE_MS: u64 = 100;
+
 /// A request that waits for a client's own key, behind the one that a scene is about.
 pub(super) struct Behind {
     party: Party,
@@ -29,9 +32,10 @@ impl Worker {
         let names: Vec<&str> = keys.iter().filter_map(|key| self.keys.get(*key)).map(|key| key.name.as_str()).collect();
         let about = format!("{} {} o{}", names.len(), names.join(" "), party.owner);
         let wish = self.limit(Wish::WAIT);
-        let Wish { lease_ms, .. } = wish;
+        let Wish { lease_ms, block_ms, .. } = wish;
+        let block_ms = block_ms.unwrap_or_default();
         let sent_us = now_us();
-        let answer = self.connection.ask(&format!("RLOCK.MACQUIRE {about} PX {lease_ms} BLOCK 8000"));
+        let answer = self.connection.ask(&format!("RLOCK.MACQUIRE {about} PX {lease_ms} BLOCK {block_ms}"));
         let answered_us = now_us();
         let outcomes: Vec<Outcome> = match &answer {
             Ok(Value::Array(tokens)) => tokens.iter().map(|token| as_grant(number(token))).collect(),
@@ -119,7 +123,7 @@ impl Worker {
         let killed_us = now_us();
         to_kill.send(&self.wish(&killed, wish))?;
         self.wait_for_waiters(1)?;
-        let next = self.stand_behind()?;
+        let next = self.stand_behind(1)?;
         let sent_us = now_us();
         self.connection.ask("MULTI")?;
         self.connection.ask(&self.words(&holder, "RELEASE"))?;
@@ -143,13 +147,26 @@ impl Worker {
         Party { asked: 1, ..self.party_of(self.own_key, Mode::Exclusive) }
     }
 
-    /// Lets a request wait for this client's own key, behind one that waits already.
-    pub(super) fn stand_behind(&mut self) -> Result<Behind> {
+    /// A short lease that its owner forgets, and a request that waits for its end. On a key that nobody else uses, so that no other request
+    /// finds that the lease is over.
+    pub(super) fn lapse(&mut self) -> Result<()> {
+        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        if self.acquire(&mut holder, Wish { lease_ms: FORGOTTEN_LEASE_MS, ..Wish::WAIT }) {
+            let next = self.stand_behind(0)?;
+            self.take_turn(next);
+        }
+        Ok(())
+    }
+
+    /// Lets a request wait for this client's own key, behind some that wait already.
+    pub(super) fn stand_behind(&mut self, others: usize) -> Result<Behind> {
         let (party, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
         let mut connection = Connection::open(self.address)?;
         let sent_us = now_us();
         connection.send(&self.wish(&party, wish))?;
-        self.wait_for_waiters(2)?;
+        if others > 0 {
+            self.wait_for_waiters(others + 1)?;
+        }
         Ok(Behind { party, wish, connection, sent_us })
     }
 

@@ -116,8 +116,9 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If it cannot be signalled.
+    /// If it cannot be signalled, or has ended by itself: that must not be taken for this kill.
     pub fn kill(&mut self) -> Result<()> {
+        ensure!(self.is_alive(), "the server has ended by itself; its log:\n{}", self.log());
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
@@ -215,9 +216,9 @@ fn spawn(
 ) -> Result<Child> {
     let module = fs::canonicalize(&program.module)
         .with_context(|| format!("there is no module at {}", program.module.display()))?;
-    // A file that may not grow is an error to the server then, and not its end.
+    // A file that may not grow is an error to the server then, and not its end. The server ends with this process, however that ends.
     let mut command = Command::new("sh");
-    command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(&program.server);
+    command.args(["-c", "trap '' XFSZ; exec setpriv --pdeathsig KILL -- \"$0\" \"$@\""]).arg(&program.server);
     command
         .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", ""])
         .args(["--replica-read-only", "no", "--repl-diskless-sync-delay", "0"])

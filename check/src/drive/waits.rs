@@ -5,7 +5,7 @@ use anyhow::{Result, bail, ensure};
 use super::campaign::SLOT;
 use super::subscriber::Subscriber;
 use super::wire::{Connection, as_grant, now_us};
-use super::worker::{LONG_WAIT_MS, Party, Wish, Worker};
+use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Mode, Outcome};
 use crate::timeline::SLACK_US;
 
@@ -39,7 +39,7 @@ impl Worker {
         let answer = self.connection.call(&format!("{} NOTIFY {}", self.wish(&party, wish), self.channel()));
         let outcome = match answer {
             // It has to wait.
-            Outcome::Number(0) => self.hear(&mut subscriber, party.owner),
+            Outcome::Number(0) => self.hear(&mut subscriber, party.owner, wish),
             answer => Ok(as_grant(answer)),
         };
         let heard = outcome.as_ref().map_or(Outcome::Unknown, |outcome| *outcome);
@@ -53,8 +53,8 @@ impl Worker {
     }
 
     /// The answer on a channel, as long as the connection that asked is there: the wait ends with it.
-    fn hear(&mut self, subscriber: &mut Subscriber, id: u64) -> Result<Outcome> {
-        let give_up_us = now_us() + LONG_WAIT_MS * 1000 + 2 * SLACK_US;
+    fn hear(&mut self, subscriber: &mut Subscriber, id: u64, wish: Wish) -> Result<Outcome> {
+        let give_up_us = now_us() + wish.block_ms.unwrap_or_default() * 1000 + 2 * SLACK_US;
         let is_here = subscriber.address() == self.connection.address();
         ensure!(is_here, "the request was sent on to a node where nobody listens");
         loop {
@@ -78,7 +78,7 @@ impl Worker {
         let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let deaf_us = now_us();
         self.connection.ask(&format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key))?;
-        let next = self.stand_behind()?;
+        let next = self.stand_behind(1)?;
         self.release(&holder, 1, None);
         self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Undone);
         self.take_turn(next);
@@ -112,7 +112,7 @@ impl Worker {
         }
         let mut heard = Ok(());
         if waits {
-            (answer, heard) = match self.hear(&mut subscriber, party.owner) {
+            (answer, heard) = match self.hear(&mut subscriber, party.owner, wish) {
                 Ok(outcome) => (outcome, Ok(())),
                 Err(error) => (Outcome::Unknown, Err(error)),
             };
@@ -142,7 +142,7 @@ impl Worker {
         let mut asking = Connection::open(self.address)?;
         let gone_us = now_us();
         asking.ask(&format!("{} NOTIFY {}", self.wish(&gone, numbered), self.channel()))?;
-        let next = self.stand_behind()?;
+        let next = self.stand_behind(1)?;
         drop(asking);
         for _ in 0..LOOKS {
             if self.count_waiters()? < 2 {

@@ -11,6 +11,7 @@ use anyhow::Result;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::campaign::Limits;
 use super::subscriber::{Subscriber, Subscribes};
 use super::wire::{Connection, as_grant, now_us};
 use crate::history::{Call, Key, Kind, Mode, Operation, Outcome};
@@ -34,7 +35,7 @@ pub struct Worker {
     next_owner: u64,
     /// The key that only this client uses, the last one of `keys` by its number.
     pub(super) own_key: usize,
-    longest_lease_ms: u64,
+    limits: Limits,
     pub(super) survives: bool,
     /// The connection is in no state to go on with.
     is_confused: bool,
@@ -91,9 +92,8 @@ impl Worker {
     ///
     /// If the server takes no connection.
     pub fn new(address: SocketAddr, keys: Arc<[Key]>, own_key: usize, number: u64, seed: u64) -> Result<Self> {
-        let longest_lease_ms = LONG_LEASE_MS;
         Ok(Self {
-            longest_lease_ms,
+            limits: Limits { lease_ms: LONG_LEASE_MS, wait_ms: LONG_WAIT_MS },
             survives: false,
             is_confused: false,
             subscriber: None,
@@ -111,8 +111,8 @@ impl Worker {
     /// Where servers and connections fail, it goes on afterwards, and takes no lease that is longer, so that others get on
     /// when it is lost with its hold.
     #[must_use]
-    pub fn among_crashes(self, longest_lease_ms: u64) -> Self {
-        Self { longest_lease_ms, survives: true, ..self }
+    pub(super) fn among_crashes(self, limits: Limits) -> Self {
+        Self { limits, survives: true, ..self }
     }
 
     /// It listens to a channel of a shard, as in a cluster.
@@ -163,7 +163,8 @@ impl Worker {
             82..86 => self.change_mode(),
             // Among crashes a place would be lost while its owner cannot come for it.
             86..90 if !self.survives => self.poll(),
-            90..92 => self.abandon(),
+            90..91 => self.abandon(),
+            91..92 => self.lapse()?,
             92..94 => self.be_taken_over()?,
             94..97 => self.close_session()?,
             97..100 => self.be_killed_in_turn()?,
@@ -212,9 +213,11 @@ impl Worker {
         format!("{family}.{verb} {name} o{}{mode}", party.owner)
     }
 
-    /// What is wished for, with a lease that is not too long.
+    /// What is wished for, with a lease and a wait that are not too long.
     pub(super) fn limit(&self, wish: Wish) -> Wish {
-        Wish { lease_ms: wish.lease_ms.min(self.longest_lease_ms), ..wish }
+        let Limits { lease_ms, wait_ms } = self.limits;
+        let block_ms = wish.block_ms.map(|block_ms| block_ms.min(wait_ms));
+        Wish { lease_ms: wish.lease_ms.min(lease_ms), block_ms, ..wish }
     }
 
     pub(super) fn wish(&self, party: &Party, wish: Wish) -> String {
