@@ -94,6 +94,8 @@ pub struct Run {
     #[arg(long, value_name = "NAME")]
     pub owner: Option<OsString>,
     /// How long after SIGTERM the command gets SIGKILL when the lock is lost [default: a third of --lease or --session, at most 5s]
+    ///
+    /// Also how long after the end of a command that was sent a signal SIGKILL comes for what it has left in its process group.
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub kill_after: Option<Duration>,
     /// The command and its arguments. It is run as it is, by no shell

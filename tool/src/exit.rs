@@ -3,6 +3,8 @@
 //! The statuses of `run` share a byte with those of the command. So they are where timeout(1) and env(1) have theirs, at 121 to 127, which few
 //! commands use.
 
+use std::io::Write;
+
 use rlock_client::Error;
 
 /// It was done.
@@ -101,6 +103,12 @@ impl From<Error> for Failure {
     }
 }
 
+/// Says on the standard error what went wrong. It may be full, or nobody may read it, and what has to be done is done nevertheless:
+/// `eprintln!` would panic.
+pub fn complain(message: &str) {
+    let _ = std::io::stderr().write_all(format!("rlock: {message}\n").as_bytes());
+}
+
 /// An address as it may be shown to others.
 pub(crate) fn without_password(url: &str) -> String {
     match (url.find("://"), url.rfind('@')) {
@@ -117,6 +125,13 @@ mod tests {
     fn an_address_is_shown_without_its_password() {
         assert_eq!(without_password("redis://user:pass@host:1/2"), "redis://host:1/2");
         assert_eq!(without_password("redis://host:1/2"), "redis://host:1/2");
+        assert_eq!(without_password("redis://user:p@ss@host:1/2"), "redis://host:1/2");
+        assert_eq!(without_password("user:pass@host:1"), "host:1", "the scheme was forgotten");
+        assert_eq!(without_password("host:1"), "host:1");
+        assert_eq!(without_password("redis+unix:///s.sock?user=me&pass=secret"), "redis+unix:///s.sock");
+        // A query with an @, or a password with a question mark: the one is as likely as the other.
+        assert_eq!(without_password("redis+unix:///s.sock?pass=se@cret"), "redis+unix://…");
+        assert_eq!(without_password("redis://user:pa?ss@host:1"), "redis://…");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! `run` stands on the client crate, which waits, renews and notices losses. All else only looks, by commands that change
 //! nothing, over connections of its own ([`observer`]); the one exception is `release --force`.
 #![deny(unsafe_code)]
+// They panic when nobody reads: see `exit::complain` and `text::print`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
 mod answers;

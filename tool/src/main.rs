@@ -1,4 +1,5 @@
 //! The program: reads the arguments, does it, says what went wrong.
+#![deny(unsafe_code, clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;
 
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("rlock: {error}");
+            exit::complain(&error.to_string());
             return ExitCode::from(exit::FAILED);
         }
     };
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("rlock: {}", failure.message);
+                exit::complain(&failure.message);
             }
             ExitCode::from(failure.status)
         }

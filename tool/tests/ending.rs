@@ -1,5 +1,7 @@
 //! `run`: signals, the loss of the lock, and the death of rlock itself.
 
+use std::fs::File;
+use std::process::Stdio;
 use std::time::Duration;
 
 use crate::commands::{
@@ -11,6 +13,11 @@ use crate::support::{Server, Stopwatch};
 /// A command that says its process id and then waits, and does something on signals.
 fn waiting(desk: &Desk, trap: &str) -> String {
     format!("{trap} echo $$ > {}; while :; do sleep 0.02; done", desk.path("id"))
+}
+
+/// A command that says its process id when it does not hear of SIGTERM any more. It ends by itself, should nobody kill it.
+fn deaf(desk: &Desk) -> String {
+    format!(r"trap '' TERM; echo \$\$ > {}; for each in $(echo $(seq 2000)); do sleep 0.02; done", desk.path("deaf"))
 }
 
 #[test]
@@ -43,6 +50,40 @@ fn a_signal_reaches_what_the_command_has_started() {
     run.signal(libc::SIGTERM);
     assert_eq!(run.status(), 143);
     wait_for_end_of(grandchild);
+}
+
+/// The command itself is gone at once; what it has started tidies up first.
+#[test]
+fn the_lock_is_held_until_what_the_signalled_command_has_started_has_ended() {
+    let server = Server::start();
+    for signal in [libc::SIGTERM, libc::SIGHUP] {
+        let desk = Desk::new();
+        let tidying = format!("trap \\\"sleep 1; echo done > {}; exit\\\" TERM HUP;", desk.path("tidy"));
+        let job = format!("{tidying} echo > {}; while :; do sleep 0.02; done", desk.path("ready"));
+        let line = format!("run k -- sh -c \"{job}\" & echo $$ > {}; wait", desk.path("id"));
+        let mut run = Running::start(&server, &line);
+        let command = desk.process("id");
+        desk.wait_for("ready");
+        run.signal(signal);
+        wait_for_end_of(command);
+        assert!(server.client().holder("k").is_some(), "signal {signal}: it has not tidied up yet");
+        assert_eq!(run.status(), 128 + signal);
+        assert_eq!(desk.read("tidy"), "done\n", "signal {signal}");
+        assert_eq!(server.client().holder("k"), None);
+    }
+}
+
+#[test]
+fn what_a_signalled_command_has_started_is_killed_if_it_does_not_end() {
+    let (server, desk) = (Server::start(), Desk::new());
+    let line = format!("run k --kill-after 300ms -- sh -c \"{}\" & {}", deaf(&desk), waiting(&desk, ""));
+    let mut run = Running::start(&server, &line);
+    desk.wait_for("id");
+    let grandchild = desk.process("deaf");
+    run.signal(libc::SIGTERM);
+    assert_eq!(run.status(), 143);
+    wait_for_end_of(grandchild);
+    assert_eq!(server.client().holder("k"), None);
 }
 
 #[test]
@@ -93,18 +134,13 @@ fn the_loss_of_the_lock_ends_the_command() {
 #[test]
 fn a_command_that_does_not_end_is_killed_with_all_it_has_started() {
     let server = Server::start();
-    // It ends by itself, should nobody kill it.
-    let deaf = "trap '' TERM; for each in $(echo $(seq 2000)); do sleep 0.02; done";
     // The second one ends when it is asked to, and what it has started does not.
     for trap in ["trap '' TERM;", ""] {
         let desk = Desk::new();
-        let line = format!(
-            "run k --lease 1s --kill-after 300ms -- sh -c \"{deaf}\" & echo $! > {}; {}",
-            desk.path("grandchild"),
-            waiting(&desk, trap)
-        );
+        let line =
+            format!("run k --lease 1s --kill-after 300ms -- sh -c \"{}\" & {}", deaf(&desk), waiting(&desk, trap));
         let mut run = Running::start(&server, &line);
-        let (command, grandchild) = (desk.process("id"), desk.process("grandchild"));
+        let (command, grandchild) = (desk.process("id"), desk.process("deaf"));
         server.client().call("RLOCK.FORCERELEASE k");
         assert_eq!(run.status(), 123);
         assert!(!lives(command));
@@ -153,6 +189,48 @@ fn timed_a_server_that_is_silent_ends_the_command_before_the_lease_ends() {
     assert!(took < lease + watch.lateness(), "{took:?}");
     assert_eq!(run.status(), 123);
     server.assert_alive();
+}
+
+/// However long it may take to end: nothing that can be ended goes on when the lock may be another's.
+#[test]
+fn timed_what_the_command_has_started_does_not_outlive_the_lease() {
+    let (mut server, desk) = (Server::start(), Desk::new());
+    let lease = Duration::from_secs(3);
+    let line = format!("run k --lease 3s --kill-after 1m -- sh -c \"{}\" & {}", deaf(&desk), waiting(&desk, ""));
+    let mut run = Running::start(&server, &line);
+    desk.wait_for("id");
+    let grandchild = desk.process("deaf");
+    let watch = Stopwatch::start();
+    let mut took = Duration::ZERO;
+    server.while_stopped(|| {
+        wait_for_end_of(grandchild);
+        took = watch.elapsed();
+    });
+    // The last renewal was sent before the server was stopped.
+    assert!(took < lease + watch.lateness(), "{took:?}");
+    assert_eq!(run.status(), 123);
+    server.assert_alive();
+}
+
+/// What it has to say goes where nobody reads: a full disk, a pipe whose reader is gone.
+#[test]
+fn the_loss_of_the_lock_ends_the_command_also_if_nothing_can_be_said() {
+    let server = Server::start();
+    let full = || Stdio::from(File::options().write(true).open("/dev/full").expect("a full device"));
+    let broken = || Stdio::from(std::io::pipe().expect("a pipe").1);
+    for nowhere in [full(), broken()] {
+        let desk = Desk::new();
+        let line =
+            format!("run k --lease 1s -- sleep 60 & echo $! > {}; {}", desk.path("grandchild"), waiting(&desk, ""));
+        let mut tool = rlock(&server, &line);
+        tool.stderr(nowhere);
+        let mut run = Running::of(tool);
+        desk.wait_for("id");
+        let grandchild = desk.process("grandchild");
+        assert_eq!(status(&server, "release --force k"), 0);
+        assert_eq!(run.status(), 123);
+        wait_for_end_of(grandchild);
+    }
 }
 
 #[test]

@@ -9,13 +9,16 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::command::Command;
 use super::signals::Signals;
 use crate::arguments::Run;
-use crate::exit::{Failure, LOST};
+use crate::exit::{Failure, LOST, complain};
 
 /// The longest time that a command has by default to end in good order.
 const LONGEST_NOTICE: Duration = Duration::from_secs(5);
 
 /// Timers stand still while the machine is suspended, so the clock is looked at this often.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// Signals by which somebody asks a command to end, and all that it has started.
+const ASK_TO_END: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 
 /// How a command hears that its lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,16 +48,26 @@ pub(super) async fn attend<K: Kind>(
     notice: Notice,
     name: &str,
 ) -> Result<u8, Failure> {
+    let mut was_asked_to_end = false;
     loop {
         tokio::select! {
             biased;
-            status = command.ended() => return status,
-            signal = signals.next() => command.pass_on(signal),
+            status = command.ended() => {
+                if was_asked_to_end {
+                    let was_lost = !guard.is_held();
+                    end_group(guard, command, signals, Instant::now() + notice.kill_after, was_lost).await;
+                }
+                return status;
+            }
+            signal = signals.next() => {
+                was_asked_to_end |= ASK_TO_END.contains(&signal);
+                command.pass_on(signal);
+            }
             () = about_to_be_lost(guard, notice.before) => break,
         }
     }
     let what = if guard.is_held() { "no server renews the lock" } else { "lost the lock" };
-    eprintln!("rlock: {what} {name}; ending the command");
+    complain(&format!("{what} {name}; ending the command"));
     end(guard, command, signals, notice).await;
     Err(Failure::new(LOST, format!("the command was ended because the lock {name} was lost")))
 }
@@ -97,7 +110,28 @@ async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Sig
             }
         }
     }
-    command.end_group(if is_killed { Instant::now() } else { kill_at }).await;
+    end_group(guard, command, signals, if is_killed { Instant::now() } else { kill_at }, was_lost).await;
+}
+
+/// After the command's end: stays with what it has left in its group, which has been asked to end, too. What does not is killed when its
+/// time is over, or when what was to be lost is lost.
+async fn end_group<K: Kind>(
+    guard: &Guard<K>,
+    command: &Command,
+    signals: &mut Signals,
+    kill_at: Instant,
+    was_lost: bool,
+) {
+    loop {
+        tokio::select! {
+            biased;
+            () = command.group_ended() => return,
+            signal = signals.next() => command.pass_on(signal),
+            () = sleep_until(kill_at) => break,
+            () = guard.lost(), if !was_lost => break,
+        }
+    }
+    command.signal(Signal::KILL);
 }
 
 #[cfg(test)]

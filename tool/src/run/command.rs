@@ -3,18 +3,19 @@
 //! With a terminal as its standard input it stays in rlock's process group: the terminal sends what is typed there to both, and the shell
 //! stops and continues both. Otherwise it gets a group of its own, and signals reach all of its processes that stay in it.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions};
 use tokio::process::Child;
-use tokio::time::Instant;
 
 use crate::arguments::{Run, name_of};
-use crate::exit::{CANNOT_RUN, FAILED, Failure, NOT_FOUND, SIGNALLED};
+use crate::exit::{CANNOT_RUN, FAILED, Failure, NOT_FOUND, SIGNALLED, complain};
 
 /// How often to look whether a process group has ended.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -24,6 +25,8 @@ pub(crate) struct Command {
     child: Child,
     id: Pid,
     has_group: bool,
+    /// Whether it has been said that it may not be signalled.
+    was_refused: Cell<bool>,
 }
 
 impl Command {
@@ -48,7 +51,7 @@ impl Command {
         })?;
         let id = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let id = id.ok_or_else(|| Failure::new(FAILED, "the command has no process id"))?;
-        Ok(Self { child, id, has_group })
+        Ok(Self { child, id, has_group, was_refused: Cell::new(false) })
     }
 
     /// Its exit status, as a shell has it. May be dropped and asked for again.
@@ -66,29 +69,35 @@ impl Command {
         }
     }
 
-    /// Sends a signal. Only before its end has been seen: the id is its own until then.
+    /// Sends a signal. Only before its end has been seen, or while its group has others in it: the id is its own until then.
     pub(crate) fn signal(&self, signal: Signal) {
         let sent = match self.has_group {
             true => rustix::process::kill_process_group(self.id, signal),
             false => rustix::process::kill_process(self.id, signal),
         };
-        // It may just have ended, which is what is seen next.
-        let _ = sent;
+        if is_refused(sent) && !self.was_refused.replace(true) {
+            complain("the command runs as another user and may not be signalled: it goes on, also without the lock");
+        }
     }
 
-    /// After its end: waits for the processes that it has left in its group, and kills them at the deadline.
-    pub(crate) async fn end_group(&self, deadline: Instant) {
-        if !self.has_group {
-            return;
-        }
-        while rustix::process::test_kill_process_group(self.id).is_ok() {
-            if Instant::now() >= deadline {
-                self.signal(Signal::KILL);
-                return;
-            }
+    /// After its end: waits for the processes that it has left in its group.
+    pub(crate) async fn group_ended(&self) {
+        while self.has_group && self.is_group_alive() {
             tokio::time::sleep(PAUSE).await;
         }
     }
+
+    fn is_group_alive(&self) -> bool {
+        // In a container rlock may be the first process, which has the orphans of all others to bury. They count until then.
+        while let Ok(Some(_)) = rustix::process::waitpgid(self.id, WaitOptions::NOHANG) {}
+        // Those of another user live, too.
+        rustix::process::test_kill_process_group(self.id) != Err(Errno::SRCH)
+    }
+}
+
+/// Whether there is somebody who may not be signalled. Any other error means that the command has just ended, which is what is seen next.
+fn is_refused(sent: rustix::io::Result<()>) -> bool {
+    sent == Err(Errno::PERM)
 }
 
 /// Lets the kernel kill the command when rlock ends without having been able to: by SIGKILL, or out of memory.
@@ -115,3 +124,15 @@ fn die_with_parent(command: &mut std::process::Command) {
 /// Other systems have nothing like it: there the command goes on if rlock is killed.
 #[cfg(not(target_os = "linux"))]
 fn die_with_parent(_: &mut std::process::Command) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_of_another_user_is_told_from_one_that_has_ended() {
+        assert!(is_refused(Err(Errno::PERM)));
+        assert!(!is_refused(Err(Errno::SRCH)));
+        assert!(!is_refused(Ok(())));
+    }
+}

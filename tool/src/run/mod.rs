@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::address::Address;
 use crate::arguments::Run;
-use crate::exit::{FAILED, Failure, LOST, REFUSED, SIGNALLED, TIMED_OUT, without_password};
+use crate::exit::{FAILED, Failure, LOST, REFUSED, SIGNALLED, TIMED_OUT, complain, without_password};
 use crate::observer::Observer;
 use crate::text::printable;
 use attend::{Notice, attend};
@@ -152,11 +152,11 @@ async fn give_back<K: Kind>(guard: Guard<K>, name: &str) -> Result<(), Failure> 
         }
         Ok(Ok(()) | Err(Error::NotHeld)) => Ok(()),
         Ok(Err(error)) => {
-            eprintln!("rlock: {name} was not released, and ends with its lease: {error}");
+            complain(&format!("{name} was not released, and ends with its lease: {error}"));
             Ok(())
         }
         Err(_) => {
-            eprintln!("rlock: {name} was not released, and ends with its lease: no answer");
+            complain(&format!("{name} was not released, and ends with its lease: no answer"));
             Ok(())
         }
     }
