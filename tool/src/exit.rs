@@ -3,7 +3,7 @@
 //! The statuses of `run` share a byte with those of the command. So they are where timeout(1) and env(1) have theirs, at 121 to 127, which few
 //! commands use.
 
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 
 use rlock_client::Error;
 
@@ -34,10 +34,11 @@ Exit status:
   0    done; of run: the command ended with 0
   1    show, release: nobody holds the lock
   121  the server could not be reached
-  122  the server refused: no rights, a key of another type, a deadlock, no module
+  122  the server refused: no rights, a key of another type, a deadlock, no module;
+       of ls and top also if it refused to tell of some locks
   123  run: the lock was lost while the command ran
   124  run, wait: the lock was not had, or not free, within --wait
-  125  wrong usage, or rlock itself failed
+  125  wrong usage, or rlock itself failed, also to write what it prints
   126  run: the command was found and could not be run
   127  run: the command was not found
   128+n  a signal n ended the command, or rlock while it waited
@@ -74,7 +75,7 @@ impl Failure {
         }
     }
 
-    fn refused(text: &str) -> Self {
+    pub(crate) fn refused(text: &str) -> Self {
         // What a server without the module says to its commands, before it repeats all arguments, and Valkey 9 to the name of its type.
         if text.contains("unknown command") || text.contains("unknown type name") {
             return Self::new(REFUSED, NO_MODULE);
@@ -106,15 +107,33 @@ impl From<Error> for Failure {
 /// Says on the standard error what went wrong. It may be full, or nobody may read it, and what has to be done is done nevertheless:
 /// `eprintln!` would panic.
 pub fn complain(message: &str) {
-    let _ = std::io::stderr().write_all(format!("rlock: {message}\n").as_bytes());
+    let _ = io::stderr().write_all(format!("rlock: {message}\n").as_bytes());
 }
 
-/// An address as it may be shown to others.
-pub(crate) fn without_password(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme + 3 <= at => format!("{}{}", &url[..scheme + 3], &url[at + 1..]),
-        _ => url.to_owned(),
+/// What came of writing to the standard output. A reader who has gone has seen enough: `rlock ls | head` closes the pipe.
+///
+/// # Errors
+///
+/// A failure to write for any other reason, such as a full disk.
+pub fn unless_nobody_reads(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::new(FAILED, format!("standard output: {error}")))
+        }
+        _ => Ok(()),
     }
+}
+
+/// An address as it may be shown to others: without user, password and query. It may be one that cannot be used, such as one whose scheme was
+/// forgotten.
+pub(crate) fn without_password(url: &str) -> String {
+    let (scheme, rest) = url.split_at(url.find("://").map_or(0, |end| end + 3));
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if query.contains('@') {
+        // A password with a question mark, or a query with an @.
+        return format!("{scheme}…");
+    }
+    format!("{scheme}{}", place.rsplit_once('@').map_or(place, |(_, place)| place))
 }
 
 #[cfg(test)]
@@ -129,7 +148,6 @@ mod tests {
         assert_eq!(without_password("user:pass@host:1"), "host:1", "the scheme was forgotten");
         assert_eq!(without_password("host:1"), "host:1");
         assert_eq!(without_password("redis+unix:///s.sock?user=me&pass=secret"), "redis+unix:///s.sock");
-        // A query with an @, or a password with a question mark: the one is as likely as the other.
         assert_eq!(without_password("redis+unix:///s.sock?pass=se@cret"), "redis+unix://…");
         assert_eq!(without_password("redis://user:pa?ss@host:1"), "redis://…");
     }

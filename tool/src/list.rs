@@ -24,7 +24,7 @@ pub(crate) async fn list(url: &str, options: Ls) -> Result<u8, Failure> {
         observer.add_longest_waits(place, &mut locks).await?;
         if options.json {
             let lines = locks.iter().filter_map(|lock| serde_json::to_string(lock).ok());
-            print(&lines.map(|line| line + "\n").collect::<String>());
+            print(&lines.map(|line| line + "\n").collect::<String>())?;
         } else {
             rows.extend(locks.iter().map(|lock| row(lock, span::brief)));
         }
@@ -35,7 +35,8 @@ pub(crate) async fn list(url: &str, options: Ls) -> Result<u8, Failure> {
     }
     if !options.json {
         rows.sort();
-        print(&text::table(COLUMNS, &rows));
+        print(&text::table(COLUMNS, &rows))?;
     }
+    observer.all_was_told()?;
     Ok(DONE)
 }

@@ -1,19 +1,22 @@
 //! The program: reads the arguments, does it, says what went wrong.
 #![deny(unsafe_code, clippy::print_stdout, clippy::print_stderr)]
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 use rlock_tool::arguments::Arguments;
-use rlock_tool::exit;
+use rlock_tool::exit::{self, Failure};
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Nothing is left to be done if nobody reads it.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { exit::FAILED } else { exit::DONE });
+            let written = error.print().and_then(|()| io::stdout().flush());
+            if error.use_stderr() {
+                return ExitCode::from(exit::FAILED);
+            }
+            return end(exit::unless_nobody_reads(written).map(|()| exit::DONE));
         }
     };
     // One thread: there is nothing to do in parallel, and the kernel ties the life of the command to the thread that started it.
@@ -24,7 +27,12 @@ fn main() -> ExitCode {
             return ExitCode::from(exit::FAILED);
         }
     };
-    match runtime.block_on(rlock_tool::act(arguments)) {
+    end(runtime.block_on(rlock_tool::act(arguments)))
+}
+
+/// Says why it failed, if it did.
+fn end(outcome: Result<u8, Failure>) -> ExitCode {
+    match outcome {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
             if !failure.message.is_empty() {

@@ -3,7 +3,7 @@
 //! Every request is bounded in what it makes the server do: a few hundred keys in a step of SCAN, a few dozen locks in a pipeline, and a
 //! lock that very many hold is not asked for all of its holders.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use redis::{Cmd, Value};
 use serde::Serialize;
@@ -66,8 +66,11 @@ pub struct Lock {
     pub key: String,
     /// mutex, fair, rwlock or semaphore; empty if there are too many holders to ask for.
     pub kind: String,
-    /// Who holds it; the first is enough for a table.
+    /// Who holds it, a thousand at most; the first is enough for a table.
     pub holders: Vec<Holder>,
+    /// How many hold it; absent if they were not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holders_count: Option<i64>,
     /// Whether it has more holders than are asked for; then none is listed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub many_holders: bool,
@@ -107,6 +110,29 @@ pub struct Place {
 /// Connections for looking: one, or one to each master of a cluster.
 pub struct Observer {
     nodes: Vec<Node>,
+    refusals: Refusals,
+}
+
+/// Locks of which a server did not tell all, since somebody last asked for that.
+#[derive(Default)]
+struct Refusals {
+    /// By the server's number, and the key.
+    locks: HashSet<(usize, Vec<u8>)>,
+    /// What was said to the first of them.
+    first: Option<Failure>,
+}
+
+impl Refusals {
+    /// Takes note of an answer that is an error. That something else is under the key is none: it was no lock any more when it was asked about.
+    fn note(&mut self, node: usize, key: &[u8], answer: &Value) {
+        if let Value::ServerError(error) = answer
+            && error.code() != "WRONGTYPE"
+        {
+            self.locks.insert((node, key.to_vec()));
+            let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
+            self.first.get_or_insert_with(|| Failure::refused(text.trim()));
+        }
+    }
 }
 
 impl Observer {
@@ -116,7 +142,22 @@ impl Observer {
     ///
     /// If nobody answers there.
     pub async fn connect(url: &str) -> Result<Self, Failure> {
-        Ok(Self { nodes: nodes::connect(&Address::parse(url)?).await? })
+        Ok(Self { nodes: nodes::connect(&Address::parse(url)?).await?, refusals: Refusals::default() })
+    }
+
+    /// Whether all was told of the locks that were asked about since this was last asked.
+    ///
+    /// # Errors
+    ///
+    /// If a server refused to tell of some of them.
+    pub fn all_was_told(&mut self) -> Result<(), Failure> {
+        let Refusals { locks, first } = std::mem::take(&mut self.refusals);
+        match first {
+            None => Ok(()),
+            Some(Failure { status, message }) => {
+                Err(Failure::new(status, format!("not all is shown of {} locks: {message}", locks.len())))
+            }
+        }
     }
 
     /// The server of a key.
@@ -216,15 +257,22 @@ impl Observer {
             if database != self.nodes[node].database {
                 return Some(Lock { key: format!("{database}/{}", lock.key), ..lock });
             }
-            // One that nobody holds any more, or waits for, is gone.
-            let details = details.remove(&(node, lock.key_bytes))?;
-            let waiters = details.waiters.max(lock.waiters);
-            Some(Lock { waiters, longest_wait_ms: lock.longest_wait_ms, ..details })
+            let place = (node, lock.key_bytes.clone());
+            match details.remove(&place) {
+                Some(details) => {
+                    let waiters = details.waiters.max(lock.waiters);
+                    Some(Lock { waiters, longest_wait_ms: lock.longest_wait_ms, ..details })
+                }
+                None if self.refusals.locks.contains(&place) => Some(lock),
+                // Nobody holds it any more, or waits for it.
+                None => None,
+            }
         };
         Ok(found.into_iter().filter_map(complete).collect())
     }
 
-    /// What is under these keys, which a step has found from this place on. A key that is no lock any more is left out.
+    /// What is under these keys, which a step has found from this place on. A key that is no lock any more is left out, and one that the server
+    /// does not tell of: [`all_was_told`](Self::all_was_told).
     ///
     /// # Errors
     ///
@@ -255,7 +303,8 @@ impl Observer {
             }
             let answers = node.ask_all(&questions, keys.len()).await?;
             for ((key, answer), are_few) in keys.iter().zip(&answers).zip(are_few) {
-                locks.extend(if are_few { lock_of(key, answer) } else { Some(large_lock_of(key, answer)) });
+                self.refusals.note(place.node, key, answer);
+                locks.extend(if are_few { lock_of(key, answer) } else { large_lock_of(key, answer) });
             }
         }
         Ok(locks)
@@ -275,6 +324,7 @@ impl Observer {
             }
             let answers = node.ask_all(&questions, locks.len()).await?;
             for (lock, answer) in locks.iter_mut().zip(&answers) {
+                self.refusals.note(place.node, &lock.key_bytes, answer);
                 lock.longest_wait_ms = items(answer).first().map(|waiter| waiter_of(waiter).waited_ms);
             }
         }
@@ -352,6 +402,7 @@ fn lock_of(key: &[u8], info: &Value) -> Option<Lock> {
         key: printable(key),
         kind: words(info, "kind"),
         holders: holders.iter().map(holder).collect(),
+        holders_count: number(info, "holders-count"),
         waiters: number(info, "waiters").unwrap_or(0),
         permits: number(info, "permits"),
         available: number(info, "available"),
@@ -361,9 +412,10 @@ fn lock_of(key: &[u8], info: &Value) -> Option<Lock> {
 }
 
 /// A lock of whose holders nothing is known but that they are many.
-fn large_lock_of(key: &[u8], waiters: &Value) -> Lock {
-    let waiters = i64::try_from(items(waiters).len()).unwrap_or(i64::MAX);
-    Lock { key: printable(key), many_holders: true, waiters, key_bytes: key.to_vec(), ..Lock::default() }
+fn large_lock_of(key: &[u8], waiters: &Value) -> Option<Lock> {
+    let Value::Array(waiters) = waiters else { return None };
+    let waiters = i64::try_from(waiters.len()).unwrap_or(i64::MAX);
+    Some(Lock { key: printable(key), many_holders: true, waiters, key_bytes: key.to_vec(), ..Lock::default() })
 }
 
 fn waiter_of(map: &Value) -> Waiter {

@@ -27,9 +27,9 @@ pub(crate) async fn show(url: &str, options: Show) -> Result<u8, Failure> {
     let queue = observer.waiters(key, options.count).await?;
     if options.json {
         let shown = serde_json::to_string(&Shown { lock: &lock, queue: &queue });
-        print(&(shown.unwrap_or_default() + "\n"));
+        print(&(shown.unwrap_or_default() + "\n"))?;
     } else {
-        print(&page(&lock, &queue));
+        print(&page(&lock, &queue))?;
     }
     Ok(DONE)
 }
@@ -57,6 +57,7 @@ fn page(lock: &Lock, queue: &[Waiter]) -> String {
         let columns =
             [("HOLDER", left), ("MODE", left), ("HOLDS", right), ("TOKEN", right), ("LEASE", right), ("SESSION", left)];
         page = page + "\n" + &table(&columns, &lock.holders.iter().map(holder).collect::<Vec<_>>());
+        page += &and_more(lock.holders_count.unwrap_or(0), lock.holders.len());
     }
     if !queue.is_empty() {
         let waiter = |waiter: &Waiter| {
@@ -66,10 +67,13 @@ fn page(lock: &Lock, queue: &[Waiter]) -> String {
         };
         let columns = [("WAITER", Align::Left), ("MODE", Align::Left), ("WAITED", Align::Right), ("", Align::Left)];
         page = page + "\n" + &table(&columns, &queue.iter().map(waiter).collect::<Vec<_>>());
-        let more = lock.waiters.saturating_sub(i64::try_from(queue.len()).unwrap_or(i64::MAX));
-        if more > 0 {
-            page += &format!("and {more} more\n");
-        }
+        page += &and_more(lock.waiters, queue.len());
     }
     page
+}
+
+/// A line about those that a table leaves out, if there are any.
+fn and_more(all: i64, shown: usize) -> String {
+    let more = all.saturating_sub(i64::try_from(shown).unwrap_or(i64::MAX));
+    if more > 0 { format!("and {more} more\n") } else { String::new() }
 }

@@ -1,5 +1,9 @@
 //! What is printed: names that no terminal takes for something else, tables with columns.
 
+use std::io::{self, Write};
+
+use crate::exit::{Failure, unless_nobody_reads};
+
 /// Text of a key or an owner, which may be any bytes. Control characters and what is no UTF-8 are escaped.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
@@ -48,11 +52,10 @@ fn width(cell: &str) -> usize {
     cell.chars().count()
 }
 
-/// Prints, and takes a reader who has gone for an end and not for a failure.
-pub(crate) fn print(text: &str) {
-    use std::io::Write;
-    // `rlock ls | head` closes the pipe. Nobody is left to be told.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+/// Prints.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout();
+    unless_nobody_reads(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
 #[cfg(test)]

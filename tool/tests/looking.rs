@@ -1,8 +1,11 @@
 //! `ls`, `show`, `release`, `wait`, and `top` for scripts.
 
+use std::fs::File;
+use std::process::{Child, Stdio};
+
 use serde_json::Value;
 
-use crate::commands::{Running, finish, status, text, url, wait_for_waiters};
+use crate::commands::{Running, finish, rlock, status, text, url, wait_for_waiters};
 use crate::support::{Client, Command, OwnedProcess, Server, free_port};
 
 fn json(bytes: &[u8]) -> Value {
@@ -39,6 +42,62 @@ fn ls_lists_locks_of_all_kinds_and_nothing_else() {
 
     let out = finish(&server, "ls --json m*").stdout;
     assert_eq!(json(&out)["holders"][0]["owner"], "alice");
+}
+
+/// One user may look at some keys only, which RLOCK.TOP does not list either; the other one may not ask for holders.
+#[test]
+fn what_the_server_refuses_to_tell_is_said_to_be_missing() {
+    let server = server_with_locks();
+    let _bob = server.waiter("RLOCK.ACQUIRE mutex bob BLOCK 0");
+    let _dave = server.waiter("RRWLOCK.ACQUIRE rw dave WRITE BLOCK 0");
+    server.client().call("ACL SETUSER keys on >pw +@all ~m* ~f*");
+    server.client().call("ACL SETUSER commands on >pw +@all -rlock.info ~*");
+    let by = |user: &str, line: &str| {
+        let output = finish(&server, &format!("--url redis://{user}:pw@127.0.0.1:{}/ {line}", server.port()));
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let of_two = "rlock: not all is shown of 2 locks: the server refused: NOPERM ";
+    for (user, line) in [("keys", "ls"), ("keys", "ls --json"), ("commands", "top --once"), ("commands", "top --json")]
+    {
+        let (status, shown, complaint) = by(user, line);
+        assert_eq!(status, Some(122), "{line}");
+        assert!(shown.contains("mutex"), "{line}: what it may know is shown");
+        assert!(complaint.starts_with(of_two), "{line}: {complaint}");
+    }
+    assert!(by("commands", "top --once").1.contains("rw  "), "what RLOCK.TOP has told is shown");
+    // A key that is no lock, or of which nothing was asked, is no refusal.
+    for line in ["ls m*", "top --once"] {
+        let (status, _, complaint) = by("keys", line);
+        assert_eq!((status, complaint.as_str()), (Some(0), ""), "{line}");
+    }
+}
+
+#[test]
+fn holders_that_are_not_shown_are_counted() {
+    let server = Server::start();
+    let acquire = |number| Command::from(format!("RRWLOCK.ACQUIRE rw reader:{number} READ PX 600000"));
+    server.client().call_in_one_step(&(0..1200).map(acquire).collect::<Vec<_>>());
+    let out = text(&finish(&server, "show rw").stdout);
+    assert_eq!(out.lines().filter(|line| line.starts_with("reader:")).count(), 1000);
+    assert_eq!(out.lines().last(), Some("and 200 more"));
+    let shown = json(&finish(&server, "show rw --json").stdout);
+    assert_eq!(shown["holders_count"], 1200);
+}
+
+/// A reader who has gone has seen enough. A disk that is full has not got what it was to get.
+#[test]
+fn what_could_not_be_written_is_a_failure() {
+    let server = server_with_locks();
+    for line in ["ls", "ls --json", "show fair", "show fair --json", "top --once", "top --json", "--help"] {
+        let mut tool = rlock(&server, line);
+        tool.stdout(File::options().write(true).open("/dev/full").expect("a full device"));
+        let output = tool.stderr(Stdio::piped()).spawn().and_then(Child::wait_with_output).expect("the tool runs");
+        assert_eq!(output.status.code(), Some(125), "{line}");
+        assert!(text(&output.stderr).starts_with("rlock: standard output: "), "{line}: {output:?}");
+        let mut tool = rlock(&server, line);
+        tool.stdout(std::io::pipe().expect("a pipe").1);
+        assert_eq!(Running::of(tool).status(), 0, "{line}");
+    }
 }
 
 #[test]

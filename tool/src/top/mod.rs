@@ -38,7 +38,7 @@ pub(crate) fn row(lock: &Lock, brief: fn(u64) -> String) -> Vec<String> {
     let holders = match (lock.many_holders, lock.permits) {
         (true, _) => "many".to_owned(),
         (false, Some(permits)) => format!("{}/{permits}", permits - lock.available.unwrap_or(0)),
-        (false, None) => lock.holders.len().to_string(),
+        (false, None) => lock.holders_count.map_or_else(|| lock.holders.len().to_string(), |count| count.to_string()),
     };
     vec![
         lock.key.clone(),
@@ -56,11 +56,12 @@ pub(crate) async fn top(url: &str, options: Top) -> Result<u8, Failure> {
     if options.once || options.json {
         let survey = Survey::take(&mut observer, options.count).await?;
         match options.json {
-            true => print(&(serde_json::to_string(&survey).unwrap_or_default() + "\n")),
+            true => print(&(serde_json::to_string(&survey).unwrap_or_default() + "\n"))?,
             false => {
-                print(&table(COLUMNS, &survey.locks.iter().map(|lock| row(lock, span::brief)).collect::<Vec<_>>()))
+                print(&table(COLUMNS, &survey.locks.iter().map(|lock| row(lock, span::brief)).collect::<Vec<_>>()))?;
             }
         }
+        observer.all_was_told()?;
         return Ok(DONE);
     }
     // The terminal is put back also on a panic.
@@ -101,7 +102,10 @@ async fn watch(
         };
         match taken {
             None => return Ok(DONE),
-            Some(Ok(survey)) => view.show(survey),
+            Some(Ok(survey)) => {
+                view.show(survey);
+                view.trouble = observer.all_was_told().err().map(|failure| failure.message);
+            }
             // A server that was there before may be restarting.
             Some(Err(failure)) if view.has_seen() => {
                 view.trouble = Some(failure.message);
