@@ -7,14 +7,16 @@ use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, 
 
 use crate::address::Address;
 use crate::answers::{items, text};
-use crate::exit::{FAILED, Failure, UNREACHABLE};
+use crate::exit::{FAILED, Failure, REFUSED, UNREACHABLE};
 
 /// Long for an answer of a server that is alive.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A server, and the connection to it.
 pub(crate) struct Node {
-    connection: MultiplexedConnection,
+    info: ConnectionInfo,
+    /// None before it is needed: of a cluster some masters may be away that nobody asks.
+    connection: Option<MultiplexedConnection>,
     /// Its address, for messages.
     name: String,
     /// The database of the connection.
@@ -24,43 +26,95 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    async fn connect(info: ConnectionInfo) -> Result<Self, Failure> {
+    /// One that is not connected to yet.
+    fn new(info: ConnectionInfo) -> Self {
         let (name, database) = (info.addr().to_string(), info.redis_settings().db());
-        let failed = |error: redis::RedisError| Failure::of_server(&name, &error);
-        let client = Client::open(info).map_err(failed)?;
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(Duration::from_secs(2)))
-            .set_response_timeout(Some(PATIENCE));
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)?;
-        Ok(Self { connection, name, database, slots: Vec::new() })
+        Self { info, connection: None, name, database, slots: Vec::new() }
+    }
+
+    async fn connect(info: ConnectionInfo) -> Result<Self, Failure> {
+        let mut node = Self::new(info);
+        node.connection().await?;
+        Ok(node)
+    }
+
+    async fn connection(&mut self) -> Result<&mut MultiplexedConnection, Failure> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => {
+                let failed = |error: redis::RedisError| Failure::of_server(&self.name, &error);
+                let client = Client::open(self.info.clone()).map_err(failed)?;
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(Duration::from_secs(2)))
+                    .set_response_timeout(Some(PATIENCE));
+                client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)?
+            }
+        };
+        Ok(self.connection.insert(connection))
     }
 
     /// Sends a command.
     pub(crate) async fn ask(&mut self, command: &Cmd) -> Result<Value, Failure> {
-        let answer = self.connection.send_packed_command(command).await.and_then(Value::extract_error);
+        let answer = self.connection().await?.send_packed_command(command).await.and_then(Value::extract_error);
         answer.map_err(|error| Failure::of_server(&self.name, &error))
     }
 
     /// Sends several commands in one write. An answer may be an error.
     pub(crate) async fn ask_all(&mut self, commands: &Pipeline, count: usize) -> Result<Vec<Value>, Failure> {
-        let answers = self.connection.send_packed_commands(commands, 0, count).await;
+        let answers = self.connection().await?.send_packed_commands(commands, 0, count).await;
         answers.map_err(|error| Failure::of_server(&self.name, &error))
     }
 
-    pub(crate) fn serves(&self, slot: i64) -> bool {
+    fn serves(&self, slot: i64) -> bool {
         self.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot))
     }
 }
 
-/// Connects to all servers that the locks of an address are on: one, or the masters of a cluster.
-pub(crate) async fn connect(address: &Address) -> Result<Vec<Node>, Failure> {
+/// The servers that the locks of an address are on.
+pub(crate) enum Nodes {
+    One(Node),
+    /// The masters of a cluster, and the node that has named them, which may be none of them, and answers.
+    Cluster {
+        masters: Vec<Node>,
+        guide: Node,
+    },
+}
+
+impl Nodes {
+    /// All of them; there is one at least.
+    pub(crate) fn all(&mut self) -> &mut [Node] {
+        match self {
+            Self::One(node) => std::slice::from_mut(node),
+            Self::Cluster { masters, .. } => masters,
+        }
+    }
+
+    /// The server of a key.
+    pub(crate) async fn of_key(&mut self, key: &[u8]) -> Result<&mut Node, Failure> {
+        match self {
+            Self::One(node) => Ok(node),
+            Self::Cluster { masters, guide } => {
+                let answer = guide.ask(redis::cmd("CLUSTER").arg("KEYSLOT").arg(key)).await?;
+                let Value::Int(slot) = answer else {
+                    return Err(Failure::new(FAILED, "no slot of the key was answered"));
+                };
+                let serving = masters.iter_mut().find(|node| node.serves(slot));
+                serving.ok_or_else(|| Failure::new(REFUSED, format!("no node serves slot {slot}")))
+            }
+        }
+    }
+}
+
+/// Finds the servers of an address. One that is alone is connected to, and the node that names the masters of a cluster; those are when
+/// something is asked of them.
+pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
     match address {
-        Address::Server(url) => Ok(vec![Node::connect(info(url)?).await?]),
+        Address::Server(url) => Ok(Nodes::One(Node::connect(info(url)?).await?)),
         Address::Sentinel { sentinels, master, settings } => {
             let mut failure = Failure::new(UNREACHABLE, format!("no sentinel knows a master named {master}"));
             for url in sentinels {
                 match master_by(url, master, settings).await {
-                    Ok(Some(found)) => return Ok(vec![Node::connect(found).await?]),
+                    Ok(Some(found)) => return Ok(Nodes::One(Node::connect(found).await?)),
                     Ok(None) => {}
                     Err(of_this_one) => failure = of_this_one,
                 }
@@ -71,7 +125,7 @@ pub(crate) async fn connect(address: &Address) -> Result<Vec<Node>, Failure> {
             let mut failure = Failure::new(UNREACHABLE, "no node of the cluster answers");
             for url in urls {
                 match masters_by(url).await {
-                    Ok(nodes) if !nodes.is_empty() => return Ok(nodes),
+                    Ok((masters, guide)) if !masters.is_empty() => return Ok(Nodes::Cluster { masters, guide }),
                     Ok(_) => {}
                     Err(of_this_one) => failure = of_this_one,
                 }
@@ -90,11 +144,11 @@ async fn master_by(url: &str, master: &str, settings: &str) -> Result<Option<Con
     Ok(Some(at(info(settings)?, text(host), port)))
 }
 
-/// The masters of a cluster by the word of one of its nodes.
-async fn masters_by(url: &str) -> Result<Vec<Node>, Failure> {
+/// The masters of a cluster by the word of one of its nodes, and that node.
+async fn masters_by(url: &str) -> Result<(Vec<Node>, Node), Failure> {
     let seed = info(url)?;
-    let mut node = Node::connect(seed.clone()).await?;
-    let answer = node.ask(redis::cmd("CLUSTER").arg("SLOTS")).await?;
+    let mut guide = Node::connect(seed.clone()).await?;
+    let answer = guide.ask(redis::cmd("CLUSTER").arg("SLOTS")).await?;
     let mut masters: Vec<Node> = Vec::new();
     for range in items(&answer) {
         let [Value::Int(first), Value::Int(last), master, ..] = items(range) else { continue };
@@ -107,13 +161,13 @@ async fn masters_by(url: &str) -> Result<Vec<Node>, Failure> {
         match masters.iter_mut().find(|known| known.name == name) {
             Some(known) => known.slots.push((*first, *last)),
             None => {
-                let mut found = Node::connect(place).await?;
+                let mut found = Node::new(place);
                 found.slots.push((*first, *last));
                 masters.push(found);
             }
         }
     }
-    Ok(masters)
+    Ok((masters, guide))
 }
 
 fn info(url: &str) -> Result<ConnectionInfo, Failure> {

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::address::Address;
 use crate::answers::{bytes, field, items, number, text, words};
-use crate::exit::{FAILED, Failure, REFUSED};
-use crate::nodes::{self, Node};
+use crate::exit::Failure;
+use crate::nodes::{self, Nodes};
 use crate::text::printable;
 
 /// How many keys the server looks at in one step of SCAN.
@@ -107,9 +107,9 @@ pub struct Place {
     cursor: u64,
 }
 
-/// Connections for looking: one, or one to each master of a cluster.
+/// Connections for looking: one, or in a cluster one to each master that is asked something.
 pub struct Observer {
-    nodes: Vec<Node>,
+    nodes: Nodes,
     refusals: Refusals,
 }
 
@@ -142,7 +142,7 @@ impl Observer {
     ///
     /// If nobody answers there.
     pub async fn connect(url: &str) -> Result<Self, Failure> {
-        Ok(Self { nodes: nodes::connect(&Address::parse(url)?).await?, refusals: Refusals::default() })
+        Ok(Self { nodes: nodes::find(&Address::parse(url)?).await?, refusals: Refusals::default() })
     }
 
     /// Whether all was told of the locks that were asked about since this was last asked.
@@ -160,26 +160,9 @@ impl Observer {
         }
     }
 
-    /// The server of a key.
-    async fn node_of(&mut self, key: &[u8]) -> Result<&mut Node, Failure> {
-        let mut number = 0;
-        if self.nodes.len() > 1 {
-            let answer = self.first().ask(redis::cmd("CLUSTER").arg("KEYSLOT").arg(key)).await?;
-            let Value::Int(slot) = answer else { return Err(Failure::new(FAILED, "no slot of the key was answered")) };
-            let serving = self.nodes.iter().position(|node| node.serves(slot));
-            number = serving.ok_or_else(|| Failure::new(REFUSED, format!("no node serves slot {slot}")))?;
-        }
-        Ok(&mut self.nodes[number])
-    }
-
-    /// There is one at least.
-    fn first(&mut self) -> &mut Node {
-        &mut self.nodes[0]
-    }
-
     /// Sends a command about a key.
     pub(crate) async fn ask_about(&mut self, key: &[u8], command: &Cmd) -> Result<Value, Failure> {
-        self.node_of(key).await?.ask(command).await
+        self.nodes.of_key(key).await?.ask(command).await
     }
 
     /// A lock with all of its holders, if there is one under the key.
@@ -217,13 +200,13 @@ impl Observer {
         if let Some(pattern) = pattern {
             scan.arg("MATCH").arg(pattern);
         }
-        let answer = self.nodes[place.node].ask(&scan).await?;
+        let answer = self.nodes.all()[place.node].ask(&scan).await?;
         let (cursor, keys) = match items(&answer) {
             [cursor, keys] => (text(cursor).parse().unwrap_or(0), items(keys)),
             _ => (0, &[][..]),
         };
         let next = if cursor > 0 { Place { cursor, ..place } } else { Place { node: place.node + 1, cursor: 0 } };
-        let next = Some(next).filter(|next| next.node < self.nodes.len());
+        let next = Some(next).filter(|next| next.node < self.nodes.all().len());
         Ok((next, keys.iter().map(|key| bytes(key).to_vec()).collect()))
     }
 
@@ -236,7 +219,7 @@ impl Observer {
     pub async fn most_contended(&mut self, count: usize) -> Result<Vec<Lock>, Failure> {
         let asked_for = count.clamp(1, MOST_CONTENDED);
         let mut found = Vec::new();
-        for (number, node) in self.nodes.iter_mut().enumerate() {
+        for (number, node) in self.nodes.all().iter_mut().enumerate() {
             let answer = node.ask(redis::cmd("RLOCK.TOP").arg("COUNT").arg(asked_for)).await?;
             found.extend(items(&answer).iter().map(|map| contended_lock_of(number, map)));
         }
@@ -246,15 +229,15 @@ impl Observer {
         found.truncate(count);
         // The rest of what is shown, for those of which it can be asked over these connections.
         let mut details = HashMap::new();
-        for number in 0..self.nodes.len() {
-            let database = self.nodes[number].database;
+        for number in 0..self.nodes.all().len() {
+            let database = self.nodes.all()[number].database;
             let here = found.iter().filter(|found| (found.node, found.database) == (number, database));
             let keys: Vec<_> = here.map(|found| found.lock.key_bytes.clone()).collect();
             let locks = self.locks(Place { node: number, cursor: 0 }, &keys).await?;
             details.extend(locks.into_iter().map(|lock| ((number, lock.key_bytes.clone()), lock)));
         }
         let complete = |Contended { node, database, lock }: Contended| {
-            if database != self.nodes[node].database {
+            if database != self.nodes.all()[node].database {
                 return Some(Lock { key: format!("{database}/{}", lock.key), ..lock });
             }
             let place = (node, lock.key_bytes.clone());
@@ -278,7 +261,7 @@ impl Observer {
     ///
     /// If the server refuses.
     pub async fn locks(&mut self, place: Place, keys: &[Vec<u8>]) -> Result<Vec<Lock>, Failure> {
-        let node = &mut self.nodes[place.node];
+        let node = &mut self.nodes.all()[place.node];
         let mut locks = Vec::with_capacity(keys.len());
         for keys in keys.chunks(LOCKS_PER_PIPELINE) {
             let mut sizes = redis::pipe();
@@ -316,7 +299,7 @@ impl Observer {
     ///
     /// If the server refuses.
     pub async fn add_longest_waits(&mut self, place: Place, locks: &mut [Lock]) -> Result<(), Failure> {
-        let node = &mut self.nodes[place.node];
+        let node = &mut self.nodes.all()[place.node];
         for locks in locks.chunks_mut(LOCKS_PER_PIPELINE) {
             let mut questions = redis::pipe();
             for lock in &*locks {
@@ -350,8 +333,8 @@ impl Observer {
     ///
     /// If a server refuses.
     pub async fn info(&mut self, section: &str) -> Result<Vec<Vec<(String, String)>>, Failure> {
-        let mut all = Vec::with_capacity(self.nodes.len());
-        for node in &mut self.nodes {
+        let mut all = Vec::with_capacity(self.nodes.all().len());
+        for node in self.nodes.all() {
             let answer = node.ask(redis::cmd("INFO").arg(section)).await?;
             let lines = text(&answer);
             let fields = lines.lines().filter_map(|line| line.split_once(':'));

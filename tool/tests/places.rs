@@ -52,6 +52,32 @@ fn every_command_finds_the_masters_of_a_cluster() {
     go_through(&url, &keys, "wanted");
 }
 
+/// Only `ls` and `top` need all of them.
+#[test]
+fn a_dead_master_of_a_cluster_disturbs_no_key_of_another() {
+    let mut cluster = Cluster::start();
+    let (alive, seed) = (cluster.primary_of("a").port(), cluster.replica_of("a").port());
+    let url = format!("redis+cluster://127.0.0.1:{seed}");
+    // The first by its slots.
+    let dead = cluster.primary_of("b").port();
+    // Nobody takes its place, and the rest goes on without.
+    for node in cluster.nodes() {
+        node.client().call("CONFIG SET cluster-require-full-coverage no");
+        node.client().call("CONFIG SET cluster-replica-no-failover yes");
+    }
+    cluster.node_mut(dead).kill();
+    let token = cluster.node_mut(alive).client().acquire("a alice PX 600000");
+    let (status, shown) = at(&url, "show a");
+    assert!(status == Some(0) && shown.contains(&token.to_string()), "{shown}");
+    assert_eq!(at(&url, "wait a --wait 100ms").0, Some(124));
+    assert_eq!(at(&url, "release --force a").0, Some(0));
+    assert_eq!(at(&url, "run pool:{a} --semaphore 2 -- true").0, Some(0));
+    for line in ["show b", "ls", "top --once"] {
+        assert_eq!(at(&url, line).0, Some(121), "{line}");
+    }
+    cluster.node_mut(dead).restart_in_place(&[]);
+}
+
 #[test]
 fn every_command_finds_the_master_that_sentinel_names() {
     let primary = Server::member(&[]);
