@@ -1,6 +1,7 @@
 //! `run`: what the command gets, what becomes of its status, and that the lock is free afterwards.
 
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 
 use crate::commands::{Desk, Running, finish, rlock, status, text, wait_for_holder};
@@ -96,6 +97,31 @@ fn a_password_is_not_shown() {
     let refused = finish(&server, &format!("ls --url redis://me:secret@127.0.0.1:{}/", server.port()));
     assert_eq!(refused.status.code(), Some(122), "{refused:?}");
     assert!(!text(&refused.stderr).contains("secret"), "{refused:?}");
+    // The scheme was forgotten, or the server is away that has a password in its query.
+    for wrong in ["admin:secret@127.0.0.1:1", "redis+unix:///nowhere/s.sock?pass=secret"] {
+        for line in ["run k", "ls"] {
+            let command = if line == "ls" { "" } else { " -- true" };
+            let output = finish(&server, &format!("{line} --url {wrong}{command}"));
+            assert!(matches!(output.status.code(), Some(121 | 125)), "{output:?}");
+            assert!(!text(&output.stderr).contains("secret"), "{output:?}");
+        }
+    }
+}
+
+/// A parent that ignores it has the kernel forget how its children have ended.
+#[test]
+fn its_status_is_passed_on_when_the_parent_ignores_the_end_of_children() {
+    let server = Server::start();
+    let mut tool = rlock(&server, "run k -- exit 7");
+    let ignore = || {
+        // SAFETY: only numbers are passed.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        Ok(())
+    };
+    // SAFETY: between fork and exec it calls signal(2) alone, which may be called there.
+    unsafe { tool.pre_exec(ignore) };
+    assert_eq!(Running::of(tool).status(), 7);
+    assert_eq!(server.client().holder("k"), None);
 }
 
 /// The lease is far shorter than the command is long.

@@ -17,6 +17,9 @@ impl Signals {
     /// From here on they are taken note of. What was ignored when rlock was started (nohup(1), a job in the background of a script) stays
     /// ignored, also by the command.
     pub(crate) fn listen() -> io::Result<Self> {
+        // Whoever started rlock may ignore the end of children, and the kernel would then forget how the command has ended. Nobody listens here:
+        // that there is a handler is enough, and it stays.
+        drop(unix::signal(SignalKind::child())?);
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let heard = PASSED_ON.into_iter().filter(|signal| !is_ignored(&status, *signal));
         let listen = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
