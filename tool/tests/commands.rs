@@ -22,7 +22,19 @@ pub fn rlock(server: &Server, line: &str) -> Command {
     }
     tool.env("RLOCK_URL", url(server)).stdin(Stdio::null());
     hear_signals(&mut tool);
+    leave_terminal(&mut tool);
     tool
+}
+
+/// The tests may run at a terminal, where commands have no process groups of their own.
+fn leave_terminal(command: &mut Command) {
+    let leave = || {
+        // SAFETY: nothing is passed.
+        unsafe { libc::setsid() };
+        Ok(())
+    };
+    // SAFETY: between fork and exec it calls setsid(2) alone, which may be called there.
+    unsafe { command.pre_exec(leave) };
 }
 
 /// The tests may run where signals are ignored (nohup(1), a job in the background of a script), and what they start would ignore them, too.

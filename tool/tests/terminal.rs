@@ -158,3 +158,14 @@ fn a_command_reads_from_the_terminal() {
     terminal.wait_for("got apple");
     assert_eq!(terminal.status(), 0);
 }
+
+/// What the command reads there, and how it is stopped and continued, does not depend on where its input comes from.
+#[test]
+fn a_command_with_another_input_reads_from_the_terminal() {
+    let server = Server::start();
+    let mut terminal = Terminal::start(&server, "run k -- sh -c 'read word < /dev/tty; echo got $word' < /dev/null");
+    wait_for_holder(&server, "k");
+    terminal.press(b"apple\n");
+    terminal.wait_for("got apple");
+    assert_eq!(terminal.status(), 0);
+}

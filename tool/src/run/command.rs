@@ -1,17 +1,19 @@
 //! The command as a process: how it is started, signalled and waited for.
 //!
-//! With a terminal as its standard input it stays in rlock's process group: the terminal sends what is typed there to both, and the shell
-//! stops and continues both. Otherwise it gets a group of its own, and signals reach all of its processes that stay in it.
+//! At a terminal it stays in rlock's process group: the terminal sends what is typed there to both, lets both read, and the shell stops and
+//! continues both. Otherwise it gets a group of its own, and signals reach all of its processes that stay in it.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
-use std::io::{self, ErrorKind, IsTerminal};
+use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::termios::tcgetpgrp;
 use tokio::process::Child;
 
 use crate::arguments::{Run, name_of};
@@ -35,7 +37,7 @@ impl Command {
         let [program, arguments @ ..] = options.command.as_slice() else {
             return Err(Failure::new(FAILED, "no command"));
         };
-        let has_group = !io::stdin().is_terminal();
+        let has_group = !is_at_terminal();
         let mut command = std::process::Command::new(program);
         command.args(arguments);
         command.env("RLOCK_TOKEN", token.to_string());
@@ -98,6 +100,13 @@ impl Command {
 /// Whether there is somebody who may not be signalled. Any other error means that the command has just ended, which is what is seen next.
 fn is_refused(sent: rustix::io::Result<()>) -> bool {
     sent == Err(Errno::PERM)
+}
+
+/// Whether somebody types to rlock: wherever its input comes from, if its process group is the one that the terminal listens to, and also if it
+/// is not yet, as a job in the background that may be brought to the front, if the terminal is its input.
+fn is_at_terminal() -> bool {
+    let has_front = |terminal: File| tcgetpgrp(terminal).is_ok_and(|front| front == rustix::process::getpgrp());
+    tcgetpgrp(io::stdin()).is_ok() || File::open("/dev/tty").is_ok_and(has_front)
 }
 
 /// Lets the kernel kill the command when rlock ends without having been able to: by SIGKILL, or out of memory.
