@@ -38,7 +38,7 @@ Exit status:
        of ls and top also if it refused to tell of some locks
   123  run: the lock was lost while the command ran
   124  run, wait: the lock was not had, or not free, within --wait
-  125  wrong usage, or rlock itself failed, also to write what it prints
+  125  wrong usage, or rlock itself failed, or could not write what it prints
   126  run: the command was found and could not be run
   127  run: the command was not found
   128+n  a signal n ended the command, or rlock while it waited
