@@ -252,6 +252,19 @@ fn a_request_that_waits_for_a_free_lock() {
 }
 
 #[test]
+fn what_a_replica_is_asked_is_refused() {
+    let told = |sent_ms, answered_ms, outcome| {
+        let mut told = Told::mutex().call(1, ALONE, sent_ms, answered_ms, acquire(1, None, None), outcome);
+        told.0.demotions.push(Possible { from_us: 10_000, until_us: 20_000 });
+        told.broken()
+    };
+    assert_eq!(told(12, 13, Outcome::Granted(5)), [Rule::ReplicaDecidesNothing]);
+    assert_eq!(told(12, 13, Outcome::Refused), []);
+    assert_eq!(told(9, 13, Outcome::Granted(5)), []);
+    assert_eq!(told(12, 21, Outcome::Granted(5)), []);
+}
+
+#[test]
 fn a_wait_without_an_answer_ends_in_time() {
     let wait = acquire(1, Some(500), None);
     let told =

@@ -108,9 +108,9 @@ impl Campaign {
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
             check_life(name, server.is_alive(), &server.log(), &mut violations);
         }
-        let (keys, pauses) = (keys.to_vec(), interruptions.pauses);
+        let (keys, Interruptions { pauses, demotions, .. }) = (keys.to_vec(), interruptions);
         let (is_of_several_servers, is_undisturbed) = (self.faults.moves_slots(), self.faults == Faults::Clock);
-        let mut history = History { keys, operations, pauses, is_of_several_servers, is_undisturbed };
+        let mut history = History { keys, operations, pauses, demotions, is_of_several_servers, is_undisturbed };
         violations.extend(rules::check(&mut history));
         if violations.is_empty() {
             // Otherwise what was found explains why it failed.

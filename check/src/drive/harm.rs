@@ -148,6 +148,8 @@ pub(super) struct Interruptions {
     pub(super) takeovers_us: Vec<u64>,
     /// The server gave nobody anything, so that its replica could hear all of it.
     pub(super) pauses: Vec<Possible>,
+    /// The server was a replica.
+    pub(super) demotions: Vec<Possible>,
 }
 
 impl Interruptions {
@@ -252,7 +254,7 @@ impl Harm<'_> {
                 }
                 Ok(())
             }
-            Faults::Memory => between(address, span, &["CONFIG SET maxmemory 1"], &["CONFIG SET maxmemory 0"]),
+            Faults::Memory => between(address, span, "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0").map(drop),
             Faults::FullDisk => {
                 self.master.limit_files(Some(0))?;
                 thread::sleep(span * 4);
@@ -295,7 +297,11 @@ impl Harm<'_> {
                 }
                 moved
             }
-            Faults::Demotion => between(address, span, &["REPLICAOF 127.0.0.1 1"], &["REPLICAOF NO ONE"]),
+            Faults::Demotion => {
+                let demotion = between(address, span, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE")?;
+                self.interruptions.demotions.push(demotion);
+                Ok(())
+            }
         }
     }
 }
@@ -361,17 +367,15 @@ impl Harm<'_> {
     }
 }
 
-/// Does something, and after a while something else.
-fn between(address: SocketAddr, lasts: Duration, first: &[&str], then: &[&str]) -> Result<()> {
+/// Does something, and after a while something else. Returns when the first had been done, and the second not yet.
+fn between(address: SocketAddr, lasts: Duration, first: &str, then: &str) -> Result<Possible> {
     let mut control = Connection::open(address)?;
-    for words in first {
-        control.ask(words)?;
-    }
+    control.ask(first)?;
+    let from_us = now_us();
     thread::sleep(lasts);
-    for words in then {
-        control.ask(words)?;
-    }
-    Ok(())
+    let until_us = now_us();
+    control.ask(then)?;
+    Ok(Possible { from_us, until_us })
 }
 
 /// Cuts some of the connections, but for those that listen.

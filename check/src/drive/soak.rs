@@ -10,11 +10,14 @@ use super::campaign::{Campaign, check_leftovers, text};
 use super::harm::Faults;
 use super::server::{Disk, Program, Server, WallClock};
 use super::wire::Connection;
-use crate::history::{History, Violation};
+use crate::history::{History, Rule, Violation};
 use crate::rules;
 
 /// How long a round is.
 const ROUND: Duration = Duration::from_secs(20);
+
+/// How much more `used_memory` may be at the end: what is lost with each round adds up to more in an hour.
+const MOST_GROWTH: f64 = 1024.0 * 1024.0;
 
 /// How many pairs of ACQUIRE and RELEASE are timed after each round.
 const TIMED: usize = 2_000;
@@ -86,7 +89,18 @@ pub fn soak(
         show(&sample);
         soaked.samples.push(sample);
     }
+    soaked.violations.extend(growth(&soaked.samples));
     Ok(soaked)
+}
+
+/// Whether the server's memory has grown by more than what rounds differ by.
+fn growth(samples: &[Sample]) -> Option<Violation> {
+    let hours = samples.last()?.at_s / 3600.0;
+    let grown = slope_by_hour(samples, |sample| sample.used) * hours;
+    (grown > MOST_GROWTH).then(|| {
+        let story = format!("used_memory has grown by {:.0} KiB", grown / 1024.0);
+        Violation { rule: Rule::NothingIsLeftOver, story }
+    })
 }
 
 /// How much something grows by the hour: the line through all samples but the first one, in which the server takes what it will use.
@@ -171,5 +185,8 @@ mod tests {
         let samples = [sample(1.0, 5000.0), sample(10.0, 100.0), sample(20.0, 110.0), sample(30.0, 120.0)];
         assert_eq!(slope_by_hour(&samples, |sample| sample.used).round() as i64, 3600);
         assert_eq!(slope_by_hour(&samples, |sample| sample.resident).round() as i64, 0);
+        assert_eq!(growth(&samples), None);
+        let leak = [sample(0.0, 0.0), sample(20.0, 1e6), sample(1200.0, 2e6), sample(2400.0, 3e6), sample(3600.0, 4e6)];
+        assert_eq!(growth(&leak).map(|violation| violation.rule), Some(Rule::NothingIsLeftOver));
     }
 }

@@ -5,11 +5,27 @@ mod exclusion;
 mod order;
 mod waiting;
 
-use crate::history::{History, Violation};
-use crate::timeline::{Grant, each_key};
+use crate::history::{Call, History, Outcome, Rule, Violation};
+use crate::timeline::{Grant, Possible, each_key};
 
 /// How many violations of a history are told.
 const MAX_TOLD: usize = 1000;
+
+/// What was sent to a replica, and answered by it, was refused.
+fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
+    for Possible { from_us, until_us } in &history.demotions {
+        let within = history.operations.iter().filter(|one| *from_us <= one.sent_us && one.answered_us <= *until_us);
+        for one in within.filter(|one| one.call != Call::Look) {
+            if let Outcome::Granted(_) | Outcome::Number(_) = one.outcome {
+                let story = format!(
+                    "{} asked a replica {:?} of {}, and was answered {:?}",
+                    one.owner, one.call, one.key, one.outcome
+                );
+                violations.push(Violation { rule: Rule::ReplicaDecidesNothing, story });
+            }
+        }
+    }
+}
 
 /// Checks a history by every rule. Sorts its operations.
 #[must_use]
@@ -33,6 +49,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
         }
     });
     order::check_tokens(&mut grants, &mut violations);
+    check_demotions(history, &mut violations);
     history.keys = keys;
     violations.truncate(MAX_TOLD);
     violations
