@@ -130,7 +130,10 @@ impl Member {
             master.port()
         );
         fs::write(&configuration, text)?;
-        let process = Command::new(server)
+        // It ends with this process, however that ends.
+        let process = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(server)
             .arg(configuration)
             .arg("--sentinel")
             .stdin(Stdio::null())

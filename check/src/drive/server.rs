@@ -298,3 +298,26 @@ impl WallClock {
         Ok(file.write_all(&(ahead_ms * 1_000).to_ne_bytes())?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn running(program: &str, arguments: &[&str]) -> Server {
+        let child = Command::new(program).args(arguments).spawn().expect("a program that is everywhere");
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let program = Program::alone(program.into(), PathBuf::new());
+        Server { child, address, folder, program, environment: Vec::new(), bus_port: None }
+    }
+
+    #[test]
+    fn an_end_by_itself_is_not_taken_for_a_kill() {
+        let mut crashed = running("false", &[]);
+        while crashed.is_alive() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        crashed.kill().expect_err("it has ended before");
+        running("sleep", &["60"]).kill().expect("it has not");
+    }
+}
