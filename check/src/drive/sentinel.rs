@@ -130,7 +130,7 @@ impl Member {
             master.port()
         );
         fs::write(&configuration, text)?;
-        // It ends with this process, however that ends.
+        // It ends with this thread, however the process ends.
         let process = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(server)

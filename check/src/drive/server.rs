@@ -216,7 +216,7 @@ fn spawn(
 ) -> Result<Child> {
     let module = fs::canonicalize(&program.module)
         .with_context(|| format!("there is no module at {}", program.module.display()))?;
-    // A file that may not grow is an error to the server then, and not its end. The server ends with this process, however that ends.
+    // A file that may not grow is an error to the server then, and not its end. The server ends with this thread, however the process ends.
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' XFSZ; exec setpriv --pdeathsig KILL -- \"$0\" \"$@\""]).arg(&program.server);
     command

@@ -35,8 +35,8 @@ impl Worker {
         let party = self.party(|_| true);
         let party = Party { asked: 1, ..party };
         let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
-        let sent_us = now_us();
         let answer = self.connection.call(&format!("{} NOTIFY {}", self.wish(&party, wish), self.channel()));
+        let sent_us = self.connection.sent_us();
         let outcome = match answer {
             // It has to wait.
             Outcome::Number(0) => self.hear(&mut subscriber, party.owner, wish),
@@ -97,8 +97,8 @@ impl Worker {
         let party = if holder.is_some() { self.own_waiter() } else { Party { asked: 1, ..self.party(|_| true) } };
         let mut subscriber = self.listen()?;
         let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
-        let sent_us = now_us();
         let mut answer = self.connection.call(&format!("{} NOTIFY {}", self.wish(&party, wish), self.channel()));
+        let sent_us = self.connection.sent_us();
         let waits = answer == Outcome::Number(0);
         if waits {
             self.pause(300);

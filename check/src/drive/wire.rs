@@ -28,6 +28,8 @@ pub fn now_us() -> u64 {
 pub struct Connection {
     inner: redis::Connection,
     address: SocketAddr,
+    /// See [`Connection::sent_us`].
+    sent_us: u64,
     left: Vec<(SocketAddr, redis::Connection)>,
 }
 
@@ -38,7 +40,7 @@ impl Connection {
     ///
     /// If nobody answers there.
     pub fn open(address: SocketAddr) -> Result<Self> {
-        Ok(Self { inner: connect(address)?, address, left: Vec::new() })
+        Ok(Self { inner: connect(address)?, address, sent_us: 0, left: Vec::new() })
     }
 
     /// Asks something in words, and waits for the answer.
@@ -88,6 +90,7 @@ impl Connection {
     /// Asks for something about a lock.
     pub fn call(&mut self, words: &str) -> Outcome {
         let command = command(words);
+        self.sent_us = now_us();
         let mut answer = command.query::<Value>(&mut self.inner);
         for _ in 0..MOST_REDIRECTIONS {
             let Some((node, is_asking)) = answer.as_ref().err().and_then(redirection) else { break };
@@ -95,9 +98,15 @@ impl Connection {
             if self.go_to(node).is_err() || (is_asking && self.ask("ASKING").is_err()) {
                 break;
             }
+            self.sent_us = now_us();
             answer = command.query::<Value>(&mut self.inner);
         }
         outcome(answer)
+    }
+
+    /// When the last call was sent. What was sent on to another node did nothing before, and waits there anew.
+    pub(super) fn sent_us(&self) -> u64 {
+        self.sent_us
     }
 
     fn go_to(&mut self, node: SocketAddr) -> Result<()> {

@@ -245,8 +245,8 @@ impl Worker {
 
     /// Asks over this client's own connection, and records what comes of it.
     pub(super) fn ask(&mut self, party: &Party, words: &str, call: Call) -> Outcome {
-        let sent_us = now_us();
         let outcome = self.connection.call(words);
+        let sent_us = self.connection.sent_us();
         let outcome = if matches!(call, Call::Acquire { .. }) { as_grant(outcome) } else { outcome };
         self.record(party, sent_us, now_us(), call, outcome);
         outcome

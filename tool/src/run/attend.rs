@@ -38,6 +38,12 @@ impl Notice {
         let kill_after = options.kill_after.unwrap_or(third.min(LONGEST_NOTICE));
         Self { before: kill_after.min(third), kill_after }
     }
+
+    /// Whether a command that ends so long after a signal may have ended because of it. A signal of long ago meant something else, such as
+    /// SIGHUP to a command that read its settings again.
+    fn explains_an_end(&self, after: Duration) -> bool {
+        after <= self.kill_after.max(LONGEST_NOTICE)
+    }
 }
 
 /// Stays with the command until it ends. Returns its status, or that the lock was lost and the command ended for it.
@@ -48,19 +54,21 @@ pub(super) async fn attend<K: Kind>(
     notice: Notice,
     name: &str,
 ) -> Result<u8, Failure> {
-    let mut was_asked_to_end = false;
+    let mut asked_to_end: Option<Instant> = None;
     loop {
         tokio::select! {
             biased;
             status = command.ended() => {
-                if was_asked_to_end {
+                if asked_to_end.is_some_and(|asked| notice.explains_an_end(asked.elapsed())) {
                     let was_lost = !guard.is_held();
                     end_group(guard, command, signals, Instant::now() + notice.kill_after, was_lost).await;
                 }
                 return status;
             }
             signal = signals.next() => {
-                was_asked_to_end |= ASK_TO_END.contains(&signal);
+                if ASK_TO_END.contains(&signal) {
+                    asked_to_end = Some(Instant::now());
+                }
                 command.pass_on(signal);
             }
             () = about_to_be_lost(guard, notice.before) => break,
@@ -156,5 +164,15 @@ mod tests {
         assert_eq!(notice_ms("--session 0"), (5000, 5000));
         assert_eq!(notice_ms("--kill-after 1m"), (10_000, 60_000));
         assert_eq!(notice_ms("--kill-after 0"), (0, 0));
+    }
+
+    #[test]
+    fn a_signal_of_long_ago_explains_no_end() {
+        let explains = |kill_after_s, after_s| {
+            let notice = Notice { before: Duration::ZERO, kill_after: Duration::from_secs(kill_after_s) };
+            notice.explains_an_end(Duration::from_secs(after_s))
+        };
+        assert!(explains(0, 5) && explains(60, 60));
+        assert!(!explains(0, 6) && !explains(60, 61));
     }
 }
