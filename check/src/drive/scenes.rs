@@ -76,10 +76,11 @@ impl Worker {
         let wish = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let words = self.wish(&party, wish);
         let mut second = Connection::open(self.address)?;
+        // What could not be sent has no answer: the connection is lost.
         let first_us = now_us();
-        self.connection.send(&words)?;
+        let _ = self.connection.send(&words);
         let second_us = now_us();
-        second.send(&words)?;
+        let _ = second.send(&words);
         let first = as_grant(self.connection.receive());
         self.record(&Party { asked: 1, ..party }, first_us, now_us(), wish.call(), first);
         let outcome = as_grant(second.receive());
@@ -121,25 +122,40 @@ impl Worker {
         let mut to_kill = Connection::open(self.address)?;
         let Value::Int(client) = to_kill.ask("CLIENT ID")? else { bail!("a client has an id") };
         let killed_us = now_us();
-        to_kill.send(&self.wish(&killed, wish))?;
-        self.wait_for_waiters(1)?;
-        let next = self.stand_behind(1)?;
-        let sent_us = now_us();
-        self.connection.ask("MULTI")?;
-        self.connection.ask(&self.words(&holder, "RELEASE"))?;
-        self.connection.ask(&format!("CLIENT KILL ID {client}"))?;
-        let answer = self.connection.ask("EXEC");
-        let answered_us = now_us();
-        let released = match answer {
-            Ok(Value::Array(answers)) => answers.first().map_or(Outcome::Unknown, number),
-            _ => Outcome::Unknown,
+        let next = to_kill
+            .send(&self.wish(&killed, wish))
+            .and_then(|()| self.wait_for_waiters(1))
+            .and_then(|()| self.stand_behind(1));
+        let next = match next {
+            Ok(next) => next,
+            Err(error) => {
+                self.record(&killed, killed_us, now_us(), wish.call(), Outcome::Unknown);
+                return Err(error);
+            }
         };
+        let sent_us = now_us();
+        let released = self.release_and_kill(&holder, client);
+        let answered_us = now_us();
         self.record(&holder, sent_us, answered_us, Call::Release { count: 1, token: None, request_id: None }, released);
         // Of a transaction without an answer it is not known what it did.
         let undone = if released == Outcome::Unknown { Outcome::Unknown } else { Outcome::Undone };
         self.record(&killed, killed_us, answered_us, wish.call(), undone);
         self.take_turn(next);
         Ok(())
+    }
+
+    /// In one transaction, a hold is released, and the connection of a waiter is closed. What the release was answered.
+    fn release_and_kill(&mut self, holder: &Party, client: i64) -> Outcome {
+        let release = self.words(holder, "RELEASE");
+        for words in ["MULTI", &release, &format!("CLIENT KILL ID {client}")] {
+            if self.connection.ask(words).is_err() {
+                return Outcome::Unknown;
+            }
+        }
+        match self.connection.ask("EXEC") {
+            Ok(Value::Array(answers)) => answers.first().map_or(Outcome::Unknown, number),
+            _ => Outcome::Unknown,
+        }
     }
 
     /// A new owner that asks once for this client's own key.
@@ -163,9 +179,11 @@ impl Worker {
         let (party, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
         let mut connection = Connection::open(self.address)?;
         let sent_us = now_us();
-        connection.send(&self.wish(&party, wish))?;
-        if others > 0 {
-            self.wait_for_waiters(others + 1)?;
+        let sent = connection.send(&self.wish(&party, wish));
+        let waits = sent.and_then(|()| if others > 0 { self.wait_for_waiters(others + 1) } else { Ok(()) });
+        if let Err(error) = waits {
+            self.record(&party, sent_us, now_us(), wish.call(), Outcome::Unknown);
+            return Err(error);
         }
         Ok(Behind { party, wish, connection, sent_us })
     }

@@ -77,8 +77,14 @@ impl Worker {
         let deaf = self.own_waiter();
         let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let deaf_us = now_us();
-        self.connection.ask(&format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key))?;
-        let next = self.stand_behind(1)?;
+        let words = format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key);
+        let next = match self.connection.ask(&words).and_then(|_| self.stand_behind(1)) {
+            Ok(next) => next,
+            Err(error) => {
+                self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Unknown);
+                return Err(error);
+            }
+        };
         self.release(&holder, 1, None);
         self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Undone);
         self.take_turn(next);
