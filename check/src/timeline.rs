@@ -10,6 +10,8 @@
 
 mod meant;
 
+use std::collections::{HashMap, HashSet};
+
 use self::meant::{Cancelled, check_untouched};
 use crate::history::{Call, History, Mode, Operation, Outcome, Rule, Violation};
 
@@ -159,6 +161,7 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
     let mut violations = Vec::new();
     let History { operations, pauses, is_undisturbed, .. } = history;
     let (is_undisturbed, pauses) = (*is_undisturbed, pauses.as_slice());
+    let of_many = if is_undisturbed { HashSet::new() } else { owners_of_many_keys(operations) };
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };
@@ -170,12 +173,28 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
             let mut owner = Owner::new(is_undisturbed, pauses);
             for operation in of_owner {
                 owner.take(operation, &mut timeline, &mut violations);
+                if of_many.contains(&operation.owner) && matches!(operation.call, Call::Acquire { .. }) {
+                    // Those behind it wait as well, until nobody holds any other of its keys: where holds are lost with clients, for a lease.
+                    timeline.possible.push(Possible { from_us: operation.sent_us, until_us: operation.answered_us });
+                }
             }
             owner.end(of_owner, &mut timeline);
         }
         each(&timeline, &mut violations);
     }
     violations
+}
+
+/// The owners that have asked for many keys at once.
+fn owners_of_many_keys(operations: &[Operation]) -> HashSet<u64> {
+    let mut keys: HashMap<u64, u32> = HashMap::new();
+    let mut has_other_key = |one: &Operation| *keys.entry(one.owner).or_insert(one.key) != one.key;
+    operations
+        .iter()
+        .filter(|one| matches!(one.call, Call::Acquire { .. }))
+        .filter(|one| has_other_key(one))
+        .map(|one| one.owner)
+        .collect()
 }
 
 /// Where nothing fails, a request is answered, and ended by its own owner only.

@@ -251,6 +251,30 @@ fn a_request_that_waits_for_a_free_lock() {
     assert_eq!(told(2_200).broken(), [Rule::NoLostWakeUp]);
 }
 
+/// The other key is held by a client that was lost.
+#[test]
+fn who_waits_behind_a_request_for_many_keys_waits_for_all_of_them() {
+    let wait = acquire(1, Some(3_000), None);
+    let told = |asks_for_many: bool| {
+        let mut told = Told::mutex();
+        told.0.keys.push(Key { name: "other".into(), kind: Kind::Mutex, permits: 1 });
+        told = told.call(1, ALONE, 20, 3_020, wait, Outcome::Nil).call(2, ALONE, 30, 3_030, wait, Outcome::Nil);
+        if asks_for_many {
+            let other = Operation { key: 1, ..told.0.operations[0] };
+            told.0.operations.extend([
+                other,
+                Operation { owner: 3, outcome: Outcome::Unknown, sent_us: 1, answered_us: 2, ..other },
+            ]);
+        }
+        told
+    };
+    assert_eq!(told(false).broken(), [Rule::NoLostWakeUp]);
+    assert_eq!(told(true).broken(), []);
+    let mut undisturbed = told(true);
+    undisturbed.0.is_undisturbed = true;
+    assert_eq!(undisturbed.broken(), [Rule::NoLostWakeUp, Rule::ServerLives]);
+}
+
 #[test]
 fn what_a_replica_is_asked_is_refused() {
     let told = |sent_ms, answered_ms, outcome| {
