@@ -97,9 +97,8 @@ impl Worker {
         let grace_ms = rand::Rng::random_range(&mut self.random, 0..40);
         let wish = self.limit(Wish { session_ms: Some(grace_ms), ..Wish::WAIT });
         let mut connection = Connection::open(self.address)?;
-        let sent_us = now_us();
         let outcome = as_grant(connection.call(&self.wish(&party, wish)));
-        let answered_us = now_us();
+        let (sent_us, answered_us) = (connection.sent_us(), now_us());
         self.record(&party, sent_us, answered_us, wish.call(), outcome);
         if matches!(outcome, Outcome::Granted(_)) {
             self.pause(200);
