@@ -95,7 +95,8 @@ fn disarm() {
 pub(crate) fn on_timer(ctx: Ctx<'_>) {
     ARMED.with(|armed| *armed = None);
     if HAS_RUN.swap(true, Ordering::Relaxed) {
-        ffi::call_in_next_turn();
+        // There the server has read the clock anew.
+        ffi::arm_in_next_turn();
         return;
     }
     let flags = ctx.flags();
@@ -111,11 +112,6 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
         arm_soon();
     }
-}
-
-/// The timer went off twice in the last turn: it is started anew where the server has read the clock anew.
-pub(crate) fn on_next_turn() {
-    arm_soon();
 }
 
 /// Takes steps until there is nothing left to do (`true`), or the time is used up.

@@ -136,7 +136,7 @@ pub struct History {
     pub operations: Vec<Operation>,
     /// When the server gave nobody anything, as it does before it lets a replica take over.
     pub pauses: Vec<crate::timeline::Possible>,
-    /// When the server was a replica.
+    /// When the server was a replica, in the order of time.
     pub demotions: Vec<crate::timeline::Possible>,
     /// Several servers gave locks at the same time, each those keys that it had. Tokens are compared on each key then: servers promise
     /// nothing of each other's.

@@ -45,17 +45,20 @@ pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
 /// sleep: one that is started then goes off when the sleep ends.
 pub(crate) fn wake_event_loop() {
     unsafe extern "C" fn on_wake(_data: *mut c_void) {}
-    // SAFETY: the callback does nothing, with a null pointer.
-    unsafe { api!(RedisModule_EventLoopAddOneShot, Some(on_wake), ptr::null_mut()) };
+    in_next_turn(on_wake);
 }
 
-/// Calls `timer::on_next_turn` in the next turn of the event loop, before the server looks at its timers.
-pub(crate) fn call_in_next_turn() {
+/// Arms the timer in the next turn of the event loop, before the server looks at its timers.
+pub(crate) fn arm_in_next_turn() {
     unsafe extern "C" fn on_next_turn(_data: *mut c_void) {
-        guard((), crate::timer::on_next_turn);
+        guard((), crate::timer::arm_soon);
     }
-    // SAFETY: the callback takes a null pointer, and has no use for it.
-    unsafe { api!(RedisModule_EventLoopAddOneShot, Some(on_next_turn), ptr::null_mut()) };
+    in_next_turn(on_next_turn);
+}
+
+fn in_next_turn(callback: unsafe extern "C" fn(*mut c_void)) {
+    // SAFETY: the callbacks of this file take a null pointer, and have no use for it.
+    unsafe { api!(RedisModule_EventLoopAddOneShot, Some(callback), ptr::null_mut()) };
 }
 
 /// Stops a timer.

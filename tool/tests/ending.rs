@@ -175,18 +175,22 @@ fn a_rlock_that_was_stopped_ends_the_command_as_soon_as_it_goes_on() {
 
 #[test]
 fn timed_a_server_that_is_silent_ends_the_command_before_the_lease_ends() {
-    let (mut server, desk) = (Server::start(), Desk::new());
-    let lease = Duration::from_secs(3);
-    let mut run = Running::start(&server, &format!("run k --lease 3s -- {}", waiting(&desk, "trap '' TERM;")));
-    let command = desk.process("id");
+    let (server, desk) = (Server::start(), Desk::new());
+    let run = Running::start(&server, &format!("run k --lease 3s -- {}", waiting(&desk, "trap '' TERM;")));
+    assert_ends_before_its_lease_of_3_s(server, run, desk.process("id"));
+}
+
+/// A process of a command ends while the server is silent.
+#[track_caller]
+fn assert_ends_before_its_lease_of_3_s(mut server: Server, mut run: Running, process: i32) {
     let watch = Stopwatch::start();
     let mut took = Duration::ZERO;
     server.while_stopped(|| {
-        wait_for_end_of(command);
+        wait_for_end_of(process);
         took = watch.elapsed();
     });
     // The last renewal was sent before the server was stopped.
-    assert!(took < lease + watch.lateness(), "{took:?}");
+    assert!(took < Duration::from_secs(3) + watch.lateness(), "{took:?}");
     assert_eq!(run.status(), 123);
     server.assert_alive();
 }
@@ -194,22 +198,11 @@ fn timed_a_server_that_is_silent_ends_the_command_before_the_lease_ends() {
 /// However long it may take to end: nothing that can be ended goes on when the lock may be another's.
 #[test]
 fn timed_what_the_command_has_started_does_not_outlive_the_lease() {
-    let (mut server, desk) = (Server::start(), Desk::new());
-    let lease = Duration::from_secs(3);
+    let (server, desk) = (Server::start(), Desk::new());
     let line = format!("run k --lease 3s --kill-after 1m -- sh -c \"{}\" & {}", deaf(&desk), waiting(&desk, ""));
-    let mut run = Running::start(&server, &line);
+    let run = Running::start(&server, &line);
     desk.wait_for("id");
-    let grandchild = desk.process("deaf");
-    let watch = Stopwatch::start();
-    let mut took = Duration::ZERO;
-    server.while_stopped(|| {
-        wait_for_end_of(grandchild);
-        took = watch.elapsed();
-    });
-    // The last renewal was sent before the server was stopped.
-    assert!(took < lease + watch.lateness(), "{took:?}");
-    assert_eq!(run.status(), 123);
-    server.assert_alive();
+    assert_ends_before_its_lease_of_3_s(server, run, desk.process("deaf"));
 }
 
 /// What it has to say goes where nobody reads: a full disk, a pipe whose reader is gone.

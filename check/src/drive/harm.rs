@@ -283,16 +283,16 @@ impl Harm<'_> {
             }
             Faults::SlotMoves => self.move_slot(|_| Ok(())),
             Faults::SlotMovesAndKills => {
-                let mut pauses = Interruptions::default();
+                let mut kills = Vec::new();
                 let moved = self.move_slot(|ends| {
                     if random.random_bool(KILLED) {
                         let (killed, from_us) = (random.random_range(0..ends.len()), now_us());
                         ends.get_mut(killed).map_or(Ok(()), |end| end.kill_and_restart())?;
-                        pauses.pause(from_us, now_us() + COMES_BACK_US);
+                        kills.push((from_us, now_us() + COMES_BACK_US));
                     }
                     Ok(())
                 });
-                for Possible { from_us, until_us } in pauses.pauses {
+                for (from_us, until_us) in kills {
                     self.interruptions.pause(from_us, until_us);
                 }
                 moved

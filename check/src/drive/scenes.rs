@@ -173,7 +173,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets a request wait for this client's own key, behind some that wait already.
+    /// Lets a request wait for this client's own key, behind some that wait already. Of one that is alone nobody looks whether it waits: what it
+    /// waits for may be over by then.
     pub(super) fn stand_behind(&mut self, others: usize) -> Result<Behind> {
         let (party, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
         let mut connection = Connection::open(self.address)?;

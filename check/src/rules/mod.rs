@@ -5,24 +5,25 @@ mod exclusion;
 mod order;
 mod waiting;
 
-use crate::history::{Call, History, Outcome, Rule, Violation};
-use crate::timeline::{Grant, Possible, each_key};
+use crate::history::{Call, History, Operation, Outcome, Rule, Violation};
+use crate::timeline::{Grant, each_key};
 
 /// How many violations of a history are told.
 const MAX_TOLD: usize = 1000;
 
 /// What was sent to a replica, and answered by it, was refused.
 fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
-    for Possible { from_us, until_us } in &history.demotions {
-        let within = history.operations.iter().filter(|one| *from_us <= one.sent_us && one.answered_us <= *until_us);
-        for one in within.filter(|one| one.call != Call::Look) {
-            if let Outcome::Granted(_) | Outcome::Number(_) = one.outcome {
-                let story = format!(
-                    "{} asked a replica {:?} of {}, and was answered {:?}",
-                    one.owner, one.call, one.key, one.outcome
-                );
-                violations.push(Violation { rule: Rule::ReplicaDecidesNothing, story });
-            }
+    // They are in the order of time.
+    let last_before = |one: &Operation| {
+        let begun = history.demotions.partition_point(|demotion| demotion.from_us <= one.sent_us);
+        history.demotions.get(begun.checked_sub(1)?)
+    };
+    let is_answered = |one: &&Operation| matches!(one.outcome, Outcome::Granted(_) | Outcome::Number(_));
+    for one in history.operations.iter().filter(is_answered).filter(|one| one.call != Call::Look) {
+        if last_before(one).is_some_and(|demotion| one.answered_us <= demotion.until_us) {
+            let Operation { owner, key, call, outcome, .. } = one;
+            let story = format!("{owner} asked a replica {call:?} of {key}, and was answered {outcome:?}");
+            violations.push(Violation { rule: Rule::ReplicaDecidesNothing, story });
         }
     }
 }
