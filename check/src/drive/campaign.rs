@@ -65,8 +65,11 @@ const SHORT_LEASES: Limits = Limits { lease_ms: 1_500, wait_ms: LONG_WAIT_MS };
 /// How long a server without a listener needs to stop propagating, and then some.
 const UNHEARD: Duration = Duration::from_millis(2_500);
 
-/// How many locks of each kind clients compete for.
-const LOCKS: u64 = 3;
+/// For so many clients there is one more lock of each kind to compete for. Fewer clients are in each other's way too rarely; more only wait.
+const CLIENTS_PER_SET: u64 = 6;
+
+/// A request for many keys is for three mutexes at most.
+const LEAST_SETS: u64 = 3;
 
 /// All keys and channels of a campaign end in it, so in a cluster they are in one slot.
 pub(super) const SLOT: &str = "{slot}";
@@ -138,13 +141,14 @@ impl Campaign {
     /// Some locks of each kind to compete for, and one for each client alone.
     fn keys(&self) -> Arc<[Key]> {
         let mut keys = Vec::new();
+        let sets = self.workers.div_ceil(CLIENTS_PER_SET).max(LEAST_SETS);
         for (name, kind, permits) in [
             ("mutex", Kind::Mutex, 1),
             ("fair", Kind::Fair, 1),
             ("rwlock", Kind::RwLock, 1),
             ("semaphore", Kind::Semaphore, 4),
         ] {
-            keys.extend((0..LOCKS).map(|number| Key { name: format!("{name}-{number}{SLOT}"), kind, permits }));
+            keys.extend((0..sets).map(|number| Key { name: format!("{name}-{number}{SLOT}"), kind, permits }));
         }
         keys.extend((0..self.workers).map(|number| Key {
             name: format!("own-{number}{SLOT}"),

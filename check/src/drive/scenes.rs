@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use redis::Value;
 
-use super::wire::{Connection, as_grant, now_us};
+use super::wire::{Connection, as_grant, now_us, outcome};
 use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Kind, Mode, Outcome};
 
@@ -49,6 +49,9 @@ impl Worker {
             return Ok(());
         }
         self.pause(200);
+        if rand::Rng::random_bool(&mut self.random, 0.3) {
+            self.renew_many(&party, &keys, &about, lease_ms);
+        }
         let sent_us = now_us();
         let answer = self.connection.ask(&format!("RLOCK.MRELEASE {about}"));
         let answered_us = now_us();
@@ -68,6 +71,21 @@ impl Worker {
             );
         }
         Ok(())
+    }
+
+    /// MRENEW of what was granted together. Its answer is what the shortest of the leases has left.
+    fn renew_many(&mut self, party: &Party, keys: &[usize], about: &str, lease_ms: u64) {
+        let sent_us = now_us();
+        let left = match self.connection.ask(&format!("RLOCK.MRENEW {about} PX {lease_ms}")) {
+            Ok(answer) => number(&answer),
+            Err(error) if format!("{error:#}").contains("NOTOWNER") => Outcome::NotOwner,
+            Err(_) => Outcome::Unknown,
+        };
+        let answered_us = now_us();
+        for key in keys {
+            let party = Party { key: *key, ..*party };
+            self.record(&party, sent_us, answered_us, Call::Renew { lease_ms, token: None }, left);
+        }
     }
 
     /// The same request over two connections: one takes the other's place.
@@ -124,7 +142,7 @@ impl Worker {
         let next = to_kill
             .send(&self.wish(&killed, wish))
             .and_then(|()| self.wait_for_waiters(1))
-            .and_then(|()| self.stand_behind(1));
+            .and_then(|()| self.stand_in_line(2));
         let next = match next {
             Ok(next) => next,
             Err(error) => {
@@ -167,20 +185,48 @@ impl Worker {
     pub(super) fn lapse(&mut self) -> Result<()> {
         let mut holder = self.party_of(self.own_key, Mode::Exclusive);
         if self.acquire(&mut holder, Wish { lease_ms: FORGOTTEN_LEASE_MS, ..Wish::WAIT }) {
-            let next = self.stand_behind(0)?;
+            // What it waits for may be over at once.
+            let next = self.stand_in_line(0)?;
             self.take_turn(next);
         }
         Ok(())
     }
 
-    /// Lets a request wait for this client's own key, behind some that wait already. Of one that is alone nobody looks whether it waits: what it
-    /// waits for may be over by then.
-    pub(super) fn stand_behind(&mut self, others: usize) -> Result<Behind> {
+    /// A hold that somebody else ends, with the key or without, and a request that waits for it. On a key that nobody else uses, so that it is known
+    /// who is next.
+    pub(super) fn be_removed(&mut self) -> Result<()> {
+        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        if !self.acquire(&mut holder, Wish::WAIT) {
+            return Ok(());
+        }
+        let next = self.stand_in_line(1)?;
+        let name = self.keys.get(self.own_key).map(|key| key.name.clone()).unwrap_or_default();
+        let removals = ["DEL {}", "UNLINK {}", "PEXPIRE {} 0", "RENAME {} removed-{}", "RLOCK.FORCERELEASE {}"];
+        let removal =
+            rand::seq::IndexedRandom::choose(removals.as_slice(), &mut self.random).copied().unwrap_or_default();
+        let answer = self.connection.call_value(&removal.replace("{}", &name));
+        let removed = match answer {
+            Ok(Value::Int(0)) => Outcome::NotOwner,
+            // All counts of it.
+            Ok(_) => Outcome::Number(0),
+            Err(error) => outcome(Err(error)),
+        };
+        let call = Call::Release { count: 1, token: None, request_id: None };
+        self.record(&holder, self.connection.sent_us(), now_us(), call, removed);
+        if removed == Outcome::Refused {
+            self.release(&holder, 1, None);
+        }
+        self.take_turn(next);
+        Ok(())
+    }
+
+    /// Lets a request wait for this client's own key, and looks until so many wait.
+    pub(super) fn stand_in_line(&mut self, waiters: usize) -> Result<Behind> {
         let (party, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
         let mut connection = Connection::open(self.address)?;
         let sent_us = now_us();
         let sent = connection.send(&self.wish(&party, wish));
-        let waits = sent.and_then(|()| if others > 0 { self.wait_for_waiters(others + 1) } else { Ok(()) });
+        let waits = sent.and_then(|()| self.wait_for_waiters(waiters));
         if let Err(error) = waits {
             self.record(&party, sent_us, now_us(), wish.call(), Outcome::Unknown);
             return Err(error);

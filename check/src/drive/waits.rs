@@ -78,7 +78,7 @@ impl Worker {
         let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let deaf_us = now_us();
         let words = format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key);
-        let next = match self.connection.ask(&words).and_then(|_| self.stand_behind(1)) {
+        let next = match self.connection.ask(&words).and_then(|_| self.stand_in_line(2)) {
             Ok(next) => next,
             Err(error) => {
                 self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Unknown);
@@ -148,7 +148,7 @@ impl Worker {
         let mut asking = Connection::open(self.address)?;
         let gone_us = now_us();
         asking.ask(&format!("{} NOTIFY {}", self.wish(&gone, numbered), self.channel()))?;
-        let next = self.stand_behind(1)?;
+        let next = self.stand_in_line(2)?;
         drop(asking);
         for _ in 0..LOOKS {
             if self.count_waiters()? < 2 {

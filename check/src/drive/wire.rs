@@ -89,6 +89,15 @@ impl Connection {
 
     /// Asks for something about a lock.
     pub fn call(&mut self, words: &str) -> Outcome {
+        outcome(self.call_value(words))
+    }
+
+    /// The same, and the answer as it came.
+    ///
+    /// # Errors
+    ///
+    /// What the server or the connection says.
+    pub fn call_value(&mut self, words: &str) -> Result<Value, RedisError> {
         let command = command(words);
         self.sent_us = now_us();
         let mut answer = command.query::<Value>(&mut self.inner);
@@ -101,7 +110,7 @@ impl Connection {
             self.sent_us = now_us();
             answer = command.query::<Value>(&mut self.inner);
         }
-        outcome(answer)
+        answer
     }
 
     /// When the last call was sent. What was sent on to another node did nothing before, and waits there anew.
