@@ -4,7 +4,8 @@
 //! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
 
 use rlock_core::{
-    Effect, Engine, Event, Facts, Key, KeyId, Keyspace, Now, Outbox, Owner, Refusal, Transaction, write_effect,
+    Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Owner, Refusal, Transaction, slot_of,
+    write_effect,
 };
 
 use smallvec::SmallVec;
@@ -54,7 +55,7 @@ pub(crate) fn on_keys<'c, R>(
     reply(result);
     wake(&mut out);
     if next.has_offers {
-        while take_next_offer(ctx, Within::Command) {}
+        while take_next_offer(ctx, Within::Command, |key| is_beside(ctx, names, key)) {}
         timer::arm();
     } else {
         timer::arm_for(next.timeout_us);
@@ -84,12 +85,20 @@ pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
 /// Grants a waiter that was offered many keys and had to be left to the timer, or that a job of the timer has offered them. `false`
 /// if there is none.
 pub(crate) fn run_offer(ctx: Ctx<'_>) -> bool {
-    take_next_offer(ctx, Within::Timer)
+    take_next_offer(ctx, Within::Timer, |_| true)
+}
+
+/// Whether a command on keys with these names may open `key` as well. While a command runs, a cluster takes every key for one of that command's slot
+/// (`getKeySlot`, from Redis 7.4 and Valkey 8.0 on): it would look for another one in the wrong place, and put it there. And in a transaction
+/// Valkey 9.1 calls the database that of the transaction, whichever the module has selected.
+fn is_beside(ctx: Ctx<'_>, names: &[Arg<'_>], key: KeyRef<'_>) -> bool {
+    let is_in_slot = |name: &Arg<'_>| slot_of(name.bytes()) == slot_of(key.name);
+    key.db == ctx.db() && (!server::is_cluster() || names.first().is_some_and(is_in_slot))
 }
 
 /// Grants a waiter for many keys that can have all of them, now that the keys that brought it about are closed.
-fn take_next_offer(ctx: Ctx<'_>, within: Within) -> bool {
-    let next = state::with_engine(Engine::next_offer).flatten();
+fn take_next_offer(ctx: Ctx<'_>, within: Within, can_be_opened: impl FnOnce(KeyRef<'_>) -> bool) -> bool {
+    let next = state::with_engine(|engine| engine.next_offer(can_be_opened)).flatten();
     if let Some((offer, keys)) = &next {
         take_offer(ctx, within, *offer, keys);
     }
@@ -100,7 +109,6 @@ fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Ke
     let Some(first) = keys.first() else {
         return;
     };
-    let db = ctx.db();
     if !ctx.select_db(first.db) {
         return;
     }
@@ -114,7 +122,6 @@ fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Ke
         transact(ctx, &args, Asks::Module, &mut out, |engine, tx| engine.take_offer(tx, offer));
         wake(&mut out);
     }
-    ctx.select_db(db);
 }
 
 /// What there is to do after a transaction.

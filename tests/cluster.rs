@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Server, eventually, free_port, two_nodes};
+use crate::support::{Client, Command, Reply, Server, eventually, free_port, two_nodes};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -46,6 +46,41 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
     let mut waiter = target.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     assert_eq!(on_target.call("RLOCK.FORCERELEASE job"), 1);
     assert!(waiter.reply().int() > token);
+}
+
+/// While a command runs, a server takes every key for one of that command's slot. A lock that is granted in such a moment in another slot would lie
+/// where nobody finds it, and be given to the next who asks.
+#[test]
+fn a_command_leaves_what_can_be_granted_in_another_slot_to_the_timer() {
+    const SETS: usize = 200;
+    let [node, _other] = two_nodes();
+    let mut client = node.client();
+    let mut listener = node.client();
+    listener.call("SSUBSCRIBE {there}answers");
+    let count = |client: &mut Client, tag: &str| {
+        let slot = client.call(format!("CLUSTER KEYSLOT {tag}")).int();
+        client.call(format!("CLUSTER COUNTKEYSINSLOT {slot}")).int()
+    };
+    let slot = client.call("CLUSTER KEYSLOT here").int();
+    for set in 1..=SETS {
+        client.acquire(&format!("{{there}}{set} holder PX 60000"));
+        let keys = format!("{{there}}{set} {{there}}{set}b {{there}}{set}c");
+        let asks = format!("RLOCK.MACQUIRE 3 {keys} w{set} PX 60000 BLOCK 0 NOTIFY {{there}}answers REQ {set}");
+        assert_eq!(client.call(asks), 0);
+    }
+    // Together they may grant so much, and the rest is left. What comes then may do a little more.
+    let mut step: Vec<Command> = (1..=SETS).map(|set| format!("RLOCK.RELEASE {{there}}{set} holder").into()).collect();
+    step.push("INFO rlock".into());
+    step.push("RLOCK.MACQUIRE 2 {here}1 {here}2 a PX 60000".into());
+    step.push(format!("CLUSTER COUNTKEYSINSLOT {slot}").into());
+    let replies = client.call_in_one_step(&step);
+    assert!(!replies[SETS].text().contains("rlock_waiting:0\r"), "some are left for the command");
+    assert_eq!(replies[SETS + 2], 2, "keys beside those of the command");
+    eventually(SOON, || client.info_number("rlock_waiting") == 0);
+    assert_eq!((count(&mut client, "here"), count(&mut client, "there")), (2, 3 * SETS as i64));
+    for set in 1..=SETS {
+        assert_eq!(client.call(format!("RLOCK.ACQUIRE {{there}}{set} intruder")), Reply::Nil, "of {set}");
+    }
 }
 
 #[test]

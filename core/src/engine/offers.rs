@@ -7,7 +7,7 @@ use super::positions::NameId;
 use super::state::{Engine, Transaction};
 use super::waiter::Waiter;
 use super::work::{ANSWER, CHANGE};
-use crate::bytes::Key;
+use crate::bytes::{Key, KeyRef};
 use crate::keyspace::Keyspace;
 
 /// A waiter for many keys that may have all of them.
@@ -62,18 +62,26 @@ impl Engine {
         !self.grantable.is_empty()
     }
 
-    /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`]. `None` also if enough was done
-    /// for this turn: the timer begins the next one with the rest.
-    pub fn next_offer(&mut self) -> Option<(Offer, Vec<Key>)> {
+    /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`]. `None` also if `can_be_opened` says no to one of
+    /// them, which stands for all: they are in one database, and in a cluster in one slot; or if enough was done for this turn. The timer takes what
+    /// is left.
+    pub fn next_offer(&mut self, can_be_opened: impl FnOnce(KeyRef<'_>) -> bool) -> Option<(Offer, Vec<Key>)> {
+        let (ticket, freed) = self.first_offer()?;
+        let waiter = self.queues.get(ticket)?;
+        let names = || waiter.names.iter().filter_map(|name| Some(self.queues.names.get(*name)?.key()));
+        let changes = u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE);
+        if !names().next().is_some_and(can_be_opened) || !self.work.take_whole(changes.saturating_add(ANSWER)) {
+            return None;
+        }
+        self.grantable.pop_front();
+        Some((Offer { ticket, freed }, names().map(KeyRef::to_key).collect()))
+    }
+
+    /// The first that waits still.
+    fn first_offer(&mut self) -> Option<(u64, bool)> {
         while let Some((ticket, freed)) = self.grantable.front().copied() {
-            if let Some(waiter) = self.queues.get(ticket) {
-                let changes = u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE);
-                if !self.work.take_whole(changes.saturating_add(ANSWER)) {
-                    return None;
-                }
-                self.grantable.pop_front();
-                let keys = waiter.names.iter().filter_map(|name| Some(self.queues.names.get(*name)?.key().to_key()));
-                return Some((Offer { ticket, freed }, keys.collect()));
+            if self.queues.get(ticket).is_some() {
+                return Some((ticket, freed));
             }
             self.grantable.pop_front();
         }

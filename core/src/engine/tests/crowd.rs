@@ -94,7 +94,7 @@ impl Crowded {
     }
 
     pub(super) fn take_offers(&mut self) {
-        while let Some((offer, keys)) = self.world.engine.next_offer() {
+        while let Some((offer, keys)) = self.world.engine.next_offer(|_| true) {
             self.world.transact(&keys, |engine, tx| engine.take_offer(tx, offer));
         }
     }

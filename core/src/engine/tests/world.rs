@@ -137,7 +137,7 @@ impl World {
     }
 
     fn take_offers(&mut self) {
-        while let Some((offer, keys)) = self.engine.next_offer() {
+        while let Some((offer, keys)) = self.engine.next_offer(|_| true) {
             self.transact(&keys, |engine, tx| engine.take_offer(tx, offer));
         }
     }
