@@ -13,6 +13,7 @@ use crate::server;
 use crate::shard_channels;
 use crate::state;
 use crate::timer;
+use crate::turn;
 use crate::waiting;
 
 pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
@@ -23,7 +24,10 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
                 return;
             }
             notices::on_client_closed(client);
-            state::tell(|engine| engine.client_closed(client));
+            let is_unsure = state::with_engine(|engine| engine.has_undelivered_to(client)) == Some(true);
+            let has_sent_all = is_unsure && ctx.has_sent_all(client);
+            let was_sent = |ticket| has_sent_all && waiting::is_answered(ticket);
+            state::tell(|engine| engine.client_closed(client, was_sent));
         }
         ServerEvent::Flushed(db) => state::tell(|engine| engine.flushed(db)),
         ServerEvent::Swapped(first, second) => state::tell(|engine| engine.swapped(first, second)),
@@ -57,7 +61,9 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         }
         ServerEvent::BeforeSleep => {
             shard_channels::go_on(ctx);
-            return notices::on_turn_end(ctx);
+            notices::on_turn_end(ctx);
+            waiting::on_turn_end();
+            return turn::end();
         }
         ServerEvent::AfterSleep => return on_turn(ctx),
     }
@@ -66,6 +72,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
 
 /// A turn of the server's event loop begins: what there was to write was written.
 fn on_turn(ctx: Ctx<'_>) {
+    turn::begin();
     clock::begin_turn();
     timer::begin_turn();
     quarantine::look(ctx);

@@ -32,6 +32,7 @@ mod server;
 mod shard_channels;
 mod state;
 mod timer;
+mod turn;
 mod value;
 mod waiting;
 

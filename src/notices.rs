@@ -25,6 +25,7 @@ use crate::server;
 use crate::shard_channels;
 use crate::state;
 use crate::timer;
+use crate::turn;
 
 /// How many messages go out in one turn, and how long that may take.
 const AT_ONCE: usize = 1_000;
@@ -156,6 +157,7 @@ pub(crate) fn post(told: Told, notice: Notice) {
         return let_go(notice.channel);
     }
     with(|notices| notices.post(told, notice));
+    turn::expect_more();
 }
 
 /// A request was answered, or waits under `ticket`. If it was sent before, messages of its earlier waits are of no use any more, and

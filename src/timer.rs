@@ -18,6 +18,7 @@ use crate::execute::{self, KEY};
 use crate::ffi::{self, Arg, Ctx, Keys, MainThread, TimerId};
 use crate::server;
 use crate::state;
+use crate::turn;
 
 /// How long one run may take before other clients get their turn.
 const BUDGET_US: u64 = 2_000;
@@ -71,6 +72,7 @@ fn arm_at(due_us: u64) {
         // The server counts in microseconds: a far deadline is looked at again in a year.
         let delay_ms = i64::try_from(delay_ms.min(MAX_LEASE_MS)).unwrap_or(0);
         *armed = ffi::start_timer(delay_ms).map(|timer| Armed { timer, due_us });
+        turn::expect_more();
     });
 }
 

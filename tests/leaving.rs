@@ -1,8 +1,10 @@
 //! Waiters that vanish or give up: nothing is left to them, and who comes next is served.
 
+use std::io::ErrorKind;
+use std::thread;
 use std::time::Duration;
 
-use crate::support::{Client, Reply, Server, eventually, skipped_here};
+use crate::support::{Client, Reply, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -153,12 +155,7 @@ fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
 fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
     let server = Server::start();
     let mut client = server.client();
-    let mut ways = vec!["TIMEOUT", "ERROR"];
-    if client.info("redis_version").starts_with("7.0.") {
-        skipped_here("the error of CLIENT UNBLOCK comes behind the answer, for any module");
-        ways.pop();
-    }
-    for way in ways.into_iter().cycle().take(RACES) {
+    for way in ["TIMEOUT", "ERROR"].into_iter().cycle().take(RACES) {
         client.acquire("job a PX 60000");
         let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
         let unblock = format!("CLIENT UNBLOCK {} {way}", waiter.id()).into();
@@ -173,6 +170,70 @@ fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
         }
         assert_eq!(waiter.call("PING"), "PONG", "a second answer came");
     }
+}
+
+/// The server writes the token, and closes the connection before it says that its turn is over.
+#[test]
+fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
+    let server = Server::start();
+    let mut client = server.client();
+    for _ in 0..RACES / 10 {
+        client.acquire("job a PX 60000");
+        let mut quits = server.client();
+        quits.try_send(&["RLOCK.ACQUIRE job b PX 60000 BLOCK 0".into(), "QUIT".into()]).expect("it is sent");
+        eventually(SOON, || client.waiting_owners("job") == ["b"]);
+        let mut next = server.blocked_waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
+        assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+        let token = quits.reply().int();
+        assert_eq!(quits.reply(), "OK");
+        assert_eq!(quits.reply_within(SOON).expect_err("it has quit").kind(), ErrorKind::UnexpectedEof);
+        // The lapse of a later lease shows that the timer has had its turn.
+        client.acquire("marker c PX 20");
+        eventually(SOON, || client.call("EXISTS marker") == 0);
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+        next.assert_waits();
+        assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
+        next.reply().int();
+        assert_eq!(client.call("RLOCK.RELEASE job c"), 0);
+    }
+}
+
+/// Valkey keeps the answer of the next holder back until after the command that hands over, which here comes after the server said that it would sleep.
+#[test]
+fn a_grant_that_was_kept_back_when_its_connection_closed_is_taken_back() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let mut first = server.client();
+    let step = ["RLOCK.ACQUIRE job b PX 60000 BLOCK 0", "RLOCK.RELEASE job b", "DEBUG SLEEP 0.5"].map(Into::into);
+    first.try_send(&step).expect("it is sent");
+    eventually(SOON, || client.waiting_owners("job") == ["b"]);
+    let leaver = server.blocked_waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
+    client.send("RLOCK.RELEASE job a");
+    // Now it sleeps.
+    thread::sleep(Duration::from_millis(100));
+    drop(leaver);
+    assert_eq!(client.reply(), 0);
+    eventually(SOON, || client.call("EXISTS job") == 0);
+}
+
+/// What a script does is propagated when it ends. While it goes on for long, the server sends answers, and nobody may rely on them yet.
+#[test]
+fn nobody_is_told_of_a_grant_before_the_script_that_hands_over_has_ended() {
+    const SCRIPT: &str = "redis.call('RLOCK.RELEASE', KEYS[1], 'a')
+        local function now() local time = redis.call('TIME'); return time[1] * 1000 + time[2] / 1000 end
+        local began = now()
+        while now() - began < 1000 do end
+        return 'ended'";
+    let server = Server::with(&["busy-reply-threshold 20"]);
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let mut waiter = server.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    client.send([&b"EVAL"[..], SCRIPT.as_bytes(), b"1", b"job"]);
+    let early = waiter.reply_within(Duration::from_millis(500));
+    assert_eq!(early.expect_err("the script goes on").kind(), ErrorKind::TimedOut);
+    assert_eq!(client.reply(), "ended");
+    assert!(waiter.reply().int() > 0);
 }
 
 #[test]

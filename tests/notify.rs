@@ -1,7 +1,7 @@
 //! BLOCK … NOTIFY: waiting without a blocked connection. What any way of waiting does is tested by the whole suite, run in this
 //! way too (`RLOCK_WAIT_BY_NOTIFY`); here is what only this way has: channels, subscribers, and messages.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{
     ALL, Client, Command, EXCLUSIVE, FAIR, MUTEX, Reply, Server, Stopwatch, assert_silent, eventually, message,
@@ -348,6 +348,30 @@ fn a_grant_is_told_as_long_as_its_lease_lasts_however_short_that_is() {
 }
 
 /// Answers to more requests than are told in one turn of the server, all given in one: nothing else than they would wake it.
+/// A command behind a wait that is over is run when the server has said already that it is about to sleep.
+#[test]
+fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_the_servers_next_tick() {
+    let server = Server::with(&["hz 1", "dynamic-hz no"]);
+    let mut messages = subscriber(&server, "answers");
+    let (mut client, mut holder) = (server.client(), server.client());
+    let mut waited = Duration::ZERO;
+    for round in 1..=5 {
+        holder.acquire("job a PX 60000");
+        assert_eq!(client.call(format!("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ {round}")), 0);
+        holder.try_send(&["BLPOP list 0".into(), "RLOCK.RELEASE job a".into()]).expect("it is sent");
+        eventually(Duration::from_secs(5), || client.info("blocked_clients") == "1");
+        let began = Instant::now();
+        client.call("LPUSH list 1");
+        assert!(message(&mut messages).starts_with("granted"), "round {round}");
+        waited += began.elapsed();
+        holder.reply();
+        assert_eq!(holder.reply(), 0);
+        assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
+    }
+    // Two and a half seconds, if each waits for a tick.
+    assert!(waited < Duration::from_millis(1000), "{waited:?}");
+}
+
 #[test]
 fn timed_many_who_are_told_at_once_do_not_wait_for_the_servers_next_tick() {
     const REQUESTS: usize = 6000;

@@ -177,7 +177,7 @@ impl World {
 
     /// A connection closes, with what was not published to it yet.
     pub fn close(&mut self, client: u64) {
-        self.engine.client_closed(client);
+        self.engine.client_closed(client, |_| false);
         for (ticket, _) in self.unpublished.extract_if(.., |(_, notice)| notice.client == client).collect::<Vec<_>>() {
             self.engine.untold(ticket);
         }

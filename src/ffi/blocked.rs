@@ -4,11 +4,12 @@
 //! their own order and their own deadlines. The reply callback, which the server would call if somebody made a key of that
 //! name, always says "not yet"; the answer is written by the timeout callback, whoever causes it to run.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
 
+use super::call_reply::text_of;
 use super::{Arg, Ctx, api, blocking_key, guard};
 use crate::waiting;
 
@@ -17,8 +18,14 @@ use crate::waiting;
 #[derive(Clone, Copy)]
 pub(crate) struct Blocked(*mut raw::RedisModuleBlockedClient);
 
-/// Whether this server keeps the answers of unblocked clients back, as Valkey does.
+/// See [`keeps_answers_back`].
 static KEEPS_ANSWERS_BACK: AtomicBool = AtomicBool::new(false);
+
+/// See [`answers_at_once`].
+static ANSWERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
+
+/// The first version of Redis that answers unblocked clients only at the end of a turn, as `RedisModule_GetServerVersion` says it.
+const ANSWERS_LATER: c_int = 0x0007_0400;
 
 /// Finds out what server this is. Called once, from `OnLoad`.
 pub(super) fn init(ctx: Ctx<'_>) {
@@ -30,12 +37,25 @@ pub(super) fn init(ctx: Ctx<'_>) {
         api!(RedisModule_FreeServerInfo, ctx.raw(), info);
         !name.is_null()
     };
+    // SAFETY: the call has no conditions.
+    let version = unsafe { api!(RedisModule_GetServerVersion,) };
     KEEPS_ANSWERS_BACK.store(is_valkey, Ordering::Relaxed);
+    ANSWERS_AT_ONCE.store(!is_valkey && version < ANSWERS_LATER, Ordering::Relaxed);
 }
 
 /// Whether this server is a Valkey. Known after `init`.
 pub(super) fn is_valkey() -> bool {
     KEEPS_ANSWERS_BACK.load(Ordering::Relaxed)
+}
+
+/// Whether this server asks for the answer of a client as soon as it is unblocked, and keeps it back until the turn ends, as Valkey does.
+pub(crate) fn keeps_answers_back() -> bool {
+    is_valkey()
+}
+
+/// Whether this server asks for the answer of a client as soon as it is unblocked, and may send it at once.
+pub(crate) fn answers_at_once() -> bool {
+    ANSWERS_AT_ONCE.load(Ordering::Relaxed)
 }
 
 /// Blocks the client of this command, which waits for `key`. `None` if the server does not want to.
@@ -68,6 +88,28 @@ pub(crate) fn block(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> Option<Blocked> 
 pub(crate) fn unblock(blocked: Blocked) {
     // SAFETY: the handle is valid, see `Blocked`.
     unsafe { api!(RedisModule_UnblockClient, blocked.0, std::ptr::null_mut()) };
+}
+
+impl Ctx<'_> {
+    /// Whether nothing is left to be sent to a client. `false` also if the server does not say: its command CLIENT may be renamed.
+    pub(crate) fn has_sent_all(self, client: u64) -> bool {
+        let Ok(id) = CString::new(client.to_string()) else {
+            return false;
+        };
+        // SAFETY: the format says three C strings, and the arguments are exactly those; the reply is freed once, after what it says was copied.
+        let said = unsafe {
+            let (command, list, by_id) = (c"CLIENT".as_ptr(), c"LIST".as_ptr(), c"ID".as_ptr());
+            let reply = api!(RedisModule_Call, self.raw(), command, c"ccc".as_ptr(), list, by_id, id.as_ptr());
+            if reply.is_null() {
+                return false;
+            }
+            let said = text_of(reply);
+            api!(RedisModule_FreeCallReply, reply);
+            said
+        };
+        // The length of its buffer, and of the list of those that came after it.
+        said.is_some_and(|said| [" obl=0 ", " oll=0 "].iter().all(|field| said.contains(field)))
+    }
 }
 
 /// Tickets count from 1, so none becomes a null pointer, which the server would not hand back.
@@ -109,12 +151,12 @@ unsafe extern "C" fn on_gone(ctx: *mut raw::RedisModuleCtx, _handle: *mut raw::R
 
 /// The last that is heard of a blocked client.
 ///
-/// Valkey 8 keeps the answer of a client back until now, and throws it away if the client was unblocked by somebody else in
-/// the meantime; Redis has sent it by then, or tells by `on_gone` that it will not.
+/// Valkey keeps the answer of a client back until now, and throws it away if the client was unblocked by somebody else in
+/// the meantime; Redis has written it by then, or tells by `on_gone` that it will not.
 unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
     guard((), || {
         // SAFETY: the server passes a context that lives as long as the callback.
         let is_gone = unsafe { api!(RedisModule_BlockedClientDisconnected, ctx) } != 0;
-        waiting::on_freed(data.addr() as u64, is_gone && KEEPS_ANSWERS_BACK.load(Ordering::Relaxed));
+        waiting::on_freed(data.addr() as u64, !is_gone);
     });
 }

@@ -1,10 +1,10 @@
 //! When the server takes no write from anybody: then the module may not grant anything either.
 
-use std::ffi::{CStr, c_char, c_int};
-use std::slice;
+use std::ffi::{CStr, c_int};
 
 use redis_module::raw;
 
+use super::call_reply::text_of;
 use super::{Ctx, api};
 
 impl Ctx<'_> {
@@ -51,22 +51,5 @@ impl Ctx<'_> {
             said
         };
         !said.is_some_and(|said| said.contains("cluster_state:fail"))
-    }
-}
-
-/// The text of a reply that is one.
-///
-/// # Safety
-///
-/// The reply is alive.
-unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Option<String> {
-    let mut length = 0;
-    // SAFETY: the reply is alive, and so are the bytes that it has, of which there are so many.
-    unsafe {
-        let start: *const c_char = api!(RedisModule_CallReplyStringPtr, reply, &raw mut length);
-        if start.is_null() {
-            return None;
-        }
-        Some(String::from_utf8_lossy(slice::from_raw_parts(start.cast::<u8>(), length)).into_owned())
     }
 }

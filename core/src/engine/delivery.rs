@@ -63,7 +63,7 @@ impl Engine {
         }
     }
 
-    fn confirm_ticket(&mut self, ticket: u64) {
+    pub(super) fn confirm_ticket(&mut self, ticket: u64) {
         for (name, grant) in self.queues.take_undelivered(ticket) {
             if let Some(client) = grant.client {
                 self.connections.forget_grant(client, ticket);

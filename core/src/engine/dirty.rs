@@ -120,6 +120,8 @@ pub(super) struct Undelivered {
     /// The waiter's arrival number.
     pub(super) arrival: u64,
     pub(super) client: Option<u64>,
+    /// It is told on a channel, not over the connection that asked.
+    pub(super) is_published: bool,
     /// Its own number, if it has one and is no share.
     pub(super) request: Option<RequestMark>,
     /// The grant has bound the hold to the waiter's connection, which it was not before.
@@ -148,6 +150,7 @@ mod tests {
             count,
             arrival: 1,
             client: None,
+            is_published: false,
             request: None,
             has_bound: false,
             is_known: false,

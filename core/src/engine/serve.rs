@@ -137,6 +137,7 @@ impl Engine {
             count: if is_share { 0 } else { request.count },
             arrival: waiter.arrival,
             client: waiter.client(),
+            is_published: request.notify.is_some(),
             request: RequestMark::after(None, request.request_id, request.verb).filter(|_| !is_share),
             has_bound: !was_bound && is_bound(&*tx.keys, token),
             is_known: false,

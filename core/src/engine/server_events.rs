@@ -43,11 +43,16 @@ impl Engine {
         self.take_back(ticket);
     }
 
-    /// A connection closed.
-    pub fn client_closed(&mut self, client: u64) {
+    /// A connection closed. What it was granted is taken back, but for what it `was_sent`: a server writes its answers and closes connections before
+    /// it says that a turn is over.
+    pub fn client_closed(&mut self, client: u64, was_sent: impl Fn(u64) -> bool) {
         while let Some(ticket) = self.connections.undelivered_to(client) {
+            if was_sent(ticket) && !self.queues.is_published(ticket) {
+                self.confirm_ticket(ticket);
+            } else {
+                self.take_back(ticket);
+            }
             self.connections.forget_grant(client, ticket);
-            self.take_back(ticket);
         }
         self.connections.close(client);
         self.cut_off_client(client);
@@ -70,6 +75,12 @@ impl Engine {
         let name = self.intern(key.borrow());
         self.mark(name, |dirty| dirty.unbound.push((token, client)));
         true
+    }
+
+    /// Whether a connection was granted something, and may not have heard of it.
+    #[must_use]
+    pub fn has_undelivered_to(&self, client: u64) -> bool {
+        self.connections.undelivered_to(client).is_some()
     }
 
     /// Whether the closing of a connection would change anything.

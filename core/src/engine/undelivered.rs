@@ -24,6 +24,11 @@ impl WaitQueues {
         self.names.get(name)?.undelivered.first_of(token)
     }
 
+    /// Whether a ticket that was granted something is told of it on a channel.
+    pub(super) fn is_published(&self, ticket: u64) -> bool {
+        matches!(self.state(ticket), Some(State::Granted(granted)) if granted.iter().any(|(_, undelivered)| undelivered.is_published))
+    }
+
     /// Takes out what a ticket was granted and may not have heard of. Names may be idle afterwards.
     pub(super) fn take_undelivered(&mut self, ticket: u64) -> SmallVec<[(NameId, Undelivered); 1]> {
         let (slot, _) = halves(ticket);

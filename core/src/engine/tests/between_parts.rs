@@ -61,7 +61,7 @@ fn a_session_that_is_bound_anew_before_it_was_looked_at_goes_on() {
     crowded.settle();
     assert!(is_held(&crowded, &lock, &owner), "it was answered a whole lease, and its connection is open");
     assert_eq!(live(&crowded, &lock), 1, "nobody else has come");
-    crowded.world.engine.client_closed(LATER_CLIENT);
+    crowded.world.engine.client_closed(LATER_CLIENT, |_| false);
     crowded.settle();
     assert_eq!(live(&crowded, &lock), 0, "its session ends with its connection");
 }
@@ -96,7 +96,7 @@ fn a_session_that_was_bound_anew_ends_with_its_connection_whatever_is_looked_at_
     crowded.settle();
     assert!(is_held(&crowded, &lock, &owner));
     assert_eq!(live(&crowded, &lock), 1, "those that were yet to be looked at have ended all the same");
-    crowded.world.engine.client_closed(LATER_CLIENT);
+    crowded.world.engine.client_closed(LATER_CLIENT, |_| false);
     crowded.settle();
     assert!(!is_held(&crowded, &lock, &owner));
 }
@@ -108,7 +108,7 @@ fn a_hold_that_is_used_before_its_lost_grant_is_taken_back_stays() {
     crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
     crowded.settle();
     for client in 1..=MANY as u64 {
-        crowded.world.engine.client_closed(client);
+        crowded.world.engine.client_closed(client, |_| false);
     }
     crowded.run_timer();
     crowded.end_turn();

@@ -104,7 +104,7 @@ fn grants_that_nobody_heard_of_are_taken_back_in_parts() {
     crowded.all_answered();
     crowded.count();
     for client in 1..=MANY as u64 {
-        crowded.world.engine.client_closed(client);
+        crowded.world.engine.client_closed(client, |_| false);
     }
     crowded.settle();
     assert_eq!((crowded.effects, crowded.world.lock(&lock).is_none()), (MANY, true));
@@ -216,7 +216,7 @@ fn leases_that_end_together_are_ended_in_parts() {
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
     let mut crowded = of_one_session();
-    crowded.world.engine.client_closed(1);
+    crowded.world.engine.client_closed(1, |_| false);
     let names = crowded.world.engine.queues.names.iter();
     let noted: Vec<Key> = names.map(|(_, record)| record.key().to_key()).collect();
     for lock in &noted {
@@ -232,7 +232,7 @@ fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn sessions_that_end_with_a_connection_are_ended_in_parts() {
     let mut crowded = of_one_session();
-    crowded.world.engine.client_closed(1);
+    crowded.world.engine.client_closed(1, |_| false);
     assert!(crowded.world.engine.dirty.len() < 100, "when the connection closes, a few are looked at");
     crowded.settle();
     assert_eq!(crowded.effects, MANY);
@@ -355,7 +355,7 @@ fn wait_for_notices(crowded: &mut Crowded, lock: &Key, ask: Ask, channels: u32) 
 fn notices_of_a_connection_that_closes_go_out_a_few_at_a_time() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     wait_for_notices(&mut crowded, &lock, FOREVER, 1);
-    crowded.world.engine.client_closed(1);
+    crowded.world.engine.client_closed(1, |_| false);
     crowded.settle();
     assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / 2, MANY / 2));
 }

@@ -29,7 +29,7 @@ impl World {
         let (closed, open): (Vec<_>, Vec<_>) =
             core::mem::take(&mut self.unpublished).into_iter().partition(|(_, notice)| notice.client == client);
         self.unpublished = open;
-        self.engine.client_closed(client);
+        self.engine.client_closed(client, |_| false);
         for (ticket, _) in closed {
             self.engine.waiter_left(ticket, false);
         }

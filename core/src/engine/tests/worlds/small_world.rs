@@ -196,7 +196,7 @@ impl SmallWorld {
                 for key in 0..self.setup.keys {
                     self.hang_up(key, owner);
                 }
-                self.world.engine.client_closed(self.client(owner));
+                self.world.engine.client_closed(self.client(owner), |_| false);
                 self.closed[usize::from(owner)] += 1;
             }
             Action::Foreign { key } => self.world.arrive(&name(key), Value::Foreign),
