@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rlock_core::{
-    Event, Facts, FairQueue, Hold, Kind, Lock, MAX_LEASE_MS, MAX_TOKEN, Place, TOKEN_AHEAD_LIMIT_US, decode, encode,
-    write_effect,
+    Event, Facts, FairQueue, Hold, Kind, Lock, MAX_LEASE_MS, MAX_TOKEN, Now, Place, TOKEN_AHEAD_LIMIT_US,
+    TOKEN_CLOCK_END_US, decode, encode, write_effect,
 };
 
 use crate::clock;
@@ -36,23 +36,18 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
         log_warning("the payload of a lock has neither a holder nor a place");
         return None;
     }
+    let tokens = lock.holds().iter().map(Hold::token);
+    let arrivals = lock.queue().into_iter().flat_map(FairQueue::iter).map(|place| place.arrival);
+    let newest = tokens.chain(arrivals).max().unwrap_or(0);
     if flags.is_master() && !flags.is_loading() {
-        // A payload that somebody made by hand must not use up the tokens, nor hold a lock for ever.
-        let token_limit = now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US);
-        let deadline_limit = now.after_ms(MAX_LEASE_MS);
-        let far_hold = |hold: &Hold| hold.token() > token_limit || hold.deadline_us() > deadline_limit;
-        let far_place = |place: Place<'_>| {
-            place.arrival > token_limit || place.stay.until_us().is_some_and(|until_us| until_us > deadline_limit)
-        };
-        if lock.holds().iter().any(far_hold) || lock.queue().into_iter().flat_map(FairQueue::iter).any(far_place) {
+        let ends = lock.queue().into_iter().flat_map(FairQueue::iter).filter_map(|place| place.stay.until_us());
+        let last_end_us = lock.holds().iter().map(Hold::deadline_us).chain(ends).max().unwrap_or(0);
+        if newest > token_limit(flags.is_cluster(), now) || last_end_us > now.after_ms(DEADLINE_LIMIT_MS) {
             log_warning("the payload of a lock has a token or a lease too far in the future");
             return None;
         }
     }
     lock.shorten_leases(now);
-    let tokens = lock.holds().iter().map(Hold::token);
-    let arrivals = lock.queue().into_iter().flat_map(FairQueue::iter).map(|place| place.arrival);
-    let newest = tokens.chain(arrivals).max().unwrap_or(0);
     // What comes by RESTORE has an event of its own once it is there; a load has none.
     let loaded = match (flags.is_loading(), load.key(), load.db()) {
         (true, Some(name), Some(db)) => Some(rlock_core::Key { name: name.bytes().into(), db }),
@@ -66,6 +61,17 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
     });
     timer::arm_soon();
     Some(lock)
+}
+
+/// How far ahead a lease may end in a payload that comes by RESTORE: one that somebody made by hand must not hold a lock for ever. The clock of the
+/// server that saved it may be ahead of this one by some time, and the lease is shortened then.
+const DEADLINE_LIMIT_MS: u64 = MAX_LEASE_MS + 24 * 60 * 60 * 1000;
+
+/// The highest token that a payload may have which comes by RESTORE: one that somebody made by hand must not use up the tokens. In a cluster a lock that is
+/// refused may be lost, because Redis 8.4 and newer goes on with the move of a slot over errors of the node that it moves to. There a token may be
+/// as far ahead as the clock of that slot's last node was: beyond where tokens follow the clock there are enough for ever.
+fn token_limit(is_cluster: bool, now: Now) -> u64 {
+    if is_cluster { TOKEN_CLOCK_END_US } else { now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US) }
 }
 
 /// How many values were saved since the file that is being written was begun. A child that writes a file counts for itself.

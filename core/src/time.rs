@@ -18,7 +18,7 @@ pub const MAX_OWNER_BYTES: usize = 512;
 pub const MAX_TOKEN: u64 = (1 << 53) - (1 << 49);
 
 /// Where the clock stops that tokens follow, in microseconds since the unix epoch: in the year 2219. Beyond it each token is
-/// the one before plus one, and there are 5 * 10^14 of them: a clock that was wrong for a moment does not use tokens up.
+/// the one before plus one, and 5 * 10^14 are left: a clock that was wrong for a moment does not use tokens up.
 pub const TOKEN_CLOCK_END_US: u64 = (1 << 53) - (1 << 50);
 
 /// How far ahead of the wall clock a token in a payload from outside may lie: a day. Anything further would use up
