@@ -161,6 +161,38 @@ impl Worker {
         Ok(())
     }
 
+    /// A waiter that quits as soon as it is granted, over the connection that waits, and goes on over another one. The one behind it has to wait.
+    pub(super) fn quit_when_granted(&mut self) -> Result<()> {
+        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        if !self.acquire(&mut holder, Wish::WAIT) {
+            return Ok(());
+        }
+        let (party, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
+        let mut quits = Connection::open(self.address)?;
+        let sent_us = now_us();
+        let next = quits
+            .send(&self.wish(&party, wish))
+            .and_then(|()| quits.send("QUIT"))
+            .and_then(|()| self.wait_for_waiters(1))
+            .and_then(|()| self.stand_in_line(2));
+        let next = match next {
+            Ok(next) => next,
+            Err(error) => {
+                self.record(&party, sent_us, now_us(), wish.call(), Outcome::Unknown);
+                return Err(error);
+            }
+        };
+        self.release(&holder, 1, None);
+        let outcome = as_grant(quits.receive());
+        self.record(&party, sent_us, now_us(), wish.call(), outcome);
+        if matches!(outcome, Outcome::Granted(_)) {
+            self.pause(2_000);
+            self.release(&party, 1, None);
+        }
+        self.take_turn(next);
+        Ok(())
+    }
+
     /// In one transaction, a hold is released, and the connection of a waiter is closed. What the release was answered.
     fn release_and_kill(&mut self, holder: &Party, client: i64) -> Outcome {
         let release = self.words(holder, "RELEASE");

@@ -168,7 +168,8 @@ impl Worker {
             91..92 => self.lapse()?,
             92..94 => self.be_taken_over()?,
             94..97 => self.close_session()?,
-            97..100 => self.be_killed_in_turn()?,
+            97..99 => self.be_killed_in_turn()?,
+            99..100 => self.quit_when_granted()?,
             _ => self.hold_once(),
         }
         Ok(())
