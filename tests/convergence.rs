@@ -131,6 +131,10 @@ fn a_replica_is_like_its_primary_whatever_it_missed() {
             let before = observer.info_number("sync_partial_ok");
             assert_eq!(observer.call("CLIENT KILL TYPE replica"), 2);
             eventually(SOON, || observer.info_number("sync_partial_ok") == before + 2);
+            // A replica that is cut off before it has heard of that begins anew.
+            for replica in [&first, &late] {
+                eventually(SOON, || replica.client().info("master_link_status") == "up");
+            }
         }
     });
     compared += assert_same(&primary, &[&first, &late]);
