@@ -171,8 +171,7 @@ impl Worker {
         let mut quits = Connection::open(self.address)?;
         let sent_us = now_us();
         let next = quits
-            .send(&self.wish(&party, wish))
-            .and_then(|()| quits.send("QUIT"))
+            .send_both(&self.wish(&party, wish), "QUIT")
             .and_then(|()| self.wait_for_waiters(1))
             .and_then(|()| self.stand_in_line(2));
         let next = match next {

@@ -73,6 +73,16 @@ impl Connection {
         Ok(self.inner.send_packed_command(&command(words).get_packed_command())?)
     }
 
+    /// Sends two things in one packet: the second has come when the first is answered.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is lost.
+    pub fn send_both(&mut self, first: &str, second: &str) -> Result<()> {
+        let packed = [first, second].map(|words| command(words).get_packed_command()).concat();
+        Ok(self.inner.send_packed_command(&packed)?)
+    }
+
     /// The next answer to what was sent.
     pub fn receive(&mut self) -> Outcome {
         outcome(self.receive_value())
