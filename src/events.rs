@@ -24,9 +24,10 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
                 return;
             }
             notices::on_client_closed(client);
-            let is_unsure = state::with_engine(|engine| engine.has_undelivered_to(client)) == Some(true);
-            let has_sent_all = is_unsure && ctx.has_sent_all(client);
-            let was_sent = |ticket| has_sent_all && waiting::is_answered(ticket);
+            let is_unsure =
+                state::with_engine(|engine| engine.may_have_told(client, waiting::is_answered)) == Some(true);
+            let was_told = is_unsure && ctx.was_told_and_quit(client);
+            let was_sent = |ticket| was_told && waiting::is_answered(ticket);
             state::tell(|engine| engine.client_closed(client, was_sent));
         }
         ServerEvent::Flushed(db) => state::tell(|engine| engine.flushed(db)),

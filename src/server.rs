@@ -62,6 +62,12 @@ pub(crate) fn look_for_commands(ctx: Ctx<'_>) {
              listens",
         );
     }
+    if !ctx.has_command(c"CLIENT") {
+        log_warning(
+            "who sends QUIT behind a request that waits loses the lock that it is told: this server's command CLIENT is renamed or disabled \
+             (rename-command), and by it the module sees what was sent",
+        );
+    }
     if is_cluster() && !ctx.has_command(c"EXISTS") {
         log_warning(
             "no lock goes to the next waiter when its lease ends: this server's command EXISTS is renamed or disabled \

@@ -69,9 +69,10 @@ const DEADLINE_LIMIT_MS: u64 = MAX_LEASE_MS + 24 * 60 * 60 * 1000;
 
 /// The highest token that a payload may have which comes by RESTORE: one that somebody made by hand must not use up the tokens. In a cluster a lock that is
 /// refused may be lost, because Redis 8.4 and newer goes on with the move of a slot over errors of the node that it moves to. There a token may be
-/// as far ahead as the clock of that slot's last node was: beyond where tokens follow the clock there are enough for ever.
+/// as far ahead as the clock of that slot's last node was, and further than tokens follow the clock: half of those that are left behind that are more than
+/// anybody uses.
 fn token_limit(is_cluster: bool, now: Now) -> u64 {
-    if is_cluster { TOKEN_CLOCK_END_US } else { now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US) }
+    if is_cluster { TOKEN_CLOCK_END_US.midpoint(MAX_TOKEN) } else { now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US) }
 }
 
 /// How many values were saved since the file that is being written was begun. A child that writes a file counts for itself.

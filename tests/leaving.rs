@@ -198,6 +198,28 @@ fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
     }
 }
 
+/// To a connection that the server is about to close it writes nothing, and nothing is left to be sent.
+#[test]
+fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
+    let server = Server::start();
+    let mut client = server.client();
+    for delete_first in [false, true].into_iter().cycle().take(RACES / 10) {
+        client.call("ACL SETUSER guest on nopass +@all ~* &*");
+        client.acquire("job a PX 60000");
+        let mut guest = server.client();
+        assert_eq!(guest.call("AUTH guest any"), "OK");
+        guest.send("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+        eventually(SOON, || client.waiting_owners("job") == ["b"]);
+        let mut step = ["RLOCK.RELEASE job a", "ACL DELUSER guest"].map(Into::into);
+        if delete_first {
+            step.reverse();
+        }
+        client.call_in_one_step(&step);
+        assert_eq!(guest.reply_within(SOON).expect_err("it is closed").kind(), ErrorKind::UnexpectedEof);
+        eventually(SOON, || client.call("EXISTS job") == 0);
+    }
+}
+
 /// Valkey keeps the answer of the next holder back until after the command that hands over, which here comes after the server said that it would sleep.
 #[test]
 fn a_grant_that_was_kept_back_when_its_connection_closed_is_taken_back() {

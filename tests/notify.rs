@@ -347,7 +347,6 @@ fn a_grant_is_told_as_long_as_its_lease_lasts_however_short_that_is() {
     }
 }
 
-/// Answers to more requests than are told in one turn of the server, all given in one: nothing else than they would wake it.
 /// A command behind a wait that is over is run when the server has said already that it is about to sleep.
 #[test]
 fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_the_servers_next_tick() {
@@ -372,6 +371,7 @@ fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_
     assert!(waited < Duration::from_millis(1000), "{waited:?}");
 }
 
+/// Answers to more requests than are told in one turn of the server, all given in one: nothing else than they would wake it.
 #[test]
 fn timed_many_who_are_told_at_once_do_not_wait_for_the_servers_next_tick() {
     const REQUESTS: usize = 6000;

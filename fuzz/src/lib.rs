@@ -118,7 +118,7 @@ impl World {
     }
 
     fn take_offers(&mut self) {
-        while let Some((offer, keys)) = self.engine.next_offer() {
+        while let Some((offer, keys)) = self.engine.next_offer(|_| true) {
             self.transact(&keys, None, |engine, tx| engine.take_offer(tx, offer));
         }
     }

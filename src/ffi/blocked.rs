@@ -18,6 +18,8 @@ use crate::waiting;
 #[derive(Clone, Copy)]
 pub(crate) struct Blocked(*mut raw::RedisModuleBlockedClient);
 
+static IS_VALKEY: AtomicBool = AtomicBool::new(false);
+
 /// See [`keeps_answers_back`].
 static KEEPS_ANSWERS_BACK: AtomicBool = AtomicBool::new(false);
 
@@ -26,6 +28,9 @@ static ANSWERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 
 /// The first version of Redis that answers unblocked clients only at the end of a turn, as `RedisModule_GetServerVersion` says it.
 const ANSWERS_LATER: c_int = 0x0007_0400;
+
+/// The first version of Valkey that keeps answers back.
+const KEEPS_BACK_FROM: c_int = 0x0008_0000;
 
 /// Finds out what server this is. Called once, from `OnLoad`.
 pub(super) fn init(ctx: Ctx<'_>) {
@@ -39,18 +44,20 @@ pub(super) fn init(ctx: Ctx<'_>) {
     };
     // SAFETY: the call has no conditions.
     let version = unsafe { api!(RedisModule_GetServerVersion,) };
-    KEEPS_ANSWERS_BACK.store(is_valkey, Ordering::Relaxed);
-    ANSWERS_AT_ONCE.store(!is_valkey && version < ANSWERS_LATER, Ordering::Relaxed);
+    IS_VALKEY.store(is_valkey, Ordering::Relaxed);
+    KEEPS_ANSWERS_BACK.store(is_valkey && version >= KEEPS_BACK_FROM, Ordering::Relaxed);
+    ANSWERS_AT_ONCE
+        .store(if is_valkey { version < KEEPS_BACK_FROM } else { version < ANSWERS_LATER }, Ordering::Relaxed);
 }
 
 /// Whether this server is a Valkey. Known after `init`.
 pub(super) fn is_valkey() -> bool {
-    KEEPS_ANSWERS_BACK.load(Ordering::Relaxed)
+    IS_VALKEY.load(Ordering::Relaxed)
 }
 
 /// Whether this server asks for the answer of a client as soon as it is unblocked, and keeps it back until the turn ends, as Valkey does.
 pub(crate) fn keeps_answers_back() -> bool {
-    is_valkey()
+    KEEPS_ANSWERS_BACK.load(Ordering::Relaxed)
 }
 
 /// Whether this server asks for the answer of a client as soon as it is unblocked, and may send it at once.
@@ -91,8 +98,10 @@ pub(crate) fn unblock(blocked: Blocked) {
 }
 
 impl Ctx<'_> {
-    /// Whether nothing is left to be sent to a client. `false` also if the server does not say: its command CLIENT may be renamed.
-    pub(crate) fn has_sent_all(self, client: u64) -> bool {
+    /// Whether a client whose connection closes had asked for that (QUIT), and everything that there was to be sent to it before has been sent. `false`
+    /// also if the server does not say: its command CLIENT may be renamed. To one that is closed for another reason the server may have written nothing
+    /// any more, and nothing is left to be sent all the same.
+    pub(crate) fn was_told_and_quit(self, client: u64) -> bool {
         let Ok(id) = CString::new(client.to_string()) else {
             return false;
         };
@@ -107,8 +116,12 @@ impl Ctx<'_> {
             api!(RedisModule_FreeCallReply, reply);
             said
         };
-        // The length of its buffer, and of the list of those that came after it.
-        said.is_some_and(|said| [" obl=0 ", " oll=0 "].iter().all(|field| said.contains(field)))
+        said.is_some_and(|said| {
+            let field = |name: &str| said.split_ascii_whitespace().find_map(|field| field.strip_prefix(name));
+            // `c`: it is closed after the reply. And the length of its buffer, and of the list of those that came after it.
+            let quits = field("flags=").is_some_and(|flags| flags.contains('c'));
+            quits && [field("obl="), field("oll=")] == [Some("0"), Some("0")]
+        })
     }
 }
 

@@ -44,7 +44,9 @@ pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
 /// Lets the event loop run once more without sleeping. Redis 7.0 has looked at its timers already when it says that it is about to
 /// sleep: one that is started then goes off when the sleep ends.
 pub(crate) fn wake_event_loop() {
-    unsafe extern "C" fn on_wake(_data: *mut c_void) {}
+    unsafe extern "C" fn on_wake(_data: *mut c_void) {
+        crate::turn::on_wake();
+    }
     in_next_turn(on_wake);
 }
 

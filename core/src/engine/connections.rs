@@ -59,8 +59,12 @@ impl Connections {
 
     /// A ticket of a connection that has not heard of its grant.
     pub(super) fn undelivered_to(&self, client: u64) -> Option<u64> {
-        let (of, ticket) = self.undelivered.range((client, 0)..).next()?;
-        (*of == client).then_some(*ticket)
+        self.all_undelivered_to(client).next()
+    }
+
+    /// The tickets of a connection that have not heard of their grants.
+    pub(super) fn all_undelivered_to(&self, client: u64) -> impl Iterator<Item = u64> {
+        self.undelivered.range((client, 0)..=(client, u64::MAX)).map(|(_, ticket)| *ticket)
     }
 
     /// Every ticket that was granted and may not have heard of it.

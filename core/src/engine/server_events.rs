@@ -77,10 +77,12 @@ impl Engine {
         true
     }
 
-    /// Whether a connection was granted something, and may not have heard of it.
+    /// Whether a blocked connection was granted something, of which it is not confirmed that it has heard, under a ticket that `is_answered`.
     #[must_use]
-    pub fn has_undelivered_to(&self, client: u64) -> bool {
-        self.connections.undelivered_to(client).is_some()
+    pub fn may_have_told(&self, client: u64, is_answered: impl Fn(u64) -> bool) -> bool {
+        self.connections
+            .all_undelivered_to(client)
+            .any(|ticket| is_answered(ticket) && !self.queues.is_published(ticket))
     }
 
     /// Whether the closing of a connection would change anything.
