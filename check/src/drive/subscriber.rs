@@ -43,8 +43,9 @@ impl Subscriber {
         let mut subscriber = Self { stream, address, heard: Vec::new() };
         for _ in 0..25 {
             subscriber.listen()?;
-            if subscriber.position(":1\r\n").is_some() {
-                subscriber.heard.clear();
+            if let Some(at) = subscriber.position(":1\r\n") {
+                // The channel may have left again by now, and that is said behind it.
+                subscriber.heard.drain(..at);
                 return Ok(subscriber);
             }
         }
