@@ -313,7 +313,7 @@ pub(crate) struct KeysAndOwner<'a> {
 }
 
 /// Reads `numkeys`.
-pub(crate) fn key_count(args: Args<'_>) -> Option<usize> {
+fn key_count(args: Args<'_>) -> Option<usize> {
     let count = usize::try_from(number(args.get(1)?.bytes())?).ok()?;
     (1..=MAX_KEYS).contains(&count).then_some(count)
 }

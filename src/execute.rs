@@ -115,7 +115,7 @@ fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Ke
     let names: Vec<_> = keys.iter().map(|key| ctx.string(key.name.as_slice())).collect();
     let args: Vec<Arg<'_>> = names.iter().map(|name| name.arg()).collect();
     // All are in one slot of a cluster. A key of a slot that is on its way to another node may be there already.
-    if server::is_cluster() && !args.iter().all(|name| server::serves(ctx, *name)) {
+    if server::is_cluster() && !server::serves(ctx, &args) {
         state::tell(|engine| engine.postpone(first.borrow(), clock::now()));
     } else {
         let mut out = within.outbox();

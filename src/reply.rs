@@ -20,6 +20,10 @@ pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
 pub(crate) const NOTIFY_WITHOUT_PUBSUB: &str = "ERR NOTIFY is not possible on this server: its command PUBSUB is renamed or disabled, and by it the module sees who listens";
 pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =
     "CROSSSLOT the channel of NOTIFY is one of a shard, and must be in the slot of the keys: give it their {tag}";
+pub(crate) const KEYS_CROSS_SLOTS: &str =
+    "CROSSSLOT the keys are not all in one slot of the cluster: give them a {tag} in common";
+pub(crate) const SLOT_MOVES: &str =
+    "TRYAGAIN the slot of the keys is on its way to another node, and not all of them are here";
 pub(crate) const NOTIFY_WITHOUT_NUMBER: &str =
     "MAXWAITERS requests wait for answers on so many channels that there is no number for another one";
 pub(crate) const EFFECT_FROM_CLIENT: &str =

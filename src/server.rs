@@ -47,9 +47,9 @@ pub(crate) fn lacks_replicas(ctx: Ctx<'_>) -> bool {
     needed > 0 && ctx.good_replicas().is_some_and(|good| good < needed)
 }
 
-/// Whether this node of a cluster may write the key now.
-pub(crate) fn serves(ctx: Ctx<'_>, key: Arg<'_>) -> bool {
-    ctx.serves(key) && (!READS_WHEN_DOWN.load(Ordering::Relaxed) || ctx.cluster_is_up())
+/// Whether this node of a cluster may write the keys now, which are in one slot.
+pub(crate) fn serves(ctx: Ctx<'_>, keys: &[Arg<'_>]) -> bool {
+    ctx.serves(keys) && (!READS_WHEN_DOWN.load(Ordering::Relaxed) || ctx.cluster_is_up())
 }
 
 /// Looks for the commands of the server's that the module needs: when it is loaded. Whoever starts the server may have renamed them.

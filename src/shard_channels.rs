@@ -191,7 +191,7 @@ fn look(ctx: Ctx<'_>, slot: u16, channel: Channel, ear: Ear) -> Option<bool> {
         return Some(true);
     }
     // A slot that is on its way is not served either, for a name that is no key; nobody listens all the same.
-    if ear == Ear::Nobody && ctx.serves(name.arg()) {
+    if ear == Ear::Nobody && ctx.serves(&[name.arg()]) {
         return None;
     }
     with(|known| known.set(slot, channel, Ear::Lost));

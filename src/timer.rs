@@ -143,7 +143,7 @@ fn run_next(ctx: Ctx<'_>) -> bool {
         return true;
     }
     let name = ctx.string(key.name.as_slice());
-    if server::is_cluster() && !server::serves(ctx, name.arg()) {
+    if server::is_cluster() && !server::serves(ctx, &[name.arg()]) {
         postpone(ctx, &key, name.arg());
     } else {
         execute::run_job(ctx, name.arg());

@@ -171,6 +171,80 @@ fn many_keys_are_in_one_slot() {
     assert_eq!(client.call("RLOCK.MRELEASE 2 {job}:2 {job}:1 b").array().len(), 2);
 }
 
+/// The server finds the node by the first key. Of the others only some may be there.
+#[test]
+fn many_keys_of_a_slot_that_moves_are_granted_and_given_back_when_it_has_moved() {
+    let [source, target] = two_nodes();
+    let (mut on_source, mut on_target) = (source.client(), target.client());
+    let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
+    let slot = on_source.call("CLUSTER KEYSLOT {job}").int();
+    assert_eq!(on_source.call("RLOCK.MACQUIRE 2 {job}:1 {job}:2 a PX 60000").array().len(), 2);
+    on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0]));
+    on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
+    assert_eq!(on_source.call(format!("MIGRATE 127.0.0.1 {} {{job}}:1 0 5000", target.port())), "OK");
+    for command in
+        ["RLOCK.MRELEASE 2 {job}:2 {job}:1 a", "RLOCK.MRENEW 2 {job}:2 {job}:1 a", "RLOCK.MACQUIRE 2 {job}:2 {job}:3 a"]
+    {
+        on_source.call(command).expect_error("TRYAGAIN");
+    }
+    for command in ["RLOCK.MRELEASE 2 {job}:1 {job}:2 a", "RLOCK.MACQUIRE 2 {job}:1 {job}:2 b"] {
+        // Some servers look at the first key only.
+        let refused = on_source.call(command);
+        let is_sent_on =
+            ["ASK ", "TRYAGAIN "].iter().any(|code| matches!(&refused, Reply::Error(line) if line.starts_with(code)));
+        assert!(is_sent_on, "{refused:?}");
+        assert_eq!(on_target.call("ASKING"), "OK");
+        on_target.call(command).expect_error("TRYAGAIN");
+    }
+    assert_eq!(on_source.call(format!("MIGRATE 127.0.0.1 {} {{job}}:2 0 5000", target.port())), "OK");
+    for client in [&mut on_target, &mut on_source] {
+        assert_eq!(client.call(format!("CLUSTER SETSLOT {slot} NODE {}", ids[1])), "OK");
+    }
+    on_source.call("RLOCK.MRELEASE 2 {job}:2 {job}:1 a").expect_error("MOVED");
+    assert_eq!(on_target.call("RLOCK.MRELEASE 2 {job}:2 {job}:1 a").array().len(), 2);
+    assert_eq!(on_target.call("DBSIZE"), 0);
+}
+
+/// I/O threads look for the keys of requests that they have read, before these are known to be requests at all.
+#[test]
+fn requests_for_many_keys_that_io_threads_read_do_no_harm() {
+    const CLIENTS: usize = 16;
+    const ROUNDS: usize = 200;
+    let bus = format!("cluster-port {}", free_port());
+    let server = Server::with_aof(&["cluster-enabled yes", &bus, "appendfsync no", "io-threads 4"]);
+    let mut client = server.client();
+    assert_eq!(client.call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    eventually(SOON, || client.call("CLUSTER INFO").text().contains("cluster_state:ok"));
+    thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let (mut asks, mut sets) = (server.client(), server.client());
+            scope.spawn(move || {
+                let keys = format!("2 {{{number}}}:1 {{{number}}}:2 a");
+                let step: Vec<Command> = [format!("RLOCK.MACQUIRE {keys}"), format!("RLOCK.MRELEASE {keys}")]
+                    .map(Command::from)
+                    .into_iter()
+                    .chain(["RLOCK.MACQUIRE 0 a b".into(), "RLOCK.MRELEASE 9 a b".into()])
+                    .collect();
+                for _ in 0..ROUNDS {
+                    let replies = asks.call_in_one_step(&step);
+                    assert_eq!([replies[0].array().len(), replies[1].array().len()], [2, 2]);
+                    replies[2..].iter().for_each(|reply| assert!(matches!(reply, Reply::Error(_)), "{reply:?}"));
+                }
+            });
+            scope.spawn(move || {
+                let step = [format!("SET {number} 1"), format!("INCR {number}")].map(Command::from);
+                for _ in 0..2 * ROUNDS {
+                    assert_eq!(sets.call_in_one_step(&step)[1], 2);
+                }
+            });
+        }
+    });
+    // The server still writes what it does.
+    let before = client.info_number("aof_current_size");
+    client.acquire("job a PX 60000");
+    eventually(SOON, || client.info_number("aof_current_size") > before);
+}
+
 #[test]
 fn a_waiter_for_many_keys_is_sent_after_its_slot() {
     let [source, target] = two_nodes();

@@ -1,6 +1,9 @@
 //! `RLOCK.MACQUIRE`, `RLOCK.MRELEASE`, `RLOCK.MRENEW`: `numkeys key [key …] owner …`
+//!
+//! In a cluster the server takes such a command to the node of its first key, and the module looks at the others. A module can tell the server all of
+//! the keys (`getkeys-api`), but from Redis 8.4 and Valkey 8.0 on it is asked for them by I/O threads too, without a lock, and that crashes the server.
 
-use rlock_core::{Kind, Mode, Refusal, Verb};
+use rlock_core::{Kind, Mode, Refusal, Verb, slot_of};
 
 use super::acquire::{Wanted, acquire_keys};
 use super::renew::renew_keys;
@@ -9,13 +12,14 @@ use crate::arguments::{self, KeysAndOwner, Opt};
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::reply;
+use crate::server;
 
 pub(super) struct Acquire;
 
 impl Command for Acquire {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MACQUIRE",
-        flags: c"write deny-oom getkeys-api blocking",
+        flags: c"write deny-oom blocking",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
@@ -34,6 +38,7 @@ fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let known = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
     let options = arguments::options_of_many(args, &many, &known)?;
     let KeysAndOwner { keys, owner, .. } = many;
+    check_slot(ctx, &keys)?;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
     acquire_keys(ctx, &keys, owner, wanted, &options, |ctx, refusal| reply_refusal(ctx, &keys, refusal))
 }
@@ -43,7 +48,7 @@ pub(super) struct Release;
 impl Command for Release {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MRELEASE",
-        flags: c"write getkeys-api",
+        flags: c"write",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
@@ -62,6 +67,7 @@ fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let options = arguments::options_of_many(args, &many, &[Opt::Req, Opt::Tokens])?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
+    check_slot(ctx, &keys)?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
     let (request_id, tokens) = (options.request_id, &options.tokens[..]);
     let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id, tokens };
@@ -82,7 +88,7 @@ pub(super) struct Renew;
 impl Command for Renew {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RLOCK.MRENEW",
-        flags: c"write getkeys-api",
+        flags: c"write",
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
@@ -101,6 +107,7 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let options = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex, Opt::Tokens])?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
+    check_slot(ctx, &keys)?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
     let request = rlock_core::Renew { kind, owner, mode, lease_ms: options.lease_ms, tokens: &options.tokens };
     execute::on_keys(
@@ -113,6 +120,21 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         },
     );
     Ok(())
+}
+
+/// In a cluster all keys have to be in one slot, and none of them at another node.
+fn check_slot(ctx: Ctx<'_>, keys: &[Arg<'_>]) -> Result<(), Failure> {
+    let Some((first, others)) = keys.split_first().filter(|_| server::is_cluster()) else {
+        return Ok(());
+    };
+    let slot = slot_of(first.bytes());
+    if others.iter().any(|key| slot_of(key.bytes()) != slot) {
+        return Err(Failure::Text(reply::KEYS_CROSS_SLOTS));
+    }
+    if others.is_empty() || server::serves(ctx, keys) {
+        return Ok(());
+    }
+    Err(Failure::Text(reply::SLOT_MOVES))
 }
 
 /// Names the key that is not held.

@@ -69,10 +69,12 @@ pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &Com
         sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
         sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
     };
-    let mut key_specs = [zeroed_key_spec(), zeroed_key_spec()];
-    if spec.keys != KeyArguments::None {
-        key_specs[0] = key_spec(spec.access, spec.keys);
-    }
+    let mut key_specs = match spec.keys {
+        KeyArguments::None => Vec::new(),
+        KeyArguments::First => vec![key_spec(spec.access, spec.keys)],
+        KeyArguments::Counted => vec![way_to_first_key(spec.access), key_spec(spec.access, spec.keys)],
+    };
+    key_specs.push(zeroed_key_spec());
     let mut nested = Vec::new();
     let mut arguments = match spec.keys {
         KeyArguments::None => Vec::new(),
@@ -132,6 +134,14 @@ fn key_spec(access: Access, keys: KeyArguments) -> raw::RedisModuleCommandKeySpe
             spec.fk.keynum.keystep = 1;
         }
     }
+    spec
+}
+
+/// By this a cluster finds the node for a command with a number of keys: it looks at ranges only. It is no key for anything else.
+fn way_to_first_key(access: Access) -> raw::RedisModuleCommandKeySpec {
+    let mut spec = key_spec(access, KeyArguments::First);
+    spec.bs.index.pos = 2;
+    spec.flags |= u64::from(raw::REDISMODULE_CMD_KEY_NOT_KEY);
     spec
 }
 

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use redis_module::raw;
+use smallvec::SmallVec;
 
 use super::api;
 
@@ -118,22 +119,6 @@ impl<'c> Ctx<'c> {
             (0..).take_while(|db| self.select_db(*db)).any(|_| unsafe { api!(RedisModule_DbSize, self.raw) } > 0);
         self.select_db(selected);
         found
-    }
-
-    /// The server wants to know where the keys of a command are, and nothing else.
-    pub(crate) fn is_asked_for_keys(self) -> bool {
-        // SAFETY: the context is alive.
-        unsafe { api!(RedisModule_IsKeysPositionRequest, self.raw) != 0 }
-    }
-
-    /// Tells where they are: `count` of them from argument `first` on, if there are as many.
-    pub(crate) fn tell_keys(self, first: usize, count: usize, args: Args<'_>) {
-        for index in (first..args.argc).take(count) {
-            if let Ok(position) = c_int::try_from(index) {
-                // SAFETY: the context is that of a request for positions.
-                unsafe { api!(RedisModule_KeyAtPos, self.raw, position) };
-            }
-        }
     }
 
     /// The client that this is about, whatever it is.
@@ -286,13 +271,16 @@ impl<'c> Ctx<'c> {
         unsafe { api!(RedisModule_SignalModifiedKey, self.raw, key.raw) };
     }
 
-    /// Whether this node of a cluster serves the key now: not when the slot belongs to another node or is on its way to
-    /// one. A call that looks for the key is refused then, on every version. It is also refused when the cluster is down, unless
-    /// `cluster-allow-reads-when-down` lets one read.
-    pub(crate) fn serves(self, key: Arg<'_>) -> bool {
-        // SAFETY: the format says one string, and the argument is exactly that; a reply is freed once.
+    /// Whether this node of a cluster serves the keys now, which are in one slot: not when the slot belongs to another node or is on its way to
+    /// one. A call that looks for the keys is refused then, on every version. It is also refused when the cluster is down, unless
+    /// `cluster-allow-reads-when-down` lets one read. A client that has said ASKING may use a key that is here, and one that is not here by itself: what
+    /// there is of several is asked for in one call.
+    pub(crate) fn serves(self, keys: &[Arg<'_>]) -> bool {
+        let mut names: SmallVec<[*mut raw::RedisModuleString; 4]> = keys.iter().map(|key| key.raw).collect();
+        // SAFETY: the format says an array of strings and their number, and the arguments are exactly those; a reply is freed once.
         unsafe {
-            let reply = api!(RedisModule_Call, self.raw, c"EXISTS".as_ptr(), c"s".as_ptr(), key.raw);
+            let (exists, format) = (c"EXISTS".as_ptr(), c"v".as_ptr());
+            let reply = api!(RedisModule_Call, self.raw, exists, format, names.as_mut_ptr(), names.len());
             if reply.is_null() {
                 return false;
             }

@@ -8,7 +8,6 @@ use redis_module::raw;
 
 use super::command_info::{Access, CommandSpec, KeyArguments, set_command_info};
 use super::{Args, Ctx, api, guard, timers};
-use crate::arguments;
 
 /// A command of the module.
 pub(crate) trait Command {
@@ -187,13 +186,6 @@ unsafe extern "C" fn entry<C: Command>(
 ) -> c_int {
     // SAFETY: the server passes a context and arguments that live as long as the call.
     let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
-    // Redis 7.0 finds the keys of most commands by their key spec, and those of a request to a cluster in this way only.
-    if C::SPEC.keys == KeyArguments::Counted && ctx.is_asked_for_keys() {
-        if let Some(count) = arguments::key_count(args) {
-            ctx.tell_keys(2, count, args);
-        }
-        return raw::REDISMODULE_OK as c_int;
-    }
     let arity = C::SPEC.arity;
     let fits = if arity >= 0 { argc == arity } else { argc >= -arity };
     if !fits {
