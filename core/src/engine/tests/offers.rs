@@ -79,8 +79,8 @@ fn what_was_offered_and_then_given_to_somebody_else_is_not_granted() {
 #[test]
 fn a_hold_whose_session_has_ended_since_the_offer_is_not_granted_once_more() {
     let mut offered = Offered::new();
-    offered.world.client_closes(1);
-    offered.world.client_closes(2);
+    offered.world.client_closes(1, false);
+    offered.world.client_closes(2, false);
     offered.world.run_timer();
     offered.waits_for_first();
 }
@@ -89,8 +89,18 @@ fn a_hold_whose_session_has_ended_since_the_offer_is_not_granted_once_more() {
 fn who_was_offered_keys_is_offered_them_again_when_what_came_in_between_is_settled() {
     let mut offered = Offered::new();
     // The session goes on by its other connection. Nothing else would bring the request back.
-    offered.world.client_closes(1);
+    offered.world.client_closes(1, false);
     offered.world.run_timer();
     assert!(!offered.world.is_waiting(offered.both));
     assert_eq!((offered.holder(&offered.own), offered.holder(&offered.free)), (Some(&b"both"[..]), Some(&b"both"[..])));
+}
+
+#[test]
+fn what_cannot_be_opened_now_is_still_offered_to_the_timer() {
+    let mut offered = Offered::new();
+    offered.world.engine.begin_turn();
+    assert!(offered.world.engine.next_offer(|key| key.name != b"free").is_none());
+    assert!(offered.world.engine.has_offers());
+    offered.world.run_timer();
+    assert!(!offered.world.is_waiting(offered.both));
 }

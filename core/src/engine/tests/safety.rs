@@ -302,7 +302,7 @@ fn run(world: &mut World, step: Step) {
         Step::Advance(ms) => world.advance(ms),
         Step::Pause(ms) => world.pause(ms),
         Step::Timer => world.run_timer(),
-        Step::Closes(client) => world.client_closes(client),
+        Step::Closes(client) => world.client_closes(client, false),
         Step::Leaves(ticket, gave_up) if world.is_waiting(ticket) => world.waiter_left(ticket, gave_up),
         Step::Leaves(..) => {}
         Step::Cancel { key, owner, id } => {

@@ -24,12 +24,12 @@ impl World {
         }
     }
 
-    /// A connection closes: what was not published yet to it is not, and is taken back.
-    pub(super) fn client_closes(&mut self, client: u64) {
+    /// A connection closes: what was not published yet to it is not, and is taken back. `was_sent` tells that it was sent what it waited for.
+    pub(super) fn client_closes(&mut self, client: u64, was_sent: bool) {
         let (closed, open): (Vec<_>, Vec<_>) =
             core::mem::take(&mut self.unpublished).into_iter().partition(|(_, notice)| notice.client == client);
         self.unpublished = open;
-        self.engine.client_closed(client, |_| false);
+        self.engine.client_closed(client, |_| was_sent);
         for (ticket, _) in closed {
             self.engine.waiter_left(ticket, false);
         }

@@ -135,7 +135,7 @@ impl World {
     pub fn close(&mut self, node: u64) {
         self.engine.begin_turn();
         let started = Instant::now();
-        self.engine.client_closed(node);
+        self.engine.client_closed(node, |_| false);
         self.spent(started.elapsed());
     }
 

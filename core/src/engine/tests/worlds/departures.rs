@@ -35,7 +35,7 @@ impl SmallWorld {
         }
         let client = self.client(owner);
         self.lose(|notice| notice.client == client);
-        self.world.client_closes(client);
+        self.world.client_closes(client, false);
         self.end_cut_off();
         if let Spec::Plain(oracles) = &mut self.spec {
             oracles.iter_mut().for_each(|oracle| oracle.leave(owner));
