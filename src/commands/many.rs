@@ -1,7 +1,7 @@
 //! `RLOCK.MACQUIRE`, `RLOCK.MRELEASE`, `RLOCK.MRENEW`: `numkeys key [key …] owner …`
 //!
 //! In a cluster the server takes such a command to the node of its first key, and the module looks at the others. A module can tell the server all of
-//! the keys (`getkeys-api`), but from Redis 8.4 and Valkey 8.0 on it is asked for them by I/O threads too, without a lock, and that crashes the server.
+//! the keys (`getkeys-api`), but Valkey 8.0 and newer and Redis 8.6 ask it from I/O threads too, without a lock, and that crashes them.
 
 use rlock_core::{Kind, Mode, Refusal, Verb, slot_of};
 

@@ -146,17 +146,8 @@ impl Worker {
         let mut to_kill = Connection::open(self.address)?;
         let Value::Int(client) = to_kill.ask("CLIENT ID")? else { bail!("a client has an id") };
         let killed_us = now_us();
-        let next = to_kill
-            .send(&self.wish(&killed, wish))
-            .and_then(|()| self.wait_for_waiters(1))
-            .and_then(|()| self.stand_in_line(2));
-        let next = match next {
-            Ok(next) => next,
-            Err(error) => {
-                self.record(&killed, killed_us, now_us(), wish.call(), Outcome::Unknown);
-                return Err(error);
-            }
-        };
+        let sent = to_kill.send(&self.wish(&killed, wish));
+        let next = self.stand_behind(&killed, wish, killed_us, sent)?;
         let sent_us = now_us();
         let released = self.release_and_kill(&holder, client);
         let answered_us = now_us();
@@ -177,17 +168,8 @@ impl Worker {
         let (party, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
         let mut quits = Connection::open(self.address)?;
         let sent_us = now_us();
-        let next = quits
-            .send_both(&self.wish(&party, wish), "QUIT")
-            .and_then(|()| self.wait_for_waiters(1))
-            .and_then(|()| self.stand_in_line(2));
-        let next = match next {
-            Ok(next) => next,
-            Err(error) => {
-                self.record(&party, sent_us, now_us(), wish.call(), Outcome::Unknown);
-                return Err(error);
-            }
-        };
+        let sent = quits.send_both(&self.wish(&party, wish), "QUIT");
+        let next = self.stand_behind(&party, wish, sent_us, sent)?;
         self.release(&holder, 1, None);
         let outcome = as_grant(quits.receive());
         self.record(&party, sent_us, now_us(), wish.call(), outcome);
@@ -256,6 +238,16 @@ impl Worker {
         }
         self.take_turn(next);
         Ok(())
+    }
+
+    /// Lets a request wait for this client's own key behind one that was sent. If either does not come to wait, it is not known what became of the
+    /// first.
+    pub(super) fn stand_behind(&mut self, first: &Party, wish: Wish, sent_us: u64, sent: Result<()>) -> Result<Behind> {
+        let next = sent.and_then(|()| self.wait_for_waiters(1)).and_then(|()| self.stand_in_line(2));
+        if next.is_err() {
+            self.record(first, sent_us, now_us(), wish.call(), Outcome::Unknown);
+        }
+        next
     }
 
     /// Lets a request wait for this client's own key, and looks until so many wait.

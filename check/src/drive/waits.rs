@@ -78,13 +78,8 @@ impl Worker {
         let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let deaf_us = now_us();
         let words = format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key);
-        let next = match self.connection.ask(&words).and_then(|_| self.stand_in_line(2)) {
-            Ok(next) => next,
-            Err(error) => {
-                self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Unknown);
-                return Err(error);
-            }
-        };
+        let sent = self.connection.ask(&words).map(drop);
+        let next = self.stand_behind(&deaf, numbered, deaf_us, sent)?;
         self.release(&holder, 1, None);
         self.record(&deaf, deaf_us, now_us(), numbered.call(), Outcome::Undone);
         self.take_turn(next);
