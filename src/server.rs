@@ -70,7 +70,7 @@ pub(crate) fn look_for_commands(ctx: Ctx<'_>) {
     }
     if is_cluster() && !ctx.has_command(c"EXISTS") {
         log_warning(
-            "no lock goes to the next waiter when its lease ends: this server's command EXISTS is renamed or disabled \
+            "no lock goes to the next waiter when its lease ends, and requests for many keys are answered TRYAGAIN: this server's command EXISTS is renamed or disabled \
              (rename-command), and by it the module sees which slots a node of a cluster serves",
         );
     }
