@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 
 use super::campaign::SLOT;
-use super::subscriber::Subscriber;
+use super::subscriber::{Subscriber, Subscribes};
 use super::wire::{Connection, as_grant, now_us};
 use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Mode, Outcome};
@@ -22,7 +22,10 @@ impl Worker {
     /// Who listens to that channel.
     fn listen(&mut self) -> Result<Subscriber> {
         // Where it asks.
-        let address = self.connection.address();
+        let address = match self.subscribes {
+            Subscribes::ToServer => self.connection.address(),
+            Subscribes::ToShard => self.connection.ask_where_it_leads()?,
+        };
         match self.subscriber.take().filter(|subscriber| subscriber.address() == address) {
             Some(subscriber) => Ok(subscriber),
             None => Subscriber::open(address, self.subscribes, &self.channel()),

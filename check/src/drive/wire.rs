@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use redis::{Cmd, ConnectionLike, ErrorKind, RedisError, Value};
 
+use super::campaign::text;
 use crate::history::Outcome;
 
 /// Longer than any wait: a server that is silent for so long hangs.
@@ -140,6 +141,17 @@ impl Connection {
         let before = std::mem::replace(&mut self.inner, next);
         self.left.push((std::mem::replace(&mut self.address, node), before));
         Ok(())
+    }
+
+    /// Asks the node of a cluster where it is. The address that was connected to may be that of a network, which leads elsewhere by now.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn ask_where_it_leads(&mut self) -> Result<SocketAddr> {
+        let Value::Array(mut words) = self.ask("CONFIG GET port")? else { bail!("CONFIG GET is an array") };
+        self.address.set_port(text(words.pop().context("a node has a port")?)?.parse()?);
+        Ok(self.address)
     }
 
     /// Where it leads.
