@@ -174,9 +174,9 @@ fn failovers() -> u32 {
 
 #[test]
 fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_once() {
-    let primary = Server::member(&[]);
+    let primary = Server::with(&[]);
     let upstream = format!("replicaof 127.0.0.1 {}", primary.port());
-    let replicas = [Server::member(&[&upstream]), Server::member(&[&upstream])];
+    let replicas = [Server::with(&[&upstream]), Server::with(&[&upstream])];
     for replica in &replicas {
         replica.catch_up_with(&primary);
     }

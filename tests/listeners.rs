@@ -108,7 +108,7 @@ fn changes_that_nobody_hears_count_for_save_points() {
 /// The first replica of a primary waits for its snapshot while the backlog is there already.
 #[test]
 fn a_primary_that_is_restarted_from_a_file_older_than_its_replica_does_not_let_it_go_on() {
-    let mut primary = Server::member(&["repl-diskless-sync yes", "repl-diskless-sync-delay 3"]);
+    let mut primary = Server::with(&["repl-diskless-sync yes", "repl-diskless-sync-delay 3"]);
     let mut client = primary.client();
     client.acquire("early a PX 600000");
     assert_falls_silent(&mut client);
@@ -137,7 +137,7 @@ fn a_primary_that_is_restarted_from_a_file_older_than_its_replica_does_not_let_i
 
 #[test]
 fn an_append_only_file_that_is_switched_on_within_a_transaction_has_all_of_it() {
-    let mut server = Server::member(&["appendfsync no"]);
+    let mut server = Server::with(&["appendfsync no"]);
     let mut client = server.client();
     assert_falls_silent(&mut client);
     let transaction = [

@@ -142,7 +142,7 @@ fn replicas_have_what_was_done_since_they_were_attached() {
 
 #[test]
 fn an_append_only_file_has_what_was_done_since_it_was_switched_on() {
-    let mut server = Server::member(&LINES);
+    let mut server = Server::with(&LINES);
     run(at_length(3, 25), |random| {
         let writers = writers_unheard(&server, &[server.port()], LASTING, random);
         let mut observer = server.client();
@@ -197,7 +197,7 @@ fn at_rest(server: &Server) -> Vec<String> {
 
 #[test]
 fn a_server_that_was_alone_loses_nothing_when_it_changes_places_with_its_first_replica() {
-    let servers = [Server::member(&LINES), Server::member(&LINES)];
+    let servers = [Server::with(&LINES), Server::with(&LINES)];
     let ports = servers.each_ref().map(Server::port);
     let mut first = 0;
     run(at_length(2, 15), |random| {

@@ -202,8 +202,8 @@ fn where_memory_is_full_nobody_begins_to_wait_and_whoever_waits_is_served() {
 #[test]
 fn timed_nobody_hangs_when_sentinel_replaces_the_primary() {
     const BLOCK_MS: u64 = 1000;
-    let primary = Server::member(&[]);
-    let replica = Server::member(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    let primary = Server::with(&[]);
+    let replica = Server::with(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
     replica.catch_up_with(&primary);
     let sentinels = Sentinels::of(primary.port(), 1);
     let mut client = primary.client();

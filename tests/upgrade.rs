@@ -41,9 +41,9 @@ fn an_upgrade_loses_no_lock_and_tells_the_waiters_to_ask_again() {
     let path = install(root.path());
     let load = format!("loadmodule {path}");
     let aof = ["appendonly yes", "appendfsync always", "rlock.fair-grace-ms 600000"];
-    let mut master = Server::member_without_module(&[&[load.as_str()], &aof[..]].concat());
+    let mut master = Server::without_module(&[&[load.as_str()], &aof[..]].concat());
     let upstream = format!("replicaof 127.0.0.1 {}", master.port());
-    let mut replica = Server::member_without_module(&[&[load.as_str(), upstream.as_str()], &aof[..]].concat());
+    let mut replica = Server::without_module(&[&[load.as_str(), upstream.as_str()], &aof[..]].concat());
     replica.catch_up_with(&master);
     let mut client = master.client();
     let tokens = [client.acquire("job a PX 6000000"), client.acquire_fair("fair a PX 6000000")];

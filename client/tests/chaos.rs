@@ -289,7 +289,7 @@ fn stop_for_a_while(server: &Server, random: &mut StdRng, longest_ms: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn on_single_servers_no_two_believe() {
     let mut random = StdRng::seed_from_u64(seed());
-    let start = || Server::member(&["appendonly yes", "appendfsync always"]);
+    let start = || Server::with(&["appendonly yes", "appendfsync always"]);
     let mut servers = [start(), start()];
     let mut proxies = Vec::new();
     let mut places = Vec::new();
@@ -341,9 +341,9 @@ async fn on_single_servers_no_two_believe() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn under_sentinel_no_two_believe() {
     let mut random = StdRng::seed_from_u64(seed());
-    let master = Server::member(&[]);
+    let master = Server::with(&[]);
     let upstream = format!("replicaof 127.0.0.1 {}", master.port());
-    let mut servers = [master, Server::member(&[&upstream]), Server::member(&[&upstream])];
+    let mut servers = [master, Server::with(&[&upstream]), Server::with(&[&upstream])];
     for replica in &servers[1..] {
         replica.catch_up_with(&servers[0]);
     }

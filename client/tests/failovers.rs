@@ -30,9 +30,9 @@ fn tells(server: &Server, line: &str) -> bool {
 }
 
 fn master_and_replicas() -> (Server, [Server; 2]) {
-    let master = Server::member(&[]);
+    let master = Server::with(&[]);
     let upstream = format!("replicaof 127.0.0.1 {}", master.port());
-    let replicas = [Server::member(&[&upstream]), Server::member(&[&upstream])];
+    let replicas = [Server::with(&[&upstream]), Server::with(&[&upstream])];
     for replica in &replicas {
         replica.catch_up_with(&master);
     }

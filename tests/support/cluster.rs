@@ -5,7 +5,7 @@ use std::process::Command as Process;
 use std::time::Duration;
 
 use super::client::{Client, Command};
-use super::server::{Server, free_port, quiet_port};
+use super::server::{Server, free_port};
 use super::{Reply, eventually, program};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -47,8 +47,8 @@ impl Cluster {
     #[track_caller]
     pub fn start() -> Cluster {
         let start_node = |_| {
-            let bus = format!("cluster-port {}", quiet_port());
-            Server::member(&["cluster-enabled yes", "cluster-replica-validity-factor 0", NODE_TIMEOUT_LINE, &bus])
+            let bus = format!("cluster-port {}", free_port());
+            Server::with(&["cluster-enabled yes", "cluster-replica-validity-factor 0", NODE_TIMEOUT_LINE, &bus])
         };
         let nodes: Vec<_> = (0..NODES).map(start_node).collect();
         let output = Process::new(program::cli())

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::client::Client;
 use super::process::OwnedProcess;
-use super::server::quiet_port;
+use super::server::free_port;
 use super::{Reply, eventually, program};
 
 /// How long a primary may be silent before a Sentinel takes it for dead. A promotion cuts the Sentinels off, which connect again
@@ -32,7 +32,7 @@ impl Sentinels {
     pub fn of(primary: u16, replicas: usize) -> Sentinels {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let members = (0..COUNT).map(|number| {
-            let port = quiet_port();
+            let port = free_port();
             let path = folder.path().join(number.to_string());
             fs::create_dir(&path).expect("a folder");
             let configuration = format!(

@@ -3,9 +3,11 @@
 use std::fs::{self, File};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{LazyLock, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
@@ -99,27 +101,12 @@ impl Server {
         Server::try_start_in(Environment::new(), module_arguments, lines)
     }
 
-    /// A member of a fleet, on a port that it can have again after a restart: the others know it by its address.
-    pub fn member(lines: &[&str]) -> Server {
-        let started = Server::try_start_at(quiet_port(), Environment::new(), "", lines);
-        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
-    }
-
     fn try_start_in(environment: Environment, module_arguments: &str, lines: &[&str]) -> Result<Server, String> {
-        Server::try_start_at(ANY_PORT, environment, module_arguments, lines)
-    }
-
-    fn try_start_at(
-        port: u16,
-        environment: Environment,
-        module_arguments: &str,
-        lines: &[&str],
-    ) -> Result<Server, String> {
         let load = format!("loadmodule {} {module_arguments}", module_path().display());
-        Server::try_start_with(port, environment, &load, lines)
+        Server::try_start_with(environment, &load, lines)
     }
 
-    fn try_start_with(port: u16, environment: Environment, load: &str, lines: &[&str]) -> Result<Server, String> {
+    fn try_start_with(environment: Environment, load: &str, lines: &[&str]) -> Result<Server, String> {
         raise_file_limit();
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().display();
@@ -132,7 +119,7 @@ impl Server {
             if ends_in_order() { END_AT_ONCE } else { "" },
         );
         fs::write(folder.path().join("redis.conf"), configuration).expect("a configuration file");
-        let (process, port) = launch(folder.path(), &environment, port, &[])?;
+        let (process, port) = launch(folder.path(), &environment, ANY_PORT, &[])?;
         Ok(Server { process, port, folder, environment, family: MUTEX })
     }
 
@@ -172,13 +159,7 @@ impl Server {
 
     /// A server without the module.
     pub fn without_module(lines: &[&str]) -> Server {
-        let started = Server::try_start_with(ANY_PORT, Environment::new(), "", lines);
-        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
-    }
-
-    /// The same on a port that it can have again after a restart.
-    pub fn member_without_module(lines: &[&str]) -> Server {
-        let started = Server::try_start_with(quiet_port(), Environment::new(), "", lines);
+        let started = Server::try_start_with(Environment::new(), "", lines);
         started.unwrap_or_else(|log| panic!("no start:\n{log}"))
     }
 
@@ -358,6 +339,8 @@ impl Drop for Server {
     }
 }
 
+const PORTS: Range<u16> = 10_000..32_000;
+
 /// Stands for a port that is looked for at each start.
 const ANY_PORT: u16 = 0;
 
@@ -370,7 +353,7 @@ fn launch(
 ) -> Result<(OwnedProcess, u16), String> {
     loop {
         // While it is down nobody else is to answer in its place.
-        let port = if wanted == ANY_PORT { quiet_port() } else { wanted };
+        let port = if wanted == ANY_PORT { free_port() } else { wanted };
         let _ = fs::remove_file(folder.join("log"));
         let binary = program::server();
         // Complaints about the configuration come before the log file is open.
@@ -416,18 +399,16 @@ fn is_ready(port: u16, own_id: &str) -> io::Result<bool> {
     Ok(info.contains(own_id) && info.contains("\r\nloading:0\r\n"))
 }
 
-/// A port that nobody listens to at the moment.
+/// A port that nobody listens to and that no other test of this process is given. It is below those from which the system takes the ports of
+/// connections: it stays free while its server is down.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("a bound socket has an address").port()
-}
-
-/// A port that nobody listens to, below those from which the system takes the ports of connections: it stays free while its
-/// server is down.
-pub fn quiet_port() -> u16 {
-    let mut candidates = std::iter::repeat_with(|| rand::random_range(10_000..32_000));
+    static LATEST: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random_range(PORTS)));
+    let next = |port: u16| if port + 1 < PORTS.end { port + 1 } else { PORTS.start };
+    let take = || {
+        LATEST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |port| Some(next(port))).unwrap_or_else(|port| port)
+    };
     let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-    candidates.find(is_free).expect("a free port")
+    std::iter::repeat_with(take).find(is_free).expect("a free port")
 }
 
 fn read_log(folder: &Path) -> String {

@@ -80,7 +80,7 @@ fn a_dead_master_of_a_cluster_disturbs_no_key_of_another() {
 
 #[test]
 fn every_command_finds_the_master_that_sentinel_names() {
-    let primary = Server::member(&[]);
+    let primary = Server::with(&[]);
     let replica = Server::replica_of(&primary, &[]);
     let sentinels = Sentinels::of(primary.port(), 1);
     let hosts: Vec<_> = sentinels.ports().map(|port| format!("127.0.0.1:{port}")).collect();

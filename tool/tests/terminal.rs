@@ -101,7 +101,7 @@ fn top_is_drawn_follows_what_happens_and_ends() {
 
 #[test]
 fn top_says_that_the_server_is_gone_and_goes_on_when_it_is_back() {
-    let mut server = Server::member(&[]);
+    let mut server = Server::with(&[]);
     let _waiter = contended(&server, "orders:42");
     let mut terminal = Terminal::start(&server, "top --every 100ms");
     terminal.wait_for("orders:42");
