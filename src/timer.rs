@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rlock_core::{Engine, Key, Keyspace, MAX_LEASE_MS, Outbox, US_PER_MS, Value};
+use rlock_core::{Engine, Key, Keyspace, Outbox, US_PER_MS, Value};
 
 use crate::clock;
 use crate::execute::{self, KEY};
@@ -23,8 +23,14 @@ use crate::turn;
 /// How long one run may take before other clients get their turn.
 const BUDGET_US: u64 = 2_000;
 
-/// How long to wait while nothing may be decided: during a load, or a pause of writes.
+/// How long to wait while nothing may be decided: during a load, a pause of writes, or while the server refuses them.
 const RETRY_MS: u64 = 5;
+
+/// A deadline that is farther away is looked at again then. When a timer was started by a timer, the event loop of the server's takes what is left
+/// as an `int`: of microseconds in Redis 7.0, which ends at 35 minutes, and of milliseconds in Redis up to 8.6 and Valkey up to 8.0, which
+/// ends at 24 days. Beyond that it would come round to a moment that has passed, and the server would not sleep any more
+/// (redis/redis#12474, valkey-io/valkey#1057).
+const LONGEST_DELAY_MS: u64 = 30 * 60 * 1000;
 
 struct Armed {
     timer: TimerId,
@@ -69,8 +75,7 @@ fn arm_at(due_us: u64) {
             ffi::stop_timer(armed.timer);
         }
         let delay_ms = due_us.saturating_sub(clock::mono_us()).div_ceil(US_PER_MS);
-        // The server counts in microseconds: a far deadline is looked at again in a year.
-        let delay_ms = i64::try_from(delay_ms.min(MAX_LEASE_MS)).unwrap_or(0);
+        let delay_ms = i64::try_from(delay_ms.min(LONGEST_DELAY_MS)).unwrap_or(0);
         *armed = ffi::start_timer(delay_ms).map(|timer| Armed { timer, due_us });
         turn::expect_more();
     });
@@ -103,17 +108,31 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     }
     let flags = ctx.flags();
     let start_us = clock::mono_us();
-    if flags.is_loading() || (flags.is_master() && (ctx.is_paused() || server::lacks_replicas(ctx))) {
-        arm_at(start_us.saturating_add(RETRY_MS.saturating_mul(US_PER_MS)));
-        return;
+    if flags.is_loading() || (flags.is_master() && ctx.is_paused()) {
+        return retry(start_us);
     }
     state::tell(Engine::begin_turn);
+    if flags.is_master() && server::refuses_writes(ctx) {
+        end_waits();
+        return retry(start_us);
+    }
     let is_done = if flags.is_master() { run(start_us, || run_next(ctx)) } else { run(start_us, || observe_next(ctx)) };
     if is_done && flags.is_master() {
         arm();
     } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
         arm_soon();
     }
+}
+
+fn retry(start_us: u64) {
+    arm_at(start_us.saturating_add(RETRY_MS.saturating_mul(US_PER_MS)));
+}
+
+/// While nothing may be granted, for nobody knows how long, whoever waits is answered when its time is over.
+fn end_waits() {
+    let mut out = Outbox::new(false);
+    state::tell(|engine| engine.end_waits(clock::now(), &mut out));
+    execute::wake(&mut out);
 }
 
 /// Takes steps until there is nothing left to do (`true`), or the time is used up.

@@ -140,6 +140,24 @@ fn a_server_rests_when_all_messages_are_told_and_while_others_wait() {
     }
 }
 
+/// A timer that a timer has started is measured in an `int` by most servers: in Redis 7.0 of microseconds.
+#[test]
+fn a_server_rests_while_the_next_lease_ends_in_an_hour_or_in_a_year() {
+    for far_ms in [3_600_000u64, 30 * 86_400_000, 365 * 86_400_000] {
+        let server = Server::start();
+        let mut client = server.client();
+        client.acquire(&format!("long a PX {far_ms}"));
+        client.acquire("short a PX 50");
+        eventually(SOON, || client.call("EXISTS short") == 0);
+        assert_rests(&server);
+        client.acquire("prolonged a PX 50");
+        client.call(format!("RLOCK.RENEW prolonged a PX {far_ms}"));
+        // Time itself: the timer has gone off once then.
+        thread::sleep(Duration::from_millis(100));
+        assert_rests(&server);
+    }
+}
+
 /// What is over there is for its primary to end, which does not come back.
 #[test]
 fn a_replica_whose_primary_has_gone_rests_also_when_leases_are_over() {
