@@ -56,6 +56,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         ServerEvent::SaveStarted => return propagation::resume(),
         ServerEvent::Tick => {
             server::look(ctx);
+            server::look_at_files(ctx);
             propagation::on_tick(ctx);
             shard_channels::on_tick(ctx);
             return timer::on_tick(ctx);

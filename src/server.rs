@@ -10,6 +10,10 @@ static IS_CLUSTER: AtomicBool = AtomicBool::new(false);
 static TELLS_WHO_LISTENS: AtomicBool = AtomicBool::new(false);
 /// How many replicas must be in step for a write, as `min-replicas-to-write` says.
 static REPLICAS_NEEDED: AtomicU64 = AtomicU64::new(0);
+/// Whether writing stops when a snapshot fails (`stop-writes-on-bgsave-error`, and any `save`).
+static SNAPSHOTS_COUNT: AtomicBool = AtomicBool::new(false);
+/// Whether the server could not write its files when that was last looked at.
+static FILES_FAIL: AtomicBool = AtomicBool::new(false);
 /// Whether reading goes on while the cluster is down (`cluster-allow-reads-when-down`).
 static READS_WHEN_DOWN: AtomicBool = AtomicBool::new(false);
 
@@ -32,17 +36,30 @@ pub(crate) fn is_cluster() -> bool {
 }
 
 /// Looks at the server's configuration: at the load of the module, and whenever it changed. Without its command CONFIG the module takes the careful
-/// side: one replica is needed if any is, and reading goes on.
+/// side: one replica is needed if any is, a snapshot that fails stops writing, and reading goes on.
 pub(crate) fn look_at_settings(ctx: Ctx<'_>) {
     let needed = ctx.setting(c"min-replicas-to-write").map_or(1, |number| number.parse().unwrap_or(0));
     let needed = if ctx.good_replicas().is_some() { needed } else { 0 };
     REPLICAS_NEEDED.store(needed, Ordering::Relaxed);
+    let stops = ctx.setting(c"stop-writes-on-bgsave-error").is_none_or(|answer| answer == "yes");
+    let saves = ctx.setting(c"save").is_none_or(|moments| !moments.is_empty());
+    SNAPSHOTS_COUNT.store(stops && saves, Ordering::Relaxed);
     let reads = ctx.setting(c"cluster-allow-reads-when-down").is_none_or(|answer| answer == "yes");
     READS_WHEN_DOWN.store(reads, Ordering::Relaxed);
 }
 
+/// Looks whether the server can write its files: at each regular tick.
+pub(crate) fn look_at_files(ctx: Ctx<'_>) {
+    FILES_FAIL.store(ctx.files_fail(SNAPSHOTS_COUNT.load(Ordering::Relaxed)), Ordering::Relaxed);
+}
+
+/// Whether the server takes no write from anybody. What is granted then may be lost: it is in no file, or on no replica.
+pub(crate) fn refuses_writes(ctx: Ctx<'_>) -> bool {
+    FILES_FAIL.load(Ordering::Relaxed) || lacks_replicas(ctx)
+}
+
 /// Whether so few replicas are in step that the server takes no write: then it may be cut off, and another one give the locks.
-pub(crate) fn lacks_replicas(ctx: Ctx<'_>) -> bool {
+fn lacks_replicas(ctx: Ctx<'_>) -> bool {
     let needed = REPLICAS_NEEDED.load(Ordering::Relaxed);
     needed > 0 && ctx.good_replicas().is_some_and(|good| good < needed)
 }

@@ -1,5 +1,7 @@
-//! While the server takes no writes, for lack of replicas, nothing is granted by the module either: another server may give the locks.
+//! While the server takes no writes, nothing is granted by the module either: without its replicas another server may give the locks, and what is in no
+//! file is gone after a restart. Waits come to their end meanwhile.
 
+use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -7,6 +9,9 @@ use crate::cluster::assert_still_waiting;
 use crate::support::{Reply, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(30);
+
+/// The module looks at the server's files that often, and then some.
+const LOOKED_AT: Duration = Duration::from_secs(1);
 
 /// A lease and a session end while the only replica is silent, with one waiter each, blocked or not; and a wait comes to its end.
 fn nothing_is_granted_without_replicas(master: &Server) {
@@ -24,6 +29,7 @@ fn nothing_is_granted_without_replicas(master: &Server) {
     holder.as_mut().expect("it is there").acquire("closes a PX 600000 SESSION 0");
     let mut closes = master.blocked_waiter("RLOCK.ACQUIRE closes b PX 600000 BLOCK 0");
     let mut gives_up = master.notified_waiter("RLOCK.ACQUIRE closes c PX 600000 BLOCK 2000");
+    let mut blocked = master.blocked_waiter("RLOCK.ACQUIRE closes d PX 600000 BLOCK 2000");
     // Once more if the machine is so busy that the lease was over before the server noticed what it lacks.
     let mut lapses = loop {
         client.acquire("lapses a PX 3000");
@@ -37,7 +43,8 @@ fn nothing_is_granted_without_replicas(master: &Server) {
                 thread::sleep(lapses_at.saturating_duration_since(Instant::now()));
                 assert_still_waiting(&mut lapses);
                 assert_still_waiting(&mut closes);
-                assert_still_waiting(&mut gives_up);
+                assert_eq!(gives_up.reply(), Reply::Nil, "its time is over");
+                assert_eq!(blocked.reply(), Reply::Nil, "and so is that of the one that blocks");
             }
         });
         if holder.is_none() {
@@ -49,7 +56,6 @@ fn nothing_is_granted_without_replicas(master: &Server) {
         client.call("RLOCK.FORCERELEASE lapses");
     };
     assert!(lapses.reply().int() > 0 && closes.reply().int() > 0);
-    assert_eq!(gives_up.reply(), Reply::Nil, "its time is over");
 }
 
 #[test]
@@ -62,6 +68,85 @@ fn a_master_without_its_replicas_grants_nothing() {
 fn a_master_without_its_replicas_grants_nothing_where_config_is_renamed() {
     let lines = ["min-replicas-max-lag 1", "min-replicas-to-write 1", r#"rename-command CONFIG """#];
     nothing_is_granted_without_replicas(&Server::with(&lines));
+}
+
+/// How a disk fails, and what makes it work again.
+struct Disk {
+    fails: fn(&Server),
+    works: fn(&Server),
+}
+
+/// The server cannot put a snapshot into its place.
+const NO_SNAPSHOTS: Disk = Disk {
+    fails: |server| {
+        fs::create_dir_all(server.folder().join("dump.rdb/full")).expect("a folder");
+        server.client().call("BGSAVE");
+    },
+    works: |server| {
+        fs::remove_dir_all(server.folder().join("dump.rdb")).expect("it is there");
+        server.client().call("BGSAVE");
+    },
+};
+
+/// The append-only file may not grow.
+const NO_APPENDING: Disk = Disk {
+    fails: |server| {
+        server.fill_disk();
+        server.client().call("SET k v");
+    },
+    works: Server::empty_disk,
+};
+
+/// A lease ends while the disk fails, with a waiter; and another wait comes to its end.
+fn nothing_is_granted_without_a_disk(server: &Server, disk: &Disk) {
+    let is_refused = || {
+        let answer = server.client().call("RLOCK.ACQUIRE other c PX 1");
+        matches!(answer, Reply::Error(line) if line.starts_with("MISCONF"))
+    };
+    loop {
+        server.client().acquire("job a PX 4000");
+        let lapses_at = Instant::now() + Duration::from_millis(4000);
+        let mut waits = server.blocked_waiter("RLOCK.ACQUIRE job b PX 600000 BLOCK 0");
+        let mut gives_up = server.blocked_waiter("RLOCK.ACQUIRE job c PX 600000 BLOCK 4100");
+        (disk.fails)(server);
+        eventually(SOON, is_refused);
+        let is_in_time = Instant::now() + LOOKED_AT < lapses_at;
+        if is_in_time {
+            // Time itself: the lease is over then.
+            assert_eq!(gives_up.reply(), Reply::Nil);
+            assert_still_waiting(&mut waits);
+        }
+        (disk.works)(server);
+        eventually(SOON, || !is_refused());
+        assert!(waits.reply().int() > 0);
+        if is_in_time {
+            return;
+        }
+        // The machine is so busy that the lease was over before the server noticed what it lacks.
+        server.client().call("RLOCK.FORCERELEASE job");
+    }
+}
+
+#[test]
+fn a_server_whose_snapshots_fail_grants_nothing() {
+    nothing_is_granted_without_a_disk(&Server::with(&["save 3600 1000"]), &NO_SNAPSHOTS);
+}
+
+#[test]
+fn a_server_whose_append_only_file_cannot_grow_grants_nothing() {
+    nothing_is_granted_without_a_disk(&Server::with_aof(&["appendfsync everysec"]), &NO_APPENDING);
+}
+
+/// Where the server goes on without a disk, the module does as well.
+#[test]
+fn a_server_that_does_not_mind_failing_snapshots_grants() {
+    let server = Server::with(&["save 3600 1000", "stop-writes-on-bgsave-error no"]);
+    (NO_SNAPSHOTS.fails)(&server);
+    eventually(SOON, || server.client().call("INFO persistence").text().contains("rdb_last_bgsave_status:err"));
+    // The module has looked by then.
+    thread::sleep(LOOKED_AT);
+    server.client().acquire("job a PX 100");
+    assert!(server.client().call("RLOCK.ACQUIRE job b PX 600000 BLOCK 60000").int() > 0);
 }
 
 /// The server's WAIT asks for what its connection wrote last, and that was before the grant: the request is sent once more.

@@ -38,6 +38,22 @@ impl Ctx<'_> {
         (status == raw::REDISMODULE_OK as c_int).then_some(good)
     }
 
+    /// Whether the server refuses writes because it could not write its append-only file, or its last snapshot where `snapshots_count` (`-MISCONF`).
+    pub(crate) fn files_fail(self, snapshots_count: bool) -> bool {
+        // SAFETY: the context is alive; the fields are copied before the information is freed, once.
+        unsafe {
+            let info = api!(RedisModule_GetServerInfo, self.raw(), c"persistence".as_ptr());
+            let says = |field: &CStr, word: &CStr| {
+                let said = api!(RedisModule_ServerInfoGetFieldC, info, field.as_ptr());
+                !said.is_null() && CStr::from_ptr(said) == word
+            };
+            let fails = (says(c"aof_enabled", c"1") && says(c"aof_last_write_status", c"err"))
+                || (snapshots_count && says(c"rdb_last_bgsave_status", c"err"));
+            api!(RedisModule_FreeServerInfo, self.raw(), info);
+            fails
+        }
+    }
+
     /// Whether the cluster takes writes, as far as this node can say.
     pub(crate) fn cluster_is_up(self) -> bool {
         // SAFETY: the format says a C string, and the argument is exactly that; the reply is freed once, after what it says was copied.

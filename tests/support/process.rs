@@ -49,6 +49,15 @@ impl OwnedProcess {
         self.signal(libc::SIGCONT);
     }
 
+    /// From now on none of its files may grow beyond so many bytes.
+    #[track_caller]
+    pub fn limit_files(&self, bytes: u64) {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the struct outlives the call, and where the former limit would be written is null.
+        let status = unsafe { libc::prlimit(self.id(), libc::RLIMIT_FSIZE, &limit, std::ptr::null_mut()) };
+        assert_eq!(status, 0, "the files of a process cannot be limited");
+    }
+
     #[track_caller]
     fn signal(&self, signal: libc::c_int) {
         // SAFETY: only numbers are passed. The child has not been reaped, so its id is nobody else's.
@@ -67,13 +76,15 @@ impl Drop for OwnedProcess {
     }
 }
 
-/// Many systems allow a process 1024 open files by default, fewer than the largest test has connections.
-pub fn raise_file_limit() {
-    static RAISED: OnceLock<()> = OnceLock::new();
-    RAISED.get_or_init(|| {
+/// Many systems allow a process 1024 open files by default, fewer than the largest test has connections. And for a process whose files may not
+/// grow any more, that is an error of its writes, as on a full disk, and not its end. Children inherit both.
+pub fn set_limits() {
+    static SET: OnceLock<()> = OnceLock::new();
+    SET.get_or_init(|| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: both calls only read or write the struct that they are given, which outlives them.
+        // SAFETY: the calls only read or write the struct that they are given, which outlives them.
         unsafe {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
                 limit.rlim_cur = limit.rlim_max;
                 // If it fails, the test that needs more says so by itself.

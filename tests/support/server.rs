@@ -16,7 +16,7 @@ use super::client::{Client, Command};
 use super::eventually;
 use super::family::{Family, MUTEX};
 use super::notified;
-use super::process::{OwnedProcess, raise_file_limit};
+use super::process::{OwnedProcess, set_limits};
 use super::program;
 use super::reply::Reply;
 use super::wall_clock::WallClock;
@@ -107,7 +107,7 @@ impl Server {
     }
 
     fn try_start_with(environment: Environment, load: &str, lines: &[&str]) -> Result<Server, String> {
-        raise_file_limit();
+        set_limits();
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().display();
         // Without the delay of 0 a replica's first synchronisation takes five seconds. After a crash the machine's memory is
@@ -261,6 +261,16 @@ impl Server {
         self.process.stop();
         happenings();
         self.process.go_on();
+    }
+
+    /// From now on its disk is full: none of its files may grow.
+    pub fn fill_disk(&self) {
+        self.process.limit_files(0);
+    }
+
+    /// There is room on its disk again.
+    pub fn empty_disk(&self) {
+        self.process.limit_files(libc::RLIM_INFINITY);
     }
 
     pub fn port(&self) -> u16 {

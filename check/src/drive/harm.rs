@@ -199,6 +199,9 @@ const BETWEEN_TAKEOVERS: Duration = Duration::from_millis(2_500);
 /// How long a node of a cluster takes no requests when it has come back: two seconds, and what it takes until all nodes agree.
 const COMES_BACK_US: u64 = 2_500_000;
 
+/// When there is room on its disk, a server finds it out within this time: it tries again each second.
+const WRITES_AGAIN_US: u64 = 1_500_000;
+
 /// How often one of two nodes is killed at a step of a move.
 const KILLED: f64 = 0.1;
 
@@ -256,9 +259,12 @@ impl Harm<'_> {
             }
             Faults::Memory => between(address, span, "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0").map(drop),
             Faults::FullDisk => {
+                let from_us = now_us();
                 self.master.limit_files(Some(0))?;
                 thread::sleep(span * 4);
-                self.master.limit_files(None)
+                self.master.limit_files(None)?;
+                self.interruptions.pause(from_us, now_us() + WRITES_AGAIN_US);
+                Ok(())
             }
             Faults::OutputBuffers => overrun(address, random),
             Faults::Failover => self.fail_over(|replica| Connection::open(replica)?.ask("REPLICAOF NO ONE").map(drop)),

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a client asks | [`Engine::acquire`], [`Engine::release`], [`Engine::renew`], [`Engine::force_release`], [`Engine::cancel`], [`Engine::init_semaphore`], [`Engine::resize_semaphore`], [`Engine::drain_semaphore`] |
 //! | right after, until there is none | [`Engine::next_offer`], [`Engine::take_offer`] |
-//! | the timer | [`Engine::begin_turn`], [`Engine::next_timeout_us`], [`Engine::next_job`], [`Engine::run_job`], [`Engine::postpone`] |
+//! | the timer | [`Engine::begin_turn`], [`Engine::next_timeout_us`], [`Engine::next_job`], [`Engine::run_job`], [`Engine::postpone`]; while the server takes no writes [`Engine::end_waits`] |
 //! | the server tells | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`], [`Engine::demoted`], [`Engine::channel_gone`], [`Engine::published`], [`Engine::unheard`], [`Engine::untold`] |
 //! | a replica, a load | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::has_to_observe`], [`Engine::next_to_observe`], [`Engine::observe`], [`Engine::end_cut_off`] |
 //! | to look at | `views.rs`, `contention.rs`, [`Engine::last_token`], [`Engine::concerns_client`], [`Engine::has_undelivered_grants`], [`Engine::has_offers`], [`Engine::has_cut_off`] |

@@ -98,6 +98,13 @@ impl Engine {
         None
     }
 
+    /// Answers waiters whose time is over, or for whom nobody waits any more, as far as the allowance goes. It is all that may be done while nothing
+    /// may be written: it changes no value, and what follows from it is done by [`Engine::next_job`] later.
+    pub fn end_waits(&mut self, now: Now, out: &mut Outbox) {
+        self.work.begin_timer();
+        while matches!(self.time_out_next(now, out), Rang::Done) || self.end_next_cut_off(out) {}
+    }
+
     /// Asks each source of work once, beginning with the one after that which had something last.
     fn ring_next(&mut self, now: Now, out: &mut Outbox) -> Rang {
         let in_turn = Timer::ALL.into_iter().enumerate().cycle().skip(self.next_timer).take(Timer::ALL.len());

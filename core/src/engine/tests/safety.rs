@@ -75,6 +75,7 @@ enum Step {
     Advance(u64),
     Pause(u64),
     Timer,
+    RefusedTimer,
     Closes(u64),
     Leaves(usize, bool),
     Cancel {
@@ -145,6 +146,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (0..60u64).prop_map(Step::Advance),
         2 => (0..60u64).prop_map(Step::Pause),
         2 => Just(Step::Timer),
+        1 => Just(Step::RefusedTimer),
         2 => client().prop_map(Step::Closes),
         2 => (1..40usize, any::<bool>()).prop_map(|(ticket, gave_up)| Step::Leaves(ticket, gave_up)),
         1 => (0..4u8, 0..4u8, id()).prop_map(|(key, owner, id)| Step::Cancel { key, owner, id }),
@@ -302,6 +304,7 @@ fn run(world: &mut World, step: Step) {
         Step::Advance(ms) => world.advance(ms),
         Step::Pause(ms) => world.pause(ms),
         Step::Timer => world.run_timer(),
+        Step::RefusedTimer => world.end_waits(),
         Step::Closes(client) => world.client_closes(client, false),
         Step::Leaves(ticket, gave_up) if world.is_waiting(ticket) => world.waiter_left(ticket, gave_up),
         Step::Leaves(..) => {}

@@ -346,6 +346,15 @@ impl World {
         self.check_at_rest();
     }
 
+    /// What it does while the server takes no writes.
+    pub(super) fn end_waits(&mut self) {
+        self.engine.begin_turn();
+        let mut out = Outbox::new(true);
+        self.engine.end_waits(self.now, &mut out);
+        assert!(out.effects().is_empty(), "nothing is written");
+        self.take(&[], &out);
+    }
+
     /// What it does in one turn of the event loop: a part, if there is much.
     pub(super) fn run_timer_once(&mut self) {
         self.engine.begin_turn();
