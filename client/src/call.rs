@@ -286,8 +286,12 @@ impl Servers {
                 link.close();
                 self.forget_slots();
             }
-            Verdict::Elsewhere => self.doubt_slots_of(link),
-            Verdict::Final | Verdict::Ask(_) | Verdict::Later => {}
+            Verdict::Elsewhere => {
+                self.doubt_slots_of(link);
+                self.doubt_master();
+            }
+            Verdict::Later => self.doubt_master(),
+            Verdict::Final | Verdict::Ask(_) => {}
         }
     }
 }

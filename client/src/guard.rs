@@ -158,7 +158,8 @@ impl<K: Kind> Guard<K> {
     /// between, so that nobody can tell whether it was done; if not, the lease ends it.
     ///
     /// When the connection was lost and the request was sent again, a hold that is gone within its lease counts as released, by the first
-    /// copy: nobody can tell that from an operator who took it away in that moment.
+    /// copy: nobody can tell that from an operator who took it away in that moment. A hold with a `session_grace` of 0 does not: it may have ended
+    /// with its connection before.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }

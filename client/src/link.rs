@@ -282,15 +282,19 @@ impl Link {
         }
     }
 
-    /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell.
-    pub(crate) async fn watch(link: Weak<Self>, every: Duration, patience: Duration) {
+    /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell. `is_refused` is called
+    /// when the server answers that it does not answer.
+    pub(crate) async fn watch(link: Weak<Self>, every: Duration, patience: Duration, is_refused: impl Fn()) {
         while let Some(closed) = link.upgrade().map(|link| link.closing().clone()) {
             tokio::select! {
                 () = closed.cancelled() => return,
                 () = sleep_until_some(Some(Moment::now().after(every))) => {}
             }
             if let Some(link) = link.upgrade().filter(|link| !link.mailbox.is_empty()) {
-                drop(link.ask(&redis::cmd("PING"), patience).await);
+                let answer = link.ask(&redis::cmd("PING"), patience).await;
+                if answer.is_err() && !link.is_closed() {
+                    is_refused();
+                }
             }
         }
     }

@@ -12,13 +12,14 @@ use redis::Cmd;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::Error;
-use crate::call::{Answered, Prepare};
+use crate::call::{Answered, Pauses, Prepare};
 use crate::clock::Moment;
 use crate::gate::Gate;
 use crate::link::Link;
 use crate::options::LONGEST;
 use crate::servers::Line;
 use crate::shared::Shared;
+use crate::timer::sleep_until;
 use crate::wire::{self, Acquire, Ask, Family, Subject};
 
 /// How long taking back is tried before it is left to the end of the lease.
@@ -135,7 +136,10 @@ impl Request {
         let unsure = Unsure::new(self, gate, false);
         let request_id = unsure.request_id;
         let answered = self.ask(&self.acquire_command(Ask::Once, request_id), &unsure, give_up).await?;
-        unsure.settled();
+        // Of an earlier copy a refusal says nothing.
+        if answered.said.is_ok() || !answered.is_resent {
+            unsure.settled();
+        }
         self.grant_in(answered)
     }
 
@@ -263,8 +267,18 @@ impl Request {
                 return Ok(None);
             }
         }
-        let answered = self.call(&self.acquire_command(Ask::Once, request_id), give_up).await?;
-        Ok(self.grant_in(answered)?.map(|grant| grant.tokens))
+        let mut pauses = Pauses::new();
+        loop {
+            let answered = self.call(&self.acquire_command(Ask::Once, request_id), give_up).await?;
+            match self.grant_in(answered) {
+                // A server whose memory is full refuses it without a look at what the request was granted.
+                Err(Error::Server { code, .. }) if code == "OOM" && Moment::now() < give_up => {
+                    pauses.refused();
+                    sleep_until(Moment::now().after(pauses.next())).await;
+                }
+                outcome => return Ok(outcome?.map(|grant| grant.tokens)),
+            }
+        }
     }
 
     /// Whether so little time has passed since the request was sent that all terms of the hold may as well count from then.

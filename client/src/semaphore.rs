@@ -36,7 +36,8 @@ impl Client {
 }
 
 impl Semaphore {
-    /// Makes the semaphore with so many permits if there is none under the key. Returns whether there was none.
+    /// Makes the semaphore with so many permits if there is none under the key. Returns whether there was none. If the answer is lost it asks
+    /// again, and then `false` may also mean the semaphore that it has made itself.
     ///
     /// # Cancel safety
     ///
@@ -190,12 +191,15 @@ struct Taken {
 /// DRAIN has no request id. It is safe to send it again because the owner is new: what it holds in the end is what was taken.
 async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     let give_up = Moment::now().after(request.client.settings.retry_for.min(request.lease / 2));
-    let Taken { permits, counts_from, link } = match ask_to_drain(&request, give_up).await {
+    let answered = request.call(&request.subject.drain(request.lease), give_up).await;
+    // Without an answer it may have been executed, and of an earlier copy a refusal says nothing.
+    let may_be_done =
+        answered.as_ref().map_or_else(|error| matches!(error, Error::Connection { .. }), |answered| answered.is_resent);
+    let Taken { permits, counts_from, link } = match answered.and_then(taken_in) {
         Ok(None) => return Ok(None),
         Ok(Some(taken)) => taken,
         Err(error) => {
-            // Without an answer it may have been executed.
-            if matches!(error, Error::Connection { .. }) {
+            if may_be_done {
                 give_back_all(request, None);
             }
             return Err(error);
@@ -215,9 +219,9 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     }
 }
 
-async fn ask_to_drain(request: &Request, give_up: Moment) -> Result<Option<Taken>, Error> {
-    let Answered { said, first_sent, is_resent, link, .. } =
-        request.call(&request.subject.drain(request.lease), give_up).await?;
+/// What an answer to DRAIN says.
+fn taken_in(answered: Answered) -> Result<Option<Taken>, Error> {
+    let Answered { said, first_sent, is_resent, link, .. } = answered;
     let taken = wire::number(&said.map_err(|error| Error::from_answer(&error))?)?;
     if taken == 0 && !is_resent {
         return Ok(None);

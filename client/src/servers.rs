@@ -78,6 +78,8 @@ pub(crate) struct Deployment {
     doubted: Mutex<Option<Address>>,
     /// Many requests that find no slot map ask for one.
     refreshing: SingleFlight,
+    /// Not before this the sentinels are asked again whether another server has taken the master's place.
+    doubts_from: Mutex<Moment>,
 }
 
 impl Deref for Servers {
@@ -121,8 +123,19 @@ impl Servers {
             _ => None,
         });
         let (nodes, slots, doubted) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let refreshing = SingleFlight::default();
-        Self(Arc::new(Deployment { topology, patience, ping_after, home, sole, nodes, slots, doubted, refreshing }))
+        let (refreshing, doubts_from) = (SingleFlight::default(), Mutex::new(Moment::now()));
+        Self(Arc::new(Deployment {
+            topology,
+            patience,
+            ping_after,
+            home,
+            sole,
+            nodes,
+            slots,
+            doubted,
+            refreshing,
+            doubts_from,
+        }))
     }
 
     /// Whether keys belong to slots, which may be on different nodes.
@@ -235,9 +248,21 @@ impl Servers {
             },
             (None, Line::Shared) => self.connect_to_sentinels_master().await?,
         };
-        drop(self.home.start(Link::watch(Arc::downgrade(&link), self.ping_after, self.patience)));
-        *lock(&node.place(line).link) = Some(link);
+        self.put(node, line, link);
         Ok(())
+    }
+
+    /// From now on this is one of a node's connections.
+    fn put(&self, node: &Node, line: Line, link: Arc<Link>) {
+        // The servers have the link, so whoever watches it must not have the servers.
+        let servers = Arc::downgrade(&self.0);
+        let is_refused = move || {
+            if let Some(servers) = servers.upgrade() {
+                Servers(servers).doubt_master();
+            }
+        };
+        drop(self.home.start(Link::watch(Arc::downgrade(&link), self.ping_after, self.patience, is_refused)));
+        *lock(&node.place(line).link) = Some(link);
     }
 
     /// Only in a task of the client's home: what keeps the connection alive runs where it was made.

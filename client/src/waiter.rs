@@ -58,6 +58,7 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
             }
             continue;
         }
+        let is_refused = answered.said.is_err();
         let end = match hear(request, &asking, answered, deadline).await {
             Ok(end) => end,
             // Before it was heard: another process of this owner has used higher ids. After that: it has asked since.
@@ -66,8 +67,11 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
                 continue;
             }
             Err(error) => {
-                unsure.settled();
                 let is_stale = matches!(&error, Error::Server { code, .. } if code == "STALE");
+                // Of an earlier copy a refusal says nothing, unless a later request has taken its place.
+                if !is_refused || !may_be_known || is_stale {
+                    unsure.settled();
+                }
                 return Err(if is_stale && was_heard { Error::Superseded } else { error });
             }
         };

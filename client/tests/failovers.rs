@@ -110,6 +110,34 @@ async fn a_waiter_leaves_a_master_that_hangs() {
     waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
 }
 
+/// It answers each request with BUSY, and Sentinel cannot make it follow the new one. Its connections stay open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_answers_nobody_and_was_replaced_is_left() {
+    let (mut master, replicas) = master_and_replicas();
+    let sentinels = Sentinels::of(master.port(), replicas.len());
+    let client = connect(Client::builder().ping_after(Duration::from_secs(1)), &sentinels).await;
+    master.client().call("RLOCK.ACQUIRE k other PX 600000");
+    assert_eq!(master.client().call("WAIT 2 10000"), 2);
+    let waiter = tokio::spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    eventually(|| waiting(&master) == 1).await;
+    master.client().call("CONFIG SET lua-time-limit 20");
+    // One that has written cannot be ended.
+    let endless: [&[u8]; 4] = [b"EVAL", b"redis.call('SET', KEYS[1], 1) while true do end", b"1", b"x"];
+    let mut busy = master.client();
+    busy.try_send(&[Command::from(endless)]).expect("it is sent");
+    eventually(|| replicas.iter().any(|replica| tells(replica, "rlock_waiting:1"))).await;
+    let new = replicas.iter().find(|replica| tells(replica, "rlock_waiting:1")).expect("a new master");
+    assert_eq!(new.client().call("RLOCK.RELEASE k other"), 0);
+    waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
+    // Whoever asks for another lock is served as well.
+    client.lock("other").acquire().await.expect("a grant").release().await.expect("it was held");
+    // The script has no end, so neither has the server.
+    master.kill_and_restart();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_takes_over_in_a_cluster_is_followed() {
     let mut cluster = Cluster::start();

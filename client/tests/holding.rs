@@ -264,3 +264,19 @@ async fn errors_name_what_is_wrong() {
     let nobody = format!("redis://127.0.0.1:{}/", crate::support::free_port());
     assert!(matches!(rlock_client::Client::connect(&nobody).await, Err(Error::Connection { .. })));
 }
+
+/// Whoever may write the key can have it expire. A renewal tells so, and is believed.
+#[tokio::test]
+async fn an_expire_on_the_key_ends_what_is_relied_on() {
+    let server = Server::start();
+    let client = crate::connect(&server).await;
+    let guard = client.lock("k").lease(Duration::from_secs(600)).acquire().await.expect("a grant");
+    assert_eq!(server.client().call("PEXPIRE k 60000"), 1);
+    guard.renew().await.expect("it is held");
+    let valid_for = guard.valid_for();
+    assert!(valid_for <= Duration::from_secs(60), "{valid_for:?}");
+    assert_eq!(server.client().call("PERSIST k"), 1);
+    guard.renew().await.expect("it is held");
+    let valid_for = guard.valid_for();
+    assert!(valid_for > Duration::from_secs(60), "{valid_for:?}");
+}

@@ -1,7 +1,7 @@
 //! A reply that is lost with its connection: the request was executed, and its sender does not know.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
@@ -17,21 +17,26 @@ struct Thief {
     port: u16,
     /// Which reply from now on it steals; 0 for none.
     steals: Arc<AtomicUsize>,
+    /// What it does then, before the client can know.
+    then: Arc<Mutex<Option<Deed>>>,
 }
+
+type Deed = Box<dyn FnOnce() + Send>;
 
 impl Thief {
     async fn before(server: &Server) -> Thief {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let port = listener.local_addr().expect("an address").port();
         let steals = Arc::new(AtomicUsize::new(0));
-        let (upstream, of_all) = (server.port(), steals.clone());
+        let then = Arc::new(Mutex::new(None));
+        let (upstream, of_all, deed) = (server.port(), steals.clone(), then.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(("127.0.0.1", upstream)).await.expect("the server takes connections");
-                tokio::spawn(pass_on(client, server, of_all.clone()));
+                tokio::spawn(pass_on(client, server, of_all.clone(), deed.clone()));
             }
         });
-        Thief { port, steals }
+        Thief { port, steals, then }
     }
 
     fn url(&self) -> String {
@@ -51,13 +56,19 @@ impl Thief {
         self.steals.store(number, Ordering::SeqCst);
     }
 
+    /// The next reply, and then it does something.
+    fn steal_next_and(&self, deed: impl FnOnce() + Send + 'static) {
+        *self.then.lock().expect("no panic") = Some(Box::new(deed));
+        self.steal_next();
+    }
+
     fn has_stolen(&self) -> bool {
         self.steals.load(Ordering::SeqCst) == 0
     }
 }
 
 /// Until one side closes, or a reply is stolen. Both connections are closed then.
-async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicUsize>) {
+async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicUsize>, then: Arc<Mutex<Option<Deed>>>) {
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
     let requests = async { tokio::io::copy(&mut from_client, &mut to_server).await.map(drop) };
@@ -66,7 +77,13 @@ async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicUsize>)
         loop {
             let length = from_server.read(&mut bytes).await?;
             let count_down = |number: usize| number.checked_sub(1);
-            if length == 0 || steals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count_down) == Ok(1) {
+            if length == 0 {
+                return Ok(());
+            }
+            if steals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count_down) == Ok(1) {
+                if let Some(deed) = then.lock().expect("no panic").take() {
+                    deed();
+                }
                 return Ok(());
             }
             to_client.write_all(&bytes[..length]).await?;
@@ -287,4 +304,41 @@ async fn a_drain_that_failed_leaves_no_permits_behind() {
         assert!(thief.has_stolen());
         eventually(|| available() == 5).await;
     }
+}
+
+/// A server whose memory is full refuses the request that is sent again, without a look at what it was granted.
+#[tokio::test]
+async fn what_was_granted_before_the_memory_was_full_is_taken_back() {
+    let server = Server::start();
+    let thief = Thief::before(&server).await;
+    let client = thief.client().await;
+    let lease = Duration::from_secs(600);
+    let (lock, semaphore) = (client.lock("k").lease(lease), client.semaphore("s"));
+    semaphore.init(5).await.expect("an answer");
+    let available = || server.client().call("RSEMAPHORE.INFO s").field("available");
+    for way in ["try", "wait", "drain"] {
+        let mut control = server.client();
+        thief.steal_next_and(move || assert_eq!(control.call("CONFIG SET maxmemory 1"), "OK"));
+        let outcome = match way {
+            "try" => lock.try_acquire().await.map(drop),
+            "wait" => lock.acquire().await.map(drop),
+            _ => semaphore.draining().lease(lease).take().await.map(drop),
+        };
+        assert!(matches!(&outcome, Err(Error::Server { code, .. }) if code == "OOM"), "{way}: {outcome:?}");
+        server.client().call("CONFIG SET maxmemory 0");
+        eventually(|| holds(&server) == 0 && available() == 5).await;
+    }
+}
+
+/// The connection that a release was lost with has ended the hold, and so may one before it have that closed unnoticed.
+#[tokio::test]
+async fn a_lost_release_of_a_hold_that_ends_with_its_connection_is_no_proof() {
+    let server = Server::start();
+    let thief = Thief::before(&server).await;
+    let client = thief.client().await;
+    let guard = client.lock("k").session_grace(Duration::ZERO).acquire().await.expect("a grant");
+    thief.steal_next();
+    let outcome = guard.release().await;
+    assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
+    assert_eq!(holds(&server), 0);
 }

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
+use std::time::Duration;
 
 use redis::{ErrorKind, RedisError};
 use tokio::sync::OwnedMutexGuard;
@@ -118,9 +119,11 @@ impl Held {
 }
 
 impl Hold {
-    /// From now on it is not relied upon. Returns until when it was: only so long a release that was lost can have been what ended it.
+    /// From now on it is not relied upon. Returns until when it was: only so long a release that was lost can have been what ended it. Where a
+    /// hold ends with its connection, the connection that a release was lost with has ended it, if not an earlier one that closed unnoticed.
     fn stop_relying(&self, now: Moment) -> Moment {
-        let ends = if self.is_held_at(now) { self.ends() } else { now };
+        let is_certain = self.is_held_at(now) && self.terms.session_grace != Some(Duration::ZERO);
+        let ends = if is_certain { self.ends() } else { now };
         self.lost.set();
         ends
     }
