@@ -186,6 +186,8 @@ impl Worker {
         let release = self.words(holder, "RELEASE");
         for words in ["MULTI", &release, &format!("CLIENT KILL ID {client}")] {
             if self.connection.ask(words).is_err() {
+                // Else it would take in all that this client asks from now on.
+                let _ = self.connection.ask("DISCARD");
                 return Outcome::Unknown;
             }
         }
