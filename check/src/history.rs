@@ -102,7 +102,8 @@ pub enum Outcome {
     Refused,
     /// No answer: what it did is not known.
     Unknown,
-    /// Nobody is there to be told of a grant: the connection closed before, or in the very turn of it, or nobody listens.
+    /// Nobody is there to be told of a grant: the connection closed before, or in the very turn of it, or nobody listens. The server takes
+    /// it back, if the lock has not left for another one in that turn.
     Undone,
 }
 

@@ -7,6 +7,7 @@
 //! | [`takeovers`] | what a history proves when a server took over that had not heard everything |
 //! | [`rules`] | the rules, each a sweep over those spans in the order of time |
 //! | [`drive`] | clients that make a history on real servers, under faults |
+//! | [`record`] | the same as lines of text, for whoever looks into a violation |
 //! | [`invented`] | histories without a server: to test the rules, and their speed |
 //! | [`document`] | tables that a run writes into a document |
 //! | [`mutants`] | builds that are wrong on purpose, and which rule notices |
@@ -19,6 +20,7 @@ pub mod drive;
 pub mod history;
 pub mod invented;
 pub mod mutants;
+pub mod record;
 pub mod rules;
 pub mod takeovers;
 pub mod timeline;

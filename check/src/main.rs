@@ -105,6 +105,9 @@ struct Load {
     /// How many clients.
     #[arg(long, default_value_t = 16)]
     clients: u64,
+    /// A folder for all that was recorded where a rule was broken.
+    #[arg(long, default_value = "target/records")]
+    records: PathBuf,
 }
 
 /// How many violations of each rule are shown.
@@ -112,18 +115,19 @@ const SHOWN: usize = 3;
 
 fn main() -> Result<ExitCode> {
     match Options::parse().command {
-        Command::Run { load: Load { module, seed, clients }, server, seconds, crashes } => {
+        Command::Run { load: Load { module, seed, clients, records }, server, seconds, crashes } => {
             let program = Program::alone(server, module);
             let faults = if crashes { Faults::Crashes } else { Faults::Clock };
             let lasts = Duration::from_secs(seconds);
             let report = Campaign { program, lasts, seed, workers: clients, faults }.run()?;
             println!("{} operations, {} grants, seed {seed}", report.history.operations.len(), report.grants);
+            tell_where(report.keep(&records, &format!("run {seed}"))?.as_deref());
             Ok(tell(&report.violations))
         }
-        Command::Faults { load: Load { module, seed, clients }, servers, seconds, write, names } => {
+        Command::Faults { load: Load { module, seed, clients, records }, servers, seconds, write, names } => {
             let lasts = Duration::from_secs(seconds);
             let is_whole = names.is_empty();
-            let faulty = Faulty { module, servers, lasts, seed, workers: clients, names };
+            let faulty = Faulty { module, servers, lasts, seed, workers: clients, names, records };
             let rows = faulty.run(show_row)?;
             println!("{}", faults::table(&faults::renewed("", &rows)));
             if let Some(document) = write {
@@ -133,7 +137,7 @@ fn main() -> Result<ExitCode> {
             let is_safe = rows.iter().all(|row| row.violations.is_empty());
             Ok(if is_safe { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Command::Soak { load: Load { module, seed, clients }, server, minutes } => {
+        Command::Soak { load: Load { module, seed, clients, .. }, server, minutes } => {
             let program = Program::alone(server, module);
             let soaked = soak::soak(&program, Duration::from_secs(60 * minutes), seed, clients, show_sample)?;
             // What is added makes of -0 a 0.
@@ -191,6 +195,7 @@ fn show_row(row: &Row) {
     );
     if !row.violations.is_empty() {
         tell(&row.violations);
+        tell_where(row.record.as_deref());
     }
 }
 
@@ -223,6 +228,12 @@ fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Res
         document::write(document, "check-mutants", &mutants::table(&verdicts))?;
     }
     Ok(if caught == all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn tell_where(record: Option<&Path>) {
+    if let Some(record) = record {
+        println!("all that was recorded: {}", record.display());
+    }
 }
 
 fn tell(violations: &[Violation]) -> ExitCode {

@@ -152,6 +152,8 @@ struct Owner<'h> {
     cancelled: Option<Cancelled>,
     /// See [`History::is_undisturbed`].
     is_undisturbed: bool,
+    /// Locks go from one server to another, with what was granted in that turn.
+    may_leave: bool,
     /// See [`History::pauses`].
     pauses: &'h [Possible],
 }
@@ -159,8 +161,8 @@ struct Owner<'h> {
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
 pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
     let mut violations = Vec::new();
-    let History { operations, pauses, is_undisturbed, .. } = history;
-    let (is_undisturbed, pauses) = (*is_undisturbed, pauses.as_slice());
+    let History { operations, pauses, is_of_several_servers, is_undisturbed, .. } = history;
+    let (is_undisturbed, may_leave, pauses) = (*is_undisturbed, *is_of_several_servers, pauses.as_slice());
     let of_many = if is_undisturbed { HashSet::new() } else { owners_of_many_keys(operations) };
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
@@ -170,7 +172,7 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
             if is_undisturbed {
                 check_answers(of_owner, &mut violations);
             }
-            let mut owner = Owner::new(is_undisturbed, pauses);
+            let mut owner = Owner::new(is_undisturbed, may_leave, pauses);
             for operation in of_owner {
                 owner.take(operation, &mut timeline, &mut violations);
                 if of_many.contains(&operation.owner) && matches!(operation.call, Call::Acquire { .. }) {
@@ -223,9 +225,9 @@ fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
 }
 
 impl<'h> Owner<'h> {
-    fn new(is_undisturbed: bool, pauses: &'h [Possible]) -> Self {
+    fn new(is_undisturbed: bool, may_leave: bool, pauses: &'h [Possible]) -> Self {
         let held = [None; 4];
-        Self { held, asked: None, unanswered_us: None, cancelled: None, is_undisturbed, pauses }
+        Self { held, asked: None, unanswered_us: None, cancelled: None, is_undisturbed, may_leave, pauses }
     }
 
     fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
@@ -285,6 +287,10 @@ impl<'h> Owner<'h> {
             }
             // If an earlier request was not answered, its place may be there.
             Outcome::Refused if self.unanswered_us.is_none() => self.asked = None,
+            Outcome::Undone if self.may_leave => {
+                let until_us = one.answered_us + lease_ms * US_PER_MS;
+                timeline.possible.push(Possible { from_us: one.sent_us, until_us });
+            }
             Outcome::Refused | Outcome::Unblocked | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
         }
     }

@@ -1,6 +1,7 @@
 //! Workers, a replica that comes in the middle, a wall clock that steps, and what is looked at in the end.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use super::server::{Disk, Program, Server, WallClock};
 use super::wire::{Connection, now_us};
 use super::worker::{LONG_WAIT_MS, Worker};
 use crate::history::{Call, History, Key, Kind, Operation, Rule, Violation};
+use crate::record::Record;
 use crate::timeline::SLACK_US;
 use crate::{rules, takeovers};
 
@@ -39,6 +41,8 @@ pub struct Campaign {
 /// What came of it.
 pub struct Report {
     /// What was recorded.
+    pub record: Record,
+    /// What of that the rules were asked about.
     pub history: History,
     /// How many holds were given.
     pub grants: usize,
@@ -74,6 +78,24 @@ const LEAST_SETS: u64 = 3;
 /// All keys and channels of a campaign end in it, so in a cluster they are in one slot.
 pub(super) const SLOT: &str = "{slot}";
 
+impl Report {
+    /// Writes all that was recorded into a folder, under a name that is made of some words, if a rule was broken. Returns where.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn keep(&self, folder: &Path, words: &str) -> Result<Option<PathBuf>> {
+        if self.violations.is_empty() {
+            return Ok(None);
+        }
+        let is_kept = |letter: char| letter.is_ascii_alphanumeric() || letter == '.';
+        let name: Vec<&str> = words.split(|letter| !is_kept(letter)).filter(|word| !word.is_empty()).collect();
+        let path = folder.join(name.join("-"));
+        self.record.write(&path)?;
+        Ok(Some(path))
+    }
+}
+
 impl Campaign {
     /// Leads it to its end, and checks what was recorded.
     ///
@@ -102,6 +124,7 @@ impl Campaign {
         let keys = self.make_keys(&mut control)?;
         let mut violations = Vec::new();
         let (mut operations, interruptions) = self.record(&mut master, &mut replica, &clock, &keys, &mut violations)?;
+        let record = Record { keys: keys.to_vec(), operations: operations.clone(), spans: interruptions.spans() };
         takeovers::forget(&mut operations, &interruptions.takeovers_us);
         let ended = if is_cluster {
             check_leftovers(&mut Connection::open(master.address())?, &keys, &mut violations)
@@ -121,7 +144,7 @@ impl Campaign {
         }
         let is_grant = |one: &&Operation| matches!(one.outcome, crate::history::Outcome::Granted(_));
         let grants = history.operations.iter().filter(is_grant).count();
-        Ok(Report { history, grants, violations })
+        Ok(Report { record, history, grants, violations })
     }
 
     /// Whether clients reach the server through a network that can be led elsewhere.

@@ -25,6 +25,8 @@ pub struct Faulty {
     pub workers: u64,
     /// Faults whose name contains one of these; all if there is none.
     pub names: Vec<String>,
+    /// A folder for the records in which a rule was broken.
+    pub records: PathBuf,
 }
 
 /// What came of one fault on one server.
@@ -40,6 +42,8 @@ pub struct Row {
     pub grants: usize,
     /// What must not have happened.
     pub violations: Vec<Violation>,
+    /// Where all that was recorded is, if something of that happened.
+    pub record: Option<PathBuf>,
 }
 
 impl Faulty {
@@ -62,7 +66,9 @@ impl Faulty {
                     .run()
                     .with_context(|| format!("{} on {server}", fault.name()))?;
                 let (operations, grants) = (report.history.operations.len(), report.grants);
-                let row = Row { fault, server: server.clone(), operations, grants, violations: report.violations };
+                let record = report.keep(&self.records, &format!("{} {server} {seed}", fault.name()))?;
+                let (server, violations) = (server.clone(), report.violations);
+                let row = Row { fault, server, operations, grants, violations, record };
                 show(&row);
                 rows.push(row);
             }
@@ -95,7 +101,7 @@ impl Line {
 
 impl From<&Row> for Line {
     fn from(row: &Row) -> Self {
-        let Row { fault, server, operations, grants, violations } = row;
+        let Row { fault, server, operations, grants, violations, .. } = row;
         let (fault, violations) = (fault.name().to_owned(), violations.len());
         Self { fault, server: server.clone(), operations: *operations, grants: *grants, violations }
     }
@@ -141,6 +147,7 @@ mod tests {
             operations: 2 * grants,
             grants,
             violations: Vec::new(),
+            record: None,
         };
         let before = table(&renewed("", &[row(Faults::Kill, "one", 10), row(Faults::Stop, "one", 20)]));
         assert!(before.ends_with("| all | | 60 | 30 | 0 |\n"), "{before}");

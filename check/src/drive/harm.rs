@@ -153,6 +153,16 @@ pub(super) struct Interruptions {
 }
 
 impl Interruptions {
+    /// All of them, each with what it was.
+    pub(super) fn spans(&self) -> Vec<(u64, u64, &'static str)> {
+        let takeovers = self.takeovers_us.chunks_exact(2).filter_map(|pair| Some((*pair.first()?, *pair.get(1)?)));
+        let of = |spans: &[Possible], what| spans.iter().map(|span| (span.from_us, span.until_us, what)).collect();
+        let mut all: Vec<_> = of(&self.pauses, "nobody is given anything");
+        all.extend::<Vec<_>>(of(&self.demotions, "the server is a replica"));
+        all.extend(takeovers.map(|(from_us, until_us)| (from_us, until_us, "another server takes over")));
+        all
+    }
+
     /// Notes a pause that began after those before it, and may have begun within the last one.
     fn pause(&mut self, from_us: u64, until_us: u64) {
         match self.pauses.last_mut() {
