@@ -64,6 +64,8 @@ pub enum Call {
         /// `REQ id`.
         request_id: Option<u64>,
     },
+    /// The key was removed or moved away, by a command of the server's, which asks no module.
+    Remove,
     /// RENEW.
     Renew {
         /// The lease.
@@ -170,6 +172,8 @@ pub enum Rule {
     FirstComeFirstServed,
     /// Who was answered nil does not hold; nil comes in time.
     NilIsFinal,
+    /// Who does not want to wait is granted what is free.
+    FreeIsGranted,
     /// Nobody waits for a lock that is free.
     NoLostWakeUp,
     /// What CANCEL says that it has ended is never granted, and it ends what waits.
@@ -190,13 +194,14 @@ pub enum Rule {
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Exclusion,
         Self::Permits,
         Self::HoldIsKept,
         Self::TokensRise,
         Self::FirstComeFirstServed,
         Self::NilIsFinal,
+        Self::FreeIsGranted,
         Self::NoLostWakeUp,
         Self::CancelEndsWaits,
         Self::TokenIsMeant,
@@ -217,6 +222,7 @@ impl Rule {
             Self::TokensRise => "tokens rise",
             Self::FirstComeFirstServed => "first come, first served",
             Self::NilIsFinal => "nil is final",
+            Self::FreeIsGranted => "a free lock is granted",
             Self::NoLostWakeUp => "no lost wake-up",
             Self::CancelEndsWaits => "CANCEL ends waits",
             Self::TokenIsMeant => "TOKEN means one hold",

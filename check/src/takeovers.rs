@@ -46,7 +46,7 @@ fn end_at(one: &mut Operation, killed_us: u64) {
     let left_ms = killed_us.saturating_sub(one.sent_us) / US_PER_MS;
     match &mut one.call {
         Call::Acquire { lease_ms, .. } | Call::Renew { lease_ms, .. } => *lease_ms = (*lease_ms).min(left_ms),
-        Call::Release { .. } | Call::Cancel { .. } | Call::Close { .. } | Call::Look => {}
+        Call::Release { .. } | Call::Remove | Call::Cancel { .. } | Call::Close { .. } | Call::Look => {}
     }
 }
 

@@ -74,6 +74,19 @@ pub struct Wait {
     pub answered_us: u64,
 }
 
+/// A request that did not want to wait, and was answered nil.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// Whose.
+    pub owner: u64,
+    /// When it was sent.
+    pub sent_us: u64,
+    /// When it was answered.
+    pub answered_us: u64,
+    /// How many holds or permits were asked for.
+    pub count: u32,
+}
+
 /// Permits that an owner was given beside those that it had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addition {
@@ -120,6 +133,10 @@ pub struct Timeline {
     pub additions: Vec<Addition>,
     /// Every request that waited in vain.
     pub denied: Vec<Denied>,
+    /// From the first request of each owner that may have got something until it may have had it for the last time.
+    pub taken: Vec<Possible>,
+    /// Every request that did not want to wait, and was in vain.
+    pub missed: Vec<Missed>,
     /// Every request that waited.
     pub waits: Vec<Wait>,
     /// Every one that CANCEL did not find.
@@ -163,7 +180,7 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
     let mut violations = Vec::new();
     let History { operations, pauses, is_of_several_servers, is_undisturbed, .. } = history;
     let (is_undisturbed, may_leave, pauses) = (*is_undisturbed, *is_of_several_servers, pauses.as_slice());
-    let of_many = if is_undisturbed { HashSet::new() } else { owners_of_many_keys(operations) };
+    let of_many = owners_of_many_keys(operations);
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };
@@ -173,18 +190,39 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
                 check_answers(of_owner, &mut violations);
             }
             let mut owner = Owner::new(is_undisturbed, may_leave, pauses);
+            let before = timeline.possible.len();
+            let is_of_many = of_owner.first().is_some_and(|one| of_many.contains(&one.owner));
             for operation in of_owner {
                 owner.take(operation, &mut timeline, &mut violations);
-                if of_many.contains(&operation.owner) && matches!(operation.call, Call::Acquire { .. }) {
+                if is_of_many && !is_undisturbed && matches!(operation.call, Call::Acquire { .. }) {
                     // Those behind it wait as well, until nobody holds any other of its keys: where holds are lost with clients, for a lease.
                     timeline.possible.push(Possible { from_us: operation.sent_us, until_us: operation.answered_us });
                 }
             }
             owner.end(of_owner, &mut timeline);
+            timeline.note_taken(of_owner, before, is_of_many);
         }
         each(&timeline, &mut violations);
     }
     violations
+}
+
+impl Timeline {
+    /// Notes when an owner may have had anything, by what was noted of it behind so many others.
+    fn note_taken(&mut self, of_owner: &[Operation], before: usize, is_of_many: bool) {
+        let acquisitions = || of_owner.iter().filter(|one| matches!(one.call, Call::Acquire { .. }));
+        let Some(from_us) = acquisitions().map(|one| one.sent_us).min() else { return };
+        let held = self.possible.get(before..).unwrap_or_default().iter().map(|span| span.until_us);
+        // It was granted for a moment, or waited for another key at the head of this one's queue.
+        let was_there = |one: &&Operation| is_of_many || one.outcome == Outcome::Undone;
+        let undone = acquisitions().filter(was_there).map(|one| one.answered_us);
+        // A place is there for longer than is known here, and nobody else gets what is offered to it.
+        let keeps_place = |one: &Operation| matches!(one.call, Call::Acquire { keeps_place: true, .. });
+        let place = (self.possible.len() == before && of_owner.iter().any(keeps_place)).then_some(u64::MAX);
+        if let Some(until_us) = held.chain(undone).chain(place).max() {
+            self.taken.push(Possible { from_us, until_us });
+        }
+    }
 }
 
 /// The owners that have asked for many keys at once.
@@ -239,6 +277,7 @@ impl<'h> Owner<'h> {
                 check_untouched(one, token, violations);
             }
             Call::Release { count, request_id, .. } => self.release(one, count, request_id, timeline, violations),
+            Call::Remove => self.release(one, 1, None, timeline, violations),
             Call::Renew { lease_ms, .. } => self.renew(one, lease_ms, violations),
             Call::Cancel { is_waiting } => self.cancel(one, is_waiting),
             Call::Close { grace_ms } => self.close(one, grace_ms, timeline),
@@ -247,7 +286,7 @@ impl<'h> Owner<'h> {
     }
 
     fn acquire(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
-        let Call::Acquire { lease_ms, block_ms, keeps_place, .. } = one.call else {
+        let Call::Acquire { count, lease_ms, block_ms, keeps_place, .. } = one.call else {
             return;
         };
         if block_ms.is_some() {
@@ -269,6 +308,10 @@ impl<'h> Owner<'h> {
                 }
                 if !keeps_place {
                     self.asked = None;
+                }
+                if block_ms.is_none() && !keeps_place {
+                    let Operation { owner, sent_us, answered_us, .. } = *one;
+                    timeline.missed.push(Missed { owner, sent_us, answered_us, count });
                 }
             }
             Outcome::Unknown => {
@@ -296,9 +339,14 @@ impl<'h> Owner<'h> {
     }
 
     fn granted(&mut self, one: &Operation, token: u64, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
-        let Call::Acquire { count, lease_ms, request_id, is_once, .. } = one.call else {
+        let Call::Acquire { count, lease_ms, block_ms, request_id, is_once, .. } = one.call else {
             return;
         };
+        if block_ms.is_some_and(|block_ms| self.is_late(one, block_ms)) {
+            let after_us = one.answered_us - one.sent_us;
+            let story = format!("{} of {} was granted after {after_us} us, when its time was over", one.owner, one.key);
+            violations.push(Violation { rule: Rule::NilIsFinal, story });
+        }
         let sure_until_us = one.sent_us + lease_ms * US_PER_MS;
         let possible_until_us = one.answered_us + lease_ms * US_PER_MS;
         let order = self.asked.take().unwrap_or(one.order);

@@ -251,6 +251,97 @@ fn a_request_that_waits_for_a_free_lock() {
     assert_eq!(told(2_200).broken(), [Rule::NoLostWakeUp]);
 }
 
+#[test]
+fn who_does_not_want_to_wait_is_given_what_is_free() {
+    let try_it = acquire(1, None, None);
+    let told = |at_ms, is_undisturbed| {
+        let mut told = Told::mutex()
+            .granted(1, ALONE, 10, 5)
+            .released(1, ALONE, 100, 0)
+            .call(2, ALONE, at_ms, at_ms + 1, try_it, Outcome::Nil)
+            .call(3, ALONE, 5_000, 5_002, acquire(1, Some(1_000), None), Outcome::Granted(6))
+            .released(3, ALONE, 5_003, 0);
+        told.0.is_undisturbed = is_undisturbed;
+        told
+    };
+    assert_eq!(told(5, true).broken(), [Rule::FreeIsGranted], "it was not asked for yet");
+    for is_held_at_ms in [9, 50, 101, 4_999, 5_001] {
+        assert_eq!(told(is_held_at_ms, true).broken(), [], "at {is_held_at_ms} ms");
+    }
+    assert_eq!(told(200, true).broken(), [Rule::FreeIsGranted]);
+    assert_eq!(told(200, false).broken(), [], "the end may have been late");
+    assert_eq!(told(2_200, false).broken(), [Rule::FreeIsGranted]);
+}
+
+#[test]
+fn what_somebody_has_a_place_for_is_not_free() {
+    let place = Call::Acquire {
+        count: 1,
+        lease_ms: 30_000,
+        block_ms: None,
+        request_id: None,
+        keeps_place: true,
+        is_once: false,
+    };
+    let told = |first| {
+        Told::of(Kind::Fair, 1).call(1, ALONE, 10, 11, first, Outcome::Nil).call(
+            2,
+            ALONE,
+            100,
+            101,
+            acquire(1, None, None),
+            Outcome::Nil,
+        )
+    };
+    assert_eq!(told(place).broken(), []);
+    assert_eq!(told(acquire(1, None, None)).broken(), [Rule::FreeIsGranted]);
+}
+
+/// It is at the head of the queue here, and the other key is held.
+#[test]
+fn what_a_request_for_many_keys_waits_for_is_not_free() {
+    let told = |asks_for_many: bool| {
+        let wait = acquire(1, Some(1_000), None);
+        let mut told = Told::mutex().call(1, ALONE, 10, 1_011, wait, Outcome::Nil).call(
+            2,
+            ALONE,
+            100,
+            101,
+            acquire(1, None, None),
+            Outcome::Nil,
+        );
+        told.0.keys.push(Key { name: "other".into(), kind: Kind::Mutex, permits: 1 });
+        if asks_for_many {
+            let other = Operation { key: 1, ..told.0.operations[0] };
+            told.0.operations.push(other);
+        }
+        told.0.is_undisturbed = true;
+        told
+    };
+    assert_eq!(told(true).broken(), []);
+    assert_eq!(told(false).broken(), [Rule::FreeIsGranted]);
+}
+
+#[test]
+fn a_grant_that_comes_when_its_time_is_over() {
+    let wait = acquire_for(60_000, 1, Some(500), None);
+    let told = |granted_ms| {
+        Told::mutex().call(1, ALONE, 1, 2, acquire_for(granted_ms - 1, 1, None, None), Outcome::Granted(5)).call(
+            2,
+            ALONE,
+            10,
+            granted_ms,
+            wait,
+            Outcome::Granted(6),
+        )
+    };
+    assert_eq!(told(2_400).broken(), [], "it may have been told late");
+    assert_eq!(told(2_600).broken(), [Rule::NilIsFinal]);
+    let mut paused = told(2_600);
+    paused.0.pauses.push(Possible { from_us: 400_000, until_us: 700_000 });
+    assert_eq!(paused.broken(), []);
+}
+
 /// The other key is held by a client that was lost.
 #[test]
 fn who_waits_behind_a_request_for_many_keys_waits_for_all_of_them() {
@@ -277,11 +368,15 @@ fn who_waits_behind_a_request_for_many_keys_waits_for_all_of_them() {
 
 #[test]
 fn what_a_replica_is_asked_is_refused() {
-    let told = |sent_ms, answered_ms, outcome| {
-        let mut told = Told::mutex().call(1, ALONE, sent_ms, answered_ms, acquire(1, None, None), outcome);
+    let asked = |call, sent_ms, answered_ms, outcome| {
+        let mut told = Told::mutex().granted(1, ALONE, 1, 5).call(1, ALONE, sent_ms, answered_ms, call, outcome);
         told.0.demotions.push(Possible { from_us: 10_000, until_us: 20_000 });
         told.broken()
     };
+    let told = |sent_ms, answered_ms, outcome| asked(acquire(1, None, None), sent_ms, answered_ms, outcome);
+    let release = Call::Release { count: 1, token: None, request_id: None };
+    assert_eq!(asked(release, 12, 13, Outcome::Number(0)), [Rule::ReplicaDecidesNothing]);
+    assert_eq!(asked(Call::Remove, 12, 13, Outcome::Number(0)), [], "the server did that, which may be written to");
     assert_eq!(told(12, 13, Outcome::Granted(5)), [Rule::ReplicaDecidesNothing]);
     assert_eq!(told(12, 13, Outcome::Refused), []);
     assert_eq!(told(9, 13, Outcome::Granted(5)), []);

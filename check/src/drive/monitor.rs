@@ -100,7 +100,8 @@ fn take_in(lines: &mut BufReader<TcpStream>, orders: &mut Orders, place: &mut u6
 /// Whose request a line tells of, if it acquires. Lines look like `+1.2 [0 127.0.0.1:3] "RLOCK.ACQUIRE" "k" "o17"`.
 fn acquiring_owner(line: &str) -> Option<u64> {
     let mut words = line.split('"').skip(1).step_by(2);
-    if !words.next()?.ends_with("ACQUIRE") {
+    let verb = words.next()?;
+    if !(verb.ends_with("ACQUIRE") || verb.ends_with("DRAIN")) {
         return None;
     }
     words.find_map(|word| word.strip_prefix('o')?.parse().ok())
@@ -115,6 +116,7 @@ mod tests {
         let line = |words: &str| format!("+1700000000.1 [0 127.0.0.1:5] {words}\r\n");
         assert_eq!(acquiring_owner(&line(r#""RLOCK.ACQUIRE" "k1" "o17" "PX" "5""#)), Some(17));
         assert_eq!(acquiring_owner(&line(r#""RLOCK.MACQUIRE" "2" "k1" "k2" "o18" "PX" "5""#)), Some(18));
+        assert_eq!(acquiring_owner(&line(r#""RSEMAPHORE.DRAIN" "k1" "o19" "PX" "5""#)), Some(19));
         assert_eq!(acquiring_owner(&line(r#""RLOCK.RELEASE" "k1" "o17""#)), None);
     }
 }

@@ -91,6 +91,53 @@ impl Worker {
         }
     }
 
+    /// All permits that are free, of which it is not said before how many they are, nor afterwards with which token.
+    pub(super) fn drain(&mut self) -> Result<()> {
+        let party = Party { asked: 1, ..self.party(|kind| kind == Kind::Semaphore) };
+        let lease_ms = self.limit(Wish::TRY).lease_ms;
+        let taken = self.connection.call(&format!("{} PX {lease_ms}", self.words(&party, "DRAIN")));
+        let (sent_us, answered_us) = (self.connection.sent_us(), now_us());
+        let token = match taken {
+            Outcome::Number(1..) => self.token_of(&party),
+            _ => Ok(None),
+        };
+        let (count, outcome) = match (taken, &token) {
+            // As for one who asks for a permit and does not want to wait.
+            (Outcome::Number(0), _) => (1, Outcome::Nil),
+            (Outcome::Number(count), Ok(Some(token))) => (u32::try_from(count)?, Outcome::Granted(*token)),
+            (Outcome::Number(_), _) => (1, Outcome::Unknown),
+            (taken, _) => (1, taken),
+        };
+        let wish = Wish { count, lease_ms, ..Wish::TRY };
+        self.record(&party, sent_us, answered_us, wish.call(), outcome);
+        token?;
+        if matches!(outcome, Outcome::Granted(_)) {
+            self.pause(300);
+            self.release(&party, count, None);
+        }
+        Ok(())
+    }
+
+    /// The token of what an owner holds, if it does.
+    fn token_of(&mut self, party: &Party) -> Result<Option<u64>> {
+        let name = self.keys.get(party.key).map(|key| key.name.clone()).unwrap_or_default();
+        let answer = self.connection.call_value(&format!("RLOCK.INFO {name} OWNER o{}", party.owner))?;
+        let Value::Array(fields) = answer else { return Ok(None) };
+        let named = |fields: &[Value], name: &str| {
+            let at = fields.iter().step_by(2).position(|field| *field == Value::BulkString(name.into()))?;
+            fields.get(2 * at + 1).cloned()
+        };
+        let Some(Value::Array(holders)) = named(&fields, "holders") else { return Ok(None) };
+        let token = holders.first().and_then(|holder| match holder {
+            Value::Array(fields) => named(fields, "token"),
+            _ => None,
+        });
+        Ok(match token {
+            Some(Value::Int(token)) => Some(u64::try_from(token)?),
+            _ => None,
+        })
+    }
+
     /// The same request over two connections: one takes the other's place.
     pub(super) fn be_taken_over(&mut self) -> Result<()> {
         let party = self.party(|_| true);
@@ -233,7 +280,8 @@ impl Worker {
             Ok(_) => Outcome::Number(0),
             Err(error) => outcome(Err(error)),
         };
-        let call = Call::Release { count: 1, token: None, request_id: None };
+        let release = Call::Release { count: 1, token: None, request_id: None };
+        let call = if removal.starts_with("RLOCK") { release } else { Call::Remove };
         self.record(&holder, self.connection.sent_us(), now_us(), call, removed);
         if removed == Outcome::Refused {
             self.release(&holder, 1, None);

@@ -146,7 +146,8 @@ impl Worker {
             self.is_confused = false;
         }
         match self.random.random_range(0..100) {
-            0..25 => self.hold_once(),
+            0..23 => self.hold_once(),
+            23..25 => self.drain()?,
             25..27 => self.be_removed()?,
             27..31 => self.send_again()?,
             31..35 => self.mean_an_earlier_hold(),

@@ -6,12 +6,15 @@ mod order;
 mod waiting;
 
 use crate::history::{Call, History, Operation, Outcome, Rule, Violation};
-use crate::timeline::{Grant, each_key};
+use crate::timeline::{Grant, SLACK_US, each_key};
+
+/// How much later than by the clock of its client the server may take a lease for over.
+const LEASE_SLACK_US: u64 = 10_000;
 
 /// How many violations of a history are told.
 const MAX_TOLD: usize = 1000;
 
-/// What was sent to a replica, and answered by it, was refused.
+/// What was sent to a replica, and answered by it, was refused. The replicas here take other writes, so that the module has to refuse its own.
 fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
     // They are in the order of time.
     let last_before = |one: &Operation| {
@@ -19,7 +22,8 @@ fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
         history.demotions.get(begun.checked_sub(1)?)
     };
     let is_answered = |one: &&Operation| matches!(one.outcome, Outcome::Granted(_) | Outcome::Number(_));
-    for one in history.operations.iter().filter(is_answered).filter(|one| one.call != Call::Look) {
+    let is_of_the_module = |one: &&Operation| !matches!(one.call, Call::Look | Call::Remove);
+    for one in history.operations.iter().filter(is_answered).filter(is_of_the_module) {
         if last_before(one).is_some_and(|demotion| one.answered_us <= demotion.until_us) {
             let Operation { owner, key, call, outcome, .. } = one;
             let story = format!("{owner} asked a replica {call:?} of {key}, and was answered {outcome:?}");
@@ -34,6 +38,8 @@ pub fn check(history: &mut History) -> Vec<Violation> {
     let keys = std::mem::take(&mut history.keys);
     let pauses = history.pauses.clone();
     let is_of_several_servers = history.is_of_several_servers;
+    // What is lost with a client or a server lasts longer than is known here.
+    let slack_us = if history.is_undisturbed { LEASE_SLACK_US } else { SLACK_US };
     let mut grants: Vec<(u32, Grant)> = Vec::new();
     let mut violations = each_key(history, |timeline, violations| {
         if let Some(key) = keys.get(timeline.key as usize) {
@@ -41,6 +47,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
             order::check_queue(key, &timeline.grants, violations);
             order::check_denied(key, timeline, violations);
             waiting::check(key, timeline, &pauses, violations);
+            waiting::check_missed(key, timeline, &pauses, slack_us, violations);
             waiting::check_cancels(key, timeline, violations);
         }
         grants.extend(timeline.grants.iter().map(|grant| (timeline.key, *grant)));

@@ -29,6 +29,35 @@ pub(super) fn check(key: &Key, timeline: &Timeline, pauses: &[Possible], violati
     }
 }
 
+/// Who does not want to wait is answered nil only if somebody may have had something of the lock. `slack_us` is how much longer than it is
+/// known for.
+pub(super) fn check_missed(
+    key: &Key,
+    timeline: &Timeline,
+    interruptions: &[Possible],
+    slack_us: u64,
+    violations: &mut Vec<Violation>,
+) {
+    let mut taken = [timeline.taken.as_slice(), interruptions].concat();
+    taken.sort_unstable_by_key(|span| span.from_us);
+    let latest_ends: Vec<u64> = taken
+        .iter()
+        .scan(0, |latest_us, span| {
+            *latest_us = span.until_us.max(*latest_us);
+            Some(*latest_us)
+        })
+        .collect();
+    for one in timeline.missed.iter().filter(|one| one.count <= key.permits || key.kind != Kind::Semaphore) {
+        let begun = taken.partition_point(|span| span.from_us <= one.answered_us);
+        let latest_us = begun.checked_sub(1).and_then(|at| latest_ends.get(at)).copied();
+        if latest_us.is_none_or(|latest_us| latest_us.saturating_add(slack_us) < one.sent_us) {
+            let story =
+                format!("{} asked for {} at {} us, which was free, and got nil", one.owner, key.name, one.sent_us);
+            violations.push(Violation { rule: Rule::FreeIsGranted, story });
+        }
+    }
+}
+
 /// A request that waits while another owner has the lock, from before it was sent until CANCEL was answered, is there to be ended.
 pub(super) fn check_cancels(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
     if timeline.overlooked.is_empty() || !matches!(key.kind, Kind::Mutex | Kind::Fair) {
