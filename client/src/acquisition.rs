@@ -111,12 +111,16 @@ impl Acquisition {
     }
 
     async fn try_once(&self) -> Result<Option<Held>, Error> {
-        self.request.client.home.check()?;
+        let home = &self.request.client.home;
+        home.check()?;
+        // Whoever closes the client waits for it.
+        let _under_way = home.under_way();
         let give_up = Moment::now().after(self.request.client.settings.retry_for);
-        match self.request.try_once(give_up).await? {
-            Some(grant) => self.hand_out(Held::new(self.request.clone(), grant)?).await.map(Some),
-            None => Ok(None),
-        }
+        let Some(grant) = self.request.try_once(give_up).await? else { return Ok(None) };
+        let held = self.hand_out(Held::new(self.request.clone(), grant)?).await?;
+        // It may have been closed meanwhile: what was granted is given back.
+        home.check()?;
+        Ok(Some(held))
     }
 
     /// Waits until it is granted.

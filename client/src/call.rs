@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rand::Rng;
@@ -178,22 +178,22 @@ impl Servers {
         patience: Duration,
         give_up: Moment,
     ) -> Result<Answered, Error> {
-        self.call_noting(slot, command, patience, give_up, &AtomicBool::new(false)).await
+        self.call_noting(slot, command, patience, give_up, &AtomicU32::new(0)).await
     }
 
-    /// The same, and notes in `is_sent` when a server may have got it.
+    /// The same, and counts in `copies` how often a server may have got it.
     pub(crate) async fn call_noting<P: Prepare>(
         &self,
         slot: Option<u16>,
         command: &P,
         patience: Duration,
         give_up: Moment,
-        is_sent: &AtomicBool,
+        copies: &AtomicU32,
     ) -> Result<Answered, Error> {
         let started = Moment::now();
         let links_until = give_up.max(started.after(SHORTEST_WAIT_FOR_A_LINK));
         let (first_sent, redirections, pauses, ask) = (None, 0, Pauses::new(), None);
-        let mut tries = Tries { now: started, links_until, first_sent, redirections, pauses, ask, is_sent };
+        let mut tries = Tries { now: started, links_until, first_sent, redirections, pauses, ask, copies };
         loop {
             let cause = match self.try_once(slot, command, patience, &mut tries).await {
                 Ok(answered) => return Ok(answered),
@@ -236,7 +236,7 @@ impl Servers {
                 (link, Moment::now())
             }
         };
-        let (was_sent, earlier) = (tries.is_sent.swap(true, Ordering::Relaxed), tries.first_sent);
+        let (copies, earlier) = (tries.copies.fetch_add(1, Ordering::Relaxed), tries.first_sent);
         let is_resent = earlier.is_some();
         let first_sent = *tries.first_sent.get_or_insert(sent);
         let said = match (command.prepare(&link, ask.is_some()).await, &ask) {
@@ -253,7 +253,7 @@ impl Servers {
             return Ok(Answered { said: Err(error), first_sent, sent, is_resent, link });
         }
         if !may_be_executed(&error) {
-            tries.is_sent.store(was_sent, Ordering::Relaxed);
+            tries.copies.store(copies, Ordering::Relaxed);
             tries.first_sent = earlier;
         }
         tries.redirections = match verdict {
@@ -308,7 +308,7 @@ struct Tries<'a> {
     pauses: Pauses,
     /// Where to send the next try, if only that.
     ask: Option<Address>,
-    is_sent: &'a AtomicBool,
+    copies: &'a AtomicU32,
 }
 
 /// A command to a node that is only taking the slot over.

@@ -181,9 +181,12 @@ impl<K: Reentrant> Guard<K> {
             return Err(Error::NotHeld);
         }
         let again = Acquisition::by_owner_of(&self.held.hold, self.held.hold.request.subject.family)?;
-        let inner = again.try_acquire().await?.map(Self::new).ok_or(Error::NotHeld)?;
-        // If the hold ended and was granted anew, it is another one, and not a re-entry.
-        if inner.token() == self.token() { Ok(inner) } else { Err(Error::NotHeld) }
+        let inner = again.try_acquire().await?.map(Self::new);
+        // An owner that holds is never refused. If the hold ended and was granted anew, it is another one, and not a re-entry.
+        inner.filter(|inner| inner.token() == self.token()).ok_or_else(|| {
+            self.held.hold.lose();
+            Error::NotHeld
+        })
     }
 }
 

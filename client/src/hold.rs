@@ -25,7 +25,7 @@ use crate::timer::{sleep_until, within};
 use crate::validity::{Step, Terms, Validity, patience_for, pause_after_refusal};
 use crate::wire;
 
-pub(crate) use held::{Held, fewer_than, fewer_unreleased_than};
+pub(crate) use held::{Held, fewer_pending_than, fewer_than, fewer_unreleased_than};
 
 /// Whether its key was taken away is listened to when a hold has lived so long.
 const LISTENS_AFTER: Duration = Duration::from_secs(1);
@@ -129,7 +129,8 @@ impl Hold {
         is_in_doubt && self.is_held()
     }
 
-    fn lose(&self) {
+    /// The server does not know it any more.
+    pub(crate) fn lose(&self) {
         if !self.lost.is_set() && !self.is_told_of.swap(true, Ordering::Relaxed) {
             tracing::warn!(key = %self.key(), token = self.tokens.first(), "a lock was lost");
             self.lost.set();

@@ -3,15 +3,19 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rand::RngCore;
+use rand::rngs::OsRng;
+use rand::{RngCore, TryRngCore};
 
 /// How many bytes an owner may have.
 const OWNER_BYTES: std::ops::RangeInclusive<usize> = 1..=512;
 
 /// An owner that nobody else has: 128 random bits, as text that a person can read in `RLOCK.INFO`.
+///
+/// They come from the system. A generator in memory is copied by fork(2), and two processes with one owner would both be granted one lock.
 pub(crate) fn unique_owner() -> Vec<u8> {
     let mut bits = [0; 16];
-    rand::rng().fill_bytes(&mut bits);
+    // Without randomness there would be no generator in memory either.
+    OsRng.unwrap_err().fill_bytes(&mut bits);
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = Vec::with_capacity(2 * bits.len());
     for byte in bits {

@@ -284,7 +284,11 @@ impl Link {
 
     /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell. `is_refused` is called
     /// when the server answers that it does not answer.
+    ///
+    /// It runs where the connection does. If that runtime ends, nothing comes over the connection any more, and whoever waits on another runtime
+    /// has to hear of that.
     pub(crate) async fn watch(link: Weak<Self>, every: Duration, patience: Duration, is_refused: impl Fn()) {
+        let _watched = Watched(link.clone());
         while let Some(closed) = link.upgrade().map(|link| link.closing().clone()) {
             tokio::select! {
                 () = closed.cancelled() => return,
@@ -355,6 +359,17 @@ impl Link {
     /// Uses it no more. Whoever waits for an answer over it hears that it is closed, and the socket closes with the last of them.
     pub(crate) fn close(&self) {
         self.answers.close();
+    }
+}
+
+/// A connection is of no use when this is dropped.
+struct Watched(Weak<Link>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(link) = self.0.upgrade() {
+            link.close();
+        }
     }
 }
 

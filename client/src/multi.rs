@@ -11,7 +11,7 @@ use crate::Error;
 use crate::acquisition::Acquisition;
 use crate::client::Client;
 use crate::clock::Moment;
-use crate::hold::{Held, fewer_than, fewer_unreleased_than};
+use crate::hold::{Held, fewer_pending_than, fewer_than, fewer_unreleased_than};
 use crate::identity::unique_owner;
 use crate::options::{Options, option_methods};
 use crate::wire::Family;
@@ -91,6 +91,19 @@ impl MultiLock {
     }
 
     async fn take(&self, wait: Wait) -> Result<Option<MultiGuard>, Error> {
+        let homes = || self.places.iter().map(|(client, _)| &client.shared.home);
+        // Whoever closes one of the clients waits until nothing is left, also of what was taken in the places of the others.
+        let _under_way: Vec<_> = homes().map(|home| home.under_way()).collect();
+        let closings: Vec<_> = homes().map(|home| Box::pin(home.closing())).collect();
+        let none_is_closed = closings.len();
+        tokio::select! {
+            biased;
+            outcome = Box::pin(self.take_all(wait)) => outcome,
+            () = fewer_pending_than(none_is_closed, closings) => Err(Error::Closed),
+        }
+    }
+
+    async fn take_all(&self, wait: Wait) -> Result<Option<MultiGuard>, Error> {
         let groups = self.groups()?;
         let mut options = self.options.clone();
         options.owner.get_or_insert_with(|| unique_owner().into());

@@ -5,10 +5,10 @@
 //! then it is released.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::Error;
@@ -60,18 +60,28 @@ pub(crate) struct Grant {
     pub(crate) link: Arc<Link>,
 }
 
-/// The id of a release, and whether a server may have got a copy of it with that id, over all the times it was sent.
+/// What became of a request that nobody waits for any more.
+enum Settled {
+    /// It had been granted.
+    Granted(Vec<u64>),
+    /// It was not granted.
+    Denied,
+    /// It waited, and does no more.
+    Cancelled,
+}
+
+/// The id of a release, and how many copies of it with that id a server may have got, over all the times it was sent.
 #[derive(Default)]
 pub(crate) struct Numbered {
     id: AtomicU64,
-    is_sent: AtomicBool,
+    copies: AtomicU32,
 }
 
 impl Numbered {
     /// From now on it is another request.
     pub(crate) fn renumber(&self, id: u64) {
         self.id.store(id, Ordering::Relaxed);
-        self.is_sent.store(false, Ordering::Relaxed);
+        self.copies.store(0, Ordering::Relaxed);
     }
 }
 
@@ -136,11 +146,22 @@ impl Request {
         let unsure = Unsure::new(self, gate, false);
         let request_id = unsure.request_id;
         let answered = self.ask(&self.acquire_command(Ask::Once, request_id), &unsure, give_up).await?;
-        // Of an earlier copy a refusal says nothing.
-        if answered.said.is_ok() || !answered.is_resent {
+        let says_all = match &answered.said {
+            Ok(Value::Nil) => !self.may_be_granted_in_part(answered.is_resent),
+            Ok(_) => true,
+            // Of an earlier copy a refusal says nothing.
+            Err(_) => !answered.is_resent,
+        };
+        if says_all {
             unsure.settled();
         }
         self.grant_in(answered)
+    }
+
+    /// Whether something may be held although the last copy was not granted: all of several keys were granted to an earlier one, and one of them was
+    /// lost since. A repetition leaves the others as they are.
+    pub(crate) fn may_be_granted_in_part(&self, has_earlier_copy: bool) -> bool {
+        has_earlier_copy && self.subject.family == Family::Many
     }
 
     /// Sends an ACQUIRE until it is answered.
@@ -151,7 +172,7 @@ impl Request {
         give_up: Moment,
     ) -> Result<Answered, Error> {
         let patience = self.client.settings.response_timeout;
-        self.client.servers.call_noting(self.slot(), command, patience, give_up, &unsure.is_sent).await
+        self.client.servers.call_noting(self.slot(), command, patience, give_up, &unsure.copies).await
     }
 
     /// What an answer to ACQUIRE says.
@@ -178,8 +199,8 @@ impl Request {
         let mut is_renumbered = false;
         loop {
             let command = self.subject.release(tokens, permits, numbered.id.load(Ordering::Relaxed));
-            let was_sent = numbered.is_sent.load(Ordering::Relaxed);
-            let calling = self.client.servers.call_noting(self.slot(), &command, patience, give_up, &numbered.is_sent);
+            let was_sent = numbered.copies.load(Ordering::Relaxed) > 0;
+            let calling = self.client.servers.call_noting(self.slot(), &command, patience, give_up, &numbered.copies);
             let answered = calling.await?;
             let is_copy = was_sent || answered.is_resent;
             match answered.said.map_err(|error| Error::of_hold(&error)) {
@@ -249,22 +270,49 @@ impl Request {
     }
 
     /// Finds out what became of a request that nobody waits for any more, and gives back what it got.
-    async fn take_back(&self, request_id: u64, may_wait: bool) {
+    async fn take_back(&self, request_id: u64, may_wait: bool, has_earlier_copy: bool) {
         let give_up = self.end_of_efforts();
         match self.settle(request_id, may_wait, give_up).await {
-            Ok(Some(tokens)) => self.give_back(&tokens, give_up).await,
-            Ok(None) => {}
+            Ok(Settled::Granted(tokens)) => self.give_back(&tokens, give_up).await,
+            // The copy that waited had got nothing.
+            Ok(Settled::Cancelled) if !self.may_be_granted_in_part(has_earlier_copy) => {}
+            // The request was sent once more to be told that.
+            Ok(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, give_up).await,
+            Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a request that nobody wants could not be taken back"),
         }
     }
 
+    /// Gives back what each of several keys was granted with a request. A key that was granted tells its token when it is asked for by the same id;
+    /// one that was not is granted, and given back.
+    async fn take_back_singly(&self, request_id: u64, give_up: Moment) {
+        let release_id = self.gate.next_id();
+        for key in self.subject.keys.iter() {
+            let subject = Subject { keys: Arc::from([key.clone()]), ..self.subject.clone() };
+            let (lease, session_grace) = (self.lease, self.gate.session_grace);
+            let repetition = subject.acquire(Acquire { lease, session_grace, ask: Ask::Once, request_id });
+            let outcome = async {
+                let Some(grant) = self.grant_in(self.call(&repetition, give_up).await?)? else { return Ok(()) };
+                let answered = self.call(&subject.release(&grant.tokens, 1, release_id), give_up).await?;
+                answered.said.map(drop).map_err(|error| Error::of_hold(&error))
+            };
+            match outcome.await {
+                Ok(()) | Err(Error::NotHeld) => {}
+                Err(error) => {
+                    let key = String::from_utf8_lossy(key);
+                    tracing::warn!(%key, %error, "one of several locks that nobody wants could not be released; its lease ends it");
+                }
+            }
+        }
+    }
+
     /// Ends a wait. If there is none, the request may have been granted: it is sent once more without waiting, which tells.
-    async fn settle(&self, request_id: u64, may_wait: bool, give_up: Moment) -> Result<Option<Vec<u64>>, Error> {
+    async fn settle(&self, request_id: u64, may_wait: bool, give_up: Moment) -> Result<Settled, Error> {
         if may_wait {
             let answered = self.call(&self.subject.cancel(request_id), give_up).await?;
             let ended = answered.said.map_err(|error| Error::from_answer(&error)).and_then(|said| wire::number(&said));
             if ended.is_ok_and(|ended| ended > 0) {
-                return Ok(None);
+                return Ok(Settled::Cancelled);
             }
         }
         let mut pauses = Pauses::new();
@@ -276,7 +324,7 @@ impl Request {
                     pauses.refused();
                     sleep_until(Moment::now().after(pauses.next())).await;
                 }
-                outcome => return Ok(outcome?.map(|grant| grant.tokens)),
+                outcome => return Ok(outcome?.map_or(Settled::Denied, |grant| Settled::Granted(grant.tokens))),
             }
         }
     }
@@ -323,7 +371,7 @@ impl Request {
         let (answers, link) = outcome.await.map_err(failed)?;
         let mut answers = answers.into_iter();
         let mut next = || {
-            let answer = answers.next().unwrap_or(redis::Value::Nil);
+            let answer = answers.next().unwrap_or(Value::Nil);
             // The node may serve the slot no more since the grant, or be no master: then nothing is proven, and nothing refuted.
             answer.extract_error().map_err(|error| match self.client.servers.may_mend(&error, &link) {
                 true => failed(error),
@@ -348,14 +396,14 @@ pub(crate) struct Unsure<'a> {
     request: &'a Arc<Request>,
     request_id: u64,
     may_wait: bool,
-    is_sent: AtomicBool,
+    copies: AtomicU32,
     gate: Option<OwnedMutexGuard<()>>,
 }
 
 impl<'a> Unsure<'a> {
     pub(crate) fn new(request: &'a Arc<Request>, gate: OwnedMutexGuard<()>, may_wait: bool) -> Self {
-        let (request_id, is_sent) = (request.gate.next_id(), AtomicBool::new(false));
-        Self { request, request_id, may_wait, is_sent, gate: Some(gate) }
+        let (request_id, copies) = (request.gate.next_id(), AtomicU32::new(0));
+        Self { request, request_id, may_wait, copies, gate: Some(gate) }
     }
 
     pub(crate) fn request_id(&self) -> u64 {
@@ -375,10 +423,11 @@ impl<'a> Unsure<'a> {
 
 impl Drop for Unsure<'_> {
     fn drop(&mut self) {
-        let Some(gate) = self.gate.take().filter(|_| self.is_sent.load(Ordering::Relaxed)) else { return };
+        let copies = self.copies.load(Ordering::Relaxed);
+        let Some(gate) = self.gate.take().filter(|_| copies > 0) else { return };
         let (request, request_id, may_wait) = (self.request.clone(), self.request_id, self.may_wait);
         self.request.client.home.in_background(async move {
-            request.take_back(request_id, may_wait).await;
+            request.take_back(request_id, may_wait, copies > 1).await;
             drop(gate);
         });
     }

@@ -20,11 +20,12 @@ struct Alarms {
     last_number: u64,
     /// When the thread looks again by itself; for ever away while nobody waits.
     looks_again_at: Moment,
-    is_running: bool,
+    /// The process that the thread runs in; 0 while there is none. After a fork(2) it is in the other one.
+    runs_in: u32,
 }
 
 static ALARMS: Mutex<Alarms> =
-    Mutex::new(Alarms { wakers: BTreeMap::new(), last_number: 0, looks_again_at: Moment::NEVER, is_running: false });
+    Mutex::new(Alarms { wakers: BTreeMap::new(), last_number: 0, looks_again_at: Moment::NEVER, runs_in: 0 });
 static EARLIER: Condvar = Condvar::new();
 
 fn alarms() -> MutexGuard<'static, Alarms> {
@@ -33,14 +34,21 @@ fn alarms() -> MutexGuard<'static, Alarms> {
 
 impl Alarms {
     fn set(&mut self, at: (Moment, u64), waker: Waker) {
-        self.wakers.insert(at, waker);
-        if !self.is_running {
-            let thread = std::thread::Builder::new().name("rlock-timer".to_owned()).spawn(wake_in_time);
-            self.is_running = thread.is_ok();
-            if let Err(error) = thread {
-                tracing::error!(%error, "no thread for timers: nothing is renewed in time, and no loss is told of");
+        let this_process = std::process::id();
+        if self.runs_in != this_process {
+            if self.runs_in != 0 {
+                // Copies of what waits in the process before. Its threads are not in this one, so nobody can be woken, nor be told that nobody waits.
+                std::mem::forget(std::mem::take(&mut self.wakers));
+                self.looks_again_at = Moment::NEVER;
+            }
+            match std::thread::Builder::new().name("rlock-timer".to_owned()).spawn(wake_in_time) {
+                Ok(_) => self.runs_in = this_process,
+                Err(error) => {
+                    tracing::error!(%error, "no thread for timers: nothing is renewed in time, and no loss is told of");
+                }
             }
         }
+        self.wakers.insert(at, waker);
         if at.0 < self.looks_again_at {
             EARLIER.notify_one();
         }

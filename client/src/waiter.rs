@@ -69,7 +69,8 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
             Err(error) => {
                 let is_stale = matches!(&error, Error::Server { code, .. } if code == "STALE");
                 // Of an earlier copy a refusal says nothing, unless a later request has taken its place.
-                if !is_refused || !may_be_known || is_stale {
+                let says_all = if is_refused { !may_be_known } else { !request.may_be_granted_in_part(may_be_known) };
+                if says_all || is_stale {
                     unsure.settled();
                 }
                 return Err(if is_stale && was_heard { Error::Superseded } else { error });
@@ -86,6 +87,9 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
                         Box::pin(request.confirm(&mut grant, give_up)).await
                     }
                 };
+                if matches!(&confirmed, Err(Error::NotHeld)) && request.may_be_granted_in_part(true) {
+                    request.give_back(&grant.tokens, request.end_of_efforts()).await;
+                }
                 if matches!(&confirmed, Ok(()) | Err(Error::NotHeld)) {
                     unsure.settled();
                 }

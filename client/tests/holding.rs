@@ -221,7 +221,9 @@ async fn re_entry_of_a_hold_that_was_taken_away_is_refused_and_leaves_nothing() 
     let client = connect(&server).await;
     let guard = client.lock("k").acquire().await.expect("a free lock");
     assert_eq!(server.client().call("RLOCK.FORCERELEASE k"), 1);
+    assert!(guard.is_held(), "nobody has told it");
     assert!(matches!(guard.reenter().await, Err(Error::NotHeld)));
+    assert!(!guard.is_held(), "the server has told it");
     eventually(|| server.client().holder("k").is_none()).await;
 }
 

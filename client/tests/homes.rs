@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error, Quorum, blocking};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::proxy::{Fate, Proxy};
+use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::{Server, Stopwatch};
 use crate::{connect, eventually, kill_connections, support, url};
 
@@ -323,4 +323,68 @@ async fn timed_closing_a_quorum_before_servers_that_hang_says_what_is_left() {
         });
     });
     eventually(|| servers.iter().all(|server| server.client().holder("k").is_none())).await;
+}
+
+/// Its connections end with the runtime, but nobody there tells so.
+#[test]
+fn who_waits_elsewhere_hears_that_the_home_has_ended() {
+    let server = Server::with(&["notify-keyspace-events Kd"]);
+    server.client().call("RLOCK.ACQUIRE k stranger PX 600000");
+    let (gone, here) = (home(), home());
+    let client = gone.block_on(connect(&server));
+    let waiting = here.spawn({
+        let lock = client.lock("k");
+        async move { lock.acquire().await }
+    });
+    let mut events = here.block_on(client.observe("l").events()).expect("it tells");
+    let following = here.spawn(async move { events.next().await });
+    support::eventually(crate::PATIENCE, || server.client().waiting_owners("k").len() == 1);
+    gone.shutdown_background();
+    let end = |outcome| here.block_on(async { tokio::time::timeout(crate::PATIENCE, outcome).await });
+    let outcome = end(waiting).expect("it ends").expect("no panic");
+    assert!(matches!(outcome, Err(Error::RuntimeEnded)), "{outcome:?}");
+    let followed = here.block_on(async { tokio::time::timeout(crate::PATIENCE, following).await });
+    assert!(matches!(followed.expect("it ends").expect("no panic"), Err(Error::RuntimeEnded)));
+}
+
+#[tokio::test]
+async fn closing_waits_for_an_attempt_and_gives_back_what_it_was_granted() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = Client::connect(&proxy.url()).await.expect("a server");
+    proxy.set(|direction, _| match direction {
+        Direction::ToClient => Fate::Delay(Duration::from_millis(300)),
+        Direction::ToServer => Fate::Pass,
+    });
+    let attempt = tokio::spawn({
+        let lock = client.lock("k").lease(Duration::from_secs(3600));
+        async move { lock.try_acquire().await }
+    });
+    eventually(|| server.client().holder("k").is_some()).await;
+    client.close().await.expect("it is tidied up");
+    assert!(server.client().holder("k").is_none());
+    let outcome = attempt.await.expect("no panic");
+    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+}
+
+/// Whichever of the places is taken first.
+#[tokio::test]
+async fn closing_one_of_several_places_ends_the_wait_for_all() {
+    let servers = [Server::start(), Server::start()];
+    for stranger_at in [0, 1] {
+        let (free, taken) = (&servers[1 - stranger_at], &servers[stranger_at]);
+        let (first, second) = (connect(free).await, connect(taken).await);
+        taken.client().call("RLOCK.ACQUIRE b stranger PX 600000");
+        let waiting = tokio::spawn({
+            let all = first.multi_lock(["a"]).and(&second, ["b"]).lease(Duration::from_secs(3600));
+            async move { all.acquire().await }
+        });
+        eventually(|| taken.client().waiting_owners("b").len() == 1).await;
+        first.close().await.expect("it is tidied up");
+        assert!(free.client().holder("a").is_none());
+        assert!(taken.client().waiting_owners("b").is_empty());
+        let outcome = tokio::time::timeout(crate::PATIENCE, waiting).await.expect("it ends").expect("no panic");
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+        taken.client().call("RLOCK.FORCERELEASE b");
+    }
 }

@@ -342,3 +342,37 @@ async fn a_lost_release_of_a_hold_that_ends_with_its_connection_is_no_proof() {
     assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
     assert_eq!(holds(&server), 0);
 }
+
+/// The repetition leaves those alone that the first copy was granted, and is answered nil, or waits for the one that is gone.
+#[tokio::test]
+async fn several_locks_of_which_one_is_lost_with_the_answer_are_not_kept() {
+    for ends_by in ["nil", "a message", "nobody who waits"] {
+        let server = Server::start();
+        let thief = Thief::before(&server).await;
+        let client = thief.client().await;
+        let outer = client.lock("k").owner("me").acquire().await.expect("free");
+        let all = client.multi_lock(["k", "l"]).owner("me").lease(Duration::from_secs(3600));
+        let mut operator = server.client();
+        thief.steal_next_and(move || {
+            operator.call("RLOCK.FORCERELEASE l");
+            operator.call("RLOCK.ACQUIRE l stranger PX 600000");
+        });
+        match ends_by {
+            "nil" => assert!(all.try_acquire().await.expect("an answer").is_none()),
+            "a message" => {
+                let outcome = all.acquire_timeout(Duration::from_millis(300)).await;
+                assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
+            }
+            _ => {
+                let waiting = tokio::spawn(async move { all.acquire().await.map(drop) });
+                eventually(|| server.client().waiting_owners("l").len() == 1).await;
+                assert_eq!(holds(&server), 2);
+                waiting.abort();
+            }
+        }
+        assert!(thief.has_stolen());
+        eventually(|| holds(&server) == 1).await;
+        assert!(server.client().waiting_owners("l").is_empty());
+        outer.release().await.expect("it was held");
+    }
+}

@@ -12,6 +12,7 @@ mod events;
 mod examples;
 mod failovers;
 mod faults;
+mod forks;
 mod holding;
 mod homes;
 mod kinds;

@@ -34,7 +34,9 @@ async fn permits_are_given_back_in_parts() {
     drop(three);
     let all = semaphore.permits(5).acquire_timeout(PATIENCE).await.expect("all came back");
     server.client().call("RSEMAPHORE.FORCERELEASE s");
+    assert!(all.is_held(), "nobody has told it");
     assert!(matches!(all.release_some(1).await, Err(Error::NotHeld)));
+    assert!(!all.is_held(), "the server has told it");
 }
 
 /// Whoever stops waiting for it does not lose count, and connections that are lost do not give anything back twice.

@@ -172,6 +172,10 @@ impl Hold {
                         return Err(Error::NotHeld);
                     }
                 }
+                Err(Error::NotHeld) => {
+                    self.lose();
+                    return Err(Error::NotHeld);
+                }
                 outcome => {
                     outcome?;
                     self.permits.fetch_sub(permits, Ordering::Relaxed);
@@ -226,7 +230,8 @@ pub(crate) fn fewer_unreleased_than(needed: usize, holds: &[Held]) -> impl Futur
     fewer_pending_than(needed, holds.iter().map(|held| Box::pin(held.hold.clone().ended())).collect())
 }
 
-async fn fewer_pending_than<F: Future<Output = ()> + Unpin>(needed: usize, mut ends: Vec<F>) {
+/// Resolves when fewer than so many of some futures are still to come.
+pub(crate) async fn fewer_pending_than<F: Future<Output = ()> + Unpin>(needed: usize, mut ends: Vec<F>) {
     std::future::poll_fn(|context| {
         ends.retain_mut(|end| Pin::new(end).poll(context).is_pending());
         if ends.len() < needed { Poll::Ready(()) } else { Poll::Pending }

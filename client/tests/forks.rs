@@ -1,0 +1,70 @@
+//! A process that forks, as a preforking server does: what the other process has drawn and begun is copied.
+
+use std::env;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::time::Duration;
+
+use rlock_client::blocking::Client;
+
+use crate::support::Server;
+use crate::url;
+
+/// Where the server is, for the process that forks.
+const FORKS: &str = "RLOCK_TESTS_FORK";
+
+/// A lease that has to be renewed while the lock is held.
+const LEASE: Duration = Duration::from_secs(1);
+
+/// A process of its own forks: in this one many tests run.
+#[test]
+fn timed_after_a_fork_one_process_gets_the_lock_and_keeps_it() {
+    if let Ok(url) = env::var(FORKS) {
+        return use_a_client_and_fork(&url);
+    }
+    let server = Server::start();
+    let mut forking = Command::new(env::current_exe().expect("a path of this test"));
+    forking.args(["--exact", "forks::timed_after_a_fork_one_process_gets_the_lock_and_keeps_it", "--nocapture"]);
+    let output = forking.env(FORKS, url(&server)).output().expect("this test runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let mut came_of_it: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("process: ")).collect();
+    came_of_it.sort_unstable();
+    assert_eq!(came_of_it, ["held and kept", "not free"], "{said}");
+}
+
+fn use_a_client_and_fork(url: &str) {
+    let client = Client::connect(url).expect("a server");
+    client.lock("before").acquire().expect("free").release().expect("it was held");
+    drop(client);
+    let children = [fork(|| hold(url)), fork(|| hold(url))];
+    // Behind what the harness has said without an end of line.
+    println!();
+    for child in children {
+        let mut status = 0;
+        // SAFETY: `status` lives.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        let came_of_it = ["not free", "held and lost", "held and kept", "panicked"];
+        println!("process: {}", came_of_it[usize::try_from(libc::WEXITSTATUS(status)).expect("a small number")]);
+    }
+}
+
+/// Runs something in a copy of this process, which ends with the number that comes of it.
+fn fork(work: impl Fn() -> i32) -> libc::pid_t {
+    // SAFETY: no other thread of this process does anything: the harness waits for this test, which is its only one.
+    match unsafe { libc::fork() } {
+        0 => {
+            let code = catch_unwind(AssertUnwindSafe(work)).unwrap_or(3);
+            // SAFETY: nothing of the process before is to be ended in order.
+            unsafe { libc::_exit(code) }
+        }
+        child => child,
+    }
+}
+
+/// Holds the lock for longer than a lease, if it is free.
+fn hold(url: &str) -> i32 {
+    let client = Client::connect(url).expect("a server");
+    let Some(guard) = client.lock("k").lease(LEASE).renewing(true).try_acquire().expect("an answer") else { return 0 };
+    std::thread::sleep(LEASE * 2 + LEASE / 2);
+    if guard.is_held() { 2 } else { 1 }
+}
