@@ -11,11 +11,13 @@ use crate::request::{Cancel, Refusal};
 
 const KEY: KeyId = KeyId(0);
 
-/// How many requests one CANCEL ends at most: all that is to be said to their clients is said at once.
+/// How many requests one CANCEL ends at most, each counted once for each of its keys: all of them are taken out of line, and their clients told, at
+/// once.
 const AT_ONCE: usize = 1_000;
 
 impl Engine {
-    /// CANCEL. Brings the key up to date first, so what could be granted is. Returns how many requests were ended, 1000 at most;
+    /// CANCEL. Brings the key up to date first, so what could be granted is. Returns how many requests were ended, 1000 at most, of those for
+    /// several keys as many as have 1000 keys together;
     /// a place on a fair lock counts as one, with or without a connection.
     ///
     /// # Errors
@@ -38,8 +40,12 @@ impl Engine {
             Ok(_) | Err(Refusal::NoSemaphore) => {}
             Err(refusal) => return Err(refusal),
         }
-        let tickets = self.tickets_of(tx, request);
+        let mut tickets = self.tickets_of(tx, request);
         let has_place = self.gives_place_up(tx, request)?;
+        if has_place && tickets.is_empty() {
+            // A request without an id of its own has taken the place over, and waits there.
+            tickets.extend(self.name(tx, KEY).and_then(|name| self.queues.first_for_place(request.owner, name)));
+        }
         for ticket in &tickets {
             if request.kind == Kind::Fair {
                 self.answer_place(tx, *ticket, Answer::Cancelled);
@@ -59,7 +65,7 @@ impl Engine {
 
     /// The requests that are meant.
     fn tickets_of(&self, tx: &mut Transaction<'_, impl Keyspace>, request: &Cancel<'_>) -> Vec<u64> {
-        let mut tickets = Vec::new();
+        let (mut tickets, mut keys) = (Vec::new(), 0_usize);
         let Some((name, owner)) = self.name(tx, KEY).zip(self.queues.owners.find(request.owner)) else {
             return tickets;
         };
@@ -71,9 +77,10 @@ impl Engine {
             }
             let mut behind = None;
             while let Some(position) = self.queues.next_of_owner(owner, name, mode, behind)
-                && tickets.len() < AT_ONCE
+                && keys < AT_ONCE
             {
                 tickets.push(position.ticket);
+                keys = keys.saturating_add(self.queues.get(position.ticket).map_or(1, |waiter| waiter.names.len()));
                 behind = Some(position);
             }
         }

@@ -120,9 +120,14 @@ impl Connections {
         !self.closed.is_empty()
     }
 
+    /// Whether there is memory to give back in parts.
+    pub(super) fn has_stale(&self) -> bool {
+        !self.stale.is_empty()
+    }
+
     /// Whether there is something to do in parts.
     pub(super) fn has_work(&self) -> bool {
-        !self.closed.is_empty() || !self.stale.is_empty()
+        self.has_closed() || self.has_stale()
     }
 
     /// Gives some memory back.

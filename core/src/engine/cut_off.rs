@@ -1,10 +1,8 @@
 //! Ends the waits of requests without a blocked connection for which nobody waits any more: see `notified.rs`.
 
-use super::dirty::Gone;
 use super::state::Engine;
 use super::statistics::count;
 use super::work::{ANSWER, PARTS_PER_CHANGE};
-use crate::kind::Kind;
 use crate::outbox::Outbox;
 use crate::request::Channel;
 
@@ -61,8 +59,7 @@ impl Engine {
         let Some(waiter) = self.queues.get(ticket) else {
             return true;
         };
-        let gone = (waiter.request().kind == Kind::Fair)
-            .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: false });
+        let gone = self.gone(waiter, false);
         let Some(waiter) = self.remove(ticket) else {
             return true;
         };

@@ -1,9 +1,12 @@
 //! A wait that ends without a grant.
 
+use super::dirty::Gone;
 use super::state::{Engine, Transaction};
 use super::statistics::count;
 use super::waiter::Waiter;
+use super::work::CHANGE;
 use crate::keyspace::Keyspace;
+use crate::kind::Kind;
 use crate::outbox::Answer;
 
 impl Engine {
@@ -22,7 +25,17 @@ impl Engine {
             }
         }
         self.queues.owners.tidy(waiter.owner);
+        if waiter.is_many() {
+            // It was taken out of the queue of each of its keys. What is lacking for that ends the turn.
+            self.work.take_whole(u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE));
+        }
         Some(waiter)
+    }
+
+    /// What there is to note of a waiter that is about to go: of its place on a fair lock.
+    pub(super) fn gone(&self, waiter: &Waiter, gave_up: bool) -> Option<Gone> {
+        let has_place = waiter.request().kind == Kind::Fair;
+        has_place.then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up })
     }
 
     /// Answers a waiter that is not granted.

@@ -20,6 +20,10 @@ type Wait = (u64, u64);
 #[derive(Default)]
 pub(super) struct Notified {
     waits: BTreeSet<Wait>,
+    /// Those of former terms: the server was no master for a while, and is one again. They are cut off.
+    former: BTreeSet<Wait>,
+    /// Counts the promotions that found waits. What began in another term is cut off.
+    term: u16,
     /// Connections that have closed, with waits that have not ended yet.
     pub(super) closed: BTreeSet<u64>,
     /// Channels that went away. Their waits are found by one look at all waits, however many channels there are.
@@ -38,13 +42,15 @@ impl Notified {
     }
 
     pub(super) fn leave(&mut self, client: u64, ticket: u64) {
-        self.waits.remove(&(client, ticket));
+        if !self.waits.remove(&(client, ticket)) {
+            self.former.remove(&(client, ticket));
+        }
     }
 
     /// Why a waiter is cut off, if it is.
     pub(super) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
         let channel = waiter.request().notify?;
-        if self.is_demoted {
+        if self.is_demoted || waiter.term != self.term {
             Some(Answer::Demoted)
         } else if waiter.client().is_none_or(|client| self.closed.contains(&client)) {
             Some(Answer::Closed)
@@ -60,8 +66,24 @@ impl Notified {
         (*of == client).then_some(*ticket)
     }
 
+    pub(super) fn term(&self) -> u16 {
+        self.term
+    }
+
+    /// This server is a master again: what waited before is cut off still, and what begins to wait now is not.
+    pub(super) fn promoted(&mut self) {
+        if core::mem::take(&mut self.is_demoted) {
+            // Nearly always there are none of former terms any more, and this is one step.
+            self.former.append(&mut self.waits);
+            self.term = self.term.wrapping_add(1);
+        }
+    }
+
     /// The next ticket to look at: it may be cut off.
     pub(super) fn next(&mut self) -> Option<u64> {
+        if let Some((_, ticket)) = self.former.first() {
+            return Some(*ticket);
+        }
         if self.is_demoted {
             if let Some((_, ticket)) = self.waits.first() {
                 return Some(*ticket);
@@ -95,16 +117,16 @@ impl Notified {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        self.is_demoted || !self.closed.is_empty() || !self.gone.is_empty()
+        self.is_demoted || !self.former.is_empty() || !self.closed.is_empty() || !self.gone.is_empty()
     }
 
     /// Bytes on the heap, about.
     pub(super) fn heap_bytes(&self) -> usize {
-        bytes_in_set::<Wait>(self.waits.len())
+        bytes_in_set::<Wait>(self.len())
     }
 
     /// How many wait.
     pub(super) fn len(&self) -> usize {
-        self.waits.len()
+        self.waits.len().saturating_add(self.former.len())
     }
 }

@@ -13,6 +13,7 @@ impl Engine {
         // What is behind is so until a promotion, which sweeps again.
         while !matches!(self.sweep_on(), Rang::No) {}
         while !matches!(self.clean_up(), Rang::No) {}
+        while self.drop_bindings() {}
         self.next_dirty().or_else(|| self.next_loaded())
     }
 
@@ -24,6 +25,8 @@ impl Engine {
             || !self.dirty.is_empty()
             || !self.loaded.is_empty()
             || !self.leftovers.is_empty()
+            || self.has_retired()
+            || self.connections.has_stale()
     }
 
     /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told, and a master

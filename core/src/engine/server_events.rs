@@ -7,12 +7,11 @@ use smallvec::SmallVec;
 
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
-use crate::kind::Kind;
 use crate::lock::Lock;
 
 use super::backlog::Sweep;
 use super::connections::Binding;
-use super::dirty::{Dirty, Gone};
+use super::dirty::Dirty;
 use super::positions::NameId;
 use super::state::Engine;
 use super::statistics::count;
@@ -21,8 +20,7 @@ impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
     /// was granted without hearing of it. `gave_up` tells that it was answered nil.
     pub fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
-        let waiter = self.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair);
-        let gone = waiter.map(|waiter| Gone { owner: self.queues.owner_of(waiter).into(), gave_up });
+        let gone = self.queues.get(ticket).and_then(|waiter| self.gone(waiter, gave_up));
         let Some(waiter) = self.remove(ticket) else {
             return self.take_back(ticket);
         };
@@ -209,6 +207,7 @@ impl Engine {
     pub fn promoted(&mut self) {
         self.databases.renew_all();
         self.connections.forget_bindings();
+        self.queues.notified.promoted();
         self.sweep = Some(Sweep::default());
     }
 }

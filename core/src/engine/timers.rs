@@ -5,7 +5,6 @@
 
 use super::connections::Binding;
 use super::deadlock::{self, Outcome};
-use super::dirty::Gone;
 use super::state::{Engine, Transaction};
 use super::statistics::count;
 use super::sweep::Rang;
@@ -13,7 +12,6 @@ use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
 use crate::keyspace::Keyspace;
-use crate::kind::Kind;
 use crate::outbox::{Answer, Outbox};
 use crate::time::Now;
 
@@ -205,8 +203,7 @@ impl Engine {
             return Rang::No;
         };
         let name = waiter.names.first().copied();
-        let gone = (waiter.request().kind == Kind::Fair)
-            .then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up: true });
+        let gone = self.gone(waiter, true);
         let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
         let kind = waiter.request().kind;
         let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
@@ -236,13 +233,13 @@ impl Engine {
                 if let Some(waiter) = self.queues.get_mut(ticket) {
                     waiter.is_suspected = false;
                 }
-                if let Outcome::Cycle(cycle) = outcome
-                    && let Some(waiter) = self.remove(ticket)
-                {
+                if let Outcome::Cycle(cycle) = outcome {
+                    let mut gone = self.queues.get(ticket).and_then(|waiter| self.gone(waiter, false));
+                    let Some(waiter) = self.remove(ticket) else { return Rang::Done };
                     count(&mut self.stats.of(waiter.request().kind).deadlocks);
                     out.answer(ticket, waiter.notice(), Answer::Refused(crate::Refusal::Deadlock(cycle)));
                     for name in waiter.names {
-                        self.mark(name, |_| {});
+                        self.mark(name, |dirty| dirty.gone.extend(gone.take()));
                     }
                 }
             }
@@ -255,14 +252,19 @@ impl Engine {
         if self.connections.has_closed() && self.work.take(CHANGE) && self.end_next_binding() {
             return Rang::Done;
         }
-        if self.connections.has_work() && self.work.take_parts() {
-            self.connections.drop_some(self.work.parts as usize);
-            return Rang::Done;
-        }
-        Rang::No
+        if self.drop_bindings() { Rang::Done } else { Rang::No }
     }
 
-    fn has_retired(&self) -> bool {
+    /// Gives back some memory of bindings that went away all at once. `false` if there is none, or enough was done for this turn.
+    pub(super) fn drop_bindings(&mut self) -> bool {
+        let is_to_do = self.connections.has_stale() && self.work.take_parts();
+        if is_to_do {
+            self.connections.drop_some(self.work.parts as usize);
+        }
+        is_to_do
+    }
+
+    pub(super) fn has_retired(&self) -> bool {
         self.leases.has_retired() || self.queues.has_retired()
     }
 

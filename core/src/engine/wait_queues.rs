@@ -115,7 +115,8 @@ impl WaitQueues {
     pub(super) fn enter(&mut self, entrant: Entrant<'_>, now: Now) -> u64 {
         let Entrant { rank, arrival, request, client, .. } = entrant;
         let owner = self.owners.intern(entrant.owner);
-        let waiter = Waiter::new(entrant, owner, now);
+        let mut waiter = Waiter::new(entrant, owner, now);
+        waiter.term = self.notified.term();
         self.last_number = self.last_number.checked_add(1).unwrap_or(1);
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
         let ticket = ticket_of(slot, self.last_number);

@@ -26,6 +26,8 @@ pub(super) struct Waiter {
     pub(super) held_up_by: u32,
     /// It is in the engine's list of requests that may close a circle.
     pub(super) is_suspected: bool,
+    /// Without a blocked connection: which term of this server as a master it began in, see [`Notified`](super::notified::Notified).
+    pub(super) term: u16,
     pub(super) alarm: Alarm,
 }
 
@@ -61,6 +63,7 @@ impl Waiter {
             since_us: now.mono_us,
             held_up_by: 0,
             is_suspected: false,
+            term: 0,
             alarm: Alarm::NONE,
         }
     }

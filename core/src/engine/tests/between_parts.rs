@@ -4,6 +4,7 @@ use core::slice::from_ref;
 use std::vec::Vec;
 
 use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
+use super::keyspace::Value;
 use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
@@ -283,6 +284,33 @@ fn a_request_that_is_sent_again_before_it_was_searched_for_circles_is_searched()
         assert!(world.outputs.iter().any(|(_, output)| is_deadlock(output)), "id {second_id}");
         assert!(!world.is_waiting(last));
     }
+}
+
+/// A place whose request closes a circle that is found only later is as that of any request that ends with an error: kept for the grace.
+#[test]
+fn the_place_of_a_request_that_closes_a_circle_is_kept_for_the_grace() {
+    let mut world = World::new();
+    let (m, f) = (key("m"), key("f"));
+    let hold = |kind| request(kind, Mode::Exclusive, Ask::Try);
+    let wait = |kind| request(kind, Mode::Exclusive, FOREVER);
+    world.on_key(&m, |engine, tx| engine.acquire(tx, b"a", &hold(Kind::Mutex))).unwrap();
+    world.on_key(&f, |engine, tx| engine.acquire(tx, b"b", &hold(Kind::Fair))).unwrap();
+    world.on_key(&m, |engine, tx| engine.acquire(tx, b"b", &wait(Kind::Mutex))).unwrap();
+    world.engine.work.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 0, parts: 8, bindings: 8 });
+    let Ok(Acquired::Waiting(closing)) = world.on_key(&f, |engine, tx| engine.acquire(tx, b"a", &wait(Kind::Fair)))
+    else {
+        panic!("it is not refused while nobody can search")
+    };
+    let closing = world.expect_answer(closing);
+    world.engine.work.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 100, parts: 8, bindings: 8 });
+    world.run_timer();
+    assert!(!world.is_waiting(closing));
+    let stay = |world: &World| match world.values.get(&(0, b"f".to_vec())) {
+        Some(Value::Lock(lock)) => lock.queue().and_then(|queue| queue.get(b"a")).map(|place| place.stay),
+        Some(Value::Foreign) | None => None,
+    };
+    let until_us = world.now.after_ms(world.limits.fair_grace_ms);
+    assert_eq!(stay(&world), Some(Stay::Grace { until_us }));
 }
 
 /// The turn has done enough when the owner of a hold that is over asks anew: the hold is still in the value, and gives way to the new one.

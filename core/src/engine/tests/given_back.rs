@@ -146,9 +146,27 @@ fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
         crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
     }
     crowded.world.flush();
+    crowded.world.observe_on_replica();
     assert_eq!(crowded.world.engine.held(), 0);
     crowded.run_timer();
     assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
     crowded.settle();
     assert!(!crowded.world.engine.leases.has_retired());
+}
+
+/// A master that another one has replaced: it loads what that one has, and is a replica from then on.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn the_memory_of_sessions_is_given_back_by_a_master_that_was_replaced() {
+    let (crowded, _) = held(Kind::RwLock, Mode::Read, Some(5));
+    let mut engine = crowded.world.engine;
+    engine.demoted();
+    engine.flushed(None);
+    engine.promoted();
+    assert!(engine.connections.has_work(), "there is something to give back");
+    while engine.has_to_observe() {
+        engine.begin_turn();
+        while engine.next_to_observe().is_some() {}
+    }
+    assert!(!engine.connections.has_work());
 }

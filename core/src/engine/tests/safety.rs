@@ -86,6 +86,8 @@ enum Step {
     Sent,
     Publish(bool),
     Demote,
+    /// And promoted again before any wait has ended.
+    DemoteBriefly,
     ChannelGone(bool),
     Delete(u8),
     Foreign(u8),
@@ -153,6 +155,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Sent),
         4 => proptest::bool::weighted(0.7).prop_map(Step::Publish),
         1 => Just(Step::Demote),
+        1 => Just(Step::DemoteBriefly),
         1 => any::<bool>().prop_map(Step::ChannelGone),
         1 => (0..4u8).prop_map(Step::Delete),
         1 => (0..4u8).prop_map(Step::Foreign),
@@ -315,6 +318,11 @@ fn run(world: &mut World, step: Step) {
         Step::Sent => world.engine.confirm_grants(|_| true),
         Step::Publish(is_heard) => world.publish(is_heard),
         Step::Demote => world.demote(),
+        Step::DemoteBriefly => {
+            world.publish(true);
+            world.engine.demoted();
+            world.engine.promoted();
+        }
         Step::ChannelGone(first) => {
             if let Some(channel) = notify(true, Some(1), u64::from(!first)) {
                 world.engine.channel_gone(channel);

@@ -10,12 +10,12 @@ use super::crowd::{
     Crowded, FOREVER, GRACE_MS, HOLDER, LEASE_MS, MANY, held, itself, name, of_one_session, request, waiting,
 };
 use super::keyspace::Value;
-use super::world::key;
+use super::world::{World, key};
 use crate::bytes::Key;
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::outbox::Outbox;
-use crate::request::{Ask, Channel, Release, Request, Verb};
+use crate::request::{Ask, Cancel, Channel, Release, Request, Verb};
 
 /// As many keys as one request may be for.
 const KEYS: usize = 128;
@@ -333,6 +333,56 @@ fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     crowded.release(&keys, Kind::Mutex, Mode::Exclusive);
     crowded.settle();
     assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / KEYS, 0));
+}
+
+/// So many requests of one owner for many keys, which wait behind the holder's, and all of these keys.
+fn wait_for_many_keys(ask: Ask) -> (Crowded, Vec<Key>) {
+    let mut crowded = Crowded::new();
+    let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
+    let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
+    crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
+    for _ in 0..MANY / KEYS {
+        crowded.acquire(&keys, 0, &all(ask)).unwrap();
+    }
+    crowded.count();
+    (crowded, keys)
+}
+
+/// How many keys the requests of a turn may have that end in it: as many as it may change, and those of the last request.
+const MOST_KEYS: usize = 1_000 + KEYS;
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn the_end_of_a_request_for_many_keys_costs_as_much_as_it_has_keys() {
+    let until_us = Some(World::new().now.after_ms(LEASE_MS / 2));
+    let (mut crowded, _) = wait_for_many_keys(Ask::Wait { until_us });
+    crowded.world.pause(LEASE_MS / 2);
+    let mut waiting = crowded.world.engine.waiting();
+    assert!(waiting * KEYS > 2 * MOST_KEYS, "more than a turn can end");
+    while waiting > 0 {
+        crowded.run_timer();
+        let left = crowded.world.engine.waiting();
+        assert!(left < waiting && (waiting - left) * KEYS <= MOST_KEYS, "{waiting} waited, and then {left}");
+        waiting = left;
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn one_cancel_ends_requests_for_a_thousand_keys_and_the_next_one_goes_on() {
+    let (mut crowded, keys) = wait_for_many_keys(FOREVER);
+    let owner = name(0);
+    let cancel = Cancel { kind: Kind::Mutex, owner: owner.as_bytes(), request_id: None };
+    let mut all = 0;
+    loop {
+        let ended = crowded.command_alone(from_ref(&keys[0]), |engine, tx| engine.cancel(tx, &cancel)).unwrap();
+        assert!(ended * KEYS <= MOST_KEYS, "{ended} were ended");
+        all += ended;
+        if ended == 0 {
+            break;
+        }
+    }
+    assert_eq!((all, crowded.world.engine.waiting()), (MANY / KEYS, 0));
 }
 
 /// Has all of the others wait for the holder's lock without a blocked connection: over two connections, each request on one of a

@@ -136,6 +136,8 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "publish" => world.publish(true),
         "publish-to-nobody" => world.publish(false),
         "demote" => world.demote(),
+        // And the waits of before are yet to be ended.
+        "demoted" => world.engine.demoted(),
         "gone" => world.engine.channel_gone(Channel(words.at(1).parse().unwrap())),
         "leaves" => world.waiter_left(words.at(1).parse().unwrap(), false),
         "unblocked" => world.waiter_left(words.at(1).parse().unwrap(), true),

@@ -253,6 +253,7 @@ impl World {
             }
         }
         assert!(self.replica.leftovers.is_empty(), "a replica cleans up after what ended at once");
+        assert!(!self.replica.has_retired(), "and gives back the memory of what all went");
     }
 
     /// The first two databases change places.
