@@ -77,6 +77,9 @@ impl Faulty {
     }
 }
 
+/// What stands in the place of the fault in a line that sums up others.
+const SUM: &str = "all";
+
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -95,7 +98,8 @@ impl Line {
         let number = |text: &&str| text.parse().ok();
         let (operations, grants, violations) = (number(operations)?, number(grants)?, number(violations)?);
         let (fault, server) = ((*fault).to_owned(), (*server).to_owned());
-        (!server.is_empty()).then_some(Self { fault, server, operations, grants, violations })
+        let is_sum = fault == SUM;
+        (!server.is_empty() && !is_sum).then_some(Self { fault, server, operations, grants, violations })
     }
 }
 
@@ -120,7 +124,7 @@ pub fn renewed(before: &str, rows: &[Row]) -> Vec<Line> {
     lines
 }
 
-/// A table of Markdown, with the sums.
+/// A table of Markdown, with the sums of each server and of all.
 #[must_use]
 pub fn table(lines: &[Line]) -> String {
     let mut text =
@@ -128,11 +132,25 @@ pub fn table(lines: &[Line]) -> String {
     for Line { fault, server, operations, grants, violations } in lines {
         text.push_str(&format!("| {fault} | {server} | {operations} | {grants} | {violations} |\n"));
     }
-    let sum = |of: fn(&Line) -> usize| lines.iter().map(of).sum::<usize>();
-    let (operations, grants) = (sum(|line| line.operations), sum(|line| line.grants));
-    let violations = sum(|line| line.violations);
-    text.push_str(&format!("| all | | {operations} | {grants} | {violations} |\n"));
+    let mut servers: Vec<&str> = Vec::new();
+    for Line { server, .. } in lines {
+        if !servers.contains(&server.as_str()) {
+            servers.push(server);
+        }
+    }
+    for server in servers {
+        text.push_str(&sum(&format!(" {server}"), lines.iter().filter(|line| line.server == server)));
+    }
+    text.push_str(&sum("", lines.iter()));
     text
+}
+
+fn sum<'l>(server: &str, lines: impl Iterator<Item = &'l Line>) -> String {
+    let add = |[operations, grants, violations]: [usize; 3], line: &Line| {
+        [operations + line.operations, grants + line.grants, violations + line.violations]
+    };
+    let [operations, grants, violations] = lines.fold([0; 3], add);
+    format!("| {SUM} |{server} | {operations} | {grants} | {violations} |\n")
 }
 
 #[cfg(test)]
@@ -153,7 +171,8 @@ mod tests {
         assert!(before.ends_with("| all | | 60 | 30 | 0 |\n"), "{before}");
         let after = table(&renewed(&before, &[row(Faults::Stop, "one", 7), row(Faults::Stop, "two", 1)]));
         let new = ["| SIGSTOP and SIGCONT | one | 14 | 7 | 0 |", "| SIGSTOP and SIGCONT | two | 2 | 1 | 0 |"];
+        let sums = ["| all | one | 34 | 17 | 0 |", "| all | two | 2 | 1 | 0 |", "| all | | 36 | 18 | 0 |"];
         assert_eq!(after.lines().nth(2), before.lines().nth(2));
-        assert_eq!(after.lines().skip(3).collect::<Vec<_>>(), [new[0], new[1], "| all | | 36 | 18 | 0 |"]);
+        assert_eq!(after.lines().skip(3).collect::<Vec<_>>(), [new[0], new[1], sums[0], sums[1], sums[2]]);
     }
 }
