@@ -160,7 +160,6 @@ fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
 fn the_memory_of_sessions_is_given_back_by_a_master_that_was_replaced() {
     let (crowded, _) = held(Kind::RwLock, Mode::Read, Some(5));
     let mut engine = crowded.world.engine;
-    engine.demoted();
     engine.flushed(None);
     engine.promoted();
     assert!(engine.connections.has_work(), "there is something to give back");
