@@ -121,8 +121,9 @@ fn main() -> Result<ExitCode> {
             let lasts = Duration::from_secs(seconds);
             let report = Campaign { program, lasts, seed, workers: clients, faults }.run()?;
             println!("{} operations, {} grants, seed {seed}", report.history.operations.len(), report.grants);
+            let came_of_it = tell(&report.violations);
             tell_where(report.keep(&records, &format!("run {seed}"))?.as_deref());
-            Ok(tell(&report.violations))
+            Ok(came_of_it)
         }
         Command::Faults { load: Load { module, seed, clients, records }, servers, seconds, write, names } => {
             let lasts = Duration::from_secs(seconds);

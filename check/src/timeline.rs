@@ -219,8 +219,11 @@ impl Timeline {
         // A place is there for longer than is known here, and nobody else gets what is offered to it.
         let keeps_place = |one: &Operation| matches!(one.call, Call::Acquire { keeps_place: true, .. });
         let place = (self.possible.len() == before && of_owner.iter().any(keeps_place)).then_some(u64::MAX);
+        // The server may be busy when it is to see that a connection has closed.
+        let closes = of_owner.iter().any(|one| matches!(one.call, Call::Close { .. }));
+        let late_us = if closes { SLACK_US } else { 0 };
         if let Some(until_us) = held.chain(undone).chain(place).max() {
-            self.taken.push(Possible { from_us, until_us });
+            self.taken.push(Possible { from_us, until_us: until_us.saturating_add(late_us) });
         }
     }
 }

@@ -112,9 +112,9 @@ impl Acquisition {
 
     async fn try_once(&self) -> Result<Option<Held>, Error> {
         let home = &self.request.client.home;
-        home.check()?;
         // Whoever closes the client waits for it.
         let _under_way = home.under_way();
+        home.check()?;
         let give_up = Moment::now().after(self.request.client.settings.retry_for);
         let Some(grant) = self.request.try_once(give_up).await? else { return Ok(None) };
         let held = self.hand_out(Held::new(self.request.clone(), grant)?).await?;
@@ -135,8 +135,8 @@ impl Acquisition {
 
     async fn acquire_in_time(&self, deadline: Option<Moment>) -> Result<Held, Error> {
         let home = &self.request.client.home;
-        home.check()?;
         let _under_way = home.under_way();
+        home.check()?;
         let mut acquiring = std::pin::pin!(self.acquire_until(deadline));
         tokio::select! {
             biased;

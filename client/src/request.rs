@@ -16,7 +16,7 @@ use crate::call::{Answered, Pauses, Prepare};
 use crate::clock::Moment;
 use crate::gate::Gate;
 use crate::link::Link;
-use crate::options::LONGEST;
+use crate::options::{LONGEST, SHORTEST};
 use crate::servers::Line;
 use crate::shared::Shared;
 use crate::timer::sleep_until;
@@ -279,22 +279,28 @@ impl Request {
             // The request was sent once more to be told that.
             Ok(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, give_up).await,
             Ok(_) => {}
+            // On one of the keys something else was done in the name of the owner since. The others are as they were.
+            Err(Error::Server { code, .. }) if code == "STALE" && self.may_be_granted_in_part(true) => {
+                self.take_back_singly(request_id, give_up).await;
+            }
             Err(error) => tracing::warn!(%error, "a request that nobody wants could not be taken back"),
         }
     }
 
     /// Gives back what each of several keys was granted with a request. A key that was granted tells its token when it is asked for by the same id;
-    /// one that was not is granted, and given back.
+    /// one that was not is granted for a moment, and given back.
     async fn take_back_singly(&self, request_id: u64, give_up: Moment) {
-        let release_id = self.gate.next_id();
         for key in self.subject.keys.iter() {
             let subject = Subject { keys: Arc::from([key.clone()]), ..self.subject.clone() };
-            let (lease, session_grace) = (self.lease, self.gate.session_grace);
+            // It prolongs nothing, and ends by itself if it is not given back.
+            let (lease, session_grace) = (SHORTEST, self.gate.session_grace);
             let repetition = subject.acquire(Acquire { lease, session_grace, ask: Ask::Once, request_id });
             let outcome = async {
                 let Some(grant) = self.grant_in(self.call(&repetition, give_up).await?)? else { return Ok(()) };
-                let answered = self.call(&subject.release(&grant.tokens, 1, release_id), give_up).await?;
-                answered.said.map(drop).map_err(|error| Error::of_hold(&error))
+                let request = Request { subject, gate: self.gate.clone(), client: self.client.clone(), ..*self };
+                let numbered = Numbered::default();
+                numbered.renumber(self.gate.next_id());
+                request.release(&grant.tokens, 1, &numbered, Moment::NEVER, give_up).await
             };
             match outcome.await {
                 Ok(()) | Err(Error::NotHeld) => {}

@@ -39,7 +39,7 @@ impl Alarms {
             if self.runs_in != 0 {
                 // Copies of what waits in the process before. Its threads are not in this one, so nobody can be woken, nor be told that nobody waits.
                 std::mem::forget(std::mem::take(&mut self.wakers));
-                self.looks_again_at = Moment::NEVER;
+                (self.looks_again_at, self.runs_in) = (Moment::NEVER, 0);
             }
             match std::thread::Builder::new().name("rlock-timer".to_owned()).spawn(wake_in_time) {
                 Ok(_) => self.runs_in = this_process,

@@ -376,3 +376,24 @@ async fn several_locks_of_which_one_is_lost_with_the_answer_are_not_kept() {
         outer.release().await.expect("it was held");
     }
 }
+
+/// Then it cannot be told any more what the request was granted of that key. Of the others it can.
+#[tokio::test]
+async fn several_locks_that_are_given_up_before_their_owner_releases_one_leave_the_others_free() {
+    let server = Server::start();
+    let client = crate::connect(&server).await;
+    let outer = client.lock("k").owner("me").acquire().await.expect("free");
+    let all = client.multi_lock(["k", "l"]).owner("me").lease(Duration::from_secs(3600));
+    {
+        let mut attempt = std::pin::pin!(all.try_acquire());
+        let asks = std::future::poll_fn(|context| {
+            assert!(attempt.as_mut().poll(context).is_pending());
+            std::task::Poll::Ready(())
+        });
+        asks.await;
+        eventually(|| holds(&server) == 2).await;
+    }
+    outer.release().await.expect("it was held");
+    client.close().await.expect("it is tidied up");
+    assert!(server.client().holder("l").is_none());
+}
