@@ -215,14 +215,14 @@ impl Timeline {
         let held = self.possible.get(before..).unwrap_or_default().iter().map(|span| span.until_us);
         // It was granted for a moment, or waited for another key at the head of this one's queue.
         let was_there = |one: &&Operation| is_of_many || one.outcome == Outcome::Undone;
-        let undone = acquisitions().filter(was_there).map(|one| one.answered_us);
+        let briefly = acquisitions().filter(was_there).map(|one| one.answered_us);
         // A place is there for longer than is known here, and nobody else gets what is offered to it.
         let keeps_place = |one: &Operation| matches!(one.call, Call::Acquire { keeps_place: true, .. });
         let place = (self.possible.len() == before && of_owner.iter().any(keeps_place)).then_some(u64::MAX);
         // The server may be busy when it is to see that a connection has closed.
         let closes = of_owner.iter().any(|one| matches!(one.call, Call::Close { .. }));
         let late_us = if closes { SLACK_US } else { 0 };
-        if let Some(until_us) = held.chain(undone).chain(place).max() {
+        if let Some(until_us) = held.chain(briefly).chain(place).max() {
             self.taken.push(Possible { from_us, until_us: until_us.saturating_add(late_us) });
         }
     }

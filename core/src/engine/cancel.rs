@@ -16,9 +16,8 @@ const KEY: KeyId = KeyId(0);
 const AT_ONCE: usize = 1_000;
 
 impl Engine {
-    /// CANCEL. Brings the key up to date first, so what could be granted is. Returns how many requests were ended, 1000 at most, of those for
-    /// several keys as many as have 1000 keys together;
-    /// a place on a fair lock counts as one, with or without a connection.
+    /// CANCEL. Brings the key up to date first, so what could be granted is. Returns how many requests were ended: 1000 at most, or as many
+    /// for several keys as have 1000 keys together. A place on a fair lock counts as one, with or without a connection.
     ///
     /// # Errors
     ///

@@ -319,22 +319,6 @@ fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
     crowded.settle();
 }
 
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
-    let mut crowded = Crowded::new();
-    let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
-    let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
-    crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
-    for _ in 0..MANY / KEYS {
-        crowded.acquire(&keys, 0, &all(FOREVER)).unwrap();
-    }
-    crowded.count();
-    crowded.release(&keys, Kind::Mutex, Mode::Exclusive);
-    crowded.settle();
-    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / KEYS, 0));
-}
-
 /// So many requests of one owner for many keys, which wait behind the holder's, and all of these keys.
 fn wait_for_many_keys(ask: Ask) -> (Crowded, Vec<Key>) {
     let mut crowded = Crowded::new();
@@ -346,6 +330,15 @@ fn wait_for_many_keys(ask: Ask) -> (Crowded, Vec<Key>) {
     }
     crowded.count();
     (crowded, keys)
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
+    let (mut crowded, keys) = wait_for_many_keys(FOREVER);
+    crowded.release(&keys, Kind::Mutex, Mode::Exclusive);
+    crowded.settle();
+    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / KEYS, 0));
 }
 
 /// How many keys the requests of a turn may have that end in it: as many as it may change, and those of the last request.
