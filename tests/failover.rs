@@ -206,7 +206,7 @@ fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_o
             eventually(SOON, || sentinels.primary().is_some_and(|port| port != old));
             let new = sentinels.primary().expect("a primary");
             let next = servers.iter().position(|server| server.port() == new).expect("one of the servers");
-            eventually(SOON, || servers[next].client().info("role") == "master");
+            eventually(SOON, || servers[next].has_role("master"));
             eprintln!("round {round}: a new primary after {:?}", since_death.elapsed());
 
             assert_takes_over(&servers[next], round, kept_token, lapses_at);

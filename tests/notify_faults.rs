@@ -223,9 +223,9 @@ fn timed_nobody_hangs_when_sentinel_replaces_the_primary() {
     if let Ok(heard) = heard {
         assert!(["nil 2", "error 2 UNBLOCKED"].iter().any(|text| heard.array()[2].text().starts_with(text)));
     }
-    eventually(SOON, || replica.client().info("role") == "master");
+    eventually(SOON, || replica.has_role("master"));
     // Sentinel comes to tell the old primary when it next asks it for its role.
-    eventually(DEMOTED, || primary.client().info("role") == "slave");
+    eventually(DEMOTED, || primary.has_role("slave"));
     let since_demoted = Stopwatch::start();
     match messages.reply_within(SOON) {
         Ok(heard) => assert!(heard.array()[2].text().starts_with("error 1 UNBLOCKED "), "{heard:?}"),

@@ -138,6 +138,12 @@ impl Client {
         self.reply()
     }
 
+    /// The same where others may close the connection at any moment.
+    pub fn try_call(&mut self, command: impl Into<Command>) -> io::Result<Reply> {
+        self.try_send(&[command.into()])?;
+        self.reply_within(PATIENCE)
+    }
+
     /// Sends commands in one write and waits for all answers. The server runs them one after the other without returning to
     /// its event loop, so no timer of the module comes between them.
     #[track_caller]

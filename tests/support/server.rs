@@ -206,6 +206,13 @@ impl Server {
         Ok(client)
     }
 
+    /// Whether it is a `master` or a `slave` by its own word. No word is none: with each role that a Sentinel gives it also closes all
+    /// connections, that of whoever asks among them.
+    pub fn has_role(&self, role: &str) -> bool {
+        let asked = self.try_client().and_then(|mut client| client.try_call("ROLE"));
+        asked.is_ok_and(|answer| answer.array()[0] == role)
+    }
+
     /// A client whose command has reached the server and waits there: blocked, or for a message if the suite is run in that way.
     #[track_caller]
     pub fn waiter(&self, command: impl Into<Command>) -> Client {
