@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::{Client, Reply, Server, eventually, skipped_here};
+use crate::support::{Client, Reply, Server, eventually, skipped_here, version_of};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -85,15 +85,8 @@ fn is_refused(reply: &Reply) -> bool {
 /// Whether this server lets a module have a category of its own: Redis from 7.4 on, Valkey from 8 on.
 #[track_caller]
 fn modules_have_categories(client: &mut Client) -> bool {
-    let info = client.call("INFO server").text();
-    let version = |field: &str| -> Option<Vec<u32>> {
-        let version = info.lines().find_map(|line| line.strip_prefix(field))?;
-        Some(version.split('.').map(|number| number.parse().expect("a number")).collect())
-    };
-    match version("valkey_version:") {
-        Some(version) => version >= vec![8],
-        None => version("redis_version:").expect("a version") >= vec![7, 4],
-    }
+    let (is_valkey, version) = version_of(client);
+    version >= if is_valkey { vec![8] } else { vec![7, 4] }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Client, Reply, Server, eventually};
+use crate::support::{Client, Reply, Server, eventually, skipped_here, version_of};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -225,6 +225,11 @@ fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
 fn a_grant_that_was_kept_back_when_its_connection_closed_is_taken_back() {
     let server = Server::start();
     let mut client = server.client();
+    if version_of(&mut client).1.starts_with(&[7, 2]) {
+        return skipped_here(
+            "the server writes what stands behind a wait, and the next holder's answer, before it looks who has gone",
+        );
+    }
     client.acquire("job a PX 60000");
     let mut first = server.client();
     let step = ["RLOCK.ACQUIRE job b PX 60000 BLOCK 0", "RLOCK.RELEASE job b", "DEBUG SLEEP 0.5"].map(Into::into);

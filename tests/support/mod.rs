@@ -84,6 +84,20 @@ pub fn move_changes_the_database() -> bool {
     })
 }
 
+/// The server's own version, and whether it is a Valkey: that one tells besides which Redis it is like.
+#[track_caller]
+pub fn version_of(client: &mut Client) -> (bool, Vec<u32>) {
+    let info = client.call("INFO server").text();
+    let version = |field: &str| -> Option<Vec<u32>> {
+        let version = info.lines().find_map(|line| line.strip_prefix(field))?;
+        Some(version.split('.').map(|number| number.parse().expect("a number")).collect())
+    };
+    match version("valkey_version:") {
+        Some(version) => (true, version),
+        None => (false, version("redis_version:").expect("a version")),
+    }
+}
+
 /// Whether snapshots can have the last token beside the keys without having to have it: from Redis 7.2 on.
 pub fn snapshots_may_have_the_last_token(client: &mut Client) -> bool {
     !client.info("redis_version").starts_with("7.0.")

@@ -207,14 +207,16 @@ impl FairOracle {
         self.settle(now_ms);
     }
 
+    /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
     pub(super) fn leave(&mut self, owner: u8) {
         if self.place(owner).is_some_and(|place| place.is_connected) {
             self.gone.push(owner);
+            self.is_told = true;
         }
         if self.unheard == Some(owner) {
             self.undone = self.unheard.take();
+            self.is_told = true;
         }
-        self.is_told = true;
     }
 
     pub(super) fn hear_all(&mut self) {
