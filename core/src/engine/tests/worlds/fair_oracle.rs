@@ -26,6 +26,8 @@ pub(super) struct FairOracle {
     pub(super) reserved_ms: Option<u64>,
     unheard: Option<u8>,
     undone: Option<u8>,
+    /// Whoever was granted after a wait and has neither heard of it nor used it, also if that hold is over by now.
+    untold: Vec<u8>,
     /// Owners whose connected place has lost its connection, which was not acted upon.
     gone: Vec<u8>,
     moved: bool,
@@ -107,6 +109,7 @@ impl FairOracle {
                     let owner = self.remove_first();
                     self.holder = Some((owner, 1, now_ms + LEASE_MS));
                     self.unheard = Some(owner);
+                    self.untold.push(owner);
                     self.answers.push((owner, Told::Granted));
                 }
                 Some(until_ms) if until_ms > now_ms => return,
@@ -125,7 +128,7 @@ impl FairOracle {
             Some((of, count, until_ms)) if *of == owner => {
                 *count += 1;
                 *until_ms = (*until_ms).max(now_ms + LEASE_MS);
-                self.unheard = None;
+                self.hear();
                 return Told::Granted;
             }
             None if self.line.first().is_none_or(|first| first.owner == owner) => {
@@ -152,15 +155,22 @@ impl FairOracle {
         if blocks { Told::Waits } else { Told::Nil }
     }
 
+    /// The holder uses its hold, and so knows of it.
+    fn hear(&mut self) {
+        let heard = self.unheard.take().and_then(|owner| self.untold.iter().rposition(|untold| *untold == owner));
+        if let Some(at) = heard {
+            self.untold.remove(at);
+        }
+    }
+
     fn use_hold(&mut self, owner: u8, now_ms: u64) -> Option<&mut (u8, u32, u64)> {
         if self.is_told {
             self.settle(now_ms);
         }
-        let held = self.holder.as_mut().filter(|(of, _, until_ms)| *of == owner && *until_ms > now_ms);
-        if held.is_some() {
-            self.unheard = None;
+        if self.holder.is_some_and(|(of, ..)| of == owner) && self.is_held(now_ms) {
+            self.hear();
         }
-        held
+        self.holder.as_mut().filter(|(of, _, until_ms)| *of == owner && *until_ms > now_ms)
     }
 
     pub(super) fn release(&mut self, owner: u8, now_ms: u64) -> Told {
@@ -215,16 +225,19 @@ impl FairOracle {
         }
         if self.unheard == Some(owner) {
             self.undone = self.unheard.take();
-            self.is_told = true;
         }
+        self.is_told |= self.untold.contains(&owner);
+        self.untold.retain(|untold| *untold != owner);
     }
 
     pub(super) fn hear_all(&mut self) {
         self.unheard = None;
+        self.untold.clear();
     }
 
     pub(super) fn fail_over(&mut self) {
         (self.unheard, self.undone) = (None, None);
+        self.untold.clear();
         self.gone.clear();
         self.moved = true;
         self.is_told = true;
