@@ -19,7 +19,7 @@ impl SmallWorld {
         }
         self.world.publish(is_heard);
         match &mut self.spec {
-            Spec::Plain(oracles) if is_heard => oracles.iter_mut().for_each(|oracle| oracle.unheard.clear()),
+            Spec::Plain(oracles) if is_heard => oracles.iter_mut().for_each(Oracle::hear_all),
             Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::nobody_hears),
             Spec::Fair(_) | Spec::None => {}
         }

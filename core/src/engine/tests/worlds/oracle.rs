@@ -46,7 +46,9 @@ pub(super) struct Oracle {
     pub(super) line: Vec<InLine>,
     /// Grants of which it is not known that they were heard: who, in which mode, and how much.
     pub(super) unheard: Vec<(u8, Mode, u32)>,
-    /// Of these, those that nobody will hear of.
+    /// Whose grants were never heard of and are over, and who holds anew: when they leave, the lock is told something.
+    pub(super) over: Vec<u8>,
+    /// Of the grants that were not heard of, those that nobody will hear of.
     pub(super) undone: Vec<(u8, Mode, u32)>,
     /// The server has told something that was not acted upon.
     pub(super) is_told: bool,
@@ -84,7 +86,11 @@ impl Oracle {
                 self.holds[at].count += if is_once { 0 } else { count };
                 self.holds[at].until_ms = self.holds[at].until_ms.max(until_ms);
             }
-            None => self.holds.push(Held { owner, mode, count, until_ms }),
+            None => {
+                let before = self.unheard.extract_if(.., |(of, in_mode, _)| (*of, *in_mode) == (owner, mode));
+                self.over.extend(before.map(|(of, ..)| of));
+                self.holds.push(Held { owner, mode, count, until_ms });
+            }
         }
     }
 
@@ -207,10 +213,16 @@ impl Oracle {
         }
     }
 
+    pub(super) fn hear_all(&mut self) {
+        self.unheard.clear();
+        self.over.clear();
+    }
+
     /// Nobody has listened to what was published in this turn.
     pub(super) fn nobody_hears(&mut self) {
-        self.is_told |= !self.unheard.is_empty();
+        self.is_told |= !self.unheard.is_empty() || !self.over.is_empty();
         self.undone.append(&mut self.unheard);
+        self.over.clear();
     }
 
     /// The value is gone; who waits stays.
@@ -221,11 +233,12 @@ impl Oracle {
 
     /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
     pub(super) fn leave(&mut self, owner: u8) {
-        let is_unheard = self.unheard.iter().any(|(of, ..)| *of == owner);
+        let is_unheard = self.unheard.iter().any(|(of, ..)| *of == owner) || self.over.contains(&owner);
         if !is_unheard && !self.line.iter().any(|one| one.owner == owner) {
             return;
         }
         self.line.retain(|one| one.owner != owner);
+        self.over.retain(|of| *of != owner);
         self.undone.extend(self.unheard.extract_if(.., |(of, ..)| *of == owner));
         self.is_told = true;
     }
@@ -233,7 +246,7 @@ impl Oracle {
     /// Another server takes over: nobody is connected to it.
     pub(super) fn fail_over(&mut self) {
         self.line.clear();
-        self.unheard.clear();
+        self.hear_all();
         self.undone.clear();
         self.is_told = true;
     }

@@ -141,7 +141,7 @@ impl SmallWorld {
                 }
                 self.world.engine.confirm_grants(|_| true);
                 match &mut self.spec {
-                    Spec::Plain(oracles) => oracles.iter_mut().for_each(|oracle| oracle.unheard.clear()),
+                    Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::hear_all),
                     Spec::Fair(oracles) => oracles.iter_mut().for_each(FairOracle::hear_all),
                     Spec::None => {}
                 }
