@@ -19,20 +19,42 @@ fn acquire(world: &mut World, key: &Key, owner: &[u8]) -> Option<usize> {
     }
 }
 
+/// The lock of `a` goes to `b` when the lease ends, and `b` leaves without having heard of it. `c` waits behind.
+fn leave_in_the_turn_of_a_grant(world: &mut World, key: &Key) {
+    acquire(world, key, b"a");
+    let gone = acquire(world, key, b"b").unwrap();
+    acquire(world, key, b"c");
+    world.advance(1000);
+    world.waiter_left(gone, false);
+}
+
+fn is_held_by(world: &World, key: &Key, owner: &[u8]) -> bool {
+    world.lock(key).is_some_and(|lock| lock.live_hold(owner, Mode::Exclusive, world.now).is_some())
+}
+
 #[test]
 fn a_grant_that_is_to_be_taken_back_in_a_database_is_whichever_others_change_places() {
     let mut world = World::new();
     let key = in_database(2);
-    acquire(&mut world, &key, b"a");
-    let gone = acquire(&mut world, &key, b"b").unwrap();
-    acquire(&mut world, &key, b"c");
-    // The lease of the first one ends.
-    world.advance(1000);
-    world.waiter_left(gone, false);
+    leave_in_the_turn_of_a_grant(&mut world, &key);
     world.swap();
     world.run_timer();
-    let is_held_by = |owner| world.lock(&key).unwrap().live_hold(owner, Mode::Exclusive, world.now).is_some();
-    assert!(!is_held_by(b"b"), "nobody was told of that grant");
-    assert!(is_held_by(b"c"), "who waited behind it has the lock");
+    assert!(!is_held_by(&world, &key, b"b"), "nobody was told of that grant");
+    assert!(is_held_by(&world, &key, b"c"), "who waited behind it has the lock");
     world.check_at_rest();
+}
+
+#[test]
+fn a_grant_that_is_to_be_taken_back_goes_along_from_either_of_two_databases_that_change_places() {
+    for db in [0, 1] {
+        let mut world = World::new();
+        let (key, other) = (in_database(db), in_database(1 - db));
+        leave_in_the_turn_of_a_grant(&mut world, &key);
+        world.swap();
+        assert!(is_held_by(&world, &other, b"b"), "it was granted");
+        world.run_timer();
+        assert!(!is_held_by(&world, &other, b"b"), "nobody was told of that grant");
+        assert!(is_held_by(&world, &key, b"c"), "who waits stays with the name");
+        world.check_at_rest();
+    }
 }
