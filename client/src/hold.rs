@@ -204,7 +204,7 @@ impl Hold {
     fn renewed(&self, renewal: Renewal, sent: Moment, left: Duration, link: Arc<Link>) {
         let mut state = self.state();
         match renewal {
-            Renewal::Lease(asked) => state.validity.renewed(sent, asked, left),
+            Renewal::Lease(_) => state.validity.renewed(sent, left),
             Renewal::Binding(_) => {
                 state.validity.bound(sent, left);
                 // With a session the server may have cut the lease down to the grace, which each binding prolongs.

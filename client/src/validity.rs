@@ -134,12 +134,12 @@ impl Validity {
         }
     }
 
-    /// After a renewal that asked for a lease, and told what is left at the server: an end never comes nearer, unless somebody has set an EXPIRE on
-    /// the key. Only then less is left than was asked for.
-    pub(crate) fn renewed(&mut self, sent: Moment, asked: Duration, left: Duration) {
+    /// After a renewal that told what is left at the server: an end comes nearer only if somebody has set an EXPIRE on the key. The server
+    /// counts from a moment that is not before `sent`, so what it tells is never too much.
+    pub(crate) fn renewed(&mut self, sent: Moment, left: Duration) {
         self.bound(sent, left);
         self.given_at = self.given_at.max(sent);
-        if left < asked {
+        if sent.after(left) < self.lease_ends {
             self.shortened(sent, left);
         } else {
             self.lease_ends = self.lease_ends.max(sent.after(less_margin(left)));
@@ -266,7 +266,7 @@ mod tests {
         assert!(validity.has_failed());
         assert_eq!(validity.next_step(&terms(), OPEN, at(11_000)), Step::Sleep(at(11_100)));
         assert_eq!(validity.next_step(&terms(), OPEN, at(11_100)), Step::Renew);
-        validity.renewed(at(12_000), LEASE, LEASE);
+        validity.renewed(at(12_000), LEASE);
         assert!(!validity.has_failed());
         assert_eq!(validity.next_step(&terms(), OPEN, at(21_500)), Step::Sleep(together(at(22_000), LEASE)));
         assert_eq!(validity.ends(&terms(), OPEN), at(12_000 + 29_698));
@@ -320,13 +320,13 @@ mod tests {
     #[test]
     fn what_an_expire_leaves_is_relied_on_and_no_more() {
         let mut validity = Validity::given(at(0), LEASE);
-        validity.renewed(at(1_000), LEASE, Duration::from_secs(2));
+        validity.renewed(at(1_000), Duration::from_secs(2));
         assert_eq!(validity.ends(&terms(), OPEN), at(1_000 + 2_000 - 20 - 2));
-        validity.renewed(at(2_000), LEASE, LEASE);
+        validity.renewed(at(2_000), LEASE);
         assert_eq!(validity.ends(&terms(), OPEN), at(2_000 + 29_698), "a PERSIST has ended it");
         validity.shortened(at(3_000), Duration::from_secs(1));
         assert_eq!(validity.ends(&terms(), OPEN), at(3_000 + 1_000 - 10 - 2));
-        validity.renewed(at(3_100), Duration::from_secs(1), Duration::from_secs(20));
+        validity.renewed(at(3_100), Duration::from_secs(20));
         assert_eq!(validity.ends(&terms(), OPEN), at(3_100 + 20_000 - 200 - 2));
     }
 
@@ -360,9 +360,9 @@ mod tests {
         let terms = Terms { ends_at: Some(at(35_000)), ..terms() };
         let mut validity = Validity::given(at(0), LEASE);
         assert_eq!(terms.lease_to_ask(at(10_000)), Some(Duration::from_secs(25)));
-        validity.renewed(at(10_000), Duration::from_secs(25), Duration::from_secs(25));
+        validity.renewed(at(10_000), Duration::from_secs(25));
         assert_eq!(terms.lease_to_ask(at(35_000)), None);
-        validity.renewed(at(34_900), LEASE, LEASE);
+        validity.renewed(at(34_900), LEASE);
         assert_eq!(validity.ends(&terms, OPEN), at(35_000));
         assert_eq!(validity.next_step(&terms, OPEN, at(34_950)), Step::Sleep(at(35_000)));
         assert_eq!(validity.next_step(&terms, OPEN, at(35_000)), Step::Lose);
@@ -373,7 +373,7 @@ mod tests {
         let terms = Terms { ends_at: Some(at(100_000)), ..terms() };
         let mut validity = Validity::given(at(0), LEASE);
         assert_eq!(validity.next_step(&terms, OPEN, at(10_000)), Step::Renew);
-        validity.renewed(at(10_000), LEASE, Duration::from_secs(120));
+        validity.renewed(at(10_000), Duration::from_secs(120));
         assert_eq!(validity.next_step(&terms, OPEN, at(90_000)), Step::Sleep(at(100_000)));
     }
 
@@ -407,7 +407,7 @@ mod tests {
                 // In the time of this side's clock, the server's lease is shorter by the drift.
                 there_ends_us = there_ends_us.max(now_us + lease_ms * (1000 - drift_per_mille));
                 match &mut here {
-                    Some(validity) => validity.renewed(sent, lease, lease),
+                    Some(validity) => validity.renewed(sent, lease),
                     None => here = Some(Validity::given(sent, lease)),
                 }
                 let there_ends = Moment::from_us(there_ends_us);

@@ -277,6 +277,11 @@ async fn an_expire_on_the_key_ends_what_is_relied_on() {
     guard.renew().await.expect("it is held");
     let valid_for = guard.valid_for();
     assert!(valid_for <= Duration::from_secs(60), "{valid_for:?}");
+    // Also when less is asked for than is left.
+    assert_eq!(server.client().call("PEXPIRE k 30000"), 1);
+    guard.renew_for(Duration::from_secs(1)).await.expect("it is held");
+    let valid_for = guard.valid_for();
+    assert!(valid_for <= Duration::from_secs(30), "{valid_for:?}");
     assert_eq!(server.client().call("PERSIST k"), 1);
     guard.renew().await.expect("it is held");
     let valid_for = guard.valid_for();
