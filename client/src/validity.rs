@@ -134,8 +134,8 @@ impl Validity {
         }
     }
 
-    /// After a renewal that told what is left at the server: an end comes nearer only if somebody has set an EXPIRE on the key. The server
-    /// counts from a moment that is not before `sent`, so what it tells is never too much.
+    /// After a renewal that told what is left at the server. The server counts from a moment that is not before `sent`, so counting from that is
+    /// never too much. The end comes nearer if somebody has set an EXPIRE on the key; else by no more than the renewal was under way.
     pub(crate) fn renewed(&mut self, sent: Moment, left: Duration) {
         self.bound(sent, left);
         self.given_at = self.given_at.max(sent);

@@ -22,10 +22,7 @@ fn waiting(server: &Server) -> i64 {
 
 /// Whether INFO has this line. Sentinel closes the connections of a server whose part it changes, also this one.
 fn tells(server: &Server, line: &str) -> bool {
-    let answer = server.try_client().and_then(|mut client| {
-        client.try_send(&[Command::from("INFO everything")])?;
-        client.reply_within(PATIENCE)
-    });
+    let answer = server.try_client().and_then(|mut client| client.try_call("INFO everything"));
     answer.is_ok_and(|info| info.text().lines().any(|told| told == line))
 }
 
@@ -67,7 +64,7 @@ async fn sentinels_new_master_is_followed() {
     let killed = Instant::now();
     let old = master.port();
     let next = || sentinels.primary().and_then(|port| replicas.iter().find(|replica| replica.port() == port));
-    eventually(|| next().is_some_and(|next| tells(next, "role:master"))).await;
+    eventually(|| next().is_some_and(|next| next.has_role("master"))).await;
     let new = next().expect("a master");
     eprintln!("a new master after {:?}", killed.elapsed());
     assert_ne!(new.port(), old);
