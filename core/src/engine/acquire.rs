@@ -105,6 +105,9 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Result<Acquired, Refusal> {
+        if request.kind == Kind::Fair {
+            self.release_own_place(tx, KeyId(0), owner);
+        }
         let mut decisions = self.decide(tx, owner, request)?;
         if let [Decision::Repeat(token)] = decisions.as_slice() {
             let client = tx.keys.client();

@@ -1,10 +1,11 @@
 //! What a connection leaves that has closed: grants that it has not heard of are taken back, sessions end, and places of a fair
 //! lock are kept for a grace or given up.
 
-use alloc::collections::VecDeque;
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use super::dirty::{Dirty, Gone, Undelivered};
+use super::dirty::{Dirty, Undelivered};
 use super::positions::NameId;
 use super::state::{Engine, Transaction, terms_of};
 use super::statistics::count;
@@ -149,15 +150,46 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         id: KeyId,
         name: NameId,
-        gone: &mut VecDeque<Gone>,
+        gone: &mut BTreeMap<Box<[u8]>, bool>,
     ) {
         while !gone.is_empty() && self.work.take(CHANGE) {
-            let Some(Gone { owner, gave_up }) = gone.pop_front() else {
+            let Some((owner, gave_up)) = gone.pop_first() else {
                 return;
             };
-            if let Some(request_id) = self.abandoned(tx, id, name, &owner) {
-                self.release_place(tx, id, &owner, request_id, gave_up);
-            }
+            self.release_abandoned(tx, id, name, &owner, gave_up);
+        }
+    }
+
+    fn release_abandoned(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        name: NameId,
+        owner: &[u8],
+        gave_up: bool,
+    ) {
+        if let Some(request_id) = self.abandoned(tx, id, name, owner) {
+            self.release_place(tx, id, owner, request_id, gave_up);
+        }
+    }
+
+    /// Brings the place of an owner that asks for a fair lock up to date, whatever the allowance has left to be done: who was answered nil, or whose
+    /// place is over, has none any more.
+    pub(super) fn release_own_place(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8]) {
+        let Some(name) = self.name(tx, id) else {
+            return;
+        };
+        let dirty = self.queues.names.get_mut(name).and_then(|record| record.dirty.as_mut());
+        if let Some(gave_up) = dirty.and_then(|dirty| dirty.gone.remove(owner)) {
+            self.work.take_whole(CHANGE);
+            self.release_abandoned(tx, id, name, owner, gave_up);
+        }
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        if lock.place(owner).is_some_and(|place| !place.is_live(tx.now)) {
+            self.work.take_whole(CHANGE);
+            self.commit(tx, id, Event::Left { owner: owner.into(), cause: LeaveCause::Lapsed });
         }
     }
 

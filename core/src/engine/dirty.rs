@@ -1,7 +1,7 @@
 //! What the server has told of a name, to be acted upon when its key is open: by the next command on it or by the timer.
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::positions::Position;
@@ -26,8 +26,8 @@ pub(super) struct Dirty {
     pub(super) known: BTreeSet<u64>,
     /// Holds, by token, and connections of theirs that closed.
     pub(super) unbound: Vec<(u64, u64)>,
-    /// Owners on a fair lock whose connected waiter is gone.
-    pub(super) gone: VecDeque<Gone>,
+    /// Owners on a fair lock whose connected waiter is gone; and whether it was answered nil, and so gives up its place. What happened last counts.
+    pub(super) gone: BTreeMap<Box<[u8]>, bool>,
     /// Owners that were granted, whose other requests for the same are to be granted as well.
     pub(super) granted: Vec<Siblings>,
 }
@@ -38,13 +38,6 @@ pub(super) struct Siblings {
     pub(super) mode: Mode,
     /// Up to here they were looked at. One for many keys may stay, so it is not looked for from the head each time.
     pub(super) behind: Option<Position>,
-}
-
-/// An owner on a fair lock whose connected waiter is gone.
-pub(super) struct Gone {
-    pub(super) owner: Box<[u8]>,
-    /// It was answered nil, and so gives up its place.
-    pub(super) gave_up: bool,
 }
 
 impl Dirty {
@@ -168,7 +161,7 @@ mod tests {
             heard: [1].into(),
             known: [2].into(),
             unbound: vec![(1, 7)],
-            gone: [Gone { owner: b"a".as_slice().into(), gave_up: false }].into(),
+            gone: [(b"a".as_slice().into(), false)].into(),
             granted: vec![Siblings { owner: b"a".as_slice().into(), mode: Mode::Exclusive, behind: None }],
         }
     }
@@ -197,10 +190,13 @@ mod tests {
         assert_eq!(counts(&dirty), ([1; 5], [1; 4]));
         let mut later = full();
         (later.heard, later.known) = ([3].into(), [4].into());
+        later.gone = [(b"b".as_slice().into(), false)].into();
         dirty.merge(later);
         assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2]));
         dirty.merge(Dirty::default());
         assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2]));
+        dirty.merge(Dirty { gone: [(b"a".as_slice().into(), true)].into(), ..Dirty::default() });
+        assert_eq!(dirty.gone.into_values().collect::<Vec<_>>(), [true, false], "what happened last counts");
     }
 
     #[test]

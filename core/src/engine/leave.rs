@@ -1,6 +1,7 @@
 //! A wait that ends without a grant.
 
-use super::dirty::Gone;
+use alloc::boxed::Box;
+
 use super::state::{Engine, Transaction};
 use super::statistics::count;
 use super::waiter::Waiter;
@@ -33,9 +34,9 @@ impl Engine {
     }
 
     /// What there is to note of a waiter that is about to go: of its place on a fair lock.
-    pub(super) fn gone(&self, waiter: &Waiter, gave_up: bool) -> Option<Gone> {
+    pub(super) fn gone(&self, waiter: &Waiter, gave_up: bool) -> Option<(Box<[u8]>, bool)> {
         let has_place = waiter.request().kind == Kind::Fair;
-        has_place.then(|| Gone { owner: self.queues.owner_of(waiter).into(), gave_up })
+        has_place.then(|| (self.queues.owner_of(waiter).into(), gave_up))
     }
 
     /// Answers a waiter that is not granted.

@@ -11,6 +11,7 @@ mod kept;
 mod keyspace;
 mod model;
 mod offers;
+mod refused_writes;
 mod safety;
 mod steps;
 mod subscribers;

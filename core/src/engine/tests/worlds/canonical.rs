@@ -191,9 +191,9 @@ impl Seen<'_> {
             self.number(*token);
             self.word(*client);
         }
-        for gone in &dirty.gone {
-            self.bytes(&gone.owner);
-            self.word(gone.gave_up);
+        for (owner, gave_up) in &dirty.gone {
+            self.bytes(owner);
+            self.word(*gave_up);
         }
         for siblings in &dirty.granted {
             self.bytes(&siblings.owner);
