@@ -113,8 +113,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     }
     state::tell(Engine::begin_turn);
     if flags.is_master() && server::refuses_writes(ctx) {
-        end_waits();
-        return retry(start_us);
+        return if end_waits() { arm_soon() } else { retry(start_us) };
     }
     let is_done = if flags.is_master() { run(start_us, || run_next(ctx)) } else { run(start_us, || observe_next(ctx)) };
     if is_done && flags.is_master() {
@@ -128,11 +127,13 @@ fn retry(start_us: u64) {
     arm_at(start_us.saturating_add(RETRY_MS.saturating_mul(US_PER_MS)));
 }
 
-/// While nothing may be granted, for nobody knows how long, whoever waits is answered when its time is over.
-fn end_waits() {
+/// While nothing may be granted, for nobody knows how long, whoever waits is answered when its time is over. Returns whether there are more of them than
+/// can be answered in one turn.
+fn end_waits() -> bool {
     let mut out = Outbox::new(false);
-    state::tell(|engine| engine.end_waits(clock::now(), &mut out));
+    let has_more = state::with_engine(|engine| engine.end_waits(clock::now(), &mut out));
     execute::wake(&mut out);
+    has_more == Some(true)
 }
 
 /// Takes steps until there is nothing left to do (`true`), or the time is used up.

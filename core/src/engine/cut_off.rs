@@ -20,8 +20,10 @@ impl Engine {
         self.queues.notified.channel_gone(channel);
     }
 
-    /// This server became a replica: nobody waits here any more.
+    /// This server became a replica: nobody waits here any more. What is bound to its connections counts as closed at a promotion, and no replica is told
+    /// when they close.
     pub fn demoted(&mut self) {
+        self.connections.forget_bindings();
         self.queues.notified.is_demoted = true;
     }
 

@@ -97,10 +97,12 @@ impl Engine {
     }
 
     /// Answers waiters whose time is over, or for whom nobody waits any more, as far as the allowance goes. It is all that may be done while nothing
-    /// may be written: it changes no value, and what follows from it is done by [`Engine::next_job`] later.
-    pub fn end_waits(&mut self, now: Now, out: &mut Outbox) {
+    /// may be written: it changes no value, and what follows from it is done by [`Engine::next_job`] later. Returns whether there may be more to end.
+    #[must_use]
+    pub fn end_waits(&mut self, now: Now, out: &mut Outbox) -> bool {
         self.work.begin_timer();
         while matches!(self.time_out_next(now, out), Rang::Done) || self.end_next_cut_off(out) {}
+        self.work.is_used_up()
     }
 
     /// Asks each source of work once, beginning with the one after that which had something last.

@@ -4,7 +4,7 @@
 use core::slice::from_ref;
 use std::vec::Vec;
 
-use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, name, request};
+use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, name, request};
 use super::world::{Output, key};
 use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
@@ -31,7 +31,7 @@ fn ask_again(asked_before: impl Fn(u64) -> Ask, who: usize, again: Ask) -> (Acqu
         panic!("it is held");
     };
     crowded.world.pause(LEASE_MS);
-    crowded.world.end_waits();
+    assert!(!crowded.world.end_waits(), "one turn is enough for so few");
     crowded.end_turn();
     assert_eq!(crowded.world.engine.waiting(), 1, "the others have no place any more");
 
@@ -76,4 +76,20 @@ fn who_was_told_nil_comes_last() {
 #[test]
 fn whose_place_is_over_comes_last() {
     assert_comes_last(|_| Ask::Queue { life_ms: LEASE_MS / 2 });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn as_long_as_more_waits_are_over_than_one_turn_can_end_the_next_one_comes_at_once() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
+    crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
+    let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
+    crowded.crowd(&lock, |owner| owner, &mutex(Ask::Wait { until_us }));
+    crowded.world.pause(LEASE_MS / 2);
+    while crowded.world.end_waits() {
+        crowded.end_turn();
+        assert!(crowded.turns < MANY, "it comes to an end");
+    }
+    assert_eq!(crowded.world.engine.waiting(), 0);
 }

@@ -307,7 +307,7 @@ fn run(world: &mut World, step: Step) {
         Step::Advance(ms) => world.advance(ms),
         Step::Pause(ms) => world.pause(ms),
         Step::Timer => world.run_timer(),
-        Step::RefusedTimer => world.end_waits(),
+        Step::RefusedTimer => drop(world.end_waits()),
         Step::Closes(client) => world.client_closes(client, false),
         Step::Leaves(ticket, gave_up) if world.is_waiting(ticket) => world.waiter_left(ticket, gave_up),
         Step::Leaves(..) => {}

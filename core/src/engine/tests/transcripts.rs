@@ -130,7 +130,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "advance" => world.advance(words.at(1).parse().unwrap()),
         "pause" => world.pause(words.at(1).parse().unwrap()),
         "timer" => world.run_timer(),
-        "refused-timer" => world.end_waits(),
+        "refused-timer" => drop(world.end_waits()),
         "closes" => world.client_closes(words.at(1).parse().unwrap(), false),
         "quits" => world.client_closes(words.at(1).parse().unwrap(), true),
         "publish" => world.publish(true),

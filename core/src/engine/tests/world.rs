@@ -348,12 +348,13 @@ impl World {
     }
 
     /// What it does while the server takes no writes.
-    pub(super) fn end_waits(&mut self) {
+    pub(super) fn end_waits(&mut self) -> bool {
         self.engine.begin_turn();
         let mut out = Outbox::new(true);
-        self.engine.end_waits(self.now, &mut out);
+        let has_more = self.engine.end_waits(self.now, &mut out);
         assert!(out.effects().is_empty(), "nothing is written");
         self.take(&[], &out);
+        has_more
     }
 
     /// What it does in one turn of the event loop: a part, if there is much.

@@ -212,7 +212,11 @@ impl SmallWorld {
             Action::Flush => self.world.flush(),
             Action::Promote => self.world.engine.promoted(),
             Action::Part => self.world.run_timer_once(),
-            Action::Demote => self.world.demote(),
+            Action::Demote => {
+                // What there was to tell is told before.
+                self.publish(true);
+                self.world.demote();
+            }
             Action::ChannelGone { owner } => self.take_channel_away(owner),
             Action::Resize { permits } => {
                 let _ = self.world.on_key(&name(0), |engine, tx| engine.resize_semaphore(tx, permits));
