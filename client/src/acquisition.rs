@@ -28,21 +28,36 @@ impl Acquisition {
         permits: u32,
         options: &Options,
     ) -> Result<Self, Error> {
-        options.check()?;
-        if permits == 0 {
-            return Err(Error::Argument("permits is 0, and must be at least 1".to_owned()));
-        }
-        let client = client.clone();
         let (owner, gate) = match &options.owner {
             Some(owner) => {
+                options.check()?;
                 let gate = client.gates.of((family, keys.clone(), owner.clone()), options.session_grace)?;
                 (owner.clone(), gate)
             }
             None => (unique_owner().into(), Gate::new(options.session_grace)),
         };
+        Self::through(gate, client, Subject { family, keys, owner, permits }, options)
+    }
+
+    /// The same, in the name of an owner that nobody else knows, whatever the options say of owners.
+    pub(crate) fn by_unique_owner(
+        client: &Arc<Shared>,
+        family: Family,
+        keys: Arc<[Vec<u8>]>,
+        owner: Arc<[u8]>,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        Self::through(Gate::new(options.session_grace), client, Subject { family, keys, owner, permits: 1 }, options)
+    }
+
+    fn through(gate: Arc<Gate>, client: &Arc<Shared>, subject: Subject, options: &Options) -> Result<Self, Error> {
+        options.check()?;
+        if subject.permits == 0 {
+            return Err(Error::Argument("permits is 0, and must be at least 1".to_owned()));
+        }
         let request = Request {
-            client,
-            subject: Subject { family, keys, owner, permits },
+            client: client.clone(),
+            subject,
             lease: options.lease(),
             gate,
             keeping: Keeping { renews: options.renews(), max_hold: options.max_hold, replicas: options.replicas },
@@ -83,10 +98,17 @@ impl Acquisition {
 
     /// A hold of the same owner that nobody keeps.
     pub(crate) async fn take_over(&self, tokens: Vec<u64>) -> Result<Held, Error> {
-        self.request.client.home.check()?;
+        let home = &self.request.client.home;
+        let _under_way = home.under_way();
+        home.check()?;
         let give_up = Moment::now().after(self.request.client.settings.retry_for);
         let grant = self.request.take_over(tokens, give_up).await?;
         let held = Held::new(self.request.clone(), grant)?;
+        if let Err(error) = home.check() {
+            // It stays whose it was.
+            held.leave();
+            return Err(error);
+        }
         // Nobody renews one that is over by now.
         if held.hold.is_held() { Ok(held) } else { Err(Error::NotHeld) }
     }
@@ -138,12 +160,15 @@ impl Acquisition {
         let _under_way = home.under_way();
         home.check()?;
         let mut acquiring = std::pin::pin!(self.acquire_until(deadline));
-        tokio::select! {
+        let held = tokio::select! {
             biased;
-            outcome = &mut acquiring => outcome,
-            () = sleep_until_some(deadline.map(|deadline| deadline.after(LATE))) => Err(Error::Timeout),
-            () = home.closing() => Err(Error::Closed),
-        }
+            outcome = &mut acquiring => outcome?,
+            () = sleep_until_some(deadline.map(|deadline| deadline.after(LATE))) => return Err(Error::Timeout),
+            () = home.closing() => return Err(Error::Closed),
+        };
+        // It may have been closed before the grant was looked at: it is given back.
+        home.check()?;
+        Ok(held)
     }
 
     async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {

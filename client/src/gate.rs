@@ -21,11 +21,20 @@ type HoldKey = (Family, Vec<u8>, Arc<[u8]>);
 /// counts named it last: what another handle named would end the hold under guards that do not know of it. So the first one counts for all.
 type Grace = Option<Duration>;
 
+/// The turn of a request. It ends when this is dropped.
+pub(crate) struct Turn {
+    _here: OwnedMutexGuard<()>,
+    _at_each_key: Vec<OwnedMutexGuard<()>>,
+}
+
 /// Where the requests of an owner pass one at a time, with ids that rise, and with the same session grace.
 #[derive(Default)]
 pub(crate) struct Gate {
     pub(crate) session_grace: Grace,
     turn: Arc<tokio::sync::Mutex<()>>,
+    /// Where the owner's requests for one of several keys pass, in the order of the keys, which all have sorted. A request for several passes there
+    /// as well: the server remembers one id for each owner and key. None if nobody else knows the owner.
+    at_each_key: Vec<Arc<Self>>,
     last_id: AtomicU64,
     /// Whether other handles of its owner find it. Nobody else knows a unique owner, so its gate need not be found before its name is told.
     can_be_found: AtomicBool,
@@ -39,22 +48,42 @@ impl Gate {
     }
 
     /// Waits for the turn of a request.
-    pub(crate) async fn pass(&self) -> OwnedMutexGuard<()> {
-        self.turn.clone().lock_owned().await
+    pub(crate) async fn pass(&self) -> Turn {
+        let here = self.turn.clone().lock_owned().await;
+        let mut at_each_key = Vec::with_capacity(self.at_each_key.len());
+        for gate in &self.at_each_key {
+            at_each_key.push(gate.turn.clone().lock_owned().await);
+        }
+        Turn { _here: here, _at_each_key: at_each_key }
     }
 
     /// The turn of a request, if it has come already.
-    pub(crate) fn try_pass(&self) -> Option<OwnedMutexGuard<()>> {
-        self.turn.clone().try_lock_owned().ok()
+    pub(crate) fn try_pass(&self) -> Option<Turn> {
+        let take = |gate: &Self| gate.turn.clone().try_lock_owned().ok();
+        let here = take(self)?;
+        let at_each_key = self.at_each_key.iter().map(|gate| take(gate)).collect::<Option<_>>()?;
+        Some(Turn { _here: here, _at_each_key: at_each_key })
     }
 
-    /// An id above all that went through here, and all that this process has used before.
+    /// An id above all that went through here, and all that this process has used before. Whoever asks for it has the turn.
     pub(crate) fn next_id(&self) -> u64 {
+        for gate in &self.at_each_key {
+            self.raise_above(gate.last_id.load(Ordering::Relaxed));
+        }
         let id = next_request_id();
         let above = |last: u64| id.max(last.saturating_add(1));
         // The closure never declines, so there is always a previous value.
         let last = self.last_id.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(above(last)));
-        above(last.unwrap_or_default())
+        let id = above(last.unwrap_or_default());
+        for gate in &self.at_each_key {
+            gate.raise_above(id);
+        }
+        id
+    }
+
+    /// Whether other requests of its owner may wait for their turn.
+    pub(crate) fn can_be_found(&self) -> bool {
+        self.can_be_found.load(Ordering::Relaxed)
     }
 
     /// Goes on above an id that the server has seen from this owner, which another process must have used: its clock may be ahead. No other
@@ -87,14 +116,20 @@ impl Gates {
         if let Some(gate) = found.gate(&key) {
             return Ok(gate);
         }
-        let gate = Gate::new(found.grace_of(&key)?.unwrap_or(session_grace));
+        let session_grace = found.grace_of(&key)?.unwrap_or(session_grace);
+        let (family, keys, owner) = &key;
+        let at_each_key = match family {
+            Family::Many => keys.iter().map(|key| found.gate_of_key(key, owner, session_grace)).collect(),
+            _ => Vec::new(),
+        };
+        let gate = Arc::new(Gate { session_grace, at_each_key, ..Gate::default() });
         found.add(key, &gate);
         Ok(gate)
     }
 
     /// Lets other handles of an owner find its gate.
     pub(crate) fn let_be_found(&self, key: GateKey, gate: &Arc<Gate>) {
-        if gate.can_be_found.load(Ordering::Relaxed) {
+        if gate.can_be_found() {
             return;
         }
         let mut found = self.found();
@@ -113,6 +148,16 @@ fn holds_of((family, keys, owner): &GateKey) -> impl Iterator<Item = HoldKey> {
 impl Found {
     fn gate(&self, key: &GateKey) -> Option<Arc<Gate>> {
         self.gates.get(key).and_then(Weak::upgrade)
+    }
+
+    /// The gate of a mutex. All holds of the owner have this grace.
+    fn gate_of_key(&mut self, key: &[u8], owner: &Arc<[u8]>, session_grace: Grace) -> Arc<Gate> {
+        let key = (Family::Mutex, Arc::from([key.to_vec()]), owner.clone());
+        self.gate(&key).unwrap_or_else(|| {
+            let gate = Gate::new(session_grace);
+            self.add(key, &gate);
+            gate
+        })
     }
 
     fn session(&self, hold: &HoldKey) -> Option<Arc<Grace>> {
@@ -171,6 +216,28 @@ mod tests {
         let next = gate.next_id();
         assert!(next > seen && gate.next_id() > next);
         assert!(other.next_id() < seen);
+    }
+
+    #[tokio::test]
+    async fn a_request_for_several_keys_has_the_turn_of_each_and_an_id_above_theirs() {
+        let gates = Gates::default();
+        let gate_of = |family, keys: &[&str]| gates.of(key(family, keys), None).expect("of one grace");
+        let (several, others) = (gate_of(Family::Many, &["a", "b"]), gate_of(Family::Many, &["b", "c"]));
+        let [a, b, c] = ["a", "b", "c"].map(|name| gate_of(Family::Mutex, &[name]));
+        let turn = several.pass().await;
+        let are_open = || [&a, &b, &c, &several, &others].map(|gate| gate.try_pass().is_some());
+        assert_eq!(are_open(), [false, false, true, false, false]);
+        drop(turn);
+        assert_eq!(are_open(), [true; 5], "nothing is left locked by those that did not pass");
+        let one = b.try_pass();
+        assert_eq!(are_open(), [true, false, true, false, false]);
+        drop(one);
+
+        let far = a.next_id() + 1_000_000_000_000;
+        a.raise_above(far);
+        let id = several.next_id();
+        assert!(id > far && b.next_id() > id && others.next_id() > id && a.next_id() > id);
+        assert!(c.next_id() > far, "it is a key of the others, whose request came last");
     }
 
     #[test]

@@ -14,9 +14,14 @@ use crate::clock::Moment;
 use crate::hold::{Held, fewer_pending_than, fewer_than, fewer_unreleased_than};
 use crate::identity::unique_owner;
 use crate::options::{Options, option_methods};
+use crate::timer::sleep_until_some;
+use crate::waiter::LATE;
 use crate::wire::Family;
 
 /// Several keys that are locked together. A key that is locked by [`Client::lock`] elsewhere is the same lock.
+///
+/// Whoever acquires in the name of an [`owner`](Self::owner) has one request at a time for a key: while it waits for several, that owner's other
+/// requests and releases of one of them wait too.
 #[derive(Clone, Debug)]
 pub struct MultiLock {
     places: Vec<(Client, Vec<Vec<u8>>)>,
@@ -96,38 +101,51 @@ impl MultiLock {
         let _under_way: Vec<_> = homes().map(|home| home.under_way()).collect();
         let closings: Vec<_> = homes().map(|home| Box::pin(home.closing())).collect();
         let none_is_closed = closings.len();
-        tokio::select! {
+        let taken = tokio::select! {
             biased;
-            outcome = Box::pin(self.take_all(wait)) => outcome,
-            () = fewer_pending_than(none_is_closed, closings) => Err(Error::Closed),
-        }
+            outcome = Box::pin(self.take_all(wait)) => outcome?,
+            () = fewer_pending_than(none_is_closed, closings) => return Err(Error::Closed),
+        };
+        // One may have been closed before the last grant was looked at: all are given back.
+        homes().try_for_each(|home| home.check())?;
+        Ok(taken)
     }
 
     async fn take_all(&self, wait: Wait) -> Result<Option<MultiGuard>, Error> {
         let groups = self.groups()?;
-        let mut options = self.options.clone();
-        options.owner.get_or_insert_with(|| unique_owner().into());
+        // In all places it is one owner.
+        let unique: Arc<[u8]> = unique_owner().into();
         let mut guard = MultiGuard { holds: Vec::with_capacity(groups.len()) };
         for group in groups {
-            let held = match take_group(group, &options, wait).await {
-                Ok(Some(held)) => held,
-                Ok(None) => {
-                    guard.give_back().await;
-                    return Ok(None);
+            match self.take_group(group, &unique, wait).await {
+                Ok(Some(held)) => guard.holds.push(held),
+                outcome => {
+                    guard.give_back(wait).await;
+                    return outcome.map(|_| None);
                 }
-                Err(error) => {
-                    guard.give_back().await;
-                    return Err(error);
-                }
-            };
-            guard.holds.push(held);
+            }
         }
         // The first may have been lost while the last was waited for.
         if guard.is_held() {
             return Ok(Some(guard));
         }
-        guard.give_back().await;
+        guard.give_back(wait).await;
         Err(Error::NotHeld)
+    }
+
+    async fn take_group(&self, group: Group, unique: &Arc<[u8]>, wait: Wait) -> Result<Option<Held>, Error> {
+        let (Group { client: Client { shared }, mut keys }, options) = (group, &self.options);
+        // The same set of keys is one thing to wait for, in whichever order it was named.
+        keys.sort();
+        let (family, keys) = (if keys.len() == 1 { Family::Mutex } else { Family::Many }, Arc::from(keys));
+        let acquisition = match options.owner {
+            Some(_) => Acquisition::new(&shared, family, keys, 1, options)?,
+            None => Acquisition::by_unique_owner(&shared, family, keys, unique.clone(), options)?,
+        };
+        match wait {
+            Wait::Not => acquisition.try_acquire().await,
+            Wait::Until(deadline) => acquisition.acquire(deadline).await.map(Some),
+        }
     }
 
     /// The groups in the order in which everybody takes them.
@@ -159,18 +177,6 @@ impl MultiLock {
 enum Wait {
     Not,
     Until(Option<Moment>),
-}
-
-async fn take_group(group: Group, options: &Options, wait: Wait) -> Result<Option<Held>, Error> {
-    let Group { client, mut keys } = group;
-    // The same set of keys is one thing to wait for, in whichever order it was named.
-    keys.sort();
-    let family = if keys.len() == 1 { Family::Mutex } else { Family::Many };
-    let acquisition = Acquisition::new(&client.shared, family, Arc::from(keys), 1, options)?;
-    match wait {
-        Wait::Not => acquisition.try_acquire().await,
-        Wait::Until(deadline) => acquisition.acquire(deadline).await.map(Some),
-    }
 }
 
 /// All keys of a [`MultiLock`], held together. Dropping it releases all in the background.
@@ -246,10 +252,17 @@ impl MultiGuard {
         outcome
     }
 
-    /// Releases what was acquired before something failed. That is what the caller hears of.
-    async fn give_back(self) {
-        if let Err(error) = self.release().await {
-            tracing::debug!(%error, "not all of several locks could be given back");
+    /// Releases what was acquired before something failed. That is what the caller hears of, in time: what takes longer is left to the background.
+    async fn give_back(self, wait: Wait) {
+        let deadline = if let Wait::Until(deadline) = wait { deadline } else { None };
+        tokio::select! {
+            biased;
+            outcome = self.release() => {
+                if let Err(error) = outcome {
+                    tracing::debug!(%error, "not all of several locks could be given back");
+                }
+            }
+            () = sleep_until_some(deadline.map(|deadline| deadline.after(LATE))) => {}
         }
     }
 }

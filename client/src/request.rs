@@ -8,19 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
-use tokio::sync::OwnedMutexGuard;
-
 use crate::Error;
 use crate::call::{Answered, Pauses, Prepare};
 use crate::clock::Moment;
-use crate::gate::Gate;
+use crate::gate::{Gate, Turn};
 use crate::link::Link;
 use crate::options::{LONGEST, SHORTEST};
 use crate::servers::Line;
 use crate::shared::Shared;
 use crate::timer::sleep_until;
 use crate::wire::{self, Acquire, Ask, Family, Subject};
+use redis::{Cmd, Value};
 
 /// How long taking back is tried before it is left to the end of the lease.
 const LONGEST_TAKING_BACK: Duration = Duration::from_secs(60);
@@ -131,19 +129,19 @@ impl Request {
     ///
     /// Cancel safety: dropping it takes back what was asked.
     pub(crate) async fn try_once(self: &Arc<Self>, give_up: Moment) -> Result<Option<Grant>, Error> {
-        let gate = self.gate.pass().await;
-        match self.try_in_turn(give_up, gate).await {
+        let turn = self.gate.pass().await;
+        match self.try_in_turn(give_up, turn).await {
             Err(Error::Server { code, message }) if code == "STALE" && self.raise_ids(&message) => {
-                let gate = self.gate.pass().await;
-                self.try_in_turn(give_up, gate).await
+                let turn = self.gate.pass().await;
+                self.try_in_turn(give_up, turn).await
             }
             outcome => outcome,
         }
     }
 
-    async fn try_in_turn(self: &Arc<Self>, give_up: Moment, gate: OwnedMutexGuard<()>) -> Result<Option<Grant>, Error> {
+    async fn try_in_turn(self: &Arc<Self>, give_up: Moment, turn: Turn) -> Result<Option<Grant>, Error> {
         // If no answer came, the request is taken back as if this future had been dropped.
-        let unsure = Unsure::new(self, gate, false);
+        let unsure = Unsure::new(self, turn, false);
         let request_id = unsure.request_id;
         let answered = self.ask(&self.acquire_command(Ask::Once, request_id), &unsure, give_up).await?;
         let says_all = match &answered.said {
@@ -279,8 +277,9 @@ impl Request {
             // The request was sent once more to be told that.
             Ok(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, give_up).await,
             Ok(_) => {}
-            // On one of the keys something else was done in the name of the owner since. The others are as they were.
-            Err(Error::Server { code, .. }) if code == "STALE" && self.may_be_granted_in_part(true) => {
+            // One of the keys refuses: something else was done in the name of the owner since, or it is no lock any more, or nobody may ask for it. The
+            // others are as they were.
+            Err(Error::Server { .. }) if self.may_be_granted_in_part(true) => {
                 self.take_back_singly(request_id, give_up).await;
             }
             Err(error) => tracing::warn!(%error, "a request that nobody wants could not be taken back"),
@@ -296,7 +295,7 @@ impl Request {
             let (lease, session_grace) = (SHORTEST, self.gate.session_grace);
             let repetition = subject.acquire(Acquire { lease, session_grace, ask: Ask::Once, request_id });
             let outcome = async {
-                let Some(grant) = self.grant_in(self.call(&repetition, give_up).await?)? else { return Ok(()) };
+                let Some(grant) = self.repeat(&repetition, give_up).await? else { return Ok(()) };
                 let request = Request { subject, gate: self.gate.clone(), client: self.client.clone(), ..*self };
                 let numbered = Numbered::default();
                 numbered.renumber(self.gate.next_id());
@@ -321,16 +320,25 @@ impl Request {
                 return Ok(Settled::Cancelled);
             }
         }
+        let granted = self.repeat(&self.acquire_command(Ask::Once, request_id), give_up).await?;
+        Ok(granted.map_or(Settled::Denied, |grant| Settled::Granted(grant.tokens)))
+    }
+
+    /// Sends an ACQUIRE once more that nobody waits for. A server whose memory is full refuses it without a look at what the request was granted, so it
+    /// is sent again. Not for long if the owner may have other requests: what it wants to release meanwhile is memory that may be missing.
+    async fn repeat(&self, repetition: &Cmd, give_up: Moment) -> Result<Option<Grant>, Error> {
+        let give_up_if_full = match self.gate.can_be_found() {
+            true => give_up.min(Moment::now().after(self.client.settings.response_timeout)),
+            false => give_up,
+        };
         let mut pauses = Pauses::new();
         loop {
-            let answered = self.call(&self.acquire_command(Ask::Once, request_id), give_up).await?;
-            match self.grant_in(answered) {
-                // A server whose memory is full refuses it without a look at what the request was granted.
-                Err(Error::Server { code, .. }) if code == "OOM" && Moment::now() < give_up => {
+            match self.grant_in(self.call(repetition, give_up).await?) {
+                Err(Error::Server { code, .. }) if code == "OOM" && Moment::now() < give_up_if_full => {
                     pauses.refused();
                     sleep_until(Moment::now().after(pauses.next())).await;
                 }
-                outcome => return Ok(outcome?.map_or(Settled::Denied, |grant| Settled::Granted(grant.tokens))),
+                outcome => return outcome,
             }
         }
     }
@@ -403,13 +411,13 @@ pub(crate) struct Unsure<'a> {
     request_id: u64,
     may_wait: bool,
     copies: AtomicU32,
-    gate: Option<OwnedMutexGuard<()>>,
+    turn: Option<Turn>,
 }
 
 impl<'a> Unsure<'a> {
-    pub(crate) fn new(request: &'a Arc<Request>, gate: OwnedMutexGuard<()>, may_wait: bool) -> Self {
+    pub(crate) fn new(request: &'a Arc<Request>, turn: Turn, may_wait: bool) -> Self {
         let (request_id, copies) = (request.gate.next_id(), AtomicU32::new(0));
-        Self { request, request_id, may_wait, copies, gate: Some(gate) }
+        Self { request, request_id, may_wait, copies, turn: Some(turn) }
     }
 
     pub(crate) fn request_id(&self) -> u64 {
@@ -423,18 +431,18 @@ impl<'a> Unsure<'a> {
 
     /// The outcome is known.
     pub(crate) fn settled(mut self) {
-        self.gate = None;
+        self.turn = None;
     }
 }
 
 impl Drop for Unsure<'_> {
     fn drop(&mut self) {
         let copies = self.copies.load(Ordering::Relaxed);
-        let Some(gate) = self.gate.take().filter(|_| copies > 0) else { return };
+        let Some(turn) = self.turn.take().filter(|_| copies > 0) else { return };
         let (request, request_id, may_wait) = (self.request.clone(), self.request_id, self.may_wait);
         self.request.client.home.in_background(async move {
             request.take_back(request_id, may_wait, copies > 1).await;
-            drop(gate);
+            drop(turn);
         });
     }
 }

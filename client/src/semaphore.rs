@@ -136,7 +136,10 @@ impl Drain {
     pub async fn take(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
         self.options.check()?;
         let client = self.client.shared.clone();
-        client.home.check()?;
+        let home = client.home.clone();
+        // Whoever closes the client waits for it.
+        let _under_way = home.under_way();
+        home.check()?;
         let (keys, owner) = (Arc::from([self.key.clone()]), unique_owner().into());
         let subject = Subject { family: Family::Semaphore, keys, owner, permits: 1 };
         let request = Request {
@@ -147,7 +150,9 @@ impl Drain {
             keeping: Keeping { renews: self.options.renews(), max_hold: self.options.max_hold, replicas: None },
         };
         // So that it is never dropped between taking and knowing what was taken.
-        let drained = self.client.shared.home.run_to_the_end(drain(request)).await?;
+        let drained = home.run_to_the_end(drain(request)).await?;
+        // It may have been closed meanwhile: what was taken is given back.
+        home.check()?;
         Ok(drained.map(|held| (held.hold.request.subject.permits, Guard::new(held))))
     }
 }

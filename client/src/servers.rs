@@ -11,6 +11,7 @@ use std::time::Duration;
 use rand::seq::SliceRandom;
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
 
+use self::sentinel::Doubts;
 use crate::clock::Moment;
 use crate::home::Home;
 use crate::link::Link;
@@ -78,8 +79,8 @@ pub(crate) struct Deployment {
     doubted: Mutex<Option<Address>>,
     /// Many requests that find no slot map ask for one.
     refreshing: SingleFlight,
-    /// Not before this the sentinels are asked again whether another server has taken the master's place.
-    doubts_from: Mutex<Moment>,
+    /// When the sentinels are asked whether another server has taken the master's place.
+    doubts: Mutex<Doubts>,
 }
 
 impl Deref for Servers {
@@ -123,7 +124,7 @@ impl Servers {
             _ => None,
         });
         let (nodes, slots, doubted) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (refreshing, doubts_from) = (SingleFlight::default(), Mutex::new(Moment::now()));
+        let (refreshing, doubts) = (SingleFlight::default(), Mutex::new(Doubts::none(Moment::now())));
         Self(Arc::new(Deployment {
             topology,
             patience,
@@ -134,7 +135,7 @@ impl Servers {
             slots,
             doubted,
             refreshing,
-            doubts_from,
+            doubts,
         }))
     }
 

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -14,84 +15,109 @@ use crate::clock::Moment;
 /// The thread's own sleep stands still during a suspend of the machine, so it looks at the clock this often.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
+/// Who is to be woken in one process.
 struct Alarms {
-    /// Who is to be woken, by the moment; the number tells those of one moment apart.
-    wakers: BTreeMap<(Moment, u64), Waker>,
-    last_number: u64,
-    /// When the thread looks again by itself; for ever away while nobody waits.
-    looks_again_at: Moment,
-    /// The process that the thread runs in; 0 while there is none. After a fork(2) it is in the other one.
-    runs_in: u32,
+    process: u32,
+    present: Mutex<Present>,
+    earlier: Condvar,
+    /// Those of a process that fork(2) has made of this one. It has copies of what waits here and none of the threads: nobody can be woken, nor be told
+    /// that nobody waits, and whoever had locked `present` will never unlock it there.
+    child: OnceLock<Box<Self>>,
 }
 
-static ALARMS: Mutex<Alarms> =
-    Mutex::new(Alarms { wakers: BTreeMap::new(), last_number: 0, looks_again_at: Moment::NEVER, runs_in: 0 });
-static EARLIER: Condvar = Condvar::new();
+struct Present {
+    /// Who is to be woken, by the moment; the number tells those of one moment apart.
+    wakers: BTreeMap<(Moment, u64), Waker>,
+    /// When the thread looks again by itself; for ever away while nobody waits.
+    looks_again_at: Moment,
+    has_thread: bool,
+}
 
-fn alarms() -> MutexGuard<'static, Alarms> {
-    ALARMS.lock().unwrap_or_else(PoisonError::into_inner)
+static ALARMS: OnceLock<Alarms> = OnceLock::new();
+
+/// Goes on in a child: copies of sleepers may be dropped there, and are not to remove the wakers of others.
+static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+fn next_number() -> u64 {
+    LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// Those of this process.
+fn alarms() -> &'static Alarms {
+    let process = std::process::id();
+    let mut alarms = ALARMS.get_or_init(|| Alarms::of(process));
+    while alarms.process != process {
+        alarms = alarms.child.get_or_init(|| Box::new(Alarms::of(process)));
+    }
+    alarms
 }
 
 impl Alarms {
-    fn set(&mut self, at: (Moment, u64), waker: Waker) {
-        let this_process = std::process::id();
-        if self.runs_in != this_process {
-            if self.runs_in != 0 {
-                // Copies of what waits in the process before. Its threads are not in this one, so nobody can be woken, nor be told that nobody waits.
-                std::mem::forget(std::mem::take(&mut self.wakers));
-                (self.looks_again_at, self.runs_in) = (Moment::NEVER, 0);
-            }
-            match std::thread::Builder::new().name("rlock-timer".to_owned()).spawn(wake_in_time) {
-                Ok(_) => self.runs_in = this_process,
+    fn of(process: u32) -> Self {
+        let present = Present { wakers: BTreeMap::new(), looks_again_at: Moment::NEVER, has_thread: false };
+        Self { process, present: Mutex::new(present), earlier: Condvar::new(), child: OnceLock::new() }
+    }
+
+    fn present(&self) -> MutexGuard<'_, Present> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&'static self, at: (Moment, u64), waker: Waker) {
+        let mut present = self.present();
+        if !present.has_thread {
+            match std::thread::Builder::new().name("rlock-timer".to_owned()).spawn(|| self.wake_in_time()) {
+                Ok(_) => present.has_thread = true,
                 Err(error) => {
                     tracing::error!(%error, "no thread for timers: nothing is renewed in time, and no loss is told of");
                 }
             }
         }
-        self.wakers.insert(at, waker);
-        if at.0 < self.looks_again_at {
-            EARLIER.notify_one();
+        let before = present.wakers.insert(at, waker);
+        if at.0 < present.looks_again_at {
+            self.earlier.notify_one();
         }
+        drop(present);
+        // A waker may be the last that a task is known by, and there may be sleepers in that.
+        drop(before);
     }
 
+    /// The thread.
+    fn wake_in_time(&self) {
+        let mut present = self.present();
+        loop {
+            let due = present.take_due(Moment::now());
+            if !due.is_empty() {
+                drop(present);
+                due.into_iter().for_each(Waker::wake);
+                present = self.present();
+                continue;
+            }
+            let now = Moment::now();
+            present = match present.wakers.first_key_value().map(|((first, _), _)| *first) {
+                Some(first) => {
+                    present.looks_again_at = first.min(now.after(LONGEST_NAP));
+                    let nap = now.until(present.looks_again_at);
+                    self.earlier.wait_timeout(present, nap).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    present.looks_again_at = Moment::NEVER;
+                    self.earlier.wait(present).unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+        }
+    }
+}
+
+impl Present {
     fn take_due(&mut self, now: Moment) -> Vec<Waker> {
         let later = self.wakers.split_off(&(now, u64::MAX));
         std::mem::replace(&mut self.wakers, later).into_values().collect()
     }
 }
 
-/// The thread.
-fn wake_in_time() {
-    let mut present = alarms();
-    loop {
-        let due = present.take_due(Moment::now());
-        if !due.is_empty() {
-            drop(present);
-            due.into_iter().for_each(Waker::wake);
-            present = alarms();
-            continue;
-        }
-        let now = Moment::now();
-        present = match present.wakers.first_key_value().map(|((first, _), _)| *first) {
-            Some(first) => {
-                present.looks_again_at = first.min(now.after(LONGEST_NAP));
-                let nap = now.until(present.looks_again_at);
-                EARLIER.wait_timeout(present, nap).unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => {
-                present.looks_again_at = Moment::NEVER;
-                EARLIER.wait(present).unwrap_or_else(PoisonError::into_inner)
-            }
-        };
-    }
-}
-
 /// Wakes at a moment, once. The thread of the timers does, so it must not take long.
 pub(crate) fn wake_at(at: Moment, waker: Waker) {
-    let mut alarms = alarms();
-    alarms.last_number += 1;
-    let number = alarms.last_number;
-    alarms.set((at, number), waker);
+    alarms().set((at, next_number()), waker);
 }
 
 /// Resolves at a moment. Each look at it reads the clock.
@@ -111,13 +137,9 @@ impl Future for Sleep {
         if Moment::now() >= self.until {
             return Poll::Ready(());
         }
-        let mut alarms = alarms();
-        let number = self.number.unwrap_or_else(|| {
-            alarms.last_number += 1;
-            alarms.last_number
-        });
-        self.number = Some(number);
-        alarms.set((self.until, number), context.waker().clone());
+        let until = self.until;
+        let number = *self.number.get_or_insert_with(next_number);
+        alarms().set((until, number), context.waker().clone());
         Poll::Pending
     }
 }
@@ -125,7 +147,9 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            alarms().wakers.remove(&(self.until, number));
+            let waker = alarms().present().wakers.remove(&(self.until, number));
+            // As in `set`: not while it is locked.
+            drop(waker);
         }
     }
 }
@@ -158,7 +182,7 @@ pub(crate) fn within<T, F: Future<Output = T>>(span: Duration, work: F) -> impl 
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     #[tokio::test]
     async fn sleepers_wake_in_the_order_of_their_moments_and_not_before() {
@@ -188,7 +212,7 @@ mod tests {
         };
         assert_eq!(within(Duration::from_hours(1), later).await, Some(7));
         let far = Moment::now().after(Duration::from_mins(30));
-        assert!(alarms().wakers.keys().all(|(moment, _)| *moment < far), "it waits for nothing any more");
+        assert!(alarms().present().wakers.keys().all(|(moment, _)| *moment < far), "it waits for nothing any more");
     }
 
     #[tokio::test]

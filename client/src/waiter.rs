@@ -38,9 +38,9 @@ enum End {
 ///
 /// Cancel safety: dropping it leaves neither a place nor a hold on the server; both are taken back in the background.
 pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Result<Grant, Error> {
-    let gate = request.gate.pass().await;
+    let turn = request.gate.pass().await;
     // If this ends in the middle, the request is taken back.
-    let mut unsure = Unsure::new(request, gate, true);
+    let mut unsure = Unsure::new(request, turn, true);
     let (mut pauses, mut was_heard, mut may_be_known) = (Pauses::new(), false, false);
     loop {
         let started = Moment::now();
@@ -59,21 +59,24 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
             continue;
         }
         let is_refused = answered.said.is_err();
+        let may_be_in_part = request.may_be_granted_in_part(may_be_known);
         let end = match hear(request, &asking, answered, deadline).await {
             Ok(end) => end,
             // Before it was heard: another process of this owner has used higher ids. After that: it has asked since.
-            Err(Error::Server { code, message }) if code == "STALE" && !was_heard && request.raise_ids(&message) => {
+            Err(Error::Server { code, message })
+                if code == "STALE" && !was_heard && !may_be_in_part && request.raise_ids(&message) =>
+            {
                 unsure.renumber();
                 continue;
             }
             Err(error) => {
                 let is_stale = matches!(&error, Error::Server { code, .. } if code == "STALE");
-                // Of an earlier copy a refusal says nothing, unless a later request has taken its place.
-                let says_all = if is_refused { !may_be_known } else { !request.may_be_granted_in_part(may_be_known) };
-                if says_all || is_stale {
+                // Of an earlier copy a refusal says nothing, unless a later request has taken its place, and then nothing of other keys.
+                let says_all = if is_refused && !is_stale { !may_be_known } else { !may_be_in_part };
+                if says_all {
                     unsure.settled();
                 }
-                return Err(if is_stale && was_heard { Error::Superseded } else { error });
+                return Err(if is_stale && (was_heard || may_be_in_part) { Error::Superseded } else { error });
             }
         };
         (was_heard, may_be_known) = (true, true);

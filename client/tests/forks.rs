@@ -3,12 +3,12 @@
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rlock_client::blocking::Client;
 
 use crate::support::Server;
-use crate::url;
+use crate::{PATIENCE, url};
 
 /// Where the server is, for the process that forks.
 const FORKS: &str = "RLOCK_TESTS_FORK";
@@ -48,9 +48,60 @@ fn use_a_client_and_fork(url: &str) {
     }
 }
 
+/// The same for the process that forks while its other threads sleep, wake and wait.
+const FORKS_BUSILY: &str = "RLOCK_TESTS_FORK_BUSY";
+
+/// As often as it takes to fork while one of them has locked what they share.
+const FORKS_COUNT: usize = 400;
+
+#[test]
+fn a_fork_while_others_use_timers_leaves_a_process_that_can_wait() {
+    if let Ok(url) = env::var(FORKS_BUSILY) {
+        return fork_busily(&url);
+    }
+    let server = Server::start();
+    let mut forking = Command::new(env::current_exe().expect("a path of this test"));
+    forking.args(["--exact", "forks::a_fork_while_others_use_timers_leaves_a_process_that_can_wait", "--nocapture"]);
+    let output = forking.env(FORKS_BUSILY, url(&server)).output().expect("this test runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+fn fork_busily(url: &str) {
+    let client = Client::connect(url).expect("a server");
+    for number in 0..3 {
+        let lock = client.lock(format!("busy{number}"));
+        std::thread::spawn(move || {
+            loop {
+                drop(lock.acquire_timeout(PATIENCE).map(|guard| guard.release()));
+            }
+        });
+    }
+    for number in 0..FORKS_COUNT {
+        let child = fork(|| {
+            let client = Client::connect(url).expect("a server");
+            let guard = client.lock(format!("child{number}")).acquire_timeout(PATIENCE);
+            let code = i32::from(guard.is_err());
+            std::mem::forget(guard);
+            code
+        });
+        let (mut status, began) = (0, Instant::now());
+        // SAFETY: `status` lives.
+        while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } != child {
+            if began.elapsed() > 2 * PATIENCE {
+                // SAFETY: it is a child that was not waited for yet.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+                panic!("the process of fork {number} hangs");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(status, 0, "fork {number}");
+    }
+}
+
 /// Runs something in a copy of this process, which ends with the number that comes of it.
 fn fork(work: impl Fn() -> i32) -> libc::pid_t {
-    // SAFETY: no other thread of this process does anything: the harness waits for this test, which is its only one.
+    // SAFETY: the copy does what a program may do that has been forked from one with threads: the C library unlocks its own locks there, and this crate
+    // is what is tested.
     match unsafe { libc::fork() } {
         0 => {
             let code = catch_unwind(AssertUnwindSafe(work)).unwrap_or(3);

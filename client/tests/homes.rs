@@ -367,6 +367,58 @@ async fn closing_waits_for_an_attempt_and_gives_back_what_it_was_granted() {
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }
 
+#[tokio::test]
+async fn closing_waits_for_permits_that_are_being_taken_and_gives_them_back() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = Client::connect(&proxy.url()).await.expect("a server");
+    client.semaphore("s").init(5).await.expect("an answer");
+    proxy.set(|direction, _| match direction {
+        Direction::ToClient => Fate::Delay(Duration::from_millis(300)),
+        Direction::ToServer => Fate::Pass,
+    });
+    let attempt = tokio::spawn({
+        let all = client.semaphore("s").draining().lease(Duration::from_secs(3600));
+        async move { all.take().await }
+    });
+    let available = || server.client().call("RSEMAPHORE.INFO s").field("available");
+    eventually(|| available() == 0).await;
+    client.close().await.expect("it is tidied up");
+    assert_eq!(available(), 5);
+    let outcome = attempt.await.expect("no panic");
+    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+}
+
+/// The grant has come, and nobody has looked at it yet.
+#[tokio::test]
+async fn closing_gives_back_what_a_wait_was_granted_and_nobody_has_heard_of() {
+    let server = Server::start();
+    for places in [1, 2] {
+        let client = connect(&server).await;
+        let mut other = server.client();
+        other.call("RLOCK.ACQUIRE k stranger PX 600000");
+        let (one, all) = (client.lock("k"), client.multi_lock(["k"]));
+        let mut waiting = std::pin::pin!(async {
+            match places {
+                1 => one.lease(Duration::from_secs(3600)).acquire().await.map(drop),
+                _ => all.lease(Duration::from_secs(3600)).acquire().await.map(drop),
+            }
+        });
+        tokio::select! {
+            _ = &mut waiting => panic!("it is not free"),
+            () = eventually(|| other.waiting_owners("k").len() == 1) => {}
+        }
+        other.call("RLOCK.RELEASE k stranger");
+        eventually(|| other.holder("k").is_some()).await;
+        // The message comes after what is done.
+        client.observe("k").holders().await.expect("an answer");
+        let (closed, outcome) = tokio::join!(client.close(), waiting);
+        closed.expect("it is tidied up");
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+        assert!(other.holder("k").is_none());
+    }
+}
+
 /// Whichever of the places is taken first.
 #[tokio::test]
 async fn closing_one_of_several_places_ends_the_wait_for_all() {

@@ -2,15 +2,15 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rlock_client::{Client, Error};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::eventually;
 use crate::proxy::{Direction, Fate, Proxy};
-use crate::support::Server;
+use crate::support::{Server, Stopwatch};
+use crate::{command_stat, eventually};
 
 /// Stands between a client and a server. When told to, it swallows the next reply, or a later one, and cuts the connection on which it came.
 struct Thief {
@@ -90,6 +90,22 @@ async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicUsize>,
         }
     };
     let _: std::io::Result<()> = tokio::select! { done = requests => done, done = replies => done };
+}
+
+/// The first to wait over a connection asks for messages before: what comes next is an answer to ACQUIRE.
+async fn use_once(client: &Client) {
+    client.lock("warm").acquire().await.expect("free").release().await.expect("it was held");
+}
+
+/// Has an attempt ask, and gives it up when something has come of it.
+async fn give_up_when<T>(attempt: impl Future<Output = T>, has_come: impl FnMut() -> bool) {
+    let mut attempt = std::pin::pin!(attempt);
+    let asks = std::future::poll_fn(|context| {
+        assert!(attempt.as_mut().poll(context).is_pending());
+        std::task::Poll::Ready(())
+    });
+    asks.await;
+    eventually(has_come).await;
 }
 
 fn holds(server: &Server) -> i64 {
@@ -317,8 +333,13 @@ async fn what_was_granted_before_the_memory_was_full_is_taken_back() {
     semaphore.init(5).await.expect("an answer");
     let available = || server.client().call("RSEMAPHORE.INFO s").field("available");
     for way in ["try", "wait", "drain"] {
+        use_once(&client).await;
         let mut control = server.client();
-        thief.steal_next_and(move || assert_eq!(control.call("CONFIG SET maxmemory 1"), "OK"));
+        thief.steal_next_and(move || {
+            let is_drained = control.call("RSEMAPHORE.INFO s").field("available") == 0;
+            assert!(is_drained || control.holder("k").is_some(), "it was granted");
+            assert_eq!(control.call("CONFIG SET maxmemory 1"), "OK");
+        });
         let outcome = match way {
             "try" => lock.try_acquire().await.map(drop),
             "wait" => lock.acquire().await.map(drop),
@@ -377,23 +398,124 @@ async fn several_locks_of_which_one_is_lost_with_the_answer_are_not_kept() {
     }
 }
 
-/// Then it cannot be told any more what the request was granted of that key. Of the others it can.
+/// The release has to wait until it is known what the request was granted: the server remembers one id for an owner and a key.
 #[tokio::test]
 async fn several_locks_that_are_given_up_before_their_owner_releases_one_leave_the_others_free() {
     let server = Server::start();
     let client = crate::connect(&server).await;
     let outer = client.lock("k").owner("me").acquire().await.expect("free");
     let all = client.multi_lock(["k", "l"]).owner("me").lease(Duration::from_secs(3600));
-    {
-        let mut attempt = std::pin::pin!(all.try_acquire());
-        let asks = std::future::poll_fn(|context| {
-            assert!(attempt.as_mut().poll(context).is_pending());
-            std::task::Poll::Ready(())
-        });
-        asks.await;
-        eventually(|| holds(&server) == 2).await;
-    }
+    give_up_when(all.try_acquire(), || holds(&server) == 2).await;
     outer.release().await.expect("it was held");
     client.close().await.expect("it is tidied up");
     assert!(server.client().holder("l").is_none());
+    assert_eq!(holds(&server), 0);
+}
+
+#[tokio::test]
+async fn several_locks_that_are_given_up_before_their_owner_acquires_one_leave_it_free_in_the_end() {
+    let server = Server::start();
+    let client = crate::connect(&server).await;
+    use_once(&client).await;
+    let all = client.multi_lock(["k", "l"]).owner("me").lease(Duration::from_secs(3600));
+    give_up_when(all.try_acquire(), || holds(&server) == 1).await;
+    client.lock("k").owner("me").acquire().await.expect("it is mine").release().await.expect("it was held");
+    client.close().await.expect("it is tidied up");
+    assert!(server.client().holder("l").is_none());
+    assert_eq!(holds(&server), 0);
+}
+
+/// Another process of the owner asks between the two copies, of which the first was granted.
+#[tokio::test]
+async fn several_locks_that_are_asked_for_twice_around_another_request_of_their_owner_are_not_kept() {
+    for way in ["try", "wait"] {
+        let server = Server::start();
+        let thief = Thief::before(&server).await;
+        let client = thief.client().await;
+        let outer = client.lock("k").owner("me").acquire().await.expect("free");
+        let all = client.multi_lock(["k", "l"]).owner("me").lease(Duration::from_secs(3600));
+        let (mut operator, token) = (server.client(), outer.token());
+        thief.steal_next_and(move || {
+            assert!(operator.holder("l").is_some(), "the first copy was granted");
+            let id = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
+            assert_eq!(operator.call(format!("RLOCK.RELEASE k me REQ {id} TOKEN {token}")), 1);
+        });
+        match way {
+            "try" => drop(all.try_acquire().await.expect("an answer").expect("it is mine")),
+            _ => {
+                let outcome = all.acquire().await;
+                assert!(matches!(outcome, Err(Error::Superseded)), "{outcome:?}");
+            }
+        }
+        assert!(thief.has_stolen());
+        drop(outer);
+        client.close().await.expect("it is tidied up");
+        assert_eq!((holds(&server), server.client().holder("l").map(|holder| holder.holds)), (0, None), "{way}");
+    }
+}
+
+/// One of them is no lock any more when it is asked for again.
+#[tokio::test]
+async fn several_locks_of_which_one_is_written_over_are_not_kept() {
+    for way in ["try", "wait"] {
+        let server = Server::start();
+        let thief = Thief::before(&server).await;
+        let client = thief.client().await;
+        use_once(&client).await;
+        let all = client.multi_lock(["k", "l"]).lease(Duration::from_secs(3600));
+        let mut operator = server.client();
+        thief.steal_next_and(move || {
+            assert!(operator.holder("k").is_some(), "the first copy was granted");
+            operator.call("SET l x");
+        });
+        let outcome = match way {
+            "try" => all.try_acquire().await.map(drop),
+            _ => all.acquire().await.map(drop),
+        };
+        assert!(matches!(&outcome, Err(Error::Server { code, .. }) if code == "WRONGTYPE"), "{way}: {outcome:?}");
+        client.close().await.expect("it is tidied up");
+        assert_eq!(holds(&server), 0, "{way}");
+    }
+}
+
+/// One is lost with the answer, and then the memory is full, so that the other one cannot be asked for.
+#[tokio::test]
+async fn several_locks_that_are_taken_back_one_by_one_outlast_a_full_memory() {
+    let server = Server::start();
+    let thief = Thief::before(&server).await;
+    let client = thief.client().await;
+    use_once(&client).await;
+    let all = client.multi_lock(["k", "l"]).lease(Duration::from_secs(3600));
+    let mut operator = server.client();
+    thief.steal_next_and(move || {
+        operator.call("RLOCK.FORCERELEASE l");
+        operator.call("RLOCK.ACQUIRE l stranger PX 600000");
+    });
+    let waiting = tokio::spawn(async move { all.acquire().await.map(drop) });
+    eventually(|| server.client().waiting_owners("l").len() == 1).await;
+    let asked = || command_stat(&server, "RLOCK.MACQUIRE", "rejected_calls");
+    assert_eq!(server.client().call("CONFIG SET maxmemory 1"), "OK");
+    waiting.abort();
+    eventually(|| asked() > 0).await;
+    server.client().call("CONFIG SET maxmemory 0");
+    client.close().await.expect("it is tidied up");
+    assert_eq!(holds(&server), 0);
+}
+
+/// While the memory is full it cannot be found out what a request was granted; the owner's release must not wait for that.
+#[tokio::test]
+async fn timed_an_owner_whose_request_is_taken_back_can_release_though_the_memory_is_full() {
+    let server = Server::start();
+    let response_timeout = Duration::from_millis(500);
+    let builder = Client::builder().response_timeout(response_timeout).retry_for(Duration::from_secs(10));
+    let client = builder.connect(&crate::url(&server)).await.expect("a server");
+    let lock = client.lock("k").owner("me").lease(Duration::from_secs(3600));
+    let guard = lock.acquire().await.expect("free");
+    assert_eq!(server.client().call("CONFIG SET maxmemory 1"), "OK");
+    give_up_when(lock.try_acquire(), || true).await;
+    eventually(|| command_stat(&server, "RLOCK.ACQUIRE", "rejected_calls") > 0).await;
+    let watch = Stopwatch::start();
+    guard.release().await.expect("it was held");
+    watch.assert_took_ms(0..2_000, "one response timeout, and what the last pause takes");
+    assert_eq!(holds(&server), 0);
 }

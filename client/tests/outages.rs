@@ -224,3 +224,24 @@ async fn timed_a_request_does_not_wait_for_a_connection_that_takes_longer() {
     client.lock("k").acquire().await.expect("a free lock").release().await.expect("it was held");
     assert_eq!(connections(&server), 1);
 }
+
+/// One of the places has been taken when the other one is not to be had in time, and no server answers there any more.
+#[tokio::test]
+async fn timed_several_places_that_cannot_be_had_in_time_are_given_up_in_time() {
+    let servers = [Server::start(), Server::start()];
+    let proxy = Proxy::before(&servers[0]).await;
+    let builder = || Client::builder().retry_for(Duration::from_secs(8));
+    let first = builder().name("1").connect(&proxy.url()).await.expect("a server");
+    let second = builder().name("2").connect(&crate::url(&servers[1])).await.expect("a server");
+    servers[1].client().call("RLOCK.ACQUIRE b stranger PX 600000");
+    let all = first.multi_lock(["k"]).and(&second, ["b"]);
+    let watch = Stopwatch::start();
+    let waiting = tokio::spawn(async move { all.acquire_timeout(Duration::from_millis(500)).await });
+    eventually(|| servers[1].client().waiting_owners("b").len() == 1).await;
+    proxy.set(|_, _| Fate::Swallow);
+    let outcome = waiting.await.expect("no panic");
+    assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
+    watch.assert_took_ms(500..2_000, "what was asked for, and how late an answer may be");
+    proxy.clear();
+    eventually(|| servers[0].client().holder("k").is_none()).await;
+}

@@ -7,11 +7,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError};
-use tokio::sync::OwnedMutexGuard;
 
 use super::{Hold, LISTENS_AFTER, State};
 use crate::Error;
 use crate::clock::Moment;
+use crate::gate::Turn;
 use crate::request::{Grant, Numbered, Request};
 use crate::signal::Signal;
 use crate::timer::{sleep_until, within};
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Held {
 enum Ending {
     NotBegun,
     /// Sent with the present id, and not answered yet.
-    Begun(OwnedMutexGuard<()>),
+    Begun(Turn),
     Done,
 }
 
@@ -90,20 +90,20 @@ impl Held {
         let mut now = Moment::now();
         let relied_on_until = self.hold.stop_relying(now);
         let retry_for = self.hold.request.client.settings.retry_for;
-        let gate = match self.hold.request.gate.try_pass() {
-            Some(gate) => gate,
+        let turn = match self.hold.request.gate.try_pass() {
+            Some(turn) => turn,
             // Another request of this owner may be under way for as long as its lease. Then the background goes on waiting.
             None => {
-                let gate = within(retry_for, self.hold.request.gate.pass()).await.ok_or_else(|| {
+                let turn = within(retry_for, self.hold.request.gate.pass()).await.ok_or_else(|| {
                     let cause = RedisError::from((ErrorKind::Io, "another request of this owner has no answer yet"));
                     Error::Connection { tried_for: retry_for, cause }
                 })?;
                 now = Moment::now();
-                gate
+                turn
             }
         };
         self.hold.choose_release_id();
-        self.ending = Ending::Begun(gate);
+        self.ending = Ending::Begun(turn);
         let give_up = now.after(retry_for);
         let outcome = self.hold.end(relied_on_until, give_up).await;
         self.ending = Ending::Done;
@@ -151,7 +151,7 @@ impl Hold {
     ///
     /// Cancel safety: it must not be dropped. Then nobody would know how many there are to be released. It goes on also when the hold is lost.
     pub(crate) async fn release_some(self: Arc<Self>, permits: u32) -> Result<(), Error> {
-        let _gate = self.request.gate.pass().await;
+        let _turn = self.request.gate.pass().await;
         if permits == 0 || permits >= self.permits() {
             let (asked, has) = (permits, self.permits());
             return Err(Error::Argument(format!(
@@ -201,12 +201,12 @@ impl Drop for Held {
         self.hold.lost.set();
         let hold = self.hold.clone();
         self.hold.request.client.home.in_background(async move {
-            let _gate = match ending {
-                Ending::Begun(gate) => gate,
+            let _turn = match ending {
+                Ending::Begun(turn) => turn,
                 _ => {
-                    let gate = hold.request.gate.pass().await;
+                    let turn = hold.request.gate.pass().await;
                     hold.choose_release_id();
-                    gate
+                    turn
                 }
             };
             match hold.end(Moment::NEVER, hold.request.end_of_efforts()).await {

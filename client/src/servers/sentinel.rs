@@ -10,8 +10,41 @@ use crate::clock::Moment;
 use crate::link::Link;
 use crate::slots::Address;
 
-/// How long the sentinels are left in peace after they were asked about a master that refuses.
+/// How long the sentinels are left in peace after they were asked about a master that refuses. Each time in a row it is twice as long, up to the
+/// longest.
 const BETWEEN_DOUBTS: Duration = Duration::from_secs(1);
+const BETWEEN_DOUBTS_AT_MOST: Duration = Duration::from_secs(4);
+
+/// When the sentinels are asked about a master that refuses.
+pub(super) struct Doubts {
+    /// Not before. [`Moment::NEVER`] while they are being asked.
+    next: Moment,
+    pause: Duration,
+}
+
+impl Doubts {
+    pub(super) fn none(now: Moment) -> Self {
+        Self { next: now, pause: BETWEEN_DOUBTS }
+    }
+
+    /// Whether they are to be asked now. Whoever asks says when it has [ended](Self::end).
+    fn begin(&mut self, now: Moment) -> bool {
+        if now < self.next {
+            return false;
+        }
+        // If nobody had a doubt for so long after they could be asked again, this one is the first.
+        if self.next.after(self.pause) < now {
+            self.pause = BETWEEN_DOUBTS;
+        }
+        self.next = Moment::NEVER;
+        true
+    }
+
+    fn end(&mut self, now: Moment) {
+        self.next = now.after(self.pause);
+        self.pause = (self.pause * 2).min(BETWEEN_DOUBTS_AT_MOST);
+    }
+}
 
 impl Servers {
     /// Asks the sentinels one after the other, and takes only a server that says itself that it is a master.
@@ -21,7 +54,11 @@ impl Servers {
         };
         let mut last = failure(ErrorKind::EmptySentinelList, "there are no sentinels", "");
         for sentinel in sentinels {
-            match self.master_by(sentinel, master, settings).await {
+            let connecting = async {
+                let server = self.address_by(sentinel, master, settings).await?;
+                self.connect_to_master(server, master).await
+            };
+            match connecting.await {
                 Ok(link) => return Ok(link),
                 Err(error) => last = error,
             }
@@ -35,16 +72,14 @@ impl Servers {
         if !matches!(self.topology, Topology::Sentinel { .. }) {
             return;
         }
-        let now = Moment::now();
-        {
-            let mut doubts_from = lock(&self.doubts_from);
-            if now < *doubts_from {
-                return;
-            }
-            *doubts_from = now.after(BETWEEN_DOUBTS);
+        if !lock(&self.doubts).begin(Moment::now()) {
+            return;
         }
         let servers = self.clone();
-        drop(self.home.start(async move { servers.leave_replaced_master().await }));
+        drop(self.home.start(async move {
+            servers.leave_replaced_master().await;
+            lock(&servers.doubts).end(Moment::now());
+        }));
     }
 
     /// Goes over to another server if most of the sentinels name it, and it says itself that it is a master. One sentinel may be cut off together with
@@ -52,30 +87,36 @@ impl Servers {
     async fn leave_replaced_master(&self) {
         let Topology::Sentinel { sentinels, master, settings } = &self.topology else { return };
         let Some(present) = self.sole.present(Line::Shared) else { return };
-        let mut others: Vec<Arc<Link>> = Vec::new();
+        let mut named: Vec<(ConnectionInfo, usize)> = Vec::new();
         for sentinel in sentinels {
-            if let Ok(link) = self.master_by(sentinel, master, settings).await {
-                others.push(link);
+            let Ok(other) = self.address_by(sentinel, master, settings).await else { continue };
+            match named.iter_mut().find(|(known, _)| known.addr() == other.addr()) {
+                Some((_, count)) => *count += 1,
+                None => named.push((other, 1)),
             }
         }
-        others.retain(|other| other.info().addr() != present.info().addr());
-        let are_one = others.windows(2).all(|two| two[0].info().addr() == two[1].info().addr());
-        if let Some(other) = others.pop().filter(|_| are_one && (others.len() + 1) * 2 > sentinels.len()) {
-            tracing::info!(from = %present.info().addr(), to = %other.info().addr(), "the master refuses, and sentinels name another one");
-            self.put(&self.sole, Line::Shared, other);
-            present.close();
-            if let Some(witness) = self.sole.present(Line::Witness) {
-                witness.close();
+        let by_most = named.into_iter().find(|(_, count)| count * 2 > sentinels.len()).map(|(other, _)| other);
+        let Some(other) = by_most.filter(|other| other.addr() != present.info().addr()) else { return };
+        match self.connect_to_master(other, master).await {
+            Ok(other) => {
+                tracing::info!(from = %present.info().addr(), to = %other.info().addr(), "the master refuses, and sentinels name another one");
+                self.put(&self.sole, Line::Shared, other);
+                present.close();
+                if let Some(witness) = self.sole.present(Line::Witness) {
+                    witness.close();
+                }
             }
+            Err(error) => tracing::debug!(%error, "the master refuses, and the one that sentinels name is none"),
         }
     }
 
-    async fn master_by(
+    /// The server that a sentinel names.
+    async fn address_by(
         &self,
         sentinel: &ConnectionInfo,
         master: &str,
         settings: &ConnectionInfo,
-    ) -> Result<Arc<Link>, RedisError> {
+    ) -> Result<ConnectionInfo, RedisError> {
         let link = self.connect(sentinel.clone()).await?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
@@ -83,7 +124,12 @@ impl Servers {
         let found: Option<(String, u16)> = redis::from_redis_value(answer)?;
         let (host, port) = found
             .ok_or_else(|| failure(ErrorKind::MasterNameNotFoundBySentinel, "sentinel knows no master", master))?;
-        let link = self.connect(at_address(settings, &Address { host, port })).await?;
+        Ok(at_address(settings, &Address { host, port }))
+    }
+
+    /// A connection to a server that says itself that it is a master.
+    async fn connect_to_master(&self, server: ConnectionInfo, master: &str) -> Result<Arc<Link>, RedisError> {
+        let link = self.connect(server).await?;
         let role = link.ask(&redis::cmd("ROLE"), self.patience).await?;
         let is_master = match &role {
             Value::Array(fields) => {
@@ -96,5 +142,32 @@ impl Servers {
         } else {
             Err(failure(ErrorKind::Io, "sentinel names a server that is no master yet", master))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentinels_are_asked_ever_more_rarely_about_a_master_that_goes_on_refusing() {
+        let start = Moment::now();
+        let at = |seconds: u64| start.after(Duration::from_secs(seconds));
+        let mut doubts = Doubts::none(start);
+        let mut asked = Vec::new();
+        for second in 0..20 {
+            if doubts.begin(at(second)) {
+                assert!(!doubts.begin(at(second)), "they are being asked");
+                doubts.end(at(second));
+                asked.push(second);
+            }
+        }
+        assert_eq!(asked, [0, 1, 3, 7, 11, 15, 19]);
+        // It refused nothing for longer than the pause.
+        for second in [28, 29] {
+            assert!(doubts.begin(at(second)));
+            doubts.end(at(second));
+        }
+        assert!(!doubts.begin(at(30)));
     }
 }
