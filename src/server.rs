@@ -12,6 +12,8 @@ static TELLS_WHO_LISTENS: AtomicBool = AtomicBool::new(false);
 static REPLICAS_NEEDED: AtomicU64 = AtomicU64::new(0);
 /// Whether writing stops when a snapshot fails (`stop-writes-on-bgsave-error`, and any `save`).
 static SNAPSHOTS_COUNT: AtomicBool = AtomicBool::new(false);
+/// Whether that cannot be asked, because the command CONFIG is renamed. Then it is tried.
+static SNAPSHOTS_MAY_COUNT: AtomicBool = AtomicBool::new(false);
 /// Whether the server could not write its files when that was last looked at.
 static FILES_FAIL: AtomicBool = AtomicBool::new(false);
 /// Whether reading goes on while the cluster is down (`cluster-allow-reads-when-down`).
@@ -36,13 +38,15 @@ pub(crate) fn is_cluster() -> bool {
 }
 
 /// Looks at the server's configuration: at the load of the module, and whenever it changed. Without its command CONFIG the module takes the careful
-/// side: one replica is needed if any is, a snapshot that fails stops writing, and reading goes on.
+/// side: one replica is needed if any is, and reading goes on. Whether a snapshot that fails stops writing shows when one has failed.
 pub(crate) fn look_at_settings(ctx: Ctx<'_>) {
     let needed = ctx.setting(c"min-replicas-to-write").map_or(1, |number| number.parse().unwrap_or(0));
     let needed = if ctx.good_replicas().is_some() { needed } else { 0 };
     REPLICAS_NEEDED.store(needed, Ordering::Relaxed);
-    let stops = ctx.setting(c"stop-writes-on-bgsave-error").is_none_or(|answer| answer == "yes");
-    let saves = ctx.setting(c"save").is_none_or(|moments| !moments.is_empty());
+    let stops = ctx.setting(c"stop-writes-on-bgsave-error");
+    let saves = ctx.setting(c"save");
+    SNAPSHOTS_MAY_COUNT.store(stops.is_none() || saves.is_none(), Ordering::Relaxed);
+    let (stops, saves) = (stops.is_none_or(|answer| answer == "yes"), saves.is_none_or(|moments| !moments.is_empty()));
     SNAPSHOTS_COUNT.store(stops && saves, Ordering::Relaxed);
     let reads = ctx.setting(c"cluster-allow-reads-when-down").is_none_or(|answer| answer == "yes");
     READS_WHEN_DOWN.store(reads, Ordering::Relaxed);
@@ -50,7 +54,10 @@ pub(crate) fn look_at_settings(ctx: Ctx<'_>) {
 
 /// Looks whether the server can write its files: at each regular tick.
 pub(crate) fn look_at_files(ctx: Ctx<'_>) {
-    FILES_FAIL.store(ctx.files_fail(SNAPSHOTS_COUNT.load(Ordering::Relaxed)), Ordering::Relaxed);
+    let (counts, may_count) = (&SNAPSHOTS_COUNT, &SNAPSHOTS_MAY_COUNT);
+    let fails = ctx.files_fail(counts.load(Ordering::Relaxed))
+        && (!may_count.load(Ordering::Relaxed) || ctx.refuses_a_script());
+    FILES_FAIL.store(fails, Ordering::Relaxed);
 }
 
 /// Whether the server takes no write from anybody. What is granted then may be lost: it is in no file, or on no replica.

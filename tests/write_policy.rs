@@ -137,16 +137,38 @@ fn a_server_whose_append_only_file_cannot_grow_grants_nothing() {
     nothing_is_granted_without_a_disk(&Server::with_aof(&["appendfsync everysec"]), &NO_APPENDING);
 }
 
-/// Where the server goes on without a disk, the module does as well.
+/// The module cannot read whether snapshots count, and finds out when one has failed.
 #[test]
-fn a_server_that_does_not_mind_failing_snapshots_grants() {
-    let server = Server::with(&["save 3600 1000", "stop-writes-on-bgsave-error no"]);
-    (NO_SNAPSHOTS.fails)(&server);
+fn a_server_whose_snapshots_fail_grants_nothing_where_config_is_renamed() {
+    let lines = ["save 3600 1000", r#"rename-command CONFIG """#];
+    nothing_is_granted_without_a_disk(&Server::with(&lines), &NO_SNAPSHOTS);
+}
+
+/// Where the server goes on without a disk, the module does as well.
+fn a_lock_goes_on_though_a_snapshot_has_failed(server: &Server) {
+    (NO_SNAPSHOTS.fails)(server);
     eventually(SOON, || server.client().call("INFO persistence").text().contains("rdb_last_bgsave_status:err"));
     // The module has looked by then.
     thread::sleep(LOOKED_AT);
     server.client().acquire("job a PX 100");
     assert!(server.client().call("RLOCK.ACQUIRE job b PX 600000 BLOCK 60000").int() > 0);
+}
+
+#[test]
+fn a_server_that_does_not_mind_failing_snapshots_grants() {
+    a_lock_goes_on_though_a_snapshot_has_failed(&Server::with(&["save 3600 1000", "stop-writes-on-bgsave-error no"]));
+}
+
+/// The module tries whether the server takes writes: that touches no key, and is no error to INFO.
+#[test]
+fn a_server_that_does_not_mind_failing_snapshots_grants_where_config_is_renamed() {
+    for lines in [&[r#"save """#][..], &["save 3600 1000", "stop-writes-on-bgsave-error no"]] {
+        let server = Server::with(&[lines, &[r#"rename-command CONFIG """#]].concat());
+        a_lock_goes_on_though_a_snapshot_has_failed(&server);
+        assert_eq!(server.client().call("DBSIZE"), 1);
+        assert!(server.client().call("INFO stats").text().contains("total_error_replies:0"));
+        assert!(!server.client().call("INFO errorstats").text().contains("errorstat_ERR"));
+    }
 }
 
 /// The server's WAIT asks for what its connection wrote last, and that was before the grant: the request is sent once more.

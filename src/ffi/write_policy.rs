@@ -54,6 +54,24 @@ impl Ctx<'_> {
         }
     }
 
+    /// Whether the server refuses what writes, for its files or for its replicas (`-MISCONF`, `-NOREPLICAS`), as it turns out when a script writes: with
+    /// a command of ours that lacks its owner. It is answered with an error before it looks at any key, and errors of a module's calls are not counted.
+    pub(crate) fn refuses_a_script(self) -> bool {
+        // SAFETY: the format says two C strings, a check as for a script, and errors as replies; the arguments are exactly those. The reply is
+        // freed once, after what it says was copied.
+        let said = unsafe {
+            let (cancel, format) = (c"RLOCK.CANCEL".as_ptr(), c"ccSE".as_ptr());
+            let reply = api!(RedisModule_Call, self.raw(), cancel, format, c"".as_ptr(), c"".as_ptr());
+            if reply.is_null() {
+                return true;
+            }
+            let said = text_of(reply);
+            api!(RedisModule_FreeCallReply, reply);
+            said
+        };
+        said.is_none_or(|said| said.starts_with("MISCONF") || said.starts_with("NOREPLICAS"))
+    }
+
     /// Whether the cluster takes writes, as far as this node can say.
     pub(crate) fn cluster_is_up(self) -> bool {
         // SAFETY: the format says a C string, and the argument is exactly that; the reply is freed once, after what it says was copied.
