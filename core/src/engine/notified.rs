@@ -45,9 +45,7 @@ impl Notified {
 
     pub(super) fn leave(&mut self, client: u64, ticket: u64) {
         let wait = (client, ticket);
-        if !self.waits.remove(&wait)
-            && self.former.iter_mut().any(|waits| waits.remove(&wait))
-        {
+        if !self.waits.remove(&wait) && self.former.iter_mut().any(|waits| waits.remove(&wait)) {
             self.former.retain(|waits| !waits.is_empty());
         }
     }

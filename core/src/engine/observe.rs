@@ -1,5 +1,6 @@
 //! What a server does about keys on which it decides nothing: a replica, and a master with a key of a slot that another node has.
 
+use super::positions::NameId;
 use super::state::Engine;
 use super::sweep::Rang;
 use crate::bytes::Key;
@@ -33,13 +34,23 @@ impl Engine {
     /// with a key of a slot that another node has now.
     pub fn observe(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         if let Some(name) = self.queues.names.find(keys.key(id)) {
-            if let Some(record) = self.queues.names.get_mut(name) {
-                record.dirty = None;
-            }
-            self.queues.names.tidy(name);
+            self.forget_dirty(name);
         }
         self.set_alarm(keys, id);
         let ringing = self.ringing.take();
         self.forget_if_rung(ringing);
+    }
+
+    /// Forgets what is dirty of a name. Of owners that are gone there may be very many: of these a part, and the others when it is looked at again.
+    fn forget_dirty(&mut self, name: NameId) {
+        let parts = self.work.parts;
+        let dirty = self.queues.names.get_mut(name).and_then(|record| record.dirty.as_mut());
+        let has_more = dirty.is_some_and(|dirty| (0..parts).all(|_| dirty.gone.pop_first().is_some()));
+        if has_more {
+            self.mark(name, |_| {});
+        } else if let Some(record) = self.queues.names.get_mut(name) {
+            record.dirty = None;
+        }
+        self.queues.names.tidy(name);
     }
 }

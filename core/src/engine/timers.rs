@@ -224,6 +224,7 @@ impl Engine {
     /// Answers a waiter that closes a circle.
     fn check_suspect(&mut self, now: Now, out: &mut Outbox) -> Rang {
         let Some(ticket) = self.suspects.pop_front() else {
+            self.suspects.shrink_to(KEPT_ENTRIES);
             return Rang::No;
         };
         match deadlock::check(self, ticket, &[], now) {

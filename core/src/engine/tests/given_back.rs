@@ -3,8 +3,10 @@
 use core::slice::from_ref;
 
 use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request};
+use super::keyspace::Open;
 use super::world::key;
-use crate::engine::Acquired;
+use crate::engine::{Acquired, Engine};
+use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::lock::HoldIndex;
 use crate::outbox::Outbox;
@@ -175,4 +177,54 @@ fn the_memory_of_sessions_is_given_back_by_a_master_that_was_replaced() {
         }
         assert!(!engine.connections.has_work());
     }
+}
+
+/// They gave up while nothing could be written, which would have taken their places away. Then another server became the master.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn what_is_noted_of_owners_that_are_gone_is_forgotten_in_parts() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
+    let [tries, waits] = [Ask::Try, Ask::Wait { until_us }].map(|ask| request(Kind::Fair, Mode::Exclusive, ask));
+    crowded.acquire(from_ref(&lock), HOLDER, &tries).unwrap();
+    crowded.crowd(&lock, itself, &waits);
+    crowded.world.pause(LEASE_MS / 2);
+    while crowded.world.end_waits() {
+        crowded.end_turn();
+    }
+    crowded.world.engine.demoted();
+    let gone = |engine: &Engine| -> usize {
+        let dirty = engine.queues.record(lock.borrow()).and_then(|record| record.dirty.as_ref());
+        dirty.map_or(0, |dirty| dirty.gone.len())
+    };
+    assert_eq!(gone(&crowded.world.engine), MANY);
+    let parts = crowded.world.engine.work.parts as usize;
+    while crowded.world.engine.has_to_observe() {
+        let world = &mut crowded.world;
+        world.engine.begin_turn();
+        world.engine.end_cut_off(&mut Outbox::new(false));
+        while let Some(key) = world.engine.next_to_observe() {
+            let before = gone(&world.engine);
+            let mut open = Open { open: [key].into(), client: None, barred: &world.barred, values: &mut world.values };
+            world.engine.observe(&mut open, KeyId(0));
+            assert!(before - gone(&world.engine) <= parts, "a step is no longer than others");
+        }
+    }
+    assert!(crowded.world.engine.queues.record(lock.borrow()).is_none());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn the_list_of_those_who_may_close_a_circle_gives_its_memory_back() {
+    let (mut crowded, lock) = (Crowded::new(), key("lock"));
+    let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
+    crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
+    crowded.crowd(&lock, itself, &mutex(FOREVER));
+    for number in 1..=MANY {
+        let ticket = crowded.world.ticket(number).unwrap();
+        crowded.world.engine.suspect(ticket);
+    }
+    assert!(crowded.world.engine.suspects.capacity() >= MANY);
+    crowded.settle();
+    assert!(crowded.world.engine.suspects.capacity() < MANY);
 }
