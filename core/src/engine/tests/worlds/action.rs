@@ -1,20 +1,6 @@
-//! What can happen in a small world, and what is told then.
+//! What can happen in a small world.
 
 use crate::kind::Mode;
-
-/// What somebody is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Told {
-    Granted,
-    Nil,
-    Waits,
-    TakenOver,
-    Cancelled,
-    Deadlock,
-    Refused,
-    NotOwner,
-    Left(u32),
-}
 
 /// How ACQUIRE asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,8 @@
 
 use std::vec::Vec;
 
-use super::action::Told;
 use super::fair_oracle::{FairOracle, Place};
-use super::oracle::Oracle;
+use super::oracle::{Oracle, Told};
 use super::small_world::{SmallWorld, Spec, name};
 use crate::engine::tests::world::Output;
 use crate::kind::Mode;
@@ -74,7 +73,7 @@ fn seen_plain(oracle: &Oracle) -> Vec<Seen> {
     let mut seen: Vec<Seen> =
         oracle.holds.iter().map(|held| (0, held.owner, held.mode, held.count, held.until_ms)).collect();
     seen.sort();
-    seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.mode, one.count, 0)));
+    seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.wish.mode, one.wish.count, 0)));
     seen
 }
 

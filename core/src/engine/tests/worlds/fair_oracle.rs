@@ -1,14 +1,29 @@
 //! What a fair lock does, as plainly as it can be said: a holder, and a line of places, some of which have no connection.
+//!
+//! `fuzz/` uses this file too.
 
 use std::vec::Vec;
 
-use super::action::Told;
-use super::oracle::{LEASE_MS, RENEW_MS, WAIT_MS};
+use super::oracle::Told;
 
 /// How long a place outlives its connection, and a free lock is kept for the head of its queue.
 pub(super) const GRACE_MS: u64 = 20;
-/// The life of a place that is asked for without a connection.
-pub(super) const QUEUE_MS: u64 = 30;
+
+/// How ACQUIRE asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FairWish {
+    pub(super) lease_ms: u64,
+    pub(super) stay: Stay,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stay {
+    No,
+    /// It waits so long for a grant.
+    Connected(u64),
+    /// It wants a place without a connection, which lives so long.
+    Polled(u64),
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -17,6 +32,8 @@ pub(super) struct Place {
     /// When a connected one is answered nil, or the life of another is over.
     pub(super) until_ms: u64,
     is_polled: bool,
+    /// The lease of a connected one that is granted.
+    lease_ms: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -79,7 +96,8 @@ impl FairOracle {
             && self.holder.is_some_and(|(of, ..)| of == owner)
         {
             self.holder = None;
-            self.line.insert(0, Place { owner, is_connected: false, until_ms: now_ms + GRACE_MS, is_polled: false });
+            let until_ms = now_ms + GRACE_MS;
+            self.line.insert(0, Place { owner, is_connected: false, until_ms, is_polled: false, lease_ms: 0 });
         }
         for owner in std::mem::take(&mut self.gone) {
             if let Some(place) = self.place(owner) {
@@ -107,7 +125,7 @@ impl FairOracle {
                 }
                 _ if first.is_connected => {
                     let owner = self.remove_first();
-                    self.holder = Some((owner, 1, now_ms + LEASE_MS));
+                    self.holder = Some((owner, 1, now_ms + first.lease_ms));
                     self.unheard = Some(owner);
                     self.untold.push(owner);
                     self.answers.push((owner, Told::Granted));
@@ -121,13 +139,12 @@ impl FairOracle {
         }
     }
 
-    /// With `blocks` it wants a place with a connection, with `queues` one without.
-    pub(super) fn acquire(&mut self, owner: u8, blocks: bool, queues: bool, now_ms: u64) -> Told {
+    pub(super) fn acquire(&mut self, owner: u8, FairWish { lease_ms, stay }: FairWish, now_ms: u64) -> Told {
         self.settle(now_ms);
         match &mut self.holder {
             Some((of, count, until_ms)) if *of == owner => {
                 *count += 1;
-                *until_ms = (*until_ms).max(now_ms + LEASE_MS);
+                *until_ms = (*until_ms).max(now_ms + lease_ms);
                 self.hear();
                 return Told::Granted;
             }
@@ -135,14 +152,17 @@ impl FairOracle {
                 if !self.line.is_empty() {
                     self.remove_first();
                 }
-                self.holder = Some((owner, 1, now_ms + LEASE_MS));
+                self.holder = Some((owner, 1, now_ms + lease_ms));
                 return Told::Granted;
             }
-            _ if !blocks && !queues => return Told::Nil,
             _ => {}
         }
-        let until_ms = now_ms + if blocks { WAIT_MS } else { QUEUE_MS };
-        let mine = Place { owner, is_connected: blocks, until_ms, is_polled: queues };
+        let (is_connected, stay_ms) = match stay {
+            Stay::No => return Told::Nil,
+            Stay::Connected(wait_ms) => (true, wait_ms),
+            Stay::Polled(life_ms) => (false, life_ms),
+        };
+        let mine = Place { owner, is_connected, until_ms: now_ms + stay_ms, is_polled: !is_connected, lease_ms };
         match self.place(owner) {
             Some(place) => {
                 let was_connected = std::mem::replace(place, mine).is_connected;
@@ -152,7 +172,7 @@ impl FairOracle {
             }
             None => self.line.push(mine),
         }
-        if blocks { Told::Waits } else { Told::Nil }
+        if is_connected { Told::Waits } else { Told::Nil }
     }
 
     /// The holder uses its hold, and so knows of it.
@@ -184,9 +204,9 @@ impl FairOracle {
         Told::Left(left)
     }
 
-    pub(super) fn renew(&mut self, owner: u8, now_ms: u64) -> Told {
+    pub(super) fn renew(&mut self, owner: u8, lease_ms: u64, now_ms: u64) -> Told {
         let Some((_, count, until_ms)) = self.use_hold(owner, now_ms) else { return Told::NotOwner };
-        *until_ms = (*until_ms).max(now_ms + RENEW_MS);
+        *until_ms = (*until_ms).max(now_ms + lease_ms);
         Told::Left(*count)
     }
 

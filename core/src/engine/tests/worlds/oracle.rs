@@ -4,11 +4,30 @@
 //! Nothing is done by the way: what is due is done when somebody asks for the lock, when somebody uses a hold after the server
 //! has told something, and when the timer goes off. A wait whose time is over ends with the timer, or when it is first in line;
 //! until then its owner may send it again, or take it back.
+//!
+//! `fuzz/` uses this file too: it knows nothing of the engine, and of the crate only what is below.
 
 use std::vec::Vec;
 
-use super::action::Told;
 use crate::kind::Mode;
+use crate::request::Verb;
+
+/// What somebody is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Told {
+    Granted,
+    Nil,
+    Waits,
+    TakenOver,
+    Cancelled,
+    Deadlock,
+    Refused,
+    NotOwner,
+    Left(u32),
+}
+
+/// The last numbered request of a hold.
+type Mark = Option<(u64, Verb)>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
@@ -16,52 +35,95 @@ pub(super) struct Held {
     pub(super) mode: Mode,
     pub(super) count: u32,
     pub(super) until_ms: u64,
+    mark: Mark,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InLine {
     pub(super) owner: u8,
-    pub(super) mode: Mode,
-    pub(super) count: u32,
+    pub(super) wish: Wish,
     pub(super) until_ms: u64,
     /// A reader that wants to write stands ahead of all who do not.
-    pub(super) upgrades: bool,
-    /// With ONCE: an owner that holds already gets no more.
-    pub(super) is_once: bool,
+    upgrades: bool,
 }
 
 /// What ACQUIRE asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) mode: Mode,
     pub(super) count: u32,
-    pub(super) waits: bool,
+    pub(super) lease_ms: u64,
+    /// How long it waits, if it does.
+    pub(super) wait_ms: Option<u64>,
+    /// REQ.
+    pub(super) id: Option<u64>,
+    /// An owner that holds already gets no more.
     pub(super) is_once: bool,
+    /// Who waits is answered on a channel: sent again, it is the same wait.
+    pub(super) is_notified: bool,
+}
+
+/// What RELEASE gives back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Back {
+    pub(super) mode: Mode,
+    pub(super) count: u32,
+    pub(super) id: Option<u64>,
+    /// With a token that is not that of the hold, it is as if there were none.
+    pub(super) is_meant: bool,
+}
+
+/// A grant of which it is not known that it was heard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Unheard {
+    owner: u8,
+    mode: Mode,
+    count: u32,
+    /// The number it came with, and what the hold said before.
+    marks: (Mark, Mark),
+}
+
+/// What a lock says to a wish, whoever waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Grant,
+    /// The owner has it already.
+    Has,
+    Wait,
+    Refuse,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Oracle {
-    pub(super) permits: u32,
+    permits: u32,
     pub(super) holds: Vec<Held>,
     pub(super) line: Vec<InLine>,
-    /// Grants of which it is not known that they were heard: who, in which mode, and how much.
-    pub(super) unheard: Vec<(u8, Mode, u32)>,
+    unheard: Vec<Unheard>,
     /// Whose grants were never heard of and are over, and who holds anew: when they leave, the lock is told something.
-    pub(super) over: Vec<u8>,
+    over: Vec<u8>,
     /// Of the grants that were not heard of, those that nobody will hear of.
-    pub(super) undone: Vec<(u8, Mode, u32)>,
+    undone: Vec<Unheard>,
     /// The server has told something that was not acted upon.
-    pub(super) is_told: bool,
+    is_told: bool,
     /// What waiters were answered.
     pub(super) answers: Vec<(u8, Told)>,
 }
 
-pub(super) const LEASE_MS: u64 = 15;
-pub(super) const WAIT_MS: u64 = 25;
-/// The lease of a renewal: longer than what is left of a hold after a while, and shorter than what is left at first.
-pub(super) const RENEW_MS: u64 = 12;
+/// Whether a numbered request is the last one of a hold once more; an error if it is an earlier one.
+fn is_repeat(last: Mark, id: Option<u64>, verb: Verb) -> Result<bool, Told> {
+    match (last, id) {
+        (Some((last, by)), Some(id)) if id < last || (id == last && by != verb) => Err(Told::Refused),
+        (Some((last, _)), Some(id)) => Ok(id == last),
+        _ => Ok(false),
+    }
+}
 
 impl Oracle {
+    /// A lock that nobody holds; a semaphore with so many permits.
+    pub(super) fn new(permits: u32) -> Self {
+        Self { permits, ..Self::default() }
+    }
+
     pub(super) fn live(&self, now_ms: u64) -> impl Iterator<Item = &Held> {
         self.holds.iter().filter(move |held| held.until_ms > now_ms)
     }
@@ -79,19 +141,43 @@ impl Oracle {
         }
     }
 
-    fn give(&mut self, owner: u8, mode: Mode, count: u32, is_once: bool, now_ms: u64) {
-        let until_ms = now_ms + LEASE_MS;
-        match self.position(owner, mode, now_ms) {
-            Some(at) => {
-                self.holds[at].count += if is_once { 0 } else { count };
-                self.holds[at].until_ms = self.holds[at].until_ms.max(until_ms);
+    fn verdict(&self, owner: u8, wish: Wish, now_ms: u64) -> Verdict {
+        if let Some(at) = self.position(owner, wish.mode, now_ms) {
+            let held = &self.holds[at];
+            match is_repeat(held.mark, wish.id, Verb::Acquire) {
+                Err(_) => return Verdict::Refuse,
+                Ok(true) => return Verdict::Has,
+                Ok(false) => {}
             }
-            None => {
-                let before = self.unheard.extract_if(.., |(of, in_mode, _)| (*of, *in_mode) == (owner, mode));
-                self.over.extend(before.map(|(of, ..)| of));
-                self.holds.push(Held { owner, mode, count, until_ms });
+            if wish.is_once {
+                let is_enough = wish.mode != Mode::Permits || held.count == wish.count;
+                return if is_enough { Verdict::Has } else { Verdict::Refuse };
             }
         }
+        if self.has_room(owner, wish.mode, wish.count, now_ms) { Verdict::Grant } else { Verdict::Wait }
+    }
+
+    /// Gives what was asked for, or a new lease to who has it already. Returns what to take back if it is not heard of.
+    fn give(&mut self, owner: u8, wish: Wish, verdict: Verdict, now_ms: u64) -> Unheard {
+        let Wish { mode, lease_ms, id, .. } = wish;
+        let count = if verdict == Verdict::Has { 0 } else { wish.count };
+        let (until_ms, mark) = (now_ms + lease_ms, id.map(|id| (id, Verb::Acquire)));
+        let mut before = None;
+        match self.position(owner, mode, now_ms) {
+            Some(at) => {
+                let held = &mut self.holds[at];
+                before = held.mark;
+                held.count += count;
+                held.until_ms = held.until_ms.max(until_ms);
+                held.mark = mark.or(before);
+            }
+            None => {
+                let earlier = self.unheard.extract_if(.., |one| (one.owner, one.mode) == (owner, mode));
+                self.over.extend(earlier.map(|one| one.owner));
+                self.holds.push(Held { owner, mode, count, until_ms, mark });
+            }
+        }
+        Unheard { owner, mode, count, marks: (mark, before) }
     }
 
     /// What is due when the timer goes off: also waits whose time is over, wherever they stand.
@@ -104,69 +190,86 @@ impl Oracle {
     /// Does what is due.
     fn settle(&mut self, now_ms: u64) {
         self.is_told = false;
-        for (owner, mode, count) in std::mem::take(&mut self.undone) {
+        for Unheard { owner, mode, count, marks: (mark, before) } in std::mem::take(&mut self.undone).into_iter().rev()
+        {
             if let Some(at) = self.position(owner, mode, now_ms) {
-                self.holds[at].count = self.holds[at].count.saturating_sub(count);
+                let held = &mut self.holds[at];
+                held.count = held.count.saturating_sub(count);
+                if mark.is_some() && held.mark == mark {
+                    held.mark = before;
+                }
             }
         }
         self.holds.retain(|held| held.count > 0 && held.until_ms > now_ms);
-        while let Some(first) = self.line.first().cloned() {
-            if first.until_ms <= now_ms {
-                self.line.remove(0);
-                self.answers.push((first.owner, Told::Nil));
-                continue;
-            }
-            if !self.has_room(first.owner, first.mode, first.count, now_ms) {
-                return;
-            }
+        while let Some(InLine { owner, wish, until_ms, .. }) = self.line.first().cloned() {
+            let verdict = self.verdict(owner, wish, now_ms);
+            let told = match verdict {
+                _ if until_ms <= now_ms => Told::Nil,
+                Verdict::Wait => return,
+                Verdict::Refuse => Told::Refused,
+                Verdict::Grant | Verdict::Has => {
+                    let unheard = self.give(owner, wish, verdict, now_ms);
+                    self.unheard.push(unheard);
+                    Told::Granted
+                }
+            };
             self.line.remove(0);
-            self.give(first.owner, first.mode, first.count, first.is_once, now_ms);
-            self.unheard.push((first.owner, first.mode, first.count));
-            self.answers.push((first.owner, Told::Granted));
+            self.answers.push((owner, told));
         }
     }
 
-    /// `None` if it has to wait; then it stands in line.
     pub(super) fn acquire(&mut self, owner: u8, wish: Wish, now_ms: u64) -> Told {
-        let Wish { mode, count, waits, is_once } = wish;
+        let Wish { mode, count, id, .. } = wish;
         self.settle(now_ms);
-        let holds = |mode| self.position(owner, mode, now_ms).is_some();
-        if is_once
-            && mode == Mode::Permits
-            && self.position(owner, mode, now_ms).is_some_and(|at| self.holds[at].count != count)
-        {
+        if self.verdict(owner, wish, now_ms) == Verdict::Refuse {
             return Told::Refused;
         }
-        let is_reentry = (mode != Mode::Permits || is_once) && holds(mode);
+        let until_ms = wish.wait_ms.map(|wait_ms| now_ms + wait_ms);
+        let is_earlier = |one: &InLine| one.owner == owner && one.wish.mode == mode && one.wish.id.is_some();
+        if let (Some(at), Some(id)) = (self.line.iter().position(is_earlier), id) {
+            let earlier = self.line[at].clone();
+            if Some(id) < earlier.wish.id || (Some(id) == earlier.wish.id && count != earlier.wish.count) {
+                return Told::Refused;
+            }
+            self.line.remove(at);
+            let is_same = Some(id) == earlier.wish.id;
+            if !(is_same && wish.is_notified && earlier.wish.is_notified) {
+                self.answers.push((owner, Told::TakenOver));
+            }
+            if let (true, Some(until_ms)) = (is_same, until_ms) {
+                // The same request once more stands where it stood.
+                self.line.insert(at, InLine { wish, until_ms, ..earlier });
+                return Told::Waits;
+            }
+            self.settle(now_ms);
+            if is_same {
+                return Told::Nil;
+            }
+        }
+        let verdict = self.verdict(owner, wish, now_ms);
+        let holds = |mode| self.position(owner, mode, now_ms).is_some();
+        let is_reentry = verdict == Verdict::Has || (mode != Mode::Permits && holds(mode));
         let is_downgrade = mode == Mode::Read && holds(Mode::Write);
         let upgrades = mode == Mode::Write && holds(Mode::Read);
         let is_next = match upgrades {
             true => !self.line.iter().any(|one| one.upgrades),
             false => self.line.is_empty(),
         };
-        if is_reentry || is_downgrade || (is_next && self.has_room(owner, mode, count, now_ms)) {
-            self.give(owner, mode, count, is_once, now_ms);
+        if is_reentry || is_downgrade || (is_next && verdict == Verdict::Grant) {
+            self.give(owner, wish, verdict, now_ms);
             self.hear(owner, mode);
             return Told::Granted;
         }
-        if !waits {
-            return Told::Nil;
-        }
-        let until_ms = now_ms + WAIT_MS;
-        if let Some(one) = self.line.iter_mut().find(|one| one.owner == owner && one.is_once) {
-            // The same request once more stands where it stood.
-            one.until_ms = until_ms;
-            return Told::Waits;
-        }
+        let Some(until_ms) = until_ms else { return Told::Nil };
         let ahead = self.line.iter().filter(|one| one.upgrades).count();
         let at = if upgrades { ahead } else { self.line.len() };
-        self.line.insert(at, InLine { owner, mode, count, until_ms, upgrades, is_once });
+        self.line.insert(at, InLine { owner, wish, until_ms, upgrades });
         Told::Waits
     }
 
     /// An owner uses its hold, and so knows of it.
     fn hear(&mut self, owner: u8, mode: Mode) {
-        self.unheard.retain(|(of, in_mode, _)| (*of, *in_mode) != (owner, mode));
+        self.unheard.retain(|one| (one.owner, one.mode) != (owner, mode));
     }
 
     fn use_hold(&mut self, owner: u8, mode: Mode, now_ms: u64) -> Option<usize> {
@@ -176,20 +279,28 @@ impl Oracle {
         self.position(owner, mode, now_ms)
     }
 
-    /// With a token that is not that of the hold (`is_meant`), it is as if there were none.
-    pub(super) fn release(&mut self, owner: u8, mode: Mode, is_meant: bool, now_ms: u64) -> Told {
+    pub(super) fn release(&mut self, owner: u8, back: Back, now_ms: u64) -> Told {
+        let Back { mode, count, id, is_meant } = back;
         let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
+        match is_repeat(self.holds[at].mark, id, Verb::Release) {
+            Err(stale) => return stale,
+            Ok(true) => return Told::Left(self.holds[at].count),
+            Ok(false) if self.holds[at].count < count => return Told::Refused,
+            Ok(false) => {}
+        }
         self.hear(owner, mode);
-        self.holds[at].count -= 1;
-        let left = self.holds[at].count;
+        let held = &mut self.holds[at];
+        held.count -= count;
+        held.mark = id.map(|id| (id, Verb::Release)).or(held.mark);
+        let left = held.count;
         self.settle(now_ms);
         Told::Left(left)
     }
 
-    pub(super) fn renew(&mut self, owner: u8, mode: Mode, is_meant: bool, now_ms: u64) -> Told {
+    pub(super) fn renew(&mut self, owner: u8, mode: Mode, is_meant: bool, lease_ms: u64, now_ms: u64) -> Told {
         let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
         self.hear(owner, mode);
-        self.holds[at].until_ms = self.holds[at].until_ms.max(now_ms + RENEW_MS);
+        self.holds[at].until_ms = self.holds[at].until_ms.max(now_ms + lease_ms);
         Told::Left(self.holds[at].count)
     }
 
@@ -233,13 +344,13 @@ impl Oracle {
 
     /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
     pub(super) fn leave(&mut self, owner: u8) {
-        let is_unheard = self.unheard.iter().any(|(of, ..)| *of == owner) || self.over.contains(&owner);
+        let is_unheard = self.unheard.iter().any(|one| one.owner == owner) || self.over.contains(&owner);
         if !is_unheard && !self.line.iter().any(|one| one.owner == owner) {
             return;
         }
         self.line.retain(|one| one.owner != owner);
         self.over.retain(|of| *of != owner);
-        self.undone.extend(self.unheard.extract_if(.., |(of, ..)| *of == owner));
+        self.undone.extend(self.unheard.extract_if(.., |one| one.owner == owner));
         self.is_told = true;
     }
 
@@ -262,7 +373,7 @@ impl Oracle {
         let Some(at) = self.line.iter().position(|one| one.owner == owner && one.until_ms > now_ms) else {
             return Vec::new();
         };
-        let mode = self.line[at].mode;
+        let mode = self.line[at].wish.mode;
         if mode == Mode::Permits {
             return Vec::new();
         }

@@ -3,10 +3,10 @@
 use core::num::NonZeroU32;
 use std::vec::Vec;
 
-use super::action::{Action, Asks, Means, Told};
-use super::fair_oracle::{FairOracle, QUEUE_MS};
+use super::action::{Action, Asks, Means};
+use super::fair_oracle::{FairOracle, FairWish, Stay};
 use super::kept::Kept;
-use super::oracle::{self, LEASE_MS, Oracle, RENEW_MS, WAIT_MS, Wish};
+use super::oracle::{self, Back, Oracle, Told, Wish};
 use super::search::Setup;
 use crate::bytes::Key;
 use crate::engine::Acquired;
@@ -21,6 +21,12 @@ use crate::time::US_PER_MS;
 /// How long it takes until something may have become due.
 const TICK_MS: u64 = 10;
 const SESSION_MS: u64 = 5;
+const LEASE_MS: u64 = 15;
+const WAIT_MS: u64 = 25;
+/// The lease of a renewal: longer than what is left of a hold after a while, and shorter than what is left at first.
+const RENEW_MS: u64 = 12;
+/// The life of a place that is asked for without a connection.
+const QUEUE_MS: u64 = 30;
 
 const MAX_OWNERS: usize = 3;
 
@@ -66,9 +72,7 @@ impl SmallWorld {
         }
         let plain = |kind| kind != Kind::Fair && !setup.is_mixed;
         let spec = match setup.kind {
-            kind if plain(kind) => {
-                Spec::Plain((0..setup.keys).map(|_| Oracle { permits: setup.permits, ..Oracle::default() }).collect())
-            }
+            kind if plain(kind) => Spec::Plain((0..setup.keys).map(|_| Oracle::new(setup.permits)).collect()),
             Kind::Fair if !setup.is_mixed => Spec::Fair((0..setup.keys).map(|_| FairOracle::default()).collect()),
             _ => Spec::None,
         };
@@ -284,8 +288,16 @@ impl SmallWorld {
         let waits = matches!(ask, Asks::Wait | Asks::Notified);
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => {
-                let is_once = matches!(ask, Asks::Once | Asks::Notified);
-                let told = oracles[key].acquire(owner, Wish { mode, count, waits, is_once }, now_ms);
+                let wish = Wish {
+                    mode,
+                    count,
+                    lease_ms: LEASE_MS,
+                    wait_ms: waits.then_some(WAIT_MS),
+                    id: request.request_id,
+                    is_once: request.is_once,
+                    is_notified: request.notify.is_some(),
+                };
+                let told = oracles[key].acquire(owner, wish, now_ms);
                 if told == Told::Waits && oracle::closes_a_circle(oracles, owner, now_ms) {
                     oracles[key].line.retain(|one| one.owner != owner);
                     Told::Deadlock
@@ -293,7 +305,14 @@ impl SmallWorld {
                     told
                 }
             }
-            Spec::Fair(oracles) => oracles[key].acquire(owner, waits, ask == Asks::Queue, now_ms),
+            Spec::Fair(oracles) => {
+                let stay = match ask {
+                    Asks::Queue => Stay::Polled(QUEUE_MS),
+                    _ if waits => Stay::Connected(WAIT_MS),
+                    _ => Stay::No,
+                };
+                oracles[key].acquire(owner, FairWish { lease_ms: LEASE_MS, stay }, now_ms)
+            }
             Spec::None => return,
         };
         assert_eq!(told, expected, "the answer to ACQUIRE");
@@ -361,7 +380,7 @@ impl SmallWorld {
         let told = left.map_or(Told::NotOwner, |left| Told::Left(left[0]));
         assert!(is_meant || told == Told::NotOwner, "a hold is released by its own token");
         let expected = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].release(owner, mode, is_meant, now_ms),
+            Spec::Plain(oracles) => oracles[key].release(owner, Back { mode, count: 1, id: None, is_meant }, now_ms),
             Spec::Fair(oracles) => oracles[key].release(owner, now_ms),
             Spec::None => return,
         };
@@ -379,8 +398,8 @@ impl SmallWorld {
         }
         assert!(is_meant || renewed.is_err(), "a hold is renewed by its own token");
         let expected = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].renew(owner, mode, is_meant, now_ms),
-            Spec::Fair(oracles) => oracles[key].renew(owner, now_ms),
+            Spec::Plain(oracles) => oracles[key].renew(owner, mode, is_meant, RENEW_MS, now_ms),
+            Spec::Fair(oracles) => oracles[key].renew(owner, RENEW_MS, now_ms),
             Spec::None => return,
         };
         assert_eq!(renewed.is_ok(), expected != Told::NotOwner, "the answer to RENEW");
