@@ -4,7 +4,7 @@ use super::world::{World, asking};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
-use crate::request::Ask;
+use crate::request::{Ask, Request};
 
 fn in_database(db: u32) -> Key {
     Key { db, name: b"k".as_slice().into() }
@@ -57,4 +57,21 @@ fn a_grant_that_is_to_be_taken_back_goes_along_from_either_of_two_databases_that
         assert!(is_held_by(&world, &key, b"c"), "who waits stays with the name");
         world.check_at_rest();
     }
+}
+
+#[test]
+fn a_connection_is_found_to_have_closed_however_many_databases_have_changed_places() {
+    let mut world = World::new();
+    let session = Request { session_ms: Some(5), ..asking(Kind::Mutex, Mode::Exclusive, Ask::Try) };
+    world.client = Some(1);
+    world.on_key(&in_database(0), |engine, tx| engine.acquire(tx, b"a", &session)).unwrap();
+    world.swap();
+    // Others do so before the timer has come by.
+    for engine in [&mut world.engine, &mut world.replica] {
+        engine.swapped(2, 3);
+    }
+    world.engine.client_closed(1, |_| false);
+    world.advance(5);
+    assert!(!is_held_by(&world, &in_database(1), b"a"), "its session has ended with its connection");
+    world.check_at_rest();
 }
