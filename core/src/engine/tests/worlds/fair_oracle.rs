@@ -183,9 +183,13 @@ impl FairOracle {
         }
     }
 
-    fn use_hold(&mut self, owner: u8, now_ms: u64) -> Option<&mut (u8, u32, u64)> {
+    /// With a token that is not that of the hold (not `is_meant`), it is as if there were none.
+    fn use_hold(&mut self, owner: u8, is_meant: bool, now_ms: u64) -> Option<&mut (u8, u32, u64)> {
         if self.is_told {
             self.settle(now_ms);
+        }
+        if !is_meant {
+            return None;
         }
         if self.holder.is_some_and(|(of, ..)| of == owner) && self.is_held(now_ms) {
             self.hear();
@@ -193,8 +197,8 @@ impl FairOracle {
         self.holder.as_mut().filter(|(of, _, until_ms)| *of == owner && *until_ms > now_ms)
     }
 
-    pub(super) fn release(&mut self, owner: u8, now_ms: u64) -> Told {
-        let Some((_, count, _)) = self.use_hold(owner, now_ms) else { return Told::NotOwner };
+    pub(super) fn release(&mut self, owner: u8, is_meant: bool, now_ms: u64) -> Told {
+        let Some((_, count, _)) = self.use_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
         *count -= 1;
         let left = *count;
         if left == 0 {
@@ -204,8 +208,8 @@ impl FairOracle {
         Told::Left(left)
     }
 
-    pub(super) fn renew(&mut self, owner: u8, lease_ms: u64, now_ms: u64) -> Told {
-        let Some((_, count, until_ms)) = self.use_hold(owner, now_ms) else { return Told::NotOwner };
+    pub(super) fn renew(&mut self, owner: u8, is_meant: bool, lease_ms: u64, now_ms: u64) -> Told {
+        let Some((_, count, until_ms)) = self.use_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
         *until_ms = (*until_ms).max(now_ms + lease_ms);
         Told::Left(*count)
     }

@@ -87,7 +87,9 @@ struct Unheard {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Grant,
-    /// The owner has it already.
+    /// This very request was granted before.
+    Repeat,
+    /// The owner has what it asks for once.
     Has,
     Wait,
     Refuse,
@@ -105,6 +107,8 @@ pub(super) struct Oracle {
     undone: Vec<Unheard>,
     /// The server has told something that was not acted upon.
     is_told: bool,
+    /// A command of the server's has removed the value, and the lock was not looked at since: nobody waits here for anybody.
+    is_gone: bool,
     /// What waiters were answered.
     pub(super) answers: Vec<(u8, Told)>,
 }
@@ -146,7 +150,7 @@ impl Oracle {
             let held = &self.holds[at];
             match is_repeat(held.mark, wish.id, Verb::Acquire) {
                 Err(_) => return Verdict::Refuse,
-                Ok(true) => return Verdict::Has,
+                Ok(true) => return Verdict::Repeat,
                 Ok(false) => {}
             }
             if wish.is_once {
@@ -160,7 +164,7 @@ impl Oracle {
     /// Gives what was asked for, or a new lease to who has it already. Returns what to take back if it is not heard of.
     fn give(&mut self, owner: u8, wish: Wish, verdict: Verdict, now_ms: u64) -> Unheard {
         let Wish { mode, lease_ms, id, .. } = wish;
-        let count = if verdict == Verdict::Has { 0 } else { wish.count };
+        let count = if verdict == Verdict::Grant { wish.count } else { 0 };
         let (until_ms, mark) = (now_ms + lease_ms, id.map(|id| (id, Verb::Acquire)));
         let mut before = None;
         match self.position(owner, mode, now_ms) {
@@ -189,7 +193,7 @@ impl Oracle {
 
     /// Does what is due.
     fn settle(&mut self, now_ms: u64) {
-        self.is_told = false;
+        (self.is_told, self.is_gone) = (false, false);
         for Unheard { owner, mode, count, marks: (mark, before) } in std::mem::take(&mut self.undone).into_iter().rev()
         {
             if let Some(at) = self.position(owner, mode, now_ms) {
@@ -207,7 +211,7 @@ impl Oracle {
                 _ if until_ms <= now_ms => Told::Nil,
                 Verdict::Wait => return,
                 Verdict::Refuse => Told::Refused,
-                Verdict::Grant | Verdict::Has => {
+                Verdict::Grant | Verdict::Repeat | Verdict::Has => {
                     let unheard = self.give(owner, wish, verdict, now_ms);
                     self.unheard.push(unheard);
                     Told::Granted
@@ -221,8 +225,8 @@ impl Oracle {
     pub(super) fn acquire(&mut self, owner: u8, wish: Wish, now_ms: u64) -> Told {
         let Wish { mode, count, id, .. } = wish;
         self.settle(now_ms);
-        if self.verdict(owner, wish, now_ms) == Verdict::Refuse {
-            return Told::Refused;
+        if let Some(told) = self.repeated(owner, wish, now_ms) {
+            return told;
         }
         let until_ms = wish.wait_ms.map(|wait_ms| now_ms + wait_ms);
         let is_earlier = |one: &InLine| one.owner == owner && one.wish.mode == mode && one.wish.id.is_some();
@@ -245,6 +249,9 @@ impl Oracle {
             if is_same {
                 return Told::Nil;
             }
+            if let Some(told) = self.repeated(owner, wish, now_ms) {
+                return told;
+            }
         }
         let verdict = self.verdict(owner, wish, now_ms);
         let holds = |mode| self.position(owner, mode, now_ms).is_some();
@@ -265,6 +272,19 @@ impl Oracle {
         let at = if upgrades { ahead } else { self.line.len() };
         self.line.insert(at, InLine { owner, wish, until_ms, upgrades });
         Told::Waits
+    }
+
+    /// What a request is answered that was granted before, or cannot be.
+    fn repeated(&mut self, owner: u8, wish: Wish, now_ms: u64) -> Option<Told> {
+        match self.verdict(owner, wish, now_ms) {
+            Verdict::Refuse => Some(Told::Refused),
+            Verdict::Repeat => {
+                self.give(owner, wish, Verdict::Repeat, now_ms);
+                self.hear(owner, wish.mode);
+                Some(Told::Granted)
+            }
+            Verdict::Grant | Verdict::Has | Verdict::Wait => None,
+        }
     }
 
     /// An owner uses its hold, and so knows of it.
@@ -339,7 +359,7 @@ impl Oracle {
     /// The value is gone; who waits stays.
     pub(super) fn delete(&mut self) {
         self.holds.clear();
-        self.is_told = true;
+        (self.is_told, self.is_gone) = (true, true);
     }
 
     /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
@@ -374,7 +394,7 @@ impl Oracle {
             return Vec::new();
         };
         let mode = self.line[at].wish.mode;
-        if mode == Mode::Permits {
+        if mode == Mode::Permits || self.is_gone {
             return Vec::new();
         }
         let in_the_way = self.live(now_ms).filter(|held| (mode, held.mode) != (Mode::Read, Mode::Read));

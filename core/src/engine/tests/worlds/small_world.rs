@@ -381,7 +381,7 @@ impl SmallWorld {
         assert!(is_meant || told == Told::NotOwner, "a hold is released by its own token");
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => oracles[key].release(owner, Back { mode, count: 1, id: None, is_meant }, now_ms),
-            Spec::Fair(oracles) => oracles[key].release(owner, now_ms),
+            Spec::Fair(oracles) => oracles[key].release(owner, is_meant, now_ms),
             Spec::None => return,
         };
         assert_eq!(told, expected, "the answer to RELEASE");
@@ -399,7 +399,7 @@ impl SmallWorld {
         assert!(is_meant || renewed.is_err(), "a hold is renewed by its own token");
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => oracles[key].renew(owner, mode, is_meant, RENEW_MS, now_ms),
-            Spec::Fair(oracles) => oracles[key].renew(owner, RENEW_MS, now_ms),
+            Spec::Fair(oracles) => oracles[key].renew(owner, is_meant, RENEW_MS, now_ms),
             Spec::None => return,
         };
         assert_eq!(renewed.is_ok(), expected != Told::NotOwner, "the answer to RENEW");
