@@ -122,9 +122,7 @@ campaigns: build ## The long forms of the random tests and of those that kill (6
 mutant-gate: ## Let the tests notice a module that ignores when somebody begins to listen
 	@$(NEED) build
 	@$(NEED) server
-	cargo build --package rlock --features mutant-ignores-fork --target-dir target/mutant
-	RLOCK_MUTANT=1 RLOCK_MODULE=target/mutant/debug/librlock.so RLOCK_SERVER=$(SERVER) \
-	  cargo test --package rlock --test integration -- --test-threads=3 --nocapture listeners_storm::
+	@SERVER=$(SERVER) ./tools/mutant-gate
 
 check: build ## Record what clients see for SECONDS, and prove from it what is promised; SEED=n for other choices
 	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)

@@ -42,17 +42,13 @@ pub(crate) fn resume() {
 
 /// A child was forked, which may write a snapshot.
 pub(crate) fn on_fork() {
-    if !cfg!(feature = "mutant-ignores-fork") {
-        resume();
-    }
+    resume();
 }
 
 /// The configuration was changed: somebody may have switched the append-only file on. That forks as well, so this is here only
 /// for a server that might come to do without.
 pub(crate) fn on_configured() {
-    if !cfg!(feature = "mutant-ignores-fork") {
-        resume();
-    }
+    resume();
 }
 
 /// The regular tick: the one place where propagation stops.
