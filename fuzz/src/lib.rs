@@ -1,13 +1,13 @@
 //! A keyspace in memory with an engine on it, and a replica that is told of its effects.
 //!
-//! Whatever is done here, two owners do not hold what only one can, tokens rise, a waiter is answered once, and the replica has what
-//! the master has.
+//! Whatever is done here, two owners do not hold what only one can, no more permits are given than there are, tokens rise, a waiter is
+//! answered once, and the replica has what the master has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rlock_core::{
-    Acquired, Answer, Channel, Engine, Event, Key, KeyId, KeyRef, Keyspace, Kind, Limits, Lock, Mode, Notice, Now,
-    Outbox, Refusal, Request, Told, Transaction, US_PER_MS, Value,
+    Acquired, Answer, Channel, Engine, Event, Hold, Key, KeyId, KeyRef, Keyspace, Kind, Limits, Lock, Mode, Notice,
+    Now, Outbox, Refusal, Request, Told, Transaction, US_PER_MS, Value,
 };
 
 pub const NOW: Now = Now { mono_us: 1_000_000_000, wall_us: 1_700_000_000_000_000 };
@@ -81,6 +81,10 @@ pub struct World {
     replica: Engine,
     replica_values: Values,
     last_token: u64,
+    /// How many permits of each semaphore were in use after the last step.
+    used: BTreeMap<Vec<u8>, u64>,
+    /// What waiters were answered, by their tickets.
+    pub answers: Vec<(u64, Answer)>,
     waiting: BTreeSet<u64>,
     answered_early: BTreeSet<u64>,
     /// Tickets that were granted, whose answer is to be published to their connection.
@@ -96,6 +100,8 @@ impl Default for World {
             replica: Engine::new([1, 2, 3, 4]),
             replica_values: Values::new(),
             last_token: 0,
+            used: BTreeMap::new(),
+            answers: Vec::new(),
             waiting: BTreeSet::new(),
             answered_early: BTreeSet::new(),
             unpublished: Vec::new(),
@@ -150,6 +156,7 @@ impl World {
             if let (Some(notice), Answer::Granted(_) | Answer::GrantedMany(_)) = (notice, answer) {
                 self.unpublished.push((*ticket, *notice));
             }
+            self.answers.push((*ticket, answer.clone()));
             let is_first = self.waiting.remove(ticket) || self.answered_early.insert(*ticket);
             assert!(is_first, "a waiter is answered once");
         }
@@ -173,6 +180,11 @@ impl World {
                 self.engine.unheard(ticket);
             }
         }
+    }
+
+    /// Whether there is anything to publish.
+    pub fn has_unpublished(&self) -> bool {
+        !self.unpublished.is_empty()
     }
 
     /// A connection closes, with what was not published to it yet.
@@ -219,6 +231,12 @@ impl World {
         }
     }
 
+    /// The connection that waits under a ticket, or was granted and may not have heard of it, closes.
+    pub fn hang_up(&mut self, ticket: u64) {
+        self.waiting.remove(&ticket);
+        self.engine.waiter_left(ticket, false);
+    }
+
     pub fn pass(&mut self, ms: u64) {
         self.now.mono_us += ms * US_PER_MS;
         self.now.wall_us += ms * US_PER_MS;
@@ -247,6 +265,7 @@ impl World {
     /// A value goes away, as by DEL.
     pub fn delete(&mut self, key: &Key) {
         let name = key.name.as_slice();
+        self.used.remove(name);
         for (engine, values) in [(&mut self.engine, &mut self.values), (&mut self.replica, &mut self.replica_values)] {
             if let Some(lock) = values.remove(name) {
                 engine.value_unlinked(key.borrow(), lock.alarm(), &lock);
@@ -260,9 +279,10 @@ impl World {
         let name = key.name.as_slice().to_vec();
         self.replica_values.insert(name.clone(), lock.clone());
         self.replica.value_arrived(key.borrow());
+        self.used.insert(name.clone(), permits_in_use(lock, self.now));
         self.values.insert(name, lock.clone());
         self.engine.value_arrived(key.borrow());
-        let tokens = lock.holds().iter().map(rlock_core::Hold::token);
+        let tokens = lock.holds().iter().map(Hold::token);
         let arrivals = lock.queue().into_iter().flat_map(|queue| queue.iter().map(|place| place.arrival));
         let newest = tokens.chain(arrivals).max().unwrap_or(0);
         self.engine.raise_token(newest);
@@ -270,18 +290,31 @@ impl World {
         self.last_token = self.last_token.max(newest);
     }
 
-    fn check(&self) {
-        for lock in self.values.values() {
+    fn check(&mut self) {
+        for (name, lock) in &self.values {
             check_exclusion(lock, self.now);
+            let in_use = permits_in_use(lock, self.now);
+            let was_used = self.used.insert(name.clone(), in_use).unwrap_or(0);
+            // There may be more in use than there are after there were made fewer.
+            assert!(in_use <= u64::from(lock.permits()).max(was_used), "no more permits are given than there are");
         }
         assert_eq!(self.values, self.replica_values, "a replica has what its master has");
     }
 }
 
+/// Leases that are not over. By their deadlines, since what the core calls live is a part of what is looked at.
+pub fn live(lock: &Lock, now: Now) -> impl Iterator<Item = &Hold> {
+    lock.holds().iter().filter(move |hold| hold.deadline_us() > now.mono_us)
+}
+
+fn permits_in_use(lock: &Lock, now: Now) -> u64 {
+    live(lock, now).filter(|hold| hold.mode() == Mode::Permits).map(|hold| u64::from(hold.count())).sum()
+}
+
 /// At most one owner, or one writer.
 pub fn check_exclusion(lock: &Lock, now: Now) {
-    let live: Vec<_> = lock.live_holds(now).collect();
-    let owner = |hold: &&rlock_core::Hold| hold.owner().as_slice().to_vec();
+    let live: Vec<_> = live(lock, now).collect();
+    let owner = |hold: &&Hold| hold.owner().as_slice().to_vec();
     match lock.kind() {
         Kind::Mutex | Kind::Fair => assert!(live.len() <= 1, "one owner at a time"),
         Kind::RwLock => {
@@ -289,6 +322,7 @@ pub fn check_exclusion(lock: &Lock, now: Now) {
                 assert!(live.iter().all(|hold| owner(hold) == owner(writer)), "a writer is alone");
             }
         }
+        // What a snapshot or a master says may be of a semaphore that was made smaller: whether more is given is a matter of a step.
         Kind::Semaphore => {}
     }
 }

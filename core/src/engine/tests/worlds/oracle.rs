@@ -45,6 +45,8 @@ pub(super) struct InLine {
     pub(super) until_ms: u64,
     /// A reader that wants to write stands ahead of all who do not.
     upgrades: bool,
+    /// It stands where the same request stood before.
+    is_repeated: bool,
 }
 
 /// What ACQUIRE asks for.
@@ -242,7 +244,7 @@ impl Oracle {
             }
             if let (true, Some(until_ms)) = (is_same, until_ms) {
                 // The same request once more stands where it stood.
-                self.line.insert(at, InLine { wish, until_ms, ..earlier });
+                self.line.insert(at, InLine { wish, until_ms, is_repeated: true, ..earlier });
                 return Told::Waits;
             }
             self.settle(now_ms);
@@ -270,7 +272,7 @@ impl Oracle {
         let Some(until_ms) = until_ms else { return Told::Nil };
         let ahead = self.line.iter().filter(|one| one.upgrades).count();
         let at = if upgrades { ahead } else { self.line.len() };
-        self.line.insert(at, InLine { owner, wish, until_ms, upgrades });
+        self.line.insert(at, InLine { owner, wish, until_ms, upgrades, is_repeated: false });
         Told::Waits
     }
 
@@ -403,8 +405,11 @@ impl Oracle {
     }
 }
 
-/// Whether an owner waits for itself, over all locks.
-pub(super) fn closes_a_circle(oracles: &[Oracle], owner: u8, now_ms: u64) -> bool {
+/// Whether an owner that begins to wait for a lock waits for itself, over all of them. Who goes on waiting was asked that before.
+pub(super) fn closes_a_circle(oracles: &[Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
+    if oracles[key].line.iter().any(|one| one.owner == owner && one.is_repeated) {
+        return false;
+    }
     let mut seen: Vec<u8> = Vec::new();
     let mut next = [owner].to_vec();
     while let Some(one) = next.pop() {

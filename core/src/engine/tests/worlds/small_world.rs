@@ -298,7 +298,7 @@ impl SmallWorld {
                     is_notified: request.notify.is_some(),
                 };
                 let told = oracles[key].acquire(owner, wish, now_ms);
-                if told == Told::Waits && oracle::closes_a_circle(oracles, owner, now_ms) {
+                if told == Told::Waits && oracle::closes_a_circle(oracles, key, owner, now_ms) {
                     oracles[key].line.retain(|one| one.owner != owner);
                     Told::Deadlock
                 } else {
