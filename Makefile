@@ -147,7 +147,7 @@ check-mutants: ## Build the module with each fault of check/mutants, and write d
 	@$(NEED) server
 	cargo run --quiet --release --package rlock-check -- mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
 
-fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: arguments, payloads, effects, commands
+fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: arguments, payloads, effects, commands, and these beside oracles; WRITE=1 counts them
 	@$(NEED) build
 	SECONDS_EACH=$(SECONDS) ./tools/fuzz
 

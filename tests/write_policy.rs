@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// The module looks at the server's files that often, and then some.
 const LOOKED_AT: Duration = Duration::from_secs(1);
 
-/// A lease and a session end while the only replica is silent, with one waiter each, blocked or not; and a wait comes to its end.
+/// A lease and a session end while the only replica is silent, with one waiter each, blocked or not.
 fn nothing_is_granted_without_replicas(master: &Server) {
     let replica = Server::replica_of(master, &[]);
     for setting in ["min-replicas-max-lag 1", "min-replicas-to-write 1"] {
@@ -28,8 +28,6 @@ fn nothing_is_granted_without_replicas(master: &Server) {
     let (mut client, mut holder) = (master.client(), Some(master.client()));
     holder.as_mut().expect("it is there").acquire("closes a PX 600000 SESSION 0");
     let mut closes = master.blocked_waiter("RLOCK.ACQUIRE closes b PX 600000 BLOCK 0");
-    let mut gives_up = master.notified_waiter("RLOCK.ACQUIRE closes c PX 600000 BLOCK 2000");
-    let mut blocked = master.blocked_waiter("RLOCK.ACQUIRE closes d PX 600000 BLOCK 2000");
     // Once more if the machine is so busy that the lease was over before the server noticed what it lacks.
     let mut lapses = loop {
         client.acquire("lapses a PX 3000");
@@ -43,8 +41,6 @@ fn nothing_is_granted_without_replicas(master: &Server) {
                 thread::sleep(lapses_at.saturating_duration_since(Instant::now()));
                 assert_still_waiting(&mut lapses);
                 assert_still_waiting(&mut closes);
-                assert_eq!(gives_up.reply(), Reply::Nil, "its time is over");
-                assert_eq!(blocked.reply(), Reply::Nil, "and so is that of the one that blocks");
             }
         });
         if holder.is_none() {
@@ -68,6 +64,37 @@ fn a_master_without_its_replicas_grants_nothing() {
 fn a_master_without_its_replicas_grants_nothing_where_config_is_renamed() {
     let lines = ["min-replicas-max-lag 1", "min-replicas-to-write 1", r#"rename-command CONFIG """#];
     nothing_is_granted_without_replicas(&Server::with(&lines));
+}
+
+/// However they wait.
+#[test]
+fn waits_end_in_their_time_while_replicas_lack() {
+    let master = Server::with(&["min-replicas-max-lag 1", "min-replicas-to-write 1"]);
+    let replica = Server::replica_of(&master, &[]);
+    let is_refused = || {
+        let answer = master.client().call("RLOCK.ACQUIRE other c PX 1");
+        matches!(answer, Reply::Error(line) if line.starts_with("NOREPLICAS"))
+    };
+    eventually(SOON, || !is_refused());
+    master.client().acquire("job a PX 600000");
+    loop {
+        let begun = Instant::now();
+        let mut notified = master.notified_waiter("RLOCK.ACQUIRE job b PX 600000 BLOCK 4000");
+        let mut blocked = master.blocked_waiter("RLOCK.ACQUIRE job c PX 600000 BLOCK 4000");
+        let mut is_in_time = false;
+        replica.while_stopped(|| {
+            eventually(SOON, is_refused);
+            is_in_time = begun.elapsed() < Duration::from_millis(4000);
+            assert_eq!(notified.reply(), Reply::Nil, "of the one that is answered on a channel");
+            assert_eq!(blocked.reply(), Reply::Nil, "and of the one that blocks");
+            assert!(is_refused(), "all that time");
+        });
+        if is_in_time {
+            return;
+        }
+        // The machine is so busy that the waits were over before the server noticed what it lacks.
+        eventually(SOON, || !is_refused());
+    }
 }
 
 /// How a disk fails, and what makes it work again.
