@@ -306,7 +306,11 @@ impl Oracle {
         let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
         match is_repeat(self.holds[at].mark, id, Verb::Release) {
             Err(stale) => return stale,
-            Ok(true) => return Told::Left(self.holds[at].count),
+            Ok(true) => {
+                let left = self.holds[at].count;
+                self.settle(now_ms);
+                return Told::Left(left);
+            }
             Ok(false) if self.holds[at].count < count => return Told::Refused,
             Ok(false) => {}
         }
@@ -405,9 +409,10 @@ impl Oracle {
     }
 }
 
-/// Whether an owner that begins to wait for a lock waits for itself, over all of them. Who goes on waiting was asked that before.
+/// Whether an owner that begins to wait for a lock waits for itself, over all of them. Who goes on waiting was asked that before; who waits
+/// for permits is not asked.
 pub(super) fn closes_a_circle(oracles: &[Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
-    if oracles[key].line.iter().any(|one| one.owner == owner && one.is_repeated) {
+    if oracles[key].line.iter().any(|one| one.owner == owner && (one.is_repeated || one.wish.mode == Mode::Permits)) {
         return false;
     }
     let mut seen: Vec<u8> = Vec::new();
