@@ -1,4 +1,4 @@
-//! What is recorded: operations of clients on locks. All times are microseconds on one steady clock of the process that records.
+//! What is recorded: operations of clients on locks. All times are microseconds on the steady clock of the machine that records.
 
 /// What a lock is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +146,21 @@ pub struct History {
     pub is_of_several_servers: bool,
     /// Nothing failed meanwhile but the server's wall clock: no connection was lost, and every request was taken.
     pub is_undisturbed: bool,
+    /// The server was there all the time, a master, and could write: what gives up, renews or cancels was taken, if its connection lived.
+    pub is_always_taken: bool,
+    /// In its pauses the server is there, and answers who waits when its time is over.
+    pub waits_end_in_pauses: bool,
+}
+
+impl Operation {
+    /// The token that it was granted.
+    #[must_use]
+    pub fn token(&self) -> Option<u64> {
+        match self.outcome {
+            Outcome::Granted(token) => Some(token),
+            _ => None,
+        }
+    }
 }
 
 /// Something that must not happen.
@@ -180,6 +195,8 @@ pub enum Rule {
     CancelEndsWaits,
     /// A command with a TOKEN changes no hold that has another one.
     TokenIsMeant,
+    /// What gives up, renews or cancels is never refused by a server that works, also if its memory is full.
+    GivingUpIsTaken,
     /// A repeated request counts once, and each answer has the number that its owner expects.
     CountsAreRight,
     /// A replica has what its master has.
@@ -194,7 +211,7 @@ pub enum Rule {
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Exclusion,
         Self::Permits,
         Self::HoldIsKept,
@@ -205,6 +222,7 @@ impl Rule {
         Self::NoLostWakeUp,
         Self::CancelEndsWaits,
         Self::TokenIsMeant,
+        Self::GivingUpIsTaken,
         Self::CountsAreRight,
         Self::ReplicaAgrees,
         Self::ReplicaDecidesNothing,
@@ -226,6 +244,7 @@ impl Rule {
             Self::NoLostWakeUp => "no lost wake-up",
             Self::CancelEndsWaits => "CANCEL ends waits",
             Self::TokenIsMeant => "TOKEN means one hold",
+            Self::GivingUpIsTaken => "giving up is taken",
             Self::CountsAreRight => "counts are right",
             Self::ReplicaAgrees => "replica agrees",
             Self::ReplicaDecidesNothing => "replica decides nothing",

@@ -11,6 +11,7 @@ use rlock_check::document;
 use rlock_check::drive::campaign::Campaign;
 use rlock_check::drive::faults::{self, Faulty, Row};
 use rlock_check::drive::harm::Faults;
+use rlock_check::drive::processes::{self, Order};
 use rlock_check::drive::server::Program;
 use rlock_check::drive::soak::{self, Sample};
 use rlock_check::history::Violation;
@@ -85,6 +86,9 @@ enum Command {
         /// Those whose names contain one of these; all if there is none.
         names: Vec<String>,
     },
+    /// Is a process of clients, which the checker starts.
+    #[command(hide = true, name = processes::COMMAND)]
+    Clients(Order),
     /// Checks an invented history, to see how long that takes.
     Speed {
         /// How long the history is.
@@ -120,7 +124,7 @@ fn main() -> Result<ExitCode> {
             let faults = if crashes { Faults::Crashes } else { Faults::Clock };
             let lasts = Duration::from_secs(seconds);
             let report = Campaign { program, lasts, seed, workers: clients, faults }.run()?;
-            println!("{} operations, {} grants, seed {seed}", report.history.operations.len(), report.grants);
+            println!("{} operations, {} locks granted, seed {seed}", report.history.operations.len(), report.locks);
             let came_of_it = tell(&report.violations);
             tell_where(report.keep(&records, &format!("run {seed}"))?.as_deref());
             Ok(came_of_it)
@@ -129,11 +133,12 @@ fn main() -> Result<ExitCode> {
             let lasts = Duration::from_secs(seconds);
             let is_whole = names.is_empty();
             let faulty = Faulty { module, servers, lasts, seed, workers: clients, names, records };
+            let head = faulty.head(&root()?)?;
             let rows = faulty.run(show_row)?;
-            println!("{}", faults::table(&faults::renewed("", &rows)));
+            println!("{}", faults::renewed("", &head, &rows).text());
             if let Some(document) = write {
                 let before = if is_whole { String::new() } else { document::read(&document, "test-faults")? };
-                document::write(&document, "test-faults", &faults::table(&faults::renewed(&before, &rows)))?;
+                document::write(&document, "test-faults", &faults::renewed(&before, &head, &rows).text())?;
             }
             let is_safe = rows.iter().all(|row| row.violations.is_empty());
             Ok(if is_safe { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -152,11 +157,12 @@ fn main() -> Result<ExitCode> {
             Ok(tell(&soaked.violations))
         }
         Command::Mutants { server, seconds, seed, write, names } => {
-            let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
+            let root = root()?;
             let target = root.join("target/mutants");
             let trial = Trial { root, target, server, lasts: Duration::from_secs(seconds), seed };
             show_mutants(&trial, &names, write.as_deref())
         }
+        Command::Clients(order) => processes::work(&order).map(|()| ExitCode::SUCCESS),
         Command::Speed { operations } => {
             let mut history = invented::history(operations, 1);
             let began = Instant::now();
@@ -165,6 +171,11 @@ fn main() -> Result<ExitCode> {
             Ok(tell(&violations))
         }
     }
+}
+
+/// The root of the tree that this program is of.
+fn root() -> Result<PathBuf> {
+    Ok(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?)
 }
 
 /// A server's name and its program.
@@ -187,11 +198,12 @@ fn show_sample(sample: &Sample) {
 
 fn show_row(row: &Row) {
     eprintln!(
-        "{:28} {:26} {:8} operations {:8} acquisitions {:4} violations",
+        "{:32} {:26} {:8} operations {:8} acquisitions {:8} locks {:4} violations",
         row.fault.name(),
         row.server,
         row.operations,
-        row.grants,
+        row.acquisitions,
+        row.locks,
         row.violations.len()
     );
     if !row.violations.is_empty() {
@@ -216,8 +228,9 @@ fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Res
         };
         let said = if verdict.is_caught() { "caught" } else { "NOT CAUGHT" };
         println!("{:24} {said:10} {}", mutant.name, mutant.what);
-        let rules = if verdict.rules.is_empty() { "nothing".into() } else { verdict.rules.join("; ") };
-        println!("{:24} histories: {rules}", "");
+        for tried in &verdict.histories {
+            println!("{:24} {}: {}", "", tried.fault.name(), tried.told());
+        }
         if let Some(worlds) = &verdict.worlds {
             println!("{:24} worlds: {}", "", if worlds.is_empty() { "nothing" } else { worlds });
         }

@@ -171,15 +171,16 @@ struct Owner<'h> {
     is_undisturbed: bool,
     /// Locks go from one server to another, with what was granted in that turn.
     may_leave: bool,
-    /// See [`History::pauses`].
+    /// When nobody was told that its time is over: see [`History::pauses`].
     pauses: &'h [Possible],
 }
 
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
 pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
     let mut violations = Vec::new();
-    let History { operations, pauses, is_of_several_servers, is_undisturbed, .. } = history;
-    let (is_undisturbed, may_leave, pauses) = (*is_undisturbed, *is_of_several_servers, pauses.as_slice());
+    let History { operations, pauses, is_of_several_servers, is_undisturbed, waits_end_in_pauses, .. } = history;
+    let (is_undisturbed, may_leave) = (*is_undisturbed, *is_of_several_servers);
+    let pauses = if *waits_end_in_pauses { &[] } else { pauses.as_slice() };
     let of_many = owners_of_many_keys(operations);
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {

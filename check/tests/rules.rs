@@ -235,6 +235,10 @@ fn nil_is_final_and_comes_in_time() {
     let mut paused = told(5000, 0);
     paused.0.pauses.push(Possible { from_us: 15_000, until_us: 4_900_000 });
     assert_eq!(paused.broken(), [], "nobody was told anything in between");
+    paused = told(5000, 0);
+    paused.0.pauses.push(Possible { from_us: 15_000, until_us: 4_900_000 });
+    paused.0.waits_end_in_pauses = true;
+    assert_eq!(paused.broken(), [Rule::NilIsFinal], "the server was there");
 }
 
 #[test]
@@ -646,4 +650,18 @@ fn a_wait_without_a_connection_is_passed() {
     };
     assert_eq!(told(102).broken(), []);
     assert_eq!(told(9_000).broken(), [Rule::NoLostWakeUp]);
+}
+
+#[test]
+fn a_release_that_is_refused_by_a_server_that_works() {
+    let release = Call::Release { count: 1, token: None, request_id: None };
+    let refused = || Told::mutex().granted(1, ALONE, 10, 5).call(1, ALONE, 20, 21, release, Outcome::Refused);
+    assert_eq!(refused().broken(), []);
+    let mut works = refused();
+    works.0.is_always_taken = true;
+    assert_eq!(works.broken(), [Rule::GivingUpIsTaken]);
+    // To acquire may be refused: the memory may be full.
+    let mut full = Told::mutex().call(1, ALONE, 20, 21, acquire(1, None, None), Outcome::Refused);
+    full.0.is_always_taken = true;
+    assert_eq!(full.broken(), []);
 }

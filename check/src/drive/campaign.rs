@@ -1,6 +1,8 @@
 //! Workers, a replica that comes in the middle, a wall clock that steps, and what is looked at in the end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::env;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -14,6 +16,7 @@ use super::half_open::Network;
 use super::harm::{Faults, Harm, Interruptions};
 use super::monitor::{Monitor, Orders};
 use super::parade;
+use super::processes::{Order, Process};
 use super::sentinel::Sentinels;
 use super::server::{Disk, Program, Server, WallClock};
 use super::wire::{Connection, now_us};
@@ -44,8 +47,10 @@ pub struct Report {
     pub record: Record,
     /// What of that the rules were asked about.
     pub history: History,
-    /// How many holds were given.
-    pub grants: usize,
+    /// How often a request to acquire was granted: an owner that has the lock may be granted it again.
+    pub acquisitions: usize,
+    /// How many different tokens there were: each is one lock that was given to one owner.
+    pub locks: usize,
     /// What must not have happened.
     pub violations: Vec<Violation>,
 }
@@ -62,8 +67,7 @@ pub(super) struct Limits {
 /// A lease that is longer than any wait leaves a waiter something to believe in, and what is held by nobody is free too late for those who wait.
 const LONG_LEASES: Limits = Limits { lease_ms: 5_000, wait_ms: 3_000 };
 
-/// Where a release may be lost with the server that heard of it, or a clock that is set back makes leases longer, the lock is free when its lease is
-/// over: that has to be within the slack.
+/// Where a release may be lost with the server that heard of it, the lock is free when its lease is over: that has to be within the slack.
 const SHORT_LEASES: Limits = Limits { lease_ms: 1_500, wait_ms: LONG_WAIT_MS };
 
 /// How long a server without a listener needs to stop propagating, and then some.
@@ -74,6 +78,9 @@ const CLIENTS_PER_SET: u64 = 6;
 
 /// A request for many keys is for three mutexes at most.
 const LEAST_SETS: u64 = 3;
+
+/// How many processes of clients there are. One of them is stopped at a time, and the others are to get on.
+const PROCESSES: u64 = 3;
 
 /// All keys and channels of a campaign end in it, so in a cluster they are in one slot.
 pub(super) const SLOT: &str = "{slot}";
@@ -134,22 +141,31 @@ impl Campaign {
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
             check_life(name, server.is_alive(), &server.log(), &mut violations);
         }
-        let (keys, Interruptions { pauses, demotions, .. }) = (keys.to_vec(), interruptions);
-        let (is_of_several_servers, is_undisturbed) = (self.faults.moves_slots(), self.faults == Faults::Clock);
-        let mut history = History { keys, operations, pauses, demotions, is_of_several_servers, is_undisturbed };
+        let (keys, Interruptions { pauses, demotions, violations: seen, .. }) = (keys.to_vec(), interruptions);
+        violations.extend(seen);
+        let mut history = History {
+            keys,
+            operations,
+            pauses,
+            demotions,
+            is_of_several_servers: self.faults.moves_slots(),
+            is_undisturbed: self.faults == Faults::Clock,
+            is_always_taken: self.faults.server_always_takes(),
+            waits_end_in_pauses: self.faults.ends_waits_in_pauses(),
+        };
         violations.extend(rules::check(&mut history));
         if violations.is_empty() {
             // Otherwise what was found explains why it failed.
             ended?;
         }
-        let is_grant = |one: &&Operation| matches!(one.outcome, crate::history::Outcome::Granted(_));
-        let grants = history.operations.iter().filter(is_grant).count();
-        Ok(Report { record, history, grants, violations })
+        let tokens = || history.operations.iter().filter_map(|one| one.token());
+        let (acquisitions, locks) = (tokens().count(), tokens().collect::<HashSet<_>>().len());
+        Ok(Report { record, history, acquisitions, locks, violations })
     }
 
     /// Whether clients reach the server through a network that can be led elsewhere.
     fn has_network(&self) -> bool {
-        self.faults == Faults::HalfOpen || self.faults.is_moving() || self.faults.is_in_cluster()
+        self.faults.loses_connections() || self.faults.is_moving() || self.faults.is_in_cluster()
     }
 
     /// The locks to compete for, with semaphores that are there.
@@ -181,6 +197,14 @@ impl Campaign {
         keys.into()
     }
 
+    /// Clients in processes of their own, where these are to be stopped.
+    fn start_processes(&self, address: SocketAddr, until_us: u64, keys: &[Key]) -> Result<Vec<Process>> {
+        let numbers = if self.faults == Faults::ClientStop { 0..PROCESSES } else { 0..0 };
+        let program = self.program.clients.clone().map_or_else(env::current_exe, Ok)?;
+        let order = |number| Order::of(address, until_us, number, self.seed, keys);
+        numbers.map(|number| Process::start(&program, &order(number))).collect()
+    }
+
     /// Lets the clients work, and puts what they recorded in the server's order.
     pub(super) fn record(
         &self,
@@ -201,10 +225,10 @@ impl Campaign {
         if is_moving {
             replica.follow(address)?;
         }
-        let has_sentinels = self.faults == Faults::Sentinel;
+        let has_sentinels = self.faults.has_sentinels();
         let sentinels = has_sentinels.then(|| Sentinels::of(&self.program.server, address)).transpose()?;
         let until_us = now_us() + u64::try_from(self.lasts.max(self.faults.lasts_at_least()).as_micros())?;
-        let limits = if self.faults.prolongs_holds() { SHORT_LEASES } else { LONG_LEASES };
+        let limits = if self.faults.forgets_releases() { SHORT_LEASES } else { LONG_LEASES };
         let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
         let (mut operations, interruptions) = thread::scope(|scope| {
             let mut workers = Vec::new();
@@ -223,13 +247,28 @@ impl Campaign {
                     Ok((worker.operations, worked))
                 }));
             }
+            let processes = self.start_processes(reached_at, until_us, keys)?;
             // Everybody is connected before something goes wrong.
             thread::sleep(Duration::from_millis(500));
             let (faults, seed, network, sentinels) = (self.faults, self.seed, network.as_ref(), sentinels.as_ref());
             let interruptions = Interruptions::default();
-            let harm = Harm { faults, master, replica, clock, network, sentinels, interruptions, behind_ms: 0, seed };
+            let harm = Harm {
+                faults,
+                master,
+                replica,
+                clock,
+                network,
+                sentinels,
+                processes: &processes,
+                interruptions,
+                behind_ms: 0,
+                seed,
+            };
             let interruptions = harm.go_on(until_us)?;
             let mut operations = Vec::new();
+            for process in processes {
+                operations.extend(process.finish()?);
+            }
             for worker in workers {
                 let (recorded, worked) = worker.join().map_err(|_| anyhow!("a client has panicked"))??;
                 operations.extend(recorded);

@@ -1,14 +1,16 @@
 //! Each fault on each server, checked, and the table of what came of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::campaign::Campaign;
 use super::harm::Faults;
 use super::server::Program;
 use crate::history::Violation;
+use crate::tree::git;
 
 /// All of it.
 #[derive(Clone, Debug)]
@@ -38,8 +40,10 @@ pub struct Row {
     pub server: String,
     /// How many operations were recorded.
     pub operations: usize,
-    /// How often a lock was acquired.
-    pub grants: usize,
+    /// How often a request to acquire was granted.
+    pub acquisitions: usize,
+    /// How many locks were given, each with a token of its own.
+    pub locks: usize,
     /// What must not have happened.
     pub violations: Vec<Violation>,
     /// Where all that was recorded is, if something of that happened.
@@ -65,17 +69,48 @@ impl Faulty {
                 let report = Campaign { program, lasts, seed, workers, faults: fault }
                     .run()
                     .with_context(|| format!("{} on {server}", fault.name()))?;
-                let (operations, grants) = (report.history.operations.len(), report.grants);
+                let (operations, acquisitions, locks) =
+                    (report.history.operations.len(), report.acquisitions, report.locks);
                 let record = report.keep(&self.records, &format!("{} {server} {seed}", fault.name()))?;
                 let (server, violations) = (server.clone(), report.violations);
-                let row = Row { fault, server, operations, grants, violations, record };
+                let row = Row { fault, server, operations, acquisitions, locks, violations, record };
                 show(&row);
                 rows.push(row);
             }
         }
         Ok(rows)
     }
+
+    /// What a table of this run begins with: how it was made, and of what.
+    ///
+    /// # Errors
+    ///
+    /// If git does not know the tree, or there is no date.
+    pub fn head(&self, root: &Path) -> Result<String> {
+        let commit = said(git(root).args(["rev-parse", "--short=12", "HEAD"]))?;
+        let is_changed = !said(git(root).args(["status", "--porcelain", "--untracked-files=no"]))?.is_empty();
+        let changed = if is_changed { " and changes" } else { "" };
+        let date = said(Command::new("date").args(["-u", "+%F"]))?;
+        let servers: Vec<&str> = self.servers.iter().map(|(name, _)| name.as_str()).collect();
+        let rows =
+            if self.names.is_empty() { "all rows".into() } else { format!("rows with {}", self.names.join(", ")) };
+        let (seconds, Self { workers, seed, .. }) = (self.lasts.as_secs(), self);
+        let servers = servers.join(", ");
+        Ok(format!(
+            "{HEAD}{rows} of {servers}: {seconds} s for each, {workers} clients, seed {seed}, commit {commit}{changed}, {date}"
+        ))
+    }
 }
+
+/// What a command says.
+fn said(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(output.status.success(), "{command:?} fails: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+/// How the lines above a table begin, one for each run that its rows are of.
+const HEAD: &str = "- ";
 
 /// What stands in the place of the fault in a line that sums up others.
 const SUM: &str = "all";
@@ -85,35 +120,45 @@ const SUM: &str = "all";
 pub struct Line {
     fault: String,
     server: String,
-    operations: usize,
-    grants: usize,
-    violations: usize,
+    counts: [usize; COUNTS],
+}
+
+/// Operations, acquisitions, locks and violations.
+const COUNTS: usize = 4;
+
+/// The lines of a table, and above it one for each run that they are of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    heads: Vec<String>,
+    lines: Vec<Line>,
 }
 
 impl Line {
     /// What a line of a table says; `None` if it is not about one fault on one server.
     fn read(line: &str) -> Option<Self> {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let ["", fault, server, operations, grants, violations, ""] = cells.as_slice() else { return None };
-        let number = |text: &&str| text.parse().ok();
-        let (operations, grants, violations) = (number(operations)?, number(grants)?, number(violations)?);
+        let ["", fault, server, counts @ .., ""] = cells.as_slice() else { return None };
+        let counts: Vec<usize> = counts.iter().map(|text| text.parse().ok()).collect::<Option<_>>()?;
         let (fault, server) = ((*fault).to_owned(), (*server).to_owned());
         let is_sum = fault == SUM;
-        (!server.is_empty() && !is_sum).then_some(Self { fault, server, operations, grants, violations })
+        (!server.is_empty() && !is_sum).then_some(Self { fault, server, counts: counts.try_into().ok()? })
     }
 }
 
 impl From<&Row> for Line {
     fn from(row: &Row) -> Self {
-        let Row { fault, server, operations, grants, violations, .. } = row;
-        let (fault, violations) = (fault.name().to_owned(), violations.len());
-        Self { fault, server: server.clone(), operations: *operations, grants: *grants, violations }
+        let Row { fault, server, operations, acquisitions, locks, violations, .. } = row;
+        let counts = [*operations, *acquisitions, *locks, violations.len()];
+        Self { fault: fault.name().to_owned(), server: server.clone(), counts }
     }
 }
 
-/// The lines of a table as it was, in which those of the same fault on the same server are the new ones.
+/// A table as it was, in which the lines of the same fault on the same server are the new ones. The head of the new run is added to those that
+/// are there.
 #[must_use]
-pub fn renewed(before: &str, rows: &[Row]) -> Vec<Line> {
+pub fn renewed(before: &str, head: &str, rows: &[Row]) -> Table {
+    let mut heads: Vec<String> = before.lines().filter(|line| line.starts_with(HEAD)).map(str::to_owned).collect();
+    heads.push(head.to_owned());
     let mut lines: Vec<Line> = before.lines().filter_map(Line::read).collect();
     for new in rows.iter().map(Line::from) {
         match lines.iter_mut().find(|line| (&line.fault, &line.server) == (&new.fault, &new.server)) {
@@ -121,36 +166,45 @@ pub fn renewed(before: &str, rows: &[Row]) -> Vec<Line> {
             None => lines.push(new),
         }
     }
-    lines
+    Table { heads, lines }
 }
 
-/// A table of Markdown, with the sums of each server and of all.
-#[must_use]
-pub fn table(lines: &[Line]) -> String {
-    let mut text =
-        String::from("| fault | server | operations | acquisitions | violations |\n|---|---|---:|---:|---:|\n");
-    for Line { fault, server, operations, grants, violations } in lines {
-        text.push_str(&format!("| {fault} | {server} | {operations} | {grants} | {violations} |\n"));
-    }
-    let mut servers: Vec<&str> = Vec::new();
-    for Line { server, .. } in lines {
-        if !servers.contains(&server.as_str()) {
-            servers.push(server);
+impl Table {
+    /// It in Markdown, with the sums of each server and of all.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let Self { heads, lines } = self;
+        let mut text = format!("{}\n\n", heads.join("\n"));
+        text.push_str("| fault | server | operations | acquisitions | locks granted | violations |\n");
+        text.push_str("|---|---|---:|---:|---:|---:|\n");
+        for Line { fault, server, counts } in lines {
+            text.push_str(&row(fault, server, counts));
         }
+        let mut servers: Vec<&str> = Vec::new();
+        for Line { server, .. } in lines {
+            if !servers.contains(&server.as_str()) {
+                servers.push(server);
+            }
+        }
+        for server in servers {
+            text.push_str(&row(SUM, server, &sum(lines.iter().filter(|line| line.server == server))));
+        }
+        text.push_str(&row(SUM, "", &sum(lines.iter())));
+        text
     }
-    for server in servers {
-        text.push_str(&sum(&format!(" {server}"), lines.iter().filter(|line| line.server == server)));
-    }
-    text.push_str(&sum("", lines.iter()));
-    text
 }
 
-fn sum<'l>(server: &str, lines: impl Iterator<Item = &'l Line>) -> String {
-    let add = |[operations, grants, violations]: [usize; 3], line: &Line| {
-        [operations + line.operations, grants + line.grants, violations + line.violations]
-    };
-    let [operations, grants, violations] = lines.fold([0; 3], add);
-    format!("| {SUM} |{server} | {operations} | {grants} | {violations} |\n")
+fn row(fault: &str, server: &str, counts: &[usize; COUNTS]) -> String {
+    let cells = counts.map(|count| format!(" {count} |")).concat();
+    let server = if server.is_empty() { String::new() } else { format!(" {server}") };
+    format!("| {fault} |{server} |{cells}\n")
+}
+
+fn sum<'l>(lines: impl Iterator<Item = &'l Line>) -> [usize; COUNTS] {
+    lines.fold([0; COUNTS], |mut all, line| {
+        all.iter_mut().zip(line.counts).for_each(|(sum, count)| *sum += count);
+        all
+    })
 }
 
 #[cfg(test)]
@@ -159,20 +213,25 @@ mod tests {
 
     #[test]
     fn a_row_takes_the_place_of_the_one_before() {
-        let row = |fault, server: &str, grants| Row {
+        let row = |fault, server: &str, locks| Row {
             fault,
             server: server.into(),
-            operations: 2 * grants,
-            grants,
+            operations: 3 * locks,
+            acquisitions: 2 * locks,
+            locks,
             violations: Vec::new(),
             record: None,
         };
-        let before = table(&renewed("", &[row(Faults::Kill, "one", 10), row(Faults::Stop, "one", 20)]));
-        assert!(before.ends_with("| all | | 60 | 30 | 0 |\n"), "{before}");
-        let after = table(&renewed(&before, &[row(Faults::Stop, "one", 7), row(Faults::Stop, "two", 1)]));
-        let new = ["| SIGSTOP and SIGCONT | one | 14 | 7 | 0 |", "| SIGSTOP and SIGCONT | two | 2 | 1 | 0 |"];
-        let sums = ["| all | one | 34 | 17 | 0 |", "| all | two | 2 | 1 | 0 |", "| all | | 36 | 18 | 0 |"];
-        assert_eq!(after.lines().nth(2), before.lines().nth(2));
-        assert_eq!(after.lines().skip(3).collect::<Vec<_>>(), [new[0], new[1], sums[0], sums[1], sums[2]]);
+        let before = renewed("", "- first", &[row(Faults::Kill, "one", 10), row(Faults::Stop, "one", 20)]).text();
+        assert!(before.starts_with("- first\n\n| fault |"), "{before}");
+        assert!(before.ends_with("| all | | 90 | 60 | 30 | 0 |\n"), "{before}");
+        let rows = [row(Faults::Stop, "one", 7), row(Faults::Stop, "two", 1)];
+        let after = renewed(&before, "- second", &rows).text();
+        assert!(after.starts_with("- first\n- second\n\n| fault |"), "{after}");
+        let new = ["| SIGSTOP and SIGCONT | one | 21 | 14 | 7 | 0 |", "| SIGSTOP and SIGCONT | two | 3 | 2 | 1 | 0 |"];
+        let sums =
+            ["| all | one | 51 | 34 | 17 | 0 |", "| all | two | 3 | 2 | 1 | 0 |", "| all | | 54 | 36 | 18 | 0 |"];
+        let kept = before.lines().find(|line| line.starts_with("| kill")).expect("a row");
+        assert_eq!(after.lines().skip(5).collect::<Vec<_>>(), [kept, new[0], new[1], sums[0], sums[1], sums[2]]);
     }
 }

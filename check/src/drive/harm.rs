@@ -1,21 +1,24 @@
 //! What goes wrong while clients work.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use redis::Value;
 
 use super::campaign::text;
 use super::cluster;
 use super::half_open::Network;
+use super::processes::Process;
 use super::sentinel::Sentinels;
 use super::server::{Disk, Server, WallClock};
 use super::wire::{Connection, now_us};
-use crate::history::Outcome;
+use crate::history::{Outcome, Rule, Violation};
 use crate::timeline::Possible;
 
 /// One kind of fault.
@@ -31,6 +34,8 @@ pub enum Faults {
     Kill,
     /// The server is stopped and goes on, as by SIGSTOP and SIGCONT.
     Stop,
+    /// Processes of clients are stopped and go on, mostly for longer than their leases.
+    ClientStop,
     /// Every connection is ended by CLIENT KILL, again and again.
     ClientKill,
     /// Connections are lost, and the server does not know of it for a while.
@@ -47,21 +52,36 @@ pub enum Faults {
     Failover,
     /// Sentinels put the replica in the place of the server, which is killed, or lives and does not know yet.
     Sentinel,
+    /// Sentinels put the replica in the place of a server that stands still, and goes on as a master until it is told.
+    SentinelStop,
+    /// The same as [`Faults::Sentinel`], and in between connections are ended by CLIENT KILL, or lost.
+    SentinelStorms,
     /// The slot of all keys moves between two nodes of a cluster, to and fro.
     SlotMoves,
-    /// The same, and now and then one of the two is killed in the middle of it and comes back with what is on its disk.
+    /// The same, and now and then one of the two, or both at once, are killed in the middle of it and come back with what is on their disks.
     SlotMovesAndKills,
     /// A replica in a cluster takes over by `CLUSTER FAILOVER`, in agreement with its master: nothing may be lost.
     ClusterFailover,
-    /// The same without asking the master, by `FORCE` or `TAKEOVER`: both may be masters for a moment.
+    /// The same with `FORCE`: the other nodes vote, but the master is not asked, and both may be masters for a moment.
+    ClusterForce,
+    /// The same with `TAKEOVER`: nobody is asked.
     ClusterTakeover,
+    /// As [`Faults::Kill`], of the node of a cluster that has the slot.
+    KillInCluster,
+    /// As [`Faults::Stop`], of that node.
+    StopInCluster,
+    /// As [`Faults::ClientKill`], on that node.
+    ClientKillInCluster,
+    /// As [`Faults::HalfOpen`], to that node.
+    HalfOpenInCluster,
 }
 
 impl Faults {
     /// Those of the table, each by itself.
-    pub const EACH: [Self; 15] = [
+    pub const EACH: [Self; 23] = [
         Self::Kill,
         Self::Stop,
+        Self::ClientStop,
         Self::ClientKill,
         Self::HalfOpen,
         Self::Clock,
@@ -71,10 +91,17 @@ impl Faults {
         Self::Demotion,
         Self::Failover,
         Self::Sentinel,
+        Self::SentinelStop,
+        Self::SentinelStorms,
         Self::SlotMoves,
         Self::SlotMovesAndKills,
         Self::ClusterFailover,
+        Self::ClusterForce,
         Self::ClusterTakeover,
+        Self::KillInCluster,
+        Self::StopInCluster,
+        Self::ClientKillInCluster,
+        Self::HalfOpenInCluster,
     ];
 
     /// As it is called in tables.
@@ -86,6 +113,7 @@ impl Faults {
             Self::Disconnects => "disconnects",
             Self::Kill => "kill -9 and restart",
             Self::Stop => "SIGSTOP and SIGCONT",
+            Self::ClientStop => "SIGSTOP of clients",
             Self::ClientKill => "CLIENT KILL storms",
             Self::HalfOpen => "connections lost, half open",
             Self::Memory => "maxmemory reached",
@@ -97,14 +125,21 @@ impl Faults {
             Self::SlotMoves => "a slot moves to and fro",
             Self::SlotMovesAndKills => "a slot moves, kill -9",
             Self::ClusterFailover => "CLUSTER FAILOVER",
-            Self::ClusterTakeover => "CLUSTER FAILOVER, forced",
+            Self::ClusterForce => "CLUSTER FAILOVER FORCE",
+            Self::ClusterTakeover => "CLUSTER FAILOVER TAKEOVER",
+            Self::SentinelStop => "SIGSTOP and failover by Sentinel",
+            Self::SentinelStorms => "Sentinel, CLIENT KILL, half open",
+            Self::KillInCluster => "kill -9 in a cluster",
+            Self::StopInCluster => "SIGSTOP in a cluster",
+            Self::ClientKillInCluster => "CLIENT KILL in a cluster",
+            Self::HalfOpenInCluster => "half open, in a cluster",
         }
     }
 
     /// What the server writes to its disk.
     pub(super) fn disk(self) -> Disk {
         match self {
-            Self::Crashes | Self::Kill | Self::SlotMovesAndKills => Disk::Always,
+            Self::Crashes | Self::Kill | Self::KillInCluster | Self::SlotMovesAndKills => Disk::Always,
             Self::FullDisk => Disk::EverySecond,
             _ => Disk::None,
         }
@@ -112,22 +147,46 @@ impl Faults {
 
     /// Whether the other server is the one to ask afterwards, at the same address as far as clients know.
     pub(super) fn is_moving(self) -> bool {
-        matches!(self, Self::Failover | Self::Sentinel)
+        self == Self::Failover || self.has_sentinels()
+    }
+
+    /// Whether Sentinels watch the server.
+    pub(super) fn has_sentinels(self) -> bool {
+        matches!(self, Self::Sentinel | Self::SentinelStop | Self::SentinelStorms)
+    }
+
+    /// Whether connections may be lost in the network.
+    pub(super) fn loses_connections(self) -> bool {
+        matches!(self, Self::HalfOpen | Self::HalfOpenInCluster | Self::SentinelStorms)
+    }
+
+    /// Whether the server takes what gives up, renews or cancels at any moment: it is there all the time, a master, and can write.
+    pub(super) fn server_always_takes(self) -> bool {
+        use Faults::{ClientKill, ClientStop, Clock, HalfOpen, Memory, OutputBuffers, Stop};
+        let in_cluster = [Self::StopInCluster, Self::ClientKillInCluster, Self::HalfOpenInCluster];
+        [Clock, Stop, ClientStop, ClientKill, HalfOpen, Memory, OutputBuffers].contains(&self)
+            || in_cluster.contains(&self)
+    }
+
+    /// Whether who waits is answered when its time is over, also in a pause: writing is refused then, and the server is there.
+    pub(super) fn ends_waits_in_pauses(self) -> bool {
+        self == Self::FullDisk
     }
 
     /// How long a campaign has to last to show something: until after the first fault.
     pub(super) fn lasts_at_least(self) -> Duration {
-        if self == Self::Sentinel { Duration::from_secs(10) } else { Duration::ZERO }
+        if self.has_sentinels() || self == Self::FullDisk { Duration::from_secs(10) } else { Duration::ZERO }
     }
 
-    /// Whether a hold may outlast its release, or its lease: see `SHORT_LEASES` in `campaign.rs`.
-    pub(super) fn prolongs_holds(self) -> bool {
-        matches!(self, Self::Kill | Self::Failover | Self::Sentinel | Self::ClusterTakeover)
+    /// Whether a hold may outlast its release: see `SHORT_LEASES` in `campaign.rs`.
+    pub(super) fn forgets_releases(self) -> bool {
+        self.is_moving() || matches!(self, Self::ClusterForce | Self::ClusterTakeover)
     }
 
     /// Whether the two servers are nodes of a cluster.
     pub(super) fn is_in_cluster(self) -> bool {
-        self.moves_slots() || self.replica_takes_over()
+        let alone = [Self::KillInCluster, Self::StopInCluster, Self::ClientKillInCluster, Self::HalfOpenInCluster];
+        self.moves_slots() || self.replica_takes_over() || alone.contains(&self)
     }
 
     /// Whether the keys are on two nodes for a while, some on each.
@@ -137,7 +196,7 @@ impl Faults {
 
     /// Whether one of the nodes of a cluster is the other one's replica.
     pub(super) fn replica_takes_over(self) -> bool {
-        matches!(self, Self::ClusterFailover | Self::ClusterTakeover)
+        matches!(self, Self::ClusterFailover | Self::ClusterForce | Self::ClusterTakeover)
     }
 }
 
@@ -150,6 +209,8 @@ pub(super) struct Interruptions {
     pub(super) pauses: Vec<Possible>,
     /// The server was a replica.
     pub(super) demotions: Vec<Possible>,
+    /// What must not have happened, and was seen by who did harm.
+    pub(super) violations: Vec<Violation>,
 }
 
 impl Interruptions {
@@ -180,6 +241,8 @@ pub(super) struct Harm<'h> {
     pub(super) replica: &'h mut Server,
     pub(super) network: Option<&'h Network>,
     pub(super) sentinels: Option<&'h Sentinels>,
+    /// Clients in processes of their own.
+    pub(super) processes: &'h [Process],
     pub(super) interruptions: Interruptions,
     /// How far the wall clock was set back at kills, in all.
     pub(super) behind_ms: i64,
@@ -189,9 +252,15 @@ pub(super) struct Harm<'h> {
 /// The wall clock steps by up to so many milliseconds in either direction.
 const STEP_MS: i64 = 3_600_000;
 
-/// So many milliseconds the wall clock steps back whenever the server is killed. Deadlines on disk are moments of that clock, so more would
-/// keep the locks of clients that were lost for long. A restart mostly takes less, so the clock is behind tokens that were given.
+/// So many milliseconds the wall clock steps back at some of the times when the server is killed. Deadlines on disk are moments of that
+/// clock, so with more of it the locks of clients that were lost are kept for longer than the slack. A restart mostly takes less, so the clock is
+/// behind tokens that were given.
 const BACK_MS: i64 = 100;
+const GOES_BACK: f64 = 0.3;
+
+/// How often the disk is full for long, apart from the first time: then every wait that began before is over for longer than the slack.
+const LONG_FULL: f64 = 0.1;
+const LONG_FULL_TIME: Duration = Duration::from_secs(6);
 
 /// What a client that does not read is sent, so that its buffer runs over.
 const BIG_BYTES: usize = 1_000_000;
@@ -203,6 +272,13 @@ const WAITS_END_US: u64 = 2_000_000;
 const QUIET: f64 = 0.2;
 const QUIET_TIME: Duration = Duration::from_secs(5);
 
+/// For how long a process of clients is stopped: mostly longer than its leases, and shorter than the slack, so that what it has heard too late is
+/// not taken for something that was said too late.
+const STOPPED_MS: RangeInclusive<u64> = 50..=1_200;
+
+/// How often clients lose their connections from one failover to the next.
+const STORMS: u32 = 4;
+
 /// How long a replica that has taken over is left in peace.
 const BETWEEN_TAKEOVERS: Duration = Duration::from_millis(2_500);
 
@@ -212,8 +288,11 @@ const COMES_BACK_US: u64 = 2_500_000;
 /// When there is room on its disk, a server finds it out within this time: it tries again each second.
 const WRITES_AGAIN_US: u64 = 1_500_000;
 
-/// How often one of two nodes is killed at a step of a move.
+/// How often one of two nodes, or both, are killed at a step of a move.
 const KILLED: f64 = 0.1;
+
+/// How long a node of a cluster that was killed, and is there again, is left in peace.
+const BETWEEN_KILLS: Duration = Duration::from_millis(1_500);
 
 /// How long a hold may outlive its connection on a busy machine.
 const GONE_US: u64 = 2_000_000;
@@ -253,32 +332,53 @@ impl Harm<'_> {
             },
             Faults::Disconnects if random.random_bool(0.1) => self.master.stand_still(span / 4),
             Faults::Disconnects => cut_connections(address, 0.2, random),
-            Faults::Kill => {
-                self.master.kill()?;
-                self.behind_ms += BACK_MS;
-                self.clock.step_to(-self.behind_ms)?;
-                self.master.restart()
+            Faults::Kill => self.kill(random.random_bool(GOES_BACK)),
+            Faults::KillInCluster => {
+                let from_us = now_us();
+                self.kill(random.random_bool(GOES_BACK))?;
+                cluster::wait_until_it_is_up(self.master)?;
+                self.interruptions.pause(from_us, now_us());
+                thread::sleep(BETWEEN_KILLS);
+                Ok(())
             }
-            Faults::Stop => self.master.stand_still(span),
-            Faults::ClientKill => cut_connections(address, 1.0, random),
-            Faults::HalfOpen => {
-                if let Some(network) = self.network {
-                    network.lose(|| random.random_bool(0.2));
-                }
+            Faults::Stop | Faults::StopInCluster => self.master.stand_still(span),
+            Faults::ClientStop => {
+                let stopped = self.processes.choose(random).context("there are processes of clients")?;
+                stopped.stand_still(Duration::from_millis(random.random_range(STOPPED_MS)))
+            }
+            Faults::ClientKill | Faults::ClientKillInCluster => cut_connections(address, 1.0, random),
+            Faults::HalfOpen | Faults::HalfOpenInCluster => {
+                self.lose_connections(random);
                 Ok(())
             }
             Faults::Memory => between(address, span, "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0").map(drop),
             Faults::FullDisk => {
                 let from_us = now_us();
                 self.master.limit_files(Some(0))?;
-                thread::sleep(span * 4);
+                let is_long = self.interruptions.pauses.is_empty() || random.random_bool(LONG_FULL);
+                thread::sleep(if is_long { LONG_FULL_TIME } else { span * 4 });
                 self.master.limit_files(None)?;
                 self.interruptions.pause(from_us, now_us() + WRITES_AGAIN_US);
                 Ok(())
             }
-            Faults::OutputBuffers => overrun(address, random),
+            Faults::OutputBuffers => {
+                self.interruptions.violations.extend(overrun(address, random)?);
+                Ok(())
+            }
             Faults::Failover => self.fail_over(|replica| Connection::open(replica)?.ask("REPLICAOF NO ONE").map(drop)),
-            Faults::Sentinel => self.be_replaced(random.random_bool(0.5)),
+            Faults::Sentinel => self.be_replaced(if random.random_bool(0.5) { Ends::Dies } else { Ends::IsTold }),
+            Faults::SentinelStop => self.be_replaced(Ends::StandsStill),
+            Faults::SentinelStorms => {
+                for _ in 0..STORMS {
+                    if random.random_bool(0.5) {
+                        cut_connections(address, 0.5, random)?;
+                    } else {
+                        self.lose_connections(random);
+                    }
+                    thread::sleep(span);
+                }
+                self.be_replaced(if random.random_bool(0.5) { Ends::Dies } else { Ends::IsTold })
+            }
             Faults::ClusterFailover => {
                 let from_us = now_us();
                 let until_us = self.take_over("")? + WAITS_END_US;
@@ -288,22 +388,23 @@ impl Harm<'_> {
                 }
                 Ok(())
             }
-            Faults::ClusterTakeover => {
-                let how = if random.random_bool(0.5) { "FORCE" } else { "TAKEOVER" };
-                self.interruptions.takeovers_us.push(now_us());
-                self.take_over(how)?;
-                self.interruptions.takeovers_us.push(now_us());
-                // Until the next one, clients prove something.
-                thread::sleep(BETWEEN_TAKEOVERS);
-                Ok(())
-            }
+            Faults::ClusterForce => self.take_over_unasked("FORCE"),
+            Faults::ClusterTakeover => self.take_over_unasked("TAKEOVER"),
             Faults::SlotMoves => self.move_slot(|_| Ok(())),
             Faults::SlotMovesAndKills => {
                 let mut kills = Vec::new();
                 let moved = self.move_slot(|ends| {
                     if random.random_bool(KILLED) {
-                        let (killed, from_us) = (random.random_range(0..ends.len()), now_us());
-                        ends.get_mut(killed).map_or(Ok(()), |end| end.kill_and_restart())?;
+                        // One of them, or all.
+                        let (only, from_us) = (random.random_range(0..=ends.len()), now_us());
+                        let is_killed = |at: usize| only == at || only == ends.len();
+                        let killed: Vec<usize> = (0..ends.len()).filter(|at| is_killed(*at)).collect();
+                        for at in &killed {
+                            ends.get_mut(*at).map_or(Ok(()), |end| end.kill())?;
+                        }
+                        for at in &killed {
+                            ends.get_mut(*at).map_or(Ok(()), |end| end.restart())?;
+                        }
                         kills.push((from_us, now_us() + COMES_BACK_US));
                     }
                     Ok(())
@@ -322,7 +423,44 @@ impl Harm<'_> {
     }
 }
 
+/// How a server ends that is replaced by Sentinels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    /// It is killed.
+    Dies,
+    /// It lives, and a Sentinel is told to replace it.
+    IsTold,
+    /// It stands still until another one is in its place.
+    StandsStill,
+}
+
 impl Harm<'_> {
+    /// The server is killed and comes back; its wall clock may be set back meanwhile.
+    fn kill(&mut self, clock_goes_back: bool) -> Result<()> {
+        self.master.kill()?;
+        if clock_goes_back {
+            self.behind_ms += BACK_MS;
+            self.clock.step_to(-self.behind_ms)?;
+        }
+        self.master.restart()
+    }
+
+    fn lose_connections(&self, random: &mut StdRng) {
+        if let Some(network) = self.network {
+            network.lose(|| random.random_bool(0.2));
+        }
+    }
+
+    /// The replica of a cluster takes over without its master being asked.
+    fn take_over_unasked(&mut self, how: &str) -> Result<()> {
+        self.interruptions.takeovers_us.push(now_us());
+        self.take_over(how)?;
+        self.interruptions.takeovers_us.push(now_us());
+        // Until the next one, clients prove something.
+        thread::sleep(BETWEEN_TAKEOVERS);
+        Ok(())
+    }
+
     /// The master is killed, its replica is promoted, and the old one follows it when it comes back. Clients find the new one through
     /// the network.
     fn fail_over(&mut self, promote: impl FnOnce(SocketAddr) -> Result<()>) -> Result<()> {
@@ -342,16 +480,20 @@ impl Harm<'_> {
         }
     }
 
-    /// The Sentinels find that the master is dead, or are told to replace it while it works.
-    fn be_replaced(&mut self, dies: bool) -> Result<()> {
+    /// The Sentinels find that the master is dead, or does not answer, or are told to replace it while it works.
+    fn be_replaced(&mut self, ends: Ends) -> Result<()> {
         let sentinels = self.sentinels.context("there are Sentinels")?;
         sentinels.wait_until_ready(self.master.address())?;
-        if dies {
+        if ends == Ends::Dies {
             // They would make it follow as well, ten seconds after it has come back.
             return self.fail_over(|replica| sentinels.wait_for(replica));
         }
         self.interruptions.takeovers_us.push(now_us());
-        sentinels.fail_over_to(self.replica.address())?;
+        if ends == Ends::StandsStill {
+            self.master.stand_still_until(|| sentinels.wait_for(self.replica.address()))?;
+        } else {
+            sentinels.fail_over_to(self.replica.address())?;
+        }
         self.lead_to_replica();
         std::mem::swap(self.master, self.replica);
         // Until then it may have given something to whoever was still connected.
@@ -409,8 +551,9 @@ fn cut_connections(address: SocketAddr, share: f64, random: &mut StdRng) -> Resu
     Ok(())
 }
 
-/// A client asks for locks with a session, and for more than it reads: the server closes it, with what it holds.
-fn overrun(address: SocketAddr, random: &mut StdRng) -> Result<()> {
+/// A client asks for locks with a session, and for more than it reads: the server closes it, with what it holds. Returns what is not as it has
+/// to be then.
+fn overrun(address: SocketAddr, random: &mut StdRng) -> Result<Option<Violation>> {
     let mut greedy = Connection::open(address)?;
     let name = format!("overrun-{}", random.random_range(0..4));
     for _ in 0..BIG_REPLIES {
@@ -424,10 +567,13 @@ fn overrun(address: SocketAddr, random: &mut StdRng) -> Result<()> {
     let mut control = Connection::open(address)?;
     let deadline_us = now_us() + GONE_US;
     while control.ask(&format!("RLOCK.PTTL {name}"))? != Value::Int(-2) {
-        ensure!(now_us() < deadline_us, "{name} is held by a client that was closed");
+        if now_us() > deadline_us {
+            let story = format!("{name} is held by a client that was closed because it did not read");
+            return Ok(Some(Violation { rule: Rule::NothingIsLeftOver, story }));
+        }
         thread::sleep(Duration::from_millis(5));
     }
-    Ok(())
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! | [`harm`] | what goes wrong meanwhile |
 //! | [`cluster`] | two nodes of a cluster: a slot goes from one to the other, or a replica takes over |
 //! | [`sentinel`] | Sentinels that put a replica in the place of a master |
+//! | [`processes`] | clients in processes of their own, with the crate `rlock-client`: what they believe while they are stopped |
 //! | [`half_open`] | a network that loses connections |
 //! | [`faults`] | a campaign for each fault on each server, and the table of them |
 //! | [`soak`] | a long load, and whether memory and latency stay as they are |
@@ -26,6 +27,7 @@ pub mod half_open;
 pub mod harm;
 pub mod monitor;
 pub mod parade;
+pub mod processes;
 pub mod retries;
 pub mod scenes;
 pub mod sentinel;

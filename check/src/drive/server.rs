@@ -30,13 +30,15 @@ pub struct Program {
     pub loses_clients: bool,
     /// Whether it is a node of a cluster.
     pub is_cluster: bool,
+    /// This checker with the client to use where clients are processes of their own; the one that runs if it is `None`.
+    pub clients: Option<PathBuf>,
 }
 
 impl Program {
     /// A server by itself that writes nothing to its disk.
     #[must_use]
     pub fn alone(server: PathBuf, module: PathBuf) -> Self {
-        Self { server, module, disk: Disk::None, loses_clients: false, is_cluster: false }
+        Self { server, module, disk: Disk::None, loses_clients: false, is_cluster: false, clients: None }
     }
 }
 
@@ -156,9 +158,22 @@ impl Server {
     ///
     /// If it cannot be signalled.
     pub fn stand_still(&self, lasts: Duration) -> Result<()> {
-        self.signal("-STOP")?;
-        thread::sleep(lasts);
-        self.signal("-CONT")
+        self.stand_still_until(|| {
+            thread::sleep(lasts);
+            Ok(())
+        })
+    }
+
+    /// Lets it stand still until something has happened.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be signalled, or that does not happen.
+    pub fn stand_still_until(&self, has_happened: impl FnOnce() -> Result<()>) -> Result<()> {
+        signal(&self.child, "-STOP")?;
+        let happened = has_happened();
+        signal(&self.child, "-CONT")?;
+        happened
     }
 
     /// From now on none of its files may grow beyond so many bytes, as on a full disk.
@@ -170,12 +185,6 @@ impl Server {
         let limit = bytes.map_or("--fsize=unlimited:".into(), |bytes| format!("--fsize={bytes}:"));
         let status = Command::new("prlimit").args(["--pid", &self.child.id().to_string(), &limit]).status()?;
         ensure!(status.success(), "the files of the server cannot be limited");
-        Ok(())
-    }
-
-    fn signal(&self, signal: &str) -> Result<()> {
-        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status()?;
-        ensure!(status.success(), "the server cannot be sent {signal}");
         Ok(())
     }
 
@@ -201,6 +210,13 @@ impl Server {
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
+}
+
+/// Sends a signal to a process of one's own.
+pub(super) fn signal(process: &Child, signal: &str) -> Result<()> {
+    let status = Command::new("kill").args([signal, &process.id().to_string()]).status()?;
+    ensure!(status.success(), "process {} cannot be sent {signal}", process.id());
+    Ok(())
 }
 
 /// A port that nobody listens at, at this moment.

@@ -1,8 +1,7 @@
 //! One connection, and what its answers mean.
 
 use std::net::SocketAddr;
-use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use redis::{Cmd, ConnectionLike, ErrorKind, RedisError, Value};
@@ -16,12 +15,13 @@ const READ_TIMEOUT: Duration = Duration::from_secs(40);
 /// How often a request is sent on before its last redirection is taken for the answer.
 const MOST_REDIRECTIONS: u32 = 5;
 
-/// Microseconds of the steady clock of this process.
+/// Microseconds of the steady clock of this machine: the same in all processes.
 #[must_use]
 pub fn now_us() -> u64 {
-    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let us = Duration::try_from(now).unwrap_or_default().as_micros();
     // 0 is before everything.
-    u64::try_from(BEGAN.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_add(1)
+    u64::try_from(us).unwrap_or(u64::MAX).saturating_add(1)
 }
 
 /// One connection. In a cluster, what is asked about a lock goes to another node if that is the answer; the connection that was left is

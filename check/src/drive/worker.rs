@@ -2,6 +2,7 @@
 //!
 //! Each acquisition has an owner of its own, so what is recorded of one owner is one story: asked, granted, changed, given up.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
@@ -24,6 +25,10 @@ pub(super) const LONG_WAIT_MS: u64 = 8_000;
 /// A lease that ends while its owner looks, if it is not renewed.
 const RENEWED_LEASE_MS: u64 = 20;
 
+/// How many owners are remembered that have given up what they had, and how often one of them looks whether it has it again.
+const REMEMBERED: usize = 8;
+const LOOKS_BACK: f64 = 0.1;
+
 /// See the head of this file.
 pub struct Worker {
     pub(super) connection: Connection,
@@ -39,6 +44,8 @@ pub struct Worker {
     pub(super) survives: bool,
     /// The connection is in no state to go on with.
     is_confused: bool,
+    /// The last owners that were told that they have given up all they had.
+    released: VecDeque<Party>,
     /// Listens for answers on this client's own channel.
     pub(super) subscriber: Option<Subscriber>,
     /// How it subscribes.
@@ -96,6 +103,7 @@ impl Worker {
             limits: Limits { lease_ms: LONG_LEASE_MS, wait_ms: LONG_WAIT_MS },
             survives: false,
             is_confused: false,
+            released: VecDeque::new(),
             subscriber: None,
             subscribes: Subscribes::ToServer,
             connection: Connection::open(address)?,
@@ -144,6 +152,9 @@ impl Worker {
         if self.connection.is_lost() || self.is_confused {
             self.connection = Connection::open(self.address)?;
             self.is_confused = false;
+        }
+        if self.random.random_bool(LOOKS_BACK) {
+            self.look_back();
         }
         match self.random.random_range(0..100) {
             0..23 => self.hold_once(),
@@ -275,10 +286,14 @@ impl Worker {
     }
 
     pub(super) fn release(&mut self, party: &Party, count: u32, request_id: Option<u64>) {
+        self.give_up(party, count, request_id);
+    }
+
+    fn give_up(&mut self, party: &Party, count: u32, request_id: Option<u64>) -> Outcome {
         let permits = Self::permits(party, count);
         let request = request_id.map(|id| format!(" REQ {id}")).unwrap_or_default();
         let words = format!("{}{permits}{request}", self.words(party, "RELEASE"));
-        self.ask(party, &words, Call::Release { count, token: None, request_id });
+        self.ask(party, &words, Call::Release { count, token: None, request_id })
     }
 
     fn renew(&mut self, party: &Party, lease_ms: u64) {
@@ -309,7 +324,18 @@ impl Worker {
             if self.random.random_bool(0.3) {
                 self.pause(300);
             }
-            self.release(&party, wish.count, None);
+            if self.give_up(&party, wish.count, None) == Outcome::Number(0) {
+                self.released.truncate(REMEMBERED - 1);
+                self.released.push_front(party);
+            }
+        }
+    }
+
+    /// What was given up does not come back, whatever happened to the server since.
+    fn look_back(&mut self) {
+        let one = self.random.random_range(0..REMEMBERED);
+        if let Some(party) = self.released.get(one).copied() {
+            self.look(&party);
         }
     }
 

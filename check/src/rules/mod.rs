@@ -32,6 +32,18 @@ fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
     }
 }
 
+/// Who wants to give up, to renew or to cancel is not refused.
+fn check_refusals(history: &History, violations: &mut Vec<Violation>) {
+    let must_be_taken =
+        |one: &&Operation| matches!(one.call, Call::Release { .. } | Call::Renew { .. } | Call::Cancel { .. });
+    let is_refused = |one: &&Operation| one.outcome == Outcome::Refused;
+    for one in history.operations.iter().filter(|_| history.is_always_taken).filter(must_be_taken).filter(is_refused) {
+        let Operation { owner, key, call, sent_us, .. } = one;
+        let story = format!("{owner} asked {call:?} of {key} at {sent_us} us, and was refused");
+        violations.push(Violation { rule: Rule::GivingUpIsTaken, story });
+    }
+}
+
 /// Checks a history by every rule. Sorts its operations.
 #[must_use]
 pub fn check(history: &mut History) -> Vec<Violation> {
@@ -58,6 +70,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
     });
     order::check_tokens(&mut grants, &mut violations);
     check_demotions(history, &mut violations);
+    check_refusals(history, &mut violations);
     history.keys = keys;
     violations.truncate(MAX_TOLD);
     violations

@@ -1,0 +1,297 @@
+//! Clients in processes of their own, which can be stopped as a machine stops them: by SIGSTOP, for longer than their leases.
+//!
+//! They use the crate `rlock-client`, because it is the client that says for how long a lock is believed to be held. Each of them asks its guard again and again,
+//! and what it was told last is what the rules are asked about. The other clients of a campaign keep to leases by their own reckoning, and count
+//! such a belief as any other.
+//!
+//! A process of clients is this program itself, called with [`COMMAND`]. It writes a line for each lock that it was granted.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rlock_client::{Client, Guard, Lock};
+
+use super::wire::now_us;
+use crate::history::{Call, Key, Kind, Mode, Operation, Outcome};
+
+/// The subcommand that makes a process one of clients.
+pub const COMMAND: &str = "clients";
+
+/// How many clients there are in each process.
+const CLIENTS: u64 = 8;
+
+/// Their leases, which guards renew. A process is mostly stopped for longer.
+const LEASE: Duration = Duration::from_millis(300);
+
+/// How long they wait for a lock.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// How long they keep a lock at most.
+const LONGEST_HOLD_MS: u64 = 400;
+
+/// How often they ask whether they still hold: with pauses of up to so much.
+const ASKS_EVERY_MS: u64 = 3;
+
+/// The owners of these clients have numbers from here on.
+const FIRST_OWNER: u64 = 1 << 62;
+
+/// What a process of clients is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Order {
+    /// Where the server is.
+    #[arg(long)]
+    address: SocketAddr,
+    /// Until when to work, on the steady clock.
+    #[arg(long)]
+    until_us: u64,
+    /// Which of the processes it is.
+    #[arg(long)]
+    number: u64,
+    /// What the clients' choices are drawn from.
+    #[arg(long)]
+    seed: u64,
+    /// The locks, each as its place among the keys of the campaign, `m` for a mutex or `f` for a fair lock, and its name: `3:m:name`.
+    keys: Vec<String>,
+}
+
+impl Order {
+    /// To work until a moment on the keys of a campaign that these clients use.
+    #[must_use]
+    pub fn of(address: SocketAddr, until_us: u64, number: u64, seed: u64, keys: &[Key]) -> Self {
+        let keys = keys.iter().enumerate().filter_map(|(number, key)| Target::of(number, key)).collect();
+        Self { address, until_us, number, seed, keys }
+    }
+}
+
+/// A lock to compete for.
+#[derive(Clone, Debug)]
+struct Target {
+    key: u32,
+    is_fair: bool,
+    name: String,
+}
+
+impl Target {
+    fn read(text: &str) -> Result<Self> {
+        let mut parts = text.splitn(3, ':');
+        let mut next = || parts.next().with_context(|| format!("{text} is no key"));
+        Ok(Self { key: next()?.parse()?, is_fair: next()? == "f", name: next()?.to_owned() })
+    }
+
+    /// Of a key of a campaign, if these clients use it.
+    fn of(number: usize, key: &Key) -> Option<String> {
+        let kind = match key.kind {
+            Kind::Mutex => "m",
+            Kind::Fair => "f",
+            Kind::RwLock | Kind::Semaphore => return None,
+        };
+        (!key.name.starts_with("own")).then(|| format!("{number}:{kind}:{}", key.name))
+    }
+}
+
+/// A lock that was granted, as a client saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    key: u32,
+    owner: u64,
+    token: u64,
+    sent_us: u64,
+    granted_us: u64,
+    /// When the guard was last asked and said that it holds; when it was sent, if it never did.
+    held_us: u64,
+}
+
+impl Seen {
+    fn write(self) -> String {
+        let Self { key, owner, token, sent_us, granted_us, held_us } = self;
+        format!("{key} {owner} {token} {sent_us} {granted_us} {held_us}")
+    }
+
+    fn read(line: &str) -> Result<Self> {
+        let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+        let [key, owner, token, sent_us, granted_us, held_us] =
+            numbers.try_into().map_err(|_| anyhow!("six numbers"))?;
+        Ok(Self { key: u32::try_from(key)?, owner, token, sent_us, granted_us, held_us })
+    }
+
+    /// As an operation: the lease is what the client has believed in.
+    fn operation(self) -> Operation {
+        let Self { key, owner, token, sent_us, granted_us: answered_us, held_us } = self;
+        let call = Call::Acquire {
+            count: 1,
+            lease_ms: held_us.saturating_sub(sent_us) / 1000,
+            block_ms: None,
+            request_id: None,
+            keeps_place: false,
+            is_once: false,
+        };
+        let outcome = Outcome::Granted(token);
+        Operation { key, owner, mode: Mode::Exclusive, sent_us, answered_us, order: 0, call, outcome }
+    }
+}
+
+/// A process of clients, as its parent has it.
+pub struct Process {
+    child: Child,
+    reader: JoinHandle<Result<Vec<Operation>>>,
+}
+
+impl Process {
+    /// Starts one.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start.
+    pub fn start(program: &Path, order: &Order) -> Result<Self> {
+        let Order { address, until_us, number, seed, keys } = order;
+        // It ends with this thread, however the process ends.
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(program)
+            .args([COMMAND, "--address", &address.to_string(), "--until-us", &until_us.to_string()])
+            .args(["--number", &number.to_string(), "--seed", &seed.to_string()])
+            .args(keys)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a process of clients")?;
+        let stdout = child.stdout.take().context("its output is piped")?;
+        let reader = thread::spawn(move || {
+            let lines = BufReader::new(stdout).lines();
+            lines.map(|line| Ok(Seen::read(&line?)?.operation())).collect()
+        });
+        Ok(Self { child, reader })
+    }
+
+    /// Lets it stand still for a while.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be signalled.
+    pub fn stand_still(&self, lasts: Duration) -> Result<()> {
+        super::server::signal(&self.child, "-STOP")?;
+        thread::sleep(lasts);
+        super::server::signal(&self.child, "-CONT")
+    }
+
+    /// Waits until it has done its work, and returns what its clients saw.
+    ///
+    /// # Errors
+    ///
+    /// If it has failed.
+    pub fn finish(mut self) -> Result<Vec<Operation>> {
+        let operations = self.reader.join().map_err(|_| anyhow!("the reader has panicked"))??;
+        let status = self.child.wait()?;
+        ensure!(status.success(), "a process of clients has failed: {status}");
+        Ok(operations)
+    }
+}
+
+/// What a process of clients does.
+///
+/// # Errors
+///
+/// If the order cannot be understood, or the server is not there in the beginning.
+pub fn work(order: &Order) -> Result<()> {
+    let targets: Arc<[Target]> = order.keys.iter().map(|text| Target::read(text)).collect::<Result<_>>()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(async {
+        let mut clients = tokio::task::JoinSet::new();
+        for number in 0..CLIENTS {
+            let (number, targets) = (order.number * CLIENTS + number, Arc::clone(&targets));
+            let random = StdRng::seed_from_u64(order.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let client = Client::connect(&format!("redis://{}", order.address)).await?;
+            clients.spawn(compete(client, targets, random, FIRST_OWNER + (number << 40), order.until_us));
+        }
+        while let Some(ended) = clients.join_next().await {
+            ended??;
+        }
+        Ok(())
+    })
+}
+
+/// One client. What fails, it tries again.
+async fn compete(
+    client: Client,
+    targets: Arc<[Target]>,
+    mut random: StdRng,
+    mut owner: u64,
+    until_us: u64,
+) -> Result<()> {
+    while now_us() < until_us {
+        let target = targets.get(random.random_range(0..targets.len())).context("there are locks")?;
+        owner += 1;
+        let sent_us = now_us();
+        let seen = if target.is_fair {
+            hold(client.fair_lock(&target.name), &mut random, sent_us).await
+        } else {
+            hold(client.lock(&target.name), &mut random, sent_us).await
+        };
+        match seen {
+            Some((token, granted_us, held_us)) => {
+                let seen = Seen { key: target.key, owner, token, sent_us, granted_us, held_us };
+                // A line at once, whichever client writes it.
+                writeln!(std::io::stdout().lock(), "{}", seen.write())?;
+            }
+            None => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+    client.close().await?;
+    Ok(())
+}
+
+/// Acquires a lock, keeps it for a while or until it is lost, and releases it. Returns its token, when it was granted, and until when it was held.
+async fn hold<K: rlock_client::Kind>(lock: Lock<K>, random: &mut StdRng, sent_us: u64) -> Option<(u64, u64, u64)> {
+    let guard: Guard<K> = lock.lease(LEASE).renewing(true).acquire_timeout(WAIT).await.ok()?;
+    let (granted_us, token) = (now_us(), guard.token());
+    let gives_up_us = granted_us + 1000 * random.random_range(0..=LONGEST_HOLD_MS);
+    let mut held_us = sent_us;
+    loop {
+        // If the process stands still between the two, the guard is asked later than it is noted: what it says was so then, too.
+        let asked_us = now_us();
+        if !guard.is_held() {
+            break;
+        }
+        held_us = asked_us;
+        if asked_us >= gives_up_us {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..=ASKS_EVERY_MS))).await;
+    }
+    // It may be lost.
+    let _ = guard.release().await;
+    Some((token, granted_us, held_us))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_believed_in_is_its_lease() {
+        let seen = Seen { key: 3, owner: 7, token: 9, sent_us: 10_000, granted_us: 12_000, held_us: 35_000 };
+        assert_eq!(Seen::read(&seen.write()).expect("a line"), seen);
+        let one = seen.operation();
+        let Call::Acquire { lease_ms, .. } = one.call else { panic!("it acquires") };
+        assert_eq!((one.key, one.owner, one.token(), lease_ms), (3, 7, Some(9), 25));
+    }
+
+    #[test]
+    fn keys_come_back() {
+        let key = |name: &str, kind| Key { name: name.into(), kind, permits: 1 };
+        let text = Target::of(4, &key("fair:0", Kind::Fair)).expect("a key for them");
+        let target = Target::read(&text).expect("a key");
+        assert_eq!((target.key, target.is_fair, target.name.as_str()), (4, true, "fair:0"));
+        assert!(
+            Target::of(4, &key("own-1", Kind::Mutex)).is_none() && Target::of(4, &key("s", Kind::Semaphore)).is_none()
+        );
+    }
+}
