@@ -80,7 +80,7 @@ enum Command {
         /// What the clients' choices are drawn from.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// The document to write the table into; only the table of all of them is written.
+        /// The document to write their lines of the table into.
         #[arg(long)]
         write: Option<PathBuf>,
         /// Those whose names contain one of these; all if there is none.
@@ -212,10 +212,12 @@ fn show_row(row: &Row) {
     }
 }
 
-/// Shows each mutant as soon as it was tried, and writes the table of all. Fails if one of them is not caught.
+/// Shows each mutant as soon as it was tried, and writes their lines of the table. Fails if one of them is not caught.
 fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Result<ExitCode> {
     let is_wanted = |mutant: &Mutant| names.is_empty() || names.iter().any(|name| mutant.name.contains(name));
-    let wanted: Vec<Mutant> = mutants::all(&trial.root)?.into_iter().filter(is_wanted).collect();
+    let there = mutants::all(&trial.root)?;
+    let names_there: Vec<String> = there.iter().map(|mutant| mutant.name.clone()).collect();
+    let wanted: Vec<Mutant> = there.into_iter().filter(is_wanted).collect();
     let all = wanted.len();
     let mut verdicts = Vec::new();
     for mutant in wanted {
@@ -238,8 +240,10 @@ fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Res
     }
     let caught = verdicts.iter().filter(|(_, verdict)| verdict.is_caught()).count();
     println!("{caught} of {all} caught");
-    if let Some(document) = document.filter(|_| names.is_empty() && verdicts.len() == all) {
-        document::write(document, "check-mutants", &mutants::table(&verdicts))?;
+    if let Some(document) = document {
+        let before = document::read(document, "check-mutants")?;
+        let is_there = |name: &str| names_there.iter().any(|there| there == name);
+        document::write(document, "check-mutants", &mutants::renewed(&before, &verdicts, is_there))?;
     }
     Ok(if caught == all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

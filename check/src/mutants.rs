@@ -81,7 +81,7 @@ impl Histories {
     /// The rules in a line.
     #[must_use]
     pub fn told(&self) -> String {
-        if self.rules.is_empty() { "nothing".into() } else { self.rules.join("; ") }
+        if self.rules.is_empty() { NOTHING.into() } else { self.rules.join("; ") }
     }
 }
 
@@ -90,39 +90,94 @@ impl Verdict {
     /// whatever names a fault, under that fault.
     #[must_use]
     pub fn is_caught(&self) -> bool {
-        let is_missed = |tried: &Histories| tried.rules.is_empty() && (tried.is_wanted || self.worlds.is_none());
-        !self.histories.iter().any(is_missed) && self.worlds.as_ref().is_none_or(|said| !said.is_empty())
+        !self.histories.iter().any(|tried| self.misses(tried))
+            && self.worlds.as_ref().is_none_or(|said| !said.is_empty())
+    }
+
+    /// Whether the histories under a fault have not noticed what they have to.
+    fn misses(&self, tried: &Histories) -> bool {
+        tried.rules.is_empty() && (tried.is_wanted || self.worlds.is_none())
     }
 }
 
-/// A table of Markdown: who has noticed which mutant. One that was tried under several faults has a line for each.
+/// What stands in the table where nobody has noticed a mutant who has to.
+const MISSED: &str = "NOT NOTICED";
+
+/// What stands there for what need not be noticed, and was not.
+const NOTHING: &str = "nothing";
+
+/// A line of the table: a mutant, and who has noticed it under one fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line {
+    name: String,
+    what: String,
+    fault: String,
+    rules: String,
+    /// What the small worlds say; empty in all lines of a mutant but the first.
+    worlds: String,
+}
+
+impl Line {
+    /// What a line of a table says; `None` if it is not about a mutant.
+    fn read(line: &str) -> Option<Self> {
+        let cells: Vec<String> = line.replace("\\|", "\u{0}").split('|').map(|cell| cell.trim().to_owned()).collect();
+        let [_, name, what, fault, rules, worlds, _] = <[String; 7]>::try_from(cells).ok()?;
+        let name = name.strip_prefix('`')?.strip_suffix('`')?.to_owned();
+        Some(Self { name, what, fault, rules, worlds: worlds.replace('\u{0}', "|") })
+    }
+
+    /// The lines about a mutant, one for each fault under which it was tried.
+    fn of(mutant: &Mutant, verdict: &Verdict) -> Vec<Self> {
+        let worlds = match verdict.worlds.as_deref() {
+            None => "not asked",
+            Some("") => MISSED,
+            Some(said) => said,
+        };
+        let line = |(at, tried): (usize, &Histories)| {
+            let is_missed = verdict.misses(tried);
+            Self {
+                name: mutant.name.clone(),
+                what: if at == 0 { mutant.what.clone() } else { "the same".into() },
+                fault: tried.fault.name().into(),
+                rules: if is_missed { MISSED.into() } else { tried.told() },
+                worlds: if at == 0 { worlds.to_owned() } else { String::new() },
+            }
+        };
+        verdict.histories.iter().enumerate().map(line).collect()
+    }
+
+    fn text(&self) -> String {
+        let Self { name, what, fault, rules, worlds } = self;
+        // What an assertion says may have what ends a cell.
+        format!("| `{name}` | {what} | {fault} | {rules} | {} |\n", worlds.replace('|', "\\|"))
+    }
+}
+
+/// A table of Markdown as it was, with new lines for those that were tried: who has noticed which mutant, under each fault. One that is not
+/// there any more has no line.
 #[must_use]
-pub fn table(verdicts: &[(Mutant, Verdict)]) -> String {
+pub fn renewed(before: &str, verdicts: &[(Mutant, Verdict)], is_there: impl Fn(&str) -> bool) -> String {
+    let is_new = |name: &str| verdicts.iter().any(|(mutant, _)| mutant.name == name);
+    let is_kept = |line: &Line| is_there(&line.name) && !is_new(&line.name);
+    let mut lines: Vec<Line> = before.lines().filter_map(Line::read).filter(is_kept).collect();
+    lines.extend(verdicts.iter().flat_map(|(mutant, verdict)| Line::of(mutant, verdict)));
+    // Those of one mutant stay in their order.
+    lines.sort_by(|a, b| a.name.cmp(&b.name));
     let mut text = String::from(
         "| mutant | what is wrong | fault | rules of the histories | small worlds |\n|---|---|---|---|---|\n",
     );
-    for (mutant, verdict) in verdicts {
-        let worlds = match verdict.worlds.as_deref() {
-            None => "not asked",
-            Some("") => "nothing",
-            Some(said) => said,
-        };
-        // What an assertion says may have what ends a cell.
-        let worlds = worlds.replace('|', "\\|");
-        for (at, tried) in verdict.histories.iter().enumerate() {
-            let (what, worlds) = if at == 0 { (mutant.what.as_str(), worlds.as_str()) } else { ("the same", "") };
-            let (fault, rules) = (tried.fault.name(), tried.told());
-            text.push_str(&format!("| `{}` | {what} | {fault} | {rules} | {worlds} |\n", mutant.name));
-        }
-    }
-    let count = |is_it: fn(&Verdict) -> bool| verdicts.iter().filter(|(_, verdict)| is_it(verdict)).count();
-    let by_worlds = count(|verdict| verdict.worlds.as_ref().is_some_and(|said| !said.is_empty()));
-    let asked = count(|verdict| verdict.worlds.is_some());
-    let (caught, all) = (count(Verdict::is_caught), verdicts.len());
-    let tried = || verdicts.iter().flat_map(|(_, verdict)| &verdict.histories);
-    let (noticed, campaigns) = (tried().filter(|tried| !tried.rules.is_empty()).count(), tried().count());
+    lines.iter().for_each(|line| text.push_str(&line.text()));
+    let mutants: Vec<&[Line]> = lines.chunk_by(|a, b| a.name == b.name).collect();
+    let is_missed = |line: &Line| line.rules == MISSED || line.worlds == MISSED;
+    let caught = mutants.iter().filter(|lines| !lines.iter().any(is_missed)).count();
+    let noticed = lines.iter().filter(|line| ![NOTHING, MISSED].contains(&line.rules.as_str())).count();
+    let asked = lines.iter().filter(|line| !["", "not asked"].contains(&line.worlds.as_str()));
+    let found = asked.clone().filter(|line| line.worlds != MISSED).count();
     text.push_str(&format!(
-        "| {caught} of {all} are caught | | | in {noticed} of {campaigns} campaigns | {by_worlds} of {asked} |\n"
+        "| {caught} of {} are caught | | | in {noticed} of {} campaigns | {found} of {} |\n",
+        mutants.len(),
+        lines.len(),
+        asked.count()
     ));
     text
 }
@@ -283,6 +338,40 @@ mod tests {
         );
         assert_eq!(said("assertion `left == right` failed: the answer to ACQUIRE"), "the answer to ACQUIRE");
         assert_eq!(said("owner 0 keeps what it holds: of key 1"), "owner 0 keeps what it holds: of key 1");
+    }
+
+    #[test]
+    fn a_mutant_that_is_tried_again_has_new_lines() {
+        let mutant = |name: &str| Mutant {
+            name: name.into(),
+            what: "It is wrong.".into(),
+            path: PathBuf::new(),
+            is_for_worlds: false,
+            is_in_client: false,
+            faults: Vec::new(),
+        };
+        let tried = |fault, rules: &[&'static str]| Histories { fault, rules: rules.to_vec(), is_wanted: true };
+        let verdict = |histories, worlds: Option<&str>| Verdict { histories, worlds: worlds.map(str::to_owned) };
+        let both = vec![tried(Faults::Kill, &["exclusion"]), tried(Faults::Stop, &[])];
+        let first = [
+            (mutant("b"), verdict(both, Some("a | b"))),
+            (mutant("gone"), verdict(vec![tried(Faults::Kill, &["permits"])], None)),
+        ];
+        let before = renewed("", &first, |_| true);
+        assert!(before.contains("| `b` | the same | SIGSTOP and SIGCONT | NOT NOTICED |  |\n"), "{before}");
+        assert!(before.ends_with("| 1 of 2 are caught | | | in 2 of 3 campaigns | 1 of 1 |\n"), "{before}");
+        let second = [(mutant("a"), verdict(vec![tried(Faults::Kill, &["permits"])], None))];
+        let after = renewed(&before, &second, |name| name != "gone");
+        let lines: Vec<&str> = after.lines().skip(2).collect();
+        assert_eq!(
+            lines,
+            [
+                "| `a` | It is wrong. | kill -9 and restart | permits | not asked |",
+                "| `b` | It is wrong. | kill -9 and restart | exclusion | a \\| b |",
+                "| `b` | the same | SIGSTOP and SIGCONT | NOT NOTICED |  |",
+                "| 1 of 2 are caught | | | in 2 of 3 campaigns | 1 of 1 |",
+            ]
+        );
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl Campaign {
         let record = Record { keys: keys.to_vec(), operations: operations.clone(), spans: interruptions.spans() };
         takeovers::forget(&mut operations, &interruptions.takeovers_us);
         let ended = if is_cluster {
-            check_leftovers(&mut Connection::open(master.address())?, &keys, &mut violations)
+            Connection::open(master.address()).and_then(|mut there| check_leftovers(&mut there, &keys, &mut violations))
         } else {
             look_afterwards(&master, &replica, &keys, &mut violations)
         };
@@ -177,7 +177,7 @@ impl Campaign {
         Ok(keys)
     }
 
-    /// Some locks of each kind to compete for, and one for each client alone.
+    /// Some locks of each kind to compete for, and two for each client alone.
     fn keys(&self) -> Arc<[Key]> {
         let mut keys = Vec::new();
         let sets = self.workers.div_ceil(CLIENTS_PER_SET).max(LEAST_SETS);
@@ -189,11 +189,10 @@ impl Campaign {
         ] {
             keys.extend((0..sets).map(|number| Key { name: format!("{name}-{number}{SLOT}"), kind, permits }));
         }
-        keys.extend((0..self.workers).map(|number| Key {
-            name: format!("own-{number}{SLOT}"),
-            kind: Kind::Mutex,
-            permits: 1,
-        }));
+        for name in ["own-kept", "own"] {
+            let own = |number| Key { name: format!("{name}-{number}{SLOT}"), kind: Kind::Mutex, permits: 1 };
+            keys.extend((0..self.workers).map(own));
+        }
         keys.into()
     }
 
@@ -233,10 +232,11 @@ impl Campaign {
         let (mut operations, interruptions) = thread::scope(|scope| {
             let mut workers = Vec::new();
             for number in 0..self.workers {
-                let own_key = usize::try_from(u64::try_from(keys.len())? - self.workers + number)?;
+                let last = u64::try_from(keys.len())? - self.workers + number;
+                let own_keys = [usize::try_from(last)?, usize::try_from(last - self.workers)?];
                 let keys = Arc::clone(keys);
                 workers.push(scope.spawn(move || -> Result<_> {
-                    let mut worker = Worker::new(reached_at, keys, own_key, number + 1, self.seed)?;
+                    let mut worker = Worker::new(reached_at, keys, own_keys, number + 1, self.seed)?;
                     if survives {
                         worker = worker.among_crashes(limits);
                     }
@@ -264,7 +264,16 @@ impl Campaign {
                 behind_ms: 0,
                 seed,
             };
-            let interruptions = harm.go_on(until_us)?;
+            let interruptions = match harm.go_on(until_us) {
+                Ok(interruptions) => interruptions,
+                // Nobody meant that to happen. What else is seen then is of no account.
+                Err(error) if !(master.is_alive() && replica.is_alive()) => {
+                    let story = format!("a server has ended by itself: {error:#}");
+                    violations.push(Violation { rule: Rule::ServerLives, story });
+                    Interruptions::default()
+                }
+                Err(error) => return Err(error),
+            };
             let mut operations = Vec::new();
             for process in processes {
                 operations.extend(process.finish()?);

@@ -29,6 +29,10 @@ const RENEWED_LEASE_MS: u64 = 20;
 const REMEMBERED: usize = 8;
 const LOOKS_BACK: f64 = 0.1;
 
+/// How often something is done about the lock that is kept, and for how long of each millisecond of its lease it is.
+const KEEPS: f64 = 0.05;
+const MOST_OF_IT_US: u64 = 950;
+
 /// See the head of this file.
 pub struct Worker {
     pub(super) connection: Connection,
@@ -38,7 +42,7 @@ pub struct Worker {
     /// What was recorded. `order` is the number of the request among those of its owner, until the server's order is known.
     pub operations: Vec<Operation>,
     next_owner: u64,
-    /// The key that only this client uses, the last one of `keys` by its number.
+    /// A key that only this client uses.
     pub(super) own_key: usize,
     limits: Limits,
     pub(super) survives: bool,
@@ -46,6 +50,10 @@ pub struct Worker {
     is_confused: bool,
     /// The last owners that were told that they have given up all they had.
     released: VecDeque<Party>,
+    /// What it holds beside everything else, and since when.
+    kept: Option<(Party, u64)>,
+    /// The key that it holds so, which is another one that only this client uses.
+    kept_key: usize,
     /// Listens for answers on this client's own channel.
     pub(super) subscriber: Option<Subscriber>,
     /// How it subscribes.
@@ -93,17 +101,25 @@ impl Wish {
 }
 
 impl Worker {
-    /// A client with a number, on the keys given and on one more that is its own.
+    /// A client with a number, on the keys given; two of them, by their places, are its own.
     ///
     /// # Errors
     ///
     /// If the server takes no connection.
-    pub fn new(address: SocketAddr, keys: Arc<[Key]>, own_key: usize, number: u64, seed: u64) -> Result<Self> {
+    pub fn new(
+        address: SocketAddr,
+        keys: Arc<[Key]>,
+        [own_key, kept_key]: [usize; 2],
+        number: u64,
+        seed: u64,
+    ) -> Result<Self> {
         Ok(Self {
             limits: Limits { lease_ms: LONG_LEASE_MS, wait_ms: LONG_WAIT_MS },
             survives: false,
             is_confused: false,
             released: VecDeque::new(),
+            kept: None,
+            kept_key,
             subscriber: None,
             subscribes: Subscribes::ToServer,
             connection: Connection::open(address)?,
@@ -155,6 +171,9 @@ impl Worker {
         }
         if self.random.random_bool(LOOKS_BACK) {
             self.look_back();
+        }
+        if self.random.random_bool(KEEPS) {
+            self.keep();
         }
         match self.random.random_range(0..100) {
             0..23 => self.hold_once(),
@@ -328,6 +347,23 @@ impl Worker {
                 self.released.truncate(REMEMBERED - 1);
                 self.released.push_front(party);
             }
+        }
+    }
+
+    /// A hold goes on whatever happens to the server meanwhile, for nearly all of its lease: it is taken, looked at now and then, and given up.
+    fn keep(&mut self) {
+        match self.kept.take() {
+            None => {
+                let mut party = self.party_of(self.kept_key, Mode::Exclusive);
+                if self.acquire(&mut party, Wish::TRY) {
+                    self.kept = Some((party, now_us()));
+                }
+            }
+            Some((party, since_us)) if now_us() < since_us + self.limit(Wish::TRY).lease_ms * MOST_OF_IT_US => {
+                self.look(&party);
+                self.kept = Some((party, since_us));
+            }
+            Some((party, _)) => self.release(&party, 1, None),
         }
     }
 
