@@ -195,6 +195,8 @@ pub enum Rule {
     CancelEndsWaits,
     /// A command with a TOKEN changes no hold that has another one.
     TokenIsMeant,
+    /// What its owner has given up, or lost with the connection of its session, does not come back.
+    GivenUpIsGone,
     /// What gives up, renews or cancels is never refused by a server that works, also if its memory is full.
     GivingUpIsTaken,
     /// A repeated request counts once, and each answer has the number that its owner expects.
@@ -211,7 +213,7 @@ pub enum Rule {
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Exclusion,
         Self::Permits,
         Self::HoldIsKept,
@@ -222,6 +224,7 @@ impl Rule {
         Self::NoLostWakeUp,
         Self::CancelEndsWaits,
         Self::TokenIsMeant,
+        Self::GivenUpIsGone,
         Self::GivingUpIsTaken,
         Self::CountsAreRight,
         Self::ReplicaAgrees,
@@ -244,6 +247,7 @@ impl Rule {
             Self::NoLostWakeUp => "no lost wake-up",
             Self::CancelEndsWaits => "CANCEL ends waits",
             Self::TokenIsMeant => "TOKEN means one hold",
+            Self::GivenUpIsGone => "what was given up is gone",
             Self::GivingUpIsTaken => "giving up is taken",
             Self::CountsAreRight => "counts are right",
             Self::ReplicaAgrees => "replica agrees",

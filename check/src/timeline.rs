@@ -165,6 +165,8 @@ struct Owner<'h> {
     asked: Option<u64>,
     /// When it first asked for something without an answer: what a later request is told may have been granted by that one.
     unanswered_us: Option<u64>,
+    /// It was told that it has given up all of a hold, or has closed the connection of its session.
+    has_given_up: bool,
     /// Its last CANCEL.
     cancelled: Option<Cancelled>,
     /// See [`History::is_undisturbed`].
@@ -269,7 +271,8 @@ fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
 impl<'h> Owner<'h> {
     fn new(is_undisturbed: bool, may_leave: bool, pauses: &'h [Possible]) -> Self {
         let held = [None; 4];
-        Self { held, asked: None, unanswered_us: None, cancelled: None, is_undisturbed, may_leave, pauses }
+        let (asked, unanswered_us, has_given_up, cancelled) = (None, None, false, None);
+        Self { held, asked, unanswered_us, has_given_up, cancelled, is_undisturbed, may_leave, pauses }
     }
 
     fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
@@ -457,6 +460,7 @@ impl<'h> Owner<'h> {
             let until_us = if is_known { one.answered_us } else { held.possible_until_us };
             let until_us = until_us.min(held.possible_until_us);
             timeline.possible.push(Possible { from_us: held.possible_from_us, until_us });
+            self.has_given_up |= is_known;
             *slot = None;
         } else {
             // What is left is surely there all the time.
@@ -491,6 +495,7 @@ impl<'h> Owner<'h> {
     fn close(&mut self, one: &Operation, grace_ms: u64, timeline: &mut Timeline) {
         let slot = &mut self.held[one.mode as usize];
         if let Some(mut held) = slot.take() {
+            self.has_given_up = true;
             // Where connections are lost, it is not known how long before.
             let grace_us = if self.is_undisturbed { grace_ms * US_PER_MS } else { 0 };
             believe(one, &mut held, one.sent_us + grace_us, timeline);
@@ -505,8 +510,14 @@ impl<'h> Owner<'h> {
         };
         match &self.held[one.mode as usize] {
             None if seen > 0 && self.unanswered_us.is_none() => {
-                let story = format!("{} of {} was never told that it holds, and does", one.owner, one.key);
-                violations.push(Violation { rule: Rule::NilIsFinal, story });
+                let Operation { owner, key, sent_us, .. } = one;
+                let (rule, why) = if self.has_given_up {
+                    (Rule::GivenUpIsGone, "has given up what it held")
+                } else {
+                    (Rule::NilIsFinal, "was never told that it holds")
+                };
+                violations
+                    .push(Violation { rule, story: format!("{owner} of {key} {why}, and holds at {sent_us} us") });
             }
             Some(held) if held.sure_until_us > one.answered_us && seen == 0 => violations.push(lost(one, held)),
             Some(held) if seen > 0 && seen != u64::from(held.count) => {

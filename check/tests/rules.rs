@@ -665,3 +665,15 @@ fn a_release_that_is_refused_by_a_server_that_works() {
     full.0.is_always_taken = true;
     assert_eq!(full.broken(), []);
 }
+
+#[test]
+fn what_was_given_up_and_comes_back() {
+    let looked = |told: Told, seen| told.call(1, ALONE, 5_000, 5_001, Call::Look, Outcome::Number(seen)).broken();
+    let released = || Told::mutex().granted(1, ALONE, 10, 5).released(1, ALONE, 20, 0);
+    assert_eq!(looked(released(), 0), []);
+    assert_eq!(looked(released(), 1), [Rule::GivenUpIsGone]);
+    let closes = Call::Close { grace_ms: 10 };
+    let closed = || Told::mutex().granted(1, ALONE, 10, 5).call(1, ALONE, 20, 21, closes, Outcome::Unknown);
+    assert_eq!(looked(closed(), 0), []);
+    assert_eq!(looked(closed(), 1), [Rule::GivenUpIsGone]);
+}

@@ -6,6 +6,7 @@ use redis::Value;
 use super::wire::{Connection, as_grant, now_us, outcome};
 use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Kind, Mode, Outcome};
+use crate::timeline::SLACK_US;
 
 /// A lease that ends while somebody waits for it.
 const FORGOTTEN_LEASE_MS: u64 = 100;
@@ -179,6 +180,10 @@ impl Worker {
         let closed_us = if self.survives { answered_us } else { now_us() };
         drop(connection);
         self.record(&party, closed_us, now_us(), Call::Close { grace_ms }, Outcome::Unknown);
+        if matches!(outcome, Outcome::Granted(_)) {
+            // The server may hear of it late.
+            self.closed.get_or_insert((party, now_us() + grace_ms * 1000 + SLACK_US));
+        }
         Ok(())
     }
 

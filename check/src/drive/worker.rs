@@ -50,6 +50,8 @@ pub struct Worker {
     is_confused: bool,
     /// The last owners that were told that they have given up all they had.
     released: VecDeque<Party>,
+    /// One whose session has ended with its connection, and from when on the server has to know.
+    pub(super) closed: Option<(Party, u64)>,
     /// What it holds beside everything else, and since when.
     kept: Option<(Party, u64)>,
     /// The key that it holds so, which is another one that only this client uses.
@@ -118,6 +120,7 @@ impl Worker {
             survives: false,
             is_confused: false,
             released: VecDeque::new(),
+            closed: None,
             kept: None,
             kept_key,
             subscriber: None,
@@ -369,6 +372,9 @@ impl Worker {
 
     /// What was given up does not come back, whatever happened to the server since.
     fn look_back(&mut self) {
+        if let Some((party, _)) = self.closed.take_if(|(_, known_us)| *known_us < now_us()) {
+            self.look(&party);
+        }
         let one = self.random.random_range(0..REMEMBERED);
         if let Some(party) = self.released.get(one).copied() {
             self.look(&party);
