@@ -1,5 +1,5 @@
-//! Two states are the same if nothing that can follow tells them apart: tokens and arrival numbers count only by their order, times
-//! only by their distance from now, and tickets not at all.
+//! Two states are the same if nothing that can follow tells them apart: tokens and arrival numbers count only by their order, and so do the
+//! numbers of connections; times only by their distance from now, and tickets not at all.
 
 use std::hash::{BuildHasher, Hasher};
 use std::vec::Vec;
@@ -17,9 +17,12 @@ use crate::lock::Lock;
 use crate::place::Stay;
 use crate::request::{Ask, RequestMark};
 
-/// A hash of everything that matters of a world.
-pub(super) fn hash(world: &World) -> u64 {
-    let mut seen = Seen { world, words: Vec::with_capacity(256), numbers: Vec::new() };
+/// A hash of everything that matters of a world, in which the owners have these connections now.
+pub(super) fn hash(world: &World, connections: &[u64]) -> u64 {
+    let mut seen = Seen { world, words: Vec::with_capacity(256), numbers: Vec::new(), clients: Vec::new() };
+    for connection in connections {
+        seen.client(Some(*connection));
+    }
     seen.values();
     seen.names();
     seen.lists();
@@ -31,6 +34,8 @@ struct Seen<'w> {
     words: Vec<u64>,
     /// Tokens and arrival numbers, with the place in `words` where their rank comes.
     numbers: Vec<(u64, usize)>,
+    /// The same of connections.
+    clients: Vec<(u64, usize)>,
 }
 
 impl Seen<'_> {
@@ -40,6 +45,11 @@ impl Seen<'_> {
 
     fn number(&mut self, number: u64) {
         self.numbers.push((number, self.words.len()));
+        self.words.push(0);
+    }
+
+    fn client(&mut self, client: Option<u64>) {
+        self.clients.extend(client.map(|client| (client, self.words.len())));
         self.words.push(0);
     }
 
@@ -101,7 +111,7 @@ impl Seen<'_> {
             self.number(hold.token());
             self.terms(&hold.terms());
             for client in lock.clients(hold.token()) {
-                self.word(*client);
+                self.client(Some(*client));
             }
         }
         let alarm = lock.alarm();
@@ -146,7 +156,7 @@ impl Seen<'_> {
             self.option(request.request_id);
             self.option(request.session_ms);
             self.time(if let Ask::Wait { until_us } = request.ask { until_us } else { None });
-            self.option(waiter.client());
+            self.client(waiter.client());
             self.word(request.is_once);
             self.option(request.notify.map(|channel| channel.0.get().into()));
             self.word(waiter.held_up_by as u64);
@@ -189,7 +199,7 @@ impl Seen<'_> {
         }
         for (token, client) in &dirty.unbound {
             self.number(*token);
-            self.word(*client);
+            self.client(Some(*client));
         }
         for (owner, gave_up) in &dirty.gone {
             self.bytes(owner);
@@ -206,7 +216,7 @@ impl Seen<'_> {
         self.number(grant.token);
         self.number(grant.arrival);
         self.word(grant.count);
-        self.option(grant.client);
+        self.client(grant.client);
         self.word(grant.has_bound);
         self.word(grant.is_known);
         if let Some((before, after)) = grant.before_and_after.as_deref() {
@@ -231,7 +241,8 @@ impl Seen<'_> {
             }
         }
         for (ticket, notice) in &self.world.unpublished {
-            self.words.extend([notice.channel.0.get().into(), notice.id, notice.client, notice.lease_ms]);
+            self.words.extend([notice.channel.0.get().into(), notice.id, notice.lease_ms]);
+            self.client(Some(notice.client));
             for (name, grant) in engine.queues.undelivered(*ticket) {
                 self.option(key_of(*name).map(|key| u64::from(key.db)));
                 self.undelivered(grant);
@@ -245,7 +256,7 @@ impl Seen<'_> {
             self.number(arrival);
         }
         for binding in engine.connections.bindings() {
-            self.word(binding.client);
+            self.client(Some(binding.client));
             self.number(binding.token);
             self.key(binding.key.borrow());
         }
@@ -254,18 +265,43 @@ impl Seen<'_> {
     }
 
     fn finish(mut self) -> u64 {
-        self.numbers.sort_unstable();
-        let (mut rank, mut last) = (0, None);
-        for (number, at) in &self.numbers {
-            if last.replace(*number) != Some(*number) {
-                rank += 1;
+        for numbers in [&mut self.numbers, &mut self.clients] {
+            numbers.sort_unstable();
+            let (mut rank, mut last) = (0, None);
+            for (number, at) in numbers {
+                if last.replace(*number) != Some(*number) {
+                    rank += 1;
+                }
+                self.words[*at] = rank;
             }
-            self.words[*at] = rank;
         }
         let mut hasher = RandomState::with_seeds(1, 2, 3, 4).build_hasher();
         for word in &self.words {
             hasher.write_u64(*word);
         }
         hasher.finish()
+    }
+}
+
+mod tests {
+    use super::super::action::Action;
+    use super::super::search::{PLAIN, Setup};
+    use super::super::small_world::SmallWorld;
+    use super::*;
+
+    static SETUP: Setup = Setup { is_mixed: true, ..PLAIN };
+
+    fn after(steps: &[Action]) -> u64 {
+        let mut world = SmallWorld::new(&SETUP);
+        steps.iter().for_each(|step| assert!(world.act(*step)));
+        hash(&world.world, &world.connections)
+    }
+
+    #[test]
+    fn connections_count_by_their_order_only() {
+        let [first, second, third] = [0, 1, 2].map(|owner| Action::Close { owner });
+        assert_eq!(after(&[first, second, third]), after(&[]), "all have other numbers, in the same order");
+        assert_eq!(after(&[first, first]), after(&[first]));
+        assert_ne!(after(&[first]), after(&[]), "the first owner's is the newest");
     }
 }

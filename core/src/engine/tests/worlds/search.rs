@@ -115,7 +115,7 @@ fn after(setup: &'static Setup, actions: &[Action], path: Path) -> Vec<(u64, Pat
             world.world.is_repeated = false;
             world.act(*action).then(|| {
                 world.world.check();
-                let hash = canonical::hash(&world.world);
+                let hash = canonical::hash(&world.world, &world.connections);
                 // Both sides may differ in a state that looks like one that was met: then this is where it shows.
                 world.act(Action::Timer);
                 world.world.check();

@@ -57,8 +57,8 @@ pub(super) struct SmallWorld {
     /// Grants that nobody was told of, and that nobody has used: key, owner and token.
     pub(super) lost: Vec<(usize, u8, u64)>,
     kept: Kept,
-    /// How many connections of each owner have closed.
-    closed: [u64; MAX_OWNERS],
+    /// The present connection of each owner. A new one has a number above all, as on a server.
+    pub(super) connections: [u64; MAX_OWNERS],
     /// Tokens that their owners were told. Whoever loses a later answer with one of them keeps what it knew of.
     pub(super) told: Vec<u64>,
 }
@@ -90,7 +90,7 @@ impl SmallWorld {
             answers: Vec::new(),
             lost: Vec::new(),
             kept: Kept::default(),
-            closed: [0; MAX_OWNERS],
+            connections: [1, 2, 3],
             told: Vec::new(),
         }
     }
@@ -201,7 +201,7 @@ impl SmallWorld {
                     self.hang_up(key, owner);
                 }
                 self.world.engine.client_closed(self.client(owner), |_| false);
-                self.closed[usize::from(owner)] += 1;
+                self.connections[usize::from(owner)] = self.connections.iter().max().map_or(1, |newest| newest + 1);
             }
             Action::Foreign { key } => self.world.arrive(&name(key), Value::Foreign),
             Action::Rename => {
@@ -238,9 +238,8 @@ impl SmallWorld {
         if self.setup.is_mixed && key == 1 { self.setup.other_kind } else { self.setup.kind }
     }
 
-    /// The present connection of an owner. No number comes twice.
     pub(super) fn client(&self, owner: u8) -> u64 {
-        u64::from(owner) + 1 + self.closed[usize::from(owner)] * MAX_OWNERS as u64
+        self.connections[usize::from(owner)]
     }
 
     pub(super) fn waiting(&self, key: usize, owner: u8) -> Option<&Ticket> {
