@@ -136,11 +136,9 @@ test-faults: build ## Check what clients see under each fault for SECONDS, on ea
 soak: build ## A mixed load of all kinds with disconnects for MINUTES: whether memory and latency stay as they are
 	cargo run --quiet --release --package rlock-check -- soak --module $(MODULE) --server $(SERVER) --minutes $(MINUTES) --seed $(SEED)
 
-check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states in all
+check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states in all; WRITE=1 writes the table of docs/checks.md
 	@$(NEED) build
-	@set -o pipefail; RLOCK_WORLDS_STATES=$(STATES) cargo test --profile worlds --package rlock-core --lib worlds:: -- --nocapture --test-threads=1 | \
-	  awk '{ print; fflush() } match($$0, /: [0-9]+ states/) { states += substr($$0, RSTART + 2) } \
-	       END { print states " distinct states"; exit states < $(STATES) }'
+	@STATES=$(STATES) ./tools/worlds $(if $(WRITE),docs/checks.md)
 
 check-mutants: ## Build the module with each fault of check/mutants, and write down which check notices it; NAMES=fifo for some
 	@$(NEED) build

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Instant;
 use std::vec::Vec;
 
 use super::action::Action;
@@ -65,7 +66,7 @@ pub(super) fn search(name: &str, setup: &'static Setup) {
     assert!(actions.len() <= usize::from(u8::MAX));
     let mut known: HashSet<u64> = HashSet::new();
     let mut frontier = [Path { steps: [0; MAX_DEPTH], len: 0 }].to_vec();
-    let (mut steps, mut depth) = (0_u64, 0);
+    let (mut steps, mut depth, begin) = (0_u64, 0, Instant::now());
     while known.len() < wanted && depth < MAX_DEPTH {
         depth += 1;
         let mut next = Vec::new();
@@ -79,7 +80,8 @@ pub(super) fn search(name: &str, setup: &'static Setup) {
         }
         frontier = next;
     }
-    std::println!("{name}: {} states, {steps} steps, {} actions, depth {depth}", known.len(), actions.len());
+    let (states, seconds) = (known.len(), begin.elapsed().as_secs());
+    std::println!("{name}: {states} states, {steps} steps, {} actions, depth {depth}, {seconds} s", actions.len());
     assert!(known.len() >= wanted, "there are no more than {} states of {name}", known.len());
     walk(name, setup, &actions, u32::try_from(wanted / STATES_PER_WALK).unwrap_or(u32::MAX));
 }
