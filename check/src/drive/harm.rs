@@ -488,9 +488,12 @@ impl Harm<'_> {
             // They would make it follow as well, ten seconds after it has come back.
             return self.fail_over(|replica| sentinels.wait_for(replica));
         }
-        self.interruptions.takeovers_us.push(now_us());
+        let from_us = now_us();
+        self.interruptions.takeovers_us.push(from_us);
         if ends == Ends::StandsStill {
             self.master.stand_still_until(|| sentinels.wait_for(self.replica.address()))?;
+            // Connections to it were there all the time, and nobody was told anything over them.
+            self.interruptions.pause(from_us, now_us());
         } else {
             sentinels.fail_over_to(self.replica.address())?;
         }
