@@ -267,7 +267,7 @@ impl Campaign {
             let interruptions = match harm.go_on(until_us) {
                 Ok(interruptions) => interruptions,
                 // Nobody meant that to happen. What else is seen then is of no account.
-                Err(error) if !(master.is_alive() && replica.is_alive()) => {
+                Err(error) if has_ended(master) || has_ended(replica) => {
                     let story = format!("a server has ended by itself: {error:#}");
                     violations.push(Violation { rule: Rule::ServerLives, story });
                     Interruptions::default()
@@ -325,6 +325,13 @@ fn set_orders(operations: &mut [Operation], orders: &Orders) {
 /// What a server never logs while all is well.
 const BAD_NEWS: [&str; 5] =
     ["a bug in rlock", "could not be applied", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
+
+/// Whether a server has ended, or is about to: it may be busy for a while with what it says of that.
+fn has_ended(server: &mut Server) -> bool {
+    let mut violations = Vec::new();
+    check_life("server", server.is_alive(), &server.log(), &mut violations);
+    !violations.is_empty()
+}
 
 /// A server has not ended, and has not logged that something is wrong.
 pub fn check_life(name: &str, is_alive: bool, log: &str, violations: &mut Vec<Violation>) {

@@ -175,7 +175,11 @@ impl Faults {
 
     /// How long a campaign has to last to show something: until after the first fault.
     pub(super) fn lasts_at_least(self) -> Duration {
-        if self.has_sentinels() || self == Self::FullDisk { Duration::from_secs(10) } else { Duration::ZERO }
+        if self.has_sentinels() || matches!(self, Self::FullDisk | Self::ClusterFailover) {
+            Duration::from_secs(10)
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Whether a hold may outlast its release: see `SHORT_LEASES` in `campaign.rs`.

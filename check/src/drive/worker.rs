@@ -27,7 +27,7 @@ const RENEWED_LEASE_MS: u64 = 20;
 
 /// How many owners are remembered that have given up what they had, and how often one of them looks whether it has it again.
 const REMEMBERED: usize = 8;
-const LOOKS_BACK: f64 = 0.1;
+const LOOKS_BACK: f64 = 0.2;
 
 /// How often something is done about the lock that is kept, and for how long of each millisecond of its lease it is.
 const KEEPS: f64 = 0.05;
@@ -346,10 +346,7 @@ impl Worker {
             if self.random.random_bool(0.3) {
                 self.pause(300);
             }
-            if self.give_up(&party, wish.count, None) == Outcome::Number(0) {
-                self.released.truncate(REMEMBERED - 1);
-                self.released.push_front(party);
-            }
+            self.release_and_remember(party, wish.count);
         }
     }
 
@@ -366,7 +363,14 @@ impl Worker {
                 self.look(&party);
                 self.kept = Some((party, since_us));
             }
-            Some((party, _)) => self.release(&party, 1, None),
+            Some((party, _)) => self.release_and_remember(party, 1),
+        }
+    }
+
+    fn release_and_remember(&mut self, party: Party, count: u32) {
+        if self.give_up(&party, count, None) == Outcome::Number(0) {
+            self.released.truncate(REMEMBERED - 1);
+            self.released.push_front(party);
         }
     }
 
@@ -375,7 +379,8 @@ impl Worker {
         if let Some((party, _)) = self.closed.take_if(|(_, known_us)| *known_us < now_us()) {
             self.look(&party);
         }
-        let one = self.random.random_range(0..REMEMBERED);
+        // Of the last one it is likelier that nobody was given the lock since.
+        let one = if self.random.random_bool(0.5) { 0 } else { self.random.random_range(0..REMEMBERED) };
         if let Some(party) = self.released.get(one).copied() {
             self.look(&party);
         }
