@@ -197,11 +197,10 @@ impl Beside {
         let now_ms = self.now_ms();
         let Request { mode, count, lease_ms, request_id: id, is_once, notify, ask, .. } = *request;
         let waits = matches!(ask, Ask::Wait { .. });
-        // Who waits sends the same request again at most, or an earlier one; and not when its time is over and nobody has said so yet: in
-        // that moment it waits for nobody, and the core looks for no circle when it goes on.
+        // Who waits sends the same request again at most, or an earlier one.
         let may_wait = match &mut self.spec {
             Spec::Plain(oracles) => oracles[key].line.iter().find(|one| one.owner == owner).is_none_or(|one| {
-                let may_be_sent_again = one.wish.mode == mode && is_once == one.wish.is_once && one.until_ms > now_ms;
+                let may_be_sent_again = one.wish.mode == mode && is_once == one.wish.is_once;
                 may_be_sent_again && id.is_some() && id <= one.wish.id
             }),
             Spec::Fair(oracle) => !oracle.line.iter().any(|place| place.owner == owner && place.is_connected),
@@ -338,7 +337,7 @@ impl Beside {
         loop {
             let next_ms = match &mut self.spec {
                 Spec::Plain(oracles) => {
-                    oracles.iter_mut().for_each(|oracle| oracle.run_timer(now_ms));
+                    oracle::run_timers(oracles, now_ms);
                     oracles.iter().filter_map(Oracle::next_ms).min()
                 }
                 Spec::Fair(oracle) => {

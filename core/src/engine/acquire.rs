@@ -40,7 +40,7 @@ type Decisions = SmallVec<[Decision; 1]>;
 enum Earlier {
     /// There was none.
     None,
-    /// The same one: its place is taken over. `is_suspected` if it may close a circle, and the search was still to come.
+    /// The same one: its place is taken over. `is_suspected` if it may close a circle: the search was still to come, or its time was over.
     Repeated { rank: Rank, arrival: u64, is_suspected: bool },
     /// Lower ones, which have ended.
     Ended,
@@ -279,7 +279,9 @@ impl Engine {
             let Some(waiter) = self.queues.get(ticket) else {
                 continue;
             };
-            place = Some((waiter.rank, waiter.arrival, waiter.is_suspected));
+            // One whose time was over was in nobody's way. It goes on now, and may close a circle that was none before.
+            let may_close_a_circle = waiter.is_suspected || waiter.is_over(tx.now);
+            place = Some((waiter.rank, waiter.arrival, may_close_a_circle));
             let answer = waiter.answer_to_succeeded(request);
             self.answer(tx, ticket, answer);
         }

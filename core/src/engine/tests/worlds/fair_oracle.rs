@@ -49,6 +49,8 @@ pub(super) struct FairOracle {
     gone: Vec<u8>,
     moved: bool,
     is_told: bool,
+    /// A command of the server's has removed the value, and the lock was not looked at since: those in line are in no value.
+    is_gone: bool,
     pub(super) answers: Vec<(u8, Told)>,
 }
 
@@ -82,7 +84,7 @@ impl FairOracle {
     /// A wait whose time is over ends when the timer goes off, or when it would be granted. Until then it is there: its owner may take
     /// the place over, or give it up.
     fn do_what_is_due(&mut self, now_ms: u64, is_timer: bool) {
-        self.is_told = false;
+        (self.is_told, self.is_gone) = (false, false);
         if std::mem::take(&mut self.moved) {
             self.reserved_ms = None;
             for place in &mut self.line {
@@ -244,7 +246,11 @@ impl FairOracle {
     /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
     pub(super) fn leave(&mut self, owner: u8) {
         if self.place(owner).is_some_and(|place| place.is_connected) {
-            self.gone.push(owner);
+            if self.is_gone {
+                self.line.retain(|place| place.owner != owner);
+            } else {
+                self.gone.push(owner);
+            }
             self.is_told = true;
         }
         if self.unheard == Some(owner) {
@@ -252,6 +258,14 @@ impl FairOracle {
         }
         self.is_told |= self.untold.contains(&owner);
         self.untold.retain(|untold| *untold != owner);
+    }
+
+    /// The value is gone, and who waits with a connection is in line as before.
+    pub(super) fn delete(&mut self) {
+        (self.holder, self.reserved_ms) = (None, None);
+        let (gone, moved) = (std::mem::take(&mut self.gone), std::mem::take(&mut self.moved));
+        self.line.retain(|place| place.is_connected && !moved && !gone.contains(&place.owner));
+        (self.is_told, self.is_gone) = (true, true);
     }
 
     pub(super) fn hear_all(&mut self) {
@@ -263,6 +277,9 @@ impl FairOracle {
         (self.unheard, self.undone) = (None, None);
         self.untold.clear();
         self.gone.clear();
+        if self.is_gone {
+            self.line.clear();
+        }
         self.moved = true;
         self.is_told = true;
     }

@@ -127,7 +127,8 @@ fn fair_locks_do_what_the_oracle_says() {
         kind: Kind::Fair,
         actions: || {
             let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Exclusive };
-            let more = [renew, Action::Force { key: 0 }, Action::Cancel { owner: 1 }, Action::Hear];
+            let more =
+                [renew, Action::Force { key: 0 }, Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Hear];
             with(commands(1, 3, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]), &more)
         },
         ..PLAIN

@@ -47,6 +47,9 @@ pub(super) struct InLine {
     upgrades: bool,
     /// It stands where the same request stood before.
     is_repeated: bool,
+    /// So does this, and the time of the other one was over, which was in nobody's way any more. When the timer goes off it is asked for circles: the
+    /// lowest number first, and a number it gets in [`closes_a_circle`].
+    suspect: Option<u64>,
 }
 
 /// What ACQUIRE asks for.
@@ -244,7 +247,9 @@ impl Oracle {
             }
             if let (true, Some(until_ms)) = (is_same, until_ms) {
                 // The same request once more stands where it stood.
-                self.line.insert(at, InLine { wish, until_ms, is_repeated: true, ..earlier });
+                let is_suspect = earlier.suspect.is_some() || earlier.until_ms <= now_ms;
+                let suspect = is_suspect.then_some(NOT_NUMBERED);
+                self.line.insert(at, InLine { wish, until_ms, is_repeated: true, suspect, ..earlier });
                 return Told::Waits;
             }
             self.settle(now_ms);
@@ -272,7 +277,7 @@ impl Oracle {
         let Some(until_ms) = until_ms else { return Told::Nil };
         let ahead = self.line.iter().filter(|one| one.upgrades).count();
         let at = if upgrades { ahead } else { self.line.len() };
-        self.line.insert(at, InLine { owner, wish, until_ms, upgrades, is_repeated: false });
+        self.line.insert(at, InLine { owner, wish, until_ms, upgrades, is_repeated: false, suspect: None });
         Told::Waits
     }
 
@@ -409,12 +414,45 @@ impl Oracle {
     }
 }
 
-/// Whether an owner that begins to wait for a lock waits for itself, over all of them. Who goes on waiting was asked that before; who waits
-/// for permits is not asked.
-pub(super) fn closes_a_circle(oracles: &[Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
-    if oracles[key].line.iter().any(|one| one.owner == owner && (one.is_repeated || one.wish.mode == Mode::Permits)) {
-        return false;
+/// Of those in [`InLine::suspect`].
+const NOT_NUMBERED: u64 = u64::MAX;
+
+/// What is due on all locks when the timer goes off.
+pub(super) fn run_timers(oracles: &mut [Oracle], now_ms: u64) {
+    oracles.iter_mut().for_each(|oracle| oracle.run_timer(now_ms));
+    while let Some((number, key)) = first_suspect(oracles) {
+        let Some(at) = oracles[key].line.iter().position(|one| one.suspect == Some(number)) else { return };
+        let owner = oracles[key].line[at].owner;
+        oracles[key].line[at].suspect = None;
+        if waits_for_itself(oracles, owner, now_ms) {
+            oracles[key].line.remove(at);
+            oracles[key].answers.push((owner, Told::Deadlock));
+            oracles[key].settle(now_ms);
+        }
     }
+}
+
+/// The number and the lock of who is to be asked next for circles.
+fn first_suspect(oracles: &[Oracle]) -> Option<(u64, usize)> {
+    let of = |(key, oracle): (usize, &Oracle)| {
+        oracle.line.iter().filter_map(|one| one.suspect).min().map(|number| (number, key))
+    };
+    oracles.iter().enumerate().filter_map(of).min()
+}
+
+/// Whether an owner that begins to wait for a lock waits for itself, over all of them. Who goes on waiting was asked that before, or is asked
+/// later; who waits for permits is not asked.
+pub(super) fn closes_a_circle(oracles: &mut [Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
+    let numbers = oracles.iter().flat_map(|oracle| &oracle.line).filter_map(|one| one.suspect);
+    let next = numbers.filter(|number| *number != NOT_NUMBERED).max().map_or(0, |last| last + 1);
+    let Some(one) = oracles[key].line.iter_mut().find(|one| one.owner == owner) else { return false };
+    if one.suspect == Some(NOT_NUMBERED) {
+        one.suspect = (one.wish.mode != Mode::Permits).then_some(next);
+    }
+    !one.is_repeated && one.wish.mode != Mode::Permits && waits_for_itself(oracles, owner, now_ms)
+}
+
+fn waits_for_itself(oracles: &[Oracle], owner: u8, now_ms: u64) -> bool {
     let mut seen: Vec<u8> = Vec::new();
     let mut next = [owner].to_vec();
     while let Some(one) = next.pop() {

@@ -155,8 +155,10 @@ impl SmallWorld {
                     return false;
                 }
                 self.world.engine.value_changed(name(key).borrow());
-                if let Spec::Plain(oracles) = &mut self.spec {
-                    oracles[key].delete();
+                match &mut self.spec {
+                    Spec::Plain(oracles) => oracles[key].delete(),
+                    Spec::Fair(oracles) => oracles[key].delete(),
+                    Spec::None => {}
                 }
             }
             Action::FailOver => {
@@ -425,7 +427,7 @@ impl SmallWorld {
         loop {
             let next_ms = match &mut self.spec {
                 Spec::Plain(oracles) => {
-                    oracles.iter_mut().for_each(|oracle| oracle.run_timer(now_ms));
+                    oracle::run_timers(oracles, now_ms);
                     oracles.iter().filter_map(Oracle::next_ms).min()
                 }
                 Spec::Fair(oracles) => {
