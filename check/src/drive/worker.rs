@@ -164,6 +164,10 @@ impl Worker {
                 thread::sleep(Duration::from_millis(10));
             }
         }
+        // What is left when everybody has gone is not to be this.
+        if let Some((party, _)) = self.kept.take() {
+            self.release(&party, 1, None);
+        }
         Ok(())
     }
 
