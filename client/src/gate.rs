@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
@@ -47,21 +48,52 @@ impl Gate {
         Arc::new(Self { session_grace, ..Self::default() })
     }
 
-    /// Waits for the turn of a request.
+    /// Waits for the turn of a request. Who waits for one key keeps no turn of another one: a request of that one alone would wait as well.
     pub(crate) async fn pass(&self) -> Turn {
         let here = self.turn.clone().lock_owned().await;
-        let mut at_each_key = Vec::with_capacity(self.at_each_key.len());
-        for gate in &self.at_each_key {
-            at_each_key.push(gate.turn.clone().lock_owned().await);
+        let mut waited_for = None;
+        loop {
+            match self.try_pass_at_each_key(waited_for.take()) {
+                Ok(at_each_key) => return Turn { _here: here, _at_each_key: at_each_key },
+                Err(busy) => waited_for = Some((busy, busy.turn.clone().lock_owned().await)),
+            }
         }
-        Turn { _here: here, _at_each_key: at_each_key }
+    }
+
+    /// The turn at each key, one of which has come already. Errors: the first gate that is busy.
+    fn try_pass_at_each_key(
+        &self,
+        mut waited_for: Option<(&Arc<Self>, OwnedMutexGuard<()>)>,
+    ) -> Result<Vec<OwnedMutexGuard<()>>, &Arc<Self>> {
+        let turn_at = |gate| match waited_for.take_if(|(passed, _)| Arc::ptr_eq(passed, gate)) {
+            Some((_, turn)) => Ok(turn),
+            None => gate.turn.clone().try_lock_owned().map_err(|_| gate),
+        };
+        self.at_each_key.iter().map(turn_at).collect()
+    }
+
+    /// Takes its place behind those who wait for their turn, now and not when the future is first looked at: what the owner asks for next comes behind.
+    pub(crate) fn pass_from_now_on(self: &Arc<Self>) -> impl Future<Output = Turn> + Send + use<> {
+        let begun = self.try_pass().ok_or_else(|| {
+            let gate = self.clone();
+            Box::pin(tokio::task::unconstrained(async move { gate.pass().await }))
+        });
+        let begun = begun.or_else(|mut passing| match passing.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(turn) => Ok(turn),
+            Poll::Pending => Err(passing),
+        });
+        async move {
+            match begun {
+                Ok(turn) => turn,
+                Err(passing) => passing.await,
+            }
+        }
     }
 
     /// The turn of a request, if it has come already.
     pub(crate) fn try_pass(&self) -> Option<Turn> {
-        let take = |gate: &Self| gate.turn.clone().try_lock_owned().ok();
-        let here = take(self)?;
-        let at_each_key = self.at_each_key.iter().map(|gate| take(gate)).collect::<Option<_>>()?;
+        let here = self.turn.clone().try_lock_owned().ok()?;
+        let at_each_key = self.try_pass_at_each_key(None).ok()?;
         Some(Turn { _here: here, _at_each_key: at_each_key })
     }
 

@@ -20,8 +20,8 @@ use crate::wire::Family;
 
 /// Several keys that are locked together. A key that is locked by [`Client::lock`] elsewhere is the same lock.
 ///
-/// Whoever acquires in the name of an [`owner`](Self::owner) has one request at a time for a key: while it waits for several, that owner's other
-/// requests and releases of one of them wait too.
+/// Whoever acquires in the name of an [`owner`](Self::owner) has one request at a time for a key. While it waits for several, all else that is asked
+/// in that name for one of them waits too, also a release, [`Guard::reenter`](crate::Guard::reenter) and `try_acquire`.
 #[derive(Clone, Debug)]
 pub struct MultiLock {
     places: Vec<(Client, Vec<Vec<u8>>)>,

@@ -14,6 +14,7 @@ use crate::Error;
 use crate::acquisition::Acquisition;
 use crate::client::{Builder, Client};
 use crate::clock::Moment;
+use crate::hold::Held;
 use crate::options::{Options, option_methods};
 use crate::quorum_guard::{Asked, QuorumGuard};
 use crate::timer::{sleep_until, within};
@@ -179,6 +180,8 @@ impl QuorumLock {
     pub async fn try_acquire(&self) -> Result<Option<QuorumGuard>, Error> {
         let servers = self.quorum.clients.len();
         self.check_homes()?;
+        // Whoever closes one of the clients waits until it is known who gets what was granted there.
+        let _under_way: Vec<_> = self.quorum.clients.iter().map(|client| client.shared.home.under_way()).collect();
         let (mut attempts, mut asked) = (JoinSet::new(), Vec::with_capacity(servers));
         for client in self.quorum.clients.iter() {
             let acquisition = Acquisition::new(&client.shared, self.family, self.keys.clone(), 1, &self.options)?;
@@ -202,6 +205,8 @@ impl QuorumLock {
                 Err(error) => tracing::debug!(%error, "an attempt on a server of a quorum was aborted"),
             }
         }
+        // One of the clients may have been closed meanwhile: what was granted there is given back.
+        holds.retain(|held: &Held| held.hold.request.client.home.check().is_ok());
         let granted = holds.len();
         let guard = QuorumGuard::of(holds, asked, self.majority());
         if granted >= self.majority() && guard.is_held() {

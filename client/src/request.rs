@@ -68,6 +68,14 @@ enum Settled {
     Cancelled,
 }
 
+/// Until when taking back goes on.
+#[derive(Clone, Copy)]
+struct Efforts {
+    end: Moment,
+    /// A server whose memory is full refuses to say what was granted. It is asked no longer than this.
+    end_if_full: Moment,
+}
+
 /// The id of a release, and how many copies of it with that id a server may have got, over all the times it was sent.
 #[derive(Default)]
 pub(crate) struct Numbered {
@@ -220,12 +228,17 @@ impl Request {
                     is_renumbered = true;
                     numbered.renumber(self.gate.next_id());
                 }
+                // One of the keys may not be asked for any more, and the server has released none.
+                Err(error @ Error::Permission(_)) if self.subject.family == Family::Many => {
+                    Box::pin(self.release_singly(tokens, numbered, give_up)).await;
+                    return Err(error);
+                }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Releases each of several keys for itself: one of them is not held any more, and then the server releases none. Returns whether another one
+    /// Releases each of several keys for itself: one of them is not held any more, or may not be asked for, and then the server releases none. Returns whether another one
     /// may have been held.
     ///
     /// The requests have the verb and the id of the one for all keys, which was not executed. So whichever of them is sent next, it is done once for each.
@@ -269,37 +282,44 @@ impl Request {
 
     /// Finds out what became of a request that nobody waits for any more, and gives back what it got.
     async fn take_back(&self, request_id: u64, may_wait: bool, has_earlier_copy: bool) {
-        let give_up = self.end_of_efforts();
-        match self.settle(request_id, may_wait, give_up).await {
-            Ok(Settled::Granted(tokens)) => self.give_back(&tokens, give_up).await,
+        let end = self.end_of_efforts();
+        // Not for long if the owner may have other requests, which wait: what it wants to release is memory that may be missing.
+        let end_if_full = match self.gate.can_be_found() {
+            true => end.min(Moment::now().after(self.client.settings.response_timeout)),
+            false => end,
+        };
+        let efforts = Efforts { end, end_if_full };
+        match self.settle(request_id, may_wait, efforts).await {
+            Ok(Settled::Granted(tokens)) => self.give_back(&tokens, end).await,
             // The copy that waited had got nothing.
             Ok(Settled::Cancelled) if !self.may_be_granted_in_part(has_earlier_copy) => {}
             // The request was sent once more to be told that.
-            Ok(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, give_up).await,
+            Ok(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, efforts).await,
             Ok(_) => {}
+            Err(error @ (Error::Connection { .. } | Error::RuntimeEnded)) => {
+                tracing::warn!(%error, "a request that nobody wants could not be taken back");
+            }
             // One of the keys refuses: something else was done in the name of the owner since, or it is no lock any more, or nobody may ask for it. The
             // others are as they were.
-            Err(Error::Server { .. }) if self.may_be_granted_in_part(true) => {
-                self.take_back_singly(request_id, give_up).await;
-            }
+            Err(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, efforts).await,
             Err(error) => tracing::warn!(%error, "a request that nobody wants could not be taken back"),
         }
     }
 
     /// Gives back what each of several keys was granted with a request. A key that was granted tells its token when it is asked for by the same id;
     /// one that was not is granted for a moment, and given back.
-    async fn take_back_singly(&self, request_id: u64, give_up: Moment) {
+    async fn take_back_singly(&self, request_id: u64, efforts: Efforts) {
         for key in self.subject.keys.iter() {
             let subject = Subject { keys: Arc::from([key.clone()]), ..self.subject.clone() };
             // It prolongs nothing, and ends by itself if it is not given back.
             let (lease, session_grace) = (SHORTEST, self.gate.session_grace);
             let repetition = subject.acquire(Acquire { lease, session_grace, ask: Ask::Once, request_id });
             let outcome = async {
-                let Some(grant) = self.repeat(&repetition, give_up).await? else { return Ok(()) };
+                let Some(grant) = self.repeat(&repetition, efforts).await? else { return Ok(()) };
                 let request = Request { subject, gate: self.gate.clone(), client: self.client.clone(), ..*self };
                 let numbered = Numbered::default();
                 numbered.renumber(self.gate.next_id());
-                request.release(&grant.tokens, 1, &numbered, Moment::NEVER, give_up).await
+                request.release(&grant.tokens, 1, &numbered, Moment::NEVER, efforts.end).await
             };
             match outcome.await {
                 Ok(()) | Err(Error::NotHeld) => {}
@@ -312,29 +332,25 @@ impl Request {
     }
 
     /// Ends a wait. If there is none, the request may have been granted: it is sent once more without waiting, which tells.
-    async fn settle(&self, request_id: u64, may_wait: bool, give_up: Moment) -> Result<Settled, Error> {
+    async fn settle(&self, request_id: u64, may_wait: bool, efforts: Efforts) -> Result<Settled, Error> {
         if may_wait {
-            let answered = self.call(&self.subject.cancel(request_id), give_up).await?;
+            let answered = self.call(&self.subject.cancel(request_id), efforts.end).await?;
             let ended = answered.said.map_err(|error| Error::from_answer(&error)).and_then(|said| wire::number(&said));
             if ended.is_ok_and(|ended| ended > 0) {
                 return Ok(Settled::Cancelled);
             }
         }
-        let granted = self.repeat(&self.acquire_command(Ask::Once, request_id), give_up).await?;
+        let granted = self.repeat(&self.acquire_command(Ask::Once, request_id), efforts).await?;
         Ok(granted.map_or(Settled::Denied, |grant| Settled::Granted(grant.tokens)))
     }
 
     /// Sends an ACQUIRE once more that nobody waits for. A server whose memory is full refuses it without a look at what the request was granted, so it
-    /// is sent again. Not for long if the owner may have other requests: what it wants to release meanwhile is memory that may be missing.
-    async fn repeat(&self, repetition: &Cmd, give_up: Moment) -> Result<Option<Grant>, Error> {
-        let give_up_if_full = match self.gate.can_be_found() {
-            true => give_up.min(Moment::now().after(self.client.settings.response_timeout)),
-            false => give_up,
-        };
+    /// is sent again.
+    async fn repeat(&self, repetition: &Cmd, efforts: Efforts) -> Result<Option<Grant>, Error> {
         let mut pauses = Pauses::new();
         loop {
-            match self.grant_in(self.call(repetition, give_up).await?) {
-                Err(Error::Server { code, .. }) if code == "OOM" && Moment::now() < give_up_if_full => {
+            match self.grant_in(self.call(repetition, efforts.end).await?) {
+                Err(Error::Server { code, .. }) if code == "OOM" && Moment::now() < efforts.end_if_full => {
                     pauses.refused();
                     sleep_until(Moment::now().after(pauses.next())).await;
                 }

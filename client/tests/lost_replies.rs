@@ -478,6 +478,44 @@ async fn several_locks_of_which_one_is_written_over_are_not_kept() {
     }
 }
 
+/// The client may not ask for one of them any more when it asks again.
+#[tokio::test]
+async fn several_locks_of_which_one_is_forbidden_meanwhile_are_not_kept() {
+    for way in ["try", "wait"] {
+        let server = Server::start();
+        let thief = Thief::before(&server).await;
+        let client = thief.client().await;
+        use_once(&client).await;
+        let all = client.multi_lock(["k", "l"]).lease(Duration::from_secs(3600));
+        let mut operator = server.client();
+        thief.steal_next_and(move || {
+            assert!(operator.holder("k").is_some(), "the first copy was granted");
+            assert_eq!(operator.call("ACL SETUSER default resetkeys ~k"), "OK");
+        });
+        let outcome = match way {
+            "try" => all.try_acquire().await.map(drop),
+            _ => all.acquire().await.map(drop),
+        };
+        assert!(matches!(outcome, Err(Error::Permission(_))), "{way}: {outcome:?}");
+        client.close().await.expect("it is tidied up");
+        assert_eq!(holds(&server), 0, "{way}");
+    }
+}
+
+#[tokio::test]
+async fn several_locks_of_which_one_is_forbidden_or_written_over_are_released() {
+    for deed in ["ACL SETUSER default resetkeys ~k", "SET l x"] {
+        let server = Server::start();
+        let client = crate::connect(&server).await;
+        let guard = client.multi_lock(["k", "l"]).lease(Duration::from_secs(3600)).acquire().await.expect("free");
+        assert_eq!(server.client().call(deed), "OK");
+        let outcome = guard.release().await;
+        assert!(matches!(outcome, Err(Error::Permission(_) | Error::NotHeld)), "{deed}: {outcome:?}");
+        client.close().await.expect("it is tidied up");
+        assert_eq!(holds(&server), 0, "{deed}");
+    }
+}
+
 /// One is lost with the answer, and then the memory is full, so that the other one cannot be asked for.
 #[tokio::test]
 async fn several_locks_that_are_taken_back_one_by_one_outlast_a_full_memory() {
@@ -510,12 +548,25 @@ async fn timed_an_owner_whose_request_is_taken_back_can_release_though_the_memor
     let builder = Client::builder().response_timeout(response_timeout).retry_for(Duration::from_secs(10));
     let client = builder.connect(&crate::url(&server)).await.expect("a server");
     let lock = client.lock("k").owner("me").lease(Duration::from_secs(3600));
-    let guard = lock.acquire().await.expect("free");
-    assert_eq!(server.client().call("CONFIG SET maxmemory 1"), "OK");
-    give_up_when(lock.try_acquire(), || true).await;
-    eventually(|| command_stat(&server, "RLOCK.ACQUIRE", "rejected_calls") > 0).await;
-    let watch = Stopwatch::start();
-    guard.release().await.expect("it was held");
-    watch.assert_took_ms(0..2_000, "one response timeout, and what the last pause takes");
-    assert_eq!(holds(&server), 0);
+    let several = client.multi_lock(["k", "l1", "l2", "l3", "l4", "l5"]).owner("me").lease(Duration::from_secs(3600));
+    for attempt in ["one", "several"] {
+        let guard = lock.acquire().await.expect("free");
+        assert_eq!(server.client().call("CONFIG SET maxmemory 1"), "OK");
+        let verb = match attempt {
+            "one" => {
+                give_up_when(lock.try_acquire(), || true).await;
+                "RLOCK.ACQUIRE"
+            }
+            _ => {
+                give_up_when(several.try_acquire(), || true).await;
+                "RLOCK.MACQUIRE"
+            }
+        };
+        eventually(|| command_stat(&server, verb, "rejected_calls") > 0).await;
+        let watch = Stopwatch::start();
+        guard.release().await.expect("it was held");
+        watch.assert_took_ms(0..2_000, "one response timeout, and what the last pause takes");
+        assert_eq!(holds(&server), 0, "{attempt}");
+        assert_eq!(server.client().call("CONFIG SET maxmemory 0"), "OK");
+    }
 }

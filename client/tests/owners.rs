@@ -250,3 +250,39 @@ async fn ids_that_meet_do_not_end_the_connection() {
     }
     assert_eq!(first, Some(connection()), "the same connection as before");
 }
+
+/// Otherwise the two would wait for each other, or be told so.
+#[tokio::test]
+async fn a_lock_that_was_dropped_is_not_held_while_its_owner_waits_for_several() {
+    let server = Server::start();
+    let (client, other) = (connect(&server).await, connect(&server).await);
+    let mine = client.lock("k").owner("me").acquire().await.expect("free");
+    let theirs = other.lock("j").owner("they").acquire().await.expect("free");
+    let next = tokio::spawn(async move {
+        let next = other.lock("k").owner("they").acquire_timeout(PATIENCE).await;
+        drop(theirs);
+        next.map(drop)
+    });
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    drop(mine);
+    let all = client.multi_lock(["j", "k"]).owner("me").acquire_timeout(PATIENCE).await;
+    let next = next.await.expect("no panic");
+    assert!(all.is_ok() && next.is_ok(), "{:?} {next:?}", all.map(drop));
+}
+
+/// A release of two keys waits for one of them, and is not in the way of a release of the other one.
+#[tokio::test]
+async fn what_an_owner_does_not_wait_for_can_be_released() {
+    let server = Server::start();
+    let client = Client::builder().retry_for(Duration::from_secs(2)).connect(&url(&server)).await.expect("a server");
+    server.client().call("RLOCK.ACQUIRE c stranger PX 600000");
+    let both = client.multi_lock(["a", "b"]).owner("me").acquire().await.expect("free");
+    let one = client.lock("a").owner("me").acquire().await.expect("mine");
+    let all = client.multi_lock(["b", "c"]).owner("me");
+    let waiting = tokio::spawn(async move { all.acquire().await.map(drop) });
+    eventually(|| server.client().waiting_owners("c").len() == 1).await;
+    drop(both);
+    tokio::task::yield_now().await;
+    one.release().await.expect("it was held");
+    waiting.abort();
+}

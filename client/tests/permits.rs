@@ -156,3 +156,41 @@ async fn a_drain_whose_permits_cannot_be_looked_at_gives_them_back() {
     blind.close().await.expect("it gives back what it has");
     assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(5));
 }
+
+/// The release of a dropped guard comes before what its owner asks for next. Otherwise the owner would wait for itself.
+#[tokio::test]
+async fn permits_that_were_dropped_can_be_taken_again_by_their_owner() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let semaphore = client.semaphore("s");
+    semaphore.init(3).await.expect("an answer");
+    let take = async |permits| semaphore.permits(permits).owner("worker").acquire_timeout(PATIENCE).await;
+    for _ in 0..3 {
+        let all = take(3).await;
+        drop(all.expect("those before were dropped"));
+    }
+    let guards = [take(1).await.expect("free"), take(1).await.expect("free"), take(1).await.expect("free")];
+    drop(guards);
+    drop(take(3).await.expect("they were dropped"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_each_drop_their_permit_and_take_another_one_get_on() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    client.semaphore("s").init(2).await.expect("an answer");
+    let worker = |name: &'static str| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                let lock = client.semaphore("s").permits(1).owner(name);
+                let _permit = lock.acquire_timeout(PATIENCE).await?;
+                tokio::task::yield_now().await;
+            }
+            Ok::<(), Error>(())
+        })
+    };
+    for worker in ["a", "b"].map(worker) {
+        worker.await.expect("no panic").expect("there is a permit for each");
+    }
+}

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rlock_client::{Client, Error, Quorum};
 
+use crate::proxy::{Fate, Proxy};
 use crate::support::Server;
 use crate::{PATIENCE, command_stat, eventually, url};
 
@@ -176,4 +177,30 @@ async fn a_release_without_a_majority_says_why() {
     assert!(matches!(unknown, Err(Error::Connection { .. })), "{unknown:?}");
     servers[0].restart();
     servers[1].restart();
+}
+
+/// One server has granted it, one has not, and one is silent.
+#[tokio::test]
+async fn a_client_that_is_closed_is_not_in_a_quorum() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    servers[1].client().call("RLOCK.ACQUIRE k stranger PX 600000");
+    let proxy = Proxy::before(&servers[2]).await;
+    let urls = [url(&servers[0]), url(&servers[1]), proxy.url()];
+    let mut clients = Vec::new();
+    for url in &urls {
+        clients.push(Client::builder().response_timeout(Duration::from_secs(1)).connect(url).await.expect("a server"));
+    }
+    let quorum = Quorum::new(clients.clone()).expect("three");
+    proxy.set(|_, _| Fate::Stall);
+    let waiting = tokio::spawn(async move {
+        quorum.lock("k").lease(Duration::from_secs(600)).server_timeout(PATIENCE).try_acquire().await
+    });
+    eventually(|| servers[0].client().holder("k").is_some()).await;
+    // The grant is heard of before.
+    clients[0].observe("k").holders().await.expect("an answer");
+    let is_left = clients[0].close().await.is_ok() && servers[0].client().holder("k").is_some();
+    proxy.clear();
+    let outcome = waiting.await.expect("no panic");
+    let is_handed_out = matches!(&outcome, Ok(Some(guard)) if guard.is_held());
+    assert!(!is_left && !is_handed_out, "left: {is_left}, handed out: {is_handed_out}");
 }

@@ -200,11 +200,16 @@ impl Drop for Held {
         }
         self.hold.lost.set();
         let hold = self.hold.clone();
+        // What the owner asks for next comes behind the release, and does not wait for what this holds.
+        let ending = match ending {
+            Ending::Begun(turn) => Ok(turn),
+            _ => Err(hold.request.gate.pass_from_now_on()),
+        };
         self.hold.request.client.home.in_background(async move {
             let _turn = match ending {
-                Ending::Begun(turn) => turn,
-                _ => {
-                    let turn = hold.request.gate.pass().await;
+                Ok(turn) => turn,
+                Err(passing) => {
+                    let turn = passing.await;
                     hold.choose_release_id();
                     turn
                 }
