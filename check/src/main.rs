@@ -233,6 +233,9 @@ fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Res
         for tried in &verdict.histories {
             println!("{:24} {}: {}", "", tried.fault.name(), tried.told());
         }
+        for tested in &verdict.tests {
+            println!("{:24} test: {}", "", tested.told());
+        }
         if let Some(worlds) = &verdict.worlds {
             println!("{:24} worlds: {}", "", if worlds.is_empty() { "nothing" } else { worlds });
         }

@@ -8,6 +8,9 @@
 //! so once under each, and have to notice it under each. The rules ask for less where more goes wrong, and that shows whether what is left of
 //! them can fail. `Fault: each` stands for all that there are. A line `Worlds: no, …` says why the small worlds cannot notice a mutant of the
 //! core. What is wrong in the client is shown to what the processes of clients see.
+//!
+//! Lines `Test: …` name tests of the module that have to fail (`tests/`). What names tests and no fault is about a server's own state, and is
+//! shown to no clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -55,6 +58,8 @@ pub struct Mutant {
     is_in_client: bool,
     /// Those that its patch names; none if it names none.
     faults: Vec<Faults>,
+    /// Tests of the module that its patch names.
+    tests: Vec<String>,
 }
 
 /// Which rules were violated in the histories of clients that worked under a fault.
@@ -68,11 +73,22 @@ pub struct Histories {
     is_wanted: bool,
 }
 
+/// What came of a test of the module.
+#[derive(Clone, Debug)]
+pub struct Tested {
+    /// The test, as `cargo test` names it.
+    pub name: String,
+    /// Whether it has failed, as it has to.
+    pub has_failed: bool,
+}
+
 /// Who has noticed a mutant.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// What was seen under each fault that it was tried under.
     pub histories: Vec<Histories>,
+    /// What came of the tests that its patch names.
+    pub tests: Vec<Tested>,
     /// What the small worlds say; `None` if they are not asked.
     pub worlds: Option<String>,
 }
@@ -85,12 +101,21 @@ impl Histories {
     }
 }
 
+impl Tested {
+    /// The test in a line, if it has noticed the mutant.
+    #[must_use]
+    pub fn told(&self) -> String {
+        if self.has_failed { format!("`{}` fails", self.name) } else { NOTHING.into() }
+    }
+}
+
 impl Verdict {
     /// Whether those have noticed who have to: the small worlds what is wrong in the core, the histories what is wrong around it, and
-    /// whatever names a fault, under that fault.
+    /// whatever names a fault, under that fault; and each test that it names.
     #[must_use]
     pub fn is_caught(&self) -> bool {
         !self.histories.iter().any(|tried| self.misses(tried))
+            && self.tests.iter().all(|tested| tested.has_failed)
             && self.worlds.as_ref().is_none_or(|said| !said.is_empty())
     }
 
@@ -105,6 +130,9 @@ const MISSED: &str = "NOT NOTICED";
 
 /// What stands there for what need not be noticed, and was not.
 const NOTHING: &str = "nothing";
+
+/// What stands in the place of a fault in the line about a test.
+const A_TEST: &str = "none: a test";
 
 /// A line of the table: a mutant, and who has noticed it under one fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,24 +154,24 @@ impl Line {
         Some(Self { name, what, fault, rules, worlds: worlds.replace('\u{0}', "|") })
     }
 
-    /// The lines about a mutant, one for each fault under which it was tried.
+    /// The lines about a mutant, one for each fault under which it was tried, and for each test.
     fn of(mutant: &Mutant, verdict: &Verdict) -> Vec<Self> {
         let worlds = match verdict.worlds.as_deref() {
             None => "not asked",
             Some("") => MISSED,
             Some(said) => said,
         };
-        let line = |(at, tried): (usize, &Histories)| {
-            let is_missed = verdict.misses(tried);
-            Self {
-                name: mutant.name.clone(),
-                what: if at == 0 { mutant.what.clone() } else { "the same".into() },
-                fault: tried.fault.name().into(),
-                rules: if is_missed { MISSED.into() } else { tried.told() },
-                worlds: if at == 0 { worlds.to_owned() } else { String::new() },
-            }
+        let of_histories =
+            verdict.histories.iter().map(|tried| (tried.fault.name(), tried.told(), verdict.misses(tried)));
+        let of_tests = verdict.tests.iter().map(|tested| (A_TEST, tested.told(), !tested.has_failed));
+        let line = |(at, (fault, told, is_missed)): (usize, (&str, String, bool))| Self {
+            name: mutant.name.clone(),
+            what: if at == 0 { mutant.what.clone() } else { "the same".into() },
+            fault: fault.into(),
+            rules: if is_missed { MISSED.into() } else { told },
+            worlds: if at == 0 { worlds.to_owned() } else { String::new() },
         };
-        verdict.histories.iter().enumerate().map(line).collect()
+        of_histories.chain(of_tests).enumerate().map(line).collect()
     }
 
     fn text(&self) -> String {
@@ -174,7 +202,7 @@ pub fn renewed(before: &str, verdicts: &[(Mutant, Verdict)], is_there: impl Fn(&
     let asked = lines.iter().filter(|line| !["", "not asked"].contains(&line.worlds.as_str()));
     let found = asked.clone().filter(|line| line.worlds != MISSED).count();
     text.push_str(&format!(
-        "| {caught} of {} are caught | | | in {noticed} of {} campaigns | {found} of {} |\n",
+        "| {caught} of {} are caught | | | in {noticed} of {} campaigns and tests | {found} of {} |\n",
         mutants.len(),
         lines.len(),
         asked.count()
@@ -199,7 +227,8 @@ pub fn all(root: &Path) -> Result<Vec<Mutant>> {
         let named = head().filter_map(|line| line.strip_prefix("Fault: "));
         let faults = faults(named).with_context(|| format!("the faults of {name}"))?;
         let is_in_client = text.contains("+++ b/client/");
-        mutants.push(Mutant { name, what, path, is_for_worlds, is_in_client, faults });
+        let tests = head().filter_map(|line| line.strip_prefix("Test: ")).map(str::to_owned).collect();
+        mutants.push(Mutant { name, what, path, is_for_worlds, is_in_client, faults, tests });
     }
     mutants.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(mutants)
@@ -249,10 +278,14 @@ impl Trial {
             program.clients = Some(built.join("rlock-check"));
         }
         let is_wanted = !mutant.faults.is_empty();
-        let faults = if is_wanted { mutant.faults.as_slice() } else { &[Faults::Clock] };
+        let faults = match mutant.faults.as_slice() {
+            [] if mutant.tests.is_empty() => &[Faults::Clock],
+            named => named,
+        };
         let histories = faults.iter().map(|fault| self.under(*fault, &program, is_wanted)).collect::<Result<_>>()?;
+        let tests = mutant.tests.iter().map(|name| self.test(name, &program)).collect::<Result<_>>()?;
         let worlds = if mutant.is_for_worlds { Some(self.worlds(&tree)?) } else { None };
-        Ok(Verdict { histories, worlds })
+        Ok(Verdict { histories, tests, worlds })
     }
 
     /// Lets clients work on a mutant under a fault.
@@ -263,6 +296,20 @@ impl Trial {
         let rules: BTreeSet<_> = report.violations.iter().map(|violation| violation.rule).collect();
         let rules = rules.into_iter().map(crate::history::Rule::name).collect();
         Ok(Histories { fault: faults, rules, is_wanted })
+    }
+
+    /// Runs a test of the module on a mutant.
+    fn test(&self, name: &str, program: &Program) -> Result<Tested> {
+        let mut cargo = Command::new("cargo");
+        cargo.args(["test", "--quiet", "--package", "rlock", "--test", "integration"]).current_dir(&self.root);
+        run(cargo.arg("--no-run"))?;
+        let mut cargo = Command::new("cargo");
+        cargo.args(["test", "--quiet", "--package", "rlock", "--test", "integration", "--", "--exact", name]);
+        cargo.env("RLOCK_MODULE", &program.module).env("RLOCK_SERVER", &program.server);
+        let output = cargo.current_dir(&self.root).output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        // A test that is not there does not fail, and a run without any succeeds.
+        Ok(Tested { name: name.to_owned(), has_failed: said.contains("test result: FAILED. 0 passed; 1 failed;") })
     }
 
     /// Searches the small worlds of the core in a tree. Returns what was found, in a line; nothing if all is well.
@@ -349,9 +396,13 @@ mod tests {
             is_for_worlds: false,
             is_in_client: false,
             faults: Vec::new(),
+            tests: Vec::new(),
         };
         let tried = |fault, rules: &[&'static str]| Histories { fault, rules: rules.to_vec(), is_wanted: true };
-        let verdict = |histories, worlds: Option<&str>| Verdict { histories, worlds: worlds.map(str::to_owned) };
+        let verdict = |histories, worlds: Option<&str>| {
+            let (tests, worlds) = (Vec::new(), worlds.map(str::to_owned));
+            Verdict { histories, tests, worlds }
+        };
         let both = vec![tried(Faults::Kill, &["exclusion"]), tried(Faults::Stop, &[])];
         let first = [
             (mutant("b"), verdict(both, Some("a | b"))),
@@ -359,7 +410,7 @@ mod tests {
         ];
         let before = renewed("", &first, |_| true);
         assert!(before.contains("| `b` | the same | SIGSTOP and SIGCONT | NOT NOTICED |  |\n"), "{before}");
-        assert!(before.ends_with("| 1 of 2 are caught | | | in 2 of 3 campaigns | 1 of 1 |\n"), "{before}");
+        assert!(before.ends_with("| 1 of 2 are caught | | | in 2 of 3 campaigns and tests | 1 of 1 |\n"), "{before}");
         let second = [(mutant("a"), verdict(vec![tried(Faults::Kill, &["permits"])], None))];
         let after = renewed(&before, &second, |name| name != "gone");
         let lines: Vec<&str> = after.lines().skip(2).collect();
@@ -369,7 +420,7 @@ mod tests {
                 "| `a` | It is wrong. | kill -9 and restart | permits | not asked |",
                 "| `b` | It is wrong. | kill -9 and restart | exclusion | a \\| b |",
                 "| `b` | the same | SIGSTOP and SIGCONT | NOT NOTICED |  |",
-                "| 1 of 2 are caught | | | in 2 of 3 campaigns | 1 of 1 |",
+                "| 1 of 2 are caught | | | in 2 of 3 campaigns and tests | 1 of 1 |",
             ]
         );
     }
@@ -378,12 +429,20 @@ mod tests {
     fn a_mutant_is_caught_only_if_it_is_noticed_wherever_it_has_to_be() {
         let tried =
             |rules: &[&'static str], is_wanted| Histories { fault: Faults::Kill, rules: rules.to_vec(), is_wanted };
-        let verdict = |histories, worlds: Option<&str>| Verdict { histories, worlds: worlds.map(str::to_owned) };
+        let verdict = |histories, worlds: Option<&str>| {
+            let (tests, worlds) = (Vec::new(), worlds.map(str::to_owned));
+            Verdict { histories, tests, worlds }
+        };
         assert!(verdict(vec![tried(&["exclusion"], false)], None).is_caught());
         assert!(!verdict(vec![tried(&[], false)], None).is_caught());
         // What is wrong in the core need not show in histories, unless its patch says so.
         assert!(verdict(vec![tried(&[], false)], Some("the answer")).is_caught());
         assert!(!verdict(vec![tried(&["exclusion"], true), tried(&[], true)], Some("the answer")).is_caught());
         assert!(!verdict(vec![tried(&["exclusion"], true)], Some("")).is_caught());
+        for has_failed in [true, false] {
+            let tests = vec![Tested { name: "x::y".into(), has_failed }];
+            let verdict = Verdict { histories: Vec::new(), tests, worlds: None };
+            assert_eq!(verdict.is_caught(), has_failed);
+        }
     }
 }
