@@ -66,8 +66,8 @@ enum Command {
         #[arg(long, default_value = "redis-server")]
         server: PathBuf,
         /// For how long.
-        #[arg(long, default_value_t = 60)]
-        minutes: u64,
+        #[arg(long, default_value_t = 60.0)]
+        minutes: f64,
     },
     /// Builds the module with each fault of `check/mutants`, and shows which rule notices it.
     Mutants {
@@ -145,7 +145,7 @@ fn main() -> Result<ExitCode> {
         }
         Command::Soak { load: Load { module, seed, clients, .. }, server, minutes } => {
             let program = Program::alone(server, module);
-            let soaked = soak::soak(&program, Duration::from_secs(60 * minutes), seed, clients, show_sample)?;
+            let soaked = soak::soak(&program, Duration::from_secs_f64(60.0 * minutes), seed, clients, show_sample)?;
             // What is added makes of -0 a 0.
             let by_hour =
                 |value: fn(&Sample) -> f64| (soak::slope_by_hour(&soaked.samples, value) / 1024.0).round() + 0.0;
