@@ -5,7 +5,7 @@
 //! notice it.
 //!
 //! Clients work on a mutant while the wall clock steps, unless lines `Fault: …` in the head of its patch name other faults: then they do
-//! so once under each, and have to notice it under each. The rules ask for less where more goes wrong, and that shows whether what is left of
+//! so once under each, and have to notice it under each, if need be at a second try that is longer. The rules ask for less where more goes wrong, and that shows whether what is left of
 //! them can fail. `Fault: each` stands for all that there are. A line `Worlds: no, …` says why the small worlds cannot notice a mutant of the
 //! core. What is wrong in the client is shown to what the processes of clients see.
 //!
@@ -30,6 +30,9 @@ const PROFILE: &str = "mutant";
 
 /// How many states of small worlds a mutant of the core is shown to. Most are found among the first ones.
 const STATES: [&str; 2] = ["16000", "160000"];
+
+/// So many times as long clients work the second time.
+const SECOND_TIME: u32 = 4;
 
 /// What to show the mutants to.
 #[derive(Clone, Debug)]
@@ -288,14 +291,23 @@ impl Trial {
         Ok(Verdict { histories, tests, worlds })
     }
 
-    /// Lets clients work on a mutant under a fault.
+    /// Lets clients work on a mutant under a fault; once more, and for longer, if they have to notice it and have not.
     fn under(&self, faults: Faults, program: &Program, is_wanted: bool) -> Result<Histories> {
-        let (lasts, seed, program) = (self.lasts, self.seed, program.clone());
+        let rules = self.broken(faults, program, self.lasts)?;
+        let rules = match rules.is_empty() && is_wanted {
+            true => self.broken(faults, program, self.lasts * SECOND_TIME)?,
+            false => rules,
+        };
+        Ok(Histories { fault: faults, rules, is_wanted })
+    }
+
+    /// The rules that are broken while clients work on a mutant for a while.
+    fn broken(&self, faults: Faults, program: &Program, lasts: Duration) -> Result<Vec<&'static str>> {
+        let (seed, program) = (self.seed, program.clone());
         let report = Campaign { program, lasts, seed, workers: 16, faults }.run();
         let report = report.with_context(|| faults.name())?;
         let rules: BTreeSet<_> = report.violations.iter().map(|violation| violation.rule).collect();
-        let rules = rules.into_iter().map(crate::history::Rule::name).collect();
-        Ok(Histories { fault: faults, rules, is_wanted })
+        Ok(rules.into_iter().map(crate::history::Rule::name).collect())
     }
 
     /// Runs a test of the module on a mutant.
