@@ -10,6 +10,7 @@ SECONDS      := 60
 MINUTES      ?= 60
 SEED         ?= 1
 STATES       ?= 1000000
+OPERATIONS   ?= 10000000
 # Of `make coverage`: what the core's own tests are to reach, and the files that are tests themselves.
 LINES        ?= 97
 TEST_CODE     = /tests/|/tests\.rs|strategies\.rs
@@ -125,16 +126,19 @@ mutant-gate: ## Let the tests notice a module that ignores when somebody begins 
 	@SERVER=$(SERVER) ./tools/mutant-gate
 
 check: build ## Record what clients see for SECONDS, and prove from it what is promised; SEED=n for other choices
-	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
+	cargo run --quiet --profile checker --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
 
 check-crashes: build ## The same while the server is killed, stands still, and loses connections
-	cargo run --quiet --release --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
+	cargo run --quiet --profile checker --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
 
 test-faults: build ## Check what clients see under each fault for SECONDS, on each server of the matrix; SERVERS=redis-server, NAMES=kill
 	@SECONDS_EACH=$(SECONDS) SEED=$(SEED) NAMES="$(NAMES)" ./tools/faults $(SERVERS)
 
+check-speed: ## Check an invented history of OPERATIONS by the rules: how long that takes
+	cargo run --quiet --profile checker --package rlock-check -- speed --operations $(OPERATIONS)
+
 soak: build ## A mixed load of all kinds with disconnects for MINUTES: whether memory and latency stay as they are
-	cargo run --quiet --release --package rlock-check -- soak --module $(MODULE) --server $(SERVER) --minutes $(MINUTES) --seed $(SEED)
+	cargo run --quiet --profile checker --package rlock-check -- soak --module $(MODULE) --server $(SERVER) --minutes $(MINUTES) --seed $(SEED)
 
 check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states in all; WRITE=1 writes the table of docs/checks.md
 	@$(NEED) build
@@ -143,7 +147,7 @@ check-worlds: ## Try every order of steps in small worlds, beside oracles: at le
 check-mutants: ## Build the module with each fault of check/mutants, and write down which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
-	cargo run --quiet --release --package rlock-check -- mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
+	cargo run --quiet --profile checker --package rlock-check -- mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
 
 fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: arguments, payloads, effects, commands, and these beside oracles; WRITE=1 counts them
 	@$(NEED) build

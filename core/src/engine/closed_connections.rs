@@ -97,12 +97,14 @@ impl Engine {
         }
     }
 
-    /// A grant that is taken back leaves its owner the place that it had on a fair lock: at the head, for a grace.
+    /// A grant that is taken back leaves its owner the place that it had on a fair lock: at the head, for a grace. One that has asked again since, when the
+    /// hold was over, has a place already, and somebody may wait there.
     fn give_place_back(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, grant: &Undelivered) {
         let Value::Lock(lock) = tx.keys.value(id) else {
             return;
         };
-        if let Some(hold) = lock.hold_with_token(grant.token).filter(|_| lock.kind() == Kind::Fair) {
+        let hold = lock.hold_with_token(grant.token).filter(|_| lock.kind() == Kind::Fair);
+        if let Some(hold) = hold.filter(|hold| lock.place(hold.owner().as_slice()).is_none()) {
             let (owner, request_id) = (hold.owner().clone(), hold.request().map(|request| request.id));
             let stay = Stay::Grace { until_us: tx.now.after_ms(tx.limits.fair_grace_ms) };
             self.commit(tx, id, Event::Queued { owner, stay, arrival: grant.arrival, request_id, at_head: true });

@@ -432,3 +432,32 @@ fn many_keys_are_not_granted_on_what_is_left_of_a_lock_of_another_kind() {
         }
     }
 }
+
+/// Others had used up the turn when its owner asked again, so the grant that nobody has heard of was taken back after that.
+#[test]
+fn who_asks_again_for_a_fair_lock_before_a_lost_grant_is_taken_back_goes_on_waiting() {
+    let (mut world, lock) = (World::new(), key("lock"));
+    let ask = |world: &mut World, owner: &str, lease_ms, ask| {
+        let request = Request { lease_ms, ..request(Kind::Fair, Mode::Exclusive, ask) };
+        match world.on_key(&lock, |engine, tx| engine.acquire(tx, owner.as_bytes(), &request)).unwrap() {
+            Acquired::Waiting(ticket) => Some(world.expect_answer(ticket)),
+            _ => None,
+        }
+    };
+    assert_eq!(ask(&mut world, "holder", 30, Ask::Try), None);
+    let mine = ask(&mut world, "mine", 15, FOREVER).unwrap();
+    world.advance(30);
+    assert!(!world.is_waiting(mine), "it is granted");
+    let theirs = ask(&mut world, "theirs", 15, FOREVER).unwrap();
+    world.pause(20);
+    world.waiter_left(mine, false);
+    world.waiter_left(theirs, false);
+    world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
+    world.shares_turns = true;
+    assert!(world.engine.work.take(1));
+    let again = ask(&mut world, "mine", 15, FOREVER).unwrap();
+    world.run_timer();
+    assert!(world.is_waiting(again), "it comes behind the place of somebody else, which is kept for a grace");
+    world.advance(1_000);
+    assert!(!world.is_waiting(again), "it is granted");
+}
