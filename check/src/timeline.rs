@@ -167,6 +167,8 @@ struct Owner<'h> {
     unanswered_us: Option<u64>,
     /// It was told that it has given up all of a hold, or has closed the connection of its session.
     has_given_up: bool,
+    /// It was the latter, and in a pause the server may not have looked at that yet.
+    has_closed: bool,
     /// Its last CANCEL.
     cancelled: Option<Cancelled>,
     /// See [`History::is_undisturbed`].
@@ -271,8 +273,8 @@ fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
 impl<'h> Owner<'h> {
     fn new(is_undisturbed: bool, may_leave: bool, pauses: &'h [Possible]) -> Self {
         let held = [None; 4];
-        let (asked, unanswered_us, has_given_up, cancelled) = (None, None, false, None);
-        Self { held, asked, unanswered_us, has_given_up, cancelled, is_undisturbed, may_leave, pauses }
+        let (asked, unanswered_us, has_given_up, has_closed, cancelled) = (None, None, false, false, None);
+        Self { held, asked, unanswered_us, has_given_up, has_closed, cancelled, is_undisturbed, may_leave, pauses }
     }
 
     fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
@@ -495,7 +497,7 @@ impl<'h> Owner<'h> {
     fn close(&mut self, one: &Operation, grace_ms: u64, timeline: &mut Timeline) {
         let slot = &mut self.held[one.mode as usize];
         if let Some(mut held) = slot.take() {
-            self.has_given_up = true;
+            (self.has_given_up, self.has_closed) = (true, true);
             // Where connections are lost, it is not known how long before.
             let grace_us = if self.is_undisturbed { grace_ms * US_PER_MS } else { 0 };
             believe(one, &mut held, one.sent_us + grace_us, timeline);
@@ -508,8 +510,10 @@ impl<'h> Owner<'h> {
         let Outcome::Number(seen) = one.outcome else {
             return;
         };
+        let is_in = |pause: &Possible| pause.from_us <= one.answered_us && one.sent_us <= pause.until_us;
+        let may_end_late = self.has_closed && self.pauses.iter().any(is_in);
         match &self.held[one.mode as usize] {
-            None if seen > 0 && self.unanswered_us.is_none() => {
+            None if seen > 0 && self.unanswered_us.is_none() && !may_end_late => {
                 let Operation { owner, key, sent_us, .. } = one;
                 let (rule, why) = if self.has_given_up {
                     (Rule::GivenUpIsGone, "has given up what it held")

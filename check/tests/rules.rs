@@ -676,4 +676,9 @@ fn what_was_given_up_and_comes_back() {
     let closed = || Told::mutex().granted(1, ALONE, 10, 5).call(1, ALONE, 20, 21, closes, Outcome::Unknown);
     assert_eq!(looked(closed(), 0), []);
     assert_eq!(looked(closed(), 1), [Rule::GivenUpIsGone]);
+    // A server that has just come back looks at sessions when it serves again.
+    let mut paused = [closed(), released()];
+    paused.iter_mut().for_each(|told| told.0.pauses = vec![Possible { from_us: 4_000_000, until_us: 6_000_000 }]);
+    let [closed, released] = paused;
+    assert_eq!((looked(closed, 1), looked(released, 1)), (vec![], vec![Rule::GivenUpIsGone]));
 }
