@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::support::{Client, Command, EXCLUSIVE, Sentinels, Server, Stopwatch, eventually, message, subscriber};
 
-const SOON: Duration = Duration::from_secs(10);
+/// A place on a fair lock is kept for a grace of 5 s before who waits behind it is served.
+const SOON: Duration = Duration::from_secs(30);
 const DEMOTED: Duration = Duration::from_secs(30);
 
 const DISABLED: [&str; 2] = ["rename-command PUBSUB \"\"", "rename-command PUBSUB SOMETHING"];
