@@ -28,15 +28,18 @@ impl Acquisition {
         permits: u32,
         options: &Options,
     ) -> Result<Self, Error> {
+        options.check()?;
+        if permits == 0 {
+            return Err(Error::Argument("permits is 0, and must be at least 1".to_owned()));
+        }
         let (owner, gate) = match &options.owner {
             Some(owner) => {
-                options.check()?;
                 let gate = client.gates.of((family, keys.clone(), owner.clone()), options.session_grace)?;
                 (owner.clone(), gate)
             }
             None => (unique_owner().into(), Gate::new(options.session_grace)),
         };
-        Self::through(gate, client, Subject { family, keys, owner, permits }, options)
+        Ok(Self::through(gate, client, Subject { family, keys, owner, permits }, options))
     }
 
     /// The same, in the name of an owner that nobody else knows, whatever the options say of owners.
@@ -47,14 +50,12 @@ impl Acquisition {
         owner: Arc<[u8]>,
         options: &Options,
     ) -> Result<Self, Error> {
-        Self::through(Gate::new(options.session_grace), client, Subject { family, keys, owner, permits: 1 }, options)
+        options.check()?;
+        let subject = Subject { family, keys, owner, permits: 1 };
+        Ok(Self::through(Gate::new(options.session_grace), client, subject, options))
     }
 
-    fn through(gate: Arc<Gate>, client: &Arc<Shared>, subject: Subject, options: &Options) -> Result<Self, Error> {
-        options.check()?;
-        if subject.permits == 0 {
-            return Err(Error::Argument("permits is 0, and must be at least 1".to_owned()));
-        }
+    fn through(gate: Arc<Gate>, client: &Arc<Shared>, subject: Subject, options: &Options) -> Self {
         let request = Request {
             client: client.clone(),
             subject,
@@ -62,7 +63,7 @@ impl Acquisition {
             gate,
             keeping: Keeping { renews: options.renews(), max_hold: options.max_hold, replicas: options.replicas },
         };
-        Ok(Self { request: Arc::new(request) })
+        Self { request: Arc::new(request) }
     }
 
     /// Another acquisition by the owner of a hold, on the same terms.

@@ -60,7 +60,7 @@ impl Gate {
         }
     }
 
-    /// The turn at each key, one of which has come already. Errors: the first gate that is busy.
+    /// The turn at each key, if they have come already; one of them may have been waited for. Errors: the first gate that is busy.
     fn try_pass_at_each_key(
         &self,
         mut waited_for: Option<(&Arc<Self>, OwnedMutexGuard<()>)>,

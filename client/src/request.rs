@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use redis::{Cmd, Value};
+
 use crate::Error;
 use crate::call::{Answered, Pauses, Prepare};
 use crate::clock::Moment;
@@ -18,7 +20,6 @@ use crate::servers::Line;
 use crate::shared::Shared;
 use crate::timer::sleep_until;
 use crate::wire::{self, Acquire, Ask, Family, Subject};
-use redis::{Cmd, Value};
 
 /// How long taking back is tried before it is left to the end of the lease.
 const LONGEST_TAKING_BACK: Duration = Duration::from_secs(60);
@@ -238,8 +239,8 @@ impl Request {
         }
     }
 
-    /// Releases each of several keys for itself: one of them is not held any more, or may not be asked for, and then the server releases none. Returns whether another one
-    /// may have been held.
+    /// Releases each of several keys for itself: one of them is not held any more, or may not be asked for, and then the server releases none.
+    /// Returns whether another one may have been held.
     ///
     /// The requests have the verb and the id of the one for all keys, which was not executed. So whichever of them is sent next, it is done once for each.
     async fn release_singly(&self, tokens: &[u64], numbered: &Numbered, give_up: Moment) -> bool {
@@ -296,12 +297,14 @@ impl Request {
             // The request was sent once more to be told that.
             Ok(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, efforts).await,
             Ok(_) => {}
-            Err(error @ (Error::Connection { .. } | Error::RuntimeEnded)) => {
-                tracing::warn!(%error, "a request that nobody wants could not be taken back");
-            }
             // One of the keys refuses: something else was done in the name of the owner since, or it is no lock any more, or nobody may ask for it. The
             // others are as they were.
-            Err(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, efforts).await,
+            Err(error)
+                if self.may_be_granted_in_part(true)
+                    && !matches!(error, Error::Connection { .. } | Error::RuntimeEnded) =>
+            {
+                self.take_back_singly(request_id, efforts).await;
+            }
             Err(error) => tracing::warn!(%error, "a request that nobody wants could not be taken back"),
         }
     }

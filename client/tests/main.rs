@@ -30,10 +30,12 @@ mod processes;
 mod proxy;
 mod quorum;
 mod restarts;
+mod several_locks;
 // The servers and plain connections of the module's own tests. Not all of it is used here.
 #[allow(dead_code, unused_imports)]
 #[path = "../../tests/support/mod.rs"]
 mod support;
+mod thief;
 mod threads;
 mod tidying;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
