@@ -21,7 +21,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::drive::campaign::Campaign;
-use crate::drive::harm::Faults;
+use crate::drive::fault::Faults;
 use crate::drive::server::Program;
 use crate::tree::{self, git};
 

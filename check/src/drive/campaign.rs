@@ -12,8 +12,9 @@ use anyhow::{Context, Result, anyhow};
 use redis::Value;
 
 use super::cluster;
+use super::fault::Faults;
 use super::half_open::Network;
-use super::harm::{Faults, Harm, Interruptions};
+use super::harm::{Harm, Interruptions};
 use super::monitor::{Monitor, Orders};
 use super::parade;
 use super::processes::{Order, Process};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::campaign::Campaign;
-use super::harm::Faults;
+use super::fault::Faults;
 use super::server::Program;
 use crate::history::Violation;
 use crate::tree::git;

@@ -11,7 +11,8 @@
 //! | [`retries`] | requests that are sent again, and commands that mean one hold (`ONCE`, `TOKEN`) |
 //! | [`waits`] | requests that wait without a blocked connection, and the ways in which they end (`NOTIFY`, `CANCEL`) |
 //! | [`subscriber`] | who listens for answers to `NOTIFY` |
-//! | [`harm`] | what goes wrong meanwhile |
+//! | [`fault`] | what can go wrong meanwhile, and what clients may expect then |
+//! | [`harm`] | who makes it go wrong |
 //! | [`cluster`] | two nodes of a cluster: a slot goes from one to the other, or a replica takes over |
 //! | [`sentinel`] | Sentinels that put a replica in the place of a master |
 //! | [`processes`] | clients in processes of their own, with the crate `rlock-client`: what they believe while they are stopped |
@@ -22,6 +23,7 @@
 
 pub mod campaign;
 pub mod cluster;
+pub mod fault;
 pub mod faults;
 pub mod half_open;
 pub mod harm;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::campaign::{Campaign, check_leftovers, text};
-use super::harm::Faults;
+use super::fault::Faults;
 use super::server::{Disk, Program, Server, WallClock};
 use super::wire::Connection;
 use crate::history::{History, Rule, Violation};
