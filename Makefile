@@ -175,6 +175,11 @@ mutants: ## Try every small change of PACKAGE (core, module or client) against t
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --release --package rlock-mutate -- \
 	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(AGAIN),--again)
 
+tests-can-fail: ## Seek, for each test that was not the first to notice a change of PACKAGE in `make mutants`, one that it notices too
+	@$(NEED) build server mutants
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --release --package rlock-mutate -- \
+	  $(PACKAGE) --tests --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md
+
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
 	cargo test-all --test integration --no-run
 	@NOBODY_WAITS="$(NOBODY_WAITS)" ./tools/matrix $(SERVERS)

@@ -13,6 +13,18 @@ use serde::Deserialize;
 pub struct Known {
     #[serde(default, rename = "kind")]
     pub kinds: Vec<Kind>,
+    /// Tests that fail by something else than a change of the package.
+    #[serde(default)]
+    pub tests: Vec<OtherTests>,
+}
+
+/// Tests for which the same can be said.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OtherTests {
+    /// What they are about, and by what they were seen to fail.
+    pub because: String,
+    pub tests: Vec<String>,
 }
 
 /// Changes for which the same can be said.

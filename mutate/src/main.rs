@@ -9,13 +9,14 @@ mod changes;
 mod compile;
 mod groups;
 mod known;
+mod never_failed;
 mod package;
 mod report;
 mod rewrite;
 mod shown;
 mod trial;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,10 +25,12 @@ use clap::Parser;
 
 use crate::changes::Change;
 use crate::groups::Groups;
+use crate::known::Known;
+use crate::never_failed::{Among, Counts, Outcome};
 use crate::package::Package;
 use crate::report::{Report, noticed_before};
 use crate::shown::Shown;
-use crate::trial::{Trial, Verdict};
+use crate::trial::{Trial, Verdict, is_timed};
 
 /// Tries every small change of rlock's code against the tests that reach it.
 #[derive(Parser)]
@@ -47,6 +50,10 @@ struct Options {
     /// this server.
     #[arg(long)]
     again: bool,
+    /// Changes are not tried: each test that was not the first to notice one, in the last runs for all packages, is shown such as others have noticed, until
+    /// it notices one too.
+    #[arg(long, conflicts_with_all = ["only", "again"])]
+    tests: bool,
     /// The server that the tests start.
     #[arg(long, env = "RLOCK_SERVER", default_value = "redis-server")]
     server: String,
@@ -58,7 +65,7 @@ struct Options {
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let root = std::env::current_dir()?;
-    let known = known::Known::read(&root.join("mutate/known").join(options.package.name()).with_extension("toml"))?;
+    let known = Known::read(&root.join("mutate/known").join(options.package.name()).with_extension("toml"))?;
     let all = changes::of(&root, options.package)?;
     eprintln!("{} changes", all.len());
     let target = root.join("target/mutate").join(options.package.name());
@@ -73,7 +80,10 @@ fn main() -> Result<ExitCode> {
         groups,
     };
     let (file, file_of_shown) = (target.join("verdicts.txt"), target.join("shown.json"));
-    let reach = trial.reach()?;
+    if options.tests {
+        return seek_for_tests(&options, &trial, &all, &known, &target);
+    }
+    let reach = trial.reach(options.jobs, |test| !is_timed(test))?;
     let (mut verdicts, mut shown) = match options.again {
         true => (noticed_before(&file, &all, &reach.names())?, Shown::read(&file_of_shown)?),
         false => Default::default(),
@@ -102,4 +112,41 @@ fn main() -> Result<ExitCode> {
         report.write(&root.join(document), options.package)?;
     }
     Ok(if report.is_as_known() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Seeks a change for each test that was not the first to notice one. Tests about spans of time come last, one after the other.
+fn seek_for_tests(
+    options: &Options,
+    trial: &Trial<'_>,
+    all: &[Change],
+    known: &Known,
+    target: &Path,
+) -> Result<ExitCode> {
+    let file = target.join("tests.txt");
+    let noticed = never_failed::noticed(&target.join("verdicts.txt"), all)?;
+    let first = never_failed::first(target.parent().unwrap_or(target))?;
+    let mut before = never_failed::found_before(&file, all);
+    let mut seen = never_failed::Seen::new();
+    for (jobs, is_timed_too) in [(options.jobs, false), (1, true)] {
+        let is_wanted = |test: &str| is_timed(test) == is_timed_too;
+        let reach = trial.reach(jobs, is_wanted)?;
+        let mut here: never_failed::Seen = reach
+            .names()
+            .into_iter()
+            .filter_map(|test| match first.contains(test) {
+                true => Some((test.to_owned(), Outcome::First)),
+                false => before.remove_entry(test),
+            })
+            .collect();
+        trial.seek(&Among { all, reach: &reach, noticed: &noticed }, jobs, &mut here)?;
+        seen.extend(here);
+        std::fs::write(&file, never_failed::lines(&seen))?;
+    }
+    println!("What came of each is in {}", file.display());
+    let counts = Counts::new(&seen, known);
+    print!("{}", counts.text());
+    if let Some(document) = &options.write {
+        counts.write(document, options.package)?;
+    }
+    Ok(if counts.is_as_known() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

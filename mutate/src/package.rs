@@ -24,6 +24,8 @@ const TESTS_OF_CLIENT: &[&str] =
 const EXAMPLES_OF_CLIENT: &[&str] = &["build", "--package", "rlock-client", "--features", "tls-rustls", "--examples"];
 
 impl Package {
+    pub const ALL: [Self; 3] = [Self::Core, Self::Module, Self::Client];
+
     /// What it is called on the command line, and its files.
     pub fn name(self) -> &'static str {
         match self {

@@ -13,7 +13,15 @@ use crate::known::Known;
 use crate::package::Package;
 use crate::trial::{HANG, Verdict};
 
-const NOTICED: &str = "noticed by ";
+/// What is said of a change, with the test behind it.
+pub const NOTICED: &str = "noticed by ";
+
+/// The test that has noticed a change, by the line about that. Of tests that ran together, and of which one hung, it is not known which.
+pub fn noticing(line: &str) -> Option<&str> {
+    let by = line.rsplit_once(": ")?.1.strip_prefix(NOTICED)?;
+    let test = by.strip_prefix(HANG).unwrap_or(by);
+    (!test.contains(", ")).then_some(test)
+}
 
 /// What was noticed in an earlier run, of the changes and by the tests that there are still.
 pub fn noticed_before(file: &Path, all: &[Change], tests: &BTreeSet<&str>) -> Result<BTreeMap<usize, Verdict>> {
@@ -209,6 +217,14 @@ mod tests {
         assert_eq!(report.text(), "5 changes, 1 tried: 0 noticed, 1 harmless, 0 without a test, 0 new\n");
         assert!(report.is_as_known());
         assert_eq!(report.verdicts(), "a.rs:3:1: replace g with (): reached by no test\n");
+    }
+
+    #[test]
+    fn who_has_noticed_a_change_is_read_from_its_line() {
+        assert_eq!(noticing("a.rs:1:1: replace + with - in f: noticed by m::t"), Some("m::t"));
+        assert_eq!(noticing(&format!("a.rs:1:1: replace f with (): noticed by {HANG}m::t")), Some("m::t"));
+        assert_eq!(noticing(&format!("a.rs:1:1: replace f with (): noticed by {HANG}m::t, m::u")), None);
+        assert_eq!(noticing("a.rs:1:1: replace f with (): reached by no test"), None);
     }
 
     #[test]

@@ -43,6 +43,11 @@ const SHORT: [(&str, &str); 3] = [
 /// What is said of tests, named after it, of which one does not end any more.
 pub const HANG: &str = "a hang of one of ";
 
+/// Whether a test is about a span of time. It measures, and would notice the tests beside it.
+pub fn is_timed(test: &str) -> bool {
+    test.contains("::timed_")
+}
+
 /// What to show the changes to.
 #[derive(Debug)]
 pub struct Trial<'b> {
@@ -70,9 +75,9 @@ pub enum Verdict {
 
 /// A test, and what it was like without a change.
 #[derive(Debug)]
-struct Test<'b> {
+pub struct Test<'b> {
     program: &'b Program,
-    name: String,
+    pub name: String,
     lasts: Duration,
 }
 
@@ -80,9 +85,9 @@ struct Test<'b> {
 #[derive(Debug)]
 pub struct Reach<'b> {
     /// Those that pass without a change: those without a server first, then the fastest. What follows calls them by their places here.
-    tests: Vec<Test<'b>>,
+    pub tests: Vec<Test<'b>>,
     /// The tests that reach each change.
-    of_changes: BTreeMap<usize, Vec<usize>>,
+    pub of_changes: BTreeMap<usize, Vec<usize>>,
     /// The names of those that fail without a change, and are shown none.
     pub left_out: Vec<String>,
 }
@@ -178,7 +183,7 @@ impl Trial<'_> {
             all.iter().filter(|change| self.built.changes.contains(&change.id) && is_wanted(change)).collect();
         eprintln!("{} are tried", wanted.len());
         let done = AtomicUsize::new(0);
-        let verdicts = self.at_the_same_time(&wanted, |change| {
+        let verdicts = self.at_the_same_time(&wanted, self.jobs, |change| {
             let before = shown.get(&change.name).cloned().unwrap_or_default();
             let verdict = self.show(change, reach, &noticing, before);
             let number = done.fetch_add(1, Ordering::Relaxed) + 1;
@@ -193,16 +198,15 @@ impl Trial<'_> {
         verdicts.into_iter().collect()
     }
 
-    /// Runs each test without a change, and those that fail once more.
-    pub fn reach(&self) -> Result<Reach<'_>> {
+    /// Runs each test that is wanted without a change, and those that fail once more, so many at the same time.
+    pub fn reach(&self, jobs: usize, is_wanted: impl Fn(&str) -> bool) -> Result<Reach<'_>> {
         let mut known = Vec::new();
         for program in &self.built.programs {
-            // Tests about time measure, and would notice the tests beside them.
-            let names = names(program)?.into_iter().filter(|name| !name.contains("::timed_"));
+            let names = names(program)?.into_iter().filter(|name| is_wanted(name));
             known.extend(names.map(|name| (program, name)));
         }
         eprintln!("{} tests", known.len());
-        let reached = self.at_the_same_time(&known, |(program, name)| {
+        let reached = self.at_the_same_time(&known, jobs, |(program, name)| {
             let noted = tempfile::NamedTempFile::new()?;
             let run = || self.run(program, &[name], ("RLOCK_REACHED", noted.path().as_os_str()), LONGEST);
             let mut begin = Instant::now();
@@ -271,6 +275,16 @@ impl Trial<'_> {
         Ok(Verdict::Survived { shown: shown.into_iter().map(|(_, name)| name.clone()).collect(), of })
     }
 
+    /// Whether a test fails with a change, twice, or hangs.
+    pub fn is_noticed_by(&self, test: &Test<'_>, change: usize) -> Result<bool> {
+        let number = change.to_string();
+        let run = || {
+            let longest = HANGS_AFTER + test.lasts * 5;
+            self.run(test.program, &[&test.name], ("RLOCK_CHANGE", number.as_ref()), longest)
+        };
+        Ok(run()? != End::Passed && run()? != End::Passed)
+    }
+
     /// Runs tests of a program, one after the other.
     fn run(&self, program: &Program, names: &[&str], set: (&str, &OsStr), longest: Duration) -> Result<End> {
         let mut said = tempfile::tempfile()?;
@@ -291,13 +305,13 @@ impl Trial<'_> {
         Ok(End::Failed(first_failed(&text).unwrap_or(names[0]).to_owned()))
     }
 
-    /// Does something with each of many, as many at the same time as there are jobs. The results are in the order of the many.
-    fn at_the_same_time<T: Sync, R: Send>(&self, many: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    /// Does something with each of many, so many at the same time. The results are in the order of the many.
+    pub fn at_the_same_time<T: Sync, R: Send>(&self, many: &[T], jobs: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
         let next = Mutex::new(many.iter().enumerate());
         let done = Mutex::new(BTreeMap::new());
         let take = || next.lock().ok().and_then(|mut next| next.next());
         thread::scope(|scope| {
-            for _ in 0..self.jobs {
+            for _ in 0..jobs {
                 scope.spawn(|| {
                     while let Some((number, one)) = take() {
                         let result = work(one);
