@@ -170,14 +170,14 @@ coverage: ## Show which lines of the core its own tests reach, and fail below LI
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo $(if $(BRANCHES),+nightly llvm-cov --branch,llvm-cov) --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
 	  --show-missing-lines --fail-under-lines $(LINES)
 
-mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some, AGAIN=1 for what the last run did not notice
+mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some (SHORT=1: quickly), AGAIN=1 for what the last run did not notice
 	@$(NEED) build server mutants
-	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --release --package rlock-mutate -- \
-	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(AGAIN),--again)
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --profile checker --package rlock-mutate -- \
+	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(SHORT),--short) $(if $(AGAIN),--again)
 
 tests-can-fail: ## Seek, for each test that was not the first to notice a change of PACKAGE in `make mutants`, one that it notices too
 	@$(NEED) build server mutants
-	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --release --package rlock-mutate -- \
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --profile checker --package rlock-mutate -- \
 	  $(PACKAGE) --tests --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one

@@ -70,9 +70,17 @@ struct Span {
     is_primary: bool,
 }
 
-/// Builds a copy of the tree, in the target folder, with all changes that compile. Those that do not are left out, as the compiler names them.
-pub fn with_all(root: &Path, target: &Path, package: Package, all: &[Change]) -> Result<Built> {
-    let mut left_out = BTreeSet::new();
+/// Builds a copy of the tree, in the target folder, with all changes that compile. Those that do not are left out, as the compiler names them. In the
+/// short form those that are not wanted are left out too, so that there is less to compile.
+pub fn with_all(
+    root: &Path,
+    target: &Path,
+    package: Package,
+    all: &[Change],
+    short: Option<&BTreeSet<usize>>,
+) -> Result<Built> {
+    let is_left_out = |id: &usize| short.is_some_and(|wanted| !wanted.contains(id));
+    let mut left_out: BTreeSet<_> = all.iter().map(|change| change.id).filter(is_left_out).collect();
     loop {
         let files = rewritten(root, all, &left_out)?;
         let mut texts: BTreeMap<_, _> = files.iter().map(|(name, file)| (name.clone(), file.text.clone())).collect();
@@ -80,7 +88,10 @@ pub fn with_all(root: &Path, target: &Path, package: Package, all: &[Change]) ->
         let copy = target.join("tree");
         tree::copy(root, &copy, &texts)?;
         let mut programs = Vec::new();
-        let failed = package.builds().iter().find_map(|words| build(&copy, target, words, &mut programs).transpose());
+        let failed = package
+            .builds(short.is_some())
+            .iter()
+            .find_map(|words| build(&copy, target, words, &mut programs).transpose());
         let Some(errors) = failed.transpose()? else {
             let changes: BTreeSet<_> = files.values().flat_map(|file| file.placed.iter().copied()).collect();
             eprintln!("{} of them are in the build", changes.len());

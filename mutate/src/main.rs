@@ -16,6 +16,7 @@ mod rewrite;
 mod shown;
 mod trial;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -46,6 +47,9 @@ struct Options {
     /// Only changes whose description has this in it, as a file's name or a function's.
     #[arg(long)]
     only: Option<String>,
+    /// Only changes of `--only` go into the build, and those of the core are shown to its own tests only: quick, and says nothing of the others.
+    #[arg(long, requires = "only")]
+    short: bool,
     /// Only changes that no test has noticed yet, or that a test noticed which is gone. They are shown first to the tests that have not seen them on
     /// this server.
     #[arg(long)]
@@ -69,7 +73,10 @@ fn main() -> Result<ExitCode> {
     let all = changes::of(&root, options.package)?;
     eprintln!("{} changes", all.len());
     let target = root.join("target/mutate").join(options.package.name());
-    let built = compile::with_all(&root, &target, options.package, &all)?;
+    let only = options.only.as_deref();
+    let is_meant = |change: &Change| only.is_none_or(|part| change.name.contains(part));
+    let meant: BTreeSet<_> = all.iter().filter(|change| is_meant(change)).map(|change| change.id).collect();
+    let built = compile::with_all(&root, &target, options.package, &all, options.short.then_some(&meant))?;
     let groups = Groups::default();
     groups.end_on_ctrl_c()?;
     let trial = Trial {
@@ -90,9 +97,8 @@ fn main() -> Result<ExitCode> {
     };
     let shown_here = shown.on(&options.server);
     verdicts.retain(|change, _| built.changes.contains(change));
-    let only = options.only.as_deref();
-    let is_meant = |change: &Change| only.is_none_or(|part| change.name.contains(part));
-    let tried = trial.of(&all, &reach, shown_here, |change| is_meant(change) && !verdicts.contains_key(&change.id))?;
+    let tried = trial
+        .of(&all, &reach, shown_here, |change| meant.contains(&change.id) && !verdicts.contains_key(&change.id))?;
     for change in &all {
         if let Some(Verdict::Survived { shown, .. }) = tried.get(&change.id) {
             shown_here.insert(change.name.clone(), shown.clone());

@@ -53,9 +53,10 @@ impl Package {
         }
     }
 
-    /// What cargo is asked to build, one after the other.
-    pub fn builds(self) -> &'static [&'static [&'static str]] {
+    /// What cargo is asked to build, one after the other. In the short form the core is shown to its own tests only, which need no server.
+    pub fn builds(self, is_short: bool) -> &'static [&'static [&'static str]] {
         match self {
+            Self::Core if is_short => &[TESTS_OF_CORE],
             Self::Core => &[TESTS_OF_CORE, MODULE, TESTS_OF_MODULE],
             Self::Module => &[MODULE, TESTS_OF_MODULE],
             Self::Client => &[TESTS_OF_CLIENT, EXAMPLES_OF_CLIENT, MODULE],
