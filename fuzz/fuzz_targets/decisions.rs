@@ -14,10 +14,7 @@ use rlock_core::{
 };
 use rlock_fuzz::{LIMITS, World, live};
 
-#[path = "../../core/src/engine/tests/worlds/fair_oracle.rs"]
-#[allow(dead_code, reason = "the small worlds use all of it")]
-mod fair_oracle;
-#[path = "../../core/src/engine/tests/worlds/oracle.rs"]
+#[path = "../../core/src/engine/tests/worlds/oracle/mod.rs"]
 #[allow(dead_code, reason = "the small worlds use all of it")]
 mod oracle;
 
@@ -30,8 +27,12 @@ mod request {
     pub(crate) use rlock_core::Verb;
 }
 
-use fair_oracle::{FairOracle, FairWish, Place, Stay};
-use oracle::{Back, Oracle, Told, Wish};
+use oracle::circles::{closes_a_circle, run_timers};
+use oracle::fair::FairOracle;
+use oracle::fair_places::{FairWish, Place, Stay};
+use oracle::holds::Back;
+use oracle::line::Wish;
+use oracle::{Oracle, Told};
 
 const OWNERS: u8 = 4;
 const PERMITS: u32 = 3;
@@ -88,7 +89,8 @@ impl Beside {
         } else {
             let made = world.on(&[name(2)], None, |engine, tx| engine.init_semaphore(tx, PERMITS));
             assert!(made.is_ok(), "a semaphore can be made");
-            Spec::Plain([1, 1, PERMITS].map(Oracle::new).into())
+            let kinds = [oracle::Kind::Mutex, oracle::Kind::ReadWrite, oracle::Kind::Semaphore(PERMITS)];
+            Spec::Plain(kinds.map(Oracle::new).into())
         };
         Self { world, spec, is_notified: which % 3 == 1, tickets: Vec::new(), closed: [0; OWNERS as usize] }
     }
@@ -228,11 +230,11 @@ impl Beside {
                 let waiting: usize = oracles.iter().map(|oracle| oracle.line.len()).sum();
                 let refused = match told {
                     Told::Waits if waiting > LIMITS.max_waiters => Some(Told::Refused),
-                    Told::Waits if oracle::closes_a_circle(oracles, key, owner, now_ms) => Some(Told::Deadlock),
+                    Told::Waits if closes_a_circle(oracles, key, owner, now_ms) => Some(Told::Deadlock),
                     _ => None,
                 };
                 if refused.is_some() {
-                    oracles[key].line.retain(|one| one.owner != owner);
+                    oracles[key].leave_line(owner);
                 }
                 refused.unwrap_or(told)
             }
@@ -337,7 +339,7 @@ impl Beside {
         loop {
             let next_ms = match &mut self.spec {
                 Spec::Plain(oracles) => {
-                    oracle::run_timers(oracles, now_ms);
+                    run_timers(oracles, now_ms);
                     oracles.iter().filter_map(Oracle::next_ms).min()
                 }
                 Spec::Fair(oracle) => {

@@ -2,7 +2,8 @@
 
 use std::vec::Vec;
 
-use super::fair_oracle::{FairOracle, Place};
+use super::oracle::fair::FairOracle;
+use super::oracle::fair_places::Place;
 use super::oracle::{Oracle, Told};
 use super::small_world::{SmallWorld, Spec, name};
 use crate::engine::tests::world::Output;

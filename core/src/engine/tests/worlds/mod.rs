@@ -3,7 +3,7 @@
 //!
 //! The search goes level by level (`search.rs`). A state is reached by going its path once more from the beginning, so nothing of the product
 //! has to be copied for it; a state that was met already (see `canonical.rs`) is not gone on from. In each state hold the
-//! invariants of [`super::world::World`], and what a plain oracle says (`oracle.rs`, `fair_oracle.rs`). What the
+//! invariants of [`super::world::World`], and what a plain oracle says (`oracle/`). What the
 //! oracle thinks is no part of a state, so the two are compared after each step, also if it leads to a state that was met.
 //!
 //! After the search come long walks at random (`walks.rs`).
@@ -16,7 +16,6 @@ mod action;
 mod canonical;
 mod compare;
 mod departures;
-mod fair_oracle;
 mod kept;
 mod oracle;
 mod search;

@@ -4,9 +4,13 @@ use core::num::NonZeroU32;
 use std::vec::Vec;
 
 use super::action::{Action, Asks, Means};
-use super::fair_oracle::{FairOracle, FairWish, Stay};
 use super::kept::Kept;
-use super::oracle::{self, Back, Oracle, Told, Wish};
+use super::oracle::circles;
+use super::oracle::fair::FairOracle;
+use super::oracle::fair_places::{FairWish, Stay};
+use super::oracle::holds::Back;
+use super::oracle::line::Wish;
+use super::oracle::{self, Oracle, Told};
 use super::search::Setup;
 use crate::bytes::Key;
 use crate::engine::Acquired;
@@ -70,11 +74,13 @@ impl SmallWorld {
             let (own, shared, search_steps, parts, bindings) = (0, 1, 1000, 1, 1);
             world.engine.work.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
         }
-        let plain = |kind| kind != Kind::Fair && !setup.is_mixed;
+        let plain = |kind| Spec::Plain((0..setup.keys).map(|_| Oracle::new(kind)).collect());
         let spec = match setup.kind {
-            kind if plain(kind) => Spec::Plain((0..setup.keys).map(|_| Oracle::new(setup.permits)).collect()),
-            Kind::Fair if !setup.is_mixed => Spec::Fair((0..setup.keys).map(|_| FairOracle::default()).collect()),
-            _ => Spec::None,
+            _ if setup.is_mixed => Spec::None,
+            Kind::Mutex => plain(oracle::Kind::Mutex),
+            Kind::RwLock => plain(oracle::Kind::ReadWrite),
+            Kind::Semaphore => plain(oracle::Kind::Semaphore(setup.permits)),
+            Kind::Fair => Spec::Fair((0..setup.keys).map(|_| FairOracle::default()).collect()),
         };
         if setup.kind == Kind::Semaphore {
             for number in 0..setup.keys {
@@ -299,8 +305,8 @@ impl SmallWorld {
                     is_notified: request.notify.is_some(),
                 };
                 let told = oracles[key].acquire(owner, wish, now_ms);
-                if told == Told::Waits && oracle::closes_a_circle(oracles, key, owner, now_ms) {
-                    oracles[key].line.retain(|one| one.owner != owner);
+                if told == Told::Waits && circles::closes_a_circle(oracles, key, owner, now_ms) {
+                    oracles[key].leave_line(owner);
                     Told::Deadlock
                 } else {
                     told
@@ -427,7 +433,7 @@ impl SmallWorld {
         loop {
             let next_ms = match &mut self.spec {
                 Spec::Plain(oracles) => {
-                    oracle::run_timers(oracles, now_ms);
+                    circles::run_timers(oracles, now_ms);
                     oracles.iter().filter_map(Oracle::next_ms).min()
                 }
                 Spec::Fair(oracles) => {

@@ -1,0 +1,108 @@
+//! A fair lock: one owner holds it, as many times as it has asked, and the others have places in a line.
+//!
+//! A place with a connection is granted when it is first and the lock is free. One without a connection has to ask again: the free lock is
+//! reserved for it for a while, and then it loses its place. So a place has a life, and a connection that is lost leaves a grace to come back.
+
+use std::vec::Vec;
+
+use super::Told;
+use super::fair_leaving::Left;
+use super::fair_places::{FairWish, GRACE_MS, Place, Stay};
+
+#[derive(Default)]
+pub(crate) struct FairOracle {
+    /// Who holds it, how many times, and until when.
+    pub(crate) holder: Option<(u8, u32, u64)>,
+    pub(crate) line: Vec<Place>,
+    /// Until when the free lock is kept for the first in line.
+    pub(crate) reserved_ms: Option<u64>,
+    /// The holder, if it was granted after a wait and it is not known that it has heard of it.
+    pub(super) unheard: Option<u8>,
+    /// What is to be done about connections, see [`super::fair_leaving`].
+    pub(super) left: Left,
+    /// What waiters were answered.
+    pub(crate) answers: Vec<(u8, Told)>,
+}
+
+impl FairOracle {
+    /// What is due when the timer goes off: also waits whose time is over.
+    pub(crate) fn run_timer(&mut self, now_ms: u64) {
+        self.do_what_is_due(now_ms, true);
+    }
+
+    pub(super) fn settle(&mut self, now_ms: u64) {
+        self.do_what_is_due(now_ms, false);
+    }
+
+    fn do_what_is_due(&mut self, now_ms: u64, is_timer: bool) {
+        self.act_on_what_was_told(now_ms);
+        self.holder = self.holder.filter(|(_, _, until_ms)| *until_ms > now_ms);
+        if self.holder.is_none() {
+            self.unheard = None;
+        }
+        self.end_places(now_ms, is_timer);
+        self.serve(now_ms);
+    }
+
+    /// A free lock goes to the first in line, or is kept for it.
+    fn serve(&mut self, now_ms: u64) {
+        while self.holder.is_none()
+            && let Some(first) = self.line.first().cloned()
+        {
+            match self.reserved_ms {
+                _ if first.is_connected => {
+                    let owner = self.remove_first();
+                    let is_over = first.until_ms <= now_ms;
+                    if !is_over {
+                        self.holder = Some((owner, 1, now_ms + first.lease_ms));
+                        self.expect_to_be_heard(owner);
+                    }
+                    self.answers.push((owner, if is_over { Told::Nil } else { Told::Granted }));
+                }
+                Some(until_ms) if until_ms > now_ms => return,
+                Some(_) => {
+                    self.remove_first();
+                }
+                None => self.reserved_ms = Some(first.until_ms.min(now_ms + GRACE_MS)),
+            }
+        }
+    }
+
+    pub(crate) fn acquire(&mut self, owner: u8, FairWish { lease_ms, stay }: FairWish, now_ms: u64) -> Told {
+        self.settle(now_ms);
+        match &mut self.holder {
+            // Its holder gets it once more, whoever waits.
+            Some((of, count, until_ms)) if *of == owner => {
+                *count += 1;
+                *until_ms = (*until_ms).max(now_ms + lease_ms);
+                self.hear();
+                return Told::Granted;
+            }
+            None if self.line.first().is_none_or(|first| first.owner == owner) => {
+                if !self.line.is_empty() {
+                    self.remove_first();
+                }
+                self.holder = Some((owner, 1, now_ms + lease_ms));
+                return Told::Granted;
+            }
+            _ => {}
+        }
+        let (is_connected, stay_ms) = match stay {
+            Stay::No => return Told::Nil,
+            Stay::Connected(wait_ms) => (true, wait_ms),
+            Stay::Polled(life_ms) => (false, life_ms),
+        };
+        let mine = Place { owner, is_connected, until_ms: now_ms + stay_ms, is_polled: !is_connected, lease_ms };
+        match self.place(owner) {
+            // Asked for anew, it stands where it stood.
+            Some(place) => {
+                let was_connected = std::mem::replace(place, mine).is_connected;
+                if was_connected {
+                    self.answers.push((owner, Told::TakenOver));
+                }
+            }
+            None => self.line.push(mine),
+        }
+        if is_connected { Told::Waits } else { Told::Nil }
+    }
+}

@@ -1,0 +1,85 @@
+//! The places in the line of a fair lock: with a connection, until an answer is due, or without one, as long as they live.
+//!
+//! A wait whose time is over ends when the timer goes off, or when it would be granted. Until then it is there: its owner may take the place
+//! over, or give it up.
+
+use std::vec::Vec;
+
+use super::Told;
+use super::fair::FairOracle;
+
+/// How long a place outlives its connection, and a free lock is kept for the head of its queue.
+pub(crate) const GRACE_MS: u64 = 20;
+
+/// How ACQUIRE asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FairWish {
+    pub(crate) lease_ms: u64,
+    pub(crate) stay: Stay,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stay {
+    No,
+    /// It waits so long for a grant.
+    Connected(u64),
+    /// It wants a place without a connection, which lives so long.
+    Polled(u64),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) owner: u8,
+    pub(crate) is_connected: bool,
+    /// When a connected one is answered nil, or the life of another is over.
+    pub(crate) until_ms: u64,
+    pub(super) is_polled: bool,
+    /// The lease of a connected one that is granted.
+    pub(super) lease_ms: u64,
+}
+
+impl FairOracle {
+    /// Places whose time is over go.
+    pub(super) fn end_places(&mut self, now_ms: u64, is_timer: bool) {
+        let first = self.line.first().map(|place| place.owner);
+        let ends = |place: &mut Place| place.until_ms <= now_ms && (is_timer || !place.is_connected);
+        let over: Vec<Place> = self.line.extract_if(.., ends).collect();
+        self.answers.extend(over.iter().filter(|place| place.is_connected).map(|place| (place.owner, Told::Nil)));
+        if first != self.line.first().map(|place| place.owner) {
+            self.reserved_ms = None;
+        }
+    }
+
+    /// A place is given up. CANCEL says how many requests it has ended, so it does first what is due: a place whose life is over by
+    /// then is gone for good, and no failover that comes later gives it a new grace.
+    pub(crate) fn cancel(&mut self, owner: u8, now_ms: u64) {
+        self.settle(now_ms);
+        let Some(at) = self.line.iter().position(|place| place.owner == owner) else {
+            return;
+        };
+        if self.line[at].is_connected {
+            self.answers.push((owner, Told::Cancelled));
+        }
+        if at == 0 {
+            self.reserved_ms = None;
+        }
+        self.line.remove(at);
+        self.settle(now_ms);
+    }
+
+    pub(super) fn place(&mut self, owner: u8) -> Option<&mut Place> {
+        self.line.iter_mut().find(|place| place.owner == owner)
+    }
+
+    pub(super) fn remove_first(&mut self) -> u8 {
+        self.reserved_ms = None;
+        self.line.remove(0).owner
+    }
+
+    /// When something is due next.
+    pub(crate) fn next_ms(&self) -> Option<u64> {
+        let places = self.line.iter().map(|place| place.until_ms);
+        let reserved = if self.holder.is_none() { self.reserved_ms } else { None };
+        places.chain(self.holder.map(|(_, _, until_ms)| until_ms)).chain(reserved).min()
+    }
+}

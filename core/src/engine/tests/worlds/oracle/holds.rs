@@ -1,0 +1,113 @@
+//! What owners hold: granted for a lease, given back in parts, renewed, taken away by force. An owner has one hold in each mode.
+
+use super::line::Wish;
+use super::repeats::{Mark, Verdict, is_repeat};
+use super::unheard::Grant;
+use super::{Oracle, Told};
+use crate::kind::Mode;
+use crate::request::Verb;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) owner: u8,
+    pub(crate) mode: Mode,
+    pub(crate) count: u32,
+    pub(crate) until_ms: u64,
+    /// Its last numbered request.
+    pub(super) mark: Mark,
+}
+
+/// What RELEASE gives back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Back {
+    pub(crate) mode: Mode,
+    pub(crate) count: u32,
+    pub(crate) id: Option<u64>,
+    /// With a token that is not that of the hold, it is as if there were none.
+    pub(crate) is_meant: bool,
+}
+
+impl Oracle {
+    pub(crate) fn live(&self, now_ms: u64) -> impl Iterator<Item = &Held> {
+        self.holds.iter().filter(move |held| held.until_ms > now_ms)
+    }
+
+    pub(super) fn position(&self, owner: u8, mode: Mode) -> Option<usize> {
+        self.holds.iter().position(|held| (held.owner, held.mode) == (owner, mode))
+    }
+
+    /// Gives what was asked for, or a new lease to who has it already. Returns what to take back if it is not heard of.
+    pub(super) fn give(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) -> Grant {
+        let Wish { mode, lease_ms, id, .. } = *wish;
+        let count = if verdict == Verdict::Grant { wish.count } else { 0 };
+        let (until_ms, mark) = (now_ms + lease_ms, id.map(|id| (id, Verb::Acquire)));
+        let mut before = None;
+        match self.position(owner, mode) {
+            Some(at) => {
+                let held = &mut self.holds[at];
+                before = held.mark;
+                held.count += count;
+                held.until_ms = held.until_ms.max(until_ms);
+                held.mark = mark.or(before);
+            }
+            None => {
+                self.forget_earlier(owner, mode);
+                self.holds.push(Held { owner, mode, count, until_ms, mark });
+            }
+        }
+        Grant { owner, mode, count, mark, before }
+    }
+
+    /// The same to who asks now, and so hears of it.
+    pub(super) fn give_at_once(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) {
+        self.give(owner, wish, verdict, now_ms);
+        self.hear(owner, wish.mode);
+    }
+
+    pub(crate) fn release(&mut self, owner: u8, back: Back, now_ms: u64) -> Told {
+        let Back { mode, count, id, is_meant } = back;
+        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
+        match is_repeat(self.holds[at].mark, id, Verb::Release) {
+            Err(stale) => return stale,
+            Ok(true) => {
+                let left = self.holds[at].count;
+                self.settle(now_ms);
+                return Told::Left(left);
+            }
+            Ok(false) if self.holds[at].count < count => return Told::Refused,
+            Ok(false) => {}
+        }
+        self.hear(owner, mode);
+        let held = &mut self.holds[at];
+        held.count -= count;
+        held.mark = id.map(|id| (id, Verb::Release)).or(held.mark);
+        let left = held.count;
+        if left == 0 {
+            self.holds.remove(at);
+        }
+        self.settle(now_ms);
+        Told::Left(left)
+    }
+
+    pub(crate) fn renew(&mut self, owner: u8, mode: Mode, is_meant: bool, lease_ms: u64, now_ms: u64) -> Told {
+        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
+        self.hear(owner, mode);
+        let held = &mut self.holds[at];
+        held.until_ms = held.until_ms.max(now_ms + lease_ms);
+        Told::Left(held.count)
+    }
+
+    pub(crate) fn force(&mut self, now_ms: u64) {
+        self.act_on_what_was_told(now_ms);
+        if self.live(now_ms).next().is_some() {
+            self.holds.clear();
+            self.settle(now_ms);
+        }
+    }
+
+    /// The live hold that an owner means.
+    fn use_hold(&mut self, owner: u8, mode: Mode, now_ms: u64) -> Option<usize> {
+        self.act_on_what_was_told(now_ms);
+        self.position(owner, mode).filter(|at| self.holds[*at].until_ms > now_ms)
+    }
+}

@@ -1,0 +1,84 @@
+//! What locks do, as plainly as it can be said: beside each lock of the core stands one of these, and both have to come to the same.
+//!
+//! What is special to a kind is a page: [`mutex`], [`read_write`], [`semaphore`] and [`fair`] say what it admits, whom it lets pass, and for
+//! whom its waiters wait. The first three are an [`Oracle`], a list of holds and a line of waiters:
+//!
+//! - [`kinds`]: what is asked of these pages;
+//! - [`line`]: who waits, and the one loop that serves the line from its head;
+//! - [`holds`]: what is granted, given back and renewed;
+//! - [`repeats`]: requests that are sent again, by REQ and ONCE;
+//! - [`unheard`]: grants that are taken back, because nobody has heard of them;
+//! - [`events`]: what the server tells, to be acted upon later;
+//! - [`circles`]: who waits for itself, over several locks.
+//!
+//! A fair lock is a holder and a line of places, which outlive connections: [`fair`] with [`fair_places`], [`fair_hold`] and
+//! [`fair_leaving`].
+//!
+//! Nothing is done by the way: what is due is done when somebody asks for the lock, when somebody uses a hold after the server has told
+//! something, and when the timer goes off.
+//!
+//! `fuzz/` uses these files too: they know nothing of the engine, and of the crate only modes, and verbs of requests.
+
+pub(crate) mod circles;
+mod events;
+pub(crate) mod fair;
+mod fair_hold;
+mod fair_leaving;
+pub(crate) mod fair_places;
+pub(crate) mod holds;
+mod kinds;
+pub(crate) mod line;
+mod mutex;
+mod read_write;
+mod repeats;
+mod semaphore;
+mod unheard;
+
+use std::vec::Vec;
+
+use self::holds::Held;
+pub(crate) use self::kinds::Kind;
+use self::line::InLine;
+use self::unheard::Grant;
+
+/// What somebody is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Told {
+    Granted,
+    Nil,
+    Waits,
+    TakenOver,
+    Cancelled,
+    Deadlock,
+    Refused,
+    NotOwner,
+    Left(u32),
+}
+
+/// A mutex, a read-write lock or a semaphore.
+pub(crate) struct Oracle {
+    kind: Kind,
+    pub(crate) holds: Vec<Held>,
+    pub(crate) line: Vec<InLine>,
+    /// Grants after a wait of which it is not known that they were heard.
+    unheard: Vec<Grant>,
+    /// Of these, whose hold was over before anybody heard of it, and who holds anew: when they leave, the lock is told something.
+    over: Vec<u8>,
+    /// Grants that nobody will hear of, to be taken back.
+    undone: Vec<Grant>,
+    /// The server has told something that was not acted upon.
+    is_told: bool,
+    /// A command of the server's has removed the value, and the lock was not looked at since: nobody waits here for anybody.
+    is_gone: bool,
+    /// What waiters were answered.
+    pub(crate) answers: Vec<(u8, Told)>,
+}
+
+impl Oracle {
+    /// A lock that nobody holds.
+    pub(crate) fn new(kind: Kind) -> Self {
+        let (holds, line, answers) = (Vec::new(), Vec::new(), Vec::new());
+        let (unheard, over, undone) = (Vec::new(), Vec::new(), Vec::new());
+        Self { kind, holds, line, unheard, over, undone, is_told: false, is_gone: false, answers }
+    }
+}
