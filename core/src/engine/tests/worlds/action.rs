@@ -107,6 +107,10 @@ pub(super) enum Action {
     Delete {
         key: usize,
     },
+    /// A semaphore is made, if there is none.
+    Init {
+        key: usize,
+    },
     Foreign {
         key: usize,
     },

@@ -104,7 +104,8 @@ fn semaphores_do_what_the_oracle_says() {
         permits: 3,
         actions: || {
             let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Permits };
-            let more = [renew, Action::Force { key: 0 }, Action::Hear];
+            let server = [Action::Delete { key: 0 }, Action::Init { key: 0 }];
+            let more = [&[renew, Action::Force { key: 0 }, Action::Hear], &server[..]].concat();
             with(commands(1, 3, &[(Mode::Permits, 1), (Mode::Permits, 2)], BOTH), &more)
         },
         ..PLAIN
@@ -132,7 +133,17 @@ fn fair_locks_do_what_the_oracle_says() {
         },
         ..PLAIN
     };
+    static TWO_KEYS: Setup = Setup {
+        kind: Kind::Fair,
+        keys: 2,
+        actions: || {
+            let actions = commands(2, 2, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]);
+            with(actions, &[Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Hear])
+        },
+        ..PLAIN
+    };
     search("fair, 1 key, 3 owners", &SETUP);
+    search("fair, 2 keys, 2 owners", &TWO_KEYS);
 }
 
 #[test]

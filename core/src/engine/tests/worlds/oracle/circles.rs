@@ -6,6 +6,8 @@
 
 use std::vec::Vec;
 
+use super::fair::FairOracle;
+use super::fair_places::FairWish;
 use super::{Oracle, Told};
 
 /// Of those in [`super::line::InLine::suspect`]: it has come in this step.
@@ -29,11 +31,12 @@ impl Oracle {
     }
 }
 
-fn waits_for_itself(oracles: &[Oracle], owner: u8, now_ms: u64) -> bool {
+/// Whether an owner waits for somebody who waits for it, by way of others or not.
+fn waits_for_itself(owner: u8, waits_for: impl Fn(u8) -> Vec<u8>) -> bool {
     let mut seen: Vec<u8> = Vec::new();
     let mut next = [owner].to_vec();
     while let Some(one) = next.pop() {
-        for other in oracles.iter().flat_map(|oracle| oracle.waits_for(one, now_ms)) {
+        for other in waits_for(one) {
             if other == owner {
                 return true;
             }
@@ -46,6 +49,10 @@ fn waits_for_itself(oracles: &[Oracle], owner: u8, now_ms: u64) -> bool {
     false
 }
 
+fn over_all(oracles: &[Oracle], owner: u8, now_ms: u64) -> Vec<u8> {
+    oracles.iter().flat_map(|oracle| oracle.waits_for(owner, now_ms)).collect()
+}
+
 /// Whether an owner that begins to wait for a lock waits for itself.
 pub(crate) fn closes_a_circle(oracles: &mut [Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
     let numbers = oracles.iter().flat_map(|oracle| &oracle.line).filter_map(|one| one.suspect);
@@ -55,7 +62,7 @@ pub(crate) fn closes_a_circle(oracles: &mut [Oracle], key: usize, owner: u8, now
     if one.suspect == Some(NOT_NUMBERED) {
         one.suspect = makes_circles.then_some(next);
     }
-    !one.is_repeated && makes_circles && waits_for_itself(oracles, owner, now_ms)
+    !one.is_repeated && makes_circles && waits_for_itself(owner, |one| over_all(oracles, one, now_ms))
 }
 
 /// What is due on all locks when the timer goes off.
@@ -65,7 +72,7 @@ pub(crate) fn run_timers(oracles: &mut [Oracle], now_ms: u64) {
         let Some(at) = oracles[key].line.iter().position(|one| one.suspect == Some(number)) else { return };
         let owner = oracles[key].line[at].owner;
         oracles[key].line[at].suspect = None;
-        if waits_for_itself(oracles, owner, now_ms) {
+        if waits_for_itself(owner, |one| over_all(oracles, one, now_ms)) {
             oracles[key].line.remove(at);
             oracles[key].answers.push((owner, Told::Deadlock));
             oracles[key].settle(now_ms);
@@ -79,4 +86,18 @@ fn first_suspect(oracles: &[Oracle]) -> Option<(u64, usize)> {
         oracle.line.iter().filter_map(|one| one.suspect).min().map(|number| (number, key))
     };
     oracles.iter().enumerate().filter_map(of).min()
+}
+
+/// ACQUIRE of one of several fair locks. Who would wait for itself is refused, and has the place that it had.
+pub(crate) fn acquire_fair(oracles: &mut [FairOracle], key: usize, owner: u8, wish: FairWish, now_ms: u64) -> Told {
+    oracles[key].settle(now_ms);
+    let (line, answered) = (oracles[key].line.clone(), oracles[key].answers.len());
+    let told = oracles[key].acquire(owner, wish, now_ms);
+    let waits_for = |one| oracles.iter().flat_map(|oracle| oracle.waits_for(one, now_ms)).collect();
+    if told != Told::Waits || !waits_for_itself(owner, waits_for) {
+        return told;
+    }
+    oracles[key].line = line;
+    oracles[key].answers.truncate(answered);
+    Told::Deadlock
 }

@@ -23,9 +23,10 @@ impl Oracle {
         self.is_told = true;
     }
 
-    /// The value is gone; who waits stays.
+    /// The value is gone; who waits stays, until that is acted upon.
     pub(crate) fn delete(&mut self) {
         self.holds.clear();
+        self.unmake();
         (self.is_told, self.is_gone) = (true, true);
     }
 

@@ -105,4 +105,18 @@ impl FairOracle {
         }
         if is_connected { Told::Waits } else { Told::Nil }
     }
+
+    /// For whom an owner waits: for the holder, and for the connected places ahead. A place without a connection waits for nobody, nobody waits
+    /// for it, and who is in no value, because it was removed, waits for nobody either.
+    pub(super) fn waits_for(&self, owner: u8, now_ms: u64) -> Vec<u8> {
+        let waits = |place: &&Place| place.until_ms > now_ms && self.left.is_connected(place);
+        let Some(at) = self.line.iter().position(|place| place.owner == owner && waits(&place)) else {
+            return Vec::new();
+        };
+        if self.left.is_gone {
+            return Vec::new();
+        }
+        let holder = self.holder.filter(|(_, _, until_ms)| *until_ms > now_ms).map(|(holder, ..)| holder);
+        holder.into_iter().chain(self.line[..at].iter().filter(waits).map(|place| place.owner)).collect()
+    }
 }

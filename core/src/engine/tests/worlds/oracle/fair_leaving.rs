@@ -18,9 +18,16 @@ pub(super) struct Left {
     moved: bool,
     is_told: bool,
     /// A command of the server's has removed the value: those in line are in no value.
-    is_gone: bool,
+    pub(super) is_gone: bool,
     /// Whoever was granted after a wait and has neither heard of it nor used it, also if that hold is over by now.
     untold: Vec<u8>,
+}
+
+impl Left {
+    /// Whether a place has its connection still.
+    pub(super) fn is_connected(&self, place: &Place) -> bool {
+        place.is_connected && !self.moved && !self.gone.contains(&place.owner)
+    }
 }
 
 impl FairOracle {
@@ -74,8 +81,9 @@ impl FairOracle {
     /// The value is gone, and who waits with a connection is in line as before.
     pub(crate) fn delete(&mut self) {
         (self.holder, self.reserved_ms) = (None, None);
-        let (gone, moved) = (std::mem::take(&mut self.left.gone), std::mem::take(&mut self.left.moved));
-        self.line.retain(|place| place.is_connected && !moved && !gone.contains(&place.owner));
+        self.line.retain(|place| self.left.is_connected(place));
+        self.left.gone.clear();
+        self.left.moved = false;
         (self.left.is_told, self.left.is_gone) = (true, true);
     }
 

@@ -66,7 +66,7 @@ impl Oracle {
 
     pub(crate) fn release(&mut self, owner: u8, back: Back, now_ms: u64) -> Told {
         let Back { mode, count, id, is_meant } = back;
-        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
+        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return self.no_hold() };
         match is_repeat(self.holds[at].mark, id, Verb::Release) {
             Err(stale) => return stale,
             Ok(true) => {
@@ -90,7 +90,7 @@ impl Oracle {
     }
 
     pub(crate) fn renew(&mut self, owner: u8, mode: Mode, is_meant: bool, lease_ms: u64, now_ms: u64) -> Told {
-        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return Told::NotOwner };
+        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return self.no_hold() };
         self.hear(owner, mode);
         let held = &mut self.holds[at];
         held.until_ms = held.until_ms.max(now_ms + lease_ms);
@@ -103,6 +103,11 @@ impl Oracle {
             self.holds.clear();
             self.settle(now_ms);
         }
+    }
+
+    /// What somebody is told who means a hold that is not there.
+    fn no_hold(&self) -> Told {
+        if self.is_missing() { Told::Refused } else { Told::NotOwner }
     }
 
     /// The live hold that an owner means.

@@ -10,8 +10,8 @@ use super::{Oracle, mutex, read_write, semaphore};
 pub(crate) enum Kind {
     Mutex,
     ReadWrite,
-    /// With so many permits.
-    Semaphore(u32),
+    /// With so many permits, if there is one.
+    Semaphore(Option<u32>),
 }
 
 impl Oracle {
@@ -20,7 +20,7 @@ impl Oracle {
         match self.kind {
             Kind::Mutex => mutex::has_room(&self.holds, owner),
             Kind::ReadWrite => read_write::has_room(&self.holds, owner, wish.mode),
-            Kind::Semaphore(permits) => semaphore::has_room(&self.holds, permits, wish.count),
+            Kind::Semaphore(permits) => semaphore::has_room(&self.holds, permits.unwrap_or(0), wish.count),
         }
     }
 

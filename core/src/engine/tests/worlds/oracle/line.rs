@@ -51,6 +51,7 @@ impl Oracle {
         (self.is_told, self.is_gone) = (false, false);
         self.holds.retain(|held| held.until_ms > now_ms);
         self.take_back();
+        self.refuse_if_missing();
         while let Some(InLine { owner, wish, until_ms, .. }) = self.line.first().cloned() {
             let verdict = self.verdict(owner, &wish);
             let told = match verdict {

@@ -32,6 +32,9 @@ pub(super) fn is_repeat(last: Mark, id: Option<u64>, verb: Verb) -> Result<bool,
 
 impl Oracle {
     pub(super) fn verdict(&self, owner: u8, wish: &Wish) -> Verdict {
+        if self.is_missing() {
+            return Verdict::Refuse;
+        }
         if let Some(at) = self.position(owner, wish.mode) {
             let held = &self.holds[at];
             match is_repeat(held.mark, wish.id, Verb::Acquire) {

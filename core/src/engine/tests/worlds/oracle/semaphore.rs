@@ -2,8 +2,11 @@
 //!
 //! A holder that asks for more stands in line like any other. Nobody waits for anybody in particular, since any holder may give permits back:
 //! so there are no circles.
+//!
+//! It has to be made, and a command of the server's may remove it: then whoever asks is refused, and so is whoever waits.
 
 use super::holds::Held;
+use super::{Kind, Oracle, Told};
 
 /// So many are left.
 pub(super) fn has_room(holds: &[Held], permits: u32, count: u32) -> bool {
@@ -13,4 +16,32 @@ pub(super) fn has_room(holds: &[Held], permits: u32, count: u32) -> bool {
 /// Asked with ONCE, an owner has what it wants if it has just as many; with another number of permits it is refused.
 pub(super) fn is_the_same(held: &Held, count: u32) -> bool {
     held.count == count
+}
+
+impl Oracle {
+    /// INIT: one that is there stays as it is.
+    pub(crate) fn init(&mut self, permits: u32, now_ms: u64) {
+        self.settle(now_ms);
+        if self.is_missing() {
+            self.kind = Kind::Semaphore(Some(permits));
+        }
+    }
+
+    /// The value is gone: a lock of another kind is free then, and this is none.
+    pub(super) fn unmake(&mut self) {
+        if let Kind::Semaphore(permits) = &mut self.kind {
+            *permits = None;
+        }
+    }
+
+    pub(super) fn is_missing(&self) -> bool {
+        self.kind == Kind::Semaphore(None)
+    }
+
+    /// Nobody can wait for what is not there, also who has waited for too long.
+    pub(super) fn refuse_if_missing(&mut self) {
+        if self.is_missing() {
+            self.answers.extend(self.line.drain(..).map(|one| (one.owner, Told::Refused)));
+        }
+    }
 }
