@@ -54,6 +54,8 @@ pub struct Report {
     pub locks: usize,
     /// What must not have happened.
     pub violations: Vec<Violation>,
+    /// How the fault was made, if there is more than one way.
+    pub way: Option<&'static str>,
 }
 
 /// How long clients ask for at most where they are lost with their holds.
@@ -161,7 +163,8 @@ impl Campaign {
         }
         let tokens = || history.operations.iter().filter_map(|one| one.token());
         let (acquisitions, locks) = (tokens().count(), tokens().collect::<HashSet<_>>().len());
-        Ok(Report { record, history, acquisitions, locks, violations })
+        let way = (self.faults == Faults::FullDisk).then(|| master.error_of_full_disk());
+        Ok(Report { record, history, acquisitions, locks, violations, way })
     }
 
     /// Whether clients reach the server through a network that can be led elsewhere.

@@ -123,7 +123,7 @@ impl Faults {
     pub(super) fn disk(self) -> Disk {
         match self {
             Self::Crashes | Self::Kill | Self::KillInCluster | Self::SlotMovesAndKills => Disk::Always,
-            Self::FullDisk => Disk::EverySecond,
+            Self::FullDisk => Disk::Small,
             _ => Disk::None,
         }
     }

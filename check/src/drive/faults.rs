@@ -36,6 +36,8 @@ pub struct Faulty {
 pub struct Row {
     /// Which fault.
     pub fault: Faults,
+    /// How it was made, if there is more than one way.
+    pub way: Option<&'static str>,
     /// Which server.
     pub server: String,
     /// How many operations were recorded.
@@ -72,8 +74,8 @@ impl Faulty {
                 let (operations, acquisitions, locks) =
                     (report.history.operations.len(), report.acquisitions, report.locks);
                 let record = report.keep(&self.records, &format!("{} {server} {seed}", fault.name()))?;
-                let (server, violations) = (server.clone(), report.violations);
-                let row = Row { fault, server, operations, acquisitions, locks, violations, record };
+                let (server, violations, way) = (server.clone(), report.violations, report.way);
+                let row = Row { fault, way, server, operations, acquisitions, locks, violations, record };
                 show(&row);
                 rows.push(row);
             }
@@ -147,9 +149,21 @@ impl Line {
 
 impl From<&Row> for Line {
     fn from(row: &Row) -> Self {
-        let Row { fault, server, operations, acquisitions, locks, violations, .. } = row;
+        let Row { fault, way, server, operations, acquisitions, locks, violations, .. } = row;
         let counts = [*operations, *acquisitions, *locks, violations.len()];
-        Self { fault: fault.name().to_owned(), server: server.clone(), counts }
+        let way = way.map(|way| format!("{BEFORE_WAY}{way})")).unwrap_or_default();
+        Self { fault: format!("{}{way}", fault.name()), server: server.clone(), counts }
+    }
+}
+
+/// What stands between a fault and the way in which it was made.
+const BEFORE_WAY: &str = " (";
+
+impl Line {
+    /// Whether it is about the same fault on the same server as another one.
+    fn is_about_the_same(&self, other: &Self) -> bool {
+        let named = |line: &'_ Self| line.fault.split(BEFORE_WAY).next().map(str::to_owned);
+        named(self) == named(other) && self.server == other.server
     }
 }
 
@@ -161,7 +175,7 @@ pub fn renewed(before: &str, head: &str, rows: &[Row]) -> Table {
     heads.push(head.to_owned());
     let mut lines: Vec<Line> = before.lines().filter_map(Line::read).collect();
     for new in rows.iter().map(Line::from) {
-        match lines.iter_mut().find(|line| (&line.fault, &line.server) == (&new.fault, &new.server)) {
+        match lines.iter_mut().find(|line| line.is_about_the_same(&new)) {
             Some(line) => *line = new,
             None => lines.push(new),
         }
@@ -215,6 +229,7 @@ mod tests {
     fn a_row_takes_the_place_of_the_one_before() {
         let row = |fault, server: &str, locks| Row {
             fault,
+            way: None,
             server: server.into(),
             operations: 3 * locks,
             acquisitions: 2 * locks,
@@ -233,5 +248,12 @@ mod tests {
             ["| all | one | 51 | 34 | 17 | 0 |", "| all | two | 3 | 2 | 1 | 0 |", "| all | | 54 | 36 | 18 | 0 |"];
         let kept = before.lines().find(|line| line.starts_with("| kill")).expect("a row");
         assert_eq!(after.lines().skip(5).collect::<Vec<_>>(), [kept, new[0], new[1], sums[0], sums[1], sums[2]]);
+        let another_way = [Row { way: Some("EFBIG"), ..row(Faults::Stop, "one", 8) }];
+        let changed = renewed(&after, "- third", &another_way).text();
+        let new = "| SIGSTOP and SIGCONT (EFBIG) | one | 24 | 16 | 8 | 0 |";
+        assert_eq!(
+            changed.lines().filter(|line| line.contains("SIGCONT") && line.contains("one")).collect::<Vec<_>>(),
+            [new]
+        );
     }
 }

@@ -176,10 +176,14 @@ impl Harm<'_> {
             Faults::Memory => between(address, span, "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0").map(drop),
             Faults::FullDisk => {
                 let from_us = now_us();
-                self.master.limit_files(Some(0))?;
+                self.master.fill_disk()?;
                 let is_long = self.interruptions.pauses.is_empty() || random.random_bool(LONG_FULL);
                 thread::sleep(if is_long { LONG_FULL_TIME } else { span * 4 });
-                self.master.limit_files(None)?;
+                if is_long {
+                    let said = text(Connection::open(address)?.ask("INFO persistence")?)?;
+                    ensure!(said.contains("aof_last_write_status:err"), "the server writes to a disk that is full");
+                }
+                self.master.free_disk()?;
                 self.interruptions.pause(from_us, now_us() + WRITES_AGAIN_US);
                 Ok(())
             }

@@ -3,6 +3,7 @@
 //! | | |
 //! |---|---|
 //! | [`server`] | servers on free ports of the loopback, in temporary folders, with a wall clock that can be stepped |
+//! | `small_disk` | a disk for one of them that can be full |
 //! | [`wire`] | one connection, and what its answers mean |
 //! | [`monitor`] | the order in which the server executed requests |
 //! | [`worker`] | one client: what it does is drawn from a seed, what comes of it is recorded |
@@ -34,6 +35,7 @@ pub mod retries;
 pub mod scenes;
 pub mod sentinel;
 pub mod server;
+mod small_disk;
 pub mod soak;
 pub mod subscriber;
 pub mod waits;

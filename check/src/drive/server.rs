@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
+use super::small_disk::SmallDisk;
 use super::wire::Connection;
 
 /// A port that was free a moment ago may be taken when the server comes to it.
@@ -49,8 +50,9 @@ pub enum Disk {
     None,
     /// Whatever it has answered.
     Always,
-    /// What it has done, a second later at most. It goes on without, and refuses to write, when the disk is full.
-    EverySecond,
+    /// What it has done, a second later at most, on a disk that can be filled. It goes on without, and refuses to write, while that is full. Where
+    /// nothing can be mounted, the disk is everybody's, and "full" is that no file of the server's may grow.
+    Small,
 }
 
 /// A running server.
@@ -58,6 +60,8 @@ pub struct Server {
     child: Child,
     address: SocketAddr,
     folder: TempDir,
+    /// Where it keeps its files, if they are not in the folder.
+    disk: Option<SmallDisk>,
     program: Program,
     environment: Vec<(&'static str, PathBuf)>,
     /// Where the nodes of a cluster talk to it.
@@ -87,8 +91,9 @@ impl Server {
         let address = free_address()?;
         let bus_port = program.is_cluster.then(free_address).transpose()?.map(|address| address.port());
         let environment = clock.map(WallClock::environment).unwrap_or_default();
-        let child = spawn(program, &environment, (address, bus_port), &folder)?;
-        let mut server = Self { child, address, folder, program: program.clone(), environment, bus_port };
+        let disk = if program.disk == Disk::Small { small_disk(&folder)? } else { None };
+        let child = spawn(program, &environment, (address, bus_port), &folder, disk.as_ref())?;
+        let mut server = Self { child, address, folder, disk, program: program.clone(), environment, bus_port };
         server.wait_until_ready()?;
         Ok(server)
     }
@@ -148,7 +153,8 @@ impl Server {
     ///
     /// If it does not come back.
     pub fn restart(&mut self) -> Result<()> {
-        self.child = spawn(&self.program, &self.environment, (self.address, self.bus_port), &self.folder)?;
+        let addresses = (self.address, self.bus_port);
+        self.child = spawn(&self.program, &self.environment, addresses, &self.folder, self.disk.as_ref())?;
         self.wait_until_ready()
     }
 
@@ -176,14 +182,33 @@ impl Server {
         happened
     }
 
-    /// From now on none of its files may grow beyond so many bytes, as on a full disk.
+    /// From now on it can write nothing to its disk.
     ///
     /// # Errors
     ///
-    /// If the limit cannot be set.
-    pub fn limit_files(&self, bytes: Option<u64>) -> Result<()> {
-        let limit = bytes.map_or("--fsize=unlimited:".into(), |bytes| format!("--fsize={bytes}:"));
-        let status = Command::new("prlimit").args(["--pid", &self.child.id().to_string(), &limit]).status()?;
+    /// If the disk cannot be filled.
+    pub fn fill_disk(&self) -> Result<()> {
+        self.disk.as_ref().map_or_else(|| self.limit_files("0"), |disk| disk.fill(&self.child))
+    }
+
+    /// There is room on its disk again.
+    ///
+    /// # Errors
+    ///
+    /// If none can be made.
+    pub fn free_disk(&self) -> Result<()> {
+        self.disk.as_ref().map_or_else(|| self.limit_files("unlimited"), |disk| disk.free(&self.child))
+    }
+
+    /// What a write to its disk fails with while that is full.
+    #[must_use]
+    pub fn error_of_full_disk(&self) -> &'static str {
+        if self.disk.is_some() { "ENOSPC" } else { "EFBIG" }
+    }
+
+    fn limit_files(&self, bytes: &str) -> Result<()> {
+        let (process, limit) = (self.child.id().to_string(), format!("--fsize={bytes}:"));
+        let status = Command::new("prlimit").args(["--pid", &process, &limit]).status()?;
         ensure!(status.success(), "the files of the server cannot be limited");
         Ok(())
     }
@@ -203,7 +228,7 @@ impl Server {
     /// What it has logged.
     #[must_use]
     pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        fs::read_to_string(log_of(&self.folder)).unwrap_or_default()
     }
 
     /// Whether its process has not ended.
@@ -224,23 +249,37 @@ pub(super) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
+/// A disk in the folder of a server, if one can be mounted.
+fn small_disk(folder: &TempDir) -> Result<Option<SmallDisk>> {
+    let disk = folder.path().join("disk");
+    fs::create_dir(&disk)?;
+    Ok(SmallDisk::at(disk))
+}
+
 fn spawn(
     program: &Program,
     environment: &[(&str, PathBuf)],
     (address, bus_port): (SocketAddr, Option<u16>),
     folder: &TempDir,
+    disk: Option<&SmallDisk>,
 ) -> Result<Child> {
     let module = fs::canonicalize(&program.module)
         .with_context(|| format!("there is no module at {}", program.module.display()))?;
     // A file that may not grow is an error to the server then, and not its end. The server ends with this thread, however the process ends.
     let mut command = Command::new("sh");
+    if let Some(disk) = disk {
+        command = disk.command();
+        command.arg("sh");
+    }
     command.args(["-c", "trap '' XFSZ; exec setpriv --pdeathsig KILL -- \"$0\" \"$@\""]).arg(&program.server);
     command
         .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", ""])
         .args(["--replica-read-only", "no", "--repl-diskless-sync-delay", "0"])
         .arg("--dir")
-        .arg(folder.path())
-        .args(["--logfile", "log", "--loadmodule"])
+        .arg(disk.map_or(folder.path(), SmallDisk::folder))
+        .arg("--logfile")
+        .arg(log_of(folder))
+        .arg("--loadmodule")
         .arg(module)
         .envs(environment.iter().cloned())
         .stdin(Stdio::null())
@@ -261,6 +300,11 @@ fn spawn(
         command.args(["--rlock.fair-grace-ms", "50"]);
     }
     command.spawn().with_context(|| format!("cannot run {}", program.server.display()))
+}
+
+/// Beside its files: there is room for the log, and it outlives the server.
+fn log_of(folder: &TempDir) -> PathBuf {
+    folder.path().join("log")
 }
 
 impl Drop for Server {
@@ -324,7 +368,7 @@ mod tests {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let folder = tempfile::tempdir().expect("a temporary folder");
         let program = Program::alone(program.into(), PathBuf::new());
-        Server { child, address, folder, program, environment: Vec::new(), bus_port: None }
+        Server { child, address, folder, disk: None, program, environment: Vec::new(), bus_port: None }
     }
 
     #[test]
