@@ -121,6 +121,8 @@ impl Beside {
                 let notify = (self.is_notified && waits).then(|| channel(owner));
                 let span_ms = u64::from(at >> 3) + 1;
                 let is_plain = kind != Kind::Fair;
+                // Permits that are taken back in part take a session back: that the oracles do not know.
+                let may_be_bound = is_plain && mode != Mode::Permits;
                 let request = Request {
                     verb: Verb::Acquire,
                     kind,
@@ -128,7 +130,7 @@ impl Beside {
                     count,
                     lease_ms: u64::from(how >> 4) * 3 + 1,
                     request_id: (is_plain && (id > 0 || notify.is_some())).then_some(id.max(1)),
-                    session_ms: None,
+                    session_ms: (may_be_bound && who & 64 != 0).then_some(u64::from(how & 15)),
                     is_once: is_plain && (who & 32 != 0 || notify.is_some()),
                     notify,
                     ask: match how & 3 {
@@ -159,7 +161,8 @@ impl Beside {
                 let (tokens, is_meant) = self.meant(key, owner, mode, how);
                 let lease_ms = u64::from(how & 63) + 1;
                 let request = Renew { kind, owner: &[owner], mode, lease_ms: Some(lease_ms), tokens: &tokens };
-                let renewed = self.world.on(&keys, None, |engine, tx| engine.renew(tx, &request));
+                let client = Some(self.client(owner));
+                let renewed = self.world.on(&keys, client, |engine, tx| engine.renew(tx, &request));
                 let expected = match &mut self.spec {
                     Spec::Plain(oracles) => oracles[key].renew(owner, mode, is_meant, lease_ms, now_ms),
                     Spec::Fair(oracle) => oracle.renew(owner, is_meant, lease_ms, now_ms),
@@ -184,7 +187,7 @@ impl Beside {
                     Spec::Fair(oracle) => oracle.cancel(owner, now_ms),
                 }
             }
-            11 if self.is_notified => self.close(owner),
+            11 if self.is_notified || at & 8 != 0 => self.close(owner),
             11 => self.leave(key, owner),
             12 => self.hear(how & 1 == 0),
             13 => self.delete(key),
@@ -198,7 +201,7 @@ impl Beside {
 
     fn acquire(&mut self, key: usize, owner: u8, request: &Request, span_ms: u64) {
         let now_ms = self.now_ms();
-        let Request { mode, count, lease_ms, request_id: id, is_once, notify, ask, .. } = *request;
+        let Request { mode, count, lease_ms, session_ms, request_id: id, is_once, notify, ask, .. } = *request;
         let waits = matches!(ask, Ask::Wait { .. });
         // Who waits sends the same request again at most, or an earlier one.
         let may_wait = match &mut self.spec {
@@ -226,7 +229,8 @@ impl Beside {
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => {
                 let wait_ms = waits.then_some(span_ms);
-                let wish = Wish { mode, count, lease_ms, wait_ms, id, is_once, is_notified: notify.is_some() };
+                let wish =
+                    Wish { mode, count, lease_ms, wait_ms, session_ms, id, is_once, is_notified: notify.is_some() };
                 let told = oracles[key].acquire(owner, wish, now_ms);
                 let waiting: usize = oracles.iter().map(|oracle| oracle.line.len()).sum();
                 let refused = match told {
@@ -291,17 +295,21 @@ impl Beside {
         }
     }
 
-    /// The connection of an owner closes, whatever it waits for on a channel.
+    /// The connection of an owner closes, whatever it waits for, and whatever is bound to it.
     fn close(&mut self, owner: u8) {
         let Spec::Plain(oracles) = &self.spec else { return };
         if (0..oracles.len()).any(|key| self.is_over(key, owner)) {
             return;
         }
+        for Ticket { ticket, .. } in self.tickets.extract_if(.., |ticket| ticket.owner == owner) {
+            if !self.is_notified {
+                self.world.hang_up(ticket);
+            }
+        }
         self.world.close(self.client(owner));
         self.closed[usize::from(owner)] += 1;
-        self.tickets.retain(|ticket| ticket.owner != owner);
         let Spec::Plain(oracles) = &mut self.spec else { return };
-        oracles.iter_mut().for_each(|oracle| oracle.leave(owner));
+        oracles.iter_mut().for_each(|oracle| oracle.close(owner));
     }
 
     /// The answers of this turn are written, or published; to nobody if they are not heard.

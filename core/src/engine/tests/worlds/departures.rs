@@ -29,8 +29,7 @@ impl SmallWorld {
     /// The connection of an owner closes, whatever it waits for. Not where a wait is over and nobody has said so yet: whether nil
     /// comes first is open.
     pub(super) fn disconnect(&mut self, owner: u8) -> bool {
-        let now_ms = self.now_ms();
-        if (0..self.setup.keys).any(|key| self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms)) {
+        if self.is_overdue(owner) {
             return false;
         }
         let client = self.client(owner);
@@ -41,6 +40,12 @@ impl SmallWorld {
             oracles.iter_mut().for_each(|oracle| oracle.leave(owner));
         }
         true
+    }
+
+    /// Whether a wait of an owner is over and nobody has said so yet.
+    pub(super) fn is_overdue(&self, owner: u8) -> bool {
+        let now_ms = self.now_ms();
+        (0..self.setup.keys).any(|key| self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms))
     }
 
     /// The slot of the channel of an owner goes to another node.

@@ -147,6 +147,25 @@ fn fair_locks_do_what_the_oracle_says() {
 }
 
 #[test]
+fn sessions_do_what_the_oracle_says() {
+    fn bound(owners: u8, modes: &[(Mode, u32)], asks: &[Asks]) -> Vec<Action> {
+        let mode = modes[0].0;
+        let closing = (0..owners).map(|owner| Action::Close { owner });
+        let renewing = (0..owners).map(|owner| Action::Renew { key: 0, owner, mode });
+        let more: Vec<Action> = closing.chain(renewing).chain([Action::Delete { key: 0 }, Action::Hear]).collect();
+        with(commands(1, owners, modes, asks), &more)
+    }
+    static MUTEX: Setup = Setup { actions: || bound(3, EXCLUSIVE, &[Asks::Try, Asks::Bound]), ..PLAIN };
+    static READERS: Setup = Setup {
+        kind: Kind::RwLock,
+        actions: || bound(2, &[(Mode::Read, 1), (Mode::Write, 1)], &[Asks::Try, Asks::Bound]),
+        ..PLAIN
+    };
+    search("SESSION: mutex, 1 key, 3 owners", &MUTEX);
+    search("SESSION: rwlock, 1 key, 2 owners", &READERS);
+}
+
+#[test]
 fn requests_for_many_keys_are_safe() {
     static SETUP: Setup = Setup {
         is_mixed: true,

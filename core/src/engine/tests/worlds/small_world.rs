@@ -112,8 +112,13 @@ impl SmallWorld {
         match action {
             Action::Acquire { key, owner, mode, count, ask } => {
                 // Who waits sends the same request again at most, and that only if it is numbered.
-                let is_other = |waiting: &Ticket| ask == Asks::Wait || waiting.asked != (mode, count);
-                if matches!(ask, Asks::Wait | Asks::Notified) && self.waiting(key, owner).is_some_and(is_other) {
+                let is_other = |waiting: &Ticket| ask != Asks::Notified || waiting.asked != (mode, count);
+                let waits = match ask {
+                    Asks::Wait | Asks::Notified => true,
+                    Asks::Bound => !matches!(self.spec, Spec::None),
+                    _ => false,
+                };
+                if waits && self.waiting(key, owner).is_some_and(is_other) {
                     return false;
                 }
                 self.acquire(key, owner, mode, count, ask);
@@ -202,7 +207,7 @@ impl SmallWorld {
         true
     }
 
-    /// What only worlds without an oracle know.
+    /// What is the server's affair, or known to worlds without an oracle only.
     fn act_on_any(&mut self, action: Action) -> bool {
         match action {
             Action::AcquireMany { owner, waits } => self.acquire_many(owner, waits),
@@ -213,11 +218,17 @@ impl SmallWorld {
                 let _ = self.world.on_keys(&self.all(), |engine, tx| engine.release(tx, &request));
             }
             Action::Close { owner } => {
+                if !matches!(self.spec, Spec::None) && self.is_overdue(owner) {
+                    return false;
+                }
                 for key in 0..self.setup.keys {
                     self.hang_up(key, owner);
                 }
                 self.world.engine.client_closed(self.client(owner), |_| false);
                 self.connections[usize::from(owner)] = self.connections.iter().max().map_or(1, |newest| newest + 1);
+                if let Spec::Plain(oracles) = &mut self.spec {
+                    oracles.iter_mut().for_each(|oracle| oracle.close(owner));
+                }
             }
             Action::Foreign { key } => self.world.arrive(&name(key), Value::Foreign),
             Action::Rename => {
@@ -300,7 +311,7 @@ impl SmallWorld {
         if granted_before.is_some() && told == Told::Granted {
             assert_eq!(self.numbered(key, owner, mode), granted_before, "a repeated request counts once");
         }
-        let waits = matches!(ask, Asks::Wait | Asks::Notified);
+        let waits = matches!(ask, Asks::Wait | Asks::Notified | Asks::Bound);
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => {
                 let wish = Wish {
@@ -308,6 +319,7 @@ impl SmallWorld {
                     count,
                     lease_ms: LEASE_MS,
                     wait_ms: waits.then_some(WAIT_MS),
+                    session_ms: request.session_ms,
                     id: request.request_id,
                     is_once: request.is_once,
                     is_notified: request.notify.is_some(),

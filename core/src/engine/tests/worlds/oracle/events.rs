@@ -33,6 +33,7 @@ impl Oracle {
     /// Another server takes over: nobody is connected to it.
     pub(crate) fn fail_over(&mut self) {
         self.line.clear();
+        self.close_all();
         self.hear_all();
         self.undone.clear();
         self.is_told = true;

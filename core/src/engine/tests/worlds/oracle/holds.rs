@@ -2,6 +2,7 @@
 
 use super::line::Wish;
 use super::repeats::{Mark, Verdict, is_repeat};
+use super::sessions::Session;
 use super::unheard::Grant;
 use super::{Oracle, Told};
 use crate::kind::Mode;
@@ -15,6 +16,7 @@ pub(crate) struct Held {
     pub(crate) until_ms: u64,
     /// Its last numbered request.
     pub(super) mark: Mark,
+    pub(super) session: Option<Session>,
 }
 
 /// What RELEASE gives back.
@@ -38,7 +40,7 @@ impl Oracle {
 
     /// Gives what was asked for, or a new lease to who has it already. Returns what to take back if it is not heard of.
     pub(super) fn give(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) -> Grant {
-        let Wish { mode, lease_ms, id, .. } = *wish;
+        let Wish { mode, lease_ms, id, session_ms, .. } = *wish;
         let count = if verdict == Verdict::Grant { wish.count } else { 0 };
         let (until_ms, mark) = (now_ms + lease_ms, id.map(|id| (id, Verb::Acquire)));
         let mut before = None;
@@ -49,10 +51,13 @@ impl Oracle {
                 held.count += count;
                 held.until_ms = held.until_ms.max(until_ms);
                 held.mark = mark.or(before);
+                held.bind(session_ms);
             }
             None => {
                 self.forget_earlier(owner, mode);
-                self.holds.push(Held { owner, mode, count, until_ms, mark });
+                let mut held = Held { owner, mode, count, until_ms, mark, session: None };
+                held.bind(session_ms);
+                self.holds.push(held);
             }
         }
         Grant { owner, mode, count, mark, before }
@@ -94,6 +99,7 @@ impl Oracle {
         self.hear(owner, mode);
         let held = &mut self.holds[at];
         held.until_ms = held.until_ms.max(now_ms + lease_ms);
+        held.bind(None);
         Told::Left(held.count)
     }
 

@@ -16,6 +16,8 @@ pub(crate) struct Wish {
     pub(crate) lease_ms: u64,
     /// How long it waits, if it does.
     pub(crate) wait_ms: Option<u64>,
+    /// SESSION.
+    pub(crate) session_ms: Option<u64>,
     /// REQ.
     pub(crate) id: Option<u64>,
     /// An owner that holds already gets no more.
@@ -49,8 +51,9 @@ impl Oracle {
     /// Does what is due: holds end, and who waits is served.
     pub(super) fn settle(&mut self, now_ms: u64) {
         (self.is_told, self.is_gone) = (false, false);
-        self.holds.retain(|held| held.until_ms > now_ms);
         self.take_back();
+        self.end_sessions(now_ms);
+        self.holds.retain(|held| held.until_ms > now_ms);
         self.refuse_if_missing();
         while let Some(InLine { owner, wish, until_ms, .. }) = self.line.first().cloned() {
             let verdict = self.verdict(owner, &wish);

@@ -7,6 +7,7 @@
 //! - [`line`]: who waits, and the one loop that serves the line from its head;
 //! - [`holds`]: what is granted, given back and renewed;
 //! - [`repeats`]: requests that are sent again, by REQ and ONCE;
+//! - [`sessions`]: holds that end with a connection;
 //! - [`unheard`]: grants that are taken back, because nobody has heard of them;
 //! - [`events`]: what the server tells, to be acted upon later;
 //! - [`circles`]: who waits for itself, over several locks.
@@ -32,6 +33,7 @@ mod mutex;
 mod read_write;
 mod repeats;
 mod semaphore;
+mod sessions;
 mod unheard;
 
 use std::vec::Vec;
