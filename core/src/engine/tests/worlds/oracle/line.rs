@@ -43,6 +43,7 @@ pub(crate) struct InLine {
 impl Oracle {
     /// What is due when the timer goes off: also waits whose time is over, wherever they stand.
     pub(super) fn run_timer(&mut self, now_ms: u64) {
+        self.refuse_if_missing(now_ms);
         let over: Vec<InLine> = self.line.extract_if(.., |one| one.until_ms <= now_ms).collect();
         self.answers.extend(over.iter().map(|one| (one.owner, Told::Nil)));
         self.settle(now_ms);
@@ -54,7 +55,7 @@ impl Oracle {
         self.take_back();
         self.end_sessions(now_ms);
         self.holds.retain(|held| held.until_ms > now_ms);
-        self.refuse_if_missing();
+        self.refuse_if_missing(now_ms);
         while let Some(InLine { owner, wish, until_ms, .. }) = self.line.first().cloned() {
             let verdict = self.verdict(owner, &wish);
             let told = match verdict {

@@ -6,6 +6,7 @@
 //! It has to be made, and a command of the server's may remove it: then whoever asks is refused, and so is whoever waits.
 
 use super::holds::Held;
+use super::line::InLine;
 use super::{Kind, Oracle, Told};
 
 /// So many are left.
@@ -38,10 +39,11 @@ impl Oracle {
         self.kind == Kind::Semaphore(None)
     }
 
-    /// Nobody can wait for what is not there, also who has waited for too long.
-    pub(super) fn refuse_if_missing(&mut self) {
+    /// Nobody can wait for what is not there. The server may say so or nil, if the time is over too: it does both when it comes to it.
+    pub(super) fn refuse_if_missing(&mut self, now_ms: u64) {
         if self.is_missing() {
-            self.answers.extend(self.line.drain(..).map(|one| (one.owner, Told::Refused)));
+            let told = |one: &InLine| if one.until_ms <= now_ms { Told::NilOrRefused } else { Told::Refused };
+            self.answers.extend(self.line.drain(..).map(|one| (one.owner, told(&one))));
         }
     }
 }
