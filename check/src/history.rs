@@ -148,6 +148,8 @@ pub struct History {
     pub is_undisturbed: bool,
     /// The server was there all the time, a master, and could write: what gives up, renews or cancels was taken, if its connection lived.
     pub is_always_taken: bool,
+    /// By how much the clocks of servers differ that take over from each other: a lease may end so much earlier then.
+    pub clocks_differ_us: u64,
     /// In its pauses the server is there, and answers who waits when its time is over.
     pub waits_end_in_pauses: bool,
 }

@@ -158,6 +158,21 @@ struct Held {
     released_id: Option<u64>,
 }
 
+/// Under which circumstances everybody asks.
+#[derive(Clone, Copy)]
+struct Circumstances<'h> {
+    /// See [`History::is_undisturbed`].
+    is_undisturbed: bool,
+    /// Locks go from one server to another, with what was granted in that turn.
+    may_leave: bool,
+    /// When nobody was told that its time is over: see [`History::pauses`].
+    pauses: &'h [Possible],
+    /// See [`History::demotions`].
+    demotions: &'h [Possible],
+    /// See [`History::clocks_differ_us`].
+    clocks_differ_us: u64,
+}
+
 /// One owner of one key.
 struct Owner<'h> {
     held: [Option<Held>; 4],
@@ -167,24 +182,25 @@ struct Owner<'h> {
     unanswered_us: Option<u64>,
     /// It was told that it has given up all of a hold, or has closed the connection of its session.
     has_given_up: bool,
-    /// It was the latter, and in a pause the server may not have looked at that yet.
-    has_closed: bool,
+    /// When it was the latter: in a pause, or as a replica, the server may not have looked at that yet.
+    closed_us: Option<u64>,
     /// Its last CANCEL.
     cancelled: Option<Cancelled>,
-    /// See [`History::is_undisturbed`].
-    is_undisturbed: bool,
-    /// Locks go from one server to another, with what was granted in that turn.
-    may_leave: bool,
-    /// When nobody was told that its time is over: see [`History::pauses`].
-    pauses: &'h [Possible],
+    circumstances: Circumstances<'h>,
 }
 
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
 pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
     let mut violations = Vec::new();
-    let History { operations, pauses, is_of_several_servers, is_undisturbed, waits_end_in_pauses, .. } = history;
-    let (is_undisturbed, may_leave) = (*is_undisturbed, *is_of_several_servers);
-    let pauses = if *waits_end_in_pauses { &[] } else { pauses.as_slice() };
+    let History { operations, pauses, demotions, .. } = history;
+    let circumstances = Circumstances {
+        is_undisturbed: history.is_undisturbed,
+        may_leave: history.is_of_several_servers,
+        pauses: if history.waits_end_in_pauses { &[] } else { pauses.as_slice() },
+        demotions: demotions.as_slice(),
+        clocks_differ_us: history.clocks_differ_us,
+    };
+    let is_undisturbed = circumstances.is_undisturbed;
     let of_many = owners_of_many_keys(operations);
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
@@ -194,7 +210,7 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
             if is_undisturbed {
                 check_answers(of_owner, &mut violations);
             }
-            let mut owner = Owner::new(is_undisturbed, may_leave, pauses);
+            let mut owner = Owner::new(circumstances);
             let before = timeline.possible.len();
             let is_of_many = of_owner.first().is_some_and(|one| of_many.contains(&one.owner));
             for operation in of_owner {
@@ -271,10 +287,15 @@ fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
 }
 
 impl<'h> Owner<'h> {
-    fn new(is_undisturbed: bool, may_leave: bool, pauses: &'h [Possible]) -> Self {
+    fn new(circumstances: Circumstances<'h>) -> Self {
         let held = [None; 4];
-        let (asked, unanswered_us, has_given_up, has_closed, cancelled) = (None, None, false, false, None);
-        Self { held, asked, unanswered_us, has_given_up, has_closed, cancelled, is_undisturbed, may_leave, pauses }
+        let (asked, unanswered_us, has_given_up, closed_us, cancelled) = (None, None, false, None, None);
+        Self { held, asked, unanswered_us, has_given_up, closed_us, cancelled, circumstances }
+    }
+
+    /// Until when a lease lasts surely that was asked for by a request.
+    fn sure_until_us(&self, one: &Operation, lease_ms: u64) -> u64 {
+        (one.sent_us + lease_ms * US_PER_MS).saturating_sub(self.circumstances.clocks_differ_us)
     }
 
     fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
@@ -339,7 +360,7 @@ impl<'h> Owner<'h> {
             }
             // If an earlier request was not answered, its place may be there.
             Outcome::Refused if self.unanswered_us.is_none() => self.asked = None,
-            Outcome::Undone if self.may_leave => {
+            Outcome::Undone if self.circumstances.may_leave => {
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
                 timeline.possible.push(Possible { from_us: one.sent_us, until_us });
             }
@@ -356,7 +377,7 @@ impl<'h> Owner<'h> {
             let story = format!("{} of {} was granted after {after_us} us, when its time was over", one.owner, one.key);
             violations.push(Violation { rule: Rule::NilIsFinal, story });
         }
-        let sure_until_us = one.sent_us + lease_ms * US_PER_MS;
+        let sure_until_us = self.sure_until_us(one, lease_ms);
         let possible_until_us = one.answered_us + lease_ms * US_PER_MS;
         let order = self.asked.take().unwrap_or(one.order);
         let others = self.held.iter().enumerate().filter(|(mode, _)| *mode != one.mode as usize);
@@ -422,7 +443,7 @@ impl<'h> Owner<'h> {
         let due_us = one.sent_us + block_ms * US_PER_MS;
         // Who waits while the server is paused is told afterwards.
         let overlap = |pause: &Possible| pause.until_us.min(one.answered_us).saturating_sub(pause.from_us.max(due_us));
-        let paused_us: u64 = self.pauses.iter().map(overlap).sum();
+        let paused_us: u64 = self.circumstances.pauses.iter().map(overlap).sum();
         block_ms > 0 && one.answered_us > due_us + paused_us + SLACK_US
     }
 
@@ -473,12 +494,13 @@ impl<'h> Owner<'h> {
     }
 
     fn renew(&mut self, one: &Operation, lease_ms: u64, violations: &mut Vec<Violation>) {
+        let sure_until_us = self.sure_until_us(one, lease_ms);
         let Some(held) = &mut self.held[one.mode as usize] else {
             return;
         };
         match one.outcome {
             Outcome::Number(left_ms) => {
-                held.sure_until_us = held.sure_until_us.max(one.sent_us + lease_ms * US_PER_MS);
+                held.sure_until_us = held.sure_until_us.max(sure_until_us);
                 held.possible_until_us = held.possible_until_us.max(one.answered_us + lease_ms * US_PER_MS);
                 if one.answered_us + (left_ms + 1) * US_PER_MS < held.sure_until_us {
                     let story = format!("{} of {} was told of {left_ms} ms left, and has more", one.owner, one.key);
@@ -497,9 +519,9 @@ impl<'h> Owner<'h> {
     fn close(&mut self, one: &Operation, grace_ms: u64, timeline: &mut Timeline) {
         let slot = &mut self.held[one.mode as usize];
         if let Some(mut held) = slot.take() {
-            (self.has_given_up, self.has_closed) = (true, true);
+            (self.has_given_up, self.closed_us) = (true, Some(one.answered_us));
             // Where connections are lost, it is not known how long before.
-            let grace_us = if self.is_undisturbed { grace_ms * US_PER_MS } else { 0 };
+            let grace_us = if self.circumstances.is_undisturbed { grace_ms * US_PER_MS } else { 0 };
             believe(one, &mut held, one.sent_us + grace_us, timeline);
             let until_us = held.possible_until_us.min(one.answered_us + grace_ms * US_PER_MS);
             timeline.possible.push(Possible { from_us: held.possible_from_us, until_us });
@@ -510,8 +532,7 @@ impl<'h> Owner<'h> {
         let Outcome::Number(seen) = one.outcome else {
             return;
         };
-        let is_in = |pause: &Possible| pause.from_us <= one.answered_us && one.sent_us <= pause.until_us;
-        let may_end_late = self.has_closed && self.pauses.iter().any(is_in);
+        let may_end_late = self.closed_us.is_some_and(|closed_us| self.may_end_late(one, closed_us));
         match &self.held[one.mode as usize] {
             None if seen > 0 && self.unanswered_us.is_none() && !may_end_late => {
                 let Operation { owner, key, sent_us, .. } = one;
@@ -530,6 +551,18 @@ impl<'h> Owner<'h> {
             }
             _ => {}
         }
+    }
+
+    /// Whether a session whose connection has closed may be there at a look: in a pause of the server, or until shortly after the promotion that ends it,
+    /// if the server had not seen it before it became a replica.
+    fn may_end_late(&self, look: &Operation, closed_us: u64) -> bool {
+        let is_paused = |pause: &Possible| pause.from_us <= look.answered_us && look.sent_us <= pause.until_us;
+        let is_unseen = |demotion: &Possible| {
+            demotion.from_us <= closed_us + SLACK_US
+                && closed_us <= demotion.until_us
+                && look.sent_us <= demotion.until_us + SLACK_US
+        };
+        self.circumstances.pauses.iter().any(is_paused) || self.circumstances.demotions.iter().any(is_unseen)
     }
 
     /// What was never given up lasts as long as its lease.

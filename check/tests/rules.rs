@@ -186,6 +186,13 @@ fn a_hold_that_is_lost_before_its_time() {
     };
     assert_eq!(told(20_000).broken(), [Rule::HoldIsKept]);
     assert_eq!(told(30_010).broken(), []);
+    let after_a_server_with_another_clock = |at_ms| {
+        let mut told = told(at_ms);
+        told.0.clocks_differ_us = 300_000;
+        told.broken()
+    };
+    assert_eq!(after_a_server_with_another_clock(29_000), [Rule::HoldIsKept]);
+    assert_eq!(after_a_server_with_another_clock(29_800), []);
 }
 
 #[test]
@@ -679,6 +686,15 @@ fn what_was_given_up_and_comes_back() {
     // A server that has just come back looks at sessions when it serves again.
     let mut paused = [closed(), released()];
     paused.iter_mut().for_each(|told| told.0.pauses = vec![Possible { from_us: 4_000_000, until_us: 6_000_000 }]);
-    let [closed, released] = paused;
-    assert_eq!((looked(closed, 1), looked(released, 1)), (vec![], vec![Rule::GivenUpIsGone]));
+    let [closed_in_pause, released] = paused;
+    assert_eq!((looked(closed_in_pause, 1), looked(released, 1)), (vec![], vec![Rule::GivenUpIsGone]));
+    // A replica ends none, and a promotion those whose connections have closed before.
+    let looked_after = |from_ms: u64, until_ms: u64| {
+        let mut told = closed();
+        told.0.demotions = vec![Possible { from_us: from_ms * 1000, until_us: until_ms * 1000 }];
+        looked(told, 1)
+    };
+    assert_eq!((looked_after(15, 4_000), looked_after(1_000, 4_000)), (vec![], vec![]));
+    let (promoted_long_ago, seen_before) = (looked_after(15, 2_000), looked_after(3_000, 4_000));
+    assert_eq!((promoted_long_ago, seen_before), (vec![Rule::GivenUpIsGone], vec![Rule::GivenUpIsGone]));
 }

@@ -113,17 +113,17 @@ impl Campaign {
     ///
     /// If a server cannot be started, or a client fails in a way that no rule is about.
     pub fn run(&self) -> Result<Report> {
-        let clock = WallClock::new()?;
+        let clocks = [WallClock::new()?, WallClock::new()?];
         let program = Program {
             disk: self.faults.disk(),
             loses_clients: self.faults != Faults::Clock,
             is_cluster: self.faults.is_in_cluster(),
             ..self.program.clone()
         };
-        let mut master = Server::start(&program, Some(&clock))?;
+        let mut master = Server::start(&program, Some(&clocks[0]))?;
         let is_cluster = program.is_cluster;
         let disk = if is_cluster { program.disk } else { Disk::None };
-        let mut replica = Server::start(&Program { disk, ..program }, None)?;
+        let mut replica = Server::start(&Program { disk, ..program }, Some(&clocks[1]))?;
         if is_cluster {
             cluster::join(&master, &replica)?;
             if self.faults.replica_takes_over() {
@@ -133,7 +133,8 @@ impl Campaign {
         let mut control = Connection::open(master.address())?;
         let keys = self.make_keys(&mut control)?;
         let mut violations = Vec::new();
-        let (mut operations, interruptions) = self.record(&mut master, &mut replica, &clock, &keys, &mut violations)?;
+        let (mut operations, interruptions) =
+            self.record(&mut master, &mut replica, &clocks, &keys, &mut violations)?;
         let record = Record { keys: keys.to_vec(), operations: operations.clone(), spans: interruptions.spans() };
         takeovers::forget(&mut operations, &interruptions.takeovers_us);
         let ended = if is_cluster {
@@ -155,6 +156,7 @@ impl Campaign {
             is_undisturbed: self.faults == Faults::Clock,
             is_always_taken: self.faults.server_always_takes(),
             waits_end_in_pauses: self.faults.ends_waits_in_pauses(),
+            clocks_differ_us: self.faults.replica_is_behind_us(),
         };
         violations.extend(rules::check(&mut history));
         if violations.is_empty() {
@@ -213,7 +215,7 @@ impl Campaign {
         &self,
         master: &mut Server,
         replica: &mut Server,
-        clock: &WallClock,
+        [clock, clock_of_replica]: &[WallClock; 2],
         keys: &Arc<[Key]>,
         violations: &mut Vec<Violation>,
     ) -> Result<(Vec<Operation>, Interruptions)> {
@@ -233,6 +235,7 @@ impl Campaign {
         let until_us = now_us() + u64::try_from(self.lasts.max(self.faults.lasts_at_least()).as_micros())?;
         let limits = if self.faults.forgets_releases() { SHORT_LEASES } else { LONG_LEASES };
         let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
+        let stays = self.faults.server_always_takes();
         let (mut operations, interruptions) = thread::scope(|scope| {
             let mut workers = Vec::new();
             for number in 0..self.workers {
@@ -246,6 +249,9 @@ impl Campaign {
                     }
                     if is_cluster {
                         worker = worker.in_cluster();
+                    }
+                    if stays {
+                        worker = worker.with_server_that_stays();
                     }
                     let worked = worker.work(until_us);
                     Ok((worker.operations, worked))
@@ -261,6 +267,7 @@ impl Campaign {
                 master,
                 replica,
                 clock,
+                clock_of_replica,
                 network,
                 sentinels,
                 processes: &processes,

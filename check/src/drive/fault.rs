@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use super::server::Disk;
 
+/// More than it takes a replica to take over in agreement with its master. A hold may outlast its lease by so much at each takeover, or end so much
+/// earlier: with more of it what lost clients hold would be kept for longer than the slack.
+const BEHIND_US: u64 = 300_000;
+
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Faults {
@@ -156,9 +160,15 @@ impl Faults {
         self == Self::FullDisk
     }
 
+    /// By how much the clock of a replica is behind that of its master when it takes over. Where they do not agree on that, clocks are the same: a
+    /// replica that has not heard of all tokens gives higher ones only if its clock is behind by less than it takes to take over.
+    pub(super) fn replica_is_behind_us(self) -> u64 {
+        if self == Self::ClusterFailover { BEHIND_US } else { 0 }
+    }
+
     /// How long a campaign has to last to show something: until after the first fault.
     pub(super) fn lasts_at_least(self) -> Duration {
-        if self.has_sentinels() || matches!(self, Self::FullDisk | Self::ClusterFailover) {
+        if self.has_sentinels() || matches!(self, Self::FullDisk | Self::Demotion | Self::ClusterFailover) {
             Duration::from_secs(10)
         } else {
             Duration::ZERO

@@ -61,12 +61,13 @@ pub(super) struct Harm<'h> {
     pub(super) master: &'h mut Server,
     pub(super) clock: &'h WallClock,
     pub(super) replica: &'h mut Server,
+    pub(super) clock_of_replica: &'h WallClock,
     pub(super) network: Option<&'h Network>,
     pub(super) sentinels: Option<&'h Sentinels>,
     /// Clients in processes of their own.
     pub(super) processes: &'h [Process],
     pub(super) interruptions: Interruptions,
-    /// How far the wall clock was set back at kills, in all.
+    /// How far the wall clock was set back in all, of whichever server was set back last.
     pub(super) behind_ms: i64,
     pub(super) seed: u64,
 }
@@ -80,9 +81,10 @@ const STEP_MS: i64 = 3_600_000;
 const BACK_MS: i64 = 100;
 const GOES_BACK: f64 = 0.3;
 
-/// How often the disk is full for long, apart from the first time: then every wait that began before is over for longer than the slack.
-const LONG_FULL: f64 = 0.1;
-const LONG_FULL_TIME: Duration = Duration::from_secs(6);
+/// How often the disk is full, or the server a replica, for long, apart from the first time: then every wait that began before is over for longer than
+/// the slack.
+const LONG: f64 = 0.1;
+const LONG_TIME: Duration = Duration::from_secs(6);
 
 /// What a client that does not read is sent, so that its buffer runs over.
 const BIG_BYTES: usize = 1_000_000;
@@ -127,6 +129,9 @@ impl Harm<'_> {
             let mut control = Connection::open(self.master.address())?;
             control.ask(&format!("SET big {}", "x".repeat(BIG_BYTES)))?;
             control.ask_words(&["CONFIG", "SET", "client-output-buffer-limit", "normal 1mb 0 0"])?;
+        }
+        if self.faults == Faults::ClusterFailover {
+            self.set_replica_back()?;
         }
         // Once at least, however short the campaign is.
         loop {
@@ -177,8 +182,8 @@ impl Harm<'_> {
             Faults::FullDisk => {
                 let from_us = now_us();
                 self.master.fill_disk()?;
-                let is_long = self.interruptions.pauses.is_empty() || random.random_bool(LONG_FULL);
-                thread::sleep(if is_long { LONG_FULL_TIME } else { span * 4 });
+                let is_long = self.interruptions.pauses.is_empty() || random.random_bool(LONG);
+                thread::sleep(if is_long { LONG_TIME } else { span * 4 });
                 if is_long {
                     let said = text(Connection::open(address)?.ask("INFO persistence")?)?;
                     ensure!(said.contains("aof_last_write_status:err"), "the server writes to a disk that is full");
@@ -209,6 +214,7 @@ impl Harm<'_> {
                 let from_us = now_us();
                 let until_us = self.take_over("")? + WAITS_END_US;
                 self.interruptions.pause(from_us, until_us);
+                self.set_replica_back()?;
                 if random.random_bool(QUIET) {
                     thread::sleep(QUIET_TIME);
                 }
@@ -241,6 +247,8 @@ impl Harm<'_> {
                 moved
             }
             Faults::Demotion => {
+                let is_long = self.interruptions.demotions.is_empty() || random.random_bool(LONG);
+                let span = if is_long { LONG_TIME } else { span };
                 let demotion = between(address, span, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE")?;
                 self.interruptions.demotions.push(demotion);
                 Ok(())
@@ -269,6 +277,12 @@ impl Harm<'_> {
             self.clock.step_to(-self.behind_ms)?;
         }
         self.master.restart()
+    }
+
+    /// The replica will take over with a clock that is behind: by what it was sent, its tokens are above those of its master all the same.
+    fn set_replica_back(&mut self) -> Result<()> {
+        self.behind_ms += i64::try_from(self.faults.replica_is_behind_us() / 1000)?;
+        self.clock_of_replica.step_to(-self.behind_ms)
     }
 
     fn lose_connections(&self, random: &mut StdRng) {
@@ -348,6 +362,7 @@ impl Harm<'_> {
     /// The other server is the one to ask now. It has told the clients, or it will.
     fn change_places(&mut self) {
         std::mem::swap(self.master, self.replica);
+        std::mem::swap(&mut self.clock, &mut self.clock_of_replica);
         if let Some(network) = self.network {
             network.lead_newcomers_to(self.master.address());
         }

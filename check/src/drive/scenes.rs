@@ -11,6 +11,12 @@ use crate::timeline::SLACK_US;
 /// A lease that ends while somebody waits for it.
 const FORGOTTEN_LEASE_MS: u64 = 100;
 
+/// How long a session lasts at most that is to last.
+const LONG_SESSION_US: u64 = 300_000;
+
+/// When it is looked whether such a session is over: when the server has seen that, or has been promoted.
+const LONG_SESSION_LOOKS_US: u64 = 2 * SLACK_US + 500_000;
+
 /// How long a request takes at most until it waits. One that the server has refused never does.
 const COMES_TO_WAIT_US: u64 = 1_500_000;
 
@@ -166,15 +172,22 @@ impl Worker {
 
     /// A hold with a session, whose only connection closes.
     pub(super) fn close_session(&mut self) -> Result<()> {
-        let party = Party { asked: 1, ..self.party(|_| true) };
+        // On a key of its own a session may last, so that servers change their roles while it does.
+        let lasts = self.survives && rand::Rng::random_bool(&mut self.random, 0.2);
+        let party = if lasts { self.own_waiter() } else { Party { asked: 1, ..self.party(|_| true) } };
         let grace_ms = rand::Rng::random_range(&mut self.random, 0..40);
-        let wish = self.limit(Wish { session_ms: Some(grace_ms), ..Wish::WAIT });
+        let mut wish = self.limit(Wish { session_ms: Some(grace_ms), ..Wish::WAIT });
+        let looks_us = if lasts { LONG_SESSION_LOOKS_US } else { SLACK_US };
+        if lasts {
+            // Nobody else waits for it, and it is to be there still when it is looked for.
+            wish.lease_ms *= 2;
+        }
         let mut connection = Connection::open(self.address)?;
         let outcome = as_grant(connection.call(&self.wish(&party, wish)));
         let (sent_us, answered_us) = (connection.sent_us(), now_us());
         self.record(&party, sent_us, answered_us, wish.call(), outcome);
         if matches!(outcome, Outcome::Granted(_)) {
-            self.pause(200);
+            self.pause(if lasts { LONG_SESSION_US } else { 200 });
         }
         // Where connections are lost, this one may have been so since it was answered.
         let closed_us = if self.survives { answered_us } else { now_us() };
@@ -182,7 +195,7 @@ impl Worker {
         self.record(&party, closed_us, now_us(), Call::Close { grace_ms }, Outcome::Unknown);
         if matches!(outcome, Outcome::Granted(_)) {
             // The server may hear of it late.
-            self.closed.get_or_insert((party, now_us() + grace_ms * 1000 + SLACK_US));
+            self.closed.get_or_insert((party, now_us() + grace_ms * 1000 + looks_us));
         }
         Ok(())
     }
@@ -207,6 +220,10 @@ impl Worker {
         // Of a transaction without an answer it is not known what it did.
         let undone = if released == Outcome::Unknown { Outcome::Unknown } else { Outcome::Undone };
         self.record(&killed, killed_us, answered_us, wish.call(), undone);
+        if undone == Outcome::Undone && self.server_stays {
+            // Where connections are lost all the time, the one behind does not wait for long enough to tell.
+            self.closed.get_or_insert((killed, now_us() + SLACK_US));
+        }
         self.take_turn(next);
         Ok(())
     }

@@ -62,10 +62,10 @@ pub fn soak(
     workers: u64,
     mut show: impl FnMut(&Sample),
 ) -> Result<Soaked> {
-    let clock = WallClock::new()?;
+    let clocks = [WallClock::new()?, WallClock::new()?];
     let program = Program { disk: Disk::None, loses_clients: true, ..program.clone() };
-    let mut master = Server::start(&program, Some(&clock))?;
-    let mut replica = Server::start(&program, None)?;
+    let mut master = Server::start(&program, Some(&clocks[0]))?;
+    let mut replica = Server::start(&program, Some(&clocks[1]))?;
     // The log of slow commands fills up for hours: memory of the server's own, which is none of what is looked for.
     Connection::open(master.address())?.ask("CONFIG SET slowlog-log-slower-than -1")?;
     let mut soaked = Soaked { samples: Vec::new(), violations: Vec::new() };
@@ -75,7 +75,7 @@ pub fn soak(
         let (program, faults) = (program.clone(), Faults::Disconnects);
         let campaign = Campaign { program, lasts: ROUND, seed: seed + round, workers, faults };
         let keys = campaign.make_keys(&mut Connection::open(master.address())?)?;
-        let (seen, _) = campaign.record(&mut master, &mut replica, &clock, &keys, &mut soaked.violations)?;
+        let (seen, _) = campaign.record(&mut master, &mut replica, &clocks, &keys, &mut soaked.violations)?;
         operations += seen.len();
         // Connections from before were cut like all others.
         let mut control = Connection::open(master.address())?;

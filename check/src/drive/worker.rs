@@ -46,11 +46,13 @@ pub struct Worker {
     pub(super) own_key: usize,
     limits: Limits,
     pub(super) survives: bool,
+    /// The server is a master all the time, and can write: what it owes to nobody it takes back at once.
+    pub(super) server_stays: bool,
     /// The connection is in no state to go on with.
     is_confused: bool,
     /// The last owners that were told that they have given up all they had.
     released: VecDeque<Party>,
-    /// One whose session has ended with its connection, and from when on the server has to know.
+    /// One whose session has ended with its connection, or who was granted a lock and gone in one turn, and from when on the server has to know.
     pub(super) closed: Option<(Party, u64)>,
     /// What it holds beside everything else, and since when.
     kept: Option<(Party, u64)>,
@@ -118,6 +120,7 @@ impl Worker {
         Ok(Self {
             limits: Limits { lease_ms: LONG_LEASE_MS, wait_ms: LONG_WAIT_MS },
             survives: false,
+            server_stays: false,
             is_confused: false,
             released: VecDeque::new(),
             closed: None,
@@ -140,6 +143,12 @@ impl Worker {
     #[must_use]
     pub(super) fn among_crashes(self, limits: Limits) -> Self {
         Self { limits, survives: true, ..self }
+    }
+
+    /// Its server is a master all the time, and can write.
+    #[must_use]
+    pub(super) fn with_server_that_stays(self) -> Self {
+        Self { server_stays: true, ..self }
     }
 
     /// It listens to a channel of a shard, as in a cluster.
