@@ -95,10 +95,15 @@ fn what_is_granted_in_the_very_turn_of_a_demotion_is_there_when_its_owner_asks_a
         Reply::Error(text) => assert!(text.starts_with("UNBLOCKED ") && text.contains("replica"), "{text}"),
         other => panic!("{other:?}"),
     }
-    assert_eq!(owner.call("RLOCK.HOLDS job b"), 1);
+    let held = client.holder("job").expect("it is held");
+    // In one of these turns its timer goes off, and it forgets what there was to do about the key: another master may tell the owner that it holds.
+    for _ in 0..10 {
+        client.call("PING");
+    }
     client.call("REPLICAOF NO ONE");
     client.acquire("other a BLOCK 0");
     let token = owner.acquire("job b PX 60000 REQ 1");
+    assert_eq!(held.identity(), ("b", 1, token), "it is the same hold");
     assert!(matches!(&told, Reply::Error(_)) || told == token, "told {told:?}, holds {token}");
     assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
     assert_eq!(owner.call("RLOCK.RELEASE job b"), 0);
