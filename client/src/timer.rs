@@ -36,10 +36,10 @@ struct Present {
 static ALARMS: OnceLock<Alarms> = OnceLock::new();
 
 /// Goes on in a child: copies of sleepers may be dropped there, and are not to remove the wakers of others.
-static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 fn next_number() -> u64 {
-    LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1
+    NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Those of this process.
