@@ -196,22 +196,11 @@ impl Hold {
         Ok(())
     }
 
-    /// Whether it has a session with a grace.
-    fn outlives_its_link(&self) -> bool {
-        self.terms.session_grace.is_some_and(|grace| !grace.is_zero())
-    }
-
     fn renewed(&self, renewal: Renewal, sent: Moment, left: Duration, link: Arc<Link>) {
         let mut state = self.state();
         match renewal {
             Renewal::Lease(_) => state.validity.renewed(sent, left),
-            Renewal::Binding(_) => {
-                state.validity.bound(sent, left);
-                // With a session the server may have cut the lease down to the grace, which each binding prolongs.
-                if !self.outlives_its_link() {
-                    state.validity.shortened(sent, left);
-                }
-            }
+            Renewal::Binding(_) => state.validity.bound(&self.terms, sent, left),
         }
         state.link = link;
     }

@@ -84,6 +84,11 @@ impl Terms {
         Self { renews: true, ..self }
     }
 
+    /// Whether it has a session with a grace.
+    fn outlives_its_link(&self) -> bool {
+        self.session_grace.is_some_and(|grace| !grace.is_zero())
+    }
+
     /// What a renewal asks for at this moment: the lease, or what is left until the hold has to end. `None` when nothing is left.
     pub(crate) fn lease_to_ask(&self, now: Moment) -> Option<Duration> {
         let left = self.ends_at.map_or(Duration::MAX, |end| now.until(end));
@@ -137,7 +142,7 @@ impl Validity {
     /// After a renewal that told what is left at the server. The server counts from a moment that is not before `sent`, so counting from that is
     /// never too much. The end comes nearer if somebody has set an EXPIRE on the key; else by no more than the renewal was under way.
     pub(crate) fn renewed(&mut self, sent: Moment, left: Duration) {
-        self.bound(sent, left);
+        self.note_binding(sent, left);
         self.given_at = self.given_at.max(sent);
         if sent.after(left) < self.lease_ends {
             self.shortened(sent, left);
@@ -146,13 +151,21 @@ impl Validity {
         }
     }
 
-    /// After a request that told what is left at the server: no more is relied upon, for somebody may have set an EXPIRE on the key.
-    pub(crate) fn shortened(&mut self, sent: Moment, left: Duration) {
+    /// No more is relied upon than the server said is left: somebody may have set an EXPIRE on the key.
+    fn shortened(&mut self, sent: Moment, left: Duration) {
         self.lease_ends = self.lease_ends.min(sent.after(less_margin(left)));
     }
 
-    /// After a request that bound it once more and told what is left of its lease at the server.
-    pub(crate) fn bound(&mut self, sent: Moment, left: Duration) {
+    /// After a request that bound it once more, or asked for nothing, and told what is left of its lease at the server.
+    pub(crate) fn bound(&mut self, terms: &Terms, sent: Moment, left: Duration) {
+        self.note_binding(sent, left);
+        // With a session the server may have cut the lease down to the grace, which each binding prolongs.
+        if !terms.outlives_its_link() {
+            self.shortened(sent, left);
+        }
+    }
+
+    fn note_binding(&mut self, sent: Moment, left: Duration) {
         (self.bound_at, self.left_when_bound) = (sent, left);
     }
 
@@ -300,7 +313,7 @@ mod tests {
         assert_eq!(validity.next_step(&terms, OPEN, at(90)), Step::Sleep(together(at(100), grace)));
         assert_eq!(validity.next_step(&terms, OPEN, at(100)), Step::Bind(grace));
         assert_eq!(validity.next_step(&terms, OPEN, at(295)), Step::Lose);
-        validity.bound(at(100), LEASE - Duration::from_millis(100));
+        validity.bound(&terms, at(100), LEASE - Duration::from_millis(100));
         assert_eq!(validity.next_step(&terms, OPEN, at(190)), Step::Sleep(together(at(200), grace)));
         assert_eq!(validity.ends(&terms, OPEN), at(100 + 300 - 3 - 2));
     }
@@ -310,11 +323,28 @@ mod tests {
         let grace = Duration::from_secs(3);
         let terms = Terms { session_grace: Some(grace), renews: false, ..terms() };
         let mut validity = Validity::given(at(0), LEASE);
-        validity.bound(at(1_000), Duration::from_secs(2));
+        validity.bound(&terms, at(1_000), Duration::from_secs(2));
         assert_eq!(validity.ends(&terms, OPEN), at(1_000 + 2_000 - 20 - 2));
-        validity.bound(at(28_000), Duration::from_secs(3));
+        validity.bound(&terms, at(28_000), Duration::from_secs(3));
         assert_eq!(validity.next_step(&terms, OPEN, at(29_000)), Step::Bind(Duration::from_millis(698)));
         assert_eq!(validity.ends(&terms, OPEN), at(29_698));
+    }
+
+    /// Without a session it is an EXPIRE that ends the hold. The lease of a session may have been cut down to the grace, which each binding gives anew.
+    #[test]
+    fn what_a_binding_says_is_left_shortens_all_but_a_session_that_outlives_its_connection() {
+        let left = Duration::from_secs(2);
+        for (session_grace, ends) in [
+            (None, 1_000 + 1_978),
+            (Some(Duration::ZERO), 1_000 + 1_978),
+            (Some(Duration::from_secs(3)), 2_000 + 1_978),
+        ] {
+            let terms = Terms { session_grace, ..terms() };
+            let mut validity = Validity::given(at(0), LEASE);
+            validity.bound(&terms, at(1_000), left);
+            validity.bound(&terms, at(2_000), left);
+            assert_eq!(validity.ends(&terms, OPEN), at(ends), "{session_grace:?}");
+        }
     }
 
     #[test]
@@ -333,7 +363,7 @@ mod tests {
     #[test]
     fn binding_puts_off_no_renewal() {
         let mut validity = Validity::given(at(0), LEASE);
-        validity.bound(at(9_000), Duration::from_secs(21));
+        validity.bound(&terms(), at(9_000), Duration::from_secs(21));
         assert_eq!(validity.next_step(&terms(), OPEN, at(10_000)), Step::Renew);
     }
 
