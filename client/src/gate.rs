@@ -289,6 +289,17 @@ mod tests {
     }
 
     #[test]
+    fn a_gate_can_be_found_when_others_know_its_owner() {
+        let gates = Gates::default();
+        let of = |name: &str| gates.of(key(Family::Mutex, &[name]), None).expect("one key");
+        assert!(of("named").can_be_found());
+        let unique = Gate::new(None);
+        assert!(!unique.can_be_found(), "nobody has been told its owner");
+        gates.let_be_found(key(Family::Mutex, &["told"]), &unique);
+        assert!(unique.can_be_found() && Arc::ptr_eq(&of("told"), &unique));
+    }
+
+    #[test]
     fn a_gate_is_found_as_long_as_somebody_has_it_and_does_not_take_room_for_longer() {
         let gates = Gates::default();
         let of = |name: &str| gates.of(key(Family::Mutex, &[name]), None).expect("one key");
