@@ -363,10 +363,9 @@ impl Request {
     }
 
     /// Whether so little time has passed since the request was sent that all terms of the hold may as well count from then.
-    pub(crate) fn is_fresh(&self, grant: &Grant) -> bool {
+    pub(crate) fn is_fresh(&self, sent: Moment, now: Moment) -> bool {
         let grace = self.gate.session_grace.filter(|grace| !grace.is_zero()).unwrap_or(self.lease);
-        let passed = grant.counts_from.until(Moment::now());
-        self.keeping.max_hold.is_none() && passed < self.lease.min(grace) / FRESH_PART
+        self.keeping.max_hold.is_none() && sent.until(now) < self.lease.min(grace) / FRESH_PART
     }
 
     /// Renews what was granted after a wait: that tells from when the lease counts.
@@ -469,6 +468,51 @@ impl Drop for Unsure<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::home::Home;
+    use crate::metrics::Meter;
+    use crate::servers::{Servers, Topology};
+    use crate::shared::Settings;
+    use redis::IntoConnectionInfo;
+
+    /// One with a lease of a minute that is never sent.
+    fn request(session_grace: Option<Duration>, max_hold: Option<Duration>) -> Request {
+        let (second, home) = (Duration::from_secs(1), Arc::new(Home::here()));
+        let topology = Topology::Standalone("redis://a:1".into_connection_info().expect("an address"));
+        let servers = Servers::new(topology, second, second, home.clone());
+        let settings = Settings {
+            response_timeout: second,
+            retry_for: second,
+            ping_after: second,
+            name: None,
+            meter: Meter::default(),
+        };
+        let (keys, owner) = (Arc::from([b"k".to_vec()]), Arc::from(b"me".as_slice()));
+        Request {
+            client: Shared::new(servers, settings, home),
+            subject: Subject { family: Family::Mutex, keys, owner, permits: 1 },
+            lease: Duration::from_secs(60),
+            gate: Gate::new(session_grace),
+            keeping: Keeping { renews: true, max_hold, replicas: None },
+        }
+    }
+
+    /// Until a sixth of its lease is over, or of the grace of its session. The longest time of a hold counts from the grant itself.
+    #[tokio::test]
+    async fn a_grant_is_fresh_for_a_while_but_not_where_a_hold_has_a_longest_time() {
+        let seconds = |number| Some(Duration::from_secs(number));
+        let sent = Moment::from_us(1_000_000);
+        for (grace, max_hold, fresh_ms, old_ms) in [
+            (None, None, Some(9_900), 10_100),
+            (seconds(6), None, Some(900), 1_100),
+            (seconds(0), None, Some(9_900), 10_100),
+            (seconds(600), None, Some(9_900), 10_100),
+            (None, seconds(60), None, 0),
+        ] {
+            let is_fresh = |ms| request(grace, max_hold).is_fresh(sent, sent.after(Duration::from_millis(ms)));
+            assert!(fresh_ms.is_none_or(is_fresh), "{grace:?}, {max_hold:?}");
+            assert!(!is_fresh(old_ms), "{grace:?}, {max_hold:?}");
+        }
+    }
 
     #[test]
     fn the_server_takes_an_unlike_lease_for_another_one() {

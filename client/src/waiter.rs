@@ -83,7 +83,7 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
         match end {
             End::Granted(mut grant) => {
                 // A message says nothing about when the lease was given. It was not before the request was sent, which will do after a short wait.
-                let confirmed = match request.is_fresh(&grant) {
+                let confirmed = match request.is_fresh(grant.counts_from, Moment::now()) {
                     true => Ok(()),
                     false => {
                         let give_up = Moment::now().after(request.client.settings.retry_for);
