@@ -21,6 +21,7 @@ mod losing;
 mod lost_replies;
 mod memory;
 mod multitude;
+mod needless;
 mod neglected;
 mod outages;
 mod owners;

@@ -1,0 +1,104 @@
+//! Requests that nobody needs are not sent: what the server has said need not be asked for again, and what it was never asked for need not be taken
+//! back. A lock that is asked for once more may be granted for a moment, to somebody who does not want it.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error};
+
+use crate::support::{Server, free_port};
+use crate::thief::{Thief, give_up_when, holds, use_once};
+use crate::{command_stat, connect, eventually};
+
+fn calls(server: &Server, command: &str) -> i64 {
+    command_stat(server, command, "calls")
+}
+
+#[tokio::test]
+async fn several_locks_of_which_one_is_not_free_are_asked_for_once() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    server.client().call("RLOCK.ACQUIRE l stranger PX 600000");
+    assert!(client.multi_lock(["k", "l"]).try_acquire().await.expect("an answer").is_none());
+    client.close().await.expect("nothing is left to be done");
+    assert_eq!(calls(&server, "RLOCK.MACQUIRE"), 1);
+}
+
+/// The server has said that it waited, so it was granted nothing.
+#[tokio::test]
+async fn several_locks_that_are_waited_for_no_more_are_not_asked_for_one_by_one() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    server.client().call("RLOCK.ACQUIRE l stranger PX 600000");
+    let all = client.multi_lock(["k", "l"]);
+    let waiting = tokio::spawn(async move { all.acquire().await.map(drop) });
+    eventually(|| server.client().waiting_owners("l").len() == 1).await;
+    waiting.abort();
+    client.close().await.expect("it is tidied up");
+    assert!(server.client().waiting_owners("l").is_empty());
+    assert_eq!(calls(&server, "RLOCK.CANCEL"), 1);
+    assert_eq!((calls(&server, "RLOCK.MACQUIRE"), calls(&server, "RLOCK.ACQUIRE")), (1, 1), "and that of the stranger");
+}
+
+/// Nobody has heard the answer. The request that is sent once more tells all: that it was not granted, or that there is no lock.
+#[tokio::test]
+async fn a_lock_is_taken_back_with_one_request_if_that_is_not_granted() {
+    for meanwhile in ["a stranger has it", "it is written over"] {
+        let server = Server::start();
+        let client = connect(&server).await;
+        let lock = client.lock("k").lease(Duration::from_secs(600));
+        let mut operator = server.client();
+        let of_others = match meanwhile {
+            "a stranger has it" => {
+                operator.call("RLOCK.ACQUIRE k stranger PX 600000");
+                give_up_when(lock.try_acquire(), || calls(&server, "RLOCK.ACQUIRE") == 2).await;
+                1
+            }
+            _ => {
+                give_up_when(lock.try_acquire(), || holds(&server) == 1).await;
+                assert_eq!(operator.call("SET k x"), "OK");
+                0
+            }
+        };
+        client.close().await.expect("it is tidied up");
+        assert_eq!(calls(&server, "RLOCK.ACQUIRE") - of_others, 2, "{meanwhile}");
+    }
+}
+
+/// The answer to the first copy was lost. That its time is over is said of both.
+#[tokio::test]
+async fn a_wait_whose_time_is_over_is_not_taken_back_also_if_it_was_sent_twice() {
+    let server = Server::start();
+    let thief = Thief::before(&server).await;
+    let client = thief.client().await;
+    use_once(&client).await;
+    server.client().call("RLOCK.ACQUIRE k stranger PX 600000");
+    let before = calls(&server, "RLOCK.ACQUIRE");
+    thief.steal_next();
+    let outcome = client.lock("k").acquire_timeout(Duration::from_secs(2)).await;
+    assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
+    assert!(thief.has_stolen());
+    client.close().await.expect("nothing is left to be done");
+    assert_eq!((calls(&server, "RLOCK.ACQUIRE") - before, calls(&server, "RLOCK.CANCEL")), (2, 0));
+}
+
+#[tokio::test]
+async fn what_was_never_sent_is_not_taken_back() {
+    let nobody = format!("redis://127.0.0.1:{}/", free_port());
+    let short = Duration::from_millis(300);
+    let client = Client::builder().response_timeout(short).retry_for(short).connect_later(&nobody).expect("an address");
+    for outcome in [client.lock("k").try_acquire().await.map(drop), client.lock("k").acquire().await.map(drop)] {
+        assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
+    }
+    client.close().await.expect("nothing is left to be done");
+}
+
+#[tokio::test]
+async fn a_release_that_is_forbidden_is_not_asked_for_again() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let guard = client.lock("k").acquire().await.expect("free");
+    assert_eq!(server.client().call("ACL SETUSER default resetkeys ~other"), "OK");
+    let outcome = guard.release().await;
+    assert!(matches!(outcome, Err(Error::Permission(_))), "{outcome:?}");
+    assert_eq!(command_stat(&server, "RLOCK.RELEASE", "rejected_calls"), 1);
+}
