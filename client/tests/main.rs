@@ -31,6 +31,7 @@ mod processes;
 mod proxy;
 mod quorum;
 mod restarts;
+mod sentinels;
 mod several_locks;
 // The servers and plain connections of the module's own tests. Not all of it is used here.
 #[allow(dead_code, unused_imports)]

@@ -1,0 +1,90 @@
+//! What sentinels are asked about a master that refuses, and what becomes of their answers. They are plain servers here, which say what a test wants.
+
+use std::time::Duration;
+
+use rlock_client::{Builder, Client, Error};
+
+use crate::support::Server;
+use crate::{PATIENCE, command_stat, eventually, url};
+
+/// A server that names a master as a sentinel does: it takes MGET by the name of SENTINEL, and what it is asked for are the names of two keys.
+struct Sentinel(Server);
+
+impl Sentinel {
+    fn naming(master: &Server) -> Self {
+        let sentinel = Self(Server::with(&["rename-command MGET SENTINEL"]));
+        sentinel.name(master);
+        sentinel
+    }
+
+    fn name(&self, master: &Server) {
+        let set = format!("MSET GET-MASTER-ADDR-BY-NAME 127.0.0.1 fleet {}", master.port());
+        assert_eq!(self.0.client().call(set), "OK");
+    }
+
+    /// How often it was asked.
+    fn asked(&self) -> i64 {
+        command_stat(&self.0, "mget", "calls")
+    }
+}
+
+async fn connect(options: Builder, sentinels: &[&Sentinel]) -> Client {
+    let urls: Vec<_> = sentinels.iter().map(|sentinel| url(&sentinel.0)).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    options.connect_sentinel(&urls, "fleet", "redis://any/").await.expect("a master")
+}
+
+/// From now on it answers NOREPLICAS to whatever writes.
+fn refuse(master: &Server) {
+    assert_eq!(master.client().call("CONFIG SET min-replicas-to-write 1"), "OK");
+}
+
+/// Its clients may be thousands.
+#[tokio::test]
+async fn sentinels_are_not_asked_about_each_request_that_a_master_refuses() {
+    let master = Server::start();
+    let sentinel = Sentinel::naming(&master);
+    let client = connect(Client::builder().retry_for(Duration::ZERO), &[&sentinel]).await;
+    assert_eq!(sentinel.asked(), 1);
+    refuse(&master);
+    for _ in 0..300 {
+        let outcome = client.lock("k").try_acquire().await;
+        assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
+    }
+    eventually(|| sentinel.asked() > 1).await;
+    // It is asked more rarely each time: ten times take half a minute.
+    assert!(sentinel.asked() < 10, "{} times", sentinel.asked());
+}
+
+#[tokio::test]
+async fn no_sentinel_is_asked_about_a_master_that_answers() {
+    let master = Server::start();
+    let sentinel = Sentinel::naming(&master);
+    let client = connect(Client::builder().ping_after(Duration::from_millis(20)), &[&sentinel]).await;
+    master.client().call("RLOCK.ACQUIRE k stranger PX 600000");
+    let waiting = tokio::spawn(async move { client.lock("k").acquire().await.map(drop) });
+    // While somebody waits the master is asked whether it lives.
+    let pings = || command_stat(&master, "ping", "calls");
+    let before = pings();
+    eventually(|| pings() >= before + 20).await;
+    assert_eq!(sentinel.asked(), 1, "when the client connected");
+    waiting.abort();
+}
+
+/// One of two may be cut off together with a server that takes itself for the master.
+#[tokio::test]
+async fn a_master_that_refuses_is_left_when_more_than_half_of_the_sentinels_name_another_one() {
+    let (old, new) = (Server::start(), Server::start());
+    let [first, second] = [(); 2].map(|()| Sentinel::naming(&old));
+    let client = connect(Client::builder().retry_for(PATIENCE * 2), &[&first, &second]).await;
+    first.name(&new);
+    refuse(&old);
+    let asking = tokio::spawn(async move { client.lock("k").acquire().await });
+    // When they are asked for the second time, what they said the first time has been heeded.
+    eventually(|| asking.is_finished() || second.asked() >= 2).await;
+    assert_eq!(command_stat(&new, "role", "calls"), 0, "nobody has looked there");
+    second.name(&new);
+    let guard = tokio::time::timeout(PATIENCE, asking).await.expect("in time").expect("no panic").expect("a grant");
+    assert!(new.client().holder("k").is_some());
+    guard.release().await.expect("it was held");
+}
