@@ -193,6 +193,9 @@ async fn a_forced_release_hits_one_holder() {
     let (owner, second) = holder().expect("somebody was served");
     assert_eq!(owner, "second");
     assert!(!client.observe("k").force_release_of(first as u64).await.expect("an answer"), "it was not held any more");
+    thief.steal(2);
+    assert!(!client.observe("k").force_release_of(first as u64).await.expect("an answer"), "and it was asked twice");
+    assert!(thief.has_stolen());
 
     thief.steal(2);
     let outcome = client.observe("k").force_release().await;

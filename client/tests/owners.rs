@@ -6,6 +6,7 @@ use rlock_client::{Client, Error};
 
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
+use crate::thief::give_up_when;
 use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
 
 /// How many commands of this name the server has answered, those that it refused included.
@@ -179,6 +180,24 @@ async fn a_release_that_may_have_been_done_is_not_done_with_another_id() {
     single.release().await.expect("it was held");
     again.release().await.expect("it was held");
     assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
+/// Nobody has heard that the first copy was done, and the second one is refused: another process of the owner has used a higher id. Done above that,
+/// it would be a second release.
+#[tokio::test]
+async fn a_release_that_was_dropped_is_not_done_once_more_above_the_ids_of_another_process() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let outer = client.lock("k").owner("me").acquire().await.expect("a free lock");
+    let inner = outer.reenter().await.expect("a re-entry");
+    give_up_when(inner.release(), || holds(&server, "k") == Some(1)).await;
+    // The background has had no time to send the second copy.
+    assert!(is_granted(&server.client().call(format!("RLOCK.ACQUIRE k me REQ {}", i64::MAX / 2))));
+    client.close().await.expect("nothing is left to be done");
+    assert_eq!(holds(&server, "k"), Some(2), "that of the guard, and that of the other process");
+    assert_eq!(answered(&server, "RLOCK.RELEASE"), 2, "both copies");
+    outer.release().await.expect("it was held");
+    assert_eq!(holds(&server, "k"), Some(1));
 }
 
 /// An owner stands for one thread of control, so one of two that wait in its name has to go. It is told why.
