@@ -87,21 +87,25 @@ async fn keys_of_several_slots_are_held_together() {
     }
 }
 
-/// Moves the lock on the first node to the second, and leaves the slot on its way: the first node answers ASK for what it has not.
+/// Moves a lock on the first node to the second, and leaves its slot on its way: the first node answers ASK for what it has not.
 /// Returns the number of the slot, and the name of the second node.
-fn begin_to_move_slot_of_first(nodes: &[Server; 2]) -> (i64, String) {
+fn begin_to_move_slot_of_first(nodes: &[Server; 2], key: &str) -> (i64, String) {
     let slot = nodes[0].client().call(format!("CLUSTER KEYSLOT {ON_FIRST}")).int();
     let [from, to] = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
     assert_eq!(nodes[1].client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
     assert_eq!(nodes[0].client().call(format!("CLUSTER SETSLOT {slot} MIGRATING {to}")), "OK");
-    let migrate = format!("MIGRATE 127.0.0.1 {} {ON_FIRST} 0 5000", nodes[1].port());
-    assert_eq!(nodes[0].client().call(migrate), "OK");
+    move_key_of_first(nodes, key);
     (slot, to)
+}
+
+fn move_key_of_first(nodes: &[Server; 2], key: &str) {
+    let migrate = format!("MIGRATE 127.0.0.1 {} {key} 0 5000", nodes[1].port());
+    assert_eq!(nodes[0].client().call(migrate), "OK");
 }
 
 /// Moves the lock on the first node, and its slot, to the second.
 fn move_slot_of_first(nodes: &[Server; 2]) {
-    let (slot, to) = begin_to_move_slot_of_first(nodes);
+    let (slot, to) = begin_to_move_slot_of_first(nodes, ON_FIRST);
     finish_move(nodes, slot, &to);
 }
 
@@ -109,6 +113,26 @@ fn finish_move(nodes: &[Server; 2], slot: i64, to: &str) {
     for node in [&nodes[1], &nodes[0]] {
         assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
     }
+}
+
+/// One of them has moved, and the other one has not: neither of the nodes has both, and they say so.
+#[tokio::test]
+async fn several_locks_of_a_slot_on_its_way_are_released_when_all_have_arrived() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let keys = [1, 2].map(|number| format!("{ON_FIRST}{number}"));
+    let all = client.multi_lock(&keys).lease(Duration::from_secs(600));
+    let guard = all.try_acquire().await.expect("an answer").expect("free");
+    let (slot, to) = begin_to_move_slot_of_first(&nodes, &keys[0]);
+    let releasing = tokio::spawn(guard.release());
+    let refused = || -> i64 { nodes.iter().map(|node| command_stat(node, "RLOCK.MRELEASE", "rejected_calls")).sum() };
+    // By one node or by both, again and again.
+    eventually(|| releasing.is_finished() || refused() >= 4).await;
+    move_key_of_first(&nodes, &keys[1]);
+    finish_move(&nodes, slot, &to);
+    let outcome = tokio::time::timeout(PATIENCE, releasing).await.expect("it ends").expect("no panic");
+    outcome.expect("they were held");
+    assert!(nodes.iter().all(|node| node.client().call("DBSIZE") == 0));
 }
 
 /// The old node has refused the first copy of the release, so it cannot be what ended the hold.
@@ -170,7 +194,7 @@ async fn what_a_slot_on_its_way_has_moved_already_is_asked_for_at_the_other_node
     let client = connect(&nodes[0]).await;
     let guard = client.lock(ON_FIRST).lease(Duration::from_secs(60)).acquire().await.expect("free");
     let token = guard.token();
-    begin_to_move_slot_of_first(&nodes);
+    begin_to_move_slot_of_first(&nodes, ON_FIRST);
     // What the second node has of a slot that is not its own yet.
     let holder = || {
         let mut second = nodes[1].client();
@@ -250,7 +274,7 @@ async fn whoever_tries_once_is_redirected_all_the_same() {
         let lock = client.lock(ON_FIRST).lease(Duration::from_secs(60));
         // Not by `acquire`: a channel for waits in this slot would end with the slot, and the connection with it.
         let guard = lock.try_acquire().await.expect("an answer").expect("free");
-        let (slot, to) = begin_to_move_slot_of_first(&nodes);
+        let (slot, to) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
         guard.renew().await.expect("it is held there, for whoever asks");
         finish_move(&nodes, slot, &to);
         guard.renew().await.expect("it is held there");
@@ -282,7 +306,7 @@ async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     let guard = client.lock(ON_FIRST).lease(Duration::from_secs(60)).acquire().await.expect("free");
-    begin_to_move_slot_of_first(&nodes);
+    begin_to_move_slot_of_first(&nodes, ON_FIRST);
     let short = client.lock(ON_FIRST).acquire_timeout(Duration::from_millis(300)).await;
     assert!(matches!(short, Err(Error::Timeout)), "{short:?}");
     let wait = |timeout: Option<Duration>| {

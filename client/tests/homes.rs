@@ -77,6 +77,30 @@ fn a_look_at_the_loss_of_a_session_sees_that_its_home_has_ended() {
     support::eventually(crate::PATIENCE, || lost.as_mut().poll(&mut looking).is_ready());
 }
 
+/// No answer came in time over the connection, so it is of no more use to anybody. Nobody is there to tell the holder, so it is seen at the next look.
+#[test]
+fn a_session_is_not_relied_on_when_its_connection_was_given_up_while_its_home_stands_still() {
+    let server = Server::start();
+    let home = home();
+    let options = Client::builder().response_timeout(Duration::from_millis(300)).retry_for(Duration::ZERO);
+    let client = home.block_on(options.connect(&url(&server))).expect("a server");
+    let guard = home.block_on(client.lock("k").session_grace(Duration::ZERO).acquire()).expect("a free lock");
+    let (started, starts) = std::sync::mpsc::channel();
+    let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
+    // It has one thread.
+    home.spawn(async move {
+        started.send(()).expect("somebody waits for it");
+        let _ = goes_on.recv();
+    });
+    starts.recv().expect("it stands still");
+    assert!(guard.is_held());
+    let guest = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let outcome = guest.block_on(client.lock("other").try_acquire());
+    assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
+    assert!(!guard.is_held());
+    drop(go_on);
+}
+
 /// The loss is told by the clock alone: to whoever waits for it, without any runtime.
 #[test]
 fn the_end_of_a_lease_is_heard_of_outside_of_any_runtime() {
