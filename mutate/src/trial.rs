@@ -21,7 +21,10 @@ use crate::shown::OnServer;
 const LONGEST: Duration = Duration::from_secs(300);
 
 /// How long a test may take with a change, besides some times its usual time: then it hangs.
-const HANGS_AFTER: Duration = Duration::from_secs(30);
+const HANGS_AFTER: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
+
+/// No change has this number.
+const NONE: &str = "0";
 
 /// After how many changes somebody who waits is told how far it is.
 const TOLD_EACH: usize = 100;
@@ -251,14 +254,24 @@ impl Trial<'_> {
             }
             let program = batch[0].program;
             let names: Vec<_> = batch.iter().map(|test| test.name.as_str()).collect();
-            let by = match self.run(program, &names, ("RLOCK_CHANGE", number.as_ref()), HANGS_AFTER + lasts * 5)? {
+            let shown = |names: &[&str], number: &str, longest| {
+                self.run(program, names, ("RLOCK_CHANGE", number.as_ref()), longest)
+            };
+            let longest = HANGS_AFTER + lasts * 5;
+            let mut end = shown(&names, &number, longest)?;
+            if end == End::Hangs {
+                // Something else may have kept the machine.
+                end = shown(&names, &number, longest)?;
+            }
+            let by = match end {
                 End::Passed => {
                     tried += batch.len();
                     continue;
                 }
-                // A test that fails now and then has not noticed anything. What comes after it may have.
+                // A test that fails now and then, or by now whatever is changed, has not noticed anything. What comes after it may have.
                 End::Failed(name)
-                    if self.run(program, &[&name], ("RLOCK_CHANGE", number.as_ref()), LONGEST)? == End::Passed =>
+                    if shown(&[&name], &number, LONGEST)? == End::Passed
+                        || shown(&[&name], NONE, LONGEST)? != End::Passed =>
                 {
                     tried += names.iter().position(|other| *other == name).unwrap_or(0) + 1;
                     continue;
@@ -275,14 +288,16 @@ impl Trial<'_> {
         Ok(Verdict::Survived { shown: shown.into_iter().map(|(_, name)| name.clone()).collect(), of })
     }
 
-    /// Whether a test fails with a change, twice, or hangs.
+    /// Whether a test fails or hangs with a change, twice, and does not without it.
     pub fn is_noticed_by(&self, test: &Test<'_>, change: usize) -> Result<bool> {
-        let number = change.to_string();
-        let run = || {
+        let passes = |number: &str| {
             let longest = HANGS_AFTER + test.lasts * 5;
-            self.run(test.program, &[&test.name], ("RLOCK_CHANGE", number.as_ref()), longest)
+            Ok::<_, anyhow::Error>(
+                self.run(test.program, &[&test.name], ("RLOCK_CHANGE", number.as_ref()), longest)? == End::Passed,
+            )
         };
-        Ok(run()? != End::Passed && run()? != End::Passed)
+        let number = change.to_string();
+        Ok(!passes(&number)? && !passes(&number)? && passes(NONE)?)
     }
 
     /// Runs tests of a program, one after the other.
@@ -387,5 +402,52 @@ mod tests {
         let reach = Reach { tests, of_changes: BTreeMap::new(), left_out: Vec::new() };
         let sizes = [0, 1, 2, 3, 4, 5].map(|from| reach.batch(&(from..6).collect::<Vec<_>>()).len());
         assert_eq!(sizes, [2, 1, 1, 1, 1, 1]);
+    }
+
+    /// What comes of a change that is shown to a test program which is this script, whose words are `$@`.
+    fn verdict(script: &str) -> Verdict {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        fs::write(&path, format!("#!/bin/bash\ncd {}\n{script}\n", folder.path().display())).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let program = Program { path, folder: folder.path().to_owned() };
+        let built = Built { changes: [1].into(), programs: Vec::new(), module: "m".into() };
+        let (lasts, groups) = (Duration::from_secs(1), Groups::default());
+        let trial = Trial { built: &built, jobs: 1, lasts, server: "s", groups };
+        let test = Test { program: &program, name: "a::b".into(), lasts: Duration::from_millis(1) };
+        let reach = Reach { tests: vec![test], of_changes: [(1, vec![0])].into(), left_out: Vec::new() };
+        let place = crate::changes::Place { line: 1, column: 1 };
+        let change = Change {
+            id: 1,
+            file: "a.rs".into(),
+            function: None,
+            genre: crate::changes::Genre::FnValue,
+            span: [place; 2],
+            replacement: String::new(),
+            name: "a.rs:1:1: f".into(),
+        };
+        trial.show(&change, &reach, &Noticing::default(), BTreeSet::new()).unwrap()
+    }
+
+    const FAILS: &str = "echo 'test a::b ... FAILED'; exit 101";
+
+    #[test]
+    fn what_fails_with_the_change_alone_has_noticed_it() {
+        let noticed = verdict(&format!("[ \"$RLOCK_CHANGE\" != 1 ] || {{ {FAILS}; }}"));
+        assert_eq!(noticed, Verdict::Noticed("a::b".into()));
+    }
+
+    /// The machine is so busy by now, or its disk so full, that the test fails whatever is switched on.
+    #[test]
+    fn what_fails_without_the_change_as_well_has_not_noticed_it() {
+        assert!(matches!(verdict(FAILS), Verdict::Survived { .. }), "{:?}", verdict(FAILS));
+    }
+
+    /// Something else keeps the machine for a moment: the next run of the same test with the same change passes at once.
+    #[test]
+    fn a_hang_that_does_not_come_again_is_none() {
+        let verdict = verdict("[ -e once ] || { touch once; sleep 40; }; echo 'test a::b ... ok'");
+        assert!(matches!(verdict, Verdict::Survived { .. }), "{verdict:?}");
     }
 }
