@@ -154,6 +154,9 @@ fn main() -> Result<ExitCode> {
             if let Some(slowdown) = soak::slowdown(&soaked.samples) {
                 println!("the median of a pair at the end is {slowdown:.2} of that at the start");
             }
+            if !soak::is_long_enough(&soaked.samples) {
+                println!("too few rounds to say whether memory grows: that was not checked");
+            }
             Ok(tell(&soaked.violations))
         }
         Command::Mutants { server, seconds, seed, write, names } => {

@@ -19,6 +19,9 @@ const ROUND: Duration = Duration::from_secs(20);
 /// How much more `used_memory` may be at the end: what is lost with each round adds up to more in an hour.
 const MOST_GROWTH: f64 = 1024.0 * 1024.0;
 
+/// How much more resident memory the server may have at the end: what `used_memory` does not count. The allocator keeps some megabytes more or less.
+const MOST_RESIDENT_GROWTH: f64 = 32.0 * 1024.0 * 1024.0;
+
 /// So many rounds and more have a line through them that says something.
 const FEWEST: usize = 10;
 
@@ -96,15 +99,28 @@ pub fn soak(
     Ok(soaked)
 }
 
-/// Whether the server's memory has grown by more than what rounds differ by.
-fn growth(samples: &[Sample]) -> Option<Violation> {
-    let (first, last) = (samples.get(1)?, samples.get(FEWEST..)?.last()?);
+/// Whether so many rounds say how the memory has changed.
+#[must_use]
+pub fn is_long_enough(samples: &[Sample]) -> bool {
+    samples.len() > FEWEST
+}
+
+/// In which way the server's memory has grown by more than what rounds differ by.
+fn growth(samples: &[Sample]) -> Vec<Violation> {
+    let (true, Some(first), Some(last)) = (is_long_enough(samples), samples.get(1), samples.last()) else {
+        return Vec::new();
+    };
     let hours = (last.at_s - first.at_s) / 3600.0;
-    let grown = slope_by_hour(samples, |sample| sample.used) * hours;
-    (grown > MOST_GROWTH).then(|| {
-        let story = format!("used_memory has grown by {:.0} KiB", grown / 1024.0);
-        Violation { rule: Rule::NothingIsLeftOver, story }
-    })
+    let grown = |what: &str, value: fn(&Sample) -> f64, most: f64| {
+        let grown = slope_by_hour(samples, value) * hours;
+        (grown > most).then(|| {
+            let story = format!("{what} has grown by {:.0} KiB", grown / 1024.0);
+            Violation { rule: Rule::NothingIsLeftOver, story }
+        })
+    };
+    let used = grown("used_memory", |sample| sample.used, MOST_GROWTH);
+    let resident = grown("resident memory", |sample| sample.resident, MOST_RESIDENT_GROWTH);
+    used.into_iter().chain(resident).collect()
 }
 
 /// How much something grows by the hour: the line through all samples but the first one, in which the server takes what it will use.
@@ -189,11 +205,16 @@ mod tests {
         let samples = [sample(1.0, 5000.0), sample(10.0, 100.0), sample(20.0, 110.0), sample(30.0, 120.0)];
         assert_eq!(slope_by_hour(&samples, |sample| sample.used).round() as i64, 3600);
         assert_eq!(slope_by_hour(&samples, |sample| sample.resident).round() as i64, 0);
-        assert_eq!(growth(&samples), None);
+        assert_eq!(growth(&samples), []);
         let leak = |by_round: f64| {
             (0..30).map(|at| sample(20.0 * f64::from(at), by_round * f64::from(at))).collect::<Vec<_>>()
         };
-        assert_eq!(growth(&leak(30_000.0)), None);
-        assert_eq!(growth(&leak(60_000.0)).map(|violation| violation.rule), Some(Rule::NothingIsLeftOver));
+        let rules = |samples: &[Sample]| growth(samples).iter().map(|violation| violation.rule).collect::<Vec<_>>();
+        assert_eq!(rules(&leak(30_000.0)), []);
+        assert_eq!(rules(&leak(60_000.0)), [Rule::NothingIsLeftOver]);
+        let mut resident = leak(0.0);
+        (0..30).zip(&mut resident).for_each(|(at, sample)| sample.resident = 2e6 * f64::from(at));
+        assert_eq!(rules(&resident), [Rule::NothingIsLeftOver]);
+        assert!(!is_long_enough(&resident[..10]) && is_long_enough(&resident[..11]));
     }
 }

@@ -104,6 +104,11 @@ impl Wish {
     }
 }
 
+/// Below the owners of a client: in the rounds of a soak, which have a seed each, no name comes again. What is kept for each name adds up then.
+const fn first_owner(number: u64, seed: u64) -> u64 {
+    (number << 40) + ((seed & 0xf_ffff) << 20)
+}
+
 impl Worker {
     /// A client with a number, on the keys given; two of them, by their places, are its own.
     ///
@@ -133,7 +138,7 @@ impl Worker {
             keys,
             random: StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             operations: Vec::new(),
-            next_owner: number << 40,
+            next_owner: first_owner(number, seed),
             own_key,
         })
     }
