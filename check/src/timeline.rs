@@ -184,8 +184,8 @@ struct Owner<'h> {
     has_given_up: bool,
     /// When it was the latter: in a pause, or as a replica, the server may not have looked at that yet.
     closed_us: Option<u64>,
-    /// Its last CANCEL.
-    cancelled: Option<Cancelled>,
+    /// What it was told about each CANCEL.
+    cancelled: Vec<Cancelled>,
     circumstances: Circumstances<'h>,
 }
 
@@ -289,7 +289,7 @@ fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
 impl<'h> Owner<'h> {
     fn new(circumstances: Circumstances<'h>) -> Self {
         let held = [None; 4];
-        let (asked, unanswered_us, has_given_up, closed_us, cancelled) = (None, None, false, None, None);
+        let (asked, unanswered_us, has_given_up, closed_us, cancelled) = (None, None, false, None, Vec::new());
         Self { held, asked, unanswered_us, has_given_up, closed_us, cancelled, circumstances }
     }
 
@@ -381,7 +381,12 @@ impl<'h> Owner<'h> {
         let possible_until_us = one.answered_us + lease_ms * US_PER_MS;
         let order = self.asked.take().unwrap_or(one.order);
         let others = self.held.iter().enumerate().filter(|(mode, _)| *mode != one.mode as usize);
-        let passes_queue = others.clone().any(|(_, held)| held.is_some());
+        // One whose lease was over when it asked passes nobody. What had no answer may have prolonged it.
+        let differ_us = self.circumstances.clocks_differ_us;
+        let may_last = |held: &Held| held.possible_until_us.saturating_add(differ_us) >= one.sent_us;
+        let is_unsure = self.unanswered_us.is_some();
+        let passes_queue =
+            others.clone().any(|(_, held)| held.as_ref().is_some_and(|held| is_unsure || may_last(held)));
         let slot = &mut self.held[one.mode as usize];
         if let Some(held) = slot {
             if held.token == token {
@@ -496,6 +501,10 @@ impl<'h> Owner<'h> {
     fn renew(&mut self, one: &Operation, lease_ms: u64, violations: &mut Vec<Violation>) {
         let sure_until_us = self.sure_until_us(one, lease_ms);
         let Some(held) = &mut self.held[one.mode as usize] else {
+            if let (Outcome::Number(_), None) = (one.outcome, self.unanswered_us) {
+                let story = format!("{} of {} renewed what it did not hold", one.owner, one.key);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
             return;
         };
         match one.outcome {

@@ -21,7 +21,7 @@ impl Owner<'_> {
 
     pub(super) fn cancel(&mut self, one: &Operation, is_waiting: bool) {
         let Outcome::Number(ended) = one.outcome else { return };
-        self.cancelled = Some(Cancelled { sent_us: one.sent_us, answered_us: one.answered_us, ended, is_waiting });
+        self.cancelled.push(Cancelled { sent_us: one.sent_us, answered_us: one.answered_us, ended, is_waiting });
         if ended > 0 {
             self.asked = None;
         }
@@ -36,7 +36,12 @@ impl Owner<'_> {
     ) {
         let is_about =
             |cancelled: &Cancelled| one.sent_us <= cancelled.sent_us && cancelled.answered_us <= one.answered_us;
-        let Some(Cancelled { answered_us, ended, is_waiting, .. }) = self.cancelled.filter(is_about) else { return };
+        // What one has ended is over, also if another one finds nothing afterwards.
+        let about = self.cancelled.iter().copied().filter(is_about);
+        let Some(Cancelled { answered_us, ended, is_waiting, .. }) = about.max_by_key(|cancelled| cancelled.ended)
+        else {
+            return;
+        };
         let Operation { owner, key, sent_us, .. } = *one;
         if ended == 0 {
             timeline.overlooked.extend(is_waiting.then_some(Overlooked { owner, sent_us, until_us: answered_us }));

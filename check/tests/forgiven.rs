@@ -1,0 +1,97 @@
+//! Histories that break a written guarantee (docs/guarantees.md), and that a rule has to report: each is the lawful history beside it with one
+//! thing changed.
+
+use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
+use rlock_check::rules::check;
+
+/// A history made call by call. Times are in milliseconds; nothing fails in it.
+struct Told(History);
+
+const ALONE: Mode = Mode::Exclusive;
+const RELEASE: Call = Call::Release { count: 1, token: None, request_id: None };
+const CANCEL: Call = Call::Cancel { is_waiting: true };
+
+fn acquire(lease_ms: u64, block_ms: Option<u64>) -> Call {
+    Call::Acquire { count: 1, lease_ms, block_ms, request_id: None, keeps_place: false, is_once: false }
+}
+
+const fn renew(lease_ms: u64) -> Call {
+    Call::Renew { lease_ms, token: None }
+}
+
+impl Told {
+    fn of(kind: Kind) -> Told {
+        let key = |name: &str| Key { name: name.into(), kind, permits: 1 };
+        Told(History { keys: vec![key("k"), key("other")], is_undisturbed: true, ..History::default() })
+    }
+
+    fn mutex() -> Told {
+        Told::of(Kind::Mutex)
+    }
+
+    fn on(mut self, key: u32, owner: u64, mode: Mode, ms: [u64; 2], call: Call, outcome: Outcome) -> Told {
+        let order = self.0.operations.len() as u64 + 1;
+        let [sent_us, answered_us] = ms.map(|ms| ms * 1000);
+        self.0.operations.push(Operation { key, owner, mode, sent_us, answered_us, order, call, outcome });
+        self
+    }
+
+    fn call(self, owner: u64, mode: Mode, ms: [u64; 2], call: Call, outcome: Outcome) -> Told {
+        self.on(0, owner, mode, ms, call, outcome)
+    }
+
+    fn broken(mut self) -> Vec<Rule> {
+        let mut rules: Vec<Rule> = check(&mut self.0).into_iter().map(|violation| violation.rule).collect();
+        rules.sort_unstable();
+        rules.dedup();
+        rules
+    }
+}
+
+#[test]
+fn who_holds_nothing_renews_nothing() {
+    let told = |outcome| {
+        Told::mutex()
+            .call(1, ALONE, [10, 11], acquire(30_000, None), Outcome::Granted(5))
+            .call(1, ALONE, [20, 21], RELEASE, Outcome::Number(0))
+            .call(1, ALONE, [30, 31], renew(30_000), outcome)
+            .broken()
+    };
+    assert_eq!(told(Outcome::NotOwner), []);
+    assert_eq!(told(Outcome::Number(30_000)), [Rule::CountsAreRight]);
+}
+
+/// 3: past the queue go only an owner that holds, and a reader that asks for WRITE. Owner 1 was a reader, whose lease has been over for long.
+#[test]
+fn who_held_once_does_not_pass_the_queue() {
+    let told = |first: u64, third: u64| {
+        let mut told = Told::of(Kind::RwLock)
+            .call(1, Mode::Read, [10, 11], acquire(20, None), Outcome::Granted(5))
+            .call(2, Mode::Write, [100, 101], acquire(30_000, None), Outcome::Granted(6))
+            .call(3, Mode::Write, [200, third], acquire(30_000, Some(8_000)), Outcome::Granted(third))
+            .call(1, Mode::Write, [300, first], acquire(30_000, Some(8_000)), Outcome::Granted(first))
+            .call(2, Mode::Write, [900, 901], RELEASE, Outcome::Number(0));
+        for (owner, at) in [(1, first), (3, third)] {
+            told = told.call(owner, Mode::Write, [at + 50, at + 51], RELEASE, Outcome::Number(0));
+        }
+        told.broken()
+    };
+    assert_eq!(told(1_000, 901), []);
+    assert_eq!(told(901, 1_000), [Rule::FirstComeFirstServed]);
+}
+
+/// "What CANCEL has ended is never granted", also if CANCEL is sent once more before that.
+#[test]
+fn what_was_taken_back_twice_is_over() {
+    let told = |then, at| {
+        Told::mutex()
+            .call(1, ALONE, [10, 11], acquire(30_000, None), Outcome::Granted(5))
+            .call(2, ALONE, [20, at], acquire(30_000, Some(8_000)), then)
+            .call(2, ALONE, [30, 31], CANCEL, Outcome::Number(1))
+            .call(2, ALONE, [32, 33], Call::Cancel { is_waiting: false }, Outcome::Number(0))
+            .call(1, ALONE, [40, 41], RELEASE, Outcome::Number(0))
+            .broken()
+    };
+    assert_eq!(told(Outcome::Unblocked, 33), []);
+    assert_eq!(told(Outcome::Granted(6), 42), [Rule::CancelEndsWaits]);
+}
