@@ -104,9 +104,25 @@ impl Wish {
     }
 }
 
+/// How often a client tries to connect for the first time, and how long it pauses in between.
+const MOST_FIRST_TRIES: u32 = 50;
+const BETWEEN_FIRST_TRIES: Duration = Duration::from_millis(100);
+
 /// Below the owners of a client: in the rounds of a soak, which have a seed each, no name comes again. What is kept for each name adds up then.
 const fn first_owner(number: u64, seed: u64) -> u64 {
     (number << 40) + ((seed & 0xf_ffff) << 20)
+}
+
+/// A fault may cut it as it is made, when nothing was recorded yet.
+fn first_connection(address: SocketAddr) -> Result<Connection> {
+    let mut tries = 0;
+    loop {
+        match Connection::open(address) {
+            Err(_) if tries < MOST_FIRST_TRIES => tries += 1,
+            opened => return opened,
+        }
+        thread::sleep(BETWEEN_FIRST_TRIES);
+    }
 }
 
 impl Worker {
@@ -133,7 +149,7 @@ impl Worker {
             kept_key,
             subscriber: None,
             subscribes: Subscribes::ToServer,
-            connection: Connection::open(address)?,
+            connection: first_connection(address)?,
             address,
             keys,
             random: StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
