@@ -17,7 +17,7 @@ mod terminal;
 use std::time::Duration;
 
 /// Far above anything that a healthy server needs.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for a condition.
 #[track_caller]
