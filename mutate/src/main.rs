@@ -3,7 +3,7 @@
 //! cargo-mutants knows the changes, and would build each by itself: thousands of builds, and for what is tested on servers thousands of
 //! runs of minutes. Here all changes go into one build, each behind a switch that a variable of the environment turns on
 //! ("mutant schemata": Untch, Offutt, Harrold, 1993). Each test is run once with all switches off, to see which changes it reaches; then each
-//! change is shown to the tests that reach it, until one fails twice or hangs, or the change's time is over.
+//! change is shown to the tests that reach it, until one fails or hangs twice and passes without it, or the change's time is over.
 
 mod changes;
 mod compile;
