@@ -150,6 +150,8 @@ pub struct History {
     pub is_always_taken: bool,
     /// By how much the clocks of servers differ that take over from each other: a lease may end so much earlier then.
     pub clocks_differ_us: u64,
+    /// By how much a lease may last longer than it was asked for, because the clock of a server that goes on with it is behind.
+    pub leases_outlast_us: u64,
     /// In its pauses the server is there, and answers who waits when its time is over.
     pub waits_end_in_pauses: bool,
 }
@@ -183,6 +185,8 @@ pub enum Rule {
     Permits,
     /// A hold ends by what its owner does, or by its lease, and not before.
     HoldIsKept,
+    /// An owner whose lease is over is not answered as if it held.
+    LeaseEnds,
     /// Tokens rise, and none is given twice.
     TokensRise,
     /// First come, first served, by the order in which the server took the requests.
@@ -215,10 +219,11 @@ pub enum Rule {
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Exclusion,
         Self::Permits,
         Self::HoldIsKept,
+        Self::LeaseEnds,
         Self::TokensRise,
         Self::FirstComeFirstServed,
         Self::NilIsFinal,
@@ -242,6 +247,7 @@ impl Rule {
             Self::Exclusion => "exclusion",
             Self::Permits => "permits",
             Self::HoldIsKept => "hold is kept",
+            Self::LeaseEnds => "a lease ends",
             Self::TokensRise => "tokens rise",
             Self::FirstComeFirstServed => "first come, first served",
             Self::NilIsFinal => "nil is final",

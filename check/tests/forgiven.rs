@@ -9,6 +9,8 @@ struct Told(History);
 
 const ALONE: Mode = Mode::Exclusive;
 const RELEASE: Call = Call::Release { count: 1, token: None, request_id: None };
+const AGAIN: Call =
+    Call::Acquire { count: 1, lease_ms: 30_000, block_ms: None, request_id: None, keeps_place: false, is_once: false };
 const CANCEL: Call = Call::Cancel { is_waiting: true };
 
 fn acquire(lease_ms: u64, block_ms: Option<u64>) -> Call {
@@ -94,4 +96,56 @@ fn what_was_taken_back_twice_is_over() {
     };
     assert_eq!(told(Outcome::Unblocked, 33), []);
     assert_eq!(told(Outcome::Granted(6), 42), [Rule::CancelEndsWaits]);
+}
+
+/// "A hold ends with its lease": its owner learns that too, whatever it asks.
+#[test]
+fn who_comes_back_too_late_does_not_hold() {
+    const COUNTED: [(Call, Outcome, Outcome); 4] = [
+        (RELEASE, Outcome::NotOwner, Outcome::Number(0)),
+        (renew(30_000), Outcome::NotOwner, Outcome::Number(30_000)),
+        (Call::Look, Outcome::Number(0), Outcome::Number(1)),
+        (AGAIN, Outcome::Granted(6), Outcome::Granted(5)),
+    ];
+    for (call, lawful, wrong) in COUNTED {
+        let told = |sent, outcome| {
+            Told::mutex()
+                .call(1, ALONE, [10, 11], acquire(100, None), Outcome::Granted(5))
+                .call(1, ALONE, [sent, sent + 1], call, outcome)
+                .broken()
+        };
+        assert_eq!(told(200, lawful), [], "{call:?}");
+        assert_eq!(told(200, wrong), [Rule::LeaseEnds], "{call:?}");
+        assert_eq!(told(105, wrong), [], "it holds then: {call:?}");
+    }
+}
+
+/// What had no answer may have been done late, and have prolonged the lease.
+#[test]
+fn who_is_not_sure_of_its_lease_may_hold() {
+    let told = |before| {
+        let mut told = Told::mutex()
+            .call(1, ALONE, [10, 11], acquire(100, None), Outcome::Granted(5))
+            .call(1, ALONE, [12, 20], before, Outcome::Unknown)
+            .call(1, ALONE, [900, 901], RELEASE, Outcome::Number(0));
+        told.0.is_undisturbed = false;
+        told.broken()
+    };
+    assert_eq!(told(renew(100)), []);
+    assert_eq!(told(Call::Look), [Rule::LeaseEnds]);
+}
+
+/// "A free lock is granted at once", also the moment after its release was answered.
+#[test]
+fn who_does_not_wait_is_not_refused_what_was_just_given_up() {
+    let told = |second: u64, outcome| {
+        Told::mutex()
+            .call(1, ALONE, [10, 11], acquire(30_000, None), Outcome::Granted(5))
+            .call(1, ALONE, [20, 25], RELEASE, Outcome::Number(0))
+            .call(2, ALONE, [second, second + 1], acquire(30_000, None), outcome)
+            .broken()
+    };
+    assert_eq!(told(26, Outcome::Granted(6)), []);
+    assert_eq!(told(24, Outcome::Nil), [], "the release may not be done yet");
+    assert_eq!(told(26, Outcome::Nil), [Rule::FreeIsGranted]);
 }

@@ -59,7 +59,7 @@ const ALONE: Mode = Mode::Exclusive;
 
 #[test]
 fn each_rule_is_seen_to_fail() {
-    let tests = [include_str!("rules.rs"), include_str!("servers.rs")].concat();
+    let tests = [include_str!("rules.rs"), include_str!("forgiven.rs"), include_str!("servers.rs")].concat();
     for rule in Rule::ALL {
         assert!(
             tests.contains(&format!("[Rule::{rule:?}")) || tests.contains(&format!(", Rule::{rule:?}]")),
@@ -279,9 +279,20 @@ fn who_does_not_want_to_wait_is_given_what_is_free() {
     for is_held_at_ms in [9, 50, 101, 4_999, 5_001] {
         assert_eq!(told(is_held_at_ms, true).broken(), [], "at {is_held_at_ms} ms");
     }
-    assert_eq!(told(200, true).broken(), [Rule::FreeIsGranted]);
-    assert_eq!(told(200, false).broken(), [], "the end may have been late");
-    assert_eq!(told(2_200, false).broken(), [Rule::FreeIsGranted]);
+    for is_undisturbed in [true, false] {
+        assert_eq!(told(102, is_undisturbed).broken(), [Rule::FreeIsGranted], "its release was answered");
+    }
+    let lapsed = |at_ms, is_undisturbed| {
+        let mut told = Told::mutex()
+            .call(1, ALONE, 10, 11, acquire_for(90, 1, None, None), Outcome::Granted(5))
+            .call(2, ALONE, at_ms, at_ms + 1, try_it, Outcome::Nil);
+        told.0.is_undisturbed = is_undisturbed;
+        told.broken()
+    };
+    assert_eq!(lapsed(105, true), []);
+    assert_eq!(lapsed(120, true), [Rule::FreeIsGranted]);
+    assert_eq!(lapsed(120, false), [], "the end may have been late");
+    assert_eq!(lapsed(2_200, false), [Rule::FreeIsGranted]);
 }
 
 #[test]

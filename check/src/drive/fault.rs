@@ -166,6 +166,11 @@ impl Faults {
         if self == Self::ClusterFailover { BEHIND_US } else { 0 }
     }
 
+    /// Whether a server goes on with leases by a clock that is behind.
+    pub(super) fn clock_falls_behind(self) -> bool {
+        self.disk() == Disk::Always || self.replica_is_behind_us() > 0
+    }
+
     /// How long a campaign has to last to show something: until after the first fault.
     pub(super) fn lasts_at_least(self) -> Duration {
         if self.has_sentinels() || matches!(self, Self::FullDisk | Self::Demotion | Self::ClusterFailover) {

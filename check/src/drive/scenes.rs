@@ -203,7 +203,7 @@ impl Worker {
     /// A waiter whose connection is closed in the very turn in which it is granted, and another one behind it. On a key that
     /// nobody else uses, so that it is known who is next.
     pub(super) fn be_killed_in_turn(&mut self) -> Result<()> {
-        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
         }
@@ -230,7 +230,7 @@ impl Worker {
 
     /// A waiter that quits as soon as it is granted, over the connection that waits, and goes on over another one. The one behind it has to wait.
     pub(super) fn quit_when_granted(&mut self) -> Result<()> {
-        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
         }
@@ -268,13 +268,13 @@ impl Worker {
 
     /// A new owner that asks once for this client's own key.
     pub(super) fn own_waiter(&mut self) -> Party {
-        Party { asked: 1, ..self.party_of(self.own_key, Mode::Exclusive) }
+        Party { asked: 1, ..self.own_party() }
     }
 
     /// A short lease that its owner forgets, and a request that waits for its end. On a key that nobody else uses, so that no other request
     /// finds that the lease is over.
     pub(super) fn lapse(&mut self) -> Result<()> {
-        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        let mut holder = self.own_party();
         if self.acquire(&mut holder, Wish { lease_ms: FORGOTTEN_LEASE_MS, ..Wish::WAIT }) {
             // What it waits for may be over at once.
             let next = self.stand_in_line(0)?;
@@ -286,7 +286,7 @@ impl Worker {
     /// A hold that somebody else ends, with the key or without, and a request that waits for it. On a key that nobody else uses, so that it is known
     /// who is next.
     pub(super) fn be_removed(&mut self) -> Result<()> {
-        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
         }

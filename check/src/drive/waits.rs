@@ -73,7 +73,7 @@ impl Worker {
 
     /// A request that is to be answered on a channel that nobody listens to, and another one behind it: that one gets the lock.
     pub(super) fn be_deaf(&mut self) -> Result<()> {
-        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Worker {
     /// A request that waits is taken back. On this client's own key it is known that it waits; on another one it may be granted first.
     pub(super) fn take_back(&mut self) -> Result<()> {
         use rand::Rng;
-        let mut holder = self.random.random_bool(0.5).then(|| self.party_of(self.own_key, Mode::Exclusive));
+        let mut holder = self.random.random_bool(0.5).then(|| self.own_party());
         if let Some(holder) = &mut holder
             && !self.acquire(holder, Wish::WAIT)
         {
@@ -136,7 +136,7 @@ impl Worker {
     /// A request that waits over a connection which closes, while its channel is listened to over another one, and a request
     /// behind it: that one gets the lock.
     pub(super) fn hang_up(&mut self) -> Result<()> {
-        let mut holder = self.party_of(self.own_key, Mode::Exclusive);
+        let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
         }

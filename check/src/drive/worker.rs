@@ -25,6 +25,12 @@ pub(super) const LONG_WAIT_MS: u64 = 8_000;
 /// A lease that ends while its owner looks, if it is not renewed.
 const RENEWED_LEASE_MS: u64 = 20;
 
+/// How much longer than its lease an owner is busy that comes back too late.
+const LATE_BY_MS: u64 = 15;
+
+/// How often a client asks for what nobody else asks for.
+const ASKS_ALONE: u32 = 4;
+
 /// How many owners are remembered that have given up what they had, and how often one of them looks whether it has it again.
 const REMEMBERED: usize = 8;
 const LOOKS_BACK: f64 = 0.2;
@@ -213,7 +219,9 @@ impl Worker {
             self.keep();
         }
         match self.random.random_range(0..100) {
-            0..23 => self.hold_once(),
+            0..19 => self.hold_once(),
+            19..21 => self.ask_alone(),
+            21..23 => self.come_back_late(),
             23..25 => self.drain()?,
             25..27 => self.be_removed()?,
             27..31 => self.send_again()?,
@@ -264,6 +272,11 @@ impl Worker {
     pub(super) fn party_of(&mut self, key: usize, mode: Mode) -> Party {
         self.next_owner += 1;
         Party { owner: self.next_owner, key, mode, asked: 0 }
+    }
+
+    /// A new owner of this client's own key.
+    pub(super) fn own_party(&mut self) -> Party {
+        self.party_of(self.own_key, Mode::Exclusive)
     }
 
     /// `FAMILY.VERB key owner [MODE]`.
@@ -370,7 +383,9 @@ impl Worker {
     pub(super) fn wait_or_try(&mut self, party: &Party) -> Wish {
         let count = if party.mode == Mode::Permits { self.random.random_range(1..=3) } else { 1 };
         let wish = if self.random.random_bool(0.75) { Wish::WAIT } else { Wish::TRY };
-        Wish { count, ..wish }
+        // Among crashes what is waited for may be lost with whoever has it.
+        let for_ever = !self.survives && wish.block_ms.is_some() && self.random.random_bool(0.2);
+        Wish { count, block_ms: if for_ever { Some(0) } else { wish.block_ms }, ..wish }
     }
 
     fn hold_once(&mut self) {
@@ -516,6 +531,38 @@ impl Worker {
         // It is recorded by nothing: who has no place is never granted again.
         let words = self.words(&party, "CANCEL");
         let _ = self.connection.call(&words);
+    }
+
+    /// A lock that nobody else asks for is granted to who does not want to wait, again and again.
+    fn ask_alone(&mut self) {
+        for _ in 0..ASKS_ALONE {
+            let mut party = self.own_party();
+            if self.acquire(&mut party, Wish::TRY) {
+                self.release(&party, 1, None);
+            }
+        }
+    }
+
+    /// An owner is busy for longer than its lease, and goes on as if it held.
+    fn come_back_late(&mut self) {
+        let mut party = self.party(|_| true);
+        let lease_ms = self.random.random_range(1..=RENEWED_LEASE_MS);
+        if !self.acquire(&mut party, Wish { lease_ms, ..Wish::WAIT }) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(lease_ms + LATE_BY_MS));
+        let lease_ms = self.limit(Wish::WAIT).lease_ms;
+        match self.random.random_range(0..4) {
+            0 => self.renew(&party, lease_ms),
+            1 => self.look(&party),
+            2 => {
+                let is_once = self.random.random_bool(0.5);
+                self.acquire(&mut party, Wish { is_once, ..Wish::TRY });
+            }
+            _ => {}
+        }
+        // It may have been granted anew.
+        self.release(&party, 1, None);
     }
 
     /// Takes a short lease, and forgets it.

@@ -6,10 +6,7 @@ mod order;
 mod waiting;
 
 use crate::history::{Call, History, Operation, Outcome, Rule, Violation};
-use crate::timeline::{Grant, SLACK_US, each_key};
-
-/// How much later than by the clock of its client the server may take a lease for over.
-const LEASE_SLACK_US: u64 = 10_000;
+use crate::timeline::{Grant, each_key};
 
 /// How many violations of a history are told.
 const MAX_TOLD: usize = 1000;
@@ -50,8 +47,6 @@ pub fn check(history: &mut History) -> Vec<Violation> {
     let keys = std::mem::take(&mut history.keys);
     let pauses = history.pauses.clone();
     let is_of_several_servers = history.is_of_several_servers;
-    // What is lost with a client or a server lasts longer than is known here.
-    let slack_us = if history.is_undisturbed { LEASE_SLACK_US } else { SLACK_US };
     let mut grants: Vec<(u32, Grant)> = Vec::new();
     let mut violations = each_key(history, |timeline, violations| {
         if let Some(key) = keys.get(timeline.key as usize) {
@@ -59,7 +54,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
             order::check_queue(key, &timeline.grants, violations);
             order::check_denied(key, timeline, violations);
             waiting::check(key, timeline, &pauses, violations);
-            waiting::check_missed(key, timeline, &pauses, slack_us, violations);
+            waiting::check_missed(key, timeline, &pauses, violations);
             waiting::check_cancels(key, timeline, violations);
         }
         grants.extend(timeline.grants.iter().map(|grant| (timeline.key, *grant)));

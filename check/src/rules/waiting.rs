@@ -29,16 +29,15 @@ pub(super) fn check(key: &Key, timeline: &Timeline, pauses: &[Possible], violati
     }
 }
 
-/// Who does not want to wait is answered nil only if somebody may have had something of the lock. `slack_us` is how much longer than it is
-/// known for.
+/// Who does not want to wait is answered nil only if somebody may have had something of the lock, or the server gave nobody anything.
 pub(super) fn check_missed(
     key: &Key,
     timeline: &Timeline,
-    interruptions: &[Possible],
-    slack_us: u64,
+    pauses: &[Possible],
     violations: &mut Vec<Violation>,
 ) {
-    let mut taken = [timeline.taken.as_slice(), interruptions].concat();
+    let mut taken = timeline.taken.clone();
+    taken.extend(pauses.iter().map(|pause| Possible { until_us: pause.until_us + SLACK_US, ..*pause }));
     taken.sort_unstable_by_key(|span| span.from_us);
     let latest_ends: Vec<u64> = taken
         .iter()
@@ -50,7 +49,7 @@ pub(super) fn check_missed(
     for one in timeline.missed.iter().filter(|one| one.count <= key.permits || key.kind != Kind::Semaphore) {
         let begun = taken.partition_point(|span| span.from_us <= one.answered_us);
         let latest_us = begun.checked_sub(1).and_then(|at| latest_ends.get(at)).copied();
-        if latest_us.is_none_or(|latest_us| latest_us.saturating_add(slack_us) < one.sent_us) {
+        if latest_us.is_none_or(|latest_us| latest_us < one.sent_us) {
             let story =
                 format!("{} asked for {} at {} us, which was free, and got nil", one.owner, key.name, one.sent_us);
             violations.push(Violation { rule: Rule::FreeIsGranted, story });

@@ -1,0 +1,71 @@
+//! RELEASE, and the end of a session whose connection closes.
+
+use super::owner::{Owner, believe, lost};
+use super::{Timeline, US_PER_MS};
+use crate::history::{Operation, Outcome, Rule, Violation};
+
+impl Owner<'_> {
+    pub(super) fn release(
+        &mut self,
+        one: &Operation,
+        count: u32,
+        request_id: Option<u64>,
+        timeline: &mut Timeline,
+        violations: &mut Vec<Violation>,
+    ) {
+        let circumstances = self.circumstances;
+        let slot = &mut self.held[one.mode as usize];
+        let Some(held) = slot else {
+            if let Outcome::Number(_) = one.outcome {
+                let story = format!("{} of {} released what it did not hold", one.owner, one.key);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            return;
+        };
+        if one.outcome == Outcome::Refused {
+            // Nothing was changed: it lasts until its lease is over.
+            return;
+        }
+        let is_repeat = request_id.is_some() && request_id == held.released_id;
+        let left = held.count.saturating_sub(if is_repeat { 0 } else { count });
+        if let Outcome::Number(_) = one.outcome {
+            circumstances.check_outlived(one, held, violations);
+        }
+        match one.outcome {
+            Outcome::Number(told) if told != u64::from(left) => {
+                let story = format!("{} of {} had {} left, and was told {told}", one.owner, one.key, left);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            Outcome::NotOwner if held.sure_until_us > one.answered_us => violations.push(lost(one, held)),
+            _ => {}
+        }
+        believe(one, held, one.sent_us, timeline);
+        if left == 0 || one.outcome == Outcome::NotOwner {
+            let is_known = !matches!(one.outcome, Outcome::Unknown);
+            if is_known {
+                timeline.was_given_up(held.possible_from_us, one.answered_us.min(held.possible_until_us));
+            } else {
+                timeline.may_be_held(held.possible_from_us, held.possible_until_us);
+            }
+            self.has_given_up |= is_known;
+            *slot = None;
+        } else {
+            // What is left is surely there all the time.
+            held.since_us = one.sent_us;
+            held.count = left;
+            held.released_id = request_id;
+        }
+    }
+
+    pub(super) fn close(&mut self, one: &Operation, grace_ms: u64, timeline: &mut Timeline) {
+        let slot = &mut self.held[one.mode as usize];
+        if let Some(mut held) = slot.take() {
+            (self.has_given_up, self.closed_us) = (true, Some(one.answered_us));
+            // Where connections are lost, it is not known how long before.
+            let grace_us = if self.circumstances.is_undisturbed { grace_ms * US_PER_MS } else { 0 };
+            believe(one, &mut held, one.sent_us + grace_us, timeline);
+            let until_us = held.possible_until_us.min(one.answered_us + grace_ms * US_PER_MS);
+            timeline.may_be_held(held.possible_from_us, until_us);
+        }
+    }
+}

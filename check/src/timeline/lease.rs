@@ -1,0 +1,78 @@
+//! RENEW and HOLDS: what is told of a hold while it lasts, and that it does not outlast its lease.
+
+use super::owner::{Owner, lost};
+use super::spans::Possible;
+use super::{SLACK_US, US_PER_MS};
+use crate::history::{Operation, Outcome, Rule, Violation};
+
+impl Owner<'_> {
+    pub(super) fn renew(&mut self, one: &Operation, lease_ms: u64, violations: &mut Vec<Violation>) {
+        let sure_until_us = self.sure_until_us(one, lease_ms);
+        let circumstances = self.circumstances;
+        let Some(held) = &mut self.held[one.mode as usize] else {
+            if let (Outcome::Number(_), None) = (one.outcome, self.unanswered_us) {
+                let story = format!("{} of {} renewed what it did not hold", one.owner, one.key);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            return;
+        };
+        match one.outcome {
+            Outcome::Number(left_ms) => {
+                circumstances.check_outlived(one, held, violations);
+                held.sure_until_us = held.sure_until_us.max(sure_until_us);
+                held.possible_until_us = held.possible_until_us.max(one.answered_us + lease_ms * US_PER_MS);
+                if one.answered_us + (left_ms + 1) * US_PER_MS < held.sure_until_us {
+                    let story = format!("{} of {} was told of {left_ms} ms left, and has more", one.owner, one.key);
+                    violations.push(Violation { rule: Rule::HoldIsKept, story });
+                }
+            }
+            Outcome::NotOwner if held.sure_until_us > one.answered_us => violations.push(lost(one, held)),
+            // It may have been renewed.
+            Outcome::Unknown => {
+                held.possible_until_us = held.possible_until_us.max(one.answered_us + lease_ms * US_PER_MS);
+                held.is_unsure = true;
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn look(&mut self, one: &Operation, violations: &mut Vec<Violation>) {
+        let Outcome::Number(seen) = one.outcome else {
+            return;
+        };
+        let may_end_late = self.closed_us.is_some_and(|closed_us| self.may_end_late(one, closed_us));
+        if let Some(held) = self.held[one.mode as usize].as_ref().filter(|_| seen > 0) {
+            self.circumstances.check_outlived(one, held, violations);
+        }
+        match &self.held[one.mode as usize] {
+            None if seen > 0 && self.unanswered_us.is_none() && !may_end_late => {
+                let Operation { owner, key, sent_us, .. } = one;
+                let (rule, why) = if self.has_given_up {
+                    (Rule::GivenUpIsGone, "has given up what it held")
+                } else {
+                    (Rule::NilIsFinal, "was never told that it holds")
+                };
+                violations
+                    .push(Violation { rule, story: format!("{owner} of {key} {why}, and holds at {sent_us} us") });
+            }
+            Some(held) if held.sure_until_us > one.answered_us && seen == 0 => violations.push(lost(one, held)),
+            Some(held) if seen > 0 && seen != u64::from(held.count) => {
+                let story = format!("{} of {} has {}, and {seen} were shown", one.owner, one.key, held.count);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether a session whose connection has closed may be there at a look: in a pause of the server, or until shortly after the promotion that ends it,
+    /// if the server had not seen it before it became a replica.
+    fn may_end_late(&self, look: &Operation, closed_us: u64) -> bool {
+        let is_paused = |pause: &Possible| pause.from_us <= look.answered_us && look.sent_us <= pause.until_us;
+        let is_unseen = |demotion: &Possible| {
+            demotion.from_us <= closed_us + SLACK_US
+                && closed_us <= demotion.until_us
+                && look.sent_us <= demotion.until_us + SLACK_US
+        };
+        self.circumstances.pauses.iter().any(is_paused) || self.circumstances.demotions.iter().any(is_unseen)
+    }
+}
