@@ -1,5 +1,7 @@
 //! What is recorded: operations of clients on locks. All times are microseconds on the steady clock of the machine that records.
 
+use crate::timeline::{Grant, Possible};
+
 /// What a lock is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -137,10 +139,12 @@ pub struct History {
     pub keys: Vec<Key>,
     /// What was done, in any order.
     pub operations: Vec<Operation>,
+    /// What was granted after a takeover to owners whose other calls prove nothing any more: only the tokens count.
+    pub grants_of_forgotten: Vec<(u32, Grant)>,
     /// When the server gave nobody anything, as it does before it lets a replica take over.
-    pub pauses: Vec<crate::timeline::Possible>,
+    pub pauses: Vec<Possible>,
     /// When the server was a replica, in the order of time.
-    pub demotions: Vec<crate::timeline::Possible>,
+    pub demotions: Vec<Possible>,
     /// Several servers gave locks at the same time, each those keys that it had. Tokens are compared on each key then: servers promise
     /// nothing of each other's.
     pub is_of_several_servers: bool,

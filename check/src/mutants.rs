@@ -9,8 +9,13 @@
 //! them can fail. `Fault: each` stands for all that there are. A line `Worlds: no, …` says why the small worlds cannot notice a mutant of the
 //! core. What is wrong in the client is shown to what the processes of clients see.
 //!
+//! Lines `Rule: …` name rules: one of them has to be broken under each fault that a mutant has to be noticed under. Without such a line it may be any
+//! rule. That the server answers is no rule about locks, and counts only where a line names it.
+//!
 //! Lines `Test: …` name tests of the module that have to fail (`tests/`). What names tests and no fault is about a server's own state, and is
 //! shown to no clients.
+
+mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,6 +28,8 @@ use anyhow::{Context, Result, bail};
 use crate::drive::campaign::Campaign;
 use crate::drive::fault::Faults;
 use crate::drive::server::Program;
+use crate::history::Rule;
+pub use self::table::renewed;
 use crate::tree::{self, git};
 
 /// The profile of the workspace that mutants are built with: quickly.
@@ -61,6 +68,8 @@ pub struct Mutant {
     is_in_client: bool,
     /// Those that its patch names; none if it names none.
     faults: Vec<Faults>,
+    /// The rules that its patch names: one of them has to notice it.
+    pub rules: Vec<Rule>,
     /// Tests of the module that its patch names.
     tests: Vec<String>,
 }
@@ -70,8 +79,10 @@ pub struct Mutant {
 pub struct Histories {
     /// The fault.
     pub fault: Faults,
-    /// The rules, by their names.
-    pub rules: Vec<&'static str>,
+    /// The rules.
+    pub rules: Vec<Rule>,
+    /// One of those has noticed the mutant that have to.
+    is_noticed: bool,
     /// The histories have to notice the mutant under this fault, since its patch names it.
     is_wanted: bool,
 }
@@ -100,7 +111,8 @@ impl Histories {
     /// The rules in a line.
     #[must_use]
     pub fn told(&self) -> String {
-        if self.rules.is_empty() { NOTHING.into() } else { self.rules.join("; ") }
+        let names: Vec<&str> = self.rules.iter().map(|rule| rule.name()).collect();
+        if names.is_empty() { table::NOTHING.into() } else { names.join("; ") }
     }
 }
 
@@ -108,7 +120,7 @@ impl Tested {
     /// The test in a line, if it has noticed the mutant.
     #[must_use]
     pub fn told(&self) -> String {
-        if self.has_failed { format!("`{}` fails", self.name) } else { NOTHING.into() }
+        if self.has_failed { format!("`{}` fails", self.name) } else { table::NOTHING.into() }
     }
 }
 
@@ -124,93 +136,8 @@ impl Verdict {
 
     /// Whether the histories under a fault have not noticed what they have to.
     fn misses(&self, tried: &Histories) -> bool {
-        tried.rules.is_empty() && (tried.is_wanted || self.worlds.is_none())
+        !tried.is_noticed && (tried.is_wanted || self.worlds.is_none())
     }
-}
-
-/// What stands in the table where nobody has noticed a mutant who has to.
-const MISSED: &str = "NOT NOTICED";
-
-/// What stands there for what need not be noticed, and was not.
-const NOTHING: &str = "nothing";
-
-/// What stands in the place of a fault in the line about a test.
-const A_TEST: &str = "none: a test";
-
-/// A line of the table: a mutant, and who has noticed it under one fault.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Line {
-    name: String,
-    what: String,
-    fault: String,
-    rules: String,
-    /// What the small worlds say; empty in all lines of a mutant but the first.
-    worlds: String,
-}
-
-impl Line {
-    /// What a line of a table says; `None` if it is not about a mutant.
-    fn read(line: &str) -> Option<Self> {
-        let cells: Vec<String> = line.replace("\\|", "\u{0}").split('|').map(|cell| cell.trim().to_owned()).collect();
-        let [_, name, what, fault, rules, worlds, _] = <[String; 7]>::try_from(cells).ok()?;
-        let name = name.strip_prefix('`')?.strip_suffix('`')?.to_owned();
-        Some(Self { name, what, fault, rules, worlds: worlds.replace('\u{0}', "|") })
-    }
-
-    /// The lines about a mutant, one for each fault under which it was tried, and for each test.
-    fn of(mutant: &Mutant, verdict: &Verdict) -> Vec<Self> {
-        let worlds = match verdict.worlds.as_deref() {
-            None => "not asked",
-            Some("") => MISSED,
-            Some(said) => said,
-        };
-        let of_histories =
-            verdict.histories.iter().map(|tried| (tried.fault.name(), tried.told(), verdict.misses(tried)));
-        let of_tests = verdict.tests.iter().map(|tested| (A_TEST, tested.told(), !tested.has_failed));
-        let line = |(at, (fault, told, is_missed)): (usize, (&str, String, bool))| Self {
-            name: mutant.name.clone(),
-            what: if at == 0 { mutant.what.clone() } else { "the same".into() },
-            fault: fault.into(),
-            rules: if is_missed { MISSED.into() } else { told },
-            worlds: if at == 0 { worlds.to_owned() } else { String::new() },
-        };
-        of_histories.chain(of_tests).enumerate().map(line).collect()
-    }
-
-    fn text(&self) -> String {
-        let Self { name, what, fault, rules, worlds } = self;
-        // What an assertion says may have what ends a cell.
-        format!("| `{name}` | {what} | {fault} | {rules} | {} |\n", worlds.replace('|', "\\|"))
-    }
-}
-
-/// A table of Markdown as it was, with new lines for those that were tried: who has noticed which mutant, under each fault. One that is not
-/// there any more has no line.
-#[must_use]
-pub fn renewed(before: &str, verdicts: &[(Mutant, Verdict)], is_there: impl Fn(&str) -> bool) -> String {
-    let is_new = |name: &str| verdicts.iter().any(|(mutant, _)| mutant.name == name);
-    let is_kept = |line: &Line| is_there(&line.name) && !is_new(&line.name);
-    let mut lines: Vec<Line> = before.lines().filter_map(Line::read).filter(is_kept).collect();
-    lines.extend(verdicts.iter().flat_map(|(mutant, verdict)| Line::of(mutant, verdict)));
-    // Those of one mutant stay in their order.
-    lines.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut text = String::from(
-        "| mutant | what is wrong | fault | rules of the histories | small worlds |\n|---|---|---|---|---|\n",
-    );
-    lines.iter().for_each(|line| text.push_str(&line.text()));
-    let mutants: Vec<&[Line]> = lines.chunk_by(|a, b| a.name == b.name).collect();
-    let is_missed = |line: &Line| line.rules == MISSED || line.worlds == MISSED;
-    let caught = mutants.iter().filter(|lines| !lines.iter().any(is_missed)).count();
-    let noticed = lines.iter().filter(|line| ![NOTHING, MISSED].contains(&line.rules.as_str())).count();
-    let asked = lines.iter().filter(|line| !["", "not asked"].contains(&line.worlds.as_str()));
-    let found = asked.clone().filter(|line| line.worlds != MISSED).count();
-    text.push_str(&format!(
-        "| {caught} of {} are caught | | | in {noticed} of {} campaigns and tests | {found} of {} |\n",
-        mutants.len(),
-        lines.len(),
-        asked.count()
-    ));
-    text
 }
 
 /// The patches of a tree, by name.
@@ -230,8 +157,10 @@ pub fn all(root: &Path) -> Result<Vec<Mutant>> {
         let named = head().filter_map(|line| line.strip_prefix("Fault: "));
         let faults = faults(named).with_context(|| format!("the faults of {name}"))?;
         let is_in_client = text.contains("+++ b/client/");
+        let named = head().filter_map(|line| line.strip_prefix("Rule: "));
+        let rules = rules(named).with_context(|| format!("the rules of {name}"))?;
         let tests = head().filter_map(|line| line.strip_prefix("Test: ")).map(str::to_owned).collect();
-        mutants.push(Mutant { name, what, path, is_for_worlds, is_in_client, faults, tests });
+        mutants.push(Mutant { name, what, path, is_for_worlds, is_in_client, faults, rules, tests });
     }
     mutants.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(mutants)
@@ -251,7 +180,22 @@ fn faults<'n>(named: impl Iterator<Item = &'n str>) -> Result<Vec<Faults>> {
     Ok(faults)
 }
 
+/// The rules that a patch names.
+fn rules<'n>(named: impl Iterator<Item = &'n str>) -> Result<Vec<Rule>> {
+    let known = |name: &str| Rule::ALL.into_iter().find(|rule| rule.name() == name);
+    named.map(|name| known(name).with_context(|| format!("there is no rule called {name}"))).collect()
+}
+
 impl Mutant {
+    /// Whether it is noticed by rules that were broken.
+    fn is_noticed_by(&self, broken: &BTreeSet<Rule>) -> bool {
+        let may_notice = |rule: &&Rule| match self.rules.as_slice() {
+            [] => **rule != Rule::ServerLives,
+            named => named.contains(rule),
+        };
+        broken.iter().any(|rule| may_notice(&rule))
+    }
+
     /// Whether the patch fits the tree.
     ///
     /// # Errors
@@ -285,29 +229,29 @@ impl Trial {
             [] if mutant.tests.is_empty() => &[Faults::Clock],
             named => named,
         };
-        let histories = faults.iter().map(|fault| self.under(*fault, &program, is_wanted)).collect::<Result<_>>()?;
+        let under = |fault: &Faults| self.under(*fault, mutant, &program, is_wanted);
+        let histories = faults.iter().map(under).collect::<Result<_>>()?;
         let tests = mutant.tests.iter().map(|name| self.test(name, &program)).collect::<Result<_>>()?;
         let worlds = if mutant.is_for_worlds { Some(self.worlds(&tree)?) } else { None };
         Ok(Verdict { histories, tests, worlds })
     }
 
     /// Lets clients work on a mutant under a fault; once more, and for longer, if they have to notice it and have not.
-    fn under(&self, faults: Faults, program: &Program, is_wanted: bool) -> Result<Histories> {
-        let rules = self.broken(faults, program, self.lasts)?;
-        let rules = match rules.is_empty() && is_wanted {
-            true => self.broken(faults, program, self.lasts * SECOND_TIME)?,
-            false => rules,
-        };
-        Ok(Histories { fault: faults, rules, is_wanted })
+    fn under(&self, fault: Faults, mutant: &Mutant, program: &Program, is_wanted: bool) -> Result<Histories> {
+        let mut rules = self.broken(fault, program, self.lasts)?;
+        if is_wanted && !mutant.is_noticed_by(&rules) {
+            rules.extend(self.broken(fault, program, self.lasts * SECOND_TIME)?);
+        }
+        let is_noticed = mutant.is_noticed_by(&rules);
+        Ok(Histories { fault, rules: rules.into_iter().collect(), is_noticed, is_wanted })
     }
 
     /// The rules that are broken while clients work on a mutant for a while.
-    fn broken(&self, faults: Faults, program: &Program, lasts: Duration) -> Result<Vec<&'static str>> {
+    fn broken(&self, faults: Faults, program: &Program, lasts: Duration) -> Result<BTreeSet<Rule>> {
         let (seed, program) = (self.seed, program.clone());
         let report = Campaign { program, lasts, seed, workers: 16, faults }.run();
         let report = report.with_context(|| faults.name())?;
-        let rules: BTreeSet<_> = report.violations.iter().map(|violation| violation.rule).collect();
-        Ok(rules.into_iter().map(crate::history::Rule::name).collect())
+        Ok(report.violations.iter().map(|violation| violation.rule).collect())
     }
 
     /// Runs a test of the module on a mutant.
@@ -383,6 +327,30 @@ fn run(command: &mut Command) -> Result<()> {
 mod tests {
     use super::*;
 
+    fn mutant(rules: &[Rule]) -> Mutant {
+        Mutant {
+            name: "m".into(),
+            what: "It is wrong.".into(),
+            path: PathBuf::new(),
+            is_for_worlds: false,
+            is_in_client: false,
+            faults: Vec::new(),
+            rules: rules.to_vec(),
+            tests: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_mutant_is_noticed_by_a_rule_that_it_names() {
+        let is_noticed = |named: &[Rule], broken: &[Rule]| mutant(named).is_noticed_by(&broken.iter().copied().collect());
+        assert!(is_noticed(&[Rule::Exclusion, Rule::Permits], &[Rule::Permits, Rule::ServerLives]));
+        assert!(!is_noticed(&[Rule::Exclusion], &[Rule::Permits, Rule::ServerLives]));
+        assert!(is_noticed(&[], &[Rule::Permits]));
+        assert!(!is_noticed(&[], &[Rule::ServerLives]));
+        assert!(is_noticed(&[Rule::ServerLives], &[Rule::ServerLives]));
+        assert!(rules(["exclusion"].into_iter()).is_ok() && rules(["exclusive"].into_iter()).is_err());
+    }
+
     fn said(message: &str) -> String {
         finding(&format!("thread 'worlds::x' panicked at core/src/x.rs:1:1:\n{message}\nnote: run with"))
     }
@@ -400,57 +368,21 @@ mod tests {
     }
 
     #[test]
-    fn a_mutant_that_is_tried_again_has_new_lines() {
-        let mutant = |name: &str| Mutant {
-            name: name.into(),
-            what: "It is wrong.".into(),
-            path: PathBuf::new(),
-            is_for_worlds: false,
-            is_in_client: false,
-            faults: Vec::new(),
-            tests: Vec::new(),
-        };
-        let tried = |fault, rules: &[&'static str]| Histories { fault, rules: rules.to_vec(), is_wanted: true };
-        let verdict = |histories, worlds: Option<&str>| {
-            let (tests, worlds) = (Vec::new(), worlds.map(str::to_owned));
-            Verdict { histories, tests, worlds }
-        };
-        let both = vec![tried(Faults::Kill, &["exclusion"]), tried(Faults::Stop, &[])];
-        let first = [
-            (mutant("b"), verdict(both, Some("a | b"))),
-            (mutant("gone"), verdict(vec![tried(Faults::Kill, &["permits"])], None)),
-        ];
-        let before = renewed("", &first, |_| true);
-        assert!(before.contains("| `b` | the same | SIGSTOP and SIGCONT | NOT NOTICED |  |\n"), "{before}");
-        assert!(before.ends_with("| 1 of 2 are caught | | | in 2 of 3 campaigns and tests | 1 of 1 |\n"), "{before}");
-        let second = [(mutant("a"), verdict(vec![tried(Faults::Kill, &["permits"])], None))];
-        let after = renewed(&before, &second, |name| name != "gone");
-        let lines: Vec<&str> = after.lines().skip(2).collect();
-        assert_eq!(
-            lines,
-            [
-                "| `a` | It is wrong. | kill -9 and restart | permits | not asked |",
-                "| `b` | It is wrong. | kill -9 and restart | exclusion | a \\| b |",
-                "| `b` | the same | SIGSTOP and SIGCONT | NOT NOTICED |  |",
-                "| 1 of 2 are caught | | | in 2 of 3 campaigns and tests | 1 of 1 |",
-            ]
-        );
-    }
-
-    #[test]
     fn a_mutant_is_caught_only_if_it_is_noticed_wherever_it_has_to_be() {
-        let tried =
-            |rules: &[&'static str], is_wanted| Histories { fault: Faults::Kill, rules: rules.to_vec(), is_wanted };
+        let tried = |rules: &[Rule], is_wanted| {
+            let is_noticed = mutant(&[]).is_noticed_by(&rules.iter().copied().collect());
+            Histories { fault: Faults::Kill, rules: rules.to_vec(), is_noticed, is_wanted }
+        };
         let verdict = |histories, worlds: Option<&str>| {
             let (tests, worlds) = (Vec::new(), worlds.map(str::to_owned));
             Verdict { histories, tests, worlds }
         };
-        assert!(verdict(vec![tried(&["exclusion"], false)], None).is_caught());
+        assert!(verdict(vec![tried(&[Rule::Exclusion], false)], None).is_caught());
         assert!(!verdict(vec![tried(&[], false)], None).is_caught());
         // What is wrong in the core need not show in histories, unless its patch says so.
         assert!(verdict(vec![tried(&[], false)], Some("the answer")).is_caught());
-        assert!(!verdict(vec![tried(&["exclusion"], true), tried(&[], true)], Some("the answer")).is_caught());
-        assert!(!verdict(vec![tried(&["exclusion"], true)], Some("")).is_caught());
+        assert!(!verdict(vec![tried(&[Rule::Exclusion], true), tried(&[], true)], Some("the answer")).is_caught());
+        assert!(!verdict(vec![tried(&[Rule::Exclusion], true)], Some("")).is_caught());
         for has_failed in [true, false] {
             let tests = vec![Tested { name: "x::y".into(), has_failed }];
             let verdict = Verdict { histories: Vec::new(), tests, worlds: None };

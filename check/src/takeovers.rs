@@ -3,34 +3,40 @@
 //!
 //! - what somebody surely held ends, as far as it is known: it may be given to another owner, with a higher token;
 //! - a request that was under way has no answer that counts;
-//! - an owner that had asked for something before proves nothing by what it asks for later, but may hold by it.
+//! - an owner that had asked for something before proves nothing by what it asks for later, but may hold by it. The tokens that it is granted
+//!   then are higher, as anybody's.
 //!
 //! All other rules go on: tokens rise over all servers, nobody holds beside another on one server, and nobody waits for what is free.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::history::{Call, Operation, Outcome};
+use crate::timeline::Grant;
 
 const US_PER_MS: u64 = 1000;
 
-/// Takes out of a history what does not count. Takeovers are pairs: when the old server was killed, and when the new one was there.
-pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) {
+/// Takes out of a history what does not count. Takeovers are pairs: when the old server was killed, and when the new one was there. Returns what was
+/// granted later to owners of whom nothing else counts any more, with their keys.
+pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) -> Vec<(u32, Grant)> {
     let spans: Vec<(u64, u64)> =
         takeovers_us.chunks_exact(2).filter_map(|pair| Some((*pair.first()?, *pair.get(1)?))).collect();
     if spans.is_empty() {
-        return;
+        return Vec::new();
     }
     let mut first_sent_us: HashMap<(u32, u64), u64> = HashMap::new();
     for one in operations.iter() {
         let first = first_sent_us.entry((one.key, one.owner)).or_insert(u64::MAX);
         *first = (*first).min(one.sent_us);
     }
+    let mut forgotten = Forgotten::default();
+    operations.sort_by_key(|one| one.answered_us);
     operations.retain_mut(|one| {
         let first_us = first_sent_us.get(&(one.key, one.owner)).copied().unwrap_or(0);
         // The first takeover that this owner has seen.
         let Some((killed_us, _)) = spans.iter().copied().find(|(_, there_us)| *there_us > first_us) else {
             return true;
         };
+        forgotten.note(one, killed_us);
         if one.answered_us <= killed_us {
             end_at(one, killed_us);
             return true;
@@ -39,6 +45,33 @@ pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) {
         one.outcome = Outcome::Unknown;
         one.sent_us < killed_us || matches!(one.call, Call::Acquire { .. })
     });
+    forgotten.grants
+}
+
+/// What is left of owners that had asked for something before a takeover, by the calls that were looked at, in the order of their answers.
+#[derive(Default)]
+struct Forgotten {
+    /// The tokens that are known of each: what is granted again has one of them.
+    known: HashSet<(u32, u64, u64)>,
+    /// When those that have no answer were sent for the first time: what is granted later may have been granted by them.
+    unanswered_us: HashMap<(u32, u64), u64>,
+    grants: Vec<(u32, Grant)>,
+}
+
+impl Forgotten {
+    fn note(&mut self, one: &Operation, killed_us: u64) {
+        let Operation { key, owner, mode, sent_us, answered_us, outcome, .. } = *one;
+        if let Outcome::Granted(token) = outcome {
+            let is_new = self.known.insert((key, owner, token));
+            if is_new && answered_us > killed_us {
+                let sent_us = self.unanswered_us.get(&(key, owner)).copied().unwrap_or(sent_us);
+                let grant = Grant { owner, mode, token, sent_us, answered_us, order: 0, passes_queue: true };
+                self.grants.push((key, grant));
+            }
+        } else if outcome == Outcome::Unknown {
+            self.unanswered_us.entry((key, owner)).or_insert(sent_us);
+        }
+    }
 }
 
 /// What was granted is relied on until then at most.
@@ -80,9 +113,9 @@ mod tests {
 
     fn rules_broken(operations: &[Operation], takeovers_us: &[u64]) -> Vec<Rule> {
         let mut operations = operations.to_vec();
-        forget(&mut operations, takeovers_us);
-        let keys = vec![Key { name: "k".into(), kind: Kind::Mutex, permits: 1 }];
-        rules::check(&mut History { keys, operations, ..History::default() })
+        let grants_of_forgotten = forget(&mut operations, takeovers_us);
+        let keys = vec![Key { name: "k".into(), kind: Kind::Mutex, permits: 1 }; 2];
+        rules::check(&mut History { keys, operations, grants_of_forgotten, ..History::default() })
             .iter()
             .map(|violation| violation.rule)
             .collect()
@@ -112,5 +145,20 @@ mod tests {
         assert_eq!(rules_broken(&both, &[30_000, 40_000]), [Rule::TokensRise]);
         let lower = [granted(1, 10_000, 5), granted(2, 50_000, 4)];
         assert_eq!(rules_broken(&lower, &[30_000, 40_000]), [Rule::TokensRise]);
+    }
+
+    #[test]
+    fn tokens_rise_for_those_too_who_had_asked_before() {
+        let told = |between: &[Operation], token| {
+            let mut told = vec![granted(1, 10_000, 5), granted(3, 20_000, 9), granted(1, 50_000, token)];
+            told[1].key = 1;
+            told.extend(between);
+            rules_broken(&told, &[30_000, 40_000])
+        };
+        assert_eq!(told(&[], 10), []);
+        assert_eq!(told(&[], 5), [], "it holds still");
+        assert_eq!(told(&[], 8), [Rule::TokensRise]);
+        let unanswered = Operation { outcome: Outcome::Unknown, ..granted(1, 15_000, 0) };
+        assert_eq!(told(&[unanswered], 8), [], "it may have been granted before");
     }
 }

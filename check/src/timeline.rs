@@ -22,6 +22,7 @@ mod spans;
 use std::collections::{HashMap, HashSet};
 
 use self::answers::check_answers;
+use self::meant::check_ended;
 use self::owner::{Circumstances, Owner};
 pub use self::spans::{Addition, Belief, Denied, Grant, Missed, Overlooked, Possible, Wait};
 use crate::history::{Call, History, Operation, Outcome, Violation};
@@ -87,6 +88,7 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
             if is_undisturbed {
                 check_answers(of_owner, &mut violations);
             }
+            check_ended(of_owner, &mut violations);
             let mut owner = Owner::new(circumstances);
             let is_of_many = of_owner.first().is_some_and(|one| of_many.contains(&one.owner));
             for operation in of_owner {

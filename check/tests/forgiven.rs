@@ -3,6 +3,7 @@
 
 use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
 use rlock_check::rules::check;
+use rlock_check::timeline::Possible;
 
 /// A history made call by call. Times are in milliseconds; nothing fails in it.
 struct Told(History);
@@ -148,4 +149,53 @@ fn who_does_not_wait_is_not_refused_what_was_just_given_up() {
     assert_eq!(told(26, Outcome::Granted(6)), []);
     assert_eq!(told(24, Outcome::Nil), [], "the release may not be done yet");
     assert_eq!(told(26, Outcome::Nil), [Rule::FreeIsGranted]);
+}
+
+/// "Tokens rise in the order of the grants": who waited was granted when the lock was given up, and not when it asked.
+#[test]
+fn the_token_of_who_waited_is_above_what_was_known_when_the_lock_came_free() {
+    let told = |kind, mode, token| {
+        Told::of(kind)
+            .call(1, mode, [10, 11], acquire(30_000, None), Outcome::Granted(5))
+            .call(2, mode, [20, 901], acquire(30_000, Some(8_000)), Outcome::Granted(token))
+            .on(1, 3, mode, [500, 501], acquire(30_000, None), Outcome::Granted(10))
+            .call(1, mode, [900, 901], RELEASE, Outcome::Number(0))
+            .broken()
+    };
+    assert_eq!(told(Kind::Mutex, ALONE, 11), []);
+    assert_eq!(told(Kind::Mutex, ALONE, 6), [Rule::TokensRise]);
+    assert_eq!(told(Kind::RwLock, Mode::Write, 6), [Rule::TokensRise]);
+    assert_eq!(told(Kind::RwLock, Mode::Read, 6), [], "it may have been granted before");
+}
+
+/// CANCEL says how many requests it has ended: no more than there were.
+#[test]
+fn cancel_ends_no_more_than_what_waits() {
+    let told = |ended| {
+        Told::mutex()
+            .call(1, ALONE, [10, 11], acquire(30_000, None), Outcome::Granted(5))
+            .call(2, ALONE, [20, 33], acquire(30_000, Some(8_000)), Outcome::Unblocked)
+            .call(2, ALONE, [30, 31], CANCEL, Outcome::Number(ended))
+            .call(1, ALONE, [40, 41], RELEASE, Outcome::Number(0))
+            .broken()
+    };
+    assert_eq!(told(1), []);
+    assert_eq!(told(2), [Rule::CancelEndsWaits]);
+}
+
+/// "A replica decides nothing", and so it does not say either that somebody gets nothing or does not hold.
+#[test]
+fn a_replica_says_to_nobody_that_it_does_not_hold() {
+    let told = |call, outcome| {
+        let mut told = Told::mutex().call(1, ALONE, [100, 101], call, outcome);
+        told.0.is_undisturbed = false;
+        let [from_us, until_us] = [50_000, 150_000];
+        told.0.demotions = vec![Possible { from_us, until_us }];
+        told.0.pauses = told.0.demotions.clone();
+        told.broken()
+    };
+    for (call, outcome) in [(AGAIN, Outcome::Nil), (RELEASE, Outcome::NotOwner), (renew(100), Outcome::NotOwner)] {
+        assert_eq!(told(call, Outcome::Refused), [], "{call:?}");
+        assert_eq!(told(call, outcome), [Rule::ReplicaDecidesNothing], "{call:?}");
+    }
 }

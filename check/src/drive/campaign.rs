@@ -136,7 +136,7 @@ impl Campaign {
         let (mut operations, interruptions) =
             self.record(&mut master, &mut replica, &clocks, &keys, &mut violations)?;
         let record = Record { keys: keys.to_vec(), operations: operations.clone(), spans: interruptions.spans() };
-        takeovers::forget(&mut operations, &interruptions.takeovers_us);
+        let grants_of_forgotten = takeovers::forget(&mut operations, &interruptions.takeovers_us);
         let ended = if is_cluster {
             Connection::open(master.address()).and_then(|mut there| check_leftovers(&mut there, &keys, &mut violations))
         } else {
@@ -150,6 +150,7 @@ impl Campaign {
         let mut history = History {
             keys,
             operations,
+            grants_of_forgotten,
             pauses,
             demotions,
             is_of_several_servers: self.faults.moves_slots(),

@@ -3,6 +3,7 @@
 
 mod exclusion;
 mod order;
+mod tokens;
 mod waiting;
 
 use crate::history::{Call, History, Operation, Outcome, Rule, Violation};
@@ -11,14 +12,14 @@ use crate::timeline::{Grant, each_key};
 /// How many violations of a history are told.
 const MAX_TOLD: usize = 1000;
 
-/// What was sent to a replica, and answered by it, was refused. The replicas here take other writes, so that the module has to refuse its own.
+/// What was sent to a replica, and answered by it, was refused: that somebody does not hold, or gets nothing, is no answer of a replica's either. The replicas here take other writes, so that the module has to refuse its own.
 fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
     // They are in the order of time.
     let last_before = |one: &Operation| {
         let begun = history.demotions.partition_point(|demotion| demotion.from_us <= one.sent_us);
         history.demotions.get(begun.checked_sub(1)?)
     };
-    let is_answered = |one: &&Operation| matches!(one.outcome, Outcome::Granted(_) | Outcome::Number(_));
+    let is_answered = |one: &&Operation| !matches!(one.outcome, Outcome::Refused | Outcome::Unknown | Outcome::Undone);
     let is_of_the_module = |one: &&Operation| !matches!(one.call, Call::Look | Call::Remove);
     for one in history.operations.iter().filter(is_answered).filter(is_of_the_module) {
         if last_before(one).is_some_and(|demotion| one.answered_us <= demotion.until_us) {
@@ -47,7 +48,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
     let keys = std::mem::take(&mut history.keys);
     let pauses = history.pauses.clone();
     let is_of_several_servers = history.is_of_several_servers;
-    let mut grants: Vec<(u32, Grant)> = Vec::new();
+    let mut grants: Vec<(u32, Grant)> = std::mem::take(&mut history.grants_of_forgotten);
     let mut violations = each_key(history, |timeline, violations| {
         if let Some(key) = keys.get(timeline.key as usize) {
             exclusion::check(key, &timeline.beliefs, violations);
@@ -56,14 +57,14 @@ pub fn check(history: &mut History) -> Vec<Violation> {
             waiting::check(key, timeline, &pauses, violations);
             waiting::check_missed(key, timeline, &pauses, violations);
             waiting::check_cancels(key, timeline, violations);
+            grants.extend(tokens::grants(key, timeline).map(|grant| (timeline.key, grant)));
         }
-        grants.extend(timeline.grants.iter().map(|grant| (timeline.key, *grant)));
         if is_of_several_servers {
-            order::check_tokens(&mut grants, violations);
+            tokens::check(&mut grants, violations);
             grants.clear();
         }
     });
-    order::check_tokens(&mut grants, &mut violations);
+    tokens::check(&mut grants, &mut violations);
     check_demotions(history, &mut violations);
     check_refusals(history, &mut violations);
     history.keys = keys;

@@ -116,9 +116,9 @@ impl Owner<'_> {
             last_id: request_id,
             released_id: None,
         });
-        let Operation { owner, answered_us, .. } = *one;
+        let Operation { owner, mode, answered_us, .. } = *one;
         let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
-        timeline.grants.push(Grant { owner, token, sent_us, answered_us, order, passes_queue });
+        timeline.grants.push(Grant { owner, mode, token, sent_us, answered_us, order, passes_queue });
     }
 
     fn check_nil(&self, one: &Operation, violations: &mut Vec<Violation>) {

@@ -1,7 +1,7 @@
 //! Commands that mean one hold or one wait of their owner: those with a TOKEN, and CANCEL.
 
 use super::{Overlooked, Owner, Timeline};
-use crate::history::{Operation, Outcome, Rule, Violation};
+use crate::history::{Call, Operation, Outcome, Rule, Violation};
 
 /// A CANCEL.
 #[derive(Clone, Copy)]
@@ -50,6 +50,24 @@ impl Owner<'_> {
         self.asked = None;
         if let Outcome::Granted(_) | Outcome::Nil = one.outcome {
             let story = format!("{owner} of {key} was told that its request had ended, and then {:?}", one.outcome);
+            violations.push(Violation { rule: Rule::CancelEndsWaits, story });
+        }
+    }
+}
+
+/// CANCEL ends no more than what its owner waits with.
+pub(super) fn check_ended(of_owner: &[Operation], violations: &mut Vec<Violation>) {
+    for one in of_owner.iter().filter(|one| matches!(one.call, Call::Cancel { .. })) {
+        let Outcome::Number(ended) = one.outcome else { continue };
+        let may_wait = |other: &&Operation| {
+            let Call::Acquire { block_ms, keeps_place, .. } = other.call else { return false };
+            let is_there = keeps_place || other.outcome == Outcome::Unknown || other.answered_us >= one.sent_us;
+            (block_ms.is_some() || keeps_place) && other.sent_us <= one.answered_us && is_there
+        };
+        let waiting = of_owner.iter().filter(may_wait).count() as u64;
+        if ended > waiting {
+            let Operation { owner, key, .. } = one;
+            let story = format!("{owner} waited for {key} with {waiting} requests at most, and CANCEL ended {ended}");
             violations.push(Violation { rule: Rule::CancelEndsWaits, story });
         }
     }

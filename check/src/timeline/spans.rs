@@ -33,6 +33,8 @@ pub struct Possible {
 pub struct Grant {
     /// Who.
     pub owner: u64,
+    /// How.
+    pub mode: Mode,
     /// Its token.
     pub token: u64,
     /// When it was asked for.

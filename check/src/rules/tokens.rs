@@ -1,0 +1,57 @@
+//! Tokens rise: none is given twice, and each is above all that were known when it can have been given at the earliest.
+//!
+//! Who waited was granted after the hold before it had ended, which may be long after it has asked.
+
+use crate::history::{Key, Kind, Mode, Rule, Violation};
+use crate::timeline::{Belief, Grant, Timeline};
+
+/// The grants of one key. Each is counted as asked for no earlier than the last hold was over that it had to wait for.
+pub(super) fn grants<'t>(key: &'t Key, timeline: &'t Timeline) -> impl Iterator<Item = Grant> + 't {
+    let mut beliefs: Vec<&Belief> = timeline.beliefs.iter().collect();
+    beliefs.sort_unstable_by_key(|belief| belief.until_us);
+    timeline.grants.iter().map(move |grant| {
+        let ended = beliefs.partition_point(|belief| belief.until_us <= grant.answered_us);
+        let latest_first = beliefs.get(..ended).unwrap_or_default().iter().rev();
+        let before = latest_first
+            .take_while(|belief| belief.until_us > grant.sent_us)
+            .find(|belief| belief.owner != grant.owner && excludes(key.kind, belief.mode, grant.mode));
+        Grant { sent_us: before.map_or(grant.sent_us, |belief| belief.until_us), ..*grant }
+    })
+}
+
+/// Whether two owners cannot hold so at once.
+fn excludes(kind: Kind, one: Mode, other: Mode) -> bool {
+    match kind {
+        Kind::Mutex | Kind::Fair => true,
+        Kind::RwLock => [one, other] != [Mode::Read, Mode::Read],
+        Kind::Semaphore => false,
+    }
+}
+
+/// Of all keys: no token is given twice, and what was granted before another request was sent has the lower token.
+pub(super) fn check(grants: &mut [(u32, Grant)], violations: &mut Vec<Violation>) {
+    grants.sort_unstable_by_key(|(_, grant)| grant.token);
+    for pair in grants.windows(2) {
+        if let [(first_key, first), (second_key, second)] = pair
+            && first.token == second.token
+        {
+            let (token, owner, other) = (first.token, first.owner, second.owner);
+            let story = format!("token {token} was given to {owner} on {first_key} and to {other} on {second_key}");
+            violations.push(Violation { rule: Rule::TokensRise, story });
+        }
+    }
+    let mut answered: Vec<(u64, u64)> = grants.iter().map(|(_, grant)| (grant.answered_us, grant.token)).collect();
+    answered.sort_unstable();
+    grants.sort_unstable_by_key(|(_, grant)| grant.sent_us);
+    let mut answered = answered.into_iter().peekable();
+    let mut highest = 0;
+    for (_, grant) in grants.iter() {
+        while let Some((_, token)) = answered.next_if(|(answered_us, _)| *answered_us < grant.sent_us) {
+            highest = highest.max(token);
+        }
+        if grant.token < highest {
+            let story = format!("{} was given {} when {highest} was known already", grant.owner, grant.token);
+            violations.push(Violation { rule: Rule::TokensRise, story });
+        }
+    }
+}
