@@ -106,6 +106,8 @@ pub enum Outcome {
     Refused,
     /// No answer: what it did is not known.
     Unknown,
+    /// A request that waited was answered a second time, on its channel.
+    ToldTwice,
     /// Nobody is there to be told of a grant: the connection closed before, or in the very turn of it, or nobody listens. The server takes
     /// it back, if the lock has not left for another one in that turn.
     Undone,
@@ -197,6 +199,8 @@ pub enum Rule {
     FirstComeFirstServed,
     /// Who was answered nil does not hold; nil comes in time.
     NilIsFinal,
+    /// A wait is answered once.
+    AnsweredOnce,
     /// Who does not want to wait is granted what is free.
     FreeIsGranted,
     /// Nobody waits for a lock that is free.
@@ -223,7 +227,7 @@ pub enum Rule {
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Exclusion,
         Self::Permits,
         Self::HoldIsKept,
@@ -231,6 +235,7 @@ impl Rule {
         Self::TokensRise,
         Self::FirstComeFirstServed,
         Self::NilIsFinal,
+        Self::AnsweredOnce,
         Self::FreeIsGranted,
         Self::NoLostWakeUp,
         Self::CancelEndsWaits,
@@ -255,6 +260,7 @@ impl Rule {
             Self::TokensRise => "tokens rise",
             Self::FirstComeFirstServed => "first come, first served",
             Self::NilIsFinal => "nil is final",
+            Self::AnsweredOnce => "a wait is answered once",
             Self::FreeIsGranted => "a free lock is granted",
             Self::NoLostWakeUp => "no lost wake-up",
             Self::CancelEndsWaits => "CANCEL ends waits",

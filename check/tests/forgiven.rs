@@ -199,3 +199,11 @@ fn a_replica_says_to_nobody_that_it_does_not_hold() {
         assert_eq!(told(call, outcome), [Rule::ReplicaDecidesNothing], "{call:?}");
     }
 }
+
+/// "The answer to a request with NOTIFY is published once."
+#[test]
+fn who_waits_is_answered_once() {
+    let told = Told::mutex().call(1, ALONE, [10, 20], acquire(30_000, Some(8_000)), Outcome::Granted(5));
+    let twice = told.call(1, ALONE, [30, 30], Call::Look, Outcome::ToldTwice);
+    assert_eq!(twice.broken(), [Rule::AnsweredOnce]);
+}

@@ -99,6 +99,15 @@ fn each_mutant_breaks_a_guarantee_and_each_guarantee_has_one() {
     assert_eq!(named, patches());
 }
 
+#[test]
+fn each_rule_has_a_mutant_that_it_has_to_notice() {
+    let mutants = mutants::all(&root()).expect("the patches are there");
+    // A server that is wrong about locks answers all the same.
+    for rule in Rule::ALL.into_iter().filter(|rule| *rule != Rule::ServerLives) {
+        assert!(mutants.iter().any(|mutant| mutant.rules.contains(&rule)), "{rule:?} is named by no mutant");
+    }
+}
+
 /// The table that the run writes is of these mutants.
 #[test]
 fn the_table_of_the_last_run_has_each_mutant() {

@@ -1,6 +1,7 @@
 //! Who listens for the answers to requests that wait without a blocked connection (`NOTIFY`).
 
-use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -26,7 +27,11 @@ pub enum Subscribes {
 pub struct Subscriber {
     stream: TcpStream,
     address: SocketAddr,
+    /// What came, and is no whole line yet.
     heard: Vec<u8>,
+    /// What was said to each request.
+    answers: HashMap<u64, Outcome>,
+    told_twice: Vec<u64>,
 }
 
 impl Subscriber {
@@ -40,7 +45,8 @@ impl Subscriber {
         stream.set_read_timeout(Some(LOOK))?;
         let verb = if how == Subscribes::ToShard { "SSUBSCRIBE" } else { "SUBSCRIBE" };
         stream.write_all(format!("{verb} {channel}\r\n").as_bytes())?;
-        let mut subscriber = Self { stream, address, heard: Vec::new() };
+        let (heard, answers, told_twice) = (Vec::new(), HashMap::new(), Vec::new());
+        let mut subscriber = Self { stream, address, heard, answers, told_twice };
         for _ in 0..25 {
             subscriber.listen()?;
             if let Some(at) = subscriber.position(":1\r\n") {
@@ -65,25 +71,23 @@ impl Subscriber {
     /// If the connection is lost.
     pub fn answer(&mut self, id: u64) -> Result<Option<Outcome>> {
         self.listen()?;
-        ensure!(self.position("sunsubscribe").is_none(), "the channel has left with its slot");
-        let outcome = if let Some(at) = self.position(&format!("\r\ngranted {id} ")) {
-            let token = self.line(at).rsplit(' ').next().and_then(|word| word.parse().ok());
-            token.map(Outcome::Granted)
-        } else if self.position(&format!("\r\nnil {id}\r\n")).is_some() {
-            Some(Outcome::Nil)
-        } else {
-            let refused = || self.position(&format!("\r\nerror {id} ")).map(|_| Outcome::Refused);
-            self.position(&format!("\r\nerror {id} UNBLOCKED ")).map(|at| unblocked(&self.line(at))).or_else(refused)
-        };
-        // A message is in one packet, but for the end of a line.
-        let is_whole = self.heard.ends_with(b"\r\n");
-        Ok(outcome.filter(|_| is_whole).inspect(|_| self.heard.clear()))
+        while let Some(end) = self.position("\r\n") {
+            let line = String::from_utf8_lossy(self.heard.get(..end).unwrap_or_default()).into_owned();
+            self.heard.drain(..end + 2);
+            ensure!(line != "sunsubscribe", "the channel has left with its slot");
+            if let Some((id, outcome)) = said(&line) {
+                match self.answers.entry(id) {
+                    Entry::Vacant(first) => drop(first.insert(outcome)),
+                    Entry::Occupied(_) => self.told_twice.push(id),
+                }
+            }
+        }
+        Ok(self.answers.get(&id).copied())
     }
 
-    /// The line behind an end of a line.
-    fn line(&self, end: usize) -> Cow<'_, str> {
-        let words = self.heard.get(end..).unwrap_or_default();
-        String::from_utf8_lossy(words.split(|byte| *byte == b'\r').nth(1).unwrap_or_default())
+    /// The requests to which more than one answer was heard, since this was asked last.
+    pub fn take_told_twice(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.told_twice)
     }
 
     fn position(&self, text: &str) -> Option<usize> {
@@ -98,6 +102,53 @@ impl Subscriber {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(error) => return Err(error.into()),
         }
+        Ok(())
+    }
+}
+
+/// What a message says, and to which request. `None` if a line is none.
+fn said(line: &str) -> Option<(u64, Outcome)> {
+    let (verb, rest) = line.split_once(' ')?;
+    let (id, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+    let outcome = match verb {
+        "granted" => Outcome::Granted(rest.rsplit(' ').next()?.parse().ok()?),
+        "nil" => Outcome::Nil,
+        "error" if rest.starts_with("UNBLOCKED ") => unblocked(line),
+        "error" => Outcome::Refused,
+        _ => return None,
+    };
+    Some((id.parse().ok()?, outcome))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn each_message_is_heard_and_a_second_one_is_noted() -> Result<()> {
+        let server = TcpListener::bind("127.0.0.1:0")?;
+        let stream = TcpStream::connect(server.local_addr()?)?;
+        stream.set_read_timeout(Some(LOOK))?;
+        let (mut there, address) = server.accept()?;
+        let (heard, answers, told_twice) = (Vec::new(), HashMap::new(), Vec::new());
+        let mut subscriber = Subscriber { stream, address, heard, answers, told_twice };
+        let mut say = |text: &str| {
+            let message = format!("*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n${}\r\n{text}\r\n", text.len());
+            there.write_all(message.as_bytes())
+        };
+        say("granted 7 k 42")?;
+        say("nil 8")?;
+        assert_eq!(subscriber.answer(7)?, Some(Outcome::Granted(42)));
+        assert_eq!(subscriber.answer(8)?, Some(Outcome::Nil));
+        assert_eq!(subscriber.answer(9)?, None);
+        assert_eq!(subscriber.take_told_twice(), []);
+        say("granted 7 k 42")?;
+        say("error 9 OOM the memory is full")?;
+        assert_eq!(subscriber.answer(9)?, Some(Outcome::Refused));
+        assert_eq!(subscriber.take_told_twice(), [7]);
+        assert_eq!(subscriber.take_told_twice(), []);
         Ok(())
     }
 }

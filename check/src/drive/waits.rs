@@ -47,6 +47,7 @@ impl Worker {
         };
         let heard = outcome.as_ref().map_or(Outcome::Unknown, |outcome| *outcome);
         self.record(&party, sent_us, now_us(), wish.call(), heard);
+        self.note_told_twice(&party, &mut subscriber);
         outcome?;
         self.subscriber = Some(subscriber);
         if matches!(heard, Outcome::Granted(_)) {
@@ -68,6 +69,14 @@ impl Worker {
                 bail!("the connection that asked is lost");
             }
             ensure!(now_us() < give_up_us, "nothing was published about a wait whose time is over");
+        }
+    }
+
+    /// Notes requests that were answered a second time on the channel of an owner, which is its client's own.
+    fn note_told_twice(&mut self, party: &Party, subscriber: &mut Subscriber) {
+        for owner in subscriber.take_told_twice() {
+            let at_us = now_us();
+            self.record(&Party { owner, ..*party }, at_us, at_us, Call::Look, Outcome::ToldTwice);
         }
     }
 
@@ -123,6 +132,7 @@ impl Worker {
         }
         let outcome = as_grant(answer);
         self.record(&party, sent_us, now_us(), wish.call(), outcome);
+        self.note_told_twice(&party, &mut subscriber);
         heard?;
         self.subscriber = Some(subscriber);
         match outcome {

@@ -19,7 +19,10 @@ fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
         let begun = history.demotions.partition_point(|demotion| demotion.from_us <= one.sent_us);
         history.demotions.get(begun.checked_sub(1)?)
     };
-    let is_answered = |one: &&Operation| !matches!(one.outcome, Outcome::Refused | Outcome::Unknown | Outcome::Undone);
+    let is_answered = |one: &&Operation| matches!(
+            one.outcome,
+            Outcome::Granted(_) | Outcome::Nil | Outcome::Number(_) | Outcome::NotOwner | Outcome::Unblocked
+        );
     let is_of_the_module = |one: &&Operation| !matches!(one.call, Call::Look | Call::Remove);
     for one in history.operations.iter().filter(is_answered).filter(is_of_the_module) {
         if last_before(one).is_some_and(|demotion| one.answered_us <= demotion.until_us) {
@@ -27,6 +30,15 @@ fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
             let story = format!("{owner} asked a replica {call:?} of {key}, and was answered {outcome:?}");
             violations.push(Violation { rule: Rule::ReplicaDecidesNothing, story });
         }
+    }
+}
+
+/// Who waits is answered once.
+fn check_answers(history: &History, violations: &mut Vec<Violation>) {
+    for one in history.operations.iter().filter(|one| one.outcome == Outcome::ToldTwice) {
+        let Operation { owner, sent_us, .. } = one;
+        let story = format!("{owner} was answered a second time, before {sent_us} us");
+        violations.push(Violation { rule: Rule::AnsweredOnce, story });
     }
 }
 
@@ -65,6 +77,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
         }
     });
     tokens::check(&mut grants, &mut violations);
+    check_answers(history, &mut violations);
     check_demotions(history, &mut violations);
     check_refusals(history, &mut violations);
     history.keys = keys;

@@ -12,8 +12,8 @@ pub(super) fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violati
                 && one.sent_us < other.answered_us
         };
         let is_wrong = match (one.call, one.outcome) {
-            // It has no answer.
-            (Call::Close { .. }, _) => false,
+            // It has no answer; or it is none.
+            (Call::Close { .. }, _) | (_, Outcome::ToldTwice) => false,
             (_, Outcome::Refused | Outcome::Unknown) => true,
             (Call::Acquire { .. }, Outcome::Unblocked) => !of_owner.iter().enumerate().any(ends),
             (Call::Acquire { .. }, _) => false,

@@ -56,7 +56,12 @@ impl Owner<'_> {
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
                 timeline.may_be_held(one.sent_us, until_us);
             }
-            Outcome::Refused | Outcome::Unblocked | Outcome::Undone | Outcome::Number(_) | Outcome::NotOwner => {}
+            Outcome::Refused
+            | Outcome::Unblocked
+            | Outcome::Undone
+            | Outcome::Number(_)
+            | Outcome::NotOwner
+            | Outcome::ToldTwice => {}
         }
     }
 
