@@ -62,6 +62,8 @@ pub struct Timeline {
     had_until_us: Option<u64>,
     /// How much later than it is known for a lease may be over for others.
     lease_slack_us: u64,
+    /// See [`History::releases_may_be_lost`].
+    releases_may_be_lost: bool,
 }
 
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
@@ -77,13 +79,14 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
         leases_outlast_us: history.leases_outlast_us + LEASE_SLACK_US,
     };
     let is_undisturbed = circumstances.is_undisturbed;
+    let releases_may_be_lost = history.releases_may_be_lost;
     // What is lost with a client or a server lasts longer than is known here.
     let lease_slack_us = if is_undisturbed { LEASE_SLACK_US } else { SLACK_US };
     let of_many = owners_of_many_keys(operations);
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };
-        let mut timeline = Timeline { key: first.key, lease_slack_us, ..Timeline::default() };
+        let mut timeline = Timeline { key: first.key, lease_slack_us, releases_may_be_lost, ..Timeline::default() };
         for of_owner in of_key.chunk_by(|a, b| a.owner == b.owner) {
             if is_undisturbed {
                 check_answers(of_owner, &mut violations);
@@ -116,7 +119,8 @@ impl Timeline {
     /// Notes that the lock may have been held until its owner was told that it has given it up.
     fn was_given_up(&mut self, from_us: u64, until_us: u64) {
         self.possible.push(Possible { from_us, until_us });
-        self.had_until_us = self.had_until_us.max(Some(until_us));
+        let late_us = if self.releases_may_be_lost { self.lease_slack_us } else { 0 };
+        self.had_until_us = self.had_until_us.max(Some(until_us.saturating_add(late_us)));
     }
 
     /// Notes when an owner may have had anything, of whom everything else is noted.

@@ -139,13 +139,18 @@ fn who_is_not_sure_of_its_lease_may_hold() {
 /// "A free lock is granted at once", also the moment after its release was answered.
 #[test]
 fn who_does_not_wait_is_not_refused_what_was_just_given_up() {
-    let told = |second: u64, outcome| {
-        Told::mutex()
+    let told_where = |second: u64, outcome, releases_may_be_lost: bool| {
+        let mut told = Told::mutex()
             .call(1, ALONE, [10, 11], acquire(30_000, None), Outcome::Granted(5))
             .call(1, ALONE, [20, 25], RELEASE, Outcome::Number(0))
-            .call(2, ALONE, [second, second + 1], acquire(30_000, None), outcome)
-            .broken()
+            .call(2, ALONE, [second, second + 1], acquire(30_000, None), outcome);
+        told.0.is_undisturbed = !releases_may_be_lost;
+        told.0.releases_may_be_lost = releases_may_be_lost;
+        told.broken()
     };
+    let told = |second, outcome| told_where(second, outcome, false);
+    assert_eq!(told_where(26, Outcome::Nil, true), []);
+    assert_eq!(told_where(2_026, Outcome::Nil, true), [Rule::FreeIsGranted]);
     assert_eq!(told(26, Outcome::Granted(6)), []);
     assert_eq!(told(24, Outcome::Nil), [], "the release may not be done yet");
     assert_eq!(told(26, Outcome::Nil), [Rule::FreeIsGranted]);
@@ -166,6 +171,16 @@ fn the_token_of_who_waited_is_above_what_was_known_when_the_lock_came_free() {
     assert_eq!(told(Kind::Mutex, ALONE, 6), [Rule::TokensRise]);
     assert_eq!(told(Kind::RwLock, Mode::Write, 6), [Rule::TokensRise]);
     assert_eq!(told(Kind::RwLock, Mode::Read, 6), [], "it may have been granted before");
+    // Its lease was over before it was told, and another owner came and went.
+    let late = |lease_ms| {
+        Told::mutex()
+            .call(1, ALONE, [10, 21], acquire(lease_ms, Some(8_000)), Outcome::Granted(5))
+            .call(2, ALONE, [15, 16], acquire(30_000, None), Outcome::Granted(10))
+            .call(2, ALONE, [18, 19], RELEASE, Outcome::Number(0))
+            .broken()
+    };
+    assert_eq!(late(2), []);
+    assert_eq!(late(100), [Rule::TokensRise]);
 }
 
 /// CANCEL says how many requests it has ended: no more than there were.

@@ -145,7 +145,8 @@ impl Campaign {
         for (name, server) in [("master", &mut master), ("replica", &mut replica)] {
             check_life(name, server.is_alive(), &server.log(), &mut violations);
         }
-        let (keys, Interruptions { pauses, demotions, violations: seen, .. }) = (keys.to_vec(), interruptions);
+        let (keys, Interruptions { pauses, demotions, violations: seen, takeovers_us, .. }) =
+            (keys.to_vec(), interruptions);
         violations.extend(seen);
         let mut history = History {
             keys,
@@ -158,6 +159,7 @@ impl Campaign {
             is_always_taken: self.faults.server_always_takes(),
             waits_end_in_pauses: self.faults.ends_waits_in_pauses(),
             clocks_differ_us: self.faults.replica_is_behind_us(),
+            releases_may_be_lost: !takeovers_us.is_empty(),
             leases_outlast_us: if self.faults.clock_falls_behind() { SLACK_US } else { 0 },
         };
         violations.extend(rules::check(&mut history));

@@ -14,6 +14,8 @@ pub(super) fn grants<'t>(key: &'t Key, timeline: &'t Timeline) -> impl Iterator<
         let latest_first = beliefs.get(..ended).unwrap_or_default().iter().rev();
         let before = latest_first
             .take_while(|belief| belief.until_us > grant.sent_us)
+            // One that began when its lease was over may have come after it: the answer may have taken that long.
+            .filter(|belief| belief.from_us < grant.sent_us + grant.lease_us)
             .find(|belief| belief.owner != grant.owner && excludes(key.kind, belief.mode, grant.mode));
         Grant { sent_us: before.map_or(grant.sent_us, |belief| belief.until_us), ..*grant }
     })

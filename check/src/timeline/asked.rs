@@ -123,7 +123,8 @@ impl Owner<'_> {
         });
         let Operation { owner, mode, answered_us, .. } = *one;
         let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
-        timeline.grants.push(Grant { owner, mode, token, sent_us, answered_us, order, passes_queue });
+        let lease_us = lease_ms * US_PER_MS;
+        timeline.grants.push(Grant { owner, mode, token, sent_us, answered_us, lease_us, order, passes_queue });
     }
 
     fn check_nil(&self, one: &Operation, violations: &mut Vec<Violation>) {

@@ -41,6 +41,8 @@ pub struct Grant {
     pub sent_us: u64,
     /// When it was known.
     pub answered_us: u64,
+    /// How long it lasts at least, if nobody ends it.
+    pub lease_us: u64,
     /// The request's place in the server's order; 0 if unknown.
     pub order: u64,
     /// Whether the owner held in another mode, and so passed the queue.
