@@ -152,10 +152,10 @@ fn main() -> Result<ExitCode> {
             println!("used_memory grows by {} KiB an hour", by_hour(|sample| sample.used));
             println!("resident memory grows by {} KiB an hour", by_hour(|sample| sample.resident));
             if let Some(slowdown) = soak::slowdown(&soaked.samples) {
-                println!("the median of a pair at the end is {slowdown:.2} of that at the start");
+                println!("in PINGs, a pair at the end takes {slowdown:.2} of what it took at the start");
             }
             if !soak::is_long_enough(&soaked.samples) {
-                println!("too few rounds to say whether memory grows: that was not checked");
+                println!("too few rounds to say whether memory grows or the server slows down: that was not checked");
             }
             Ok(tell(&soaked.violations))
         }
@@ -189,13 +189,14 @@ fn named(text: &str) -> Result<(String, PathBuf), String> {
 
 fn show_sample(sample: &Sample) {
     println!(
-        "{:6.0} s  {:9} operations  used {:8.0} KiB  resident {:8.0} KiB  a pair: half {:6.0} us, 99 % {:6.0} us",
+        "{:6.0} s  {:9} operations  used {:8.0} KiB  resident {:8.0} KiB  a pair: half {:6.0} us, 99 % {:6.0} us; of PINGs: half {:6.0} us",
         sample.at_s,
         sample.operations,
         sample.used / 1024.0,
         sample.resident / 1024.0,
         sample.median_us,
-        sample.slow_us
+        sample.slow_us,
+        sample.pings_us
     );
 }
 

@@ -25,11 +25,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+pub use self::table::renewed;
 use crate::drive::campaign::Campaign;
 use crate::drive::fault::Faults;
 use crate::drive::server::Program;
 use crate::history::Rule;
-pub use self::table::renewed;
 use crate::tree::{self, git};
 
 /// The profile of the workspace that mutants are built with: quickly.
@@ -342,7 +342,8 @@ mod tests {
 
     #[test]
     fn a_mutant_is_noticed_by_a_rule_that_it_names() {
-        let is_noticed = |named: &[Rule], broken: &[Rule]| mutant(named).is_noticed_by(&broken.iter().copied().collect());
+        let is_noticed =
+            |named: &[Rule], broken: &[Rule]| mutant(named).is_noticed_by(&broken.iter().copied().collect());
         assert!(is_noticed(&[Rule::Exclusion, Rule::Permits], &[Rule::Permits, Rule::ServerLives]));
         assert!(!is_noticed(&[Rule::Exclusion], &[Rule::Permits, Rule::ServerLives]));
         assert!(is_noticed(&[], &[Rule::Permits]));

@@ -65,7 +65,8 @@ impl Forgotten {
             let is_new = self.known.insert((key, owner, token));
             if is_new && answered_us > killed_us {
                 let sent_us = self.unanswered_us.get(&(key, owner)).copied().unwrap_or(sent_us);
-                let grant = Grant { owner, mode, token, sent_us, answered_us, lease_us: 0, order: 0, passes_queue: true };
+                let grant =
+                    Grant { owner, mode, token, sent_us, answered_us, lease_us: 0, order: 0, passes_queue: true };
                 self.grants.push((key, grant));
             }
         } else if outcome == Outcome::Unknown {

@@ -282,13 +282,14 @@ fn who_does_not_want_to_wait_is_given_what_is_free() {
     for is_undisturbed in [true, false] {
         assert_eq!(told(102, is_undisturbed).broken(), [Rule::FreeIsGranted], "its release was answered");
     }
-    let lapsed = |at_ms, is_undisturbed| {
-        let mut told = Told::mutex()
-            .call(1, ALONE, 10, 11, acquire_for(90, 1, None, None), Outcome::Granted(5))
-            .call(2, ALONE, at_ms, at_ms + 1, try_it, Outcome::Nil);
-        told.0.is_undisturbed = is_undisturbed;
-        told.broken()
-    };
+    let lapsed =
+        |at_ms, is_undisturbed| {
+            let mut told = Told::mutex()
+                .call(1, ALONE, 10, 11, acquire_for(90, 1, None, None), Outcome::Granted(5))
+                .call(2, ALONE, at_ms, at_ms + 1, try_it, Outcome::Nil);
+            told.0.is_undisturbed = is_undisturbed;
+            told.broken()
+        };
     assert_eq!(lapsed(105, true), []);
     assert_eq!(lapsed(120, true), [Rule::FreeIsGranted]);
     assert_eq!(lapsed(120, false), [], "the end may have been late");

@@ -187,7 +187,7 @@ impl Campaign {
         Ok(keys)
     }
 
-    /// Some locks of each kind to compete for, and two for each client alone.
+    /// Some locks of each kind to compete for, and two for each client alone. In rounds of a soak, which have a seed each, no name comes again.
     fn keys(&self) -> Arc<[Key]> {
         let mut keys = Vec::new();
         let sets = self.workers.div_ceil(CLIENTS_PER_SET).max(LEAST_SETS);
@@ -197,11 +197,12 @@ impl Campaign {
             ("rwlock", Kind::RwLock, 1),
             ("semaphore", Kind::Semaphore, 4),
         ] {
-            keys.extend((0..sets).map(|number| Key { name: format!("{name}-{number}{SLOT}"), kind, permits }));
+            let name_of = |number| format!("{name}-{number}-{}{SLOT}", self.seed);
+            keys.extend((0..sets).map(|number| Key { name: name_of(number), kind, permits }));
         }
         for name in ["own-kept", "own"] {
-            let own = |number| Key { name: format!("{name}-{number}{SLOT}"), kind: Kind::Mutex, permits: 1 };
-            keys.extend((0..self.workers).map(own));
+            let name_of = |number| format!("{name}-{number}-{}{SLOT}", self.seed);
+            keys.extend((0..self.workers).map(|number| Key { name: name_of(number), kind: Kind::Mutex, permits: 1 }));
         }
         keys.into()
     }
@@ -338,8 +339,10 @@ fn set_orders(operations: &mut [Operation], orders: &Orders) {
 }
 
 /// What a server never logs while all is well.
-const BAD_NEWS: [&str; 5] =
-    ["a bug in rlock", "could not be applied", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
+const BAD_NEWS: [&str; 4] = ["a bug in rlock", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
+
+/// What a replica logs that has not what its master has, or a server whose file says something else than was done.
+const DIFFERS: &str = "could not be applied";
 
 /// Whether a server has ended, or is about to: it may be busy for a while with what it says of that.
 fn has_ended(server: &mut Server) -> bool {
@@ -350,11 +353,35 @@ fn has_ended(server: &mut Server) -> bool {
 
 /// A server has not ended, and has not logged that something is wrong.
 pub fn check_life(name: &str, is_alive: bool, log: &str, violations: &mut Vec<Violation>) {
+    if let Some(said) = log.lines().find(|line| line.contains(DIFFERS)) {
+        violations.push(Violation { rule: Rule::ReplicaAgrees, story: format!("the {name} says: {said}") });
+    }
     let said = log.lines().find(|line| BAD_NEWS.iter().any(|news| line.contains(news)));
     if !is_alive || said.is_some() {
         let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
         violations.push(Violation { rule: Rule::ServerLives, story });
     }
+}
+
+/// Semaphores are there for ever: without them, and when the last short lease is over, a server has no key any more.
+///
+/// # Errors
+///
+/// If the server does not answer.
+pub fn check_emptied(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
+    for key in keys.iter().filter(|key| key.kind == Kind::Semaphore) {
+        control.ask(&format!("DEL {}", key.name))?;
+    }
+    let deadline_us = now_us() + LONG_LEASES.lease_ms * 1000 + SLACK_US;
+    while control.ask("DBSIZE")? != Value::Int(0) {
+        if now_us() > deadline_us {
+            let story = format!("there are keys still, as {:?}", control.ask("RANDOMKEY")?);
+            violations.push(Violation { rule: Rule::NothingIsLeftOver, story });
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 /// Everybody has gone: nothing is held but what a short lease still keeps.

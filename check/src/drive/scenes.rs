@@ -291,7 +291,7 @@ impl Worker {
             return Ok(());
         }
         let next = self.stand_in_line(1)?;
-        let name = self.keys.get(self.own_key).map(|key| key.name.clone()).unwrap_or_default();
+        let name = self.own_name();
         let removals = ["DEL {}", "UNLINK {}", "PEXPIRE {} 0", "RENAME {} removed-{}", "RLOCK.FORCERELEASE {}"];
         let removal =
             rand::seq::IndexedRandom::choose(removals.as_slice(), &mut self.random).copied().unwrap_or_default();
@@ -358,7 +358,7 @@ impl Worker {
 
     /// How many wait for this client's own key.
     pub(super) fn count_waiters(&mut self) -> Result<usize> {
-        let name = self.keys.get(self.own_key).map(|key| key.name.clone()).unwrap_or_default();
+        let name = self.own_name();
         match self.connection.ask(&format!("RLOCK.WAITERS {name}"))? {
             Value::Array(waiters) => Ok(waiters.len()),
             _ => bail!("WAITERS is an array"),

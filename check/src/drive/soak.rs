@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::campaign::{Campaign, check_leftovers, text};
+use super::campaign::{Campaign, check_emptied, check_leftovers, check_life, text};
 use super::fault::Faults;
 use super::server::{Disk, Program, Server, WallClock};
 use super::wire::Connection;
@@ -21,6 +21,9 @@ const MOST_GROWTH: f64 = 1024.0 * 1024.0;
 
 /// How much more resident memory the server may have at the end: what `used_memory` does not count. The allocator keeps some megabytes more or less.
 const MOST_RESIDENT_GROWTH: f64 = 32.0 * 1024.0 * 1024.0;
+
+/// How many times as long as at the start a pair may take at the end, each compared with two PINGs of its round.
+const MOST_SLOWDOWN: f64 = 1.5;
 
 /// So many rounds and more have a line through them that says something.
 const FEWEST: usize = 10;
@@ -39,6 +42,8 @@ pub struct Sample {
     pub resident: f64,
     /// Half of the timed pairs took no longer, in microseconds.
     pub median_us: f64,
+    /// Half of the timed pairs of PINGs took no longer: what the machine and the server make of two requests, in microseconds.
+    pub pings_us: f64,
     /// 99 of 100 timed pairs took no longer, in microseconds.
     pub slow_us: f64,
     /// How many operations there were so far.
@@ -88,14 +93,19 @@ pub fn soak(
             ..History::default()
         }));
         check_leftovers(&mut control, &keys, &mut soaked.violations)?;
-        let (median_us, slow_us) = latency(&mut control)?;
+        check_emptied(&mut control, &keys, &mut soaked.violations)?;
+        check_life("server", master.is_alive(), &master.log(), &mut soaked.violations);
+        let (pings_us, _) = latency(&mut control, ["PING", "PING"])?;
+        let pair = ["RLOCK.ACQUIRE timed somebody PX 60000", "RLOCK.RELEASE timed somebody"];
+        let (median_us, slow_us) = latency(&mut control, pair)?;
         let (used, resident) = memory(&mut control)?;
         let at_s = began.elapsed().as_secs_f64();
-        let sample = Sample { at_s, used, resident, median_us, slow_us, operations };
+        let sample = Sample { at_s, used, resident, median_us, pings_us, slow_us, operations };
         show(&sample);
         soaked.samples.push(sample);
     }
     soaked.violations.extend(growth(&soaked.samples));
+    soaked.violations.extend(has_slowed_down(&soaked.samples));
     Ok(soaked)
 }
 
@@ -123,6 +133,13 @@ fn growth(samples: &[Sample]) -> Vec<Violation> {
     used.into_iter().chain(resident).collect()
 }
 
+/// Whether the server takes longer in the end.
+fn has_slowed_down(samples: &[Sample]) -> Option<Violation> {
+    let slowdown = slowdown(samples).filter(|slowdown| is_long_enough(samples) && *slowdown > MOST_SLOWDOWN)?;
+    let story = format!("a pair takes {slowdown:.2} times as long as at the start");
+    Some(Violation { rule: Rule::ServerLives, story })
+}
+
 /// How much something grows by the hour: the line through all samples but the first one, in which the server takes what it will use.
 #[must_use]
 pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
@@ -134,27 +151,28 @@ pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 
     if spread > 0.0 { both / spread * 3600.0 } else { 0.0 }
 }
 
-/// How the median of a pair at the end compares with that at the start: the middle one of the last tenth of the samples to the middle one of
-/// the first tenth, since one sample tells as much of the machine as of the server. The first sample does not count.
+/// How a pair at the end compares with one at the start, each in PINGs of its round, so that the machine's own pace does not count: the middle one of
+/// the last tenth of the samples to the middle one of the first tenth. The first sample does not count.
 #[must_use]
 pub fn slowdown(samples: &[Sample]) -> Option<f64> {
     let samples = samples.get(1..).unwrap_or_default();
     let share = samples.len().div_ceil(10);
     let middle = |part: &[Sample]| {
-        let mut medians_us: Vec<f64> = part.iter().map(|sample| sample.median_us).collect();
-        medians_us.sort_unstable_by(f64::total_cmp);
-        medians_us.get(medians_us.len() / 2).copied()
+        let mut medians: Vec<f64> = part.iter().map(|sample| sample.median_us / sample.pings_us).collect();
+        medians.sort_unstable_by(f64::total_cmp);
+        medians.get(medians.len() / 2).copied()
     };
     Some(middle(samples.get(samples.len() - share..)?)? / middle(samples.get(..share)?)?)
 }
 
-/// Half and 99 of 100 of some pairs of ACQUIRE and RELEASE, in microseconds.
-fn latency(control: &mut Connection) -> Result<(f64, f64)> {
+/// Half and 99 of 100 of some pairs of requests, in microseconds.
+fn latency(control: &mut Connection, pair: [&str; 2]) -> Result<(f64, f64)> {
     let mut took_us = Vec::with_capacity(TIMED);
     for _ in 0..TIMED {
         let began = Instant::now();
-        control.ask("RLOCK.ACQUIRE timed somebody PX 60000")?;
-        control.ask("RLOCK.RELEASE timed somebody")?;
+        for words in pair {
+            control.ask(words)?;
+        }
         took_us.push(began.elapsed().as_secs_f64() * 1e6);
     }
     took_us.sort_unstable_by(f64::total_cmp);
@@ -185,6 +203,7 @@ mod tests {
                 used: 1.0,
                 resident: 1.0,
                 median_us: *median_us,
+                pings_us: 1.0,
                 slow_us: 1.0,
                 operations: 1,
             };
@@ -196,12 +215,26 @@ mod tests {
         let mut many = [&[9.0; 1][..], &[2.0; 40]].concat();
         (many[2], many[39]) = (50.0, 70.0);
         assert_eq!(slowdown(&samples(&many)), Some(1.0));
+        assert_eq!(has_slowed_down(&samples(&many)), None);
+        let mut slower = samples(&[&[2.0; 20][..], &[3.5; 20]].concat());
+        assert_eq!(has_slowed_down(&slower).map(|violation| violation.rule), Some(Rule::ServerLives));
+        // The machine is slower, and not the server.
+        slower.iter_mut().skip(20).for_each(|sample| sample.pings_us = 1.75);
+        assert_eq!(has_slowed_down(&slower), None);
+        assert_eq!(has_slowed_down(&samples(&[1.0, 1.0, 9.0])), None, "too few");
     }
 
     #[test]
     fn what_grows_has_a_slope() {
-        let sample =
-            |at_s: f64, used: f64| Sample { at_s, used, resident: 7.0, median_us: 1.0, slow_us: 1.0, operations: 1 };
+        let sample = |at_s: f64, used: f64| Sample {
+            at_s,
+            used,
+            resident: 7.0,
+            median_us: 1.0,
+            pings_us: 1.0,
+            slow_us: 1.0,
+            operations: 1,
+        };
         let samples = [sample(1.0, 5000.0), sample(10.0, 100.0), sample(20.0, 110.0), sample(30.0, 120.0)];
         assert_eq!(slope_by_hour(&samples, |sample| sample.used).round() as i64, 3600);
         assert_eq!(slope_by_hour(&samples, |sample| sample.resident).round() as i64, 0);

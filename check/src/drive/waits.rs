@@ -2,7 +2,6 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::campaign::SLOT;
 use super::subscriber::{Subscriber, Subscribes};
 use super::wire::{Connection, as_grant, now_us};
 use super::worker::{Party, Wish, Worker};
@@ -16,7 +15,7 @@ const LOOKS: usize = 50;
 impl Worker {
     /// This client's own channel.
     fn channel(&self) -> String {
-        format!("answers-{}{SLOT}", self.own_key)
+        format!("answers-{}", self.own_name())
     }
 
     /// Who listens to that channel.
@@ -89,7 +88,7 @@ impl Worker {
         let deaf = self.own_waiter();
         let numbered = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let deaf_us = now_us();
-        let words = format!("{} NOTIFY nobody-{}{SLOT}", self.wish(&deaf, numbered), self.own_key);
+        let words = format!("{} NOTIFY nobody-{}", self.wish(&deaf, numbered), self.own_name());
         let sent = self.connection.ask(&words).map(drop);
         let next = self.stand_behind(&deaf, numbered, deaf_us, sent)?;
         self.release(&holder, 1, None);

@@ -279,6 +279,11 @@ impl Worker {
         self.party_of(self.own_key, Mode::Exclusive)
     }
 
+    /// The name of this client's own key. In a cluster, channels that are made of it are where the key is.
+    pub(super) fn own_name(&self) -> String {
+        self.keys.get(self.own_key).map(|key| key.name.clone()).unwrap_or_default()
+    }
+
     /// `FAMILY.VERB key owner [MODE]`.
     pub(super) fn words(&self, party: &Party, verb: &str) -> String {
         let (name, kind) = self.keys.get(party.key).map_or(("", Kind::Mutex), |key| (key.name.as_str(), key.kind));

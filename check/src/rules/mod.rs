@@ -19,10 +19,12 @@ fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
         let begun = history.demotions.partition_point(|demotion| demotion.from_us <= one.sent_us);
         history.demotions.get(begun.checked_sub(1)?)
     };
-    let is_answered = |one: &&Operation| matches!(
+    let is_answered = |one: &&Operation| {
+        matches!(
             one.outcome,
             Outcome::Granted(_) | Outcome::Nil | Outcome::Number(_) | Outcome::NotOwner | Outcome::Unblocked
-        );
+        )
+    };
     let is_of_the_module = |one: &&Operation| !matches!(one.call, Call::Look | Call::Remove);
     for one in history.operations.iter().filter(is_answered).filter(is_of_the_module) {
         if last_before(one).is_some_and(|demotion| one.answered_us <= demotion.until_us) {

@@ -30,12 +30,7 @@ pub(super) fn check(key: &Key, timeline: &Timeline, pauses: &[Possible], violati
 }
 
 /// Who does not want to wait is answered nil only if somebody may have had something of the lock, or the server gave nobody anything.
-pub(super) fn check_missed(
-    key: &Key,
-    timeline: &Timeline,
-    pauses: &[Possible],
-    violations: &mut Vec<Violation>,
-) {
+pub(super) fn check_missed(key: &Key, timeline: &Timeline, pauses: &[Possible], violations: &mut Vec<Violation>) {
     let mut taken = timeline.taken.clone();
     taken.extend(pauses.iter().map(|pause| Possible { until_us: pause.until_us + SLACK_US, ..*pause }));
     taken.sort_unstable_by_key(|span| span.from_us);
