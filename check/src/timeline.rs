@@ -113,14 +113,19 @@ impl Timeline {
     /// Notes that the lock may have been held until a lease was over.
     fn may_be_held(&mut self, from_us: u64, until_us: u64) {
         self.possible.push(Possible { from_us, until_us });
-        self.had_until_us = self.had_until_us.max(Some(until_us.saturating_add(self.lease_slack_us)));
+        self.may_be_taken(until_us.saturating_add(self.lease_slack_us));
+    }
+
+    /// Notes that the owner that is looked at may have had something until then.
+    fn may_be_taken(&mut self, until_us: u64) {
+        self.had_until_us = self.had_until_us.max(Some(until_us));
     }
 
     /// Notes that the lock may have been held until its owner was told that it has given it up.
     fn was_given_up(&mut self, from_us: u64, until_us: u64) {
         self.possible.push(Possible { from_us, until_us });
         let late_us = if self.releases_may_be_lost { self.lease_slack_us } else { 0 };
-        self.had_until_us = self.had_until_us.max(Some(until_us.saturating_add(late_us)));
+        self.may_be_taken(until_us.saturating_add(late_us));
     }
 
     /// Notes when an owner may have had anything, of whom everything else is noted.
@@ -134,11 +139,8 @@ impl Timeline {
         // A place is there for longer than is known here, and nobody else gets what is offered to it.
         let keeps_place = |one: &Operation| matches!(one.call, Call::Acquire { keeps_place: true, .. });
         let place = (held.is_none() && of_owner.iter().any(keeps_place)).then_some(u64::MAX);
-        // The server may be busy when it is to see that a connection has closed.
-        let closes = of_owner.iter().any(|one| matches!(one.call, Call::Close { .. }));
-        let late_us = if closes { SLACK_US } else { 0 };
         if let Some(until_us) = held.into_iter().chain(briefly).chain(place).max() {
-            self.taken.push(Possible { from_us, until_us: until_us.saturating_add(late_us) });
+            self.taken.push(Possible { from_us, until_us });
         }
     }
 }

@@ -222,3 +222,20 @@ fn who_waits_is_answered_once() {
     let twice = told.call(1, ALONE, [30, 30], Call::Look, Outcome::ToldTwice);
     assert_eq!(twice.broken(), [Rule::AnsweredOnce]);
 }
+
+/// A session ends when its server sees that its connection has closed: a replica does not look.
+#[test]
+fn a_session_whose_connection_closed_under_a_replica_is_there_for_a_while() {
+    let told = |until: u64, asked: u64| {
+        let mut told = Told::mutex()
+            .call(1, ALONE, [10, 11], acquire(60_000, None), Outcome::Granted(5))
+            .call(1, ALONE, [12, 13], Call::Close { grace_ms: 20 }, Outcome::Unknown)
+            .call(2, ALONE, [asked, asked + 1], acquire(100, None), Outcome::Nil);
+        told.0.is_undisturbed = false;
+        told.0.demotions = vec![Possible { from_us: 12_000, until_us: until * 1000 }];
+        told.broken()
+    };
+    assert_eq!(told(6_000, 6_100), []);
+    assert_eq!(told(6_000, 8_100), [Rule::FreeIsGranted]);
+    assert_eq!(told(12, 2_050), [Rule::FreeIsGranted]);
+}

@@ -1,7 +1,7 @@
 //! RELEASE, and the end of a session whose connection closes.
 
 use super::owner::{Owner, believe, lost};
-use super::{Timeline, US_PER_MS};
+use super::{SLACK_US, Timeline, US_PER_MS};
 use crate::history::{Operation, Outcome, Rule, Violation};
 
 impl Owner<'_> {
@@ -66,6 +66,9 @@ impl Owner<'_> {
             believe(one, &mut held, one.sent_us + grace_us, timeline);
             let until_us = held.possible_until_us.min(one.answered_us + grace_ms * US_PER_MS);
             timeline.may_be_held(held.possible_from_us, until_us);
+            // The server may be busy when it is to see that.
+            let seen_us = self.circumstances.unseen_until_us(one.answered_us).unwrap_or(until_us).max(until_us);
+            timeline.may_be_taken(seen_us + SLACK_US);
         }
     }
 }

@@ -68,11 +68,8 @@ impl Owner<'_> {
     /// if the server had not seen it before it became a replica.
     fn may_end_late(&self, look: &Operation, closed_us: u64) -> bool {
         let is_paused = |pause: &Possible| pause.from_us <= look.answered_us && look.sent_us <= pause.until_us;
-        let is_unseen = |demotion: &Possible| {
-            demotion.from_us <= closed_us + SLACK_US
-                && closed_us <= demotion.until_us
-                && look.sent_us <= demotion.until_us + SLACK_US
-        };
-        self.circumstances.pauses.iter().any(is_paused) || self.circumstances.demotions.iter().any(is_unseen)
+        let unseen_until_us = self.circumstances.unseen_until_us(closed_us);
+        self.circumstances.pauses.iter().any(is_paused)
+            || unseen_until_us.is_some_and(|until_us| look.sent_us <= until_us + SLACK_US)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::meant::{Cancelled, check_untouched};
 use super::spans::{Belief, Possible};
-use super::{Timeline, US_PER_MS};
+use super::{SLACK_US, Timeline, US_PER_MS};
 use crate::history::{Call, Mode, Operation, Rule, Violation};
 
 /// What an owner has in one mode, as far as it knows.
@@ -40,6 +40,13 @@ pub(super) struct Circumstances<'h> {
 }
 
 impl Circumstances<'_> {
+    /// Until when a server has not looked at a connection that closed while it was a replica, or shortly before. `None` if it was none then.
+    pub(super) fn unseen_until_us(&self, closed_us: u64) -> Option<u64> {
+        let is_unseen =
+            |demotion: &&Possible| demotion.from_us <= closed_us + SLACK_US && closed_us <= demotion.until_us;
+        self.demotions.iter().filter(is_unseen).map(|demotion| demotion.until_us).max()
+    }
+
     /// Whether the lease of a hold was surely over when something was asked about it, and its owner is answered as if it held still.
     pub(super) fn check_outlived(&self, one: &Operation, held: &Held, violations: &mut Vec<Violation>) {
         let over_us = held.possible_until_us.saturating_add(self.leases_outlast_us);
