@@ -108,6 +108,19 @@ fn each_rule_has_a_mutant_that_it_has_to_notice() {
     }
 }
 
+/// What a patch says who has to notice it, and what the run has written, are the same.
+#[test]
+fn each_mutant_was_noticed_by_a_rule_that_it_names() {
+    let tried = rows(&document(), "| mutant |");
+    for mutant in mutants::all(&root()).expect("the patches are there") {
+        let is_of = |row: &&Vec<String>| quoted(&row[0]).first() == Some(&mutant.name) && row[2] != "none: a test";
+        for row in tried.iter().filter(is_of).filter(|_| !mutant.rules.is_empty()) {
+            let is_named = mutant.rules.iter().any(|rule| row[3].split("; ").any(|name| name == rule.name()));
+            assert!(is_named, "{} under {}: {}", mutant.name, row[2], row[3]);
+        }
+    }
+}
+
 /// The table that the run writes is of these mutants.
 #[test]
 fn the_table_of_the_last_run_has_each_mutant() {
