@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-use rlock_check::drive::campaign::{check_leftovers, check_life};
+use rlock_check::drive::afterwards::{check_leftovers, check_life};
 use rlock_check::drive::parade;
 use rlock_check::drive::wire::Connection;
 use rlock_check::history::{Key, Kind, Rule, Violation};

@@ -8,15 +8,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
-use redis::Value;
+use anyhow::{Result, anyhow};
 
+use super::afterwards::{check_leftovers, check_life, has_ended, look_afterwards};
 use super::cluster;
 use super::fault::Faults;
 use super::half_open::Network;
 use super::harm::{Harm, Interruptions};
 use super::monitor::{Monitor, Orders};
-use super::parade;
 use super::processes::{Order, Process};
 use super::sentinel::Sentinels;
 use super::server::{Disk, Program, Server, WallClock};
@@ -68,13 +67,10 @@ pub(super) struct Limits {
 }
 
 /// A lease that is longer than any wait leaves a waiter something to believe in, and what is held by nobody is free too late for those who wait.
-const LONG_LEASES: Limits = Limits { lease_ms: 5_000, wait_ms: 3_000 };
+pub(super) const LONG_LEASES: Limits = Limits { lease_ms: 5_000, wait_ms: 3_000 };
 
 /// Where a release may be lost with the server that heard of it, the lock is free when its lease is over: that has to be within the slack.
 const SHORT_LEASES: Limits = Limits { lease_ms: 1_500, wait_ms: LONG_WAIT_MS };
-
-/// How long a server without a listener needs to stop propagating, and then some.
-const UNHEARD: Duration = Duration::from_millis(2_500);
 
 /// For so many clients there is one more lock of each kind to compete for. Fewer clients are in each other's way too rarely; more only wait.
 const CLIENTS_PER_SET: u64 = 6;
@@ -130,7 +126,7 @@ impl Campaign {
                 cluster::replicate(&master, &replica)?;
             }
         }
-        let mut control = Connection::open(master.address())?;
+        let mut control = Connection::insist(master.address())?;
         let keys = self.make_keys(&mut control)?;
         let mut violations = Vec::new();
         let (mut operations, interruptions) =
@@ -138,7 +134,8 @@ impl Campaign {
         let record = Record { keys: keys.to_vec(), operations: operations.clone(), spans: interruptions.spans() };
         let grants_of_forgotten = takeovers::forget(&mut operations, &interruptions.takeovers_us);
         let ended = if is_cluster {
-            Connection::open(master.address()).and_then(|mut there| check_leftovers(&mut there, &keys, &mut violations))
+            Connection::insist(master.address())
+                .and_then(|mut there| check_leftovers(&mut there, &keys, &mut violations))
         } else {
             look_afterwards(&master, &replica, &keys, &mut violations)
         };
@@ -315,13 +312,6 @@ impl Campaign {
     }
 }
 
-/// Looks at what is left when the clients have gone, and lets a replica follow.
-fn look_afterwards(master: &Server, replica: &Server, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
-    let mut control = Connection::open(master.address())?;
-    check_leftovers(&mut control, keys, violations)?;
-    follow(&mut control, replica, master.address().port(), violations)
-}
-
 /// Gives each request that acquires its place in the server's order. Of an owner some of whose requests were not heard it is not known
 /// which place is whose.
 fn set_orders(operations: &mut [Operation], orders: &Orders) {
@@ -335,108 +325,5 @@ fn set_orders(operations: &mut [Operation], orders: &Orders) {
         let nth = usize::try_from(one.order).ok().and_then(|nth| nth.checked_sub(1));
         let places = orders.get(&one.owner).filter(|places| places.len() == all);
         one.order = places.zip(nth).and_then(|(places, nth)| places.get(nth)).copied().unwrap_or(0);
-    }
-}
-
-/// What a server never logs while all is well.
-const BAD_NEWS: [&str; 4] = ["a bug in rlock", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
-
-/// What a replica logs that has not what its master has, or a server whose file says something else than was done.
-const DIFFERS: &str = "could not be applied";
-
-/// Whether a server has ended, or is about to: it may be busy for a while with what it says of that.
-fn has_ended(server: &mut Server) -> bool {
-    let mut violations = Vec::new();
-    check_life("server", server.is_alive(), &server.log(), &mut violations);
-    !violations.is_empty()
-}
-
-/// A server has not ended, and has not logged that something is wrong.
-pub fn check_life(name: &str, is_alive: bool, log: &str, violations: &mut Vec<Violation>) {
-    if let Some(said) = log.lines().find(|line| line.contains(DIFFERS)) {
-        violations.push(Violation { rule: Rule::ReplicaAgrees, story: format!("the {name} says: {said}") });
-    }
-    let said = log.lines().find(|line| BAD_NEWS.iter().any(|news| line.contains(news)));
-    if !is_alive || said.is_some() {
-        let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
-        violations.push(Violation { rule: Rule::ServerLives, story });
-    }
-}
-
-/// Semaphores are there for ever: without them, and when the last short lease is over, a server has no key any more.
-///
-/// # Errors
-///
-/// If the server does not answer.
-pub fn check_emptied(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
-    for key in keys.iter().filter(|key| key.kind == Kind::Semaphore) {
-        control.ask(&format!("DEL {}", key.name))?;
-    }
-    let deadline_us = now_us() + LONG_LEASES.lease_ms * 1000 + SLACK_US;
-    while control.ask("DBSIZE")? != Value::Int(0) {
-        if now_us() > deadline_us {
-            let story = format!("there are keys still, as {:?}", control.ask("RANDOMKEY")?);
-            violations.push(Violation { rule: Rule::NothingIsLeftOver, story });
-            break;
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
-/// Everybody has gone: nothing is held but what a short lease still keeps.
-///
-/// # Errors
-///
-/// If the server does not answer.
-pub fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
-    let deadline_us = now_us() + LONG_LEASES.lease_ms * 1000 + SLACK_US;
-    loop {
-        let mut left = Vec::new();
-        for key in keys {
-            if let Value::Array(fields) = control.ask(&format!("RLOCK.INFO {}", key.name))? {
-                let holders = fields.iter().skip(3).step_by(2).next();
-                let is_idle = key.kind == Kind::Semaphore && holders == Some(&Value::Array(Vec::new()));
-                if !is_idle {
-                    left.push(format!("{} is held by nobody who is left: {fields:?}", key.name));
-                }
-            }
-        }
-        if left.is_empty() || now_us() > deadline_us {
-            violations.extend(left.into_iter().map(|story| Violation { rule: Rule::NothingIsLeftOver, story }));
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// A first replica comes to a master that nobody has listened to, is compared with it, and takes over.
-fn follow(control: &mut Connection, replica: &Server, master_port: u16, violations: &mut Vec<Violation>) -> Result<()> {
-    thread::sleep(UNHEARD);
-    let mut there = Connection::open(replica.address())?;
-    there.ask(&format!("REPLICAOF 127.0.0.1 {master_port}"))?;
-    let deadline_us = now_us() + 20_000_000;
-    while !info(&mut there)?.contains("master_link_status:up") {
-        if now_us() > deadline_us {
-            return Err(anyhow!("the replica does not come")).context(replica.log());
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    let highest_token = parade::make(control)?;
-    control.ask("WAIT 1 5000")?;
-    parade::compare(control, &mut there, violations)?;
-    parade::intrude(&mut there, violations)?;
-    parade::take_over(&mut there, highest_token, violations)
-}
-
-pub(super) fn info(connection: &mut Connection) -> Result<String> {
-    text(connection.ask("INFO replication")?)
-}
-
-pub(super) fn text(value: Value) -> Result<String> {
-    match value {
-        Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Value::VerbatimString { text, .. } => Ok(text),
-        other => Err(anyhow!("{other:?} is no text")),
     }
 }

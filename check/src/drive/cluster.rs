@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use redis::Value;
 
-use super::campaign::{SLOT, info, text};
+use super::campaign::SLOT;
 use super::server::Server;
-use super::wire::{Connection, now_us};
+use super::wire::{Connection, info, now_us, text};
 
 /// How long nodes may take to agree. One that was killed takes no requests for two seconds after it has come back.
 const AGREE_US: u64 = 30_000_000;

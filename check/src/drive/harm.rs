@@ -11,14 +11,13 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use redis::Value;
 
-use super::campaign::text;
 use super::cluster;
 use super::fault::Faults;
 use super::half_open::Network;
 use super::processes::Process;
 use super::sentinel::Sentinels;
 use super::server::{Server, WallClock};
-use super::wire::{Connection, now_us};
+use super::wire::{Connection, now_us, text};
 use crate::history::{Outcome, Rule, Violation};
 use crate::timeline::Possible;
 
@@ -371,7 +370,7 @@ impl Harm<'_> {
 
 /// Does something, and after a while something else. Returns when the first had been done, and the second not yet.
 fn between(address: SocketAddr, lasts: Duration, first: &str, then: &str) -> Result<Possible> {
-    let mut control = Connection::open(address)?;
+    let mut control = Connection::insist(address)?;
     control.ask(first)?;
     let from_us = now_us();
     thread::sleep(lasts);
@@ -382,7 +381,7 @@ fn between(address: SocketAddr, lasts: Duration, first: &str, then: &str) -> Res
 
 /// Cuts some of the connections, but for those that listen.
 fn cut_connections(address: SocketAddr, share: f64, random: &mut StdRng) -> Result<()> {
-    let mut control = Connection::open(address)?;
+    let mut control = Connection::insist(address)?;
     let mut listed = text(control.ask("CLIENT LIST TYPE normal")?)?;
     listed.push_str(&text(control.ask("CLIENT LIST TYPE pubsub")?)?);
     for line in listed.lines().filter(|line| !line.contains("cmd=monitor") && !line.contains("cmd=client")) {
@@ -398,7 +397,7 @@ fn cut_connections(address: SocketAddr, share: f64, random: &mut StdRng) -> Resu
 /// A client asks for locks with a session, and for more than it reads: the server closes it, with what it holds. Returns what is not as it has
 /// to be then.
 fn overrun(address: SocketAddr, random: &mut StdRng) -> Result<Option<Violation>> {
-    let mut greedy = Connection::open(address)?;
+    let mut greedy = Connection::insist(address)?;
     let name = format!("overrun-{}", random.random_range(0..4));
     for _ in 0..BIG_REPLIES {
         // The connection may be closed by now: that is what this is for.
@@ -408,7 +407,7 @@ fn overrun(address: SocketAddr, random: &mut StdRng) -> Result<Option<Violation>
     }
     let answers = (0..2 * BIG_REPLIES).filter(|_| greedy.receive() != Outcome::Unknown || !greedy.is_lost()).count();
     ensure!(answers < 2 * BIG_REPLIES, "the buffer of a client that does not read has no end");
-    let mut control = Connection::open(address)?;
+    let mut control = Connection::insist(address)?;
     let deadline_us = now_us() + GONE_US;
     while control.ask(&format!("RLOCK.PTTL {name}"))? != Value::Int(-2) {
         if now_us() > deadline_us {

@@ -8,6 +8,7 @@
 //! | [`monitor`] | the order in which the server executed requests |
 //! | [`worker`] | one client: what it does is drawn from a seed, what comes of it is recorded |
 //! | [`scenes`] | what a client does that takes more than one connection |
+//! | `leases` | what it does about its leases |
 //! | [`parade`] | holds of each kind, changed in each way, to compare a replica with its master |
 //! | [`retries`] | requests that are sent again, and commands that mean one hold (`ONCE`, `TOKEN`) |
 //! | [`waits`] | requests that wait without a blocked connection, and the ways in which they end (`NOTIFY`, `CANCEL`) |
@@ -21,13 +22,16 @@
 //! | [`faults`] | a campaign for each fault on each server, and the table of them |
 //! | [`soak`] | a long load, and whether memory and latency stay as they are |
 //! | [`campaign`] | all of it together, for a while |
+//! | [`afterwards`] | what is looked at when everybody has gone |
 
+pub mod afterwards;
 pub mod campaign;
 pub mod cluster;
 pub mod fault;
 pub mod faults;
 pub mod half_open;
 pub mod harm;
+mod leases;
 pub mod monitor;
 pub mod parade;
 pub mod processes;

@@ -11,9 +11,8 @@ use anyhow::{Context, Result, ensure};
 use redis::Value;
 use tempfile::TempDir;
 
-use super::campaign::text;
 use super::server::free_address;
-use super::wire::{Connection, now_us};
+use super::wire::{Connection, now_us, text};
 
 const COUNT: usize = 3;
 

@@ -140,7 +140,7 @@ impl Server {
         let mut there = Connection::open(self.address)?;
         there.ask(&format!("REPLICAOF 127.0.0.1 {}", master.port()))?;
         let deadline = Instant::now() + START_TIMEOUT;
-        while !super::campaign::info(&mut there)?.contains("master_link_status:up") {
+        while !super::wire::info(&mut there)?.contains("master_link_status:up") {
             ensure!(Instant::now() < deadline, "the replica does not come; its log:\n{}", self.log());
             thread::sleep(Duration::from_millis(10));
         }

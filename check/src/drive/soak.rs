@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::campaign::{Campaign, check_emptied, check_leftovers, check_life, text};
+use super::afterwards::{check_emptied, check_leftovers, check_life};
+use super::campaign::Campaign;
 use super::fault::Faults;
 use super::server::{Disk, Program, Server, WallClock};
-use super::wire::Connection;
+use super::wire::{Connection, text};
 use crate::history::{History, Rule, Violation};
 use crate::rules;
 
@@ -75,18 +76,18 @@ pub fn soak(
     let mut master = Server::start(&program, Some(&clocks[0]))?;
     let mut replica = Server::start(&program, Some(&clocks[1]))?;
     // The log of slow commands fills up for hours: memory of the server's own, which is none of what is looked for.
-    Connection::open(master.address())?.ask("CONFIG SET slowlog-log-slower-than -1")?;
+    Connection::insist(master.address())?.ask("CONFIG SET slowlog-log-slower-than -1")?;
     let mut soaked = Soaked { samples: Vec::new(), violations: Vec::new() };
     let (began, mut round, mut operations) = (Instant::now(), 0, 0);
     while began.elapsed() < lasts {
         round += 1;
         let (program, faults) = (program.clone(), Faults::Disconnects);
         let campaign = Campaign { program, lasts: ROUND, seed: seed + round, workers, faults };
-        let keys = campaign.make_keys(&mut Connection::open(master.address())?)?;
+        let keys = campaign.make_keys(&mut Connection::insist(master.address())?)?;
         let (seen, _) = campaign.record(&mut master, &mut replica, &clocks, &keys, &mut soaked.violations)?;
         operations += seen.len();
         // Connections from before were cut like all others.
-        let mut control = Connection::open(master.address())?;
+        let mut control = Connection::insist(master.address())?;
         soaked.violations.extend(rules::check(&mut History {
             keys: keys.to_vec(),
             operations: seen,

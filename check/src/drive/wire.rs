@@ -1,12 +1,12 @@
 //! One connection, and what its answers mean.
 
 use std::net::SocketAddr;
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use redis::{Cmd, ConnectionLike, ErrorKind, RedisError, Value};
 
-use super::campaign::text;
 use crate::history::Outcome;
 
 /// Longer than any wait: a server that is silent for so long hangs.
@@ -34,6 +34,10 @@ pub struct Connection {
     left: Vec<(SocketAddr, redis::Connection)>,
 }
 
+/// How often it is tried to connect where that has to succeed, and how long the pause is in between.
+const MOST_TRIES: u32 = 50;
+const BETWEEN_TRIES: Duration = Duration::from_millis(100);
+
 impl Connection {
     /// Connects.
     ///
@@ -42,6 +46,22 @@ impl Connection {
     /// If nobody answers there.
     pub fn open(address: SocketAddr) -> Result<Self> {
         Ok(Self { inner: connect(address)?, address, sent_us: 0, left: Vec::new() })
+    }
+
+    /// Connects, if need be at a later try: a fault may cut a connection as it is made, and a busy machine may take long.
+    ///
+    /// # Errors
+    ///
+    /// If nobody answers there for seconds.
+    pub fn insist(address: SocketAddr) -> Result<Self> {
+        let mut tries = 0;
+        loop {
+            match Self::open(address) {
+                Err(_) if tries < MOST_TRIES => tries += 1,
+                opened => return opened,
+            }
+            thread::sleep(BETWEEN_TRIES);
+        }
     }
 
     /// Asks something in words, and waits for the answer.
@@ -230,5 +250,19 @@ mod tests {
         let by_the_server = "force unblock from blocking operation, instance state changed (master -> replica?)";
         assert_eq!(unblocked(by_the_server), Outcome::Unknown);
         assert_eq!(unblocked("the request was cancelled"), Outcome::Unblocked);
+    }
+}
+
+/// What INFO says of roles.
+pub(super) fn info(connection: &mut Connection) -> Result<String> {
+    text(connection.ask("INFO replication")?)
+}
+
+/// A text that was answered.
+pub(super) fn text(value: Value) -> Result<String> {
+    match value {
+        Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::VerbatimString { text, .. } => Ok(text),
+        other => Err(anyhow!("{other:?} is no text")),
     }
 }

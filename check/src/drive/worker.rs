@@ -22,22 +22,12 @@ pub(super) const LONG_LEASE_MS: u64 = 60_000;
 /// A wait that no request is meant to see the end of.
 pub(super) const LONG_WAIT_MS: u64 = 8_000;
 
-/// A lease that ends while its owner looks, if it is not renewed.
-const RENEWED_LEASE_MS: u64 = 20;
-
-/// How much longer than its lease an owner is busy that comes back too late.
-const LATE_BY_MS: u64 = 15;
-
-/// How often a client asks for what nobody else asks for.
-const ASKS_ALONE: u32 = 4;
-
 /// How many owners are remembered that have given up what they had, and how often one of them looks whether it has it again.
 const REMEMBERED: usize = 8;
 const LOOKS_BACK: f64 = 0.2;
 
-/// How often something is done about the lock that is kept, and for how long of each millisecond of its lease it is.
+/// How often something is done about the lock that is kept.
 const KEEPS: f64 = 0.05;
-const MOST_OF_IT_US: u64 = 950;
 
 /// See the head of this file.
 pub struct Worker {
@@ -61,9 +51,9 @@ pub struct Worker {
     /// One whose session has ended with its connection, or who was granted a lock and gone in one turn, and from when on the server has to know.
     pub(super) closed: Option<(Party, u64)>,
     /// What it holds beside everything else, and since when.
-    kept: Option<(Party, u64)>,
+    pub(super) kept: Option<(Party, u64)>,
     /// The key that it holds so, which is another one that only this client uses.
-    kept_key: usize,
+    pub(super) kept_key: usize,
     /// Listens for answers on this client's own channel.
     pub(super) subscriber: Option<Subscriber>,
     /// How it subscribes.
@@ -110,25 +100,9 @@ impl Wish {
     }
 }
 
-/// How often a client tries to connect for the first time, and how long it pauses in between.
-const MOST_FIRST_TRIES: u32 = 50;
-const BETWEEN_FIRST_TRIES: Duration = Duration::from_millis(100);
-
 /// Below the owners of a client: in the rounds of a soak, which have a seed each, no name comes again. What is kept for each name adds up then.
 const fn first_owner(number: u64, seed: u64) -> u64 {
     (number << 40) + ((seed & 0xf_ffff) << 20)
-}
-
-/// A fault may cut it as it is made, when nothing was recorded yet.
-fn first_connection(address: SocketAddr) -> Result<Connection> {
-    let mut tries = 0;
-    loop {
-        match Connection::open(address) {
-            Err(_) if tries < MOST_FIRST_TRIES => tries += 1,
-            opened => return opened,
-        }
-        thread::sleep(BETWEEN_FIRST_TRIES);
-    }
 }
 
 impl Worker {
@@ -155,7 +129,7 @@ impl Worker {
             kept_key,
             subscriber: None,
             subscribes: Subscribes::ToServer,
-            connection: first_connection(address)?,
+            connection: Connection::insist(address)?,
             address,
             keys,
             random: StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
@@ -370,7 +344,7 @@ impl Worker {
         self.ask(party, &words, Call::Release { count, token: None, request_id })
     }
 
-    fn renew(&mut self, party: &Party, lease_ms: u64) {
+    pub(super) fn renew(&mut self, party: &Party, lease_ms: u64) {
         let words = format!("{} PX {lease_ms}", self.words(party, "RENEW"));
         self.ask(party, &words, Call::Renew { lease_ms, token: None });
     }
@@ -404,24 +378,7 @@ impl Worker {
         }
     }
 
-    /// A hold goes on whatever happens to the server meanwhile, for nearly all of its lease: it is taken, looked at now and then, and given up.
-    fn keep(&mut self) {
-        match self.kept.take() {
-            None => {
-                let mut party = self.party_of(self.kept_key, Mode::Exclusive);
-                if self.acquire(&mut party, Wish::TRY) {
-                    self.kept = Some((party, now_us()));
-                }
-            }
-            Some((party, since_us)) if now_us() < since_us + self.limit(Wish::TRY).lease_ms * MOST_OF_IT_US => {
-                self.look(&party);
-                self.kept = Some((party, since_us));
-            }
-            Some((party, _)) => self.release_and_remember(party, 1),
-        }
-    }
-
-    fn release_and_remember(&mut self, party: Party, count: u32) {
+    pub(super) fn release_and_remember(&mut self, party: Party, count: u32) {
         if self.give_up(&party, count, None) == Outcome::Number(0) {
             self.released.truncate(REMEMBERED - 1);
             self.released.push_front(party);
@@ -482,29 +439,6 @@ impl Worker {
         }
     }
 
-    /// A renewal never makes a deadline come nearer.
-    fn renew_for_less(&mut self) {
-        let mut party = self.party(|_| true);
-        if self.acquire(&mut party, Wish::WAIT) {
-            self.renew(&party, 1);
-            thread::sleep(Duration::from_millis(4));
-            self.look(&party);
-            self.release(&party, 1, None);
-        }
-    }
-
-    /// A hold is there when the lease is over that it had before it was renewed.
-    fn renew_for_more(&mut self) {
-        let mut party = self.party(|_| true);
-        if self.acquire(&mut party, Wish { lease_ms: RENEWED_LEASE_MS, ..Wish::WAIT }) {
-            let lease_ms = self.limit(Wish::WAIT).lease_ms;
-            self.renew(&party, lease_ms);
-            thread::sleep(Duration::from_millis(RENEWED_LEASE_MS + 5));
-            self.look(&party);
-            self.release(&party, 1, None);
-        }
-    }
-
     /// A writer becomes a reader, or a reader tries to become a writer.
     fn change_mode(&mut self) {
         let mut party = self.party(|kind| kind == Kind::RwLock);
@@ -536,44 +470,5 @@ impl Worker {
         // It is recorded by nothing: who has no place is never granted again.
         let words = self.words(&party, "CANCEL");
         let _ = self.connection.call(&words);
-    }
-
-    /// A lock that nobody else asks for is granted to who does not want to wait, again and again.
-    fn ask_alone(&mut self) {
-        for _ in 0..ASKS_ALONE {
-            let mut party = self.own_party();
-            if self.acquire(&mut party, Wish::TRY) {
-                self.release(&party, 1, None);
-            }
-        }
-    }
-
-    /// An owner is busy for longer than its lease, and goes on as if it held.
-    fn come_back_late(&mut self) {
-        let mut party = self.party(|_| true);
-        let lease_ms = self.random.random_range(1..=RENEWED_LEASE_MS);
-        if !self.acquire(&mut party, Wish { lease_ms, ..Wish::WAIT }) {
-            return;
-        }
-        thread::sleep(Duration::from_millis(lease_ms + LATE_BY_MS));
-        let lease_ms = self.limit(Wish::WAIT).lease_ms;
-        match self.random.random_range(0..4) {
-            0 => self.renew(&party, lease_ms),
-            1 => self.look(&party),
-            2 => {
-                let is_once = self.random.random_bool(0.5);
-                self.acquire(&mut party, Wish { is_once, ..Wish::TRY });
-            }
-            _ => {}
-        }
-        // It may have been granted anew.
-        self.release(&party, 1, None);
-    }
-
-    /// Takes a short lease, and forgets it.
-    fn abandon(&mut self) {
-        let mut party = self.party(|_| true);
-        let lease_ms = self.random.random_range(20..150);
-        self.acquire(&mut party, Wish { lease_ms, ..Wish::WAIT });
     }
 }

@@ -1,0 +1,120 @@
+//! What is looked at when everybody has gone: whether servers live, what is left over, and what a replica makes of it.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use redis::Value;
+
+use super::campaign::LONG_LEASES;
+use super::parade;
+use super::server::Server;
+use super::wire::{Connection, info, now_us};
+use crate::history::{Key, Kind, Rule, Violation};
+use crate::timeline::SLACK_US;
+
+/// How long a server without a listener needs to stop propagating, and then some.
+const UNHEARD: Duration = Duration::from_millis(2_500);
+
+/// What a server never logs while all is well.
+const BAD_NEWS: [&str; 4] = ["a bug in rlock", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
+
+/// What a replica logs that has not what its master has, or a server whose file says something else than was done.
+const DIFFERS: &str = "could not be applied";
+
+/// Whether a server has ended, or is about to: it may be busy for a while with what it says of that.
+pub(super) fn has_ended(server: &mut Server) -> bool {
+    let mut violations = Vec::new();
+    check_life("server", server.is_alive(), &server.log(), &mut violations);
+    !violations.is_empty()
+}
+
+/// A server has not ended, and has not logged that something is wrong.
+pub fn check_life(name: &str, is_alive: bool, log: &str, violations: &mut Vec<Violation>) {
+    if let Some(said) = log.lines().find(|line| line.contains(DIFFERS)) {
+        violations.push(Violation { rule: Rule::ReplicaAgrees, story: format!("the {name} says: {said}") });
+    }
+    let said = log.lines().find(|line| BAD_NEWS.iter().any(|news| line.contains(news)));
+    if !is_alive || said.is_some() {
+        let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
+        violations.push(Violation { rule: Rule::ServerLives, story });
+    }
+}
+
+/// Everybody has gone: nothing is held but what a short lease still keeps.
+///
+/// # Errors
+///
+/// If the server does not answer.
+pub fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
+    let deadline_us = now_us() + LONG_LEASES.lease_ms * 1000 + SLACK_US;
+    loop {
+        let mut left = Vec::new();
+        for key in keys {
+            if let Value::Array(fields) = control.ask(&format!("RLOCK.INFO {}", key.name))? {
+                let holders = fields.iter().skip(3).step_by(2).next();
+                let is_idle = key.kind == Kind::Semaphore && holders == Some(&Value::Array(Vec::new()));
+                if !is_idle {
+                    left.push(format!("{} is held by nobody who is left: {fields:?}", key.name));
+                }
+            }
+        }
+        if left.is_empty() || now_us() > deadline_us {
+            violations.extend(left.into_iter().map(|story| Violation { rule: Rule::NothingIsLeftOver, story }));
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Semaphores are there for ever: without them, and when the last short lease is over, a server has no key any more.
+///
+/// # Errors
+///
+/// If the server does not answer.
+pub fn check_emptied(control: &mut Connection, keys: &[Key], violations: &mut Vec<Violation>) -> Result<()> {
+    for key in keys.iter().filter(|key| key.kind == Kind::Semaphore) {
+        control.ask(&format!("DEL {}", key.name))?;
+    }
+    let deadline_us = now_us() + LONG_LEASES.lease_ms * 1000 + SLACK_US;
+    while control.ask("DBSIZE")? != Value::Int(0) {
+        if now_us() > deadline_us {
+            let story = format!("there are keys still, as {:?}", control.ask("RANDOMKEY")?);
+            violations.push(Violation { rule: Rule::NothingIsLeftOver, story });
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Looks at what is left when the clients have gone, and lets a replica follow.
+pub(super) fn look_afterwards(
+    master: &Server,
+    replica: &Server,
+    keys: &[Key],
+    violations: &mut Vec<Violation>,
+) -> Result<()> {
+    let mut control = Connection::insist(master.address())?;
+    check_leftovers(&mut control, keys, violations)?;
+    follow(&mut control, replica, master.address().port(), violations)
+}
+
+/// A first replica comes to a master that nobody has listened to, is compared with it, and takes over.
+fn follow(control: &mut Connection, replica: &Server, master_port: u16, violations: &mut Vec<Violation>) -> Result<()> {
+    thread::sleep(UNHEARD);
+    let mut there = Connection::insist(replica.address())?;
+    there.ask(&format!("REPLICAOF 127.0.0.1 {master_port}"))?;
+    let deadline_us = now_us() + 20_000_000;
+    while !info(&mut there)?.contains("master_link_status:up") {
+        if now_us() > deadline_us {
+            return Err(anyhow!("the replica does not come")).context(replica.log());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let highest_token = parade::make(control)?;
+    control.ask("WAIT 1 5000")?;
+    parade::compare(control, &mut there, violations)?;
+    parade::intrude(&mut there, violations)?;
+    parade::take_over(&mut there, highest_token, violations)
+}
