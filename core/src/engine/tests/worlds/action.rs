@@ -8,15 +8,15 @@ pub(super) enum Asks {
     Try,
     /// With BLOCK.
     Wait,
+    /// With BLOCK 0.
+    WaitForEver,
     /// With QUEUE.
     Queue,
     /// With BLOCK and SESSION.
     Bound,
-    /// With BLOCK and REQ 1.
-    Numbered,
     /// With ONCE, without BLOCK.
     Once,
-    /// With BLOCK, NOTIFY, REQ 1 and ONCE: sent again, it is the same request.
+    /// With BLOCK, NOTIFY and ONCE. It has a number, and so is the same request when it is sent again.
     Notified,
 }
 
@@ -40,11 +40,15 @@ pub(super) enum Action {
         mode: Mode,
         count: u32,
         ask: Asks,
+        /// REQ.
+        id: Option<u64>,
     },
     Release {
         key: usize,
         owner: u8,
         mode: Mode,
+        /// REQ.
+        id: Option<u64>,
     },
     Renew {
         key: usize,
@@ -85,7 +89,7 @@ pub(super) enum Action {
     },
     AcquireMany {
         owner: u8,
-        waits: bool,
+        ask: Asks,
     },
     ReleaseMany {
         owner: u8,

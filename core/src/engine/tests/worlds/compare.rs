@@ -2,8 +2,10 @@
 
 use std::vec::Vec;
 
+use super::commands::refused;
 use super::oracle::fair::FairOracle;
 use super::oracle::fair_places::Place;
+use super::oracle::repeats::Mark;
 use super::oracle::{Oracle, Told, accept_what_is_open};
 use super::small_world::{SmallWorld, Spec, name};
 use crate::engine::tests::world::Output;
@@ -11,7 +13,7 @@ use crate::kind::Mode;
 use crate::lock::Lock;
 use crate::outbox::Answer;
 use crate::place::Stay;
-use crate::request::Refusal;
+use crate::request::Verb;
 use crate::time::US_PER_MS;
 
 impl SmallWorld {
@@ -25,8 +27,7 @@ impl SmallWorld {
                 Answer::TimedOut => Told::Nil,
                 Answer::TakenOver => Told::TakenOver,
                 Answer::Cancelled => Told::Cancelled,
-                Answer::Refused(Refusal::Deadlock(_)) => Told::Deadlock,
-                Answer::Refused(_) => Told::Refused,
+                Answer::Refused(refusal) => refused(&refusal),
                 // Said to nobody, or to somebody who has gone.
                 Answer::Continued | Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => continue,
             };
@@ -52,38 +53,60 @@ impl SmallWorld {
             let mut seen: Vec<Seen> = lock
                 .into_iter()
                 .flat_map(|lock| lock.live_holds(now))
-                .map(|hold| (0, hold.owner().as_slice()[0], hold.mode(), hold.count(), hold.deadline_us() / US_PER_MS))
+                .map(|hold| {
+                    let number = number(hold.request().map(|last| (last.id, last.verb)));
+                    let owner = hold.owner().as_slice()[0];
+                    (0, owner, hold.mode(), hold.count(), hold.deadline_us() / US_PER_MS, number)
+                })
                 .collect();
             seen.sort();
             if let Some(queue) = lock.and_then(Lock::queue) {
-                seen.extend(queue.reserved_until_us().map(|at_us| (1, 0, Mode::Exclusive, 0, at_us / US_PER_MS)));
+                let reserved = queue.reserved_until_us();
+                seen.extend(reserved.map(|at_us| (1, 0, Mode::Exclusive, 0, at_us / US_PER_MS, None)));
                 let until_ms = |stay: Stay| stay.until_us().map_or(u64::MAX, |at_us| at_us / US_PER_MS);
-                seen.extend(queue.iter().map(|place| (2, place.owner[0], Mode::Exclusive, 1, until_ms(place.stay))));
+                seen.extend(queue.iter().map(|place| {
+                    let number = place.request_id.map(|id| (id, false));
+                    (2, place.owner[0], Mode::Exclusive, 1, until_ms(place.stay), number)
+                }));
             } else {
                 let waiters = self.world.engine.waiters(name.borrow(), now);
-                seen.extend(waiters.map(|waiter| (2, waiter.owner[0], waiter.mode, waiter.count, 0)));
+                seen.extend(waiters.map(|waiter| (2, waiter.owner[0], waiter.mode, waiter.count, 0, None)));
             }
             assert_eq!(seen, expected, "who holds key {key} and who waits for it");
         }
     }
 }
 
-/// A hold (0), a reservation (1), or somebody who waits (2): owner, mode, count, and when it ends.
-type Seen = (u8, u8, Mode, u32, u64);
+/// A hold (0), a reservation (1), or somebody who waits (2): owner, mode, count, when it ends, and the last number of its owner's requests, with
+/// whether that was a RELEASE. What is remembered beside a lock has to be compared: two states that differ in nothing else are gone on from only once.
+type Seen = (u8, u8, Mode, u32, u64, Option<(u64, bool)>);
+
+fn number(mark: Mark) -> Option<(u64, bool)> {
+    mark.map(|(id, verb)| (id, verb == Verb::Release))
+}
 
 fn seen_plain(oracle: &Oracle) -> Vec<Seen> {
+    let held = oracle.holds.iter();
     let mut seen: Vec<Seen> =
-        oracle.holds.iter().map(|held| (0, held.owner, held.mode, held.count, held.until_ms)).collect();
+        held.map(|held| (0, held.owner, held.mode, held.count, held.until_ms, number(held.mark))).collect();
     seen.sort();
-    seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.wish.mode, one.wish.count, 0)));
+    seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.wish.mode, one.wish.count, 0, None)));
     seen
 }
 
 fn seen_fair(oracle: &FairOracle) -> Vec<Seen> {
     let mut seen: Vec<Seen> = Vec::new();
-    seen.extend(oracle.holder.map(|(owner, count, until_ms)| (0, owner, Mode::Exclusive, count, until_ms)));
-    seen.extend(oracle.reserved_ms.map(|until_ms| (1, 0, Mode::Exclusive, 0, until_ms)));
+    let holder = oracle.holder;
+    seen.extend(
+        holder.map(|(owner, count, until_ms)| (0, owner, Mode::Exclusive, count, until_ms, number(oracle.mark))),
+    );
+    seen.extend(oracle.reserved_ms.map(|until_ms| (1, 0, Mode::Exclusive, 0, until_ms, None)));
     let until_ms = |place: &Place| if place.is_connected { u64::MAX } else { place.until_ms };
-    seen.extend(oracle.line.iter().map(|place| (2, place.owner, Mode::Exclusive, 1, until_ms(place))));
+    seen.extend(
+        oracle
+            .line
+            .iter()
+            .map(|place| (2, place.owner, Mode::Exclusive, 1, until_ms(place), place.id.map(|id| (id, false)))),
+    );
     seen
 }

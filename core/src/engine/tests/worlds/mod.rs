@@ -14,10 +14,13 @@
 
 mod action;
 mod canonical;
+mod commands;
 mod compare;
 mod departures;
 mod kept;
+mod numbered;
 mod oracle;
+mod remembered;
 mod search;
 mod small_world;
 mod walks;
@@ -39,11 +42,11 @@ fn commands(keys: usize, owners: u8, modes: &[(Mode, u32)], asks: &[Asks]) -> Ve
     for key in 0..keys {
         for owner in 0..owners {
             for (mode, count) in modes.iter().copied() {
-                actions.extend(asks.iter().map(|ask| Action::Acquire { key, owner, mode, count, ask: *ask }));
+                actions.extend(asks.iter().map(|ask| Action::Acquire { key, owner, mode, count, ask: *ask, id: None }));
             }
             let mut released: Vec<Mode> = modes.iter().map(|(mode, _)| *mode).collect();
             released.dedup();
-            actions.extend(released.iter().map(|mode| Action::Release { key, owner, mode: *mode }));
+            actions.extend(released.iter().map(|mode| Action::Release { key, owner, mode: *mode, id: None }));
             actions.push(Action::Leave { key, owner });
         }
     }
@@ -52,6 +55,13 @@ fn commands(keys: usize, owners: u8, modes: &[(Mode, u32)], asks: &[Asks]) -> Ve
 
 const EXCLUSIVE: &[(Mode, u32)] = &[(Mode::Exclusive, 1)];
 const BOTH: &[Asks] = &[Asks::Try, Asks::Wait];
+const FOR_EVER: &[Asks] = &[Asks::Try, Asks::WaitForEver];
+
+/// Each of some owners waits for ever.
+fn for_ever(owners: u8, mode: Mode) -> Vec<Action> {
+    let ask = Asks::WaitForEver;
+    (0..owners).map(|owner| Action::Acquire { key: 0, owner, mode, count: 1, ask, id: None }).collect()
+}
 
 fn with(actions: Vec<Action>, more: &[Action]) -> Vec<Action> {
     [of_time(), actions, more.to_vec()].concat()
@@ -69,7 +79,10 @@ fn mutexes_do_what_the_oracle_says() {
         ..PLAIN
     };
     static THREE_OWNERS: Setup = Setup {
-        actions: || with(commands(1, 3, EXCLUSIVE, BOTH), &[Action::Delete { key: 0 }, Action::Hear]),
+        actions: || {
+            let actions = [commands(1, 3, EXCLUSIVE, BOTH), for_ever(3, Mode::Exclusive)].concat();
+            with(actions, &[Action::Delete { key: 0 }, Action::Hear])
+        },
         ..PLAIN
     };
     search("mutex, 2 keys, 2 owners", &TWO_OWNERS);
@@ -90,7 +103,10 @@ fn read_write_locks_do_what_the_oracle_says() {
     static TWO_KEYS: Setup = Setup {
         kind: Kind::RwLock,
         keys: 2,
-        actions: || with(commands(2, 2, &[(Mode::Read, 1), (Mode::Write, 1)], BOTH), &[Action::Hear]),
+        actions: || {
+            let actions = commands(2, 2, &[(Mode::Read, 1), (Mode::Write, 1)], BOTH);
+            with([actions, for_ever(2, Mode::Write)].concat(), &[Action::Hear])
+        },
         ..PLAIN
     };
     search("rwlock, 1 key, 3 owners", &SETUP);
@@ -117,8 +133,18 @@ fn semaphores_do_what_the_oracle_says() {
         actions: || with(commands(2, 2, &[(Mode::Permits, 1), (Mode::Permits, 2)], BOTH), &[Action::Hear]),
         ..PLAIN
     };
+    static RESIZED: Setup = Setup {
+        kind: Kind::Semaphore,
+        permits: 3,
+        actions: || {
+            let more = [Action::Resize { permits: 1 }, Action::Resize { permits: 4 }, Action::Hear];
+            with(commands(1, 3, &[(Mode::Permits, 1), (Mode::Permits, 2)], FOR_EVER), &more)
+        },
+        ..PLAIN
+    };
     search("semaphore, 1 key, 3 owners", &SETUP);
     search("semaphore, 2 keys, 2 owners", &TWO_KEYS);
+    search("RESIZE: semaphore, 1 key, 3 owners", &RESIZED);
 }
 
 #[test]
@@ -129,7 +155,8 @@ fn fair_locks_do_what_the_oracle_says() {
             let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Exclusive };
             let more =
                 [renew, Action::Force { key: 0 }, Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Hear];
-            with(commands(1, 3, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]), &more)
+            let actions = commands(1, 3, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]);
+            with([actions, for_ever(3, Mode::Exclusive)].concat(), &more)
         },
         ..PLAIN
     };
@@ -173,9 +200,11 @@ fn requests_for_many_keys_are_safe() {
         actions: || {
             let mut actions = commands(2, 3, EXCLUSIVE, &[Asks::Wait]);
             for owner in 0..3 {
-                actions.extend([Action::AcquireMany { owner, waits: true }, Action::ReleaseMany { owner }]);
+                actions.extend([Action::AcquireMany { owner, ask: Asks::Wait }, Action::ReleaseMany { owner }]);
             }
-            with(actions, &[Action::AcquireMany { owner: 0, waits: false }, Action::Delete { key: 0 }, Action::Hear])
+            let asks = [Asks::Try, Asks::WaitForEver];
+            actions.extend(asks.map(|ask| Action::AcquireMany { owner: 0, ask }));
+            with(actions, &[Action::Delete { key: 0 }, Action::Hear])
         },
         ..PLAIN
     };
@@ -187,14 +216,10 @@ fn mixed(first: Mode, second: Mode) -> Vec<Action> {
     let mut actions = Vec::new();
     for owner in 0..2 {
         for (key, mode) in [(0, first), (1, second)] {
-            actions.extend([Asks::Bound, Asks::Numbered].map(|ask| Action::Acquire {
-                key,
-                owner,
-                mode,
-                count: 1,
-                ask,
-            }));
-            actions.push(Action::Release { key, owner, mode });
+            let asks = [(Asks::Bound, None), (Asks::WaitForEver, Some(1))];
+            actions.extend(asks.map(|(ask, id)| Action::Acquire { key, owner, mode, count: 1, ask, id }));
+            let ids = if owner == 0 { &[None, Some(2)][..] } else { &[None] };
+            actions.extend(ids.iter().map(|id| Action::Release { key, owner, mode, id: *id }));
             actions.push(Action::Leave { key, owner });
         }
         actions.push(Action::Close { owner });
@@ -239,8 +264,8 @@ fn notified(keys: usize, owners: u8, modes: &[(Mode, u32)]) -> Vec<Action> {
     for owner in 0..owners {
         for key in 0..keys {
             for (mode, count) in modes.iter().copied() {
-                let asks = [Asks::Once, Asks::Notified];
-                actions.extend(asks.map(|ask| Action::Acquire { key, owner, mode, count, ask }));
+                let asks = [(Asks::Once, None), (Asks::Notified, Some(1))];
+                actions.extend(asks.map(|(ask, id)| Action::Acquire { key, owner, mode, count, ask, id }));
             }
             let mode = modes[0].0;
             actions.extend([Means::Own, Means::Earlier].map(|means| Action::ReleaseToken { key, owner, mode, means }));
@@ -288,14 +313,16 @@ fn waits_that_are_cut_off_are_safe() {
 }
 
 /// Locks that come under another name, and that clients use before everything about them was looked at.
-fn arriving(mode: Mode, asks: &[Asks]) -> Vec<Action> {
+fn arriving(mode: Mode, asks: &[(Asks, Option<u64>)]) -> Vec<Action> {
     let mut actions = Vec::new();
     for owner in 0..2 {
         for key in 0..2 {
-            actions.extend(asks.iter().map(|ask| Action::Acquire { key, owner, mode, count: 1, ask: *ask }));
+            let of_owner =
+                asks.iter().map(|(ask, id)| Action::Acquire { key, owner, mode, count: 1, ask: *ask, id: *id });
+            actions.extend(of_owner);
         }
         actions.push(Action::Renew { key: 1, owner, mode });
-        actions.push(Action::Release { key: 1, owner, mode });
+        actions.push(Action::Release { key: 1, owner, mode, id: None });
         actions.push(Action::Close { owner });
     }
     with(actions, &[Action::Rename, Action::Promote, Action::Part, Action::Hear])
@@ -309,7 +336,7 @@ fn what_is_done_in_parts_is_safe() {
         is_mixed: true,
         keys: 2,
         is_in_parts: true,
-        actions: || arriving(Mode::Read, &[Asks::Bound]),
+        actions: || arriving(Mode::Read, &[(Asks::Bound, None)]),
         ..PLAIN
     };
     static FAIR: Setup = Setup {
@@ -318,7 +345,7 @@ fn what_is_done_in_parts_is_safe() {
         is_mixed: true,
         keys: 2,
         is_in_parts: true,
-        actions: || arriving(Mode::Exclusive, &[Asks::Bound, Asks::Numbered]),
+        actions: || arriving(Mode::Exclusive, &[(Asks::Bound, None), (Asks::Wait, Some(1))]),
         ..PLAIN
     };
     search("in parts: readers with sessions", &READERS);

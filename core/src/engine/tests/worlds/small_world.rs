@@ -3,34 +3,25 @@
 use core::num::NonZeroU32;
 use std::vec::Vec;
 
-use super::action::{Action, Asks, Means};
+use super::action::{Action, Means};
+use super::commands::{Asked, SESSION_MS, refused};
 use super::kept::Kept;
 use super::oracle::circles;
 use super::oracle::fair::FairOracle;
-use super::oracle::fair_places::{FairWish, Stay};
-use super::oracle::holds::Back;
-use super::oracle::line::Wish;
 use super::oracle::{self, Oracle, Told};
+use super::remembered::{self, Remembered};
 use super::search::Setup;
 use crate::bytes::Key;
-use crate::engine::Acquired;
 use crate::engine::tests::keyspace::Value;
 use crate::engine::tests::world::{World, key};
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::lock::{Hold, Lock};
-use crate::request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, Verb};
+use crate::request::{Cancel, Channel, Release, Verb};
 use crate::time::US_PER_MS;
 
 /// How long it takes until something may have become due.
 const TICK_MS: u64 = 10;
-const SESSION_MS: u64 = 5;
-const LEASE_MS: u64 = 15;
-const WAIT_MS: u64 = 25;
-/// The lease of a renewal: longer than what is left of a hold after a while, and shorter than what is left at first.
-const RENEW_MS: u64 = 12;
-/// The life of a place that is asked for without a connection.
-const QUEUE_MS: u64 = 30;
 
 const MAX_OWNERS: usize = 3;
 
@@ -47,7 +38,7 @@ pub(super) struct Ticket {
     pub(super) ticket: u64,
     pub(super) key: usize,
     pub(super) owner: u8,
-    pub(super) asked: (Mode, u32),
+    pub(super) asked: Asked,
     pub(super) until_ms: u64,
 }
 
@@ -60,7 +51,8 @@ pub(super) struct SmallWorld {
     pub(super) answers: Vec<(usize, u8, Told)>,
     /// Grants that nobody was told of, and that nobody has used: key, owner and token.
     pub(super) lost: Vec<(usize, u8, u64)>,
-    kept: Kept,
+    pub(super) kept: Kept,
+    pub(super) remembered: Remembered,
     /// The present connection of each owner. A new one has a number above all, as on a server.
     pub(super) connections: [u64; MAX_OWNERS],
     /// Tokens that their owners were told. Whoever loses a later answer with one of them keeps what it knew of.
@@ -96,6 +88,7 @@ impl SmallWorld {
             answers: Vec::new(),
             lost: Vec::new(),
             kept: Kept::default(),
+            remembered: Remembered::default(),
             connections: [1, 2, 3],
             told: Vec::new(),
         }
@@ -110,21 +103,15 @@ impl SmallWorld {
         let now_ms = self.now_ms();
         self.kept.forget(action);
         match action {
-            Action::Acquire { key, owner, mode, count, ask } => {
-                // Who waits sends the same request again at most, and that only if it is numbered.
-                let is_other = |waiting: &Ticket| ask != Asks::Notified || waiting.asked != (mode, count);
-                let waits = match ask {
-                    Asks::Wait | Asks::Notified => true,
-                    Asks::Bound => !matches!(self.spec, Spec::None),
-                    _ => false,
-                };
-                if waits && self.waiting(key, owner).is_some_and(is_other) {
+            Action::Acquire { key, owner, mode, count, ask, id } => {
+                let asked = Asked { mode, count, ask, id };
+                if !self.may_ask(key, owner, asked) {
                     return false;
                 }
-                self.acquire(key, owner, mode, count, ask);
+                self.acquire(key, owner, asked);
             }
-            Action::Release { key, owner, mode } => self.release(key, owner, mode, Means::Any),
-            Action::ReleaseToken { key, owner, mode, means } => self.release(key, owner, mode, means),
+            Action::Release { key, owner, mode, id } => self.release(key, owner, mode, id, Means::Any),
+            Action::ReleaseToken { key, owner, mode, means } => self.release(key, owner, mode, None, means),
             Action::Renew { key, owner, mode } => self.renew(key, owner, mode, Means::Any),
             Action::RenewToken { key, owner, mode, means } => self.renew(key, owner, mode, means),
             Action::Publish { is_heard } => return self.publish(is_heard),
@@ -154,6 +141,7 @@ impl SmallWorld {
                 if !self.world.engine.has_undelivered_grants() {
                     return false;
                 }
+                self.remember_grants();
                 self.world.engine.confirm_grants(|_| true);
                 match &mut self.spec {
                     Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::hear_all),
@@ -210,7 +198,7 @@ impl SmallWorld {
     /// What is the server's affair, or known to worlds without an oracle only.
     fn act_on_any(&mut self, action: Action) -> bool {
         match action {
-            Action::AcquireMany { owner, waits } => self.acquire_many(owner, waits),
+            Action::AcquireMany { owner, ask } => self.acquire_many(owner, ask),
             Action::ReleaseMany { owner } => {
                 let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
                 let owner = [owner];
@@ -237,6 +225,7 @@ impl SmallWorld {
             }
             Action::Copy => {
                 let Some(lock) = self.world.lock(&name(1)).cloned() else { return false };
+                self.remembered.copy(&lock);
                 self.world.arrive(&name(0), Value::Lock(lock));
             }
             Action::Swap => self.world.swap(),
@@ -250,18 +239,23 @@ impl SmallWorld {
             }
             Action::ChannelGone { owner } => self.take_channel_away(owner),
             Action::Resize { permits } => {
-                let _ = self.world.on_key(&name(0), |engine, tx| engine.resize_semaphore(tx, permits));
+                let now_ms = self.now_ms();
+                let resized = self.world.on_key(&name(0), |engine, tx| engine.resize_semaphore(tx, permits));
+                if let Spec::Plain(oracles) = &mut self.spec {
+                    let told = resized.map_or_else(|refusal| refused(&refusal), Told::Free);
+                    assert_eq!(told, oracles[0].resize(permits, now_ms), "the answer to RESIZE");
+                }
             }
             _ => return false,
         }
         true
     }
 
-    fn all(&self) -> Vec<Key> {
+    pub(super) fn all(&self) -> Vec<Key> {
         (0..self.setup.keys).map(name).collect()
     }
 
-    fn kind(&self, key: usize) -> Kind {
+    pub(super) fn kind(&self, key: usize) -> Kind {
         if self.setup.is_mixed && key == 1 { self.setup.other_kind } else { self.setup.kind }
     }
 
@@ -274,85 +268,15 @@ impl SmallWorld {
         self.tickets.iter().filter(is_it).find(|ticket| self.world.engine.is_waiting(ticket.ticket))
     }
 
-    /// The one place where a request is made: see [`Asks`] for what is asked.
-    fn request(&self, kind: Kind, mode: Mode, count: u32, ask: Asks, owner: u8) -> Request {
-        let until_us = Some(self.world.now.after_ms(WAIT_MS));
-        Request {
-            verb: Verb::Acquire,
-            kind,
-            mode,
-            count,
-            lease_ms: LEASE_MS,
-            request_id: matches!(ask, Asks::Numbered | Asks::Notified).then_some(1),
-            session_ms: matches!(ask, Asks::Bound).then_some(SESSION_MS),
-            is_once: matches!(ask, Asks::Once | Asks::Notified),
-            notify: matches!(ask, Asks::Notified).then(|| channel(owner)),
-            ask: match ask {
-                Asks::Try | Asks::Once => Ask::Try,
-                Asks::Queue => Ask::Queue { life_ms: QUEUE_MS },
-                Asks::Wait | Asks::Bound | Asks::Numbered | Asks::Notified => Ask::Wait { until_us },
-            },
-        }
-    }
-
-    fn acquire(&mut self, key: usize, owner: u8, mode: Mode, count: u32, ask: Asks) {
-        let now_ms = self.now_ms();
-        let request = self.request(mode_kind(mode, self.kind(key)), mode, count, ask, owner);
-        self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
-        // Another request of the same owner that waits may be granted in the same step.
-        let is_alone = self.waiting(key, owner).is_none();
-        let granted_before = self.numbered(key, owner, mode).filter(|_| ask == Asks::Numbered && is_alone);
-        self.world.client = Some(self.client(owner));
-        let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
-        let told = self.note(acquired, key, owner, (mode, count));
-        if told == Told::Granted {
-            self.kept.keep(&self.world, key, owner, mode);
-        }
-        if granted_before.is_some() && told == Told::Granted {
-            assert_eq!(self.numbered(key, owner, mode), granted_before, "a repeated request counts once");
-        }
-        let waits = matches!(ask, Asks::Wait | Asks::Notified | Asks::Bound);
-        let expected = match &mut self.spec {
-            Spec::Plain(oracles) => {
-                let wish = Wish {
-                    mode,
-                    count,
-                    lease_ms: LEASE_MS,
-                    wait_ms: waits.then_some(WAIT_MS),
-                    session_ms: request.session_ms,
-                    id: request.request_id,
-                    is_once: request.is_once,
-                    is_notified: request.notify.is_some(),
-                };
-                let told = oracles[key].acquire(owner, wish, now_ms);
-                if told == Told::Waits && circles::closes_a_circle(oracles, key, owner, now_ms) {
-                    oracles[key].leave_line(owner);
-                    Told::Deadlock
-                } else {
-                    told
-                }
+    /// Those who are about to hear of their grants remember by which request they have come.
+    fn remember_grants(&mut self) {
+        for Ticket { ticket, key, owner, asked, .. } in &self.tickets {
+            let whose = (*key, *owner, asked.mode);
+            let held = remembered::hold(&self.world, whose).map(Hold::token);
+            if self.world.engine.queues.undelivered(*ticket).any(|(_, grant)| Some(grant.token) == held) {
+                self.remembered.keep(&self.world, whose, asked.id, Verb::Acquire);
             }
-            Spec::Fair(oracles) => {
-                let stay = match ask {
-                    Asks::Queue => Stay::Polled(QUEUE_MS),
-                    _ if waits => Stay::Connected(WAIT_MS),
-                    _ => Stay::No,
-                };
-                circles::acquire_fair(oracles, key, owner, FairWish { lease_ms: LEASE_MS, stay }, now_ms)
-            }
-            Spec::None => return,
-        };
-        assert_eq!(told, expected, "the answer to ACQUIRE");
-    }
-
-    /// The token and the count of the hold that the numbered request of an owner has made, if it is not about to be taken back.
-    fn numbered(&self, key: usize, owner: u8, mode: Mode) -> Option<(u64, u32)> {
-        let hold = self.world.lock(&name(key))?.live_hold(&[owner], mode, self.world.now)?;
-        let dirty = self.world.engine.queues.record(name(key).borrow()).and_then(|record| record.dirty.as_ref());
-        if dirty.is_some_and(|dirty| dirty.undelivered.iter().any(|grant| grant.token == hold.token())) {
-            return None;
         }
-        hold.request().is_some_and(|mark| mark.verb == Verb::Acquire).then(|| (hold.token(), hold.count()))
     }
 
     /// A hold with a session that no connection is bound to is about to end.
@@ -364,88 +288,6 @@ impl SmallWorld {
                 let is_bound = !lock.clients(hold.token()).is_empty();
                 assert!(is_bound || hold.deadline_us() <= latest_us, "a session ends with its connection");
             }
-        }
-    }
-
-    fn acquire_many(&mut self, owner: u8, waits: bool) {
-        let ask = if waits { Asks::Wait } else { Asks::Try };
-        let request = Request { verb: Verb::AcquireMany, ..self.request(Kind::Mutex, Mode::Exclusive, 1, ask, owner) };
-        self.world.client = Some(self.client(owner));
-        let keys = self.all();
-        let acquired = self.world.on_keys(&keys, |engine, tx| engine.acquire(tx, &[owner], &request));
-        let told = self.note(acquired, 0, owner, (Mode::Exclusive, 1));
-        let now = self.world.now;
-        let holds = |key: &Key| {
-            self.world.lock(key).is_some_and(|lock| lock.live_hold(&[owner], Mode::Exclusive, now).is_some())
-        };
-        assert!(told != Told::Granted || keys.iter().all(holds), "all or nothing");
-    }
-
-    fn note(&mut self, acquired: Result<Acquired, Refusal>, key: usize, owner: u8, asked: (Mode, u32)) -> Told {
-        match acquired {
-            Ok(Acquired::Granted(tokens)) => {
-                self.told.extend(tokens);
-                Told::Granted
-            }
-            Ok(Acquired::Denied) => Told::Nil,
-            Ok(Acquired::Waiting(ticket)) => {
-                self.world.expect_answer(ticket);
-                self.tickets.push(Ticket { ticket, key, owner, asked, until_ms: self.now_ms() + WAIT_MS });
-                Told::Waits
-            }
-            Err(Refusal::Deadlock(_)) => Told::Deadlock,
-            Err(_) => Told::Refused,
-        }
-    }
-
-    fn release(&mut self, key: usize, owner: u8, mode: Mode, means: Means) {
-        let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
-        let (tokens, is_meant) = self.meant(key, owner, mode, means);
-        let tokens = &tokens;
-        let request = Release { verb: Verb::Release, kind, owner: &who, mode, count: 1, request_id: None, tokens };
-        let left = self.world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
-        let told = match left {
-            Ok(left) => Told::Left(left[0]),
-            Err(Refusal::NotOwner { .. }) => Told::NotOwner,
-            Err(_) => Told::Refused,
-        };
-        assert!(is_meant || !matches!(told, Told::Left(_)), "a hold is released by its own token");
-        let expected = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].release(owner, Back { mode, count: 1, id: None, is_meant }, now_ms),
-            Spec::Fair(oracles) => oracles[key].release(owner, is_meant, now_ms),
-            Spec::None => return,
-        };
-        assert_eq!(told, expected, "the answer to RELEASE");
-    }
-
-    fn renew(&mut self, key: usize, owner: u8, mode: Mode, means: Means) {
-        let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
-        let (tokens, is_meant) = self.meant(key, owner, mode, means);
-        let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &tokens };
-        self.world.client = Some(self.client(owner));
-        let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
-        if renewed.is_ok() {
-            self.kept.keep(&self.world, key, owner, mode);
-        }
-        assert!(is_meant || renewed.is_err(), "a hold is renewed by its own token");
-        let expected = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].renew(owner, mode, is_meant, RENEW_MS, now_ms),
-            Spec::Fair(oracles) => oracles[key].renew(owner, is_meant, RENEW_MS, now_ms),
-            Spec::None => return,
-        };
-        assert_eq!(renewed.is_ok(), matches!(expected, Told::Left(_)), "the answer to RENEW");
-    }
-
-    /// What TOKEN says, and whether it is that of a hold which is there.
-    fn meant(&mut self, key: usize, owner: u8, mode: Mode, means: Means) -> (Vec<u64>, bool) {
-        self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
-        let now = self.world.now;
-        let lock = self.world.lock(&name(key));
-        let token = lock.and_then(|lock| lock.live_hold(&[owner], mode, now)).map(Hold::token);
-        match means {
-            Means::Any => (Vec::new(), true),
-            Means::Own => (token.into_iter().chain([1]).take(1).collect(), token.is_some()),
-            Means::Earlier => (token.map(|token| token - 1).into_iter().chain([1]).take(1).collect(), false),
         }
     }
 
@@ -487,7 +329,7 @@ pub(super) fn channel(owner: u8) -> Channel {
 }
 
 /// The family of commands for a mode; where both are possible, the one that the key is for.
-fn mode_kind(mode: Mode, kind: Kind) -> Kind {
+pub(super) fn mode_kind(mode: Mode, kind: Kind) -> Kind {
     match mode {
         Mode::Exclusive if kind == Kind::Fair => Kind::Fair,
         Mode::Exclusive => Kind::Mutex,

@@ -2,12 +2,13 @@
 //! looked up over all of them.
 //!
 //! That is asked when an owner begins to wait. Who goes on waiting was asked before; but a wait whose time is over is in nobody's way, and when
-//! it is sent again it is. Such a one is asked when the timer goes off, in the order in which they were sent.
+//! it is sent again it is. Such a one, and one with a higher number, is asked when the timer goes off, in the order in which they were sent.
 
 use std::vec::Vec;
 
 use super::fair::FairOracle;
-use super::fair_places::FairWish;
+use super::fair_asking::FairWish;
+use super::line::Wish;
 use super::{Oracle, Told};
 
 /// Of those in [`super::line::InLine::suspect`]: it has come in this step.
@@ -53,8 +54,30 @@ fn over_all(oracles: &[Oracle], owner: u8, now_ms: u64) -> Vec<u8> {
     oracles.iter().flat_map(|oracle| oracle.waits_for(owner, now_ms)).collect()
 }
 
+/// ACQUIRE of one of several locks, for which so many may wait in all. Who would be one too many, or would wait for itself, is refused, and nothing
+/// has happened: its wait with an earlier number goes on.
+pub(crate) fn acquire(
+    oracles: &mut [Oracle],
+    key: usize,
+    owner: u8,
+    wish: Wish,
+    most_waiting: usize,
+    now_ms: u64,
+) -> Told {
+    oracles[key].settle(now_ms);
+    let before = oracles[key].clone();
+    let told = oracles[key].acquire(owner, wish, now_ms);
+    let refused = match told {
+        Told::Waits if oracles.iter().map(|oracle| oracle.line.len()).sum::<usize>() > most_waiting => Told::Refused,
+        Told::Waits if closes_a_circle(oracles, key, owner, now_ms) => Told::Deadlock,
+        _ => return told,
+    };
+    oracles[key] = before;
+    refused
+}
+
 /// Whether an owner that begins to wait for a lock waits for itself.
-pub(crate) fn closes_a_circle(oracles: &mut [Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
+fn closes_a_circle(oracles: &mut [Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
     let numbers = oracles.iter().flat_map(|oracle| &oracle.line).filter_map(|one| one.suspect);
     let next = numbers.filter(|number| *number != NOT_NUMBERED).max().map_or(0, |last| last + 1);
     let makes_circles = oracles[key].makes_circles();

@@ -6,13 +6,18 @@
 use std::vec::Vec;
 
 use super::Told;
+use super::fair_asking::FairWish;
 use super::fair_leaving::Left;
-use super::fair_places::{FairWish, GRACE_MS, Place, Stay};
+use super::fair_places::{GRACE_MS, Place};
+use super::repeats::{Mark, is_repeat};
+use crate::request::Verb;
 
 #[derive(Default)]
 pub(crate) struct FairOracle {
     /// Who holds it, how many times, and until when.
     pub(crate) holder: Option<(u8, u32, u64)>,
+    /// The holder's last numbered request.
+    pub(crate) mark: Mark,
     pub(crate) line: Vec<Place>,
     /// Until when the free lock is kept for the first in line.
     pub(crate) reserved_ms: Option<u64>,
@@ -38,7 +43,7 @@ impl FairOracle {
         self.act_on_what_was_told(now_ms);
         self.holder = self.holder.filter(|(_, _, until_ms)| *until_ms > now_ms);
         if self.holder.is_none() {
-            self.unheard = None;
+            (self.unheard, self.mark) = (None, None);
         }
         self.end_places(now_ms, is_timer);
         self.serve(now_ms);
@@ -54,7 +59,7 @@ impl FairOracle {
                     let owner = self.remove_first();
                     let is_over = first.until_ms <= now_ms;
                     if !is_over {
-                        self.holder = Some((owner, 1, now_ms + first.lease_ms));
+                        self.hold_anew(owner, first.lease_ms, first.asked, now_ms);
                         self.expect_to_be_heard(owner);
                     }
                     self.answers.push((owner, if is_over { Told::Nil } else { Told::Granted }));
@@ -68,42 +73,38 @@ impl FairOracle {
         }
     }
 
-    pub(crate) fn acquire(&mut self, owner: u8, FairWish { lease_ms, stay }: FairWish, now_ms: u64) -> Told {
+    pub(crate) fn acquire(&mut self, owner: u8, wish: FairWish, now_ms: u64) -> Told {
         self.settle(now_ms);
-        match &mut self.holder {
-            // Its holder gets it once more, whoever waits.
-            Some((of, count, until_ms)) if *of == owner => {
-                *count += 1;
-                *until_ms = (*until_ms).max(now_ms + lease_ms);
-                self.hear();
-                return Told::Granted;
+        if let Some((of, count, until_ms)) = &mut self.holder
+            && *of == owner
+        {
+            // Its holder gets it once more, whoever waits; but not by a request that it has sent before.
+            match is_repeat(self.mark, wish.id, Verb::Acquire) {
+                Err(stale) => return stale,
+                Ok(true) => {}
+                Ok(false) => *count += 1,
             }
-            None if self.line.first().is_none_or(|first| first.owner == owner) => {
-                if !self.line.is_empty() {
-                    self.remove_first();
-                }
-                self.holder = Some((owner, 1, now_ms + lease_ms));
-                return Told::Granted;
-            }
-            _ => {}
+            *until_ms = (*until_ms).max(now_ms + wish.lease_ms);
+            self.mark = wish.id.map(|id| (id, Verb::Acquire)).or(self.mark);
+            self.hear();
+            return Told::Granted;
         }
-        let (is_connected, stay_ms) = match stay {
-            Stay::No => return Told::Nil,
-            Stay::Connected(wait_ms) => (true, wait_ms),
-            Stay::Polled(life_ms) => (false, life_ms),
-        };
-        let mine = Place { owner, is_connected, until_ms: now_ms + stay_ms, is_polled: !is_connected, lease_ms };
-        match self.place(owner) {
-            // Asked for anew, it stands where it stood.
-            Some(place) => {
-                let was_connected = std::mem::replace(place, mine).is_connected;
-                if was_connected {
-                    self.answers.push((owner, Told::TakenOver));
-                }
-            }
-            None => self.line.push(mine),
+        if self.is_earlier(owner, wish.id) {
+            return Told::Stale;
         }
-        if is_connected { Told::Waits } else { Told::Nil }
+        if self.holder.is_none() && self.line.first().is_none_or(|first| first.owner == owner) {
+            if !self.line.is_empty() {
+                self.remove_first();
+            }
+            self.hold_anew(owner, wish.lease_ms, wish.id, now_ms);
+            return Told::Granted;
+        }
+        self.stand_in_line(owner, wish, now_ms)
+    }
+
+    fn hold_anew(&mut self, owner: u8, lease_ms: u64, id: Option<u64>, now_ms: u64) {
+        self.holder = Some((owner, 1, now_ms + lease_ms));
+        self.mark = id.map(|id| (id, Verb::Acquire));
     }
 
     /// For whom an owner waits: for the holder, and for the connected places ahead. A place without a connection waits for nobody, nobody waits

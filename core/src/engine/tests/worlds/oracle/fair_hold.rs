@@ -2,23 +2,37 @@
 
 use super::Told;
 use super::fair::FairOracle;
+use super::repeats::is_repeat;
+use crate::request::Verb;
 
 impl FairOracle {
-    pub(crate) fn release(&mut self, owner: u8, is_meant: bool, now_ms: u64) -> Told {
-        let Some((_, count, _)) = self.use_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
-        *count -= 1;
-        let left = *count;
-        if left == 0 {
-            self.holder = None;
-        }
+    pub(crate) fn release(&mut self, owner: u8, id: Option<u64>, is_meant: bool, now_ms: u64) -> Told {
+        let Some((_, count, _)) = self.find_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
+        let count = *count;
+        let left = match is_repeat(self.mark, id, Verb::Release) {
+            Err(stale) => return stale,
+            Ok(true) => count,
+            Ok(false) => self.give_back(id),
+        };
         self.settle(now_ms);
         Told::Left(left)
     }
 
+    /// Once. Returns what is left.
+    fn give_back(&mut self, id: Option<u64>) -> u32 {
+        self.hear();
+        self.mark = id.map(|id| (id, Verb::Release)).or(self.mark);
+        self.holder = self.holder.map(|(owner, count, until_ms)| (owner, count - 1, until_ms));
+        self.holder = self.holder.filter(|(_, count, _)| *count > 0);
+        self.holder.map_or(0, |(_, count, _)| count)
+    }
+
     pub(crate) fn renew(&mut self, owner: u8, is_meant: bool, lease_ms: u64, now_ms: u64) -> Told {
-        let Some((_, count, until_ms)) = self.use_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
+        let Some((_, count, until_ms)) = self.find_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
         *until_ms = (*until_ms).max(now_ms + lease_ms);
-        Told::Left(*count)
+        let count = *count;
+        self.hear();
+        Told::Left(count)
     }
 
     pub(crate) fn force(&mut self, now_ms: u64) {
@@ -30,13 +44,9 @@ impl FairOracle {
     }
 
     /// With a token that is not that of the hold (not `is_meant`), it is as if there were none.
-    fn use_hold(&mut self, owner: u8, is_meant: bool, now_ms: u64) -> Option<&mut (u8, u32, u64)> {
+    fn find_hold(&mut self, owner: u8, is_meant: bool, now_ms: u64) -> Option<&mut (u8, u32, u64)> {
         self.settle_if_told(now_ms);
         let is_its_own = self.holder.is_some_and(|(of, _, until_ms)| of == owner && until_ms > now_ms);
-        if !is_meant || !is_its_own {
-            return None;
-        }
-        self.hear();
-        self.holder.as_mut()
+        self.holder.as_mut().filter(|_| is_meant && is_its_own)
     }
 }

@@ -52,7 +52,9 @@ impl FairOracle {
             && self.holder.is_some_and(|(of, ..)| of == owner)
         {
             self.holder = None;
-            self.line.insert(0, Place { owner, is_connected: false, until_ms, is_polled: false, lease_ms: 0 });
+            let (asked, id) = (None, self.mark.map(|(id, _)| id));
+            let place = Place { owner, is_connected: false, until_ms, is_polled: false, lease_ms: 0, asked, id };
+            self.line.insert(0, place);
         }
         for owner in std::mem::take(&mut self.left.gone) {
             if let Some(place) = self.place(owner) {
@@ -82,6 +84,7 @@ impl FairOracle {
     pub(crate) fn delete(&mut self) {
         (self.holder, self.reserved_ms) = (None, None);
         self.line.retain(|place| self.left.is_connected(place));
+        self.line.iter_mut().for_each(|place| place.id = place.asked);
         self.left.gone.clear();
         self.left.moved = false;
         (self.left.is_told, self.left.is_gone) = (true, true);

@@ -11,22 +11,6 @@ use super::fair::FairOracle;
 /// How long a place outlives its connection, and a free lock is kept for the head of its queue.
 pub(crate) const GRACE_MS: u64 = 20;
 
-/// How ACQUIRE asks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FairWish {
-    pub(crate) lease_ms: u64,
-    pub(crate) stay: Stay,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Stay {
-    No,
-    /// It waits so long for a grant.
-    Connected(u64),
-    /// It wants a place without a connection, which lives so long.
-    Polled(u64),
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) owner: u8,
@@ -36,6 +20,10 @@ pub(crate) struct Place {
     pub(super) is_polled: bool,
     /// The lease of a connected one that is granted.
     pub(super) lease_ms: u64,
+    /// The number of the request that waits, of a connected one.
+    pub(super) asked: Option<u64>,
+    /// The last number that its owner has asked with.
+    pub(crate) id: Option<u64>,
 }
 
 impl FairOracle {

@@ -15,7 +15,7 @@ pub(crate) struct Held {
     pub(crate) count: u32,
     pub(crate) until_ms: u64,
     /// Its last numbered request.
-    pub(super) mark: Mark,
+    pub(crate) mark: Mark,
     pub(super) session: Option<Session>,
 }
 

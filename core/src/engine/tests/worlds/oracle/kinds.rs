@@ -24,6 +24,14 @@ impl Oracle {
         }
     }
 
+    /// Whether it can ever be granted, whoever gives back what.
+    pub(super) fn is_possible(&self, wish: &Wish) -> bool {
+        match self.kind {
+            Kind::Mutex | Kind::ReadWrite => true,
+            Kind::Semaphore(permits) => wish.count <= permits.unwrap_or(0),
+        }
+    }
+
     /// Whether an owner gets what it wants whoever waits.
     pub(super) fn passes(&self, owner: u8, wish: &Wish) -> bool {
         match self.kind {

@@ -4,9 +4,13 @@
 
 use std::vec::Vec;
 
+use super::circles::NOT_NUMBERED;
 use super::repeats::Verdict;
 use super::{Oracle, Told, read_write};
 use crate::kind::Mode;
+
+/// How long a wait lasts that has no end (BLOCK 0), and until when.
+pub(crate) const FOR_EVER: u64 = u64::MAX;
 
 /// What ACQUIRE asks for.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +18,7 @@ pub(crate) struct Wish {
     pub(crate) mode: Mode,
     pub(crate) count: u32,
     pub(crate) lease_ms: u64,
-    /// How long it waits, if it does.
+    /// How long it waits, if it does; [`FOR_EVER`] without an end.
     pub(crate) wait_ms: Option<u64>,
     /// SESSION.
     pub(crate) session_ms: Option<u64>,
@@ -35,8 +39,8 @@ pub(crate) struct InLine {
     pub(super) upgrades: bool,
     /// It stands where the same request stood before.
     pub(super) is_repeated: bool,
-    /// So does this, and the time of the other one was over, which was in nobody's way any more: it is asked for circles when the timer goes off, see
-    /// [`super::circles`].
+    /// Another one of its owner waited before. It is asked for circles when the timer goes off, see [`super::circles`]: if it stands behind that one's
+    /// place; or if it stands there, and the time of the other one was over, which was in nobody's way any more.
     pub(super) suspect: Option<u64>,
 }
 
@@ -61,7 +65,7 @@ impl Oracle {
             let told = match verdict {
                 _ if until_ms <= now_ms => Told::Nil,
                 Verdict::Wait => return,
-                Verdict::Refuse => Told::Refused,
+                Verdict::Refuse(told) => told,
                 Verdict::Grant | Verdict::Repeat | Verdict::Has => {
                     let grant = self.give(owner, &wish, verdict, now_ms);
                     self.unheard.push(grant);
@@ -78,6 +82,7 @@ impl Oracle {
         if let Some(told) = self.repeated(owner, &wish, now_ms) {
             return told;
         }
+        let suspect = self.numbered_in_line(owner, &wish).map(|_| NOT_NUMBERED);
         if let Some(told) = self.sent_again(owner, &wish, now_ms) {
             return told;
         }
@@ -90,8 +95,8 @@ impl Oracle {
             return Told::Granted;
         }
         let Some(wait_ms) = wish.wait_ms else { return Told::Nil };
-        let until_ms = now_ms + wait_ms;
-        self.line.insert(at, InLine { owner, wish, until_ms, upgrades, is_repeated: false, suspect: None });
+        let until_ms = now_ms.saturating_add(wait_ms);
+        self.line.insert(at, InLine { owner, wish, until_ms, upgrades, is_repeated: false, suspect });
         Told::Waits
     }
 

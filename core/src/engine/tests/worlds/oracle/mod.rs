@@ -12,8 +12,8 @@
 //! - [`events`]: what the server tells, to be acted upon later;
 //! - [`circles`]: who waits for itself, over several locks.
 //!
-//! A fair lock is a holder and a line of places, which outlive connections: [`fair`] with [`fair_places`], [`fair_hold`] and
-//! [`fair_leaving`].
+//! A fair lock is a holder and a line of places, which outlive connections: [`fair`] with [`fair_asking`], [`fair_places`], [`fair_hold`]
+//! and [`fair_leaving`].
 //!
 //! Nothing is done by the way: what is due is done when somebody asks for the lock, when somebody uses a hold after the server has told
 //! something, and when the timer goes off.
@@ -23,6 +23,7 @@
 pub(crate) mod circles;
 mod events;
 pub(crate) mod fair;
+pub(crate) mod fair_asking;
 mod fair_hold;
 mod fair_leaving;
 pub(crate) mod fair_places;
@@ -31,7 +32,7 @@ mod kinds;
 pub(crate) mod line;
 mod mutex;
 mod read_write;
-mod repeats;
+pub(crate) mod repeats;
 mod semaphore;
 mod sessions;
 mod unheard;
@@ -52,11 +53,15 @@ pub(crate) enum Told {
     TakenOver,
     Cancelled,
     Deadlock,
+    /// An earlier request, or another one with a number that was used.
+    Stale,
     Refused,
     /// Its time is over, and it waits for what is not there any more: which of both it is told is open.
     NilOrRefused,
     NotOwner,
     Left(u32),
+    /// So many permits; fewer than none if more are in use than there are.
+    Free(i64),
 }
 
 /// Says what was open as the oracle does, so that the answers can be compared.
@@ -70,6 +75,7 @@ pub(crate) fn accept_what_is_open<Who: PartialEq>(told: &mut [(Who, Told)], expe
 }
 
 /// A mutex, a read-write lock or a semaphore.
+#[derive(Clone)]
 pub(crate) struct Oracle {
     kind: Kind,
     pub(crate) holds: Vec<Held>,

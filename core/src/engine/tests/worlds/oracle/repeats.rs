@@ -7,7 +7,7 @@ use super::{Oracle, Told};
 use crate::request::Verb;
 
 /// The last numbered request of a hold.
-pub(super) type Mark = Option<(u64, Verb)>;
+pub(crate) type Mark = Option<(u64, Verb)>;
 
 /// What a lock says to a wish, whoever waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,13 +18,14 @@ pub(super) enum Verdict {
     /// The owner has what it asks for once.
     Has,
     Wait,
-    Refuse,
+    /// With this answer.
+    Refuse(Told),
 }
 
 /// Whether a numbered request is the last one of a hold once more; an error if it is an earlier one.
 pub(super) fn is_repeat(last: Mark, id: Option<u64>, verb: Verb) -> Result<bool, Told> {
     match (last, id) {
-        (Some((last, by)), Some(id)) if id < last || (id == last && by != verb) => Err(Told::Refused),
+        (Some((last, by)), Some(id)) if id < last || (id == last && by != verb) => Err(Told::Stale),
         (Some((last, _)), Some(id)) => Ok(id == last),
         _ => Ok(false),
     }
@@ -33,18 +34,21 @@ pub(super) fn is_repeat(last: Mark, id: Option<u64>, verb: Verb) -> Result<bool,
 impl Oracle {
     pub(super) fn verdict(&self, owner: u8, wish: &Wish) -> Verdict {
         if self.is_missing() {
-            return Verdict::Refuse;
+            return Verdict::Refuse(Told::Refused);
         }
         if let Some(at) = self.position(owner, wish.mode) {
             let held = &self.holds[at];
             match is_repeat(held.mark, wish.id, Verb::Acquire) {
-                Err(_) => return Verdict::Refuse,
+                Err(stale) => return Verdict::Refuse(stale),
                 Ok(true) => return Verdict::Repeat,
                 Ok(false) => {}
             }
             if wish.is_once {
-                return if self.is_the_same(held, wish) { Verdict::Has } else { Verdict::Refuse };
+                return if self.is_the_same(held, wish) { Verdict::Has } else { Verdict::Refuse(Told::Refused) };
             }
+        }
+        if !self.is_possible(wish) {
+            return Verdict::Refuse(Told::Refused);
         }
         if self.has_room(owner, wish) { Verdict::Grant } else { Verdict::Wait }
     }
@@ -52,7 +56,7 @@ impl Oracle {
     /// What a request is answered that was granted before, or cannot be.
     pub(super) fn repeated(&mut self, owner: u8, wish: &Wish, now_ms: u64) -> Option<Told> {
         match self.verdict(owner, wish) {
-            Verdict::Refuse => Some(Told::Refused),
+            Verdict::Refuse(told) => Some(told),
             Verdict::Repeat => {
                 self.give_at_once(owner, wish, Verdict::Repeat, now_ms);
                 Some(Told::Granted)
@@ -61,15 +65,20 @@ impl Oracle {
         }
     }
 
+    /// Where a numbered request finds one of its owner that waits.
+    pub(super) fn numbered_in_line(&self, owner: u8, wish: &Wish) -> Option<usize> {
+        let is_earlier = |one: &InLine| one.owner == owner && one.wish.mode == wish.mode && one.wish.id.is_some();
+        wish.id.and_then(|_| self.line.iter().position(is_earlier))
+    }
+
     /// What a numbered request is answered whose owner has one that waits already. Nothing if it is another one, which is new.
     pub(super) fn sent_again(&mut self, owner: u8, wish: &Wish, now_ms: u64) -> Option<Told> {
         let id = wish.id?;
-        let is_earlier = |one: &InLine| one.owner == owner && one.wish.mode == wish.mode && one.wish.id.is_some();
-        let at = self.line.iter().position(is_earlier)?;
+        let at = self.numbered_in_line(owner, wish)?;
         let earlier = self.line[at].clone();
         let is_same = earlier.wish.id == Some(id);
         if Some(id) < earlier.wish.id || (is_same && wish.count != earlier.wish.count) {
-            return Some(Told::Refused);
+            return Some(Told::Stale);
         }
         self.line.remove(at);
         if !(is_same && wish.is_notified && earlier.wish.is_notified) {
@@ -79,7 +88,7 @@ impl Oracle {
             // It stands where it stood.
             let is_suspect = earlier.suspect.is_some() || earlier.until_ms <= now_ms;
             let suspect = is_suspect.then_some(NOT_NUMBERED);
-            let until_ms = now_ms + wait_ms;
+            let until_ms = now_ms.saturating_add(wait_ms);
             self.line.insert(at, InLine { wish: *wish, until_ms, is_repeated: true, suspect, ..earlier });
             return Some(Told::Waits);
         }

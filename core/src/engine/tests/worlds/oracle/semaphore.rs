@@ -3,6 +3,9 @@
 //! A holder that asks for more stands in line like any other. Nobody waits for anybody in particular, since any holder may give permits back:
 //! so there are no circles.
 //!
+//! It can be given another number of permits. Nobody loses any by that; but if more are in use than there are then, none is granted until enough came
+//! back, and who waits for more than there are is refused.
+//!
 //! It has to be made, and a command of the server's may remove it: then whoever asks is refused, and so is whoever waits.
 
 use super::holds::Held;
@@ -26,6 +29,22 @@ impl Oracle {
         if self.is_missing() {
             self.kind = Kind::Semaphore(Some(permits));
         }
+    }
+
+    /// RESIZE.
+    pub(crate) fn resize(&mut self, permits: u32, now_ms: u64) -> Told {
+        self.act_on_what_was_told(now_ms);
+        if self.is_missing() {
+            return Told::Refused;
+        }
+        self.kind = Kind::Semaphore(Some(permits));
+        if !self.line.is_empty() {
+            let too_much = self.line.extract_if(.., |one| one.wish.count > permits);
+            self.answers.extend(too_much.map(|one| (one.owner, Told::Refused)));
+            self.settle(now_ms);
+        }
+        let in_use: i64 = self.live(now_ms).map(|held| i64::from(held.count)).sum();
+        Told::Free(i64::from(permits) - in_use)
     }
 
     /// The value is gone: a lock of another kind is free then, and this is none.

@@ -1,0 +1,241 @@
+//! What clients ask for in a small world, and whether they are answered what the oracle says.
+
+use std::vec::Vec;
+
+use super::action::{Asks, Means};
+use super::oracle::fair_asking::{FairWish, Stay};
+use super::oracle::holds::Back;
+use super::oracle::line::{FOR_EVER, Wish};
+use super::oracle::{Told, circles};
+use super::remembered::Whose;
+use super::small_world::{SmallWorld, Spec, Ticket, channel, mode_kind, name};
+use crate::bytes::Key;
+use crate::engine::Acquired;
+use crate::engine::tests::world::LIMITS;
+use crate::kind::{Kind, Mode};
+use crate::lock::Hold;
+use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
+
+pub(super) const SESSION_MS: u64 = 5;
+const LEASE_MS: u64 = 15;
+const WAIT_MS: u64 = 25;
+/// The lease of a renewal: longer than what is left of a hold after a while, and shorter than what is left at first.
+const RENEW_MS: u64 = 12;
+/// The life of a place that is asked for without a connection.
+const QUEUE_MS: u64 = 30;
+
+/// What ACQUIRE asks for.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) mode: Mode,
+    pub(super) count: u32,
+    pub(super) ask: Asks,
+    pub(super) id: Option<u64>,
+}
+
+impl Asked {
+    /// How long it waits, if it does.
+    fn wait_ms(self) -> Option<u64> {
+        match self.ask {
+            Asks::Try | Asks::Once | Asks::Queue => None,
+            Asks::Wait | Asks::Bound | Asks::Notified => Some(WAIT_MS),
+            Asks::WaitForEver => Some(FOR_EVER),
+        }
+    }
+}
+
+impl SmallWorld {
+    /// The one place where a request is made.
+    fn request(&self, kind: Kind, owner: u8, asked: Asked) -> Request {
+        let Asked { mode, count, ask, id } = asked;
+        let until_us = |wait_ms| (wait_ms != FOR_EVER).then(|| self.world.now.after_ms(wait_ms));
+        Request {
+            verb: Verb::Acquire,
+            kind,
+            mode,
+            count,
+            lease_ms: LEASE_MS,
+            request_id: id,
+            session_ms: matches!(ask, Asks::Bound).then_some(SESSION_MS),
+            is_once: matches!(ask, Asks::Once | Asks::Notified),
+            notify: matches!(ask, Asks::Notified).then(|| channel(owner)),
+            ask: match asked.wait_ms() {
+                Some(wait_ms) => Ask::Wait { until_us: until_us(wait_ms) },
+                None if ask == Asks::Queue => Ask::Queue { life_ms: QUEUE_MS },
+                None => Ask::Try,
+            },
+        }
+    }
+
+    /// Who waits does not begin another wait, but for one that takes its place: both have numbers. Without an oracle an owner may wait more than
+    /// once, over one connection.
+    pub(super) fn may_ask(&self, key: usize, owner: u8, asked: Asked) -> bool {
+        let Some(waiting) = self.waiting(key, owner).filter(|_| asked.wait_ms().is_some()) else { return true };
+        match self.spec {
+            Spec::None => asked.ask == Asks::Bound || asked.id.is_some(),
+            Spec::Plain(_) | Spec::Fair(_) => {
+                asked.id.is_some() && waiting.asked.id.is_some() && asked.mode == waiting.asked.mode
+            }
+        }
+    }
+
+    pub(super) fn acquire(&mut self, key: usize, owner: u8, asked: Asked) {
+        let now_ms = self.now_ms();
+        let Asked { mode, count, ask, id } = asked;
+        let whose = (key, owner, mode);
+        let request = self.request(mode_kind(mode, self.kind(key)), owner, asked);
+        self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
+        // Another request of the same owner that waits may be granted in the same step.
+        let is_alone = self.waiting(key, owner).is_none();
+        let known = self.remembered.expect(&self.world, whose, id.filter(|_| is_alone), Verb::Acquire);
+        self.world.client = Some(self.client(owner));
+        let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
+        let told = self.note(acquired, key, owner, asked);
+        if told == Told::Granted {
+            self.kept.keep(&self.world, key, owner, mode);
+            self.remember(whose, id, Verb::Acquire);
+        }
+        if told == Told::Waits && id.is_some() {
+            self.remembered.forget(whose);
+        }
+        if let Some(known) = known {
+            known.check(&self.world, told);
+        }
+        let expected = match &mut self.spec {
+            Spec::Plain(oracles) => {
+                let wish = Wish {
+                    mode,
+                    count,
+                    lease_ms: LEASE_MS,
+                    wait_ms: asked.wait_ms(),
+                    session_ms: request.session_ms,
+                    id,
+                    is_once: request.is_once,
+                    is_notified: request.notify.is_some(),
+                };
+                circles::acquire(oracles, key, owner, wish, LIMITS.max_waiters, now_ms)
+            }
+            Spec::Fair(oracles) => {
+                let stay = match asked.wait_ms() {
+                    Some(wait_ms) => Stay::Connected(wait_ms),
+                    None if ask == Asks::Queue => Stay::Polled(QUEUE_MS),
+                    None => Stay::No,
+                };
+                circles::acquire_fair(oracles, key, owner, FairWish { lease_ms: LEASE_MS, stay, id }, now_ms)
+            }
+            Spec::None => return,
+        };
+        assert_eq!(told, expected, "the answer to ACQUIRE");
+    }
+
+    /// An owner remembers a request that was done; but which one was the last it does not know while it has another one under way.
+    fn remember(&mut self, whose: Whose, id: Option<u64>, verb: Verb) {
+        let is_numbered =
+            |ticket: &&Ticket| ticket.asked.id.is_some() && (ticket.key, ticket.owner, ticket.asked.mode) == whose;
+        let is_under_way = |ticket: &Ticket| {
+            let is_granted = || self.world.engine.queues.undelivered(ticket.ticket).next().is_some();
+            self.world.engine.is_waiting(ticket.ticket) || is_granted()
+        };
+        if self.tickets.iter().filter(is_numbered).any(is_under_way) {
+            self.remembered.forget(whose);
+        } else {
+            self.remembered.keep(&self.world, whose, id, verb);
+        }
+    }
+
+    pub(super) fn acquire_many(&mut self, owner: u8, ask: Asks) {
+        let asked = Asked { mode: Mode::Exclusive, count: 1, ask, id: None };
+        let request = Request { verb: Verb::AcquireMany, ..self.request(Kind::Mutex, owner, asked) };
+        self.world.client = Some(self.client(owner));
+        let keys = self.all();
+        let acquired = self.world.on_keys(&keys, |engine, tx| engine.acquire(tx, &[owner], &request));
+        let told = self.note(acquired, 0, owner, asked);
+        let now = self.world.now;
+        let holds = |key: &Key| {
+            self.world.lock(key).is_some_and(|lock| lock.live_hold(&[owner], Mode::Exclusive, now).is_some())
+        };
+        assert!(told != Told::Granted || keys.iter().all(holds), "all or nothing");
+    }
+
+    fn note(&mut self, acquired: Result<Acquired, Refusal>, key: usize, owner: u8, asked: Asked) -> Told {
+        match acquired {
+            Ok(Acquired::Granted(tokens)) => {
+                self.told.extend(tokens);
+                Told::Granted
+            }
+            Ok(Acquired::Denied) => Told::Nil,
+            Ok(Acquired::Waiting(ticket)) => {
+                self.world.expect_answer(ticket);
+                let until_ms = self.now_ms().saturating_add(asked.wait_ms().unwrap_or(0));
+                self.tickets.push(Ticket { ticket, key, owner, asked, until_ms });
+                Told::Waits
+            }
+            Err(refusal) => refused(&refusal),
+        }
+    }
+
+    pub(super) fn release(&mut self, key: usize, owner: u8, mode: Mode, id: Option<u64>, means: Means) {
+        let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
+        let (tokens, is_meant) = self.meant(key, owner, mode, means);
+        let whose = (key, owner, mode);
+        let known = self.remembered.expect(&self.world, whose, id, Verb::Release);
+        let request =
+            Release { verb: Verb::Release, kind, owner: &who, mode, count: 1, request_id: id, tokens: &tokens };
+        let left = self.world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
+        let told = left.map_or_else(|refusal| refused(&refusal), |left| Told::Left(left[0]));
+        if matches!(told, Told::Left(1..)) {
+            self.remember(whose, id, Verb::Release);
+        }
+        if let Some(known) = known {
+            known.check(&self.world, told);
+        }
+        assert!(is_meant || !matches!(told, Told::Left(_)), "a hold is released by its own token");
+        let expected = match &mut self.spec {
+            Spec::Plain(oracles) => oracles[key].release(owner, Back { mode, count: 1, id, is_meant }, now_ms),
+            Spec::Fair(oracles) => oracles[key].release(owner, id, is_meant, now_ms),
+            Spec::None => return,
+        };
+        assert_eq!(told, expected, "the answer to RELEASE");
+    }
+
+    pub(super) fn renew(&mut self, key: usize, owner: u8, mode: Mode, means: Means) {
+        let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
+        let (tokens, is_meant) = self.meant(key, owner, mode, means);
+        let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &tokens };
+        self.world.client = Some(self.client(owner));
+        let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
+        if renewed.is_ok() {
+            self.kept.keep(&self.world, key, owner, mode);
+        }
+        assert!(is_meant || renewed.is_err(), "a hold is renewed by its own token");
+        let expected = match &mut self.spec {
+            Spec::Plain(oracles) => oracles[key].renew(owner, mode, is_meant, RENEW_MS, now_ms),
+            Spec::Fair(oracles) => oracles[key].renew(owner, is_meant, RENEW_MS, now_ms),
+            Spec::None => return,
+        };
+        assert_eq!(renewed.is_ok(), matches!(expected, Told::Left(_)), "the answer to RENEW");
+    }
+
+    /// What TOKEN says, and whether it is that of a hold which is there.
+    fn meant(&mut self, key: usize, owner: u8, mode: Mode, means: Means) -> (Vec<u64>, bool) {
+        self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
+        let now = self.world.now;
+        let lock = self.world.lock(&name(key));
+        let token = lock.and_then(|lock| lock.live_hold(&[owner], mode, now)).map(Hold::token);
+        match means {
+            Means::Any => (Vec::new(), true),
+            Means::Own => (token.into_iter().chain([1]).take(1).collect(), token.is_some()),
+            Means::Earlier => (token.map(|token| token - 1).into_iter().chain([1]).take(1).collect(), false),
+        }
+    }
+}
+
+/// What an error says.
+pub(super) fn refused(refusal: &Refusal) -> Told {
+    match refusal {
+        Refusal::NotOwner { .. } => Told::NotOwner,
+        Refusal::Stale { .. } => Told::Stale,
+        Refusal::Deadlock(_) => Told::Deadlock,
+        _ => Told::Refused,
+    }
+}

@@ -1,0 +1,67 @@
+//! Who asks for a fair lock that is not to be had now: it takes a place, or changes how it waits at the one that it has. One owner has one place.
+
+use super::Told;
+use super::fair::FairOracle;
+use super::fair_places::{GRACE_MS, Place};
+
+/// How ACQUIRE asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FairWish {
+    pub(crate) lease_ms: u64,
+    pub(crate) stay: Stay,
+    /// REQ.
+    pub(crate) id: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stay {
+    No,
+    /// It waits so long for a grant.
+    Connected(u64),
+    /// It wants a place without a connection, which lives so long.
+    Polled(u64),
+}
+
+impl FairOracle {
+    /// Whether an owner that has a place has asked with a higher number.
+    pub(super) fn is_earlier(&mut self, owner: u8, id: Option<u64>) -> bool {
+        let last = self.place(owner).and_then(|place| place.id);
+        id.zip(last).is_some_and(|(id, last)| id < last)
+    }
+
+    /// What is to be had by waiting only.
+    pub(super) fn stand_in_line(&mut self, owner: u8, wish: FairWish, now_ms: u64) -> Told {
+        let FairWish { lease_ms, stay, id } = wish;
+        let (is_connected, stay_ms) = match stay {
+            Stay::No => {
+                self.wait_no_longer(owner, id, now_ms);
+                return Told::Nil;
+            }
+            Stay::Connected(wait_ms) => (true, wait_ms),
+            Stay::Polled(life_ms) => (false, life_ms),
+        };
+        let until_ms = now_ms.saturating_add(stay_ms);
+        let mine = Place { owner, is_connected, until_ms, is_polled: !is_connected, lease_ms, asked: id, id };
+        match self.place(owner) {
+            // Asked for anew, it stands where it stood.
+            Some(place) => {
+                let before = std::mem::replace(place, mine);
+                place.id = id.or(before.id);
+                if before.is_connected {
+                    self.answers.push((owner, Told::TakenOver));
+                }
+            }
+            None => self.line.push(mine),
+        }
+        if is_connected { Told::Waits } else { Told::Nil }
+    }
+
+    /// The very request that waits was sent again, and does not want to wait: its place goes on without a connection.
+    fn wait_no_longer(&mut self, owner: u8, id: Option<u64>, now_ms: u64) {
+        if let Some(place) = self.place(owner).filter(|place| place.is_connected && id.is_some() && place.asked == id) {
+            (place.is_connected, place.until_ms) = (false, now_ms + GRACE_MS);
+            self.answers.push((owner, Told::TakenOver));
+            self.settle(now_ms);
+        }
+    }
+}
