@@ -36,12 +36,17 @@ enum Step {
     Delete,
 }
 
+/// How long a request waits; 0 is for ever.
+pub(super) fn wait_ms() -> impl Strategy<Value = u64> {
+    prop_oneof![1 => Just(0), 4 => 1..60u64]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let owner = || 0..4u8;
     // Ids are drawn from few, so that they repeat, fall and rise.
     let id = || proptest::option::weighted(0.4, 1..6u64);
     prop_oneof![
-        8 => (owner(), 1..80u64, proptest::option::of(0..60u64), id(), proptest::bool::weighted(0.3))
+        8 => (owner(), 1..80u64, proptest::option::of(wait_ms()), id(), proptest::bool::weighted(0.3))
             .prop_map(|(owner, lease_ms, block_ms, request_id, is_once)| {
                 Step::Acquire { owner, lease_ms, block_ms, request_id, is_once }
             }),

@@ -6,6 +6,7 @@ use core::num::NonZeroU32;
 use proptest::prelude::*;
 
 use super::keyspace::Value;
+use super::model::wait_ms;
 use super::world::{World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
@@ -127,7 +128,7 @@ fn step() -> impl Strategy<Value = Step> {
     let id = || proptest::option::weighted(0.3, 1..6u64);
     let client = || 0..CLIENTS;
     prop_oneof![
-        10 => (at(), 1..=PERMITS, 1..80u64, proptest::option::of(0..60u64), id(), proptest::option::of(0..40u64), any::<(bool, bool)>(), client())
+        10 => (at(), 1..=PERMITS, 1..80u64, proptest::option::of(wait_ms()), id(), proptest::option::of(0..40u64), any::<(bool, bool)>(), client())
             .prop_map(|((key, owner, mode), permits, lease_ms, block_ms, id, session_ms, (is_once, is_notified), client)| {
                 let count = if mode == Mode::Permits { permits } else { 1 };
                 Step::Acquire { key, owner, mode, count, lease_ms, block_ms, id, session_ms, is_once, is_notified, client }
@@ -135,7 +136,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (at(), id()).prop_map(|((key, owner, mode), id)| Step::Release { key, owner, mode, id }),
         2 => (at(), client()).prop_map(|((key, owner, mode), client)| Step::Renew { key, owner, mode, client }),
         1 => (0..4u8).prop_map(|key| Step::Force { key }),
-        6 => (1..16u8, 0..4u8, 1..80u64, proptest::option::of(0..60u64), id(), client()).prop_map(
+        6 => (1..16u8, 0..4u8, 1..80u64, proptest::option::of(wait_ms()), id(), client()).prop_map(
             |(keys, owner, lease_ms, block_ms, id, client)| {
                 Step::AcquireMany { keys, owner, lease_ms, block_ms, id, client }
             }
