@@ -28,8 +28,7 @@ impl World {
             let Value::Lock(lock) = value else { continue };
             check_exclusion(lock, self.now);
             if lock.kind() == Kind::Semaphore {
-                let used: u64 = lock.live_holds(self.now).map(|hold| u64::from(hold.count())).sum();
-                let permits = u64::from(lock.permits());
+                let (used, permits) = used(lock, self.now);
                 let (used_before, permits_before) = self.used.insert(name.clone(), (used, permits)).unwrap_or_default();
                 // Only RESIZE may leave more in use than there are: what was in use, or was granted by the way before it.
                 let is_known = permits_before != 0;
@@ -41,6 +40,15 @@ impl World {
         self.check_replica();
         let is_woken = self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us);
         assert!(is_woken || self.engine.suspects.is_empty(), "the timer goes off for those who may close a circle");
+    }
+
+    /// After steps that were not checked: so many permits are in use.
+    pub(super) fn note_used(&mut self) {
+        let locks = self.values.iter().filter_map(|(name, value)| match value {
+            Value::Lock(lock) if lock.kind() == Kind::Semaphore => Some((name.clone(), used(lock, self.now))),
+            Value::Lock(_) | Value::Foreign => None,
+        });
+        self.used = locks.collect();
     }
 
     /// A replica has what the master has.
@@ -186,6 +194,11 @@ impl World {
         waiting.sort();
         assert_eq!(sorted, waiting, "connected places are those of connections that wait");
     }
+}
+
+/// How many permits of a semaphore are in use, and how many it has.
+fn used(lock: &Lock, now: Now) -> (u64, u64) {
+    (lock.live_holds(now).map(|hold| u64::from(hold.count())).sum(), lock.permits().into())
 }
 
 fn check_exclusion(lock: &Lock, now: Now) {

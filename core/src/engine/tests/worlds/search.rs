@@ -115,6 +115,7 @@ fn after(setup: &'static Setup, actions: &[Action], path: Path) -> Vec<(u64, Pat
                 world.act(actions[usize::from(*step)]);
             }
             world.world.is_repeated = false;
+            world.world.note_used();
             world.act(*action).then(|| {
                 world.world.check();
                 let hash = canonical::hash(&world.world, &world.connections);
