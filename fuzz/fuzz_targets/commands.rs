@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 
 use libfuzzer_sys::fuzz_target;
 use rlock_core::{Acquired, Ask, Cancel, Channel, Key, Kind, Mode, Release, Renew, Request, Verb};
-use rlock_fuzz::{World, key};
+use rlock_fuzz::{LIMITS, World, key};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut world = World::default();
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     // Everything has an end.
     world.publish(true);
-    for _ in 0..8 {
+    for _ in 0..=LIMITS.max_waiters + LIMITS.max_places {
         world.pass(400);
         world.run_timer();
         world.publish(true);
@@ -114,7 +114,8 @@ fn request(world: &World, verb: Verb, (kind, mode, count): (Kind, Mode, u32), ho
     let ask = match how & 3 {
         0 => Ask::Try,
         1 if kind == Kind::Fair => Ask::Queue { life_ms: span_ms },
-        _ => Ask::Wait { until_us: Some(world.now.after_ms(span_ms)) },
+        // The longest one is for ever.
+        _ => Ask::Wait { until_us: (span_ms < 64).then(|| world.now.after_ms(span_ms)) },
     };
     Request {
         verb,

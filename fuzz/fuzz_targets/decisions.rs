@@ -27,11 +27,12 @@ mod request {
     pub(crate) use rlock_core::Verb;
 }
 
-use oracle::circles::{closes_a_circle, run_timers};
+use oracle::circles::{acquire, run_timers};
 use oracle::fair::FairOracle;
-use oracle::fair_places::{FairWish, Place, Stay};
+use oracle::fair_asking::{FairWish, Stay};
+use oracle::fair_places::Place;
 use oracle::holds::Back;
-use oracle::line::Wish;
+use oracle::line::{FOR_EVER, Wish};
 use oracle::{Oracle, Told, accept_what_is_open};
 
 const OWNERS: u8 = 4;
@@ -49,7 +50,8 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     beside.hear(true);
-    for _ in 0..8 {
+    // Of those who wait for ever one after the other may hold.
+    for _ in 0..=LIMITS.max_waiters + LIMITS.max_places {
         beside.world.pass(100);
         beside.run_timer();
         beside.compare();
@@ -119,7 +121,10 @@ impl Beside {
             0..=5 => {
                 let waits = how & 2 != 0;
                 let notify = (self.is_notified && waits).then(|| channel(owner));
-                let span_ms = u64::from(at >> 3) + 1;
+                let span_ms = match u64::from(at >> 3) {
+                    31 if waits => FOR_EVER,
+                    ms => ms + 1,
+                };
                 let is_plain = kind != Kind::Fair;
                 // Permits that are taken back in part take a session back: that the oracles do not know.
                 let may_be_bound = is_plain && mode != Mode::Permits;
@@ -129,12 +134,15 @@ impl Beside {
                     mode,
                     count,
                     lease_ms: u64::from(how >> 4) * 3 + 1,
-                    request_id: (is_plain && (id > 0 || notify.is_some())).then_some(id.max(1)),
+                    request_id: (id > 0 || notify.is_some()).then_some(id.max(1)),
                     session_ms: (may_be_bound && who & 64 != 0).then_some(u64::from(how & 15)),
                     is_once: is_plain && (who & 32 != 0 || notify.is_some()),
                     notify,
                     ask: match how & 3 {
-                        2 | 3 => Ask::Wait { until_us: Some(self.world.now.after_ms(span_ms)) },
+                        2 | 3 => {
+                            let until_us = (span_ms != FOR_EVER).then(|| self.world.now.after_ms(span_ms));
+                            Ask::Wait { until_us }
+                        }
                         1 if kind == Kind::Fair => Ask::Queue { life_ms: span_ms },
                         _ => Ask::Try,
                     },
@@ -143,7 +151,7 @@ impl Beside {
             }
             6 | 7 => {
                 let (tokens, is_meant) = self.meant(key, owner, mode, how);
-                let request_id = (kind != Kind::Fair && id > 0).then_some(id);
+                let request_id = (id > 0).then_some(id);
                 let who = [owner];
                 let request =
                     Release { verb: Verb::Release, kind, owner: &who, mode, count, request_id, tokens: &tokens };
@@ -153,7 +161,7 @@ impl Beside {
                     Spec::Plain(oracles) => {
                         oracles[key].release(owner, Back { mode, count, id: request_id, is_meant }, now_ms)
                     }
-                    Spec::Fair(oracle) => oracle.release(owner, is_meant, now_ms),
+                    Spec::Fair(oracle) => oracle.release(owner, request_id, is_meant, now_ms),
                 };
                 assert_eq!(told, expected, "the answer to RELEASE");
             }
@@ -168,6 +176,14 @@ impl Beside {
                     Spec::Fair(oracle) => oracle.renew(owner, is_meant, lease_ms, now_ms),
                 };
                 assert_eq!(renewed.is_ok(), matches!(expected, Told::Left(_)), "the answer to RENEW");
+            }
+            9 if kind == Kind::Semaphore && how & 1 == 1 => {
+                let permits = u32::from(how >> 1) % 4 + 1;
+                let resized = self.world.on(&keys, None, |engine, tx| engine.resize_semaphore(tx, permits));
+                let told = resized.map_or_else(|refusal| refused(&refusal), Told::Free);
+                if let Spec::Plain(oracles) = &mut self.spec {
+                    assert_eq!(told, oracles[key].resize(permits, now_ms), "the answer to RESIZE");
+                }
             }
             9 => {
                 let forced = self.world.on(&keys, None, |engine, tx| engine.force_release(tx, Some(kind), None));
@@ -203,13 +219,13 @@ impl Beside {
         let now_ms = self.now_ms();
         let Request { mode, count, lease_ms, session_ms, request_id: id, is_once, notify, ask, .. } = *request;
         let waits = matches!(ask, Ask::Wait { .. });
-        // Who waits sends the same request again at most, or an earlier one.
+        // Who waits begins no other wait, but for one that takes its place: both have numbers. An owner has one place on a fair lock.
         let may_wait = match &mut self.spec {
             Spec::Plain(oracles) => oracles[key].line.iter().find(|one| one.owner == owner).is_none_or(|one| {
                 let may_be_sent_again = one.wish.mode == mode && is_once == one.wish.is_once;
-                may_be_sent_again && id.is_some() && id <= one.wish.id
+                may_be_sent_again && id.is_some() && one.wish.id.is_some()
             }),
-            Spec::Fair(oracle) => !oracle.line.iter().any(|place| place.owner == owner && place.is_connected),
+            Spec::Fair(_) => true,
         };
         if waits && !may_wait {
             return;
@@ -231,17 +247,7 @@ impl Beside {
                 let wait_ms = waits.then_some(span_ms);
                 let wish =
                     Wish { mode, count, lease_ms, wait_ms, session_ms, id, is_once, is_notified: notify.is_some() };
-                let told = oracles[key].acquire(owner, wish, now_ms);
-                let waiting: usize = oracles.iter().map(|oracle| oracle.line.len()).sum();
-                let refused = match told {
-                    Told::Waits if waiting > LIMITS.max_waiters => Some(Told::Refused),
-                    Told::Waits if closes_a_circle(oracles, key, owner, now_ms) => Some(Told::Deadlock),
-                    _ => None,
-                };
-                if refused.is_some() {
-                    oracles[key].leave_line(owner);
-                }
-                refused.unwrap_or(told)
+                acquire(oracles, key, owner, wish, LIMITS.max_waiters, now_ms)
             }
             Spec::Fair(oracle) => {
                 let stay = match ask {
@@ -249,7 +255,7 @@ impl Beside {
                     Ask::Queue { .. } => Stay::Polled(span_ms),
                     Ask::Try => Stay::No,
                 };
-                oracle.acquire(owner, FairWish { lease_ms, stay }, now_ms)
+                oracle.acquire(owner, FairWish { lease_ms, stay, id }, now_ms)
             }
         };
         assert_eq!(told, expected, "the answer to ACQUIRE");
@@ -459,6 +465,7 @@ fn refused(refusal: &Refusal) -> Told {
     match refusal {
         Refusal::NotOwner { .. } => Told::NotOwner,
         Refusal::Deadlock(_) => Told::Deadlock,
+        Refusal::Stale { .. } => Told::Stale,
         _ => Told::Refused,
     }
 }
