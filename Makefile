@@ -177,7 +177,7 @@ mutants: ## Try every small change of PACKAGE (core, module or client) against t
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --profile $(CHECKER) --package rlock-mutate -- \
 	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(SHORT),--short) $(if $(AGAIN),--again)
 
-tests-can-fail: ## Seek, for each test that was not the first to notice a change of PACKAGE in `make mutants`, one that it notices too
+tests-can-fail: ## Seek, for each test of PACKAGE (core, module or client), a change of its code that makes it fail; a run that was broken off goes on
 	@$(NEED) build server mutants
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --profile $(CHECKER) --package rlock-mutate -- \
 	  $(PACKAGE) --tests --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md

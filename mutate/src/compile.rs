@@ -11,7 +11,7 @@ use rlock_check::tree;
 use serde::Deserialize;
 
 use crate::changes::Change;
-use crate::package::Package;
+use crate::package::{Builds, Package};
 use crate::rewrite::{self, Rewritten};
 
 /// The profile of the workspace that builds which are wrong on purpose are made with: quickly.
@@ -36,6 +36,18 @@ pub struct Program {
     pub path: PathBuf,
     /// Where cargo would run it.
     pub folder: PathBuf,
+}
+
+#[cfg(test)]
+impl Program {
+    /// A script in a folder that stands for a test program.
+    pub fn script(folder: &Path, script: &str) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = folder.join("program");
+        fs::write(&path, format!("#!/bin/bash\ncd {}\n{script}\n", folder.display())).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Self { path, folder: folder.to_owned() }
+    }
 }
 
 /// A message of cargo, of those that matter here.
@@ -70,16 +82,17 @@ struct Span {
     is_primary: bool,
 }
 
-/// Builds a copy of the tree, in the target folder, with all changes that compile. Those that do not are left out, as the compiler names them. In the
-/// short form those that are not wanted are left out too, so that there is less to compile.
+/// Builds what a package asks for in a copy of the tree, in the target folder, with all changes that compile. Those that do not are left out, as the
+/// compiler names them, and so are those that are not `wanted`, so that there is less to compile.
 pub fn with_all(
     root: &Path,
     target: &Path,
     package: Package,
     all: &[Change],
-    short: Option<&BTreeSet<usize>>,
+    builds: Builds,
+    wanted: Option<&BTreeSet<usize>>,
 ) -> Result<Built> {
-    let is_left_out = |id: &usize| short.is_some_and(|wanted| !wanted.contains(id));
+    let is_left_out = |id: &usize| wanted.is_some_and(|wanted| !wanted.contains(id));
     let mut left_out: BTreeSet<_> = all.iter().map(|change| change.id).filter(is_left_out).collect();
     loop {
         let files = rewritten(root, all, &left_out)?;
@@ -88,10 +101,8 @@ pub fn with_all(
         let copy = target.join("tree");
         tree::copy(root, &copy, &texts)?;
         let mut programs = Vec::new();
-        let failed = package
-            .builds(short.is_some())
-            .iter()
-            .find_map(|words| build(&copy, target, words, &mut programs).transpose());
+        let failed =
+            package.builds(builds).iter().find_map(|words| build(&copy, target, words, &mut programs).transpose());
         let Some(errors) = failed.transpose()? else {
             let changes: BTreeSet<_> = files.values().flat_map(|file| file.placed.iter().copied()).collect();
             eprintln!("{} of them are in the build", changes.len());

@@ -35,7 +35,7 @@ pub struct Kind {
     pub because: String,
     /// Whether nobody can notice them; else it is a test that is missing.
     pub harmless: bool,
-    /// What is changed, without line and column. Two changes in a function that read the same are two entries.
+    /// What is changed, without line and column. Of changes that read the same in a function each has its number: `#2 of 3`.
     pub changes: Vec<String>,
 }
 
@@ -45,16 +45,8 @@ impl Known {
         toml::from_str(&text).with_context(|| format!("cannot read {}", file.display()))
     }
 
-    /// How often each change is named, and whether it is harmless.
-    pub fn counts(&self) -> BTreeMap<&str, (usize, bool)> {
-        let mut counts = BTreeMap::new();
-        for kind in &self.kinds {
-            for change in &kind.changes {
-                let (count, is_harmless) = counts.entry(change.as_str()).or_insert((0, kind.harmless));
-                *count += 1;
-                *is_harmless &= kind.harmless;
-            }
-        }
-        counts
+    /// Each change that is named, and whether it is harmless.
+    pub fn changes(&self) -> BTreeMap<&str, bool> {
+        self.kinds.iter().flat_map(|kind| kind.changes.iter().map(|change| (change.as_str(), kind.harmless))).collect()
     }
 }

@@ -13,6 +13,7 @@ mod never_failed;
 mod package;
 mod report;
 mod rewrite;
+mod seek;
 mod shown;
 mod trial;
 
@@ -27,9 +28,10 @@ use clap::Parser;
 use crate::changes::Change;
 use crate::groups::Groups;
 use crate::known::Known;
-use crate::never_failed::{Among, Counts, Outcome};
-use crate::package::Package;
+use crate::never_failed::{Counts, Kept, Seen};
+use crate::package::{Builds, Package};
 use crate::report::{Report, noticed_before};
+use crate::seek::Among;
 use crate::shown::Shown;
 use crate::trial::{Trial, Verdict, is_timed};
 
@@ -54,8 +56,8 @@ struct Options {
     /// this server.
     #[arg(long)]
     again: bool,
-    /// Changes are not tried: each test that was not the first to notice one, in the last runs for all packages, is shown such as others have noticed, until
-    /// it notices one too.
+    /// Changes are not tried: each of the package's own tests that was not the first to notice one, in the last runs for all packages, is shown changes until
+    /// it notices one.
     #[arg(long, conflicts_with_all = ["only", "again"])]
     tests: bool,
     /// The server that the tests start.
@@ -76,7 +78,8 @@ fn main() -> Result<ExitCode> {
     let only = options.only.as_deref();
     let is_meant = |change: &Change| only.is_none_or(|part| change.name.contains(part));
     let meant: BTreeSet<_> = all.iter().filter(|change| is_meant(change)).map(|change| change.id).collect();
-    let built = compile::with_all(&root, &target, options.package, &all, options.short.then_some(&meant))?;
+    let builds = if options.short || options.tests { Builds::Own } else { Builds::All };
+    let built = compile::with_all(&root, &target, options.package, &all, builds, options.short.then_some(&meant))?;
     let groups = Groups::default();
     groups.end_on_ctrl_c()?;
     let trial = Trial {
@@ -129,25 +132,15 @@ fn seek_for_tests(
     target: &Path,
 ) -> Result<ExitCode> {
     let file = target.join("tests.txt");
-    let noticed = never_failed::noticed(&target.join("verdicts.txt"), all)?;
-    let first = never_failed::first(target.parent().unwrap_or(target))?;
-    let mut before = never_failed::found_before(&file, all);
-    let mut seen = never_failed::Seen::new();
+    let worth = seek::worth_showing(&target.join("verdicts.txt"), all, known)?;
+    let kept = Kept::read(&file, all, never_failed::first(target.parent().unwrap_or(target))?)?;
+    let mut seen = Seen::new();
     for (jobs, is_timed_too) in [(options.jobs, false), (1, true)] {
         let is_wanted = |test: &str| is_timed(test) == is_timed_too;
         let reach = trial.reach(jobs, is_wanted)?;
-        let mut here: never_failed::Seen = reach
-            .names()
-            .into_iter()
-            .filter_map(|test| match first.contains(test) {
-                true => Some((test.to_owned(), Outcome::First)),
-                false => before.remove_entry(test),
-            })
-            .collect();
-        trial.seek(&Among { all, reach: &reach, noticed: &noticed }, jobs, &mut here)?;
-        seen.extend(here);
-        std::fs::write(&file, never_failed::lines(&seen))?;
+        seen.extend(trial.seek(&Among { all, reach: &reach, worth: &worth }, jobs, &kept)?);
     }
+    std::fs::write(&file, never_failed::lines(&seen))?;
     println!("What came of each is in {}", file.display());
     let counts = Counts::new(&seen, known);
     print!("{}", counts.text());

@@ -13,6 +13,15 @@ pub enum Package {
     Client,
 }
 
+/// The tests that the changes of a package are shown to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Builds {
+    /// Its own.
+    Own,
+    /// And those of the module, for the core.
+    All,
+}
+
 /// The module itself, which the tests on servers load.
 const MODULE: &[&str] = &["build", "--package", "rlock"];
 const TESTS_OF_MODULE: &[&str] = &["test", "--no-run", "--package", "rlock", "--test", "integration"];
@@ -53,10 +62,10 @@ impl Package {
         }
     }
 
-    /// What cargo is asked to build, one after the other. In the short form the core is shown to its own tests only, which need no server.
-    pub fn builds(self, is_short: bool) -> &'static [&'static [&'static str]] {
+    /// What cargo is asked to build, one after the other. The core's own tests need no server.
+    pub fn builds(self, builds: Builds) -> &'static [&'static [&'static str]] {
         match self {
-            Self::Core if is_short => &[TESTS_OF_CORE],
+            Self::Core if builds == Builds::Own => &[TESTS_OF_CORE],
             Self::Core => &[TESTS_OF_CORE, MODULE, TESTS_OF_MODULE],
             Self::Module => &[MODULE, TESTS_OF_MODULE],
             Self::Client => &[TESTS_OF_CLIENT, EXAMPLES_OF_CLIENT, MODULE],

@@ -78,7 +78,7 @@ impl Report {
             left_out,
             verdicts: String::new(),
         };
-        let mut left = known.counts();
+        let mut left = known.changes();
         let counts = &mut report.counts;
         counts.listed = all.len();
         counts.tried = verdicts.len();
@@ -96,23 +96,18 @@ impl Report {
             match verdicts.get(&change.id) {
                 None => {}
                 Some(Verdict::Noticed(_)) => counts.noticed += 1,
-                Some(Verdict::Unreached | Verdict::Survived { .. }) => {
-                    match left.get_mut(change.description().as_str()) {
-                        Some((count @ 1.., is_harmless)) => {
-                            *count -= 1;
-                            *(if *is_harmless { &mut counts.harmless } else { &mut counts.untested }) += 1;
-                        }
-                        _ => {
-                            counts.unknown += 1;
-                            report.unknown.push(format!("{}: {said}", change.name));
-                        }
+                Some(Verdict::Unreached | Verdict::Survived { .. }) => match left.remove(change.description.as_str()) {
+                    Some(true) => counts.harmless += 1,
+                    Some(false) => counts.untested += 1,
+                    None => {
+                        counts.unknown += 1;
+                        report.unknown.push(format!("{}: {said}", change.name));
                     }
-                }
+                },
             }
         }
         if !only_some {
-            let named_too_often = left.into_iter().filter(|(_, (count, _))| *count > 0);
-            report.noticed = named_too_often.map(|(change, (count, _))| format!("{change} ({count})")).collect();
+            report.noticed = left.into_keys().map(str::to_owned).collect();
         }
         report
     }
@@ -159,24 +154,18 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::changes::{Genre, Place};
 
     fn changes() -> Vec<Change> {
         let names = [
-            "a.rs:1:1: replace + with - in f",
-            "a.rs:2:1: replace + with - in f",
-            "a.rs:3:1: replace g with ()",
-            "a.rs:4:1: h",
-            "a.rs:5:1: i",
+            ("a.rs:1:1: replace + with - in f", "a.rs: replace + with - in f #1 of 2"),
+            ("a.rs:2:1: replace + with - in f", "a.rs: replace + with - in f #2 of 2"),
+            ("a.rs:3:1: replace g with ()", "a.rs: replace g with ()"),
+            ("a.rs:4:1: h", "a.rs: h"),
+            ("a.rs:5:1: i", "a.rs: i"),
         ];
-        let change = |(name, id): (&str, usize)| Change {
-            id,
-            file: "a.rs".into(),
-            function: None,
-            genre: Genre::FnValue,
-            span: [Place { line: 1, column: 1 }; 2],
-            replacement: String::new(),
-            name: name.into(),
+        let change = |((name, description), id): ((&str, &str), usize)| Change {
+            description: description.into(),
+            ..Change::called(id, name)
         };
         names.into_iter().zip(1..).map(change).collect()
     }
@@ -187,7 +176,7 @@ mod tests {
             [[kind]]
             because = "It is so."
             harmless = true
-            changes = ["a.rs: replace + with - in f", "a.rs: replace g with ()"]
+            changes = ["a.rs: replace + with - in f #2 of 2", "a.rs: replace g with ()"]
             "#,
         )
         .unwrap()
@@ -198,15 +187,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_once_surprises_when_there_are_two() {
+    fn a_namesake_of_what_is_known_surprises() {
         let verdicts = [(1, survived()), (2, survived()), (3, Verdict::Noticed("t".into()))].into();
         let report = Report::new(&changes(), &verdicts, &known(), vec!["m::flaky".into()], false);
         assert_eq!(
             report.text(),
             "5 changes, 3 tried: 1 noticed, 1 harmless, 0 without a test, 1 new\n\
-             new: a.rs:2:1: replace + with - in f: not noticed by 1 of 2 tests that reach it\n\
+             new: a.rs:1:1: replace + with - in f: not noticed by 1 of 2 tests that reach it\n\
              left out, since it fails without any change: m::flaky\n\
-             noticed now, or not there any more: a.rs: replace g with () (1)\n"
+             noticed now, or not there any more: a.rs: replace g with ()\n"
         );
         assert!(!report.is_as_known());
     }

@@ -331,8 +331,7 @@ mod tests {
         };
         let parts: Vec<_> = marked.split('|').collect();
         let span = [place(parts[0]), place(&parts[..2].concat())];
-        let replacement = replacement.into();
-        Change { id, file: "a.rs".into(), function: None, genre, span, replacement, name: "a.rs:1:1: f".into() }
+        Change { genre, span, replacement: replacement.into(), ..Change::called(id, "a.rs:1:1: f") }
     }
 
     /// The text with the changes, without what only the switch has.

@@ -79,9 +79,9 @@ pub enum Verdict {
 /// A test, and what it was like without a change.
 #[derive(Debug)]
 pub struct Test<'b> {
-    program: &'b Program,
+    pub program: &'b Program,
     pub name: String,
-    lasts: Duration,
+    pub lasts: Duration,
 }
 
 /// Which tests reach which changes.
@@ -406,28 +406,14 @@ mod tests {
 
     /// What comes of a change that is shown to a test program which is this script, whose words are `$@`.
     fn verdict(script: &str) -> Verdict {
-        use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("program");
-        fs::write(&path, format!("#!/bin/bash\ncd {}\n{script}\n", folder.path().display())).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        let program = Program { path, folder: folder.path().to_owned() };
+        let program = Program::script(folder.path(), script);
         let built = Built { changes: [1].into(), programs: Vec::new(), module: "m".into() };
         let (lasts, groups) = (Duration::from_secs(1), Groups::default());
         let trial = Trial { built: &built, jobs: 1, lasts, server: "s", groups };
         let test = Test { program: &program, name: "a::b".into(), lasts: Duration::from_millis(1) };
         let reach = Reach { tests: vec![test], of_changes: [(1, vec![0])].into(), left_out: Vec::new() };
-        let place = crate::changes::Place { line: 1, column: 1 };
-        let change = Change {
-            id: 1,
-            file: "a.rs".into(),
-            function: None,
-            genre: crate::changes::Genre::FnValue,
-            span: [place; 2],
-            replacement: String::new(),
-            name: "a.rs:1:1: f".into(),
-        };
-        trial.show(&change, &reach, &Noticing::default(), BTreeSet::new()).unwrap()
+        trial.show(&Change::called(1, "a.rs:1:1: f"), &reach, &Noticing::default(), BTreeSet::new()).unwrap()
     }
 
     const FAILS: &str = "echo 'test a::b ... FAILED'; exit 101";
