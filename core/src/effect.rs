@@ -432,9 +432,26 @@ mod tests {
             prop_assert_eq!(back, Ok(event));
         }
 
+        /// One word of it is one of another event, or anything.
         #[test]
-        fn no_text_makes_it_panic(facts in prop::collection::vec(any::<u8>(), 0..80), owner in any::<Option<Vec<u8>>>()) {
-            let _ = parse_effect(&facts, owner.as_deref(), NOW);
+        fn what_is_taken_of_a_text_that_is_nearly_right_is_the_same_when_it_is_written_and_read_again(
+            [event, other] in prop::array::uniform2(strategies::event(NOW)),
+            [at, of_other] in any::<[prop::sample::Index; 2]>(),
+            anything in any::<Option<Vec<u8>>>(),
+        ) {
+            let written = |event: &Event| {
+                let mut facts = Facts::default();
+                let owner = write_effect(event, NOW, &mut facts).map(|owner| owner.as_slice().to_vec());
+                (facts.to_vec(), owner)
+            };
+            let words = |facts: &[u8]| facts.split(|byte| *byte == b' ').map(<[u8]>::to_vec).collect::<Vec<_>>();
+            let ((facts, owner), (facts_of_other, _)) = (written(&event), written(&other));
+            let (mut text, others) = (words(&facts), words(&facts_of_other));
+            *at.get_mut(&mut text) = anything.unwrap_or_else(|| of_other.get(&others).clone());
+            if let Ok(taken) = parse_effect(&text.join(&b' '), owner.as_deref(), NOW) {
+                let (facts, owner) = written(&taken);
+                prop_assert_eq!(parse_effect(&facts, owner.as_deref(), NOW), Ok(taken));
+            }
         }
     }
 
