@@ -13,6 +13,7 @@ use serde::Deserialize;
 use crate::changes::Change;
 use crate::package::{Builds, Package};
 use crate::rewrite::{self, Rewritten};
+use crate::uncompilable::Uncompilable;
 
 /// The profile of the workspace that builds which are wrong on purpose are made with: quickly.
 const PROFILE: &str = "mutant";
@@ -83,7 +84,8 @@ struct Span {
 }
 
 /// Builds what a package asks for in a copy of the tree, in the target folder, with all changes that compile. Those that do not are left out, as the
-/// compiler names them, and so are those that are not `wanted`, so that there is less to compile.
+/// compiler names them, and so are those that are not `wanted`, so that there is less to compile. Which do not compile is kept beside the copy, so that
+/// the next build of the same sources has nothing to find out.
 pub fn with_all(
     root: &Path,
     target: &Path,
@@ -94,6 +96,9 @@ pub fn with_all(
 ) -> Result<Built> {
     let is_left_out = |id: &usize| wanted.is_some_and(|wanted| !wanted.contains(id));
     let mut left_out: BTreeSet<_> = all.iter().map(|change| change.id).filter(is_left_out).collect();
+    let file = target.join("uncompilable.json");
+    let mut uncompilable = Uncompilable::read(&file, &sources(root, all)?);
+    left_out.extend(&uncompilable.changes);
     loop {
         let files = rewritten(root, all, &left_out)?;
         let mut texts: BTreeMap<_, _> = files.iter().map(|(name, file)| (name.clone(), file.text.clone())).collect();
@@ -106,6 +111,7 @@ pub fn with_all(
         let Some(errors) = failed.transpose()? else {
             let changes: BTreeSet<_> = files.values().flat_map(|file| file.placed.iter().copied()).collect();
             eprintln!("{} of them are in the build", changes.len());
+            uncompilable.write(&file)?;
             return Ok(Built { changes, programs, module: target.join("build").join(PROFILE).join("librlock.so") });
         };
         let blamed: BTreeSet<_> = errors.iter().flat_map(|error| blamed_for(error, &files)).collect();
@@ -114,8 +120,15 @@ pub fn with_all(
             bail!("the changes do not compile, and none of them is to blame:\n{said}");
         }
         eprintln!("{} do not compile", blamed.len());
-        left_out.extend(blamed);
+        left_out.extend(&blamed);
+        uncompilable.changes.extend(blamed);
     }
+}
+
+/// The texts of the files that have changes, by their names.
+fn sources(root: &Path, all: &[Change]) -> Result<BTreeMap<String, String>> {
+    let files: BTreeSet<_> = all.iter().map(|change| &change.file).collect();
+    files.into_iter().map(|file| Ok((file.clone(), fs::read_to_string(root.join(file))?))).collect()
 }
 
 /// The files that have changes, with all of them that are not left out.

@@ -16,6 +16,7 @@ mod rewrite;
 mod seek;
 mod shown;
 mod trial;
+mod uncompilable;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -32,7 +32,8 @@ impl Among<'_> {
     fn of(&self, test: usize) -> Vec<&Change> {
         let reach = &self.reach.of_changes;
         let is_meant = |id: &usize| self.worth.contains(id) && reach.get(id).is_some_and(|tests| tests.contains(&test));
-        in_order(self.all.iter().filter(|change| is_meant(&change.id)), |id| reach.get(&id).map_or(0, Vec::len))
+        let reached_by = |id| reach.get(&id).map_or(0, Vec::len);
+        in_order(self.all.iter().filter(|change| is_meant(&change.id)), reached_by, self.reach.tests.len())
     }
 }
 
@@ -57,8 +58,13 @@ pub fn worth_showing(report: &Path, all: &[Change], known: &Known) -> Result<BTr
 
 /// Puts changes in the order in which they are shown. Of each function first that which does nothing of what it should, for whoever relies on it notices
 /// that the soonest; and one of each function before a second one. Among these come first those that few tests reach: a test that reaches what hardly
-/// any other does is likely to be about it.
-fn in_order<'c>(changes: impl Iterator<Item = &'c Change>, reached_by: impl Fn(usize) -> usize) -> Vec<&'c Change> {
+/// any other does is likely to be about it. Last come those that most of all `tests` reach: without what starts a server each of them fails, whatever
+/// it is about.
+fn in_order<'c>(
+    changes: impl Iterator<Item = &'c Change>,
+    reached_by: impl Fn(usize) -> usize,
+    tests: usize,
+) -> Vec<&'c Change> {
     let mut changes: Vec<_> = changes.collect();
     changes.sort_by_key(|change| (change.genre != Genre::FnValue, reached_by(change.id)));
     let mut of_functions: BTreeMap<String, usize> = BTreeMap::new();
@@ -70,7 +76,10 @@ fn in_order<'c>(changes: impl Iterator<Item = &'c Change>, reached_by: impl Fn(u
             (*number, change)
         })
         .collect();
-    numbered.sort_by_key(|(number, change)| (*number, reached_by(change.id)));
+    numbered.sort_by_key(|(number, change)| {
+        let by = reached_by(change.id);
+        (by > tests / 2, *number, by)
+    });
     numbered.into_iter().map(|(_, change)| change).collect()
 }
 
@@ -145,11 +154,12 @@ mod tests {
     fn whole_functions_come_first_and_those_that_few_tests_reach() {
         let mut all = changes();
         let order = |all: &[Change], reached_by: [usize; 4]| {
-            in_order(all.iter(), |id| reached_by[id - 1]).iter().map(|change| change.id).collect::<Vec<_>>()
+            in_order(all.iter(), |id| reached_by[id - 1], 20).iter().map(|change| change.id).collect::<Vec<_>>()
         };
         assert_eq!(order(&all, [1, 1, 1, 1]), [2, 4, 1, 3]);
         assert_eq!(order(&all, [1, 9, 2, 8]), [4, 2, 1, 3]);
         assert_eq!(order(&all, [2, 8, 1, 9]), [2, 4, 3, 1]);
+        assert_eq!(order(&all, [9, 11, 2, 12]), [3, 1, 2, 4], "most tests reach those that replace all");
         all[1].genre = Genre::MatchArm;
         assert_eq!(order(&all, [1, 2, 3, 3]), [1, 4, 2, 3], "f has none that replaces it");
     }
