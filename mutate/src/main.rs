@@ -135,9 +135,12 @@ fn seek_for_tests(
     let file = target.join("tests.txt");
     let worth = seek::worth_showing(&target.join("verdicts.txt"), all, known)?;
     let kept = Kept::read(&file, all, never_failed::first(target.parent().unwrap_or(target))?)?;
-    let mut seen = Seen::new();
+    // What goes one after the other takes its time: such a test is not run once more only to see what it reaches.
+    let is_done = |test: &str| is_timed(test) && kept.is_settled(test);
+    let done = trial.names()?.into_iter().filter(|test| is_done(test));
+    let mut seen: Seen = done.filter_map(|test| Some((test.clone(), kept.of(&test)?.clone()))).collect();
     for (jobs, is_timed_too) in [(options.jobs, false), (1, true)] {
-        let is_wanted = |test: &str| is_timed(test) == is_timed_too;
+        let is_wanted = |test: &str| is_timed(test) == is_timed_too && !is_done(test);
         let reach = trial.reach(jobs, is_wanted)?;
         seen.extend(trial.seek(&Among { all, reach: &reach, worth: &worth }, jobs, &kept)?);
     }

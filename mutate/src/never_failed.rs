@@ -82,6 +82,11 @@ impl Kept {
         self.before.get(test)
     }
 
+    /// Whether a test was seen to fail before this run.
+    pub fn is_settled(&self, test: &str) -> bool {
+        matches!(self.of(test), Some(Outcome::First | Outcome::Notices(_)))
+    }
+
     /// Adds what came of a test.
     pub fn add(&self, test: &str, outcome: &Outcome) -> Result<()> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -191,6 +196,8 @@ mod tests {
         assert_eq!(of("m::u"), Some(notices("a.rs:1:1: replace f with ()")));
         assert_eq!(of("m::v"), None, "h is not there any more");
         assert_eq!(of("m::w"), Some(Outcome::Passed { shown: 1, of: 2 }));
+        let is_settled = ["m::t", "m::u", "m::v", "m::w"].map(|test| kept().unwrap().is_settled(test));
+        assert_eq!(is_settled, [true, true, false, false]);
         kept().unwrap().add("m::w", &notices("a.rs:1:1: replace f with ()")).unwrap();
         assert_eq!(of("m::w"), of("m::u"), "what comes later counts");
     }

@@ -201,6 +201,15 @@ impl Trial<'_> {
         verdicts.into_iter().collect()
     }
 
+    /// The names of all tests.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let mut all = Vec::new();
+        for program in &self.built.programs {
+            all.extend(names(program)?);
+        }
+        Ok(all)
+    }
+
     /// Runs each test that is wanted without a change, and those that fail once more, so many at the same time.
     pub fn reach(&self, jobs: usize, is_wanted: impl Fn(&str) -> bool) -> Result<Reach<'_>> {
         let mut known = Vec::new();
