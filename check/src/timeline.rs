@@ -64,35 +64,38 @@ pub struct Timeline {
     lease_slack_us: u64,
     /// See [`History::releases_may_be_lost`].
     releases_may_be_lost: bool,
+    /// See [`History::is_of_several_servers`].
+    may_leave: bool,
 }
 
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
 pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
     let mut violations = Vec::new();
+    let (releases_may_be_lost, may_leave) = (history.releases_may_be_lost, history.is_of_several_servers);
     let History { operations, pauses, demotions, .. } = history;
     let circumstances = Circumstances {
         is_undisturbed: history.is_undisturbed,
-        may_leave: history.is_of_several_servers,
+        may_leave,
         pauses: if history.waits_end_in_pauses { &[] } else { pauses.as_slice() },
         demotions: demotions.as_slice(),
         clocks_differ_us: history.clocks_differ_us,
         leases_outlast_us: history.leases_outlast_us + LEASE_SLACK_US,
     };
     let is_undisturbed = circumstances.is_undisturbed;
-    let releases_may_be_lost = history.releases_may_be_lost;
     // What is lost with a client or a server lasts longer than is known here.
     let lease_slack_us = if is_undisturbed { LEASE_SLACK_US } else { SLACK_US };
     let of_many = owners_of_many_keys(operations);
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };
-        let mut timeline = Timeline { key: first.key, lease_slack_us, releases_may_be_lost, ..Timeline::default() };
+        let mut timeline =
+            Timeline { key: first.key, lease_slack_us, releases_may_be_lost, may_leave, ..Timeline::default() };
         for of_owner in of_key.chunk_by(|a, b| a.owner == b.owner) {
             if is_undisturbed {
                 check_answers(of_owner, &mut violations);
             }
             check_ended(of_owner, &mut violations);
-            let mut owner = Owner::new(circumstances);
+            let mut owner = Owner::new(of_owner, circumstances);
             let is_of_many = of_owner.first().is_some_and(|one| of_many.contains(&one.owner));
             for operation in of_owner {
                 owner.take(operation, &mut timeline, &mut violations);
@@ -132,7 +135,14 @@ impl Timeline {
     fn note_taken(&mut self, of_owner: &[Operation], is_of_many: bool) {
         let held = self.had_until_us.take();
         let acquisitions = || of_owner.iter().filter(|one| matches!(one.call, Call::Acquire { .. }));
-        let Some(from_us) = acquisitions().map(|one| one.sent_us).min() else { return };
+        // Where a lock goes to another server, whoever waits asks anew there. Its place has gone with the lock, and may be there before.
+        let from_us = |one: &Operation| match one.call {
+            Call::Acquire { block_ms: Some(block_ms), .. } if self.may_leave => {
+                one.sent_us.saturating_sub(block_ms * US_PER_MS)
+            }
+            _ => one.sent_us,
+        };
+        let Some(from_us) = acquisitions().map(from_us).min() else { return };
         // It was granted for a moment, or waited for another key at the head of this one's queue.
         let was_there = |one: &&Operation| is_of_many || one.outcome == Outcome::Undone;
         let briefly = acquisitions().filter(was_there).map(|one| one.answered_us);

@@ -1,5 +1,5 @@
 //! Histories that break a written guarantee (docs/guarantees.md), and that a rule has to report: each is the lawful history beside it with one
-//! thing changed.
+//! thing changed. And lawful ones that look as if they did.
 
 use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
 use rlock_check::rules::check;
@@ -238,4 +238,76 @@ fn a_session_whose_connection_closed_under_a_replica_is_there_for_a_while() {
     assert_eq!(told(6_000, 6_100), []);
     assert_eq!(told(6_000, 8_100), [Rule::FreeIsGranted]);
     assert_eq!(told(12, 2_050), [Rule::FreeIsGranted]);
+}
+
+/// "Every hold has a lease", and none is longer than somebody has asked for.
+#[test]
+fn a_lease_that_is_longer_than_what_was_asked_for() {
+    let told = |left_ms| {
+        Told::mutex()
+            .call(1, ALONE, [10, 11], acquire(100, None), Outcome::Granted(5))
+            .call(1, ALONE, [20, 21], renew(100), Outcome::Number(left_ms))
+            .call(1, ALONE, [30, 31], RELEASE, Outcome::Number(0))
+            .broken()
+    };
+    assert_eq!(told(100), []);
+    assert_eq!(told(3_600_000), [Rule::LeaseEnds]);
+}
+
+/// Owner 2 waits for a fair lock, and the connection that asked closes; it is told so on its channel. Its place is kept for a grace, and what owner 1
+/// gives up is reserved for it.
+#[test]
+fn the_place_of_a_fair_lock_whose_connection_closed_is_kept_for_a_grace() {
+    let told = |is_undisturbed| {
+        let mut told = Told::of(Kind::Fair)
+            .call(1, ALONE, [10, 11], acquire(5_000, None), Outcome::Granted(5))
+            .call(2, ALONE, [20, 200], acquire(5_000, Some(3_000)), Outcome::Unblocked)
+            .call(2, ALONE, [190, 191], CANCEL, Outcome::Number(1))
+            .call(1, ALONE, [205, 206], RELEASE, Outcome::Number(0))
+            .call(3, ALONE, [207, 208], acquire(5_000, None), Outcome::Nil);
+        told.0.is_undisturbed = is_undisturbed;
+        told.broken()
+    };
+    assert_eq!(told(false), []);
+    assert_eq!(told(true), [Rule::FreeIsGranted], "no connection closes by itself there");
+}
+
+/// A fair lock goes to another node with its slot, and with the place of owner 2, who still waits at the first one. What is given up there is reserved
+/// for that place. Then owner 2 is sent on, and asks anew: that is when its request counts as sent.
+#[test]
+fn the_place_of_a_fair_lock_goes_with_its_slot_before_its_owner_does() {
+    let told = |is_of_several_servers| {
+        let mut told = Told::of(Kind::Fair)
+            .call(1, ALONE, [10, 11], acquire(5_000, None), Outcome::Granted(5))
+            .call(1, ALONE, [205, 206], RELEASE, Outcome::Number(0))
+            .call(3, ALONE, [207, 208], acquire(5_000, None), Outcome::Nil)
+            .call(2, ALONE, [230, 231], acquire(5_000, Some(3_000)), Outcome::Granted(6));
+        told.0.is_undisturbed = false;
+        told.0.is_of_several_servers = is_of_several_servers;
+        told.broken()
+    };
+    assert_eq!(told(true), []);
+    assert_eq!(told(false), [Rule::FreeIsGranted]);
+}
+
+/// Owner 1 is granted a lock for a moment, and looks at the answer late: others have come and gone by then, with higher tokens. Its lease was over early by the
+/// clock of a server that took over; or its session had ended, since its connection was not to the node that the lock went to.
+#[test]
+fn a_hold_that_had_ended_before_its_owner_knew_of_it_was_given_before() {
+    let told = |lease_ms, clocks_differ_us, closes: bool| {
+        let mut told = Told::mutex()
+            .call(1, ALONE, [10, 200], acquire(lease_ms, Some(3_000)), Outcome::Granted(5))
+            .call(2, ALONE, [50, 51], acquire(5_000, None), Outcome::Granted(10))
+            .call(2, ALONE, [60, 61], RELEASE, Outcome::Number(0));
+        if closes {
+            told = told.call(1, ALONE, [200, 201], Call::Close { grace_ms: 33 }, Outcome::Unknown);
+        }
+        told.0.is_undisturbed = false;
+        told.0.clocks_differ_us = clocks_differ_us;
+        told.broken()
+    };
+    assert_eq!(told(100, 0, false), [Rule::TokensRise]);
+    assert_eq!(told(100, 300_000, false), []);
+    assert_eq!(told(5_000, 0, false), [Rule::TokensRise]);
+    assert_eq!(told(5_000, 0, true), []);
 }

@@ -97,43 +97,45 @@ impl Target {
     }
 }
 
-/// A lock that was granted, as a client saw it.
+/// A lock that was asked for, as a client saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     key: u32,
     owner: u64,
+    /// 0 if it was not granted, as far as the client knows: its lease may have been over before it could look at the answer.
     token: u64,
     sent_us: u64,
-    granted_us: u64,
+    answered_us: u64,
     /// When the guard was last asked and said that it holds; when it was sent, if it never did.
     held_us: u64,
 }
 
 impl Seen {
     fn write(self) -> String {
-        let Self { key, owner, token, sent_us, granted_us, held_us } = self;
-        format!("{key} {owner} {token} {sent_us} {granted_us} {held_us}")
+        let Self { key, owner, token, sent_us, answered_us, held_us } = self;
+        format!("{key} {owner} {token} {sent_us} {answered_us} {held_us}")
     }
 
     fn read(line: &str) -> Result<Self> {
         let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        let [key, owner, token, sent_us, granted_us, held_us] =
+        let [key, owner, token, sent_us, answered_us, held_us] =
             numbers.try_into().map_err(|_| anyhow!("six numbers"))?;
-        Ok(Self { key: u32::try_from(key)?, owner, token, sent_us, granted_us, held_us })
+        Ok(Self { key: u32::try_from(key)?, owner, token, sent_us, answered_us, held_us })
     }
 
     /// As an operation: the lease is what the client has believed in.
     fn operation(self) -> Operation {
-        let Self { key, owner, token, sent_us, granted_us: answered_us, held_us } = self;
+        let Self { key, owner, token, sent_us, answered_us, held_us } = self;
+        let lasts_us = if token == 0 { LEASE.as_micros() as u64 } else { held_us.saturating_sub(sent_us) };
         let call = Call::Acquire {
             count: 1,
-            lease_ms: held_us.saturating_sub(sent_us) / 1000,
+            lease_ms: lasts_us / 1000,
             block_ms: None,
             request_id: None,
             keeps_place: false,
             is_once: false,
         };
-        let outcome = Outcome::Granted(token);
+        let outcome = if token == 0 { Outcome::Unknown } else { Outcome::Granted(token) };
         Operation { key, owner, mode: Mode::Exclusive, sent_us, answered_us, order: 0, call, outcome }
     }
 }
@@ -235,13 +237,12 @@ async fn compete(
         } else {
             hold(client.lock(&target.name), &mut random, sent_us).await
         };
-        match seen {
-            Some((token, granted_us, held_us)) => {
-                let seen = Seen { key: target.key, owner, token, sent_us, granted_us, held_us };
-                // A line at once, whichever client writes it.
-                writeln!(std::io::stdout().lock(), "{}", seen.write())?;
-            }
-            None => tokio::time::sleep(Duration::from_millis(5)).await,
+        let (token, answered_us, held_us) = seen.unwrap_or_else(|| (0, now_us(), sent_us));
+        let key = target.key;
+        // A line at once, whichever client writes it.
+        writeln!(std::io::stdout().lock(), "{}", Seen { key, owner, token, sent_us, answered_us, held_us }.write())?;
+        if seen.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
     client.close().await?;
@@ -277,11 +278,18 @@ mod tests {
 
     #[test]
     fn what_a_client_believed_in_is_its_lease() {
-        let seen = Seen { key: 3, owner: 7, token: 9, sent_us: 10_000, granted_us: 12_000, held_us: 35_000 };
+        let seen = Seen { key: 3, owner: 7, token: 9, sent_us: 10_000, answered_us: 12_000, held_us: 35_000 };
         assert_eq!(Seen::read(&seen.write()).expect("a line"), seen);
         let one = seen.operation();
         let Call::Acquire { lease_ms, .. } = one.call else { panic!("it acquires") };
         assert_eq!((one.key, one.owner, one.token(), lease_ms), (3, 7, Some(9), 25));
+        let one = Seen { token: 0, held_us: 10_000, ..seen }.operation();
+        let Call::Acquire { lease_ms, .. } = one.call else { panic!("it acquires") };
+        assert_eq!(
+            (one.outcome, u128::from(lease_ms)),
+            (Outcome::Unknown, LEASE.as_millis()),
+            "it may have been granted"
+        );
     }
 
     #[test]

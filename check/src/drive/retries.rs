@@ -4,7 +4,7 @@ use anyhow::Result;
 use rand::Rng;
 
 use super::wire::Connection;
-use super::worker::{LONG_LEASE_MS, Party, Wish, Worker};
+use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Outcome};
 
 impl Worker {
@@ -35,7 +35,8 @@ impl Worker {
             return;
         }
         let Some(token) = self.acquire_token(&mut party, Wish::WAIT) else { return };
-        self.renew_by_token(&party, LONG_LEASE_MS, earlier);
+        let lease_ms = self.limit(Wish::WAIT).lease_ms;
+        self.renew_by_token(&party, lease_ms, earlier);
         self.release_by_token(&party, 1, earlier);
         self.look(&party);
         self.renew_by_token(&party, 1, token);

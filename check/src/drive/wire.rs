@@ -240,19 +240,6 @@ pub fn as_grant(outcome: Outcome) -> Outcome {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_demotion_leaves_open_what_was_granted() {
-        assert_eq!(unblocked("this server is a replica now"), Outcome::Unknown);
-        let by_the_server = "force unblock from blocking operation, instance state changed (master -> replica?)";
-        assert_eq!(unblocked(by_the_server), Outcome::Unknown);
-        assert_eq!(unblocked("the request was cancelled"), Outcome::Unblocked);
-    }
-}
-
 /// What INFO says of roles.
 pub(super) fn info(connection: &mut Connection) -> Result<String> {
     text(connection.ask("INFO replication")?)
@@ -264,5 +251,18 @@ pub(super) fn text(value: Value) -> Result<String> {
         Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Value::VerbatimString { text, .. } => Ok(text),
         other => Err(anyhow!("{other:?} is no text")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_demotion_leaves_open_what_was_granted() {
+        assert_eq!(unblocked("this server is a replica now"), Outcome::Unknown);
+        let by_the_server = "force unblock from blocking operation, instance state changed (master -> replica?)";
+        assert_eq!(unblocked(by_the_server), Outcome::Unknown);
+        assert_eq!(unblocked("the request was cancelled"), Outcome::Unblocked);
     }
 }

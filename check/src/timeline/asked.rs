@@ -19,6 +19,9 @@ impl Owner<'_> {
         if block_ms.is_some() {
             self.check_cancelled(one, timeline, violations);
         }
+        if block_ms.is_some() && self.leaves_place(one.outcome) {
+            timeline.may_be_taken(one.answered_us + SLACK_US);
+        }
         match one.outcome {
             Outcome::Granted(token) => self.granted(one, token, timeline, violations),
             Outcome::Nil => {
@@ -63,6 +66,13 @@ impl Owner<'_> {
             | Outcome::NotOwner
             | Outcome::ToldTwice => {}
         }
+    }
+
+    /// Whether who waited for a fair lock may have a place there for a grace, after it was told that it waits no more: if its connection had closed,
+    /// or the lock has left with its slot.
+    fn leaves_place(&self, outcome: Outcome) -> bool {
+        let is_ended = matches!(outcome, Outcome::Unblocked | Outcome::Refused);
+        self.circumstances.may_leave || (is_ended && !self.circumstances.is_undisturbed)
     }
 
     fn granted(&mut self, one: &Operation, token: u64, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
@@ -123,7 +133,8 @@ impl Owner<'_> {
         });
         let Operation { owner, mode, answered_us, .. } = *one;
         let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
-        let lease_us = lease_ms * US_PER_MS;
+        // A session may have ended with its connection before the answer was looked at.
+        let lease_us = if self.has_session { 0 } else { sure_until_us.saturating_sub(one.sent_us) };
         timeline.grants.push(Grant { owner, mode, token, sent_us, answered_us, lease_us, order, passes_queue });
     }
 

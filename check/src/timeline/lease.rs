@@ -21,6 +21,7 @@ impl Owner<'_> {
                 circumstances.check_outlived(one, held, violations);
                 held.sure_until_us = held.sure_until_us.max(sure_until_us);
                 held.possible_until_us = held.possible_until_us.max(one.answered_us + lease_ms * US_PER_MS);
+                circumstances.check_length(one, held, left_ms, violations);
                 if one.answered_us + (left_ms + 1) * US_PER_MS < held.sure_until_us {
                     let story = format!("{} of {} was told of {left_ms} ms left, and has more", one.owner, one.key);
                     violations.push(Violation { rule: Rule::HoldIsKept, story });

@@ -47,6 +47,17 @@ impl Circumstances<'_> {
         self.demotions.iter().filter(is_unseen).map(|demotion| demotion.until_us).max()
     }
 
+    /// Whether a lease lasts longer than anybody has asked for, as its owner is told.
+    pub(super) fn check_length(&self, one: &Operation, held: &Held, left_ms: u64, violations: &mut Vec<Violation>) {
+        let until_us = one.sent_us.saturating_add(left_ms.saturating_mul(US_PER_MS));
+        if !held.is_unsure && until_us > held.possible_until_us.saturating_add(self.leases_outlast_us) {
+            let Operation { owner, key, call, .. } = one;
+            let story =
+                format!("{owner} of {key} asked {call:?}, and was told of {left_ms} ms left, which is too long");
+            violations.push(Violation { rule: Rule::LeaseEnds, story });
+        }
+    }
+
     /// Whether the lease of a hold was surely over when something was asked about it, and its owner is answered as if it held still.
     pub(super) fn check_outlived(&self, one: &Operation, held: &Held, violations: &mut Vec<Violation>) {
         let over_us = held.possible_until_us.saturating_add(self.leases_outlast_us);
@@ -73,16 +84,19 @@ pub(super) struct Owner<'h> {
     pub(super) has_given_up: bool,
     /// When it was the latter: in a pause, or as a replica, the server may not have looked at that yet.
     pub(super) closed_us: Option<u64>,
+    /// What it holds ends with a connection.
+    pub(super) has_session: bool,
     /// What it was told about each CANCEL.
     pub(super) cancelled: Vec<Cancelled>,
     pub(super) circumstances: Circumstances<'h>,
 }
 
 impl<'h> Owner<'h> {
-    pub(super) fn new(circumstances: Circumstances<'h>) -> Self {
+    pub(super) fn new(of_owner: &[Operation], circumstances: Circumstances<'h>) -> Self {
         let held = [None; 4];
+        let has_session = of_owner.iter().any(|one| matches!(one.call, Call::Close { .. }));
         let (asked, unanswered_us, has_given_up, closed_us, cancelled) = (None, None, false, None, Vec::new());
-        Self { held, asked, unanswered_us, has_given_up, closed_us, cancelled, circumstances }
+        Self { held, asked, unanswered_us, has_given_up, closed_us, has_session, cancelled, circumstances }
     }
 
     /// Until when a lease lasts surely that was asked for by a request.
