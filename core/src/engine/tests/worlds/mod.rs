@@ -165,7 +165,7 @@ fn fair_locks_do_what_the_oracle_says() {
         keys: 2,
         actions: || {
             let actions = commands(2, 2, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]);
-            with(actions, &[Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Hear])
+            with(actions, &[Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Promote, Action::Hear])
         },
         ..PLAIN
     };
@@ -179,7 +179,8 @@ fn sessions_do_what_the_oracle_says() {
         let mode = modes[0].0;
         let closing = (0..owners).map(|owner| Action::Close { owner });
         let renewing = (0..owners).map(|owner| Action::Renew { key: 0, owner, mode });
-        let more: Vec<Action> = closing.chain(renewing).chain([Action::Delete { key: 0 }, Action::Hear]).collect();
+        let server = [Action::Delete { key: 0 }, Action::Promote, Action::Hear];
+        let more: Vec<Action> = closing.chain(renewing).chain(server).collect();
         with(commands(1, owners, modes, asks), &more)
     }
     static MUTEX: Setup = Setup { actions: || bound(3, EXCLUSIVE, &[Asks::Try, Asks::Bound]), ..PLAIN };

@@ -230,7 +230,14 @@ impl SmallWorld {
             }
             Action::Swap => self.world.swap(),
             Action::Flush => self.world.flush(),
-            Action::Promote => self.world.engine.promoted(),
+            Action::Promote => {
+                self.world.engine.promoted();
+                match &mut self.spec {
+                    Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::promote),
+                    Spec::Fair(oracles) => oracles.iter_mut().for_each(FairOracle::promote),
+                    Spec::None => {}
+                }
+            }
             Action::Part => self.world.run_timer_once(),
             Action::Demote => {
                 // What there was to tell is told before.

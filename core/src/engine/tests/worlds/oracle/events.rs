@@ -30,6 +30,12 @@ impl Oracle {
         (self.is_told, self.is_gone) = (true, true);
     }
 
+    /// This server takes over: who waits on it goes on, and nothing is bound to a connection.
+    pub(crate) fn promote(&mut self) {
+        self.close_all();
+        (self.is_told, self.is_gone) = (true, true);
+    }
+
     /// Another server takes over: nobody is connected to it.
     pub(crate) fn fail_over(&mut self) {
         self.line.clear();

@@ -88,7 +88,8 @@ pub(crate) struct Oracle {
     undone: Vec<Grant>,
     /// The server has told something that was not acted upon.
     is_told: bool,
-    /// A command of the server's has removed the value, and the lock was not looked at since: nobody waits here for anybody.
+    /// A command of the server's has removed the value, or the server has taken over, and the lock was not looked at since: nobody waits here for
+    /// anybody.
     is_gone: bool,
     /// What waiters were answered.
     pub(crate) answers: Vec<(u8, Told)>,
