@@ -102,7 +102,10 @@ impl Trial<'_> {
             kept.add(&test.name, &outcome)?;
             Ok((test.name.clone(), outcome))
         });
-        let left_out = among.reach.left_out.iter().map(|test| Ok((test.clone(), Outcome::LeftOut)));
+        // What was seen to fail with a change may fail without one by now, or on this server.
+        let of_left_out = |test: &String| kept.of(test).filter(|_| kept.is_settled(test)).cloned();
+        let left_out = among.reach.left_out.iter();
+        let left_out = left_out.map(|test| Ok((test.clone(), of_left_out(test).unwrap_or(Outcome::LeftOut))));
         seen.into_iter().chain(left_out).collect()
     }
 
@@ -183,6 +186,11 @@ mod tests {
 
     /// What comes of the test `a::b`, which is this script, when it is shown changes of which `kept` has something, and which were shown.
     fn sought(script: &str, kept: &str) -> (Outcome, String, String) {
+        sought_of(script, kept, &[])
+    }
+
+    /// The same while these tests fail without a change.
+    fn sought_of(script: &str, kept: &str, left_out: &[&str]) -> (Outcome, String, String) {
         let folder = tempfile::tempdir().unwrap();
         let script = format!("[ $RLOCK_CHANGE = 0 ] || echo $RLOCK_CHANGE >> shown\n{script}");
         let program = Program::script(folder.path(), &script);
@@ -191,7 +199,9 @@ mod tests {
         let trial = Trial { built: &built, jobs: 1, lasts, server: "s", groups };
         let test = Test { program: &program, name: "a::b".into(), lasts: Duration::from_millis(1) };
         let of_changes = (1..=4).map(|change| (change, vec![0])).collect();
-        let reach = Reach { tests: vec![test], of_changes, left_out: Vec::new() };
+        let tests = if left_out.is_empty() { vec![test] } else { Vec::new() };
+        let left_out = left_out.iter().map(|&name| name.to_owned()).collect();
+        let reach = Reach { tests, of_changes, left_out };
         let file = folder.path().join("tests.txt");
         fs::write(&file, kept).unwrap();
         let all = changes();
@@ -219,6 +229,15 @@ mod tests {
         assert_eq!((outcome, shown.as_str()), (passed.clone(), "2 4 1 3 "));
         assert_eq!(file, "a::b: passes with 4 of 4 changes\n");
         assert_eq!(sought("false", "").0, passed);
+    }
+
+    #[test]
+    fn a_test_that_fails_without_any_change_was_seen_to_fail_before_or_never() {
+        let outcome = |kept| sought_of("false", kept, &["a::b"]).0;
+        let notices = Outcome::Notices("a.rs:1:1: change f".into());
+        assert_eq!(outcome("a::b: notices a.rs:1:1: change f\n"), notices);
+        assert_eq!(outcome("a::b: passes with 3 of 4 changes\n"), Outcome::LeftOut);
+        assert_eq!(outcome(""), Outcome::LeftOut);
     }
 
     #[test]
