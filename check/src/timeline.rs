@@ -79,6 +79,7 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
         pauses: if history.waits_end_in_pauses { &[] } else { pauses.as_slice() },
         demotions: demotions.as_slice(),
         clocks_differ_us: history.clocks_differ_us,
+        leases_are_cut: releases_may_be_lost,
         leases_outlast_us: history.leases_outlast_us + LEASE_SLACK_US,
     };
     let is_undisturbed = circumstances.is_undisturbed;

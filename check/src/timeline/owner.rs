@@ -35,6 +35,8 @@ pub(super) struct Circumstances<'h> {
     pub(super) demotions: &'h [Possible],
     /// See [`History::clocks_differ_us`].
     pub(super) clocks_differ_us: u64,
+    /// See [`History::releases_may_be_lost`].
+    pub(super) leases_are_cut: bool,
     /// How much longer than it was asked for a lease lasts at most, by the clock of its client.
     pub(super) leases_outlast_us: u64,
 }
@@ -50,7 +52,9 @@ impl Circumstances<'_> {
     /// Whether a lease lasts longer than anybody has asked for, as its owner is told.
     pub(super) fn check_length(&self, one: &Operation, held: &Held, left_ms: u64, violations: &mut Vec<Violation>) {
         let until_us = one.sent_us.saturating_add(left_ms.saturating_mul(US_PER_MS));
-        if !held.is_unsure && until_us > held.possible_until_us.saturating_add(self.leases_outlast_us) {
+        // Where servers take over, leases of before count as shorter than they were asked for.
+        let is_known = !self.leases_are_cut && !held.is_unsure;
+        if is_known && until_us > held.possible_until_us.saturating_add(self.leases_outlast_us) {
             let Operation { owner, key, call, .. } = one;
             let story =
                 format!("{owner} of {key} asked {call:?}, and was told of {left_ms} ms left, which is too long");
