@@ -163,7 +163,7 @@ pub fn slowdown(samples: &[Sample]) -> Option<f64> {
     let middle = |part: &[Sample]| {
         let mut medians: Vec<f64> = part.iter().map(|sample| sample.median_us / sample.pings_us).collect();
         medians.sort_unstable_by(f64::total_cmp);
-        medians.get((medians.len() - 1) / 2).copied()
+        medians.get(medians.len().checked_sub(1)? / 2).copied()
     };
     Some(middle(samples.get(samples.len() - share..)?)? / middle(samples.get(..share)?)?)
 }
