@@ -152,7 +152,7 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         id: KeyId,
         name: NameId,
-        gone: &mut BTreeMap<Box<[u8]>, bool>,
+        gone: &mut BTreeMap<Box<[u8]>, Option<u64>>,
     ) {
         while !gone.is_empty() && self.work.take(CHANGE) {
             let Some((owner, gave_up)) = gone.pop_first() else {
@@ -168,10 +168,10 @@ impl Engine {
         id: KeyId,
         name: NameId,
         owner: &[u8],
-        gave_up: bool,
+        gave_up: Option<u64>,
     ) {
-        if let Some(request_id) = self.abandoned(tx, id, name, owner) {
-            self.release_place(tx, id, owner, request_id, gave_up);
+        if let Some(request_id) = self.abandoned(tx, id, name, owner, gave_up) {
+            self.release_place(tx, id, owner, request_id, gave_up.is_some());
         }
     }
 
@@ -212,21 +212,27 @@ impl Engine {
         }
     }
 
-    /// Whether the place of an owner says that it is connected, and no connection of it waits any more; and the id of the
-    /// request that it stands for.
+    /// Whether no connection of an owner waits any more at its place: one that is connected, or that of the waiter with this arrival, which has been
+    /// cut off from its connection since. And the id of the request that it stands for.
     fn abandoned(
         &self,
         tx: &Transaction<'_, impl Keyspace>,
         id: KeyId,
         name: NameId,
         owner: &[u8],
+        gave_up: Option<u64>,
     ) -> Option<Option<u64>> {
         let Value::Lock(lock) = tx.keys.value(id) else {
             return None;
         };
         let place = lock.place(owner)?;
+        let is_left = match place.stay {
+            Stay::Connected => true,
+            Stay::Grace { .. } => gave_up == Some(place.arrival),
+            Stay::Polled { .. } => false,
+        };
         let waits = self.queues.first_of(owner, name, Mode::Exclusive).is_some();
-        (place.stay == Stay::Connected && !waits).then_some(place.request_id)
+        (is_left && !waits).then_some(place.request_id)
     }
 }
 

@@ -26,8 +26,9 @@ pub(super) struct Dirty {
     pub(super) known: BTreeSet<u64>,
     /// Holds, by token, and connections of theirs that closed.
     pub(super) unbound: Vec<(u64, u64)>,
-    /// Owners on a fair lock whose connected waiter is gone; and whether it was answered nil, and so gives up its place. What happened last counts.
-    pub(super) gone: BTreeMap<Box<[u8]>, bool>,
+    /// Owners on a fair lock whose connected waiter is gone; and when it had come, if it was answered nil, and so gives up its place. What happened last
+    /// counts.
+    pub(super) gone: BTreeMap<Box<[u8]>, Option<u64>>,
     /// Owners that were granted, whose other requests for the same are to be granted as well.
     pub(super) granted: Vec<Siblings>,
 }
@@ -161,7 +162,7 @@ mod tests {
             heard: [1].into(),
             known: [2].into(),
             unbound: vec![(1, 7)],
-            gone: [(b"a".as_slice().into(), false)].into(),
+            gone: [(b"a".as_slice().into(), None)].into(),
             granted: vec![Siblings { owner: b"a".as_slice().into(), mode: Mode::Exclusive, behind: None }],
         }
     }
@@ -190,13 +191,13 @@ mod tests {
         assert_eq!(counts(&dirty), ([1; 5], [1; 4]));
         let mut later = full();
         (later.heard, later.known) = ([3].into(), [4].into());
-        later.gone = [(b"b".as_slice().into(), false)].into();
+        later.gone = [(b"b".as_slice().into(), None)].into();
         dirty.merge(later);
         assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2]));
         dirty.merge(Dirty::default());
         assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2]));
-        dirty.merge(Dirty { gone: [(b"a".as_slice().into(), true)].into(), ..Dirty::default() });
-        assert_eq!(dirty.gone.into_values().collect::<Vec<_>>(), [true, false], "what happened last counts");
+        dirty.merge(Dirty { gone: [(b"a".as_slice().into(), Some(1))].into(), ..Dirty::default() });
+        assert_eq!(dirty.gone.into_values().collect::<Vec<_>>(), [Some(1), None], "what happened last counts");
     }
 
     #[test]

@@ -34,9 +34,9 @@ impl Engine {
     }
 
     /// What there is to note of a waiter that is about to go: of its place on a fair lock.
-    pub(super) fn gone(&self, waiter: &Waiter, gave_up: bool) -> Option<(Box<[u8]>, bool)> {
+    pub(super) fn gone(&self, waiter: &Waiter, gave_up: bool) -> Option<(Box<[u8]>, Option<u64>)> {
         let has_place = waiter.request().kind == Kind::Fair;
-        has_place.then(|| (self.queues.owner_of(waiter).into(), gave_up))
+        has_place.then(|| (self.queues.owner_of(waiter).into(), gave_up.then_some(waiter.arrival)))
     }
 
     /// Answers a waiter that is not granted.

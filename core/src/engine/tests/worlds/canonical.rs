@@ -203,7 +203,8 @@ impl Seen<'_> {
         }
         for (owner, gave_up) in &dirty.gone {
             self.bytes(owner);
-            self.word(*gave_up);
+            self.word(gave_up.is_some());
+            self.number(gave_up.unwrap_or(0));
         }
         for siblings in &dirty.granted {
             self.bytes(&siblings.owner);
