@@ -269,10 +269,13 @@ fn timed_killing_rlock_while_it_waits_leaves_no_waiter() {
 #[test]
 fn a_release_that_nobody_hears_leaves_the_status_alone() {
     let mut server = Server::start();
-    let mut run = Running::start(&server, "run k -- sleep 1");
-    wait_for_holder(&server, "k");
+    let desk = Desk::new();
+    let waits = format!("echo > {}; while [ ! -e {} ]; do sleep 0.02; done", desk.path("runs"), desk.path("over"));
+    let mut run = Running::start(&server, &format!("run k -- {waits}"));
+    desk.wait_for("runs");
     server.kill();
-    // The command is not disturbed: the lock was its own for all of its life. Nobody can be told of the release.
+    File::create(desk.path("over")).expect("a file");
+    // The command is not disturbed: the lock was its own for all of its life, which is over at once. Nobody can be told of the release.
     assert_eq!(run.status(), 0);
     server.restart();
 }
