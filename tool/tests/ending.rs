@@ -4,9 +4,7 @@ use std::fs::File;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::commands::{
-    Desk, Running, VERY_LONG, lives, rlock, status, wait_for_end_of, wait_for_holder, wait_for_waiters,
-};
+use crate::commands::{Desk, Running, VERY_LONG, lives, rlock, status, wait_for_end_of, wait_for_waiters};
 use crate::eventually;
 use crate::support::{Server, Stopwatch};
 
