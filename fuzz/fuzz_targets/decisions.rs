@@ -27,12 +27,14 @@ mod request {
     pub(crate) use rlock_core::Verb;
 }
 
-use oracle::circles::{acquire, run_timers};
+use oracle::circles::run_timers;
 use oracle::fair::FairOracle;
 use oracle::fair_asking::{FairWish, Stay};
 use oracle::fair_places::Place;
 use oracle::holds::Back;
-use oracle::line::{FOR_EVER, Wish};
+use oracle::line::InLine;
+use oracle::several::acquire;
+use oracle::wish::{FOR_EVER, Wish};
 use oracle::{Oracle, Told, accept_what_is_open};
 
 const OWNERS: u8 = 4;
@@ -230,6 +232,14 @@ impl Beside {
         if waits && !may_wait {
             return;
         }
+        // Who waits anew, with a higher number, is searched for circles at once, and by the timer: whether that comes before or after what was told of
+        // another lock is open.
+        let is_earlier = |one: &InLine| one.owner == owner && one.wish.id < id;
+        let waits_anew =
+            matches!(&self.spec, Spec::Plain(oracles) if waits && oracles[key].line.iter().any(is_earlier));
+        if waits_anew {
+            self.run_timer();
+        }
         let client = self.client(owner);
         let acquired = self.world.on(&[name(key)], Some(client), |engine, tx| engine.acquire(tx, &[owner], request));
         self.world.note(acquired.clone());
@@ -259,6 +269,9 @@ impl Beside {
             }
         };
         assert_eq!(told, expected, "the answer to ACQUIRE");
+        if waits_anew {
+            self.run_timer();
+        }
     }
 
     /// What TOKEN says, if it is there, and whether it may be that of a hold.

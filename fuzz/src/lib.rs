@@ -81,8 +81,8 @@ pub struct World {
     replica: Engine,
     replica_values: Values,
     last_token: u64,
-    /// How many permits of each semaphore were in use after the last step.
-    used: BTreeMap<Vec<u8>, u64>,
+    /// How many permits of each semaphore were in use after the last step, and how many there were.
+    used: BTreeMap<Vec<u8>, (u64, u64)>,
     /// What waiters were answered, by their tickets.
     pub answers: Vec<(u64, Answer)>,
     waiting: BTreeSet<u64>,
@@ -279,7 +279,7 @@ impl World {
         let name = key.name.as_slice().to_vec();
         self.replica_values.insert(name.clone(), lock.clone());
         self.replica.value_arrived(key.borrow());
-        self.used.insert(name.clone(), permits_in_use(lock, self.now));
+        self.used.insert(name.clone(), (permits_in_use(lock, self.now), lock.permits().into()));
         self.values.insert(name, lock.clone());
         self.engine.value_arrived(key.borrow());
         let tokens = lock.holds().iter().map(Hold::token);
@@ -294,9 +294,10 @@ impl World {
         for (name, lock) in &self.values {
             check_exclusion(lock, self.now);
             let in_use = permits_in_use(lock, self.now);
-            let was_used = self.used.insert(name.clone(), in_use).unwrap_or(0);
-            // There may be more in use than there are after there were made fewer.
-            assert!(in_use <= u64::from(lock.permits()).max(was_used), "no more permits are given than there are");
+            let permits = u64::from(lock.permits());
+            let (was_used, were) = self.used.insert(name.clone(), (in_use, permits)).unwrap_or_default();
+            // There may be more in use than there are after there were made fewer: what was in use, or was granted by the way before that.
+            assert!(in_use <= permits.max(was_used).max(were), "no more permits are given than there are");
         }
         assert_eq!(self.values, self.replica_values, "a replica has what its master has");
     }

@@ -5,8 +5,8 @@ use std::vec::Vec;
 use super::action::{Asks, Means};
 use super::oracle::fair_asking::{FairWish, Stay};
 use super::oracle::holds::Back;
-use super::oracle::line::{FOR_EVER, Wish};
-use super::oracle::{Told, circles};
+use super::oracle::wish::{FOR_EVER, Wish};
+use super::oracle::{Told, several};
 use super::remembered::Whose;
 use super::small_world::{SmallWorld, Spec, Ticket, channel, mode_kind, name};
 use crate::bytes::Key;
@@ -79,6 +79,12 @@ impl SmallWorld {
         }
     }
 
+    /// Whether a request ends one with a lower number that waits, and goes to the end of the line of a lock that makes circles.
+    pub(super) fn waits_anew(&self, key: usize, owner: u8, asked: Asked) -> bool {
+        let is_searched = matches!(self.spec, Spec::Plain(_)) && asked.wait_ms().is_some();
+        is_searched && self.waiting(key, owner).is_some_and(|waiting| asked.id > waiting.asked.id)
+    }
+
     pub(super) fn acquire(&mut self, key: usize, owner: u8, asked: Asked) {
         let now_ms = self.now_ms();
         let Asked { mode, count, ask, id } = asked;
@@ -110,7 +116,7 @@ impl SmallWorld {
                     is_once: request.is_once,
                     is_notified: request.notify.is_some(),
                 };
-                circles::acquire(oracles, key, owner, wish, LIMITS.max_waiters, now_ms)
+                several::acquire(oracles, key, owner, wish, LIMITS.max_waiters, now_ms)
             }
             Spec::Fair(oracles) => {
                 let stay = match asked.wait_ms() {
@@ -118,7 +124,7 @@ impl SmallWorld {
                     None if ask == Asks::Queue => Stay::Polled(QUEUE_MS),
                     None => Stay::No,
                 };
-                circles::acquire_fair(oracles, key, owner, FairWish { lease_ms: LEASE_MS, stay, id }, now_ms)
+                several::acquire_fair(oracles, key, owner, FairWish { lease_ms: LEASE_MS, stay, id }, now_ms)
             }
             Spec::None => told,
         };

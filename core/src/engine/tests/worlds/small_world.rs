@@ -108,7 +108,16 @@ impl SmallWorld {
                 if !self.may_ask(key, owner, asked) {
                     return false;
                 }
+                // Who waits anew is searched for circles at once, and by the timer: whether that comes before or after what was told of another lock
+                // is open.
+                let is_searched_twice = self.setup.keys > 1 && self.waits_anew(key, owner, asked);
+                if is_searched_twice {
+                    self.run_timer(0);
+                }
                 self.acquire(key, owner, asked);
+                if is_searched_twice {
+                    self.run_timer(0);
+                }
             }
             Action::Release { key, owner, mode, id } => self.release(key, owner, mode, id, Means::Any),
             Action::ReleaseToken { key, owner, mode, means } => self.release(key, owner, mode, None, means),

@@ -2,13 +2,11 @@
 //! looked up over all of them.
 //!
 //! That is asked when an owner begins to wait. Who goes on waiting was asked before; but a wait whose time is over is in nobody's way, and when
-//! it is sent again it is. Such a one, and one with a higher number, is asked when the timer goes off, in the order in which they were sent.
+//! it is sent again it is. So is one that waits anew with a higher number, if the end of the lower one lets others in. Such a one is asked when the timer
+//! goes off, in the order in which they were sent. What is asked when an owner begins to wait is in [`super::several`].
 
 use std::vec::Vec;
 
-use super::fair::FairOracle;
-use super::fair_asking::FairWish;
-use super::line::Wish;
 use super::{Oracle, Told};
 
 /// Of those in [`super::line::InLine::suspect`]: it has come in this step.
@@ -33,7 +31,7 @@ impl Oracle {
 }
 
 /// Whether an owner waits for somebody who waits for it, by way of others or not.
-fn waits_for_itself(owner: u8, waits_for: impl Fn(u8) -> Vec<u8>) -> bool {
+pub(super) fn waits_for_itself(owner: u8, waits_for: impl Fn(u8) -> Vec<u8>) -> bool {
     let mut seen: Vec<u8> = Vec::new();
     let mut next = [owner].to_vec();
     while let Some(one) = next.pop() {
@@ -50,42 +48,8 @@ fn waits_for_itself(owner: u8, waits_for: impl Fn(u8) -> Vec<u8>) -> bool {
     false
 }
 
-fn over_all(oracles: &[Oracle], owner: u8, now_ms: u64) -> Vec<u8> {
+pub(super) fn over_all(oracles: &[Oracle], owner: u8, now_ms: u64) -> Vec<u8> {
     oracles.iter().flat_map(|oracle| oracle.waits_for(owner, now_ms)).collect()
-}
-
-/// ACQUIRE of one of several locks, for which so many may wait in all. Who would be one too many, or would wait for itself, is refused, and nothing
-/// has happened: its wait with an earlier number goes on.
-pub(crate) fn acquire(
-    oracles: &mut [Oracle],
-    key: usize,
-    owner: u8,
-    wish: Wish,
-    most_waiting: usize,
-    now_ms: u64,
-) -> Told {
-    oracles[key].settle(now_ms);
-    let before = oracles[key].clone();
-    let told = oracles[key].acquire(owner, wish, now_ms);
-    let refused = match told {
-        Told::Waits if oracles.iter().map(|oracle| oracle.line.len()).sum::<usize>() > most_waiting => Told::Refused,
-        Told::Waits if closes_a_circle(oracles, key, owner, now_ms) => Told::Deadlock,
-        _ => return told,
-    };
-    oracles[key] = before;
-    refused
-}
-
-/// Whether an owner that begins to wait for a lock waits for itself.
-fn closes_a_circle(oracles: &mut [Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
-    let numbers = oracles.iter().flat_map(|oracle| &oracle.line).filter_map(|one| one.suspect);
-    let next = numbers.filter(|number| *number != NOT_NUMBERED).max().map_or(0, |last| last + 1);
-    let makes_circles = oracles[key].makes_circles();
-    let Some(one) = oracles[key].line.iter_mut().find(|one| one.owner == owner) else { return false };
-    if one.suspect == Some(NOT_NUMBERED) {
-        one.suspect = makes_circles.then_some(next);
-    }
-    !one.is_repeated && makes_circles && waits_for_itself(owner, |one| over_all(oracles, one, now_ms))
 }
 
 /// What is due on all locks when the timer goes off.
@@ -109,18 +73,4 @@ fn first_suspect(oracles: &[Oracle]) -> Option<(u64, usize)> {
         oracle.line.iter().filter_map(|one| one.suspect).min().map(|number| (number, key))
     };
     oracles.iter().enumerate().filter_map(of).min()
-}
-
-/// ACQUIRE of one of several fair locks. Who would wait for itself is refused, and has the place that it had.
-pub(crate) fn acquire_fair(oracles: &mut [FairOracle], key: usize, owner: u8, wish: FairWish, now_ms: u64) -> Told {
-    oracles[key].settle(now_ms);
-    let (line, answered) = (oracles[key].line.clone(), oracles[key].answers.len());
-    let told = oracles[key].acquire(owner, wish, now_ms);
-    let waits_for = |one| oracles.iter().flat_map(|oracle| oracle.waits_for(one, now_ms)).collect();
-    if told != Told::Waits || !waits_for_itself(owner, waits_for) {
-        return told;
-    }
-    oracles[key].line = line;
-    oracles[key].answers.truncate(answered);
-    Told::Deadlock
 }

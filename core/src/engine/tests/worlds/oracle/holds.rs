@@ -1,9 +1,9 @@
 //! What owners hold: granted for a lease, given back in parts, renewed, taken away by force. An owner has one hold in each mode.
 
-use super::line::Wish;
 use super::repeats::{Mark, Verdict, is_repeat};
 use super::sessions::Session;
 use super::unheard::Grant;
+use super::wish::Wish;
 use super::{Oracle, Told};
 use crate::kind::Mode;
 use crate::request::Verb;

@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use super::holds::Held;
-use super::line::Wish;
+use super::wish::Wish;
 use super::{Oracle, mutex, read_write, semaphore};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

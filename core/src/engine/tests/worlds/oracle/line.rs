@@ -6,29 +6,8 @@ use std::vec::Vec;
 
 use super::circles::NOT_NUMBERED;
 use super::repeats::Verdict;
+use super::wish::Wish;
 use super::{Oracle, Told, read_write};
-use crate::kind::Mode;
-
-/// How long a wait lasts that has no end (BLOCK 0), and until when.
-pub(crate) const FOR_EVER: u64 = u64::MAX;
-
-/// What ACQUIRE asks for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
-    pub(crate) mode: Mode,
-    pub(crate) count: u32,
-    pub(crate) lease_ms: u64,
-    /// How long it waits, if it does; [`FOR_EVER`] without an end.
-    pub(crate) wait_ms: Option<u64>,
-    /// SESSION.
-    pub(crate) session_ms: Option<u64>,
-    /// REQ.
-    pub(crate) id: Option<u64>,
-    /// An owner that holds already gets no more.
-    pub(crate) is_once: bool,
-    /// Who waits is answered on a channel: sent again, it is the same wait.
-    pub(crate) is_notified: bool,
-}
 
 #[derive(Clone, Debug)]
 pub(crate) struct InLine {
@@ -37,10 +16,9 @@ pub(crate) struct InLine {
     pub(crate) until_ms: u64,
     /// A reader that wants to write.
     pub(super) upgrades: bool,
-    /// It stands where the same request stood before.
-    pub(super) is_repeated: bool,
-    /// Another one of its owner waited before. It is asked for circles when the timer goes off, see [`super::circles`]: if it stands behind that one's
-    /// place; or if it stands there, and the time of the other one was over, which was in nobody's way any more.
+    /// It was asked about circles before it came: it stands where the same request stood, or has ended one with a lower number.
+    pub(super) was_asked: bool,
+    /// It is asked once more when the timer goes off, see [`super::circles`], in this order.
     pub(super) suspect: Option<u64>,
 }
 
@@ -82,22 +60,34 @@ impl Oracle {
         if let Some(told) = self.repeated(owner, &wish, now_ms) {
             return told;
         }
-        let suspect = self.numbered_in_line(owner, &wish).map(|_| NOT_NUMBERED);
+        let waits_anew = self.waits_anew(owner, &wish);
         if let Some(told) = self.sent_again(owner, &wish, now_ms) {
             return told;
         }
         let verdict = self.verdict(owner, &wish);
-        let upgrades = self.upgrades(owner, &wish);
-        let at = if upgrades { read_write::place_of_upgrade(&self.line) } else { self.line.len() };
-        let is_next = at == 0 && verdict == Verdict::Grant;
+        let is_next = self.end_of_line(owner, &wish) == 0 && verdict == Verdict::Grant;
         if verdict == Verdict::Has || self.passes(owner, &wish) || is_next {
             self.give_at_once(owner, &wish, verdict, now_ms);
             return Told::Granted;
         }
-        let Some(wait_ms) = wish.wait_ms else { return Told::Nil };
-        let until_ms = now_ms.saturating_add(wait_ms);
-        self.line.insert(at, InLine { owner, wish, until_ms, upgrades, is_repeated: false, suspect });
+        if wish.wait_ms.is_none() {
+            return Told::Nil;
+        }
+        self.stand(owner, wish, waits_anew, now_ms);
         Told::Waits
+    }
+
+    /// Where an owner has to stand.
+    fn end_of_line(&self, owner: u8, wish: &Wish) -> usize {
+        if self.upgrades(owner, wish) { read_write::place_of_upgrade(&self.line) } else { self.line.len() }
+    }
+
+    /// Who waits comes into line.
+    pub(super) fn stand(&mut self, owner: u8, wish: Wish, was_asked: bool, now_ms: u64) {
+        let (at, upgrades) = (self.end_of_line(owner, &wish), self.upgrades(owner, &wish));
+        let until_ms = now_ms.saturating_add(wish.wait_ms.unwrap_or(0));
+        let suspect = was_asked.then_some(NOT_NUMBERED);
+        self.line.insert(at, InLine { owner, wish, until_ms, upgrades, was_asked, suspect });
     }
 
     /// Who waits gives up.

@@ -4,13 +4,15 @@
 //! whom its waiters wait. The first three are an [`Oracle`], a list of holds and a line of waiters:
 //!
 //! - [`kinds`]: what is asked of these pages;
+//! - [`wish`]: what ACQUIRE asks for;
 //! - [`line`]: who waits, and the one loop that serves the line from its head;
 //! - [`holds`]: what is granted, given back and renewed;
 //! - [`repeats`]: requests that are sent again, by REQ and ONCE;
 //! - [`sessions`]: holds that end with a connection;
 //! - [`unheard`]: grants that are taken back, because nobody has heard of them;
 //! - [`events`]: what the server tells, to be acted upon later;
-//! - [`circles`]: who waits for itself, over several locks.
+//! - [`circles`]: who waits for itself, over several locks;
+//! - [`several`]: what is asked of one of them.
 //!
 //! A fair lock is a holder and a line of places, which outlive connections: [`fair`] with [`fair_asking`], [`fair_places`], [`fair_hold`]
 //! and [`fair_leaving`].
@@ -35,7 +37,9 @@ mod read_write;
 pub(crate) mod repeats;
 mod semaphore;
 mod sessions;
+pub(crate) mod several;
 mod unheard;
+pub(crate) mod wish;
 
 use std::vec::Vec;
 

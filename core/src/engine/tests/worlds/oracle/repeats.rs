@@ -2,7 +2,8 @@
 //! with ONCE an owner that holds gets no more. A number that waits is the same wait, and a higher one takes its place.
 
 use super::circles::NOT_NUMBERED;
-use super::line::{InLine, Wish};
+use super::line::InLine;
+use super::wish::Wish;
 use super::{Oracle, Told};
 use crate::request::Verb;
 
@@ -66,9 +67,16 @@ impl Oracle {
     }
 
     /// Where a numbered request finds one of its owner that waits.
-    pub(super) fn numbered_in_line(&self, owner: u8, wish: &Wish) -> Option<usize> {
+    fn numbered_in_line(&self, owner: u8, wish: &Wish) -> Option<usize> {
         let is_earlier = |one: &InLine| one.owner == owner && one.wish.mode == wish.mode && one.wish.id.is_some();
         wish.id.and_then(|_| self.line.iter().position(is_earlier))
+    }
+
+    /// Whether a request ends one of its owner that waits with a lower number, to wait itself.
+    pub(super) fn waits_anew(&self, owner: u8, wish: &Wish) -> bool {
+        let is_settled = matches!(self.verdict(owner, wish), Verdict::Refuse(_) | Verdict::Repeat);
+        let at = self.numbered_in_line(owner, wish).filter(|_| wish.wait_ms.is_some() && !is_settled);
+        at.is_some_and(|at| self.line[at].wish.id < wish.id)
     }
 
     /// What a numbered request is answered whose owner has one that waits already. Nothing if it is another one, which is new.
@@ -89,7 +97,7 @@ impl Oracle {
             let is_suspect = earlier.suspect.is_some() || earlier.until_ms <= now_ms;
             let suspect = is_suspect.then_some(NOT_NUMBERED);
             let until_ms = now_ms.saturating_add(wait_ms);
-            self.line.insert(at, InLine { wish: *wish, until_ms, is_repeated: true, suspect, ..earlier });
+            self.line.insert(at, InLine { wish: *wish, until_ms, was_asked: true, suspect, ..earlier });
             return Some(Told::Waits);
         }
         self.settle(now_ms);
