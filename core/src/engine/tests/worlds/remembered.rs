@@ -62,6 +62,12 @@ impl Remembered {
     /// Before a request is made: what it has to come to, if its owner holds, has numbered a request of that hold, and this is no new one.
     pub(super) fn expect(&self, world: &World, whose: Whose, id: Option<u64>, verb: Verb) -> Option<Known> {
         let (id, hold) = id.zip(hold(world, whose))?;
+        // What nobody has heard of is taken back with the next command on the key.
+        let record = world.engine.queues.record(name(whose.0).borrow());
+        let undone = record.and_then(|record| record.dirty.as_ref()).map_or(&[][..], |dirty| &dirty.undelivered);
+        if undone.iter().any(|grant| grant.token == hold.token()) {
+            return None;
+        }
         let last = self.last.iter().find(|last| last.whose == whose && last.token == hold.token())?;
         let is_repeat = last.request == (id, verb);
         let (token, count) = (hold.token(), hold.count());
