@@ -76,7 +76,8 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
     let circumstances = Circumstances {
         is_undisturbed: history.is_undisturbed,
         may_leave,
-        pauses: if history.waits_end_in_pauses { &[] } else { pauses.as_slice() },
+        pauses: pauses.as_slice(),
+        waits_end_in_pauses: history.waits_end_in_pauses,
         demotions: demotions.as_slice(),
         clocks_differ_us: history.clocks_differ_us,
         leases_are_cut: releases_may_be_lost,

@@ -240,6 +240,26 @@ fn a_session_whose_connection_closed_under_a_replica_is_there_for_a_while() {
     assert_eq!(told(12, 2_050), [Rule::FreeIsGranted]);
 }
 
+/// "The end of a session waits for that too": the server could not write when its connection closed.
+#[test]
+fn a_session_whose_connection_closed_while_nothing_was_written_is_there_for_a_while() {
+    let told = |until: u64, looked: u64, waits_end_in_pauses| {
+        let mut told = Told::mutex()
+            .call(1, ALONE, [10, 11], acquire(60_000, None), Outcome::Granted(5))
+            .call(1, ALONE, [12, 13], Call::Close { grace_ms: 20 }, Outcome::Unknown)
+            .call(1, ALONE, [looked, looked + 1], Call::Look, Outcome::Number(1));
+        told.0.is_undisturbed = false;
+        told.0.pauses = vec![Possible { from_us: 12_000, until_us: until * 1000 }];
+        told.0.waits_end_in_pauses = waits_end_in_pauses;
+        told.broken()
+    };
+    for waits_end_in_pauses in [false, true] {
+        assert_eq!(told(6_000, 5_000, waits_end_in_pauses), []);
+        assert_eq!(told(6_000, 6_100, waits_end_in_pauses), []);
+        assert_eq!(told(6_000, 8_100, waits_end_in_pauses), [Rule::GivenUpIsGone]);
+    }
+}
+
 /// "Every hold has a lease", and none is longer than somebody has asked for.
 #[test]
 fn a_lease_that_is_longer_than_what_was_asked_for() {

@@ -160,7 +160,8 @@ impl Owner<'_> {
         let due_us = one.sent_us + block_ms * US_PER_MS;
         // Who waits while the server is paused is told afterwards.
         let overlap = |pause: &Possible| pause.until_us.min(one.answered_us).saturating_sub(pause.from_us.max(due_us));
-        let paused_us: u64 = self.circumstances.pauses.iter().map(overlap).sum();
+        let is_told_afterwards = !self.circumstances.waits_end_in_pauses;
+        let paused_us: u64 = self.circumstances.pauses.iter().filter(|_| is_told_afterwards).map(overlap).sum();
         block_ms > 0 && one.answered_us > due_us + paused_us + SLACK_US
     }
 }

@@ -65,8 +65,8 @@ impl Owner<'_> {
         }
     }
 
-    /// Whether a session whose connection has closed may be there at a look: in a pause of the server, or until shortly after the promotion that ends it,
-    /// if the server had not seen it before it became a replica.
+    /// Whether a session whose connection has closed may be there at a look: in a pause of the server, or until shortly after the pause, or the promotion,
+    /// that ends it, if the server had not acted upon it before it paused or became a replica.
     fn may_end_late(&self, look: &Operation, closed_us: u64) -> bool {
         let is_paused = |pause: &Possible| pause.from_us <= look.answered_us && look.sent_us <= pause.until_us;
         let unseen_until_us = self.circumstances.unseen_until_us(closed_us);

@@ -29,8 +29,10 @@ pub(super) struct Circumstances<'h> {
     pub(super) is_undisturbed: bool,
     /// Locks go from one server to another, with what was granted in that turn.
     pub(super) may_leave: bool,
-    /// When nobody was told that its time is over: see [`History::pauses`].
+    /// See [`History::pauses`].
     pub(super) pauses: &'h [Possible],
+    /// See [`History::waits_end_in_pauses`].
+    pub(super) waits_end_in_pauses: bool,
     /// See [`History::demotions`].
     pub(super) demotions: &'h [Possible],
     /// See [`History::clocks_differ_us`].
@@ -42,11 +44,11 @@ pub(super) struct Circumstances<'h> {
 }
 
 impl Circumstances<'_> {
-    /// Until when a server has not looked at a connection that closed while it was a replica, or shortly before. `None` if it was none then.
+    /// Until when a server has not acted upon a connection that closed while it was a replica, or could not write, or shortly before. `None` if it was
+    /// neither then.
     pub(super) fn unseen_until_us(&self, closed_us: u64) -> Option<u64> {
-        let is_unseen =
-            |demotion: &&Possible| demotion.from_us <= closed_us + SLACK_US && closed_us <= demotion.until_us;
-        self.demotions.iter().filter(is_unseen).map(|demotion| demotion.until_us).max()
+        let is_unseen = |span: &&Possible| span.from_us <= closed_us + SLACK_US && closed_us <= span.until_us;
+        self.demotions.iter().chain(self.pauses).filter(is_unseen).map(|span| span.until_us).max()
     }
 
     /// Whether a lease lasts longer than anybody has asked for, as its owner is told.
