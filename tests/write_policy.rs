@@ -164,6 +164,28 @@ fn a_server_whose_append_only_file_cannot_grow_grants_nothing() {
     nothing_is_granted_without_a_disk(&Server::with_aof(&["appendfsync everysec"]), &NO_APPENDING);
 }
 
+/// The end of a session is written as well. It is done when writes are taken again, and its time counts from then on.
+#[test]
+fn a_session_that_closes_while_the_disk_fails_ends_when_that_works_again() {
+    const SESSION: Duration = Duration::from_secs(3_600);
+    let server = Server::with_aof(&["appendfsync everysec"]);
+    let mut holder = server.client();
+    holder.acquire("job a PX 36000000 SESSION 3600000");
+    let left = || Duration::from_millis(u64::try_from(server.client().call("RLOCK.PTTL job").int()).expect("it holds"));
+    (NO_APPENDING.fails)(&server);
+    eventually(SOON, || matches!(server.client().call("SET k v"), Reply::Error(line) if line.starts_with("MISCONF")));
+    // Time itself: the module looks at the server's files only now and then.
+    thread::sleep(LOOKED_AT);
+    drop(holder);
+    thread::sleep(LOOKED_AT);
+    assert!(left() > SESSION, "nothing is written yet");
+    let begun = Instant::now();
+    (NO_APPENDING.works)(&server);
+    eventually(SOON, || left() <= SESSION);
+    let until = left();
+    assert!(until + begun.elapsed() >= SESSION, "{until:?} are left");
+}
+
 /// The module cannot read whether snapshots count, and finds out when one has failed.
 #[test]
 fn a_server_whose_snapshots_fail_grants_nothing_where_config_is_renamed() {
