@@ -209,6 +209,7 @@ impl Beside {
             11 => self.leave(key, owner),
             12 => self.hear(how & 1 == 0),
             13 => self.delete(key),
+            14 if how & 64 != 0 => self.promote(),
             14 => self.world.pass(u64::from(how % 32)),
             _ => {
                 self.world.pass(u64::from(how % 32));
@@ -365,6 +366,15 @@ impl Beside {
         self.world.delete(&name);
         self.world.engine.value_changed(name.borrow());
         oracles[key].delete();
+    }
+
+    /// This server, to which everybody is connected, takes over.
+    fn promote(&mut self) {
+        self.world.engine.promoted();
+        match &mut self.spec {
+            Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::promote),
+            Spec::Fair(oracle) => oracle.promote(),
+        }
     }
 
     fn run_timer(&mut self) {

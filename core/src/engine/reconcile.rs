@@ -56,9 +56,9 @@ impl Engine {
             (dirty.arrived, dirty.replaced) = (false, false);
             self.take_in(tx, id, name, has_come);
         }
-        let freed = self.review(tx, id, name, &mut dirty);
-        // First: a grant that is taken back takes its SESSION along.
+        // First: a grant that is taken back takes its SESSION along, and leaves its owner a place, also if its lease is over by now.
         self.undo(tx, id, name, &mut dirty);
+        let freed = self.review(tx, id, name, &mut dirty);
         self.end_sessions(tx, id, &mut dirty.unbound);
         self.release_places(tx, id, name, &mut dirty.gone);
         self.go_on_with_siblings(tx, id, name, &mut dirty.granted);

@@ -224,10 +224,14 @@ impl Engine {
             let Ok(lock) = tx.keys.value(id).of_kind(Kind::Fair, tx.now) else {
                 return;
             };
-            let place = lock.and_then(|lock| lock.place(owner.as_slice())).map(|place| place.stay);
+            let place = lock.and_then(|lock| lock.place(owner.as_slice())).map(|place| (place.stay, place.request_id));
             match place {
-                Some(Stay::Connected) => {}
-                Some(_) => engine.commit(tx, id, Event::Kept { owner, stay, request_id }),
+                Some((Stay::Connected, _)) => {}
+                Some((_, known_id)) => {
+                    // Who waits without a number has perhaps asked with one before.
+                    let request_id = request_id.or(known_id);
+                    engine.commit(tx, id, Event::Kept { owner, stay, request_id });
+                }
                 None => engine.commit(tx, id, Event::Queued { owner, stay, arrival, request_id, at_head: false }),
             }
         })

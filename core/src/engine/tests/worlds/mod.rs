@@ -165,7 +165,7 @@ fn fair_locks_do_what_the_oracle_says() {
         keys: 2,
         actions: || {
             let actions = commands(2, 2, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]);
-            with(actions, &[Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Hear])
+            with(actions, &[Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Promote, Action::Hear])
         },
         ..PLAIN
     };

@@ -241,8 +241,10 @@ impl SmallWorld {
             Action::Flush => self.world.flush(),
             Action::Promote => {
                 self.world.engine.promoted();
-                if let Spec::Plain(oracles) = &mut self.spec {
-                    oracles.iter_mut().for_each(Oracle::promote);
+                match &mut self.spec {
+                    Spec::Plain(oracles) => oracles.iter_mut().for_each(Oracle::promote),
+                    Spec::Fair(oracles) => oracles.iter_mut().for_each(FairOracle::promote),
+                    Spec::None => {}
                 }
             }
             Action::Part => self.world.run_timer_once(),

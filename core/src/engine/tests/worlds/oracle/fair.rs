@@ -114,7 +114,7 @@ impl FairOracle {
         let Some(at) = self.line.iter().position(|place| place.owner == owner && waits(&place)) else {
             return Vec::new();
         };
-        if self.left.is_gone {
+        if self.left.is_gone || self.left.promoted {
             return Vec::new();
         }
         let holder = self.holder.filter(|(_, _, until_ms)| *until_ms > now_ms).map(|(holder, ..)| holder);

@@ -16,6 +16,8 @@ pub(super) struct Left {
     undone: Option<u8>,
     /// Another server has taken over, to which nobody is connected.
     moved: bool,
+    /// This server has taken over, to which somebody may be. Until that is acted upon, who holds is not asked.
+    pub(super) promoted: bool,
     is_told: bool,
     /// A command of the server's has removed the value: those in line are in no value.
     pub(super) is_gone: bool,
@@ -40,9 +42,11 @@ impl FairOracle {
     pub(super) fn act_on_what_was_told(&mut self, now_ms: u64) {
         (self.left.is_told, self.left.is_gone) = (false, false);
         let until_ms = now_ms + GRACE_MS;
-        if std::mem::take(&mut self.left.moved) {
+        let (moved, promoted) = (std::mem::take(&mut self.left.moved), std::mem::take(&mut self.left.promoted));
+        if moved || promoted {
             self.reserved_ms = None;
-            for place in &mut self.line {
+            let is_cut_off = |place: &&mut Place| moved || !place.is_connected || self.left.gone.contains(&place.owner);
+            for place in self.line.iter_mut().filter(is_cut_off) {
                 place.until_ms = if place.is_polled { place.until_ms.max(until_ms) } else { until_ms };
                 place.is_connected = false;
             }
@@ -88,6 +92,11 @@ impl FairOracle {
         self.left.gone.clear();
         self.left.moved = false;
         (self.left.is_told, self.left.is_gone) = (true, true);
+    }
+
+    /// This server takes over: who waits on it goes on.
+    pub(crate) fn promote(&mut self) {
+        (self.left.promoted, self.left.is_told) = (true, true);
     }
 
     pub(crate) fn fail_over(&mut self) {
