@@ -187,6 +187,7 @@ impl Beside {
                     assert_eq!(told, oracles[key].resize(permits, now_ms), "the answer to RESIZE");
                 }
             }
+            9 if kind == Kind::Semaphore && how & 3 == 2 => self.drain(owner, u64::from(how >> 4) * 3 + 1),
             9 => {
                 let forced = self.world.on(&keys, None, |engine, tx| engine.force_release(tx, Some(kind), None));
                 let is_missing = forced == Err(Refusal::NoSemaphore);
@@ -272,6 +273,28 @@ impl Beside {
         assert_eq!(told, expected, "the answer to ACQUIRE");
         if waits_anew {
             self.run_timer();
+        }
+    }
+
+    fn drain(&mut self, owner: u8, lease_ms: u64) {
+        let request = Request {
+            verb: Verb::Acquire,
+            kind: Kind::Semaphore,
+            mode: Mode::Permits,
+            count: 1,
+            lease_ms,
+            request_id: None,
+            session_ms: None,
+            is_once: false,
+            notify: None,
+            ask: Ask::Try,
+        };
+        let (client, now_ms) = (self.client(owner), self.now_ms());
+        let taken =
+            self.world.on(&[name(2)], Some(client), |engine, tx| engine.drain_semaphore(tx, &[owner], &request));
+        let told = taken.map_or_else(|refusal| refused(&refusal), |taken| Told::Free(taken.into()));
+        if let Spec::Plain(oracles) = &mut self.spec {
+            assert_eq!(told, oracles[2].drain(owner, lease_ms, now_ms), "the answer to DRAIN");
         }
     }
 

@@ -97,6 +97,9 @@ pub(super) enum Action {
     Resize {
         permits: u32,
     },
+    Drain {
+        owner: u8,
+    },
     /// The connection of a waiter, or of one that was granted in this turn, closes.
     Leave {
         key: usize,

@@ -134,6 +134,19 @@ impl SmallWorld {
         }
     }
 
+    pub(super) fn drain(&mut self, owner: u8) {
+        let (now_ms, mode) = (self.now_ms(), Mode::Permits);
+        let request = self.request(Kind::Semaphore, owner, Asked { mode, count: 1, ask: Asks::Try, id: None });
+        let taken = self.world.on_key(&name(0), |engine, tx| engine.drain_semaphore(tx, &[owner], &request));
+        let told = taken.map_or_else(|refusal| refused(&refusal), |taken| Told::Free(taken.into()));
+        if let Spec::Plain(oracles) = &mut self.spec {
+            assert_eq!(told, oracles[0].drain(owner, LEASE_MS, now_ms), "the answer to DRAIN");
+        }
+        if matches!(told, Told::Free(1..)) {
+            self.kept.keep(&self.world, 0, owner, mode);
+        }
+    }
+
     /// An owner remembers a request that was done; but which one was the last it does not know while it has another one under way.
     fn remember(&mut self, whose: Whose, id: Option<u64>, verb: Verb) {
         let is_numbered =

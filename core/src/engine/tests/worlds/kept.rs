@@ -25,6 +25,7 @@ impl Kept {
             Action::Acquire { .. }
             | Action::Renew { .. }
             | Action::RenewToken { .. }
+            | Action::Drain { .. }
             | Action::Hear
             | Action::Pause
             | Action::Part

@@ -137,14 +137,16 @@ fn semaphores_do_what_the_oracle_says() {
         kind: Kind::Semaphore,
         permits: 3,
         actions: || {
-            let more = [Action::Resize { permits: 1 }, Action::Resize { permits: 4 }, Action::Hear];
+            let drains = [0, 1].map(|owner| Action::Drain { owner });
+            let more =
+                [&[Action::Resize { permits: 1 }, Action::Resize { permits: 4 }, Action::Hear], &drains[..]].concat();
             with(commands(1, 3, &[(Mode::Permits, 1), (Mode::Permits, 2)], FOR_EVER), &more)
         },
         ..PLAIN
     };
     search("semaphore, 1 key, 3 owners", &SETUP);
     search("semaphore, 2 keys, 2 owners", &TWO_KEYS);
-    search("RESIZE: semaphore, 1 key, 3 owners", &RESIZED);
+    search("RESIZE, DRAIN: semaphore, 1 key, 3 owners", &RESIZED);
 }
 
 #[test]

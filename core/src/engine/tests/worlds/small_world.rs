@@ -262,6 +262,7 @@ impl SmallWorld {
                     assert_eq!(told, oracles[0].resize(permits, now_ms), "the answer to RESIZE");
                 }
             }
+            Action::Drain { owner } => self.drain(owner),
             _ => return false,
         }
         true

@@ -10,7 +10,10 @@
 
 use super::holds::Held;
 use super::line::InLine;
+use super::repeats::Verdict;
+use super::wish::Wish;
 use super::{Kind, Oracle, Told};
+use crate::kind::Mode;
 
 /// So many are left.
 pub(super) fn has_room(holds: &[Held], permits: u32, count: u32) -> bool {
@@ -45,6 +48,21 @@ impl Oracle {
         }
         let in_use: i64 = self.live(now_ms).map(|held| i64::from(held.count)).sum();
         Told::Free(i64::from(permits) - in_use)
+    }
+
+    /// DRAIN: an owner gets all that are free, if nobody waits.
+    pub(crate) fn drain(&mut self, owner: u8, lease_ms: u64, now_ms: u64) -> Told {
+        self.settle(now_ms);
+        let Kind::Semaphore(Some(permits)) = self.kind else { return Told::Refused };
+        let in_use: u32 = self.live(now_ms).map(|held| held.count).sum();
+        let count = permits.saturating_sub(in_use);
+        if count == 0 || !self.line.is_empty() {
+            return Told::Free(0);
+        }
+        let (mode, is_once, is_notified) = (Mode::Permits, false, false);
+        let wish = Wish { mode, count, lease_ms, wait_ms: None, session_ms: None, id: None, is_once, is_notified };
+        self.give_at_once(owner, &wish, Verdict::Grant, now_ms);
+        Told::Free(count.into())
     }
 
     /// The value is gone: a lock of another kind is free then, and this is none.
