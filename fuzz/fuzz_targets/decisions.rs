@@ -128,8 +128,6 @@ impl Beside {
                     ms => ms + 1,
                 };
                 let is_plain = kind != Kind::Fair;
-                // Permits that are taken back in part take a session back: that the oracles do not know.
-                let may_be_bound = is_plain && mode != Mode::Permits;
                 let request = Request {
                     verb: Verb::Acquire,
                     kind,
@@ -137,7 +135,7 @@ impl Beside {
                     count,
                     lease_ms: u64::from(how >> 4) * 3 + 1,
                     request_id: (id > 0 || notify.is_some()).then_some(id.max(1)),
-                    session_ms: (may_be_bound && who & 64 != 0).then_some(u64::from(how & 15)),
+                    session_ms: (is_plain && who & 64 != 0).then_some(u64::from(how & 15)),
                     is_once: is_plain && (who & 32 != 0 || notify.is_some()),
                     notify,
                     ask: match how & 3 {

@@ -69,6 +69,10 @@ impl Engine {
         terms: Terms,
         left: u32,
     ) {
+        if terms.deadline_us <= tx.now.mono_us {
+            // It is over, and the deadline of the hold before would bring it back.
+            return;
+        }
         let token = grant.token;
         let client = grant.client.filter(|_| grant.has_bound);
         if let Some(client) = client {

@@ -181,7 +181,8 @@ fn sessions_do_what_the_oracle_says() {
         let mode = modes[0].0;
         let closing = (0..owners).map(|owner| Action::Close { owner });
         let renewing = (0..owners).map(|owner| Action::Renew { key: 0, owner, mode });
-        let server = [Action::Delete { key: 0 }, Action::Promote, Action::Hear];
+        let made = if mode == Mode::Permits { &[Action::Init { key: 0 }][..] } else { &[] };
+        let server = [&[Action::Delete { key: 0 }, Action::Promote, Action::Hear], made].concat();
         let more: Vec<Action> = closing.chain(renewing).chain(server).collect();
         with(commands(1, owners, modes, asks), &more)
     }
@@ -191,8 +192,15 @@ fn sessions_do_what_the_oracle_says() {
         actions: || bound(2, &[(Mode::Read, 1), (Mode::Write, 1)], &[Asks::Try, Asks::Bound]),
         ..PLAIN
     };
+    static PERMITS: Setup = Setup {
+        kind: Kind::Semaphore,
+        permits: 2,
+        actions: || bound(2, &[(Mode::Permits, 1)], &[Asks::Try, Asks::Bound]),
+        ..PLAIN
+    };
     search("SESSION: mutex, 1 key, 3 owners", &MUTEX);
     search("SESSION: rwlock, 1 key, 2 owners", &READERS);
+    search("SESSION: semaphore, 1 key, 2 owners", &PERMITS);
 }
 
 #[test]

@@ -14,6 +14,8 @@ pub(crate) struct Held {
     pub(crate) mode: Mode,
     pub(crate) count: u32,
     pub(crate) until_ms: u64,
+    /// The lease that was asked for last.
+    pub(super) lease_ms: u64,
     /// Its last numbered request.
     pub(crate) mark: Mark,
     pub(super) session: Option<Session>,
@@ -43,24 +45,22 @@ impl Oracle {
         let Wish { mode, lease_ms, id, session_ms, .. } = *wish;
         let count = if verdict == Verdict::Grant { wish.count } else { 0 };
         let (until_ms, mark) = (now_ms + lease_ms, id.map(|id| (id, Verb::Acquire)));
-        let mut before = None;
-        match self.position(owner, mode) {
-            Some(at) => {
-                let held = &mut self.holds[at];
-                before = held.mark;
-                held.count += count;
-                held.until_ms = held.until_ms.max(until_ms);
-                held.mark = mark.or(before);
-                held.bind(session_ms);
-            }
+        let at = self.position(owner, mode);
+        let before = at.map(|at| self.holds[at].clone());
+        let held = match at {
+            Some(at) => &mut self.holds[at],
             None => {
                 self.forget_earlier(owner, mode);
-                let mut held = Held { owner, mode, count, until_ms, mark, session: None };
-                held.bind(session_ms);
-                self.holds.push(held);
+                self.holds.push(Held { owner, mode, count: 0, until_ms, lease_ms, mark: None, session: None });
+                self.holds.last_mut().expect("it was added")
             }
-        }
-        Grant { owner, mode, count, mark, before }
+        };
+        held.count += count;
+        held.until_ms = held.until_ms.max(until_ms);
+        held.lease_ms = lease_ms;
+        held.mark = mark.or(held.mark);
+        held.bind(session_ms);
+        Grant { count, before, after: held.clone() }
     }
 
     /// The same to who asks now, and so hears of it.
@@ -99,6 +99,7 @@ impl Oracle {
         self.hear(owner, mode);
         let held = &mut self.holds[at];
         held.until_ms = held.until_ms.max(now_ms + lease_ms);
+        held.lease_ms = lease_ms;
         held.bind(None);
         Told::Left(held.count)
     }

@@ -34,7 +34,7 @@ impl Oracle {
     /// Does what is due: holds end, and who waits is served.
     pub(super) fn settle(&mut self, now_ms: u64) {
         (self.is_told, self.is_gone) = (false, false);
-        self.take_back();
+        self.take_back(now_ms);
         self.end_sessions(now_ms);
         self.holds.retain(|held| held.until_ms > now_ms);
         self.refuse_if_missing(now_ms);

@@ -26,6 +26,33 @@ impl Held {
         self.session = ms.map(|ms| Session { ms, connection: Connection::Open });
     }
 
+    pub(super) fn is_bound(&self) -> bool {
+        self.session.is_some_and(|session| session.connection == Connection::Open)
+    }
+
+    pub(super) fn session_ms(&self) -> Option<u64> {
+        self.session.map(|session| session.ms)
+    }
+
+    /// It has another time, or no session. To what it is bound stays.
+    pub(super) fn set_session_ms(&mut self, ms: Option<u64>) {
+        let connection = self.session.map_or(Connection::Gone, |session| session.connection);
+        self.session = ms.map(|ms| Session { ms, connection });
+    }
+
+    pub(super) fn unbind(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.connection = Connection::Gone;
+        }
+    }
+
+    /// It has its time left and no more.
+    pub(super) fn end_session(&mut self, now_ms: u64) {
+        if let Some(ms) = self.session_ms() {
+            self.until_ms = self.until_ms.min(now_ms + ms);
+        }
+    }
+
     fn lose_connection(&mut self) -> bool {
         let session = self.session.as_mut().filter(|session| session.connection == Connection::Open);
         session.is_some_and(|session| {
@@ -52,9 +79,9 @@ impl Oracle {
     /// What was bound to connections that have closed has so much time left.
     pub(super) fn end_sessions(&mut self, now_ms: u64) {
         for held in &mut self.holds {
-            if let Some(session) = held.session.as_mut().filter(|session| session.connection == Connection::Closed) {
-                session.connection = Connection::Gone;
-                held.until_ms = held.until_ms.min(now_ms + session.ms);
+            if held.session.is_some_and(|session| session.connection == Connection::Closed) {
+                held.unbind();
+                held.end_session(now_ms);
             }
         }
     }

@@ -2,25 +2,58 @@
 //! channel: then the grant is taken back, as if it had not been. An owner that uses the hold knows of it.
 
 use super::Oracle;
-use super::repeats::Mark;
+use super::holds::Held;
 use crate::kind::Mode;
 
 /// What a hold got, to be taken back.
 #[derive(Clone, Debug)]
 pub(super) struct Grant {
-    pub(super) owner: u8,
-    pub(super) mode: Mode,
+    /// Nothing, if its owner had what it asked for.
     pub(super) count: u32,
-    /// The number it came with.
-    pub(super) mark: Mark,
-    /// The last number of the hold before it.
-    pub(super) before: Mark,
+    /// The hold before, if there was one, and as this grant left it.
+    pub(super) before: Option<Held>,
+    pub(super) after: Held,
+}
+
+impl Grant {
+    fn is_of(&self, owner: u8, mode: Mode) -> bool {
+        (self.after.owner, self.after.mode) == (owner, mode)
+    }
+}
+
+impl Held {
+    /// What is left of the hold without a grant. If nobody has asked since, all that the grant has said of it goes; but it lasts as long as it did
+    /// with it, unless that was for a connection.
+    fn take_back(&mut self, Grant { count, before, after }: &Grant, now_ms: u64) {
+        let has_bound = after.is_bound() && !before.as_ref().is_some_and(Self::is_bound);
+        if has_bound {
+            self.unbind();
+        }
+        let said = |held: &Self| (held.lease_ms, held.mark, held.session_ms());
+        let mut is_longer = false;
+        match before {
+            Some(before) if said(self) == said(after) => {
+                is_longer = before.until_ms > self.until_ms;
+                (self.lease_ms, self.mark) = (before.lease_ms, before.mark);
+                self.until_ms = self.until_ms.max(before.until_ms);
+                self.set_session_ms(before.session_ms());
+            }
+            // A number is nobody else's: whoever asks with it again is to be granted anew.
+            _ if *count > 0 && self.mark.is_some() && self.mark == after.mark => {
+                self.mark = before.as_ref().and_then(|before| before.mark);
+            }
+            _ => {}
+        }
+        if (has_bound || is_longer) && !self.is_bound() {
+            self.end_session(now_ms);
+        }
+    }
 }
 
 impl Oracle {
     /// An owner uses its hold, and so knows of it.
     pub(super) fn hear(&mut self, owner: u8, mode: Mode) {
-        self.unheard.retain(|one| (one.owner, one.mode) != (owner, mode));
+        self.unheard.retain(|one| !one.is_of(owner, mode));
     }
 
     /// What was granted has reached everybody.
@@ -38,20 +71,21 @@ impl Oracle {
 
     /// An owner holds anew: what it was granted before is over, and nothing of that is taken back.
     pub(super) fn forget_earlier(&mut self, owner: u8, mode: Mode) {
-        let earlier = self.unheard.extract_if(.., |one| (one.owner, one.mode) == (owner, mode));
-        self.over.extend(earlier.map(|one| one.owner));
+        let earlier = self.unheard.extract_if(.., |one| one.is_of(owner, mode));
+        self.over.extend(earlier.map(|one| one.after.owner));
     }
 
-    /// Takes back what nobody will hear of, the last first.
-    pub(super) fn take_back(&mut self) {
-        for Grant { owner, mode, count, mark, before } in std::mem::take(&mut self.undone).into_iter().rev() {
-            let Some(at) = self.position(owner, mode) else { continue };
+    /// Takes back what nobody will hear of, the last first. A hold that is over by then is over.
+    pub(super) fn take_back(&mut self, now_ms: u64) {
+        for grant in std::mem::take(&mut self.undone).into_iter().rev() {
+            let Some(at) = self.position(grant.after.owner, grant.after.mode) else { continue };
             let held = &mut self.holds[at];
-            held.count = held.count.saturating_sub(count);
-            if mark.is_some() && held.mark == mark {
-                held.mark = before;
+            held.count = held.count.saturating_sub(grant.count);
+            if held.count == 0 {
+                self.holds.remove(at);
+            } else if held.until_ms > now_ms {
+                held.take_back(&grant, now_ms);
             }
         }
-        self.holds.retain(|held| held.count > 0);
     }
 }
