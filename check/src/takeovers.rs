@@ -65,8 +65,17 @@ impl Forgotten {
             let is_new = self.known.insert((key, owner, token));
             if is_new && answered_us > killed_us {
                 let sent_us = self.unanswered_us.get(&(key, owner)).copied().unwrap_or(sent_us);
-                let grant =
-                    Grant { owner, mode, token, sent_us, answered_us, lease_us: 0, order: 0, passes_queue: true };
+                let grant = Grant {
+                    owner,
+                    mode,
+                    count: 1,
+                    token,
+                    sent_us,
+                    answered_us,
+                    lease_us: 0,
+                    order: 0,
+                    passes_queue: true,
+                };
                 self.grants.push((key, grant));
             }
         } else if outcome == Outcome::Unknown {
@@ -78,6 +87,9 @@ impl Forgotten {
 /// What was granted is relied on until then at most.
 fn end_at(one: &mut Operation, killed_us: u64) {
     let left_ms = killed_us.saturating_sub(one.sent_us) / US_PER_MS;
+    if let (Call::Renew { .. }, Outcome::Number(told_ms)) = (one.call, &mut one.outcome) {
+        *told_ms = (*told_ms).min(left_ms);
+    }
     match &mut one.call {
         Call::Acquire { lease_ms, .. } | Call::Renew { lease_ms, .. } => *lease_ms = (*lease_ms).min(left_ms),
         Call::Release { .. } | Call::Remove | Call::Cancel { .. } | Call::Close { .. } | Call::Look => {}

@@ -13,6 +13,7 @@
 
 mod answers;
 mod asked;
+mod excuses;
 mod given_up;
 mod lease;
 mod meant;
@@ -22,10 +23,11 @@ mod spans;
 use std::collections::{HashMap, HashSet};
 
 use self::answers::check_answers;
+use self::excuses::excuses;
 use self::meant::check_ended;
 use self::owner::{Circumstances, Owner};
 pub use self::spans::{Addition, Belief, Denied, Grant, Missed, Overlooked, Possible, Wait};
-use crate::history::{Call, History, Operation, Outcome, Violation};
+use crate::history::{Call, History, Kind, Operation, Outcome, Violation};
 
 /// How late an answer may be on a busy machine before that counts as a fault.
 pub const SLACK_US: u64 = 2_000_000;
@@ -72,7 +74,7 @@ pub struct Timeline {
 pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
     let mut violations = Vec::new();
     let (releases_may_be_lost, may_leave) = (history.releases_may_be_lost, history.is_of_several_servers);
-    let History { operations, pauses, demotions, .. } = history;
+    let History { keys, operations, pauses, demotions, .. } = history;
     let circumstances = Circumstances {
         is_undisturbed: history.is_undisturbed,
         may_leave,
@@ -80,14 +82,15 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
         waits_end_in_pauses: history.waits_end_in_pauses,
         demotions: demotions.as_slice(),
         clocks_differ_us: history.clocks_differ_us,
-        leases_are_cut: releases_may_be_lost,
         leases_outlast_us: history.leases_outlast_us + LEASE_SLACK_US,
     };
     let is_undisturbed = circumstances.is_undisturbed;
     // What is lost with a client or a server lasts longer than is known here.
     let lease_slack_us = if is_undisturbed { LEASE_SLACK_US } else { SLACK_US };
-    let of_many = owners_of_many_keys(operations);
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
+    let of_many = owners_of_many_keys(operations);
+    // Where holds are lost with clients, for a lease.
+    let excuses = if is_undisturbed { HashMap::new() } else { excuses(operations, &of_many, circumstances) };
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };
         let mut timeline =
@@ -97,18 +100,19 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
                 check_answers(of_owner, &mut violations);
             }
             check_ended(of_owner, &mut violations);
-            let mut owner = Owner::new(of_owner, circumstances);
+            let is_fair = keys.get(first.key as usize).is_some_and(|key| key.kind == Kind::Fair);
+            let mut owner = Owner::new(of_owner, is_fair, circumstances);
             let is_of_many = of_owner.first().is_some_and(|one| of_many.contains(&one.owner));
             for operation in of_owner {
                 owner.take(operation, &mut timeline, &mut violations);
                 if is_of_many && !is_undisturbed && matches!(operation.call, Call::Acquire { .. }) {
-                    // Those behind it wait as well, until nobody holds any other of its keys: where holds are lost with clients, for a lease.
-                    timeline.may_be_held(operation.sent_us, operation.answered_us);
+                    timeline.may_be_taken(operation.answered_us.saturating_add(lease_slack_us));
                 }
             }
             owner.end(of_owner, &mut timeline);
-            timeline.note_taken(of_owner, is_of_many);
+            timeline.note_taken(of_owner, is_of_many, is_undisturbed);
         }
+        timeline.possible.extend(excuses.get(&first.key).into_iter().flatten());
         each(&timeline, &mut violations);
     }
     violations
@@ -134,7 +138,7 @@ impl Timeline {
     }
 
     /// Notes when an owner may have had anything, of whom everything else is noted.
-    fn note_taken(&mut self, of_owner: &[Operation], is_of_many: bool) {
+    fn note_taken(&mut self, of_owner: &[Operation], is_of_many: bool, is_undisturbed: bool) {
         let held = self.had_until_us.take();
         let acquisitions = || of_owner.iter().filter(|one| matches!(one.call, Call::Acquire { .. }));
         // Where a lock goes to another server, whoever waits asks anew there. Its place has gone with the lock, and may be there before.
@@ -148,9 +152,14 @@ impl Timeline {
         // It was granted for a moment, or waited for another key at the head of this one's queue.
         let was_there = |one: &&Operation| is_of_many || one.outcome == Outcome::Undone;
         let briefly = acquisitions().filter(was_there).map(|one| one.answered_us);
-        // A place is there for longer than is known here, and nobody else gets what is offered to it.
+        // A place is there for longer than is known here, and nobody else gets what is offered to it; but where nothing fails it ends with the CANCEL
+        // that has found it.
         let keeps_place = |one: &Operation| matches!(one.call, Call::Acquire { keeps_place: true, .. });
-        let place = (held.is_none() && of_owner.iter().any(keeps_place)).then_some(u64::MAX);
+        let has_ended = |one: &Operation| {
+            is_undisturbed && matches!((one.call, one.outcome), (Call::Cancel { .. }, Outcome::Number(1..)))
+        };
+        let last = of_owner.iter().rev().find(|one| keeps_place(one) || has_ended(one)).filter(|_| held.is_none());
+        let place = last.map(|one| if has_ended(one) { one.answered_us } else { u64::MAX });
         if let Some(until_us) = held.into_iter().chain(briefly).chain(place).max() {
             self.taken.push(Possible { from_us, until_us });
         }

@@ -263,17 +263,15 @@ fn a_session_whose_connection_closed_while_nothing_was_written_is_there_for_a_wh
 /// "Every hold has a lease", and none is longer than somebody has asked for.
 #[test]
 fn a_lease_that_is_longer_than_what_was_asked_for() {
-    let told = |left_ms, releases_may_be_lost| {
-        let mut told = Told::mutex()
+    let told = |left_ms| {
+        Told::mutex()
             .call(1, ALONE, [10, 11], acquire(100, None), Outcome::Granted(5))
             .call(1, ALONE, [20, 21], renew(100), Outcome::Number(left_ms))
-            .call(1, ALONE, [30, 31], RELEASE, Outcome::Number(0));
-        told.0.releases_may_be_lost = releases_may_be_lost;
-        told.broken()
+            .call(1, ALONE, [30, 31], RELEASE, Outcome::Number(0))
+            .broken()
     };
-    assert_eq!(told(100, false), []);
-    assert_eq!(told(3_600_000, false), [Rule::LeaseEnds]);
-    assert_eq!(told(3_600_000, true), [], "what was asked for may have been cut at a takeover");
+    assert_eq!(told(100), []);
+    assert_eq!(told(3_600_000), [Rule::LeaseEnds]);
 }
 
 /// Owner 2 waits for a fair lock, and the connection that asked closes; it is told so on its channel. Its place is kept for a grace, and what owner 1

@@ -17,6 +17,7 @@ use super::half_open::Network;
 use super::harm::{Harm, Interruptions};
 use super::monitor::{Monitor, Orders};
 use super::processes::{Order, Process};
+use super::proof::why_nothing_is_proved;
 use super::sentinel::Sentinels;
 use super::server::{Disk, Program, Server, WallClock};
 use super::wire::{Connection, now_us};
@@ -163,6 +164,9 @@ impl Campaign {
         if violations.is_empty() {
             // Otherwise what was found explains why it failed.
             ended?;
+        }
+        if let Some(why) = why_nothing_is_proved(self.faults, self.lasts, &history) {
+            violations.push(Violation { rule: Rule::ServerLives, story: why.into() });
         }
         let tokens = || history.operations.iter().filter_map(|one| one.token());
         let (acquisitions, locks) = (tokens().count(), tokens().collect::<HashSet<_>>().len());

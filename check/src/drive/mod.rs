@@ -35,6 +35,7 @@ mod leases;
 pub mod monitor;
 pub mod parade;
 pub mod processes;
+mod proof;
 pub mod retries;
 pub mod scenes;
 pub mod sentinel;

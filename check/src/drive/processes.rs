@@ -41,7 +41,7 @@ const LONGEST_HOLD_MS: u64 = 400;
 const ASKS_EVERY_MS: u64 = 3;
 
 /// The owners of these clients have numbers from here on.
-const FIRST_OWNER: u64 = 1 << 62;
+pub(super) const FIRST_OWNER: u64 = 1 << 62;
 
 /// What a process of clients is told.
 #[derive(Clone, Debug, clap::Args)]

@@ -1,7 +1,7 @@
 //! What a client does that takes more than one connection, or more than one key.
 
 use anyhow::{Result, bail, ensure};
-use redis::Value;
+use redis::{RedisError, Value};
 
 use super::wire::{Connection, as_grant, now_us, outcome};
 use super::worker::{Party, Wish, Worker};
@@ -44,33 +44,23 @@ impl Worker {
         let wish = self.limit(Wish::WAIT);
         let Wish { lease_ms, block_ms, .. } = wish;
         let block_ms = block_ms.unwrap_or_default();
-        let sent_us = now_us();
-        let answer = self.connection.ask(&format!("RLOCK.MACQUIRE {about} PX {lease_ms} BLOCK {block_ms}"));
-        let answered_us = now_us();
-        let outcomes: Vec<Outcome> = match &answer {
-            Ok(Value::Array(tokens)) => tokens.iter().map(|token| as_grant(number(token))).collect(),
-            Ok(Value::Nil) => vec![Outcome::Nil; keys.len()],
-            Ok(_) | Err(_) => vec![Outcome::Unknown; keys.len()],
-        };
+        let answer = self.connection.call_value(&format!("RLOCK.MACQUIRE {about} PX {lease_ms} BLOCK {block_ms}"));
+        let (sent_us, answered_us) = (self.connection.sent_us(), now_us());
+        let outcomes = of_each(answer, keys.len(), as_grant);
+        let is_granted = outcomes.iter().any(|outcome| matches!(outcome, Outcome::Granted(_)));
         for (key, outcome) in keys.iter().zip(outcomes) {
             self.record(&Party { key: *key, ..party }, sent_us, answered_us, wish.call(), outcome);
         }
-        if !matches!(answer, Ok(Value::Array(_))) {
+        if !is_granted {
             return Ok(());
         }
         self.pause(200);
         if rand::Rng::random_bool(&mut self.random, 0.3) {
             self.renew_many(&party, &keys, &about, lease_ms);
         }
-        let sent_us = now_us();
-        let answer = self.connection.ask(&format!("RLOCK.MRELEASE {about}"));
-        let answered_us = now_us();
-        let left = match answer {
-            Ok(Value::Array(left)) => left.iter().map(number).collect(),
-            Ok(_) => vec![Outcome::Unknown; keys.len()],
-            Err(error) if format!("{error:#}").contains("NOTOWNER") => vec![Outcome::NotOwner; keys.len()],
-            Err(_) => vec![Outcome::Unknown; keys.len()],
-        };
+        let answer = self.connection.call_value(&format!("RLOCK.MRELEASE {about}"));
+        let (sent_us, answered_us) = (self.connection.sent_us(), now_us());
+        let left = of_each(answer, keys.len(), |left| left);
         for (key, outcome) in keys.iter().zip(left) {
             self.record(
                 &Party { key: *key, ..party },
@@ -85,13 +75,8 @@ impl Worker {
 
     /// MRENEW of what was granted together. Its answer is what the shortest of the leases has left.
     fn renew_many(&mut self, party: &Party, keys: &[usize], about: &str, lease_ms: u64) {
-        let sent_us = now_us();
-        let left = match self.connection.ask(&format!("RLOCK.MRENEW {about} PX {lease_ms}")) {
-            Ok(answer) => number(&answer),
-            Err(error) if format!("{error:#}").contains("NOTOWNER") => Outcome::NotOwner,
-            Err(_) => Outcome::Unknown,
-        };
-        let answered_us = now_us();
+        let left = self.connection.call(&format!("RLOCK.MRENEW {about} PX {lease_ms}"));
+        let (sent_us, answered_us) = (self.connection.sent_us(), now_us());
         for key in keys {
             let party = Party { key: *key, ..*party };
             self.record(&party, sent_us, answered_us, Call::Renew { lease_ms, token: None }, left);
@@ -366,9 +351,34 @@ impl Worker {
     }
 }
 
+/// What a request for many keys was answered for each of them. An answer of another length is the number of what it has: not what anybody expects.
+fn of_each(answer: Result<Value, RedisError>, keys: usize, read: impl Fn(Outcome) -> Outcome) -> Vec<Outcome> {
+    match answer {
+        Ok(Value::Array(each)) if each.len() == keys => each.iter().map(|one| read(number(one))).collect(),
+        Ok(Value::Array(each)) => vec![Outcome::Number(each.len() as u64); keys],
+        answer => vec![outcome(answer); keys],
+    }
+}
+
 fn number(value: &Value) -> Outcome {
     match value {
         Value::Int(number) => Outcome::Number(u64::try_from(*number).unwrap_or(0)),
         _ => Outcome::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_for_many_keys_is_answered_for_each_of_them() {
+        let tokens = |each: &[i64]| Ok(Value::Array(each.iter().copied().map(Value::Int).collect()));
+        let told = |answer| of_each(answer, 2, as_grant);
+        assert_eq!(told(tokens(&[5, 6])), [Outcome::Granted(5), Outcome::Granted(6)]);
+        assert_eq!(told(tokens(&[5])), [Outcome::Number(1); 2], "a part of it is no grant");
+        assert_eq!(told(Ok(Value::Nil)), [Outcome::Nil; 2]);
+        let refused = redis::make_extension_error("OOM".into(), Some("used memory > 'maxmemory'".into()));
+        assert_eq!(told(Err(refused)), [Outcome::Refused; 2], "nothing was done, as is known");
     }
 }

@@ -467,8 +467,7 @@ impl Worker {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        // It is recorded by nothing: who has no place is never granted again.
         let words = self.words(&party, "CANCEL");
-        let _ = self.connection.call(&words);
+        self.ask(&party, &words, Call::Cancel { is_waiting: false });
     }
 }

@@ -7,7 +7,7 @@ mod tokens;
 mod waiting;
 
 use crate::history::{Call, History, Operation, Outcome, Rule, Violation};
-use crate::timeline::{Grant, each_key};
+use crate::timeline::{Grant, Possible, SLACK_US, each_key};
 
 /// How many violations of a history are told.
 const MAX_TOLD: usize = 1000;
@@ -27,7 +27,10 @@ fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
     };
     let is_of_the_module = |one: &&Operation| !matches!(one.call, Call::Look | Call::Remove);
     for one in history.operations.iter().filter(is_answered).filter(is_of_the_module) {
-        if last_before(one).is_some_and(|demotion| one.answered_us <= demotion.until_us) {
+        // What was asked before has its answer soon after, from a master still.
+        let is_late = |demotion: &Possible| demotion.from_us + SLACK_US < one.answered_us;
+        let goes_on = history.demotions.iter().any(|it| is_late(it) && one.answered_us <= it.until_us);
+        if goes_on || last_before(one).is_some_and(|demotion| one.answered_us <= demotion.until_us) {
             let Operation { owner, key, call, outcome, .. } = one;
             let story = format!("{owner} asked a replica {call:?} of {key}, and was answered {outcome:?}");
             violations.push(Violation { rule: Rule::ReplicaDecidesNothing, story });
@@ -44,11 +47,14 @@ fn check_answers(history: &History, violations: &mut Vec<Violation>) {
     }
 }
 
-/// Who wants to give up, to renew or to cancel is not refused.
+/// Who wants to give up, to renew or to cancel is not refused, nor is who waits already.
 fn check_refusals(history: &History, violations: &mut Vec<Violation>) {
-    let must_be_taken =
-        |one: &&Operation| matches!(one.call, Call::Release { .. } | Call::Renew { .. } | Call::Cancel { .. });
     let is_refused = |one: &&Operation| one.outcome == Outcome::Refused;
+    let must_be_taken = |one: &&Operation| match one.call {
+        Call::Release { .. } | Call::Renew { .. } | Call::Cancel { .. } => true,
+        Call::Acquire { block_ms: Some(_), .. } => one.answered_us > one.sent_us + SLACK_US,
+        Call::Acquire { .. } | Call::Remove | Call::Close { .. } | Call::Look => false,
+    };
     for one in history.operations.iter().filter(|_| history.is_always_taken).filter(must_be_taken).filter(is_refused) {
         let Operation { owner, key, call, sent_us, .. } = one;
         let story = format!("{owner} asked {call:?} of {key} at {sent_us} us, and was refused");
@@ -59,7 +65,7 @@ fn check_refusals(history: &History, violations: &mut Vec<Violation>) {
 /// Checks a history by every rule. Sorts its operations.
 #[must_use]
 pub fn check(history: &mut History) -> Vec<Violation> {
-    let keys = std::mem::take(&mut history.keys);
+    let keys = history.keys.clone();
     let pauses = history.pauses.clone();
     let is_of_several_servers = history.is_of_several_servers;
     let mut grants: Vec<(u32, Grant)> = std::mem::take(&mut history.grants_of_forgotten);
@@ -67,6 +73,7 @@ pub fn check(history: &mut History) -> Vec<Violation> {
         if let Some(key) = keys.get(timeline.key as usize) {
             exclusion::check(key, &timeline.beliefs, violations);
             order::check_queue(key, &timeline.grants, violations);
+            order::check_added(key, timeline, violations);
             order::check_denied(key, timeline, violations);
             waiting::check(key, timeline, &pauses, violations);
             waiting::check_missed(key, timeline, &pauses, violations);
@@ -82,7 +89,6 @@ pub fn check(history: &mut History) -> Vec<Violation> {
     check_answers(history, &mut violations);
     check_demotions(history, &mut violations);
     check_refusals(history, &mut violations);
-    history.keys = keys;
     violations.truncate(MAX_TOLD);
     violations
 }

@@ -50,3 +50,27 @@ pub(super) fn check_denied(key: &Key, timeline: &Timeline, violations: &mut Vec<
         }
     }
 }
+
+/// Of a semaphore: nobody was given more while somebody waited who came before, and surely was not granted yet: too much was in use.
+pub(super) fn check_added(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
+    for added in timeline.additions.iter().filter(|added| added.order != 0) {
+        let at_us = added.answered_us;
+        let used = |owner: u64| -> u32 {
+            let others = timeline.beliefs.iter().filter(|one| one.owner != owner);
+            others.filter(|one| one.from_us <= at_us && at_us < one.until_us).map(|one| one.count).sum()
+        };
+        let is_passed = |grant: &&Grant| {
+            grant.order != 0
+                && grant.order < added.order
+                && at_us < grant.answered_us
+                // Its lease may have been over before it knew of it.
+                && at_us < grant.sent_us + grant.lease_us
+                && used(grant.owner) + grant.count > key.permits
+        };
+        if let Some(passed) = timeline.grants.iter().find(is_passed) {
+            let story =
+                format!("{} waited for {}, and request {} was given more before", passed.owner, key.name, added.order);
+            violations.push(Violation { rule: Rule::FirstComeFirstServed, story });
+        }
+    }
+}

@@ -16,17 +16,17 @@ pub(super) fn grants<'t>(key: &'t Key, timeline: &'t Timeline) -> impl Iterator<
             .take_while(|belief| belief.until_us > grant.sent_us)
             // One that began when its lease was over may have come after it: the answer may have taken that long.
             .filter(|belief| belief.from_us < grant.sent_us + grant.lease_us)
-            .find(|belief| belief.owner != grant.owner && excludes(key.kind, belief.mode, grant.mode));
+            .find(|belief| belief.owner != grant.owner && excludes(key, belief, grant));
         Grant { sent_us: before.map_or(grant.sent_us, |belief| belief.until_us), ..*grant }
     })
 }
 
 /// Whether two owners cannot hold so at once.
-fn excludes(kind: Kind, one: Mode, other: Mode) -> bool {
-    match kind {
+fn excludes(key: &Key, one: &Belief, other: &Grant) -> bool {
+    match key.kind {
         Kind::Mutex | Kind::Fair => true,
-        Kind::RwLock => [one, other] != [Mode::Read, Mode::Read],
-        Kind::Semaphore => false,
+        Kind::RwLock => [one.mode, other.mode] != [Mode::Read, Mode::Read],
+        Kind::Semaphore => one.count + other.count > key.permits,
     }
 }
 

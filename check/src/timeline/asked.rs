@@ -53,18 +53,21 @@ impl Owner<'_> {
                 // If its place was taken over before its connection was lost, what follows has that place: none that is known.
                 self.asked = Some(0);
             }
+            Outcome::Refused | Outcome::Unblocked if block_ms.is_some_and(|block_ms| self.is_late(one, block_ms)) => {
+                let story = format!("{} of {} was told {:?} when its time was over", one.owner, one.key, one.outcome);
+                violations.push(Violation { rule: Rule::NilIsFinal, story });
+            }
             // If an earlier request was not answered, its place may be there.
             Outcome::Refused if self.unanswered_us.is_none() => self.asked = None,
             Outcome::Undone if self.circumstances.may_leave => {
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
                 timeline.may_be_held(one.sent_us, until_us);
             }
-            Outcome::Refused
-            | Outcome::Unblocked
-            | Outcome::Undone
-            | Outcome::Number(_)
-            | Outcome::NotOwner
-            | Outcome::ToldTwice => {}
+            Outcome::Number(told) => {
+                let story = format!("{} asked for {}, and was given {told} tokens", one.owner, one.key);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            Outcome::Refused | Outcome::Unblocked | Outcome::Undone | Outcome::NotOwner | Outcome::ToldTwice => {}
         }
     }
 
@@ -72,7 +75,7 @@ impl Owner<'_> {
     /// or the lock has left with its slot.
     fn leaves_place(&self, outcome: Outcome) -> bool {
         let is_ended = matches!(outcome, Outcome::Unblocked | Outcome::Refused);
-        self.circumstances.may_leave || (is_ended && !self.circumstances.is_undisturbed)
+        self.circumstances.may_leave || (self.is_fair && is_ended && !self.circumstances.is_undisturbed)
     }
 
     fn granted(&mut self, one: &Operation, token: u64, timeline: &mut Timeline, violations: &mut Vec<Violation>) {
@@ -135,15 +138,18 @@ impl Owner<'_> {
         let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
         // A session may have ended with its connection before the answer was looked at.
         let lease_us = if self.has_session { 0 } else { sure_until_us.saturating_sub(one.sent_us) };
-        timeline.grants.push(Grant { owner, mode, token, sent_us, answered_us, lease_us, order, passes_queue });
+        timeline.grants.push(Grant { owner, mode, count, token, sent_us, answered_us, lease_us, order, passes_queue });
     }
 
     fn check_nil(&self, one: &Operation, violations: &mut Vec<Violation>) {
-        let Call::Acquire { block_ms, .. } = one.call else {
+        let Call::Acquire { block_ms, request_id, is_once, .. } = one.call else {
             return;
         };
         let held = self.held[one.mode as usize];
-        if held.is_some_and(|held| held.sure_until_us > one.answered_us && one.mode != Mode::Permits) {
+        let is_repeat = |held: &Held| is_once || (request_id.is_some() && request_id == held.last_id);
+        if held
+            .is_some_and(|held| held.sure_until_us > one.answered_us && (one.mode != Mode::Permits || is_repeat(&held)))
+        {
             let story = format!("{} of {} holds, asked again, and was answered nil", one.owner, one.key);
             violations.push(Violation { rule: Rule::HoldIsKept, story });
         }

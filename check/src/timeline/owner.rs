@@ -37,8 +37,6 @@ pub(super) struct Circumstances<'h> {
     pub(super) demotions: &'h [Possible],
     /// See [`History::clocks_differ_us`].
     pub(super) clocks_differ_us: u64,
-    /// See [`History::releases_may_be_lost`].
-    pub(super) leases_are_cut: bool,
     /// How much longer than it was asked for a lease lasts at most, by the clock of its client.
     pub(super) leases_outlast_us: u64,
 }
@@ -54,9 +52,7 @@ impl Circumstances<'_> {
     /// Whether a lease lasts longer than anybody has asked for, as its owner is told.
     pub(super) fn check_length(&self, one: &Operation, held: &Held, left_ms: u64, violations: &mut Vec<Violation>) {
         let until_us = one.sent_us.saturating_add(left_ms.saturating_mul(US_PER_MS));
-        // Where servers take over, leases of before count as shorter than they were asked for.
-        let is_known = !self.leases_are_cut && !held.is_unsure;
-        if is_known && until_us > held.possible_until_us.saturating_add(self.leases_outlast_us) {
+        if !held.is_unsure && until_us > held.possible_until_us.saturating_add(self.leases_outlast_us) {
             let Operation { owner, key, call, .. } = one;
             let story =
                 format!("{owner} of {key} asked {call:?}, and was told of {left_ms} ms left, which is too long");
@@ -81,6 +77,8 @@ impl Circumstances<'_> {
 
 /// One owner of one key.
 pub(super) struct Owner<'h> {
+    /// It keeps a place when its wait was cut off.
+    pub(super) is_fair: bool,
     pub(super) held: [Option<Held>; 4],
     /// The order of its first request that waited or kept a place, while it has no answer.
     pub(super) asked: Option<u64>,
@@ -98,16 +96,20 @@ pub(super) struct Owner<'h> {
 }
 
 impl<'h> Owner<'h> {
-    pub(super) fn new(of_owner: &[Operation], circumstances: Circumstances<'h>) -> Self {
+    pub(super) fn new(of_owner: &[Operation], is_fair: bool, circumstances: Circumstances<'h>) -> Self {
         let held = [None; 4];
         let has_session = of_owner.iter().any(|one| matches!(one.call, Call::Close { .. }));
         let (asked, unanswered_us, has_given_up, closed_us, cancelled) = (None, None, false, None, Vec::new());
-        Self { held, asked, unanswered_us, has_given_up, closed_us, has_session, cancelled, circumstances }
+        Self { is_fair, held, asked, unanswered_us, has_given_up, closed_us, has_session, cancelled, circumstances }
     }
 
     /// Until when a lease lasts surely that was asked for by a request.
     pub(super) fn sure_until_us(&self, one: &Operation, lease_ms: u64) -> u64 {
-        (one.sent_us + lease_ms * US_PER_MS).saturating_sub(self.circumstances.clocks_differ_us)
+        let until_us = one.sent_us + lease_ms * US_PER_MS;
+        // Each takeover in the lease moves its end, and has a pause.
+        let moves = |pause: &&Possible| pause.from_us <= until_us && one.sent_us <= pause.until_us;
+        let times = self.circumstances.pauses.iter().filter(moves).count().max(1) as u64;
+        until_us.saturating_sub(times * self.circumstances.clocks_differ_us)
     }
 
     pub(super) fn take(&mut self, one: &Operation, timeline: &mut Timeline, violations: &mut Vec<Violation>) {

@@ -35,6 +35,8 @@ pub struct Grant {
     pub owner: u64,
     /// How.
     pub mode: Mode,
+    /// How many holds or permits.
+    pub count: u32,
     /// Its token.
     pub token: u64,
     /// When it was asked for.
