@@ -156,8 +156,8 @@ pub struct History {
     pub is_always_taken: bool,
     /// By how much the clocks of servers differ that take over from each other: a lease may end so much earlier then.
     pub clocks_differ_us: u64,
-    /// A server may have taken over that had not heard of a release: the lease is there still.
-    pub releases_may_be_lost: bool,
+    /// When a server took over that had perhaps not heard of all: of a release shortly before, for one. The lease is there still.
+    pub takeovers: Vec<Possible>,
     /// By how much a lease may last longer than it was asked for, because the clock of a server that goes on with it is behind.
     pub leases_outlast_us: u64,
     /// In its pauses the server is there, and answers who waits when its time is over.

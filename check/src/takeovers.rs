@@ -11,15 +11,20 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::history::{Call, Operation, Outcome};
-use crate::timeline::Grant;
+use crate::timeline::{Grant, Possible};
 
 const US_PER_MS: u64 = 1000;
+
+/// Pairs of moments as spans: from when the old server was lost until the new one was there.
+pub fn spans(takeovers_us: &[u64]) -> impl Iterator<Item = Possible> {
+    let pairs = takeovers_us.chunks_exact(2);
+    pairs.filter_map(|pair| Some(Possible { from_us: *pair.first()?, until_us: *pair.get(1)? }))
+}
 
 /// Takes out of a history what does not count. Takeovers are pairs: when the old server was killed, and when the new one was there. Returns what was
 /// granted later to owners of whom nothing else counts any more, with their keys.
 pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) -> Vec<(u32, Grant)> {
-    let spans: Vec<(u64, u64)> =
-        takeovers_us.chunks_exact(2).filter_map(|pair| Some((*pair.first()?, *pair.get(1)?))).collect();
+    let spans: Vec<(u64, u64)> = spans(takeovers_us).map(|span| (span.from_us, span.until_us)).collect();
     if spans.is_empty() {
         return Vec::new();
     }

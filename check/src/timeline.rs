@@ -64,8 +64,8 @@ pub struct Timeline {
     had_until_us: Option<u64>,
     /// How much later than it is known for a lease may be over for others.
     lease_slack_us: u64,
-    /// See [`History::releases_may_be_lost`].
-    releases_may_be_lost: bool,
+    /// See [`History::takeovers`].
+    takeovers: Vec<Possible>,
     /// See [`History::is_of_several_servers`].
     may_leave: bool,
 }
@@ -73,8 +73,8 @@ pub struct Timeline {
 /// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
 pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
     let mut violations = Vec::new();
-    let (releases_may_be_lost, may_leave) = (history.releases_may_be_lost, history.is_of_several_servers);
-    let History { keys, operations, pauses, demotions, .. } = history;
+    let may_leave = history.is_of_several_servers;
+    let History { keys, operations, pauses, demotions, takeovers, .. } = history;
     let circumstances = Circumstances {
         is_undisturbed: history.is_undisturbed,
         may_leave,
@@ -94,7 +94,7 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };
         let mut timeline =
-            Timeline { key: first.key, lease_slack_us, releases_may_be_lost, may_leave, ..Timeline::default() };
+            Timeline { key: first.key, lease_slack_us, takeovers: takeovers.clone(), may_leave, ..Timeline::default() };
         for of_owner in of_key.chunk_by(|a, b| a.owner == b.owner) {
             if is_undisturbed {
                 check_answers(of_owner, &mut violations);
@@ -133,7 +133,8 @@ impl Timeline {
     /// Notes that the lock may have been held until its owner was told that it has given it up.
     fn was_given_up(&mut self, from_us: u64, until_us: u64) {
         self.possible.push(Possible { from_us, until_us });
-        let late_us = if self.releases_may_be_lost { self.lease_slack_us } else { 0 };
+        let may_lose = |takeover: &Possible| takeover.from_us <= until_us + SLACK_US && until_us <= takeover.until_us;
+        let late_us = if self.takeovers.iter().any(may_lose) { self.lease_slack_us } else { 0 };
         self.may_be_taken(until_us.saturating_add(late_us));
     }
 

@@ -139,18 +139,24 @@ fn who_is_not_sure_of_its_lease_may_hold() {
 /// "A free lock is granted at once", also the moment after its release was answered.
 #[test]
 fn who_does_not_wait_is_not_refused_what_was_just_given_up() {
-    let told_where = |second: u64, outcome, releases_may_be_lost: bool| {
+    let told_where = |second: u64, outcome, takeover: Option<[u64; 2]>| {
         let mut told = Told::mutex()
             .call(1, ALONE, [10, 11], acquire(30_000, None), Outcome::Granted(5))
             .call(1, ALONE, [20, 25], RELEASE, Outcome::Number(0))
             .call(2, ALONE, [second, second + 1], acquire(30_000, None), outcome);
-        told.0.is_undisturbed = !releases_may_be_lost;
-        told.0.releases_may_be_lost = releases_may_be_lost;
+        told.0.is_undisturbed = takeover.is_none();
+        let span = takeover.map(|ms| ms.map(|ms| ms * 1000));
+        told.0.takeovers = span.map(|[from_us, until_us]| Possible { from_us, until_us }).into_iter().collect();
         told.broken()
     };
-    let told = |second, outcome| told_where(second, outcome, false);
-    assert_eq!(told_where(26, Outcome::Nil, true), []);
-    assert_eq!(told_where(2_026, Outcome::Nil, true), [Rule::FreeIsGranted]);
+    let told = |second, outcome| told_where(second, outcome, None);
+    assert_eq!(
+        told_where(1_900, Outcome::Nil, Some([1_000, 1_500])),
+        [],
+        "who takes over may not have heard of the release"
+    );
+    assert_eq!(told_where(2_026, Outcome::Nil, Some([1_000, 1_500])), [Rule::FreeIsGranted]);
+    assert_eq!(told_where(1_900, Outcome::Nil, Some([3_000, 3_500])), [Rule::FreeIsGranted], "that was long before");
     assert_eq!(told(26, Outcome::Granted(6)), []);
     assert_eq!(told(24, Outcome::Nil), [], "the release may not be done yet");
     assert_eq!(told(26, Outcome::Nil), [Rule::FreeIsGranted]);

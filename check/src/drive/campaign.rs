@@ -157,7 +157,7 @@ impl Campaign {
             is_always_taken: self.faults.server_always_takes(),
             waits_end_in_pauses: self.faults.ends_waits_in_pauses(),
             clocks_differ_us: self.faults.replica_is_behind_us(),
-            releases_may_be_lost: !takeovers_us.is_empty(),
+            takeovers: takeovers::spans(&takeovers_us).collect(),
             leases_outlast_us: if self.faults.clock_falls_behind() { SLACK_US } else { 0 },
         };
         violations.extend(rules::check(&mut history));

@@ -19,6 +19,7 @@ use super::sentinel::Sentinels;
 use super::server::{Server, WallClock};
 use super::wire::{Connection, now_us, text};
 use crate::history::{Outcome, Rule, Violation};
+use crate::takeovers;
 use crate::timeline::Possible;
 
 /// When clients could not expect of the server what they may expect at other times.
@@ -37,11 +38,11 @@ pub(super) struct Interruptions {
 impl Interruptions {
     /// All of them, each with what it was.
     pub(super) fn spans(&self) -> Vec<(u64, u64, &'static str)> {
-        let takeovers = self.takeovers_us.chunks_exact(2).filter_map(|pair| Some((*pair.first()?, *pair.get(1)?)));
         let of = |spans: &[Possible], what| spans.iter().map(|span| (span.from_us, span.until_us, what)).collect();
         let mut all: Vec<_> = of(&self.pauses, "nobody is given anything");
         all.extend::<Vec<_>>(of(&self.demotions, "the server is a replica"));
-        all.extend(takeovers.map(|(from_us, until_us)| (from_us, until_us, "another server takes over")));
+        let takeovers: Vec<Possible> = takeovers::spans(&self.takeovers_us).collect();
+        all.extend::<Vec<_>>(of(&takeovers, "another server takes over"));
         all
     }
 

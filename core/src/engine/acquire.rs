@@ -322,11 +322,10 @@ impl Engine {
         Ok(earlier)
     }
 
-    /// Whether a request is a re-entry, which never waits.
+    /// Whether the owner of a request holds what it need not wait for any more: a re-entry never waits.
     fn holds_all(&self, tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) -> bool {
-        request.mode != Mode::Permits
-            && tx.keys.count() == 1
-            && matches!(Self::live_terms(tx, KeyId(0), request.kind, owner, request.mode), Ok(Some(_)))
+        let holds = |mode| matches!(Self::live_terms(tx, KeyId(0), request.kind, owner, mode), Ok(Some(_)));
+        tx.keys.count() == 1 && Mode::ALL.into_iter().any(|held| request.is_met_by(held) && holds(held))
     }
 }
 

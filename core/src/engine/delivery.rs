@@ -5,6 +5,7 @@
 //! heard yet stays for as long as one share in it may be heard of. When one was, the last count of the hold stays for good; of
 //! what else was granted it says nothing.
 
+use super::dirty::Undelivered;
 use super::positions::NameId;
 use super::state::{Engine, Transaction};
 use super::waiter::Waiter;
@@ -71,8 +72,24 @@ impl Engine {
             if grant.is_share() {
                 self.share_heard(name, grant.token);
             }
+            self.overrule_earlier(name, &grant);
             self.queues.names.tidy(name);
         }
+    }
+
+    /// Somebody has heard of a grant: what it says of the hold stands, whatever becomes of earlier ones, and so does the hold's tie to its connection.
+    fn overrule_earlier(&mut self, name: NameId, heard: &Undelivered) {
+        if !self.queues.has_undelivered(name) {
+            return;
+        }
+        self.queues.each_grant(name, heard.token, &mut [], |other| {
+            if other.number < heard.number {
+                other.says.request &= !heard.says.request;
+                other.says.session &= !heard.says.session;
+                other.says.lease &= !heard.says.lease;
+            }
+            other.has_bound &= other.client != heard.client;
+        });
     }
 
     /// Somebody with a share in a hold has heard of it.

@@ -7,7 +7,6 @@ use alloc::vec::Vec;
 use super::positions::Position;
 use crate::event::Terms;
 use crate::kind::Mode;
-use crate::request::RequestMark;
 
 /// What there is to act upon under a name.
 #[derive(Default)]
@@ -113,17 +112,28 @@ pub(super) struct Undelivered {
     pub(super) count: u32,
     /// The waiter's arrival number.
     pub(super) arrival: u64,
+    /// Of two grants the later one has the higher number.
+    pub(super) number: u64,
     pub(super) client: Option<u64>,
     /// It is told on a channel, not over the connection that asked.
     pub(super) is_published: bool,
-    /// Its own number, if it has one and is no share.
-    pub(super) request: Option<RequestMark>,
-    /// The grant has bound the hold to the waiter's connection, which it was not before.
+    /// The grant has bound the hold to the waiter's connection, which it was not before, and nobody who has heard of a grant uses that.
     pub(super) has_bound: bool,
     /// Somebody with a share in the hold had heard of it when this grant was lost.
     pub(super) is_known: bool,
-    /// The terms of the hold before, if there was one, and as this grant left them.
-    pub(super) before_and_after: Option<Box<(Terms, Terms)>>,
+    pub(super) says: Says,
+    /// The terms of the hold before, if there was one: as if what was taken back since had not been.
+    pub(super) before: Option<Box<Terms>>,
+}
+
+/// What a grant says of its hold that is said by no later one which somebody has heard of: it goes with the grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Says {
+    /// `REQ`.
+    pub(super) request: bool,
+    /// `SESSION`.
+    pub(super) session: bool,
+    pub(super) lease: bool,
 }
 
 impl Undelivered {
@@ -143,12 +153,13 @@ mod tests {
             token: 1,
             count,
             arrival: 1,
+            number: 1,
             client: None,
             is_published: false,
-            request: None,
             has_bound: false,
             is_known: false,
-            before_and_after: None,
+            says: Says { request: false, session: false, lease: true },
+            before: None,
         }
     }
 

@@ -20,7 +20,7 @@
 //! |---|---|
 //! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `under_way`, `names`, `waiter`, `notified`, `wait_queues`, `undelivered`, `statistics`; all of it together: `state`, `views`, `contention` |
 //! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `cut_off`, `grant` |
-//! | what the server tells | `server_events`, `closed_connections` |
+//! | what the server tells | `server_events`, `closed_connections`, `undo` |
 //! | who is served | `offers`, `serve`, `siblings`, `grant_next`, `up_to_date`, `multi_key` |
 //! | a key is brought up to date | `review`, `reconcile`, `command` |
 //! | what clients ask | `deadlock`, `begin_wait`, `fair`, `cancel`, `acquire`, `release`, `semaphore` |
@@ -68,6 +68,7 @@ mod tests;
 mod timers;
 mod undelivered;
 mod under_way;
+mod undo;
 mod up_to_date;
 mod views;
 mod wait_queues;

@@ -2,16 +2,16 @@
 
 use alloc::boxed::Box;
 
-use super::dirty::Undelivered;
-use super::state::{Engine, Transaction, terms_of};
+use super::dirty::{Says, Undelivered};
+use super::state::{Engine, Transaction};
 use super::waiter::Waiter;
 use crate::bytes::Owner;
-use crate::event::{Event, LeaveCause, Terms};
+use crate::event::{Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::{Decision, Value};
 use crate::outbox::Answer;
-use crate::request::{Refusal, RequestMark};
+use crate::request::Refusal;
 use crate::time::Now;
 
 impl Engine {
@@ -131,17 +131,17 @@ impl Engine {
             }
             _ => self.grant(tx, id, owner, request, waiter.client())?,
         };
-        let after = before.as_ref().and_then(|_| terms_of(tx.keys, id, token));
         let undelivered = Undelivered {
             token,
             count: if is_share { 0 } else { request.count },
             arrival: waiter.arrival,
+            number: self.queues.next_grant(),
             client: waiter.client(),
             is_published: request.notify.is_some(),
-            request: RequestMark::after(None, request.request_id, request.verb).filter(|_| !is_share),
             has_bound: !was_bound && is_bound(&*tx.keys, token),
             is_known: false,
-            before_and_after: before.map(|(_, terms): (u64, Terms)| terms).zip(after).map(Box::new),
+            says: Says { request: request.request_id.is_some(), session: request.session_ms.is_some(), lease: true },
+            before: before.map(|(_, terms)| Box::new(terms)),
         };
         if let Some(name) = self.name(tx, id) {
             self.queues.remember(ticket, name, undelivered);

@@ -8,7 +8,49 @@ use super::positions::NameId;
 use super::wait_queues::{State, WaitQueues, halves};
 use crate::bytes::Key;
 
+/// How many other grants of a hold are looked at when one of them is taken back, or heard of: more of one owner on one hold are under way together
+/// rarely.
+const LOOKED_AT: usize = 64;
+
 impl WaitQueues {
+    /// The number of one more grant.
+    pub(super) fn next_grant(&mut self) -> u64 {
+        self.last_grant = self.last_grant.wrapping_add(1);
+        self.last_grant
+    }
+
+    /// Looks at the grants of a hold that may be taken back: those of which it is not known that they were heard, and those that were `lost` already.
+    pub(super) fn each_grant(
+        &mut self,
+        name: NameId,
+        token: u64,
+        lost: &mut [Undelivered],
+        mut look: impl FnMut(&mut Undelivered),
+    ) {
+        let of_hold = |grant: &&mut Undelivered| grant.token == token;
+        lost.iter_mut().rev().take(LOOKED_AT).filter(of_hold).for_each(&mut look);
+        let Some(record) = self.names.get_mut(name) else {
+            return;
+        };
+        if let Some(dirty) = record.dirty.as_mut() {
+            dirty.undelivered.iter_mut().rev().take(LOOKED_AT).filter(of_hold).for_each(&mut look);
+        }
+        let under_way: SmallVec<[u64; 2]> = record.undelivered.tickets_of(token).take(LOOKED_AT).collect();
+        for ticket in under_way {
+            if let Some(State::Granted(granted)) = self.state_mut(ticket) {
+                let of_name = granted.iter_mut().filter(|(under, grant)| (*under, grant.token) == (name, token));
+                of_name.for_each(|(_, grant)| look(grant));
+            }
+        }
+    }
+
+    /// Whether any grant under a name may be taken back.
+    pub(super) fn has_undelivered(&self, name: NameId) -> bool {
+        self.names.get(name).is_some_and(|record| {
+            !record.undelivered.is_empty() || record.dirty.as_ref().is_some_and(|dirty| !dirty.undelivered.is_empty())
+        })
+    }
+
     /// Remembers what a waiter was granted under a name, until it is known that it heard of it.
     pub(super) fn remember(&mut self, ticket: u64, name: NameId, undelivered: Undelivered) {
         if let Some(record) = self.names.get_mut(name) {

@@ -36,6 +36,16 @@ impl UnderWay {
         (of == token).then_some(ticket)
     }
 
+    /// All of these tickets.
+    pub(super) fn tickets_of(&self, token: u64) -> impl Iterator<Item = u64> {
+        let mut ticket = KNOWN;
+        core::iter::from_fn(move || {
+            let (of, next) = self.grants.first_from(Bound::Excluded((token, ticket)))?;
+            ticket = next;
+            (of == token).then_some(next)
+        })
+    }
+
     /// Somebody with a share in a hold has heard of it. That is of interest to the other grants of it that are under way.
     pub(super) fn know(&mut self, token: u64) {
         if self.first_of(token).is_some() {

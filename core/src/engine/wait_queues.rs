@@ -49,6 +49,8 @@ pub(super) struct WaitQueues {
     /// By the low half of a ticket. The high half is a running number, so that no ticket is given twice.
     pub(super) tickets: Slots<(u32, State)>,
     last_number: u32,
+    /// The number of the last grant to a waiter: of two grants, the later one has the higher number.
+    pub(super) last_grant: u64,
     /// The slots of the tickets of those who do not wait for ever.
     timeouts: Deadlines<u32>,
     pub(super) notified: Notified,
@@ -64,6 +66,7 @@ impl WaitQueues {
             owners: Owners::new(hasher.clone()),
             tickets: Slots::default(),
             last_number: 0,
+            last_grant: 0,
             timeouts: Deadlines::default(),
             notified: Notified::default(),
             waiting: 0,

@@ -6,6 +6,8 @@
 //! 2. After a command, a key whose value has a deadline has an alarm in `leases` that is due not later than that. It may be due
 //!    earlier: a renewal does not move it, it finds the new deadline when it goes off.
 
+use smallvec::SmallVec;
+
 use super::connections::Binding;
 use super::positions::NameId;
 use super::state::{Engine, Transaction};
@@ -134,6 +136,17 @@ impl Engine {
             lock.unbind(token, client);
         }
         self.connections.unbind(&Binding { client, token, key: tx.keys.key(id).to_key() });
+    }
+
+    /// Unbinds a hold from all of its connections.
+    pub(super) fn unbind_hold(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
+        let clients: SmallVec<[u64; 1]> = match tx.keys.value(id) {
+            Value::Lock(lock) => lock.clients(token).into(),
+            Value::Vacant | Value::Foreign => return,
+        };
+        for client in clients {
+            self.unbind(tx, id, token, client);
+        }
     }
 
     /// Leaves every key of a request as it has to be between requests.

@@ -7,7 +7,7 @@ use std::vec::Vec;
 use ahash::RandomState;
 
 use crate::bytes::{Key, KeyRef};
-use crate::engine::dirty::{Dirty, Stage, Undelivered};
+use crate::engine::dirty::{Dirty, Says, Stage, Undelivered};
 use crate::engine::names::NameRecord;
 use crate::engine::positions::Position;
 use crate::engine::tests::keyspace::Value;
@@ -216,13 +216,15 @@ impl Seen<'_> {
     fn undelivered(&mut self, grant: &Undelivered) {
         self.number(grant.token);
         self.number(grant.arrival);
+        self.number(grant.number);
         self.word(grant.count);
         self.client(grant.client);
         self.word(grant.has_bound);
         self.word(grant.is_known);
-        if let Some((before, after)) = grant.before_and_after.as_deref() {
+        let Says { request, session, lease } = grant.says;
+        self.words.extend([request, session, lease].map(u64::from));
+        if let Some(before) = grant.before.as_deref() {
             self.terms(before);
-            self.terms(after);
         }
     }
 
