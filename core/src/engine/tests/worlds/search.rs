@@ -35,7 +35,7 @@ pub(super) const PLAIN: Setup = Setup {
 };
 
 /// How many worlds there are, to share the states among.
-const WORLDS: usize = 27;
+const WORLDS: usize = 28;
 
 /// The deepest search that is possible.
 const MAX_DEPTH: usize = 16;
