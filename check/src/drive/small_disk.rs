@@ -64,13 +64,15 @@ impl SmallDisk {
         }
     }
 
-    /// Makes room again.
+    /// Makes room again. Also while the file is open elsewhere: a process that another thread starts has it until it becomes its program.
     ///
     /// # Errors
     ///
     /// If it was not filled.
     pub(super) fn free(&self, server: &Child) -> Result<()> {
-        Ok(fs::remove_file(self.filler(server))?)
+        let filler = self.filler(server);
+        File::options().write(true).truncate(true).open(&filler)?;
+        Ok(fs::remove_file(filler)?)
     }
 
     /// The file that takes all the room, by the way through the server's process to what only that sees.
@@ -98,6 +100,7 @@ mod tests {
         disk.fill(&server).expect("it has an end");
         let full = fs::write(&file, "more").expect_err("it is full");
         assert_eq!(full.kind(), ErrorKind::StorageFull);
+        let _open_elsewhere = File::open(disk.filler(&server)).expect("it is there");
         disk.free(&server).expect("it is full");
         fs::write(&file, "more").expect("it is free");
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "nobody else sees the disk");
