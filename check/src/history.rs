@@ -96,7 +96,8 @@ pub enum Outcome {
     Granted(u64),
     /// Nil.
     Nil,
-    /// A number: holds left, holds there are, or milliseconds of lease left.
+    /// A number: holds left, holds there are, or milliseconds of lease left. Of a request for many keys that acquires: so many tokens, which are not as many
+    /// as keys.
     Number(u64),
     /// NOTOWNER.
     NotOwner,
@@ -213,7 +214,7 @@ pub enum Rule {
     TokenIsMeant,
     /// What its owner has given up, or lost with the connection of its session, does not come back.
     GivenUpIsGone,
-    /// What gives up, renews or cancels is never refused by a server that works, also if its memory is full.
+    /// What gives up, renews or cancels is never refused by a server that works, nor is who waits already, also if its memory is full.
     GivingUpIsTaken,
     /// A repeated request counts once, and each answer has the number that its owner expects.
     CountsAreRight,

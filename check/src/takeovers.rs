@@ -24,7 +24,7 @@ pub fn spans(takeovers_us: &[u64]) -> impl Iterator<Item = Possible> {
 /// Takes out of a history what does not count. Takeovers are pairs: when the old server was killed, and when the new one was there. Returns what was
 /// granted later to owners of whom nothing else counts any more, with their keys.
 pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) -> Vec<(u32, Grant)> {
-    let spans: Vec<(u64, u64)> = spans(takeovers_us).map(|span| (span.from_us, span.until_us)).collect();
+    let spans: Vec<Possible> = spans(takeovers_us).collect();
     if spans.is_empty() {
         return Vec::new();
     }
@@ -38,7 +38,8 @@ pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) -> Vec<(u32
     operations.retain_mut(|one| {
         let first_us = first_sent_us.get(&(one.key, one.owner)).copied().unwrap_or(0);
         // The first takeover that this owner has seen.
-        let Some((killed_us, _)) = spans.iter().copied().find(|(_, there_us)| *there_us > first_us) else {
+        let Some(Possible { from_us: killed_us, .. }) = spans.iter().copied().find(|span| span.until_us > first_us)
+        else {
             return true;
         };
         forgotten.note(one, killed_us);

@@ -89,7 +89,7 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
     let lease_slack_us = if is_undisturbed { LEASE_SLACK_US } else { SLACK_US };
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     let of_many = owners_of_many_keys(operations);
-    // Where holds are lost with clients, for a lease.
+    // Where nothing fails no hold is lost with its client, so that a request for many keys waits for no lease.
     let excuses = if is_undisturbed { HashMap::new() } else { excuses(operations, &of_many, circumstances) };
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };

@@ -1,15 +1,13 @@
 //! A fault excuses what it explains, and nothing more: histories of broken locks in the middle of faults, which a rule has to report; and what rules look at
 //! for every kind of lock.
 
-use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
-use rlock_check::rules::check;
+mod told;
+
+use rlock_check::history::{Call, Kind, Mode, Outcome, Rule};
 use rlock_check::takeovers;
 use rlock_check::timeline::Possible;
+use told::{ALONE, Told};
 
-/// A history made call by call. Times are in milliseconds; nothing fails in it.
-struct Told(History);
-
-const ALONE: Mode = Mode::Exclusive;
 const PERMITS: Mode = Mode::Permits;
 
 const fn release(count: u32) -> Call {
@@ -22,41 +20,6 @@ const fn acquire(count: u32, lease_ms: u64, block_ms: Option<u64>) -> Call {
 
 const TRY: Call = acquire(1, 5_000, None);
 const WAIT: Call = acquire(1, 5_000, Some(3_000));
-
-impl Told {
-    fn of(kind: Kind, permits: u32) -> Told {
-        let key = |name: &str| Key { name: name.into(), kind, permits };
-        Told(History { keys: vec![key("k"), key("other")], is_undisturbed: true, ..History::default() })
-    }
-
-    fn mutex() -> Told {
-        Told::of(Kind::Mutex, 1)
-    }
-
-    /// As in any campaign but that of the wall clock.
-    fn under_faults(mut self) -> Told {
-        self.0.is_undisturbed = false;
-        self
-    }
-
-    fn on(mut self, key: u32, owner: u64, mode: Mode, ms: [u64; 2], call: Call, outcome: Outcome) -> Told {
-        let order = self.0.operations.len() as u64 + 1;
-        let [sent_us, answered_us] = ms.map(|ms| ms * 1000);
-        self.0.operations.push(Operation { key, owner, mode, sent_us, answered_us, order, call, outcome });
-        self
-    }
-
-    fn call(self, owner: u64, mode: Mode, ms: [u64; 2], call: Call, outcome: Outcome) -> Told {
-        self.on(0, owner, mode, ms, call, outcome)
-    }
-
-    fn broken(mut self) -> Vec<Rule> {
-        let mut rules: Vec<Rule> = check(&mut self.0).into_iter().map(|violation| violation.rule).collect();
-        rules.sort_unstable();
-        rules.dedup();
-        rules
-    }
-}
 
 /// 3: "Past the queue go only an owner that holds already, on a semaphore not even that one." 4 permits: 1 + 2 are held, owner 3 waits for 3; then owner 1
 /// is given the free one. At 31 ms all four are in use, so owner 3 was surely not granted before.

@@ -1,14 +1,12 @@
 //! Histories that break a written guarantee (docs/guarantees.md), and that a rule has to report: each is the lawful history beside it with one
 //! thing changed. And lawful ones that look as if they did.
 
-use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
-use rlock_check::rules::check;
+mod told;
+
+use rlock_check::history::{Call, Kind, Mode, Outcome, Rule};
 use rlock_check::timeline::Possible;
+use told::{ALONE, Told};
 
-/// A history made call by call. Times are in milliseconds; nothing fails in it.
-struct Told(History);
-
-const ALONE: Mode = Mode::Exclusive;
 const RELEASE: Call = Call::Release { count: 1, token: None, request_id: None };
 const AGAIN: Call =
     Call::Acquire { count: 1, lease_ms: 30_000, block_ms: None, request_id: None, keeps_place: false, is_once: false };
@@ -20,35 +18,6 @@ fn acquire(lease_ms: u64, block_ms: Option<u64>) -> Call {
 
 const fn renew(lease_ms: u64) -> Call {
     Call::Renew { lease_ms, token: None }
-}
-
-impl Told {
-    fn of(kind: Kind) -> Told {
-        let key = |name: &str| Key { name: name.into(), kind, permits: 1 };
-        Told(History { keys: vec![key("k"), key("other")], is_undisturbed: true, ..History::default() })
-    }
-
-    fn mutex() -> Told {
-        Told::of(Kind::Mutex)
-    }
-
-    fn on(mut self, key: u32, owner: u64, mode: Mode, ms: [u64; 2], call: Call, outcome: Outcome) -> Told {
-        let order = self.0.operations.len() as u64 + 1;
-        let [sent_us, answered_us] = ms.map(|ms| ms * 1000);
-        self.0.operations.push(Operation { key, owner, mode, sent_us, answered_us, order, call, outcome });
-        self
-    }
-
-    fn call(self, owner: u64, mode: Mode, ms: [u64; 2], call: Call, outcome: Outcome) -> Told {
-        self.on(0, owner, mode, ms, call, outcome)
-    }
-
-    fn broken(mut self) -> Vec<Rule> {
-        let mut rules: Vec<Rule> = check(&mut self.0).into_iter().map(|violation| violation.rule).collect();
-        rules.sort_unstable();
-        rules.dedup();
-        rules
-    }
 }
 
 #[test]
@@ -68,7 +37,7 @@ fn who_holds_nothing_renews_nothing() {
 #[test]
 fn who_held_once_does_not_pass_the_queue() {
     let told = |first: u64, third: u64| {
-        let mut told = Told::of(Kind::RwLock)
+        let mut told = Told::of(Kind::RwLock, 1)
             .call(1, Mode::Read, [10, 11], acquire(20, None), Outcome::Granted(5))
             .call(2, Mode::Write, [100, 101], acquire(30_000, None), Outcome::Granted(6))
             .call(3, Mode::Write, [200, third], acquire(30_000, Some(8_000)), Outcome::Granted(third))
@@ -125,12 +94,11 @@ fn who_comes_back_too_late_does_not_hold() {
 #[test]
 fn who_is_not_sure_of_its_lease_may_hold() {
     let told = |before| {
-        let mut told = Told::mutex()
+        let told = Told::mutex()
             .call(1, ALONE, [10, 11], acquire(100, None), Outcome::Granted(5))
             .call(1, ALONE, [12, 20], before, Outcome::Unknown)
             .call(1, ALONE, [900, 901], RELEASE, Outcome::Number(0));
-        told.0.is_undisturbed = false;
-        told.broken()
+        told.under_faults().broken()
     };
     assert_eq!(told(renew(100)), []);
     assert_eq!(told(Call::Look), [Rule::LeaseEnds]);
@@ -166,7 +134,7 @@ fn who_does_not_wait_is_not_refused_what_was_just_given_up() {
 #[test]
 fn the_token_of_who_waited_is_above_what_was_known_when_the_lock_came_free() {
     let told = |kind, mode, token| {
-        Told::of(kind)
+        Told::of(kind, 1)
             .call(1, mode, [10, 11], acquire(30_000, None), Outcome::Granted(5))
             .call(2, mode, [20, 901], acquire(30_000, Some(8_000)), Outcome::Granted(token))
             .on(1, 3, mode, [500, 501], acquire(30_000, None), Outcome::Granted(10))
@@ -285,7 +253,7 @@ fn a_lease_that_is_longer_than_what_was_asked_for() {
 #[test]
 fn the_place_of_a_fair_lock_whose_connection_closed_is_kept_for_a_grace() {
     let told = |is_undisturbed| {
-        let mut told = Told::of(Kind::Fair)
+        let mut told = Told::of(Kind::Fair, 1)
             .call(1, ALONE, [10, 11], acquire(5_000, None), Outcome::Granted(5))
             .call(2, ALONE, [20, 200], acquire(5_000, Some(3_000)), Outcome::Unblocked)
             .call(2, ALONE, [190, 191], CANCEL, Outcome::Number(1))
@@ -303,7 +271,7 @@ fn the_place_of_a_fair_lock_whose_connection_closed_is_kept_for_a_grace() {
 #[test]
 fn the_place_of_a_fair_lock_goes_with_its_slot_before_its_owner_does() {
     let told = |is_of_several_servers| {
-        let mut told = Told::of(Kind::Fair)
+        let mut told = Told::of(Kind::Fair, 1)
             .call(1, ALONE, [10, 11], acquire(5_000, None), Outcome::Granted(5))
             .call(1, ALONE, [205, 206], RELEASE, Outcome::Number(0))
             .call(3, ALONE, [207, 208], acquire(5_000, None), Outcome::Nil)

@@ -167,11 +167,22 @@ impl Line {
     }
 }
 
+/// Whether the run of one head has made again all that the run of another one had made: the same rows, on its servers at least.
+fn has_made_again(earlier: &str, later: &str) -> bool {
+    let made = |head: &'_ str| -> Option<(String, Vec<String>)> {
+        let (rows, servers) = head.split_once(": ")?.0.rsplit_once(" of ")?;
+        Some((rows.to_owned(), servers.split(", ").map(str::to_owned).collect()))
+    };
+    let (Some((rows, servers)), Some((rows_again, servers_again))) = (made(earlier), made(later)) else { return false };
+    rows == rows_again && servers.iter().all(|server| servers_again.contains(server))
+}
+
 /// A table as it was, in which the lines of the same fault on the same server are the new ones. The head of the new run is added to those that
-/// are there.
+/// are there, but for those of which nothing is left.
 #[must_use]
 pub fn renewed(before: &str, head: &str, rows: &[Row]) -> Table {
-    let mut heads: Vec<String> = before.lines().filter(|line| line.starts_with(HEAD)).map(str::to_owned).collect();
+    let is_left = |line: &&str| line.starts_with(HEAD) && !has_made_again(line, head);
+    let mut heads: Vec<String> = before.lines().filter(is_left).map(str::to_owned).collect();
     heads.push(head.to_owned());
     let mut lines: Vec<Line> = before.lines().filter_map(Line::read).collect();
     for new in rows.iter().map(Line::from) {
@@ -224,6 +235,15 @@ fn sum<'l>(lines: impl Iterator<Item = &'l Line>) -> [usize; COUNTS] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_head_goes_when_all_that_it_is_about_was_made_again() {
+        let before =
+            "- rows with of clients of one: 1 s\n- rows with of clients of one, two: 2 s\n- all rows of one: 3 s";
+        assert_eq!(renewed(before, "- rows with of clients of three, one: 4 s", &[]).heads.len(), 3);
+        assert_eq!(renewed(before, "- rows with of clients of two, one: 4 s", &[]).heads.len(), 2);
+        assert_eq!(renewed(before, "- all rows of one: 4 s", &[]).heads.len(), 3);
+    }
 
     #[test]
     fn a_row_takes_the_place_of_the_one_before() {

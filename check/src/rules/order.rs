@@ -5,8 +5,10 @@
 //! key the order of the requests and that of the tokens are the same; but for whoever passes the queue because it holds in
 //! another mode.
 
+use std::iter;
+
 use crate::history::{Key, Rule, Violation};
-use crate::timeline::{Grant, Timeline};
+use crate::timeline::{Addition, Belief, Grant, Timeline};
 
 /// Of one key: the order in which requests came is that in which they were granted.
 pub(super) fn check_queue(key: &Key, grants: &[Grant], violations: &mut Vec<Violation>) {
@@ -51,23 +53,27 @@ pub(super) fn check_denied(key: &Key, timeline: &Timeline, violations: &mut Vec<
     }
 }
 
-/// Of a semaphore: nobody was given more while somebody waited who came before, and surely was not granted yet: too much was in use.
+/// Of a semaphore: nobody was given more while somebody waited who came before, and surely was not granted yet, because too much was in use. Sweeps over
+/// what was added in the order of time: an owner makes one call at a time, so few wait or hold at any moment.
 pub(super) fn check_added(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
-    for added in timeline.additions.iter().filter(|added| added.order != 0) {
+    let mut additions: Vec<&Addition> = timeline.additions.iter().filter(|added| added.order != 0).collect();
+    additions.sort_unstable_by_key(|added| added.answered_us);
+    let mut grants: Vec<&Grant> = timeline.grants.iter().filter(|grant| grant.order != 0).collect();
+    grants.sort_unstable_by_key(|grant| grant.sent_us);
+    let mut beliefs: Vec<&Belief> = timeline.beliefs.iter().collect();
+    beliefs.sort_unstable_by_key(|belief| belief.from_us);
+    let (mut grants, mut beliefs) = (grants.into_iter().peekable(), beliefs.into_iter().peekable());
+    let (mut waiting, mut held): (Vec<&Grant>, Vec<&Belief>) = (Vec::new(), Vec::new());
+    for added in additions {
         let at_us = added.answered_us;
-        let used = |owner: u64| -> u32 {
-            let others = timeline.beliefs.iter().filter(|one| one.owner != owner);
-            others.filter(|one| one.from_us <= at_us && at_us < one.until_us).map(|one| one.count).sum()
-        };
-        let is_passed = |grant: &&Grant| {
-            grant.order != 0
-                && grant.order < added.order
-                && at_us < grant.answered_us
-                // Its lease may have been over before it knew of it.
-                && at_us < grant.sent_us + grant.lease_us
-                && used(grant.owner) + grant.count > key.permits
-        };
-        if let Some(passed) = timeline.grants.iter().find(is_passed) {
+        waiting.extend(iter::from_fn(|| grants.next_if(|grant| grant.sent_us <= at_us)));
+        // Its lease may have been over before it knew of it.
+        waiting.retain(|grant| at_us < grant.answered_us.min(grant.sent_us + grant.lease_us));
+        held.extend(iter::from_fn(|| beliefs.next_if(|belief| belief.from_us <= at_us)));
+        held.retain(|belief| at_us < belief.until_us);
+        let used = |owner| held.iter().filter(|one| one.owner != owner).map(|one| one.count).sum::<u32>();
+        let is_passed = |grant: &&&Grant| grant.order < added.order && used(grant.owner) + grant.count > key.permits;
+        if let Some(passed) = waiting.iter().find(is_passed) {
             let story =
                 format!("{} waited for {}, and request {} was given more before", passed.owner, key.name, added.order);
             violations.push(Violation { rule: Rule::FirstComeFirstServed, story });

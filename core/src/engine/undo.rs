@@ -17,15 +17,13 @@ use crate::lock::admission::Value;
 use crate::place::Stay;
 
 impl Engine {
-    /// Takes back grants that nobody heard of. Who has a share in a hold that would end, and may hear of it
-    /// yet, takes the grant over.
+    /// Takes back grants that nobody heard of. Who has a share in a hold that would end, and may hear of it yet, takes the grant over.
     pub(super) fn undo(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId, dirty: &mut Dirty) {
-        while let Some(token) = dirty.undelivered.last().map(|grant| grant.token)
-            && self.work.take(CHANGE)
-        {
+        while !dirty.undelivered.is_empty() && self.work.take(CHANGE) {
             let Some(grant) = dirty.undelivered.pop() else {
                 return;
             };
+            let token = grant.token;
             if grant.is_known {
                 dirty.known.insert(token);
             }
@@ -61,8 +59,7 @@ impl Engine {
         }
     }
 
-    /// Takes a grant back that leaves something of its hold. What came later stands, and a deadline never comes nearer.
-    /// Takes a grant back that leaves something of its hold: `terms`, whose count is what is left.
+    /// Takes a grant back that leaves something of its hold: `terms`, whose count is what is left. A deadline never comes nearer by that.
     fn undo_in_part(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,

@@ -13,13 +13,13 @@ impl Oracle {
 
     /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
     pub(crate) fn leave(&mut self, owner: u8) {
-        let is_unheard = self.unheard.iter().any(|one| one.after.owner == owner) || self.over.contains(&owner);
+        let is_unheard = self.unheard.iter().any(|one| one.owner == owner) || self.over.contains(&owner);
         if !is_unheard && !self.line.iter().any(|one| one.owner == owner) {
             return;
         }
         self.leave_line(owner);
         self.over.retain(|of| *of != owner);
-        self.undone.extend(self.unheard.extract_if(.., |one| one.after.owner == owner));
+        self.undone.extend(self.unheard.extract_if(.., |one| one.owner == owner));
         self.is_told = true;
     }
 

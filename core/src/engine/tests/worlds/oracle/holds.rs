@@ -14,8 +14,6 @@ pub(crate) struct Held {
     pub(crate) mode: Mode,
     pub(crate) count: u32,
     pub(crate) until_ms: u64,
-    /// The lease that was asked for last.
-    pub(super) lease_ms: u64,
     /// Its last numbered request.
     pub(crate) mark: Mark,
     pub(super) session: Option<Session>,
@@ -51,16 +49,16 @@ impl Oracle {
             Some(at) => &mut self.holds[at],
             None => {
                 self.forget_earlier(owner, mode);
-                self.holds.push(Held { owner, mode, count: 0, until_ms, lease_ms, mark: None, session: None });
+                self.holds.push(Held { owner, mode, count: 0, until_ms, mark: None, session: None });
                 self.holds.last_mut().expect("it was added")
             }
         };
         held.count += count;
         held.until_ms = held.until_ms.max(until_ms);
-        held.lease_ms = lease_ms;
         held.mark = mark.or(held.mark);
         held.bind(session_ms);
-        Grant { count, before, after: held.clone() }
+        let has_bound = held.is_bound() && !before.as_ref().is_some_and(Held::is_bound);
+        Grant { owner, wish: *wish, count, has_bound, before }
     }
 
     /// The same to who asks now, and so hears of it.
@@ -99,7 +97,6 @@ impl Oracle {
         self.hear(owner, mode);
         let held = &mut self.holds[at];
         held.until_ms = held.until_ms.max(now_ms + lease_ms);
-        held.lease_ms = lease_ms;
         held.bind(None);
         Told::Left(held.count)
     }

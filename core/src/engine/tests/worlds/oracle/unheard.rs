@@ -3,48 +3,47 @@
 
 use super::Oracle;
 use super::holds::Held;
+use super::wish::Wish;
 use crate::kind::Mode;
 
 /// What a hold got, to be taken back.
 #[derive(Clone, Debug)]
 pub(super) struct Grant {
-    /// Nothing, if its owner had what it asked for.
+    pub(super) owner: u8,
+    /// What was asked for.
+    pub(super) wish: Wish,
+    /// How many it got: none, if its owner had what it asked for.
     pub(super) count: u32,
-    /// The hold before, if there was one, and as this grant left it.
+    /// The grant has bound the hold to the connection of its owner.
+    pub(super) has_bound: bool,
+    /// The hold before, if there was one.
     pub(super) before: Option<Held>,
-    pub(super) after: Held,
 }
 
 impl Grant {
     fn is_of(&self, owner: u8, mode: Mode) -> bool {
-        (self.after.owner, self.after.mode) == (owner, mode)
+        (self.owner, self.wish.mode) == (owner, mode)
     }
 }
 
 impl Held {
-    /// What is left of the hold without a grant. If nobody has asked since, all that the grant has said of it goes; but it lasts as long as it did
-    /// with it, unless that was for a connection.
-    fn take_back(&mut self, Grant { count, before, after }: &Grant, now_ms: u64) {
-        let has_bound = after.is_bound() && !before.as_ref().is_some_and(Self::is_bound);
-        if has_bound {
+    /// What is left of the hold without the last of its grants: what that has said goes. It lasts as long as it did with it, unless that was for a
+    /// connection.
+    fn take_back(&mut self, Grant { wish, has_bound, before, .. }: &Grant, now_ms: u64) {
+        if *has_bound {
             self.unbind();
         }
-        let said = |held: &Self| (held.lease_ms, held.mark, held.session_ms());
-        let mut is_longer = false;
-        match before {
-            Some(before) if said(self) == said(after) => {
-                is_longer = before.until_ms > self.until_ms;
-                (self.lease_ms, self.mark) = (before.lease_ms, before.mark);
-                self.until_ms = self.until_ms.max(before.until_ms);
-                self.set_session_ms(before.session_ms());
-            }
-            // A number is nobody else's: whoever asks with it again is to be granted anew.
-            _ if *count > 0 && self.mark.is_some() && self.mark == after.mark => {
-                self.mark = before.as_ref().and_then(|before| before.mark);
-            }
-            _ => {}
+        if wish.id.is_some() {
+            self.mark = before.as_ref().and_then(|before| before.mark);
         }
-        if (has_bound || is_longer) && !self.is_bound() {
+        let mut is_longer = false;
+        if wish.session_ms.is_some() {
+            let before_ms = before.as_ref().map_or(0, |before| before.until_ms);
+            is_longer = before_ms > self.until_ms;
+            self.until_ms = self.until_ms.max(before_ms);
+            self.set_session_ms(before.as_ref().and_then(Self::session_ms));
+        }
+        if (*has_bound || is_longer) && !self.is_bound() {
             self.end_session(now_ms);
         }
     }
@@ -72,13 +71,13 @@ impl Oracle {
     /// An owner holds anew: what it was granted before is over, and nothing of that is taken back.
     pub(super) fn forget_earlier(&mut self, owner: u8, mode: Mode) {
         let earlier = self.unheard.extract_if(.., |one| one.is_of(owner, mode));
-        self.over.extend(earlier.map(|one| one.after.owner));
+        self.over.extend(earlier.map(|one| one.owner));
     }
 
     /// Takes back what nobody will hear of, the last first. A hold that is over by then is over.
     pub(super) fn take_back(&mut self, now_ms: u64) {
         for grant in std::mem::take(&mut self.undone).into_iter().rev() {
-            let Some(at) = self.position(grant.after.owner, grant.after.mode) else { continue };
+            let Some(at) = self.position(grant.owner, grant.wish.mode) else { continue };
             let held = &mut self.holds[at];
             held.count = held.count.saturating_sub(grant.count);
             if held.count == 0 {
