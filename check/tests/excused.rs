@@ -40,6 +40,30 @@ fn a_holder_of_permits_does_not_pass_who_waits_for_more_than_is_free() {
     assert_eq!(told(Outcome::Granted(5), Outcome::Granted(7)), [Rule::FirstComeFirstServed]);
 }
 
+/// The same, but nobody is passed: who waited may have been granted before.
+#[test]
+fn a_holder_of_permits_is_given_more_after_who_came_before() {
+    let told = |released: [u64; 2], wish: Call, waits: [u64; 2], comes_first: bool| {
+        let wait = |told: Told| told.call(3, PERMITS, waits, wish, Outcome::Granted(7));
+        let add = |told: Told| told.call(1, PERMITS, [30, 31], TRY, Outcome::Granted(5));
+        let told = Told::of(Kind::Semaphore, 4)
+            .call(1, PERMITS, [10, 11], TRY, Outcome::Granted(5))
+            .call(2, PERMITS, [12, 13], acquire(2, 60_000, None), Outcome::Granted(6))
+            .call(2, PERMITS, released, release(2), Outcome::Number(0));
+        let told = if comes_first { add(wait(told)) } else { wait(add(told)) };
+        let (Call::Acquire { count, lease_ms, .. }, [_, answered]) = (wish, waits) else { return Vec::new() };
+        let left = if lease_ms < 10 { Outcome::NotOwner } else { Outcome::Number(0) };
+        told.call(3, PERMITS, [answered + 1, answered + 2], release(count), left).broken()
+    };
+    let (early, late) = ([21, 22], [800, 801]);
+    let wish = |count, lease_ms| acquire(count, lease_ms, Some(8_000));
+    assert_eq!(told(late, wish(2, 60_000), [20, 902], true), [Rule::FirstComeFirstServed], "it cannot have been");
+    assert_eq!(told(late, wish(2, 60_000), [20, 902], false), [], "it came after");
+    assert_eq!(told(early, wish(2, 60_000), [20, 902], true), [], "there was room");
+    assert_eq!(told(early, wish(2, 60_000), [20, 24], true), [], "it was answered, and gave up");
+    assert_eq!(told(early, wish(3, 5), [20, 902], true), [], "its lease may have been over by then");
+}
+
 /// 9: "a repeated request changes nothing and is answered as the first one was, for as long as its hold lasts"; "however often the ACQUIRE is sent, there is
 /// one hold".
 #[test]

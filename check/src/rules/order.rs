@@ -71,8 +71,8 @@ pub(super) fn check_added(key: &Key, timeline: &Timeline, violations: &mut Vec<V
         waiting.retain(|grant| at_us < grant.answered_us.min(grant.sent_us + grant.lease_us));
         held.extend(iter::from_fn(|| beliefs.next_if(|belief| belief.from_us <= at_us)));
         held.retain(|belief| at_us < belief.until_us);
-        let used = |owner| held.iter().filter(|one| one.owner != owner).map(|one| one.count).sum::<u32>();
-        let is_passed = |grant: &&&Grant| grant.order < added.order && used(grant.owner) + grant.count > key.permits;
+        let used: u32 = held.iter().map(|belief| belief.count).sum();
+        let is_passed = |grant: &&&Grant| grant.order < added.order && used + grant.count > key.permits;
         if let Some(passed) = waiting.iter().find(is_passed) {
             let story =
                 format!("{} waited for {}, and request {} was given more before", passed.owner, key.name, added.order);
