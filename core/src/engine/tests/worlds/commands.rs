@@ -7,7 +7,7 @@ use super::oracle::fair_asking::{FairWish, Stay};
 use super::oracle::holds::Back;
 use super::oracle::wish::{FOR_EVER, Wish};
 use super::oracle::{Told, several};
-use super::remembered::Whose;
+use super::remembered::{Known, Whose};
 use super::small_world::{SmallWorld, Spec, Ticket, channel, mode_kind, name};
 use crate::bytes::Key;
 use crate::engine::Acquired;
@@ -85,15 +85,20 @@ impl SmallWorld {
         is_searched && self.waiting(key, owner).is_some_and(|waiting| asked.id > waiting.asked.id)
     }
 
+    /// What a numbered request has to come to, if that is known. If its owner waits as well, that may be granted in the same step.
+    fn expect(&self, whose: Whose, id: Option<u64>, verb: Verb) -> Option<Known> {
+        let (key, owner, _) = whose;
+        let is_alone = self.waiting(key, owner).is_none();
+        self.remembered.expect(&self.world, whose, id.filter(|_| is_alone), verb)
+    }
+
     pub(super) fn acquire(&mut self, key: usize, owner: u8, asked: Asked) {
         let now_ms = self.now_ms();
         let Asked { mode, count, ask, id } = asked;
         let whose = (key, owner, mode);
         let request = self.request(mode_kind(mode, self.kind(key)), owner, asked);
         self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
-        // Another request of the same owner that waits may be granted in the same step.
-        let is_alone = self.waiting(key, owner).is_none();
-        let known = self.remembered.expect(&self.world, whose, id.filter(|_| is_alone), Verb::Acquire);
+        let known = self.expect(whose, id, Verb::Acquire);
         self.world.client = Some(self.client(owner));
         let acquired = self.world.on_key(&name(key), |engine, tx| engine.acquire(tx, &[owner], &request));
         let told = self.note(acquired, key, owner, asked);
@@ -197,7 +202,7 @@ impl SmallWorld {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
         let (tokens, is_meant) = self.meant(key, owner, mode, means);
         let whose = (key, owner, mode);
-        let known = self.remembered.expect(&self.world, whose, id, Verb::Release);
+        let known = self.expect(whose, id, Verb::Release);
         let request =
             Release { verb: Verb::Release, kind, owner: &who, mode, count: 1, request_id: id, tokens: &tokens };
         let left = self.world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
