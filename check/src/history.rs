@@ -155,6 +155,8 @@ pub struct History {
     pub is_undisturbed: bool,
     /// The server was there all the time, a master, and could write: what gives up, renews or cancels was taken, if its connection lived.
     pub is_always_taken: bool,
+    /// At times it took only that: what acquires was refused.
+    pub refuses_acquisitions: bool,
     /// By how much the clocks of servers differ that take over from each other: a lease may end so much earlier then.
     pub clocks_differ_us: u64,
     /// When a server took over that had perhaps not heard of all: of a release shortly before, for one. The lease is there still.
@@ -214,7 +216,8 @@ pub enum Rule {
     TokenIsMeant,
     /// What its owner has given up, or lost with the connection of its session, does not come back.
     GivenUpIsGone,
-    /// What gives up, renews or cancels is never refused by a server that works, nor is who waits already, also if its memory is full.
+    /// What gives up, renews or cancels is never refused by a server that works, nor is who waits already, also if its memory is full; nor who acquires, if
+    /// nothing is wrong with it.
     GivingUpIsTaken,
     /// A repeated request counts once, and each answer has the number that its owner expects.
     CountsAreRight,

@@ -672,17 +672,21 @@ fn a_wait_without_a_connection_is_passed() {
 }
 
 #[test]
-fn a_release_that_is_refused_by_a_server_that_works() {
+fn a_request_that_is_refused_by_a_server_that_works() {
     let release = Call::Release { count: 1, token: None, request_id: None };
     let refused = || Told::mutex().granted(1, ALONE, 10, 5).call(1, ALONE, 20, 21, release, Outcome::Refused);
     assert_eq!(refused().broken(), []);
     let mut works = refused();
     works.0.is_always_taken = true;
     assert_eq!(works.broken(), [Rule::GivingUpIsTaken]);
-    // To acquire may be refused: the memory may be full.
-    let mut full = Told::mutex().call(1, ALONE, 20, 21, acquire(1, None, None), Outcome::Refused);
-    full.0.is_always_taken = true;
-    assert_eq!(full.broken(), []);
+    let acquires = |refuses_acquisitions| {
+        let mut told = Told::mutex().call(1, ALONE, 20, 21, acquire(1, None, None), Outcome::Refused);
+        (told.0.is_always_taken, told.0.refuses_acquisitions) = (true, refuses_acquisitions);
+        told.broken()
+    };
+    assert_eq!(acquires(false), [Rule::GivingUpIsTaken]);
+    // The memory is full.
+    assert_eq!(acquires(true), []);
 }
 
 #[test]

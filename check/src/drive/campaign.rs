@@ -155,6 +155,7 @@ impl Campaign {
             is_of_several_servers: self.faults.moves_slots(),
             is_undisturbed: self.faults == Faults::Clock,
             is_always_taken: self.faults.server_always_takes(),
+            refuses_acquisitions: self.faults.refuses_acquisitions(),
             waits_end_in_pauses: self.faults.ends_waits_in_pauses(),
             clocks_differ_us: self.faults.replica_is_behind_us(),
             takeovers: takeovers::spans(&takeovers_us).collect(),
@@ -279,6 +280,7 @@ impl Campaign {
                 processes: &processes,
                 interruptions,
                 behind_ms: 0,
+                has_rested: false,
                 seed,
             };
             let interruptions = match harm.go_on(until_us) {

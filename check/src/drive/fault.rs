@@ -155,6 +155,11 @@ impl Faults {
             || in_cluster.contains(&self)
     }
 
+    /// Whether the server refuses what acquires while the fault lasts, though it takes what gives up.
+    pub(super) fn refuses_acquisitions(self) -> bool {
+        self == Self::Memory
+    }
+
     /// Whether who waits is answered when its time is over, also in a pause: writing is refused then, and the server is there.
     pub(super) fn ends_waits_in_pauses(self) -> bool {
         self == Self::FullDisk
@@ -171,13 +176,14 @@ impl Faults {
         self.disk() == Disk::Always || self.replica_is_behind_us() > 0
     }
 
-    /// How long a campaign has to last to show something: until after the first fault.
+    /// How long a campaign has to last to show something: until after the first fault, and the rest that follows it.
     pub(super) fn lasts_at_least(self) -> Duration {
-        if self.has_sentinels() || matches!(self, Self::FullDisk | Self::Demotion | Self::ClusterFailover) {
-            Duration::from_secs(10)
-        } else {
-            Duration::ZERO
-        }
+        Duration::from_secs(match self {
+            Self::FullDisk => 13,
+            Self::ClusterFailover | Self::KillInCluster | Self::Demotion => 10,
+            _ if self.has_sentinels() => 10,
+            _ => 0,
+        })
     }
 
     /// Whether a hold may outlast its release: see `SHORT_LEASES` in `campaign.rs`.

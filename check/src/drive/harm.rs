@@ -69,6 +69,8 @@ pub(super) struct Harm<'h> {
     pub(super) interruptions: Interruptions,
     /// How far the wall clock was set back in all, of whichever server was set back last.
     pub(super) behind_ms: i64,
+    /// Nothing has happened for a while already, after a pause.
+    pub(super) has_rested: bool,
     pub(super) seed: u64,
 }
 
@@ -92,7 +94,8 @@ const BIG_REPLIES: usize = 30;
 
 /// When a replica has taken over, waits at the old master end within this time: those with `NOTIFY` when its module looks.
 const WAITS_END_US: u64 = 2_000_000;
-/// How often nothing happens for a while after a replica has taken over, so that it shows if somebody waits in vain.
+/// How often nothing happens for a while after a pause, apart from the first time, so that it shows if somebody waits in vain: for longer than it takes until
+/// waits end, and then the slack.
 const QUIET: f64 = 0.2;
 const QUIET_TIME: Duration = Duration::from_secs(5);
 
@@ -109,8 +112,8 @@ const BETWEEN_TAKEOVERS: Duration = Duration::from_millis(2_500);
 /// How long a node of a cluster takes no requests when it has come back: two seconds, and what it takes until all nodes agree.
 const COMES_BACK_US: u64 = 2_500_000;
 
-/// When there is room on its disk, a server finds it out within this time: it tries again each second.
-const WRITES_AGAIN_US: u64 = 1_500_000;
+/// When there is room on its disk, a server finds it out within this time also on a busy machine: it tries again each second.
+const WRITES_AGAIN_US: u64 = 5_000_000;
 
 /// How often one of two nodes, or both, are killed at a step of a move.
 const KILLED: f64 = 0.1;
@@ -166,6 +169,7 @@ impl Harm<'_> {
                 cluster::wait_until_it_is_up(self.master)?;
                 self.interruptions.pause(from_us, now_us());
                 thread::sleep(BETWEEN_KILLS);
+                self.rest(random);
                 Ok(())
             }
             Faults::Stop | Faults::StopInCluster => self.master.stand_still(span),
@@ -189,7 +193,9 @@ impl Harm<'_> {
                     ensure!(said.contains("aof_last_write_status:err"), "the server writes to a disk that is full");
                 }
                 self.master.free_disk()?;
-                self.interruptions.pause(from_us, now_us() + WRITES_AGAIN_US);
+                writes_again(address)?;
+                self.interruptions.pause(from_us, now_us());
+                self.rest(random);
                 Ok(())
             }
             Faults::OutputBuffers => {
@@ -215,9 +221,7 @@ impl Harm<'_> {
                 let until_us = self.take_over("")? + WAITS_END_US;
                 self.interruptions.pause(from_us, until_us);
                 self.set_replica_back()?;
-                if random.random_bool(QUIET) {
-                    thread::sleep(QUIET_TIME);
-                }
+                self.rest(random);
                 Ok(())
             }
             Faults::ClusterForce => self.take_over_unasked("FORCE"),
@@ -269,6 +273,14 @@ enum Ends {
 }
 
 impl Harm<'_> {
+    /// Lets nothing happen for a while, the first time and now and then.
+    fn rest(&mut self, random: &mut StdRng) {
+        if !self.has_rested || random.random_bool(QUIET) {
+            self.has_rested = true;
+            thread::sleep(QUIET_TIME);
+        }
+    }
+
     /// The server is killed and comes back; its wall clock may be set back meanwhile.
     fn kill(&mut self, clock_goes_back: bool) -> Result<()> {
         self.master.kill()?;
@@ -378,6 +390,17 @@ fn between(address: SocketAddr, lasts: Duration, first: &str, then: &str) -> Res
     let until_us = now_us();
     control.ask(then)?;
     Ok(Possible { from_us, until_us })
+}
+
+/// Waits until a server has found out that there is room on its disk.
+fn writes_again(address: SocketAddr) -> Result<()> {
+    let deadline_us = now_us() + WRITES_AGAIN_US;
+    let mut control = Connection::open(address)?;
+    while !text(control.ask("INFO persistence")?)?.contains("aof_last_write_status:ok") {
+        ensure!(now_us() < deadline_us, "the server does not write to a disk that has room again");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// Cuts some of the connections, but for those that listen.

@@ -5,17 +5,30 @@ use std::time::Duration;
 use super::fault::Faults;
 use super::processes::FIRST_OWNER;
 use crate::history::{Call, History, Operation};
+use crate::timeline::{Possible, SLACK_US};
 
 /// What a process of clients needs to begin: in a shorter campaign it may do nothing else.
 const BEGINS_IN: Duration = Duration::from_secs(5);
+
+/// What a pause has to be followed by in a longer campaign, so that it shows if somebody waits in vain: the slack, and somewhat more.
+const REST_US: u64 = SLACK_US + 1_000_000;
 
 /// Why a history of a campaign of this length proves nothing, if it does not.
 pub(super) fn why_nothing_is_proved(faults: Faults, lasts: Duration, history: &History) -> Option<&'static str> {
     let asked = || history.operations.iter().filter(|one| matches!(one.call, Call::Acquire { .. }));
     let is_granted = |one: &Operation| one.token().is_some();
+    // With a fault and what follows it, and then as long again.
+    let is_long = lasts >= BEGINS_IN.max(faults.lasts_at_least());
+    let times = || history.operations.iter().map(|one| one.sent_us);
+    let (begin_us, end_us) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
+    let half_us = begin_us.midpoint(end_us);
     let has_processes = faults == Faults::ClientStop && lasts >= BEGINS_IN;
     if !asked().any(is_granted) {
         Some("nobody was granted anything, so nothing is proved")
+    } else if is_long && !asked().any(|one| one.answered_us > half_us && is_granted(one)) {
+        Some("nobody was granted anything in the second half, so nothing is proved of what follows a fault")
+    } else if is_long && !has_rest(&history.pauses, end_us) {
+        Some("one pause followed the other, so nothing is proved of who waits after one")
     } else if has_processes && !asked().any(|one| one.owner >= FIRST_OWNER && is_granted(one)) {
         Some("no process was granted anything, so nothing is proved of those that stand still")
     } else if history.is_undisturbed && asked().all(|one| one.order == 0) {
@@ -23,6 +36,12 @@ pub(super) fn why_nothing_is_proved(faults: Faults, lasts: Duration, history: &H
     } else {
         None
     }
+}
+
+/// Whether any of the pauses, if there are some, was over for long enough before the next one, or the end.
+fn has_rest(pauses: &[Possible], end_us: u64) -> bool {
+    let next_us = pauses.iter().skip(1).map(|next| next.from_us).chain([end_us]);
+    pauses.is_empty() || pauses.iter().zip(next_us).any(|(pause, next_us)| pause.until_us + REST_US <= next_us)
 }
 
 #[cfg(test)]
@@ -46,6 +65,32 @@ mod tests {
         assert!(is_proof(Faults::Clock, &history(1, 1, Outcome::Granted(5))));
         assert!(!is_proof(Faults::Clock, &history(1, 1, Outcome::Refused)));
         assert!(!is_proof(Faults::Clock, &History::default()));
+    }
+
+    /// Refuses all from the middle on.
+    #[test]
+    fn a_grant_before_the_first_fault_is_not_enough() {
+        let told = |last: Outcome| {
+            let mut told = history(1, 1, Outcome::Granted(5));
+            let mut later = told.operations[0];
+            (later.sent_us, later.answered_us, later.outcome) = (10, 11, last);
+            told.operations.push(later);
+            told
+        };
+        let lasts = Faults::KillInCluster.lasts_at_least();
+        let why = |outcome| why_nothing_is_proved(Faults::KillInCluster, lasts, &told(outcome));
+        assert_eq!(why(Outcome::Granted(6)), None);
+        assert!(why(Outcome::Refused).is_some_and(|why| why.contains("second half")));
+    }
+
+    #[test]
+    fn a_pause_is_followed_by_something_else() {
+        let pause = |from_us, until_us| Possible { from_us, until_us };
+        assert!(has_rest(&[], 0));
+        assert!(has_rest(&[pause(1, 2)], 2 + REST_US));
+        assert!(!has_rest(&[pause(1, 2)], 1 + REST_US));
+        assert!(has_rest(&[pause(1, 2), pause(2 + REST_US, 9 + REST_US)], 9 + REST_US));
+        assert!(!has_rest(&[pause(1, 2), pause(1 + REST_US, 9 + REST_US)], 9 + REST_US));
     }
 
     #[test]

@@ -161,6 +161,14 @@ fn spread(half: u32) -> u64 {
 mod tests {
     use super::*;
 
+    /// Otherwise all names of a part are looked through for each of them.
+    #[test]
+    fn a_part_sees_where_hashes_differ() {
+        let distinct = |parts: Vec<u64>| parts.into_iter().collect::<std::collections::BTreeSet<_>>().len();
+        assert_eq!(distinct((0..256).map(|low| spread(low) % 256).collect()), 256);
+        assert_eq!(distinct((0..128).map(|high| spread(high << 25) >> 57).collect()), 128);
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
     fn numbers_with_one_hash_are_told_apart() {
