@@ -179,8 +179,8 @@ impl Faults {
     /// How long a campaign has to last to show something: until after the first fault, and the rest that follows it.
     pub(super) fn lasts_at_least(self) -> Duration {
         Duration::from_secs(match self {
-            Self::FullDisk => 13,
-            Self::ClusterFailover | Self::KillInCluster | Self::Demotion => 10,
+            Self::FullDisk | Self::SentinelStop => 13,
+            Self::ClusterFailover | Self::KillInCluster | Self::SlotMovesAndKills | Self::Demotion => 10,
             _ if self.has_sentinels() => 10,
             _ => 0,
         })

@@ -204,7 +204,11 @@ impl Harm<'_> {
             }
             Faults::Failover => self.fail_over(|replica| Connection::open(replica)?.ask("REPLICAOF NO ONE").map(drop)),
             Faults::Sentinel => self.be_replaced(if random.random_bool(0.5) { Ends::Dies } else { Ends::IsTold }),
-            Faults::SentinelStop => self.be_replaced(Ends::StandsStill),
+            Faults::SentinelStop => {
+                self.be_replaced(Ends::StandsStill)?;
+                self.rest(random);
+                Ok(())
+            }
             Faults::SentinelStorms => {
                 for _ in 0..STORMS {
                     if random.random_bool(0.5) {
@@ -245,8 +249,11 @@ impl Harm<'_> {
                     }
                     Ok(())
                 });
-                for (from_us, until_us) in kills {
-                    self.interruptions.pause(from_us, until_us);
+                for (from_us, until_us) in &kills {
+                    self.interruptions.pause(*from_us, *until_us);
+                }
+                if !kills.is_empty() {
+                    self.rest(random);
                 }
                 moved
             }
