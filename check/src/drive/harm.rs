@@ -94,10 +94,10 @@ const BIG_REPLIES: usize = 30;
 
 /// When a replica has taken over, waits at the old master end within this time: those with `NOTIFY` when its module looks.
 const WAITS_END_US: u64 = 2_000_000;
-/// How often nothing happens for a while after a pause, apart from the first time, so that it shows if somebody waits in vain: for longer than it takes until
-/// waits end, and then the slack.
+/// How often nothing happens for a while after a pause, apart from the first time, so that it shows if somebody waits in vain: for longer than a pause goes on
+/// by then, and the slack, and a second.
 const QUIET: f64 = 0.2;
-const QUIET_TIME: Duration = Duration::from_secs(5);
+const QUIET_TIME: Duration = Duration::from_secs(6);
 
 /// For how long a process of clients is stopped: mostly longer than its leases, and shorter than the slack, so that what it has heard too late is
 /// not taken for something that was said too late.

@@ -17,7 +17,7 @@ const REST_US: u64 = SLACK_US + 1_000_000;
 pub(super) fn why_nothing_is_proved(faults: Faults, lasts: Duration, history: &History) -> Option<&'static str> {
     let asked = || history.operations.iter().filter(|one| matches!(one.call, Call::Acquire { .. }));
     let is_granted = |one: &Operation| one.token().is_some();
-    // With a fault and what follows it, and then as long again.
+    // A shorter one may end in the middle of its first fault.
     let is_long = lasts >= BEGINS_IN.max(faults.lasts_at_least());
     let times = || history.operations.iter().map(|one| one.sent_us);
     let (begin_us, end_us) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
@@ -27,7 +27,7 @@ pub(super) fn why_nothing_is_proved(faults: Faults, lasts: Duration, history: &H
         Some("nobody was granted anything, so nothing is proved")
     } else if is_long && !asked().any(|one| one.answered_us > half_us && is_granted(one)) {
         Some("nobody was granted anything in the second half, so nothing is proved of what follows a fault")
-    } else if is_long && !has_rest(&history.pauses, end_us) {
+    } else if is_long && !has_rest(&history.pauses, half_us, end_us) {
         Some("one pause followed the other, so nothing is proved of who waits after one")
     } else if has_processes && !asked().any(|one| one.owner >= FIRST_OWNER && is_granted(one)) {
         Some("no process was granted anything, so nothing is proved of those that stand still")
@@ -38,10 +38,12 @@ pub(super) fn why_nothing_is_proved(faults: Faults, lasts: Duration, history: &H
     }
 }
 
-/// Whether any of the pauses, if there are some, was over for long enough before the next one, or the end.
-fn has_rest(pauses: &[Possible], end_us: u64) -> bool {
+/// Whether any of the pauses was over for long enough before the next one, or the end. Where the first one began in the second half it may be too late
+/// for that, and waits were looked at before.
+fn has_rest(pauses: &[Possible], half_us: u64, end_us: u64) -> bool {
     let next_us = pauses.iter().skip(1).map(|next| next.from_us).chain([end_us]);
-    pauses.is_empty() || pauses.iter().zip(next_us).any(|(pause, next_us)| pause.until_us + REST_US <= next_us)
+    pauses.first().is_none_or(|first| first.from_us > half_us)
+        || pauses.iter().zip(next_us).any(|(pause, next_us)| pause.until_us + REST_US <= next_us)
 }
 
 #[cfg(test)]
@@ -86,11 +88,13 @@ mod tests {
     #[test]
     fn a_pause_is_followed_by_something_else() {
         let pause = |from_us, until_us| Possible { from_us, until_us };
-        assert!(has_rest(&[], 0));
-        assert!(has_rest(&[pause(1, 2)], 2 + REST_US));
-        assert!(!has_rest(&[pause(1, 2)], 1 + REST_US));
-        assert!(has_rest(&[pause(1, 2), pause(2 + REST_US, 9 + REST_US)], 9 + REST_US));
-        assert!(!has_rest(&[pause(1, 2), pause(1 + REST_US, 9 + REST_US)], 9 + REST_US));
+        assert!(has_rest(&[], 0, 0));
+        assert!(has_rest(&[pause(1, 2)], 5, 2 + REST_US));
+        assert!(!has_rest(&[pause(1, 2)], 5, 1 + REST_US));
+        assert!(has_rest(&[pause(6, 7)], 5, 8));
+        let two = |next_us| [pause(1, 2), pause(next_us, 9 + REST_US)];
+        assert!(has_rest(&two(2 + REST_US), 5, 9 + REST_US));
+        assert!(!has_rest(&two(1 + REST_US), 5, 9 + REST_US));
     }
 
     #[test]
