@@ -131,13 +131,12 @@ fn main() -> Result<ExitCode> {
         }
         Command::Faults { load: Load { module, seed, clients, records }, servers, seconds, write, names } => {
             let lasts = Duration::from_secs(seconds);
-            let is_whole = names.is_empty();
             let faulty = Faulty { module, servers, lasts, seed, workers: clients, names, records };
             let head = faulty.head(&root()?)?;
             let rows = faulty.run(show_row)?;
             println!("{}", faults::renewed("", &head, &rows).text());
             if let Some(document) = write {
-                let before = if is_whole { String::new() } else { document::read(&document, "test-faults")? };
+                let before = document::read(&document, "test-faults")?;
                 document::write(&document, "test-faults", &faults::renewed(&before, &head, &rows).text())?;
             }
             let is_safe = rows.iter().all(|row| row.violations.is_empty());

@@ -90,18 +90,23 @@ impl Faulty {
     /// If git does not know the tree, or there is no date.
     pub fn head(&self, root: &Path) -> Result<String> {
         let commit = said(git(root).args(["rev-parse", "--short=12", "HEAD"]))?;
-        let is_changed = !said(git(root).args(["status", "--porcelain", "--untracked-files=no"]))?.is_empty();
-        let changed = if is_changed { " and changes" } else { "" };
+        let changed = if is_changed(root)? { " and changes" } else { "" };
         let date = said(Command::new("date").args(["-u", "+%F"]))?;
         let servers: Vec<&str> = self.servers.iter().map(|(name, _)| name.as_str()).collect();
-        let rows =
-            if self.names.is_empty() { "all rows".into() } else { format!("rows with {}", self.names.join(", ")) };
+        let rows = if self.names.is_empty() { ALL_ROWS.into() } else { format!("rows with {}", self.names.join(", ")) };
         let (seconds, Self { workers, seed, .. }) = (self.lasts.as_secs(), self);
         let servers = servers.join(", ");
         Ok(format!(
             "{HEAD}{rows} of {servers}: {seconds} s for each, {workers} clients, seed {seed}, commit {commit}{changed}, {date}"
         ))
     }
+}
+
+/// Whether a tree is not that of its commit, but for its documents: a run writes into one of them, and the next run is of the same program.
+fn is_changed(root: &Path) -> Result<bool> {
+    let mut status = git(root);
+    status.args(["status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs"]);
+    Ok(!said(&mut status)?.is_empty())
 }
 
 /// What a command says.
@@ -113,6 +118,9 @@ fn said(command: &mut Command) -> Result<String> {
 
 /// How the lines above a table begin, one for each run that its rows are of.
 const HEAD: &str = "- ";
+
+/// How a head calls the rows of a run that was limited to none.
+const ALL_ROWS: &str = "all rows";
 
 /// What stands in the place of the fault in a line that sums up others.
 const SUM: &str = "all";
@@ -160,31 +168,41 @@ impl From<&Row> for Line {
 const BEFORE_WAY: &str = " (";
 
 impl Line {
+    /// The fault, whichever way it was made in.
+    fn fault_name(&self) -> &str {
+        self.fault.split(BEFORE_WAY).next().unwrap_or_default()
+    }
+
+    /// Whether there is such a fault still.
+    fn is_of_a_fault(&self) -> bool {
+        Faults::EACH.iter().any(|fault| fault.name() == self.fault_name())
+    }
+
     /// Whether it is about the same fault on the same server as another one.
     fn is_about_the_same(&self, other: &Self) -> bool {
-        let named = |line: &'_ Self| line.fault.split(BEFORE_WAY).next().map(str::to_owned);
-        named(self) == named(other) && self.server == other.server
+        self.fault_name() == other.fault_name() && self.server == other.server
     }
 }
 
 /// Whether the run of one head has made again all that the run of another one had made: the same rows, on its servers at least.
 fn has_made_again(earlier: &str, later: &str) -> bool {
     let made = |head: &'_ str| -> Option<(String, Vec<String>)> {
-        let (rows, servers) = head.split_once(": ")?.0.rsplit_once(" of ")?;
+        let (rows, servers) = head.strip_prefix(HEAD)?.split_once(": ")?.0.rsplit_once(" of ")?;
         Some((rows.to_owned(), servers.split(", ").map(str::to_owned).collect()))
     };
     let (Some((rows, servers)), Some((rows_again, servers_again))) = (made(earlier), made(later)) else { return false };
-    rows == rows_again && servers.iter().all(|server| servers_again.contains(server))
+    [rows.as_str(), ALL_ROWS].contains(&rows_again.as_str())
+        && servers.iter().all(|server| servers_again.contains(server))
 }
 
 /// A table as it was, in which the lines of the same fault on the same server are the new ones. The head of the new run is added to those that
-/// are there, but for those of which nothing is left.
+/// are there, but for those of which nothing is left. Lines of faults that there are no more go.
 #[must_use]
 pub fn renewed(before: &str, head: &str, rows: &[Row]) -> Table {
     let is_left = |line: &&str| line.starts_with(HEAD) && !has_made_again(line, head);
     let mut heads: Vec<String> = before.lines().filter(is_left).map(str::to_owned).collect();
     heads.push(head.to_owned());
-    let mut lines: Vec<Line> = before.lines().filter_map(Line::read).collect();
+    let mut lines: Vec<Line> = before.lines().filter_map(Line::read).filter(Line::is_of_a_fault).collect();
     for new in rows.iter().map(Line::from) {
         match lines.iter_mut().find(|line| line.is_about_the_same(&new)) {
             Some(line) => *line = new,
@@ -242,7 +260,28 @@ mod tests {
             "- rows with of clients of one: 1 s\n- rows with of clients of one, two: 2 s\n- all rows of one: 3 s";
         assert_eq!(renewed(before, "- rows with of clients of three, one: 4 s", &[]).heads.len(), 3);
         assert_eq!(renewed(before, "- rows with of clients of two, one: 4 s", &[]).heads.len(), 2);
-        assert_eq!(renewed(before, "- all rows of one: 4 s", &[]).heads.len(), 3);
+        assert_eq!(renewed(before, "- all rows of one: 4 s", &[]).heads.len(), 2);
+        assert_eq!(renewed(before, "- all rows of two, one: 4 s", &[]).heads.len(), 1);
+    }
+
+    #[test]
+    fn a_document_that_a_run_has_written_is_no_change() {
+        let tree = tempfile::tempdir().unwrap();
+        let run = |words: &[&str]| {
+            let who = ["-c", "user.name=a", "-c", "user.email=a@b.c"];
+            assert!(git(tree.path()).args(who).args(words).status().unwrap().success());
+        };
+        let write = |name: &str, text: &str| std::fs::write(tree.path().join(name), text).unwrap();
+        run(&["init", "--quiet"]);
+        std::fs::create_dir(tree.path().join("docs")).unwrap();
+        write("docs/record.md", "1");
+        write("code.rs", "1");
+        run(&["add", "."]);
+        run(&["commit", "--quiet", "--message=one"]);
+        write("docs/record.md", "2");
+        assert!(!is_changed(tree.path()).unwrap());
+        write("code.rs", "2");
+        assert!(is_changed(tree.path()).unwrap());
     }
 
     #[test]
@@ -268,6 +307,8 @@ mod tests {
             ["| all | one | 51 | 34 | 17 | 0 |", "| all | two | 3 | 2 | 1 | 0 |", "| all | | 54 | 36 | 18 | 0 |"];
         let kept = before.lines().find(|line| line.starts_with("| kill")).expect("a row");
         assert_eq!(after.lines().skip(5).collect::<Vec<_>>(), [kept, new[0], new[1], sums[0], sums[1], sums[2]]);
+        let of_no_fault = after.replace("| SIGSTOP and SIGCONT | two |", "| a fault of old | two |");
+        assert!(!renewed(&of_no_fault, "- third", &[]).text().contains("two"), "{of_no_fault}");
         let another_way = [Row { way: Some("EFBIG"), ..row(Faults::Stop, "one", 8) }];
         let changed = renewed(&after, "- third", &another_way).text();
         let new = "| SIGSTOP and SIGCONT (EFBIG) | one | 24 | 16 | 8 | 0 |";
