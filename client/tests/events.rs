@@ -188,3 +188,22 @@ async fn what_happens_is_counted() {
     assert_eq!(heard, expected);
     server.restart();
 }
+
+/// Who gives back permits is not kept waiting when the loss is known; what was asked of the server comes back all the same, and finds it again.
+#[tokio::test]
+async fn a_loss_that_is_found_twice_is_counted_once() {
+    let server = Server::start();
+    let log = Arc::new(Log::default());
+    let client = Client::builder().metrics(log.clone()).connect(&url(&server)).await.expect("a server");
+    let semaphore = client.semaphore("s");
+    semaphore.init(3).await.expect("an answer");
+    let guard = semaphore.permits(3).acquire().await.expect("all are free");
+    client.observe("s").force_release().await.expect("an answer");
+    for _ in 0..2 {
+        assert!(matches!(guard.release_some(1).await, Err(Error::NotHeld)));
+    }
+    drop(guard);
+    client.close().await.expect("nothing is left to be done");
+    let heard = std::mem::take(&mut *log.0.lock().expect("no panic"));
+    assert_eq!(heard.iter().filter(|what| *what == "lost s").count(), 1, "{heard:?}");
+}
