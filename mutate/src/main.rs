@@ -101,8 +101,9 @@ fn main() -> Result<ExitCode> {
     };
     let shown_here = shown.on(&options.server);
     verdicts.retain(|change, _| built.changes.contains(change));
-    let tried = trial
-        .of(&all, &reach, shown_here, |change| meant.contains(&change.id) && !verdicts.contains_key(&change.id))?;
+    let tried = trial.of(&all, &reach, shown_here, &verdicts, |change| {
+        meant.contains(&change.id) && !verdicts.contains_key(&change.id)
+    })?;
     for change in &all {
         if let Some(Verdict::Survived { shown, .. }) = tried.get(&change.id) {
             shown_here.insert(change.name.clone(), shown.clone());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Seek as _};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,6 +102,11 @@ impl Reach<'_> {
         self.tests.iter().map(|test| test.name.as_str()).collect()
     }
 
+    /// The place of the test with a name.
+    fn place_of(&self, name: &str) -> Option<usize> {
+        self.tests.iter().position(|test| test.name == name)
+    }
+
     /// The tests that reach a change: last those to which it was shown before, and first of the others those of which it is likely that they
     /// notice it.
     fn of(&self, change: usize, likely: &Likely, shown: &BTreeSet<String>) -> Vec<usize> {
@@ -126,11 +132,12 @@ impl Reach<'_> {
 #[derive(Debug, Default)]
 struct Noticing(Mutex<BTreeMap<String, BTreeSet<usize>>>);
 
-/// Which tests have noticed other changes nearby.
+/// Which tests have noticed other changes nearby, and which are named after the file.
 #[derive(Debug, Default)]
 struct Likely {
     of_function: BTreeSet<usize>,
     of_file: BTreeSet<usize>,
+    by_name: BTreeSet<usize>,
 }
 
 impl Likely {
@@ -138,7 +145,7 @@ impl Likely {
     fn rank(&self, test: usize) -> usize {
         if self.of_function.contains(&test) {
             0
-        } else if self.of_file.contains(&test) {
+        } else if self.of_file.contains(&test) || self.by_name.contains(&test) {
             1
         } else {
             2
@@ -147,10 +154,24 @@ impl Likely {
 }
 
 impl Noticing {
-    fn of(&self, change: &Change) -> Likely {
+    /// What an earlier run has seen.
+    fn before(all: &[Change], reach: &Reach, verdicts: &BTreeMap<usize, Verdict>) -> Self {
+        let noticing = Self::default();
+        for change in all {
+            if let Some(Verdict::Noticed(by)) = verdicts.get(&change.id) {
+                noticing.add(change, reach.place_of(by));
+            }
+        }
+        noticing
+    }
+
+    fn of(&self, change: &Change, reach: &Reach) -> Likely {
         let Ok(known) = self.0.lock() else { return Likely::default() };
         let of = |place: &str| known.get(place).cloned().unwrap_or_default();
-        Likely { of_function: of(&change.place()), of_file: of(&change.file) }
+        let stem = Path::new(&change.file).file_stem().unwrap_or_default().to_string_lossy();
+        let is_namesake = |test: &Test| test.name.split("::").any(|part| part == stem);
+        let by_name = (0..).zip(&reach.tests).filter(|(_, test)| is_namesake(test)).map(|(place, _)| place).collect();
+        Likely { of_function: of(&change.place()), of_file: of(&change.file), by_name }
     }
 
     fn add(&self, change: &Change, test: Option<usize>) {
@@ -173,15 +194,16 @@ enum End {
 
 impl Trial<'_> {
     /// Tries the changes that are wanted, of those in the build. Returns what came of each by its number. `shown` has the tests that an earlier run has
-    /// shown them to.
+    /// shown them to, and `before` what that run has noticed.
     pub fn of(
         &self,
         all: &[Change],
         reach: &Reach,
         shown: &OnServer,
+        before: &BTreeMap<usize, Verdict>,
         is_wanted: impl Fn(&Change) -> bool,
     ) -> Result<BTreeMap<usize, Verdict>> {
-        let noticing = Noticing::default();
+        let noticing = Noticing::before(all, reach, before);
         let wanted: Vec<_> =
             all.iter().filter(|change| self.built.changes.contains(&change.id) && is_wanted(change)).collect();
         eprintln!("{} are tried", wanted.len());
@@ -248,7 +270,7 @@ impl Trial<'_> {
 
     /// Shows a change to tests that reach it, until one notices or the time is over.
     fn show(&self, change: &Change, reach: &Reach, noticing: &Noticing, before: BTreeSet<String>) -> Result<Verdict> {
-        let tests = reach.of(change.id, &noticing.of(change), &before);
+        let tests = reach.of(change.id, &noticing.of(change, reach), &before);
         if tests.is_empty() {
             return Ok(Verdict::Unreached);
         }
@@ -288,7 +310,7 @@ impl Trial<'_> {
                 End::Failed(name) => name,
                 End::Hangs => return Ok(Verdict::Noticed(format!("{HANG}{}", names.join(", ")))),
             };
-            noticing.add(change, rest.iter().copied().find(|&at| reach.tests[at].name == by));
+            noticing.add(change, reach.place_of(&by));
             return Ok(Verdict::Noticed(by));
         }
         let tests = tests.into_iter().map(|at| &reach.tests[at].name).enumerate();
@@ -391,12 +413,31 @@ mod tests {
         let shown = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
         let likely = |of_function: &[usize], of_file: &[usize]| {
             let set = |tests: &[usize]| tests.iter().copied().collect();
-            Likely { of_function: set(of_function), of_file: set(of_file) }
+            Likely { of_function: set(of_function), of_file: set(of_file), by_name: BTreeSet::new() }
         };
         assert_eq!(reach.of(1, &likely(&[], &[]), &shown(&[])), [0, 1, 2, 3]);
         assert_eq!(reach.of(1, &likely(&[3], &[2, 3]), &shown(&[])), [3, 2, 0, 1]);
         assert_eq!(reach.of(1, &likely(&[0], &[3]), &shown(&["a", "b"])), [3, 2, 0, 1]);
         assert!(reach.of(2, &likely(&[0], &[]), &shown(&["a"])).is_empty());
+    }
+
+    #[test]
+    fn likely_are_tests_that_noticed_something_nearby_in_an_earlier_run_and_namesakes_of_the_file() {
+        let program = Program { path: "p".into(), folder: "/".into() };
+        let names = ["fair::a", "clock::b", "many::c", "many::d", "lock::e"];
+        let test = |name: &str| Test { program: &program, name: name.into(), lasts: Duration::ZERO };
+        let reach = Reach {
+            tests: names.map(test).into(),
+            of_changes: [(3, vec![0, 1, 2, 3, 4])].into(),
+            left_out: Vec::new(),
+        };
+        let change = |id, name, file: &str| Change { file: file.into(), ..Change::called(id, name) };
+        let all =
+            [change(1, "one", "src/clock.rs"), change(2, "two", "src/timer.rs"), change(3, "three", "src/clock.rs")];
+        let verdicts =
+            [(1, Verdict::Noticed("many::d".into())), (2, Verdict::Noticed("many::c".into())), (3, Verdict::Unreached)];
+        let noticing = Noticing::before(&all, &reach, &verdicts.into());
+        assert_eq!(reach.of(3, &noticing.of(&all[2], &reach), &BTreeSet::new()), [3, 1, 0, 2, 4]);
     }
 
     #[test]
