@@ -48,6 +48,39 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
     assert!(waiter.reply().int() > token);
 }
 
+/// At the node that the slot leaves, a key that is gone may have gone ahead; at the other one the slot is not there yet.
+#[test]
+fn who_waits_for_a_key_that_is_deleted_while_its_slot_moves_is_granted_when_that_is_over() {
+    let nodes = two_nodes();
+    let mut clients = nodes.each_ref().map(|node| node.client());
+    let [source_id, target_id] = clients.each_mut().map(|client| client.call("CLUSTER MYID").text());
+    let [on_source, on_target] = &mut clients;
+    let slot = on_source.call("CLUSTER KEYSLOT {job}").int();
+    on_source.acquire("{job}:1 a PX 60000");
+    let mut at_source = nodes[0].blocked_waiter("RLOCK.ACQUIRE {job}:1 b PX 60000 BLOCK 0");
+    on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
+    on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}"));
+    assert_eq!(on_source.call("DEL {job}:1"), 1);
+
+    let mut waiter = nodes[1].client();
+    let mut ask = |command: &str| {
+        assert_eq!(on_target.call("ASKING"), "OK");
+        on_target.call(command)
+    };
+    assert!(ask("RLOCK.ACQUIRE {job}:2 a PX 60000").int() > 0);
+    assert_eq!(waiter.call("ASKING"), "OK");
+    waiter.send("RLOCK.ACQUIRE {job}:2 b PX 60000 BLOCK 0");
+    eventually(SOON, || nodes[1].client().info_number("rlock_waiting") == 1);
+    assert_eq!(ask("DEL {job}:2"), 1);
+
+    assert_still_waiting(&mut at_source);
+    assert_still_waiting(&mut waiter);
+    assert_eq!(on_target.call(format!("CLUSTER SETSLOT {slot} NODE {target_id}")), "OK");
+    assert!(waiter.reply().int() > 0);
+    assert_eq!(on_source.call(format!("CLUSTER SETSLOT {slot} NODE {target_id}")), "OK");
+    at_source.reply().expect_error("MOVED");
+}
+
 /// While a command runs, a server takes every key for one of that command's slot. A lock that is granted in such a moment in another slot would lie
 /// where nobody finds it, and be given to the next who asks.
 #[test]

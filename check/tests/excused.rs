@@ -245,3 +245,20 @@ fn a_deadline_moves_at_each_takeover() {
         vec![Possible { from_us: 100_000, until_us: 1_500_000 }, Possible { from_us: 2_000_000, until_us: 3_900_000 }];
     assert_eq!(told.broken(), []);
 }
+
+/// The replica takes over in the very turn in which the waiter is granted and killed: its server takes nothing back, and the lease goes on at the other one.
+#[test]
+fn a_grant_in_the_very_turn_of_a_takeover_in_agreement_is_not_taken_back() {
+    let told = |paused_us: [u64; 2], clocks_differ_us| {
+        let mut told = Told::mutex()
+            .under_faults()
+            .call(1, ALONE, [80, 195], acquire(1, 5_000, Some(3_000)), Outcome::Undone)
+            .call(2, ALONE, [1_950, 4_960], acquire(1, 5_000, Some(3_000)), Outcome::Nil);
+        told.0.clocks_differ_us = clocks_differ_us;
+        told.0.pauses = vec![Possible { from_us: paused_us[0], until_us: paused_us[1] }];
+        told.broken()
+    };
+    assert_eq!(told([150_000, 2_200_000], 300_000), []);
+    assert_eq!(told([150_000, 2_200_000], 0), [Rule::NoLostWakeUp]);
+    assert_eq!(told([250_000, 2_200_000], 300_000), [Rule::NoLostWakeUp]);
+}

@@ -115,6 +115,11 @@ const COMES_BACK_US: u64 = 2_500_000;
 /// When there is room on its disk, a server finds it out within this time also on a busy machine: it tries again each second.
 const WRITES_AGAIN_US: u64 = 5_000_000;
 
+/// A slot that is on its way for longer than this keeps those waiting whose key was removed meanwhile: at the node that it leaves the key may have gone
+/// ahead, and at the other one the slot has not arrived. Who waits at the node that it leaves may do so until the slot is back, if it comes back before
+/// the server looks at its blocked clients. Two shorter moves, and the time between them, are less than the slack.
+const LONG_MOVE_US: u64 = 500_000;
+
 /// How often one of two nodes, or both, are killed at a step of a move.
 const KILLED: f64 = 0.1;
 
@@ -230,7 +235,12 @@ impl Harm<'_> {
             }
             Faults::ClusterForce => self.take_over_unasked("FORCE"),
             Faults::ClusterTakeover => self.take_over_unasked("TAKEOVER"),
-            Faults::SlotMoves => self.move_slot(|_| Ok(())),
+            Faults::SlotMoves => {
+                if self.move_slot(|_| Ok(()))? {
+                    self.rest(random);
+                }
+                Ok(())
+            }
             Faults::SlotMovesAndKills => {
                 let mut kills = Vec::new();
                 let moved = self.move_slot(|ends| {
@@ -252,10 +262,10 @@ impl Harm<'_> {
                 for (from_us, until_us) in &kills {
                     self.interruptions.pause(*from_us, *until_us);
                 }
-                if !kills.is_empty() {
+                if moved? || !kills.is_empty() {
                     self.rest(random);
                 }
-                moved
+                Ok(())
             }
             Faults::Demotion => {
                 let is_long = self.interruptions.demotions.is_empty() || random.random_bool(LONG);
@@ -365,10 +375,17 @@ impl Harm<'_> {
     }
 
     /// The slot goes to the other node, with what is in it. `at_each_step` may do harm to both.
-    fn move_slot(&mut self, at_each_step: impl FnMut(&mut [&mut Server; 2]) -> Result<()>) -> Result<()> {
+    /// Moves the slot to the other node. Returns whether that took long, and is a pause.
+    fn move_slot(&mut self, at_each_step: impl FnMut(&mut [&mut Server; 2]) -> Result<()>) -> Result<bool> {
+        let from_us = now_us();
         cluster::move_slot([self.master, self.replica], at_each_step)?;
+        let until_us = now_us();
         self.change_places();
-        Ok(())
+        let is_long = until_us - from_us > LONG_MOVE_US;
+        if is_long {
+            self.interruptions.pause(from_us, until_us);
+        }
+        Ok(is_long)
     }
 
     /// The replica of a cluster takes over. Returns when it had done so.

@@ -59,7 +59,7 @@ impl Owner<'_> {
             }
             // If an earlier request was not answered, its place may be there.
             Outcome::Refused if self.unanswered_us.is_none() => self.asked = None,
-            Outcome::Undone if self.circumstances.may_leave => {
+            Outcome::Undone if self.circumstances.may_leave || self.circumstances.gives_way_during(one) => {
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
                 timeline.may_be_held(one.sent_us, until_us);
             }

@@ -49,6 +49,12 @@ impl Circumstances<'_> {
         self.demotions.iter().chain(self.pauses).filter(is_unseen).map(|span| span.until_us).max()
     }
 
+    /// Whether a replica took over in agreement with the server meanwhile: a server that becomes a replica in the very turn of a grant takes nothing back.
+    pub(super) fn gives_way_during(&self, one: &Operation) -> bool {
+        let is_meanwhile = |pause: &Possible| pause.from_us <= one.answered_us && one.sent_us <= pause.until_us;
+        self.clocks_differ_us > 0 && self.pauses.iter().any(is_meanwhile)
+    }
+
     /// Whether a lease lasts longer than anybody has asked for, as its owner is told.
     pub(super) fn check_length(&self, one: &Operation, held: &Held, left_ms: u64, violations: &mut Vec<Violation>) {
         let until_us = one.sent_us.saturating_add(left_ms.saturating_mul(US_PER_MS));
