@@ -70,7 +70,8 @@ impl Forgotten {
         if let Outcome::Granted(token) = outcome {
             let is_new = self.known.insert((key, owner, token));
             if is_new && answered_us > killed_us {
-                let sent_us = self.unanswered_us.get(&(key, owner)).copied().unwrap_or(sent_us);
+                // One that was sent later may have been lost sooner, as a CANCEL of this very wait.
+                let sent_us = self.unanswered_us.get(&(key, owner)).map_or(sent_us, |earlier| sent_us.min(*earlier));
                 let grant = Grant {
                     owner,
                     mode,
@@ -179,5 +180,19 @@ mod tests {
         assert_eq!(told(&[], 8), [Rule::TokensRise]);
         let unanswered = Operation { outcome: Outcome::Unknown, ..granted(1, 15_000, 0) };
         assert_eq!(told(&[unanswered], 8), [], "it may have been granted before");
+    }
+
+    /// Owner 1 waits, and its CANCEL is lost with the old server. Its grant is told late: another key had a higher token by then.
+    #[test]
+    fn a_cancel_that_was_lost_makes_no_grant_a_later_one() {
+        let told = |waits_from_us| {
+            let waited = Operation { answered_us: 39_000, sent_us: waits_from_us, ..granted(1, 0, 8) };
+            let cancel = Call::Cancel { is_waiting: false };
+            let cancel = Operation { call: cancel, outcome: Outcome::Unknown, ..granted(1, 37_000, 0) };
+            let other = Operation { key: 1, sent_us: 36_000, answered_us: 36_500, ..granted(3, 0, 9) };
+            rules_broken(&[waited, cancel, other], &[30_000, 40_000])
+        };
+        assert_eq!(told(10_000), []);
+        assert_eq!(told(36_600), [Rule::TokensRise]);
     }
 }
