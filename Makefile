@@ -172,10 +172,10 @@ coverage: ## Show which lines of the core its own tests reach, and fail below LI
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" cargo $(if $(BRANCHES),+nightly llvm-cov --branch,llvm-cov) --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
 	  --show-missing-lines --fail-under-lines $(LINES)
 
-mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some (SHORT=1: quickly), AGAIN=1 for what the last run did not notice
+mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some (SHORT=1: quickly), AGAIN=1 for what the last run did not notice (TIMED=1: by tests about time)
 	@$(NEED) build server mutants
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --profile $(CHECKER) --package rlock-mutate -- \
-	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(SHORT),--short) $(if $(AGAIN),--again)
+	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(SHORT),--short) $(if $(AGAIN),--again) $(if $(TIMED),--timed)
 
 tests-can-fail: ## Seek, for each test of PACKAGE (core, module or client), a change of its code that makes it fail; a run that was broken off goes on
 	@$(NEED) build server mutants

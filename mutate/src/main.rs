@@ -57,6 +57,9 @@ struct Options {
     /// this server.
     #[arg(long)]
     again: bool,
+    /// Changes are shown to the tests about spans of time, one after the other, in place of all the others.
+    #[arg(long, requires = "again")]
+    timed: bool,
     /// Changes are not tried: each of the package's own tests that was not the first to notice one, in the last runs for all packages, is shown changes until
     /// it notices one.
     #[arg(long, conflicts_with_all = ["only", "again"])]
@@ -85,7 +88,7 @@ fn main() -> Result<ExitCode> {
     groups.end_on_ctrl_c()?;
     let trial = Trial {
         built: &built,
-        jobs: options.jobs,
+        jobs: if options.timed { 1 } else { options.jobs },
         lasts: Duration::from_secs(options.seconds),
         server: &options.server,
         groups,
@@ -94,9 +97,12 @@ fn main() -> Result<ExitCode> {
     if options.tests {
         return seek_for_tests(&options, &trial, &all, &known, &target);
     }
-    let reach = trial.reach(options.jobs, |test| !is_timed(test))?;
+    let reach = trial.reach(trial.jobs, |test| is_timed(test) == options.timed)?;
     let (mut verdicts, mut shown) = match options.again {
-        true => (noticed_before(&file, &all, &reach.names())?, Shown::read(&file_of_shown)?),
+        true => (
+            noticed_before(&file, &all, &trial.names()?.iter().map(String::as_str).collect())?,
+            Shown::read(&file_of_shown)?,
+        ),
         false => Default::default(),
     };
     let shown_here = shown.on(&options.server);

@@ -97,11 +97,6 @@ pub struct Reach<'b> {
 }
 
 impl Reach<'_> {
-    /// The names of the tests that changes are shown to.
-    pub fn names(&self) -> BTreeSet<&str> {
-        self.tests.iter().map(|test| test.name.as_str()).collect()
-    }
-
     /// The place of the test with a name.
     fn place_of(&self, name: &str) -> Option<usize> {
         self.tests.iter().position(|test| test.name == name)
