@@ -49,6 +49,13 @@ fn a_node_of_a_cluster_that_cannot_see_its_slots_says_so() {
     assert!(!sound.log().contains("command EXISTS"));
 }
 
+#[test]
+fn a_server_that_does_not_tell_what_a_client_has_sent_says_so() {
+    let warning = "command CLIENT is renamed or disabled";
+    assert!(Server::with(&["rename-command CLIENT \"\""]).log().contains(warning));
+    assert!(!Server::start().log().contains(warning));
+}
+
 /// A connection that both waits and listens, on RESP3.
 fn listening_waiter(server: &Server) -> Client {
     let mut client = server.client();

@@ -66,6 +66,22 @@ fn a_master_without_its_replicas_grants_nothing_where_config_is_renamed() {
     nothing_is_granted_without_replicas(&Server::with(&lines));
 }
 
+/// One replica is there, and two are needed.
+#[test]
+fn a_master_that_lacks_one_of_two_replicas_grants_nothing() {
+    let master = Server::with(&["min-replicas-max-lag 10"]);
+    let _replica = Server::replica_of(&master, &[]);
+    let (mut client, mut holder) = (master.client(), master.client());
+    holder.acquire("job a PX 60000 SESSION 0");
+    let mut waiter = master.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
+    client.call("CONFIG SET min-replicas-to-write 2");
+    client.call("RLOCK.ACQUIRE other c PX 1").expect_error("NOREPLICAS");
+    drop(holder);
+    assert_still_waiting(&mut waiter);
+    client.call("CONFIG SET min-replicas-to-write 1");
+    assert!(waiter.reply().int() > 0);
+}
+
 /// However they wait.
 #[test]
 fn waits_end_in_their_time_while_replicas_lack() {
