@@ -112,7 +112,7 @@ fn main() -> Result<ExitCode> {
     })?;
     for change in &all {
         if let Some(Verdict::Survived { shown, .. }) = tried.get(&change.id) {
-            shown_here.insert(change.name.clone(), shown.clone());
+            shown_here.entry(change.name.clone()).or_default().extend(shown.iter().cloned());
         }
     }
     verdicts.extend(tried);

@@ -127,12 +127,11 @@ impl Reach<'_> {
 #[derive(Debug, Default)]
 struct Noticing(Mutex<BTreeMap<String, BTreeSet<usize>>>);
 
-/// Which tests have noticed other changes nearby, and which are named after the file.
+/// Which tests have noticed other changes nearby. Those that are named after the file count as those that have noticed another one in it.
 #[derive(Debug, Default)]
 struct Likely {
     of_function: BTreeSet<usize>,
     of_file: BTreeSet<usize>,
-    by_name: BTreeSet<usize>,
 }
 
 impl Likely {
@@ -140,7 +139,7 @@ impl Likely {
     fn rank(&self, test: usize) -> usize {
         if self.of_function.contains(&test) {
             0
-        } else if self.of_file.contains(&test) || self.by_name.contains(&test) {
+        } else if self.of_file.contains(&test) {
             1
         } else {
             2
@@ -165,8 +164,9 @@ impl Noticing {
         let of = |place: &str| known.get(place).cloned().unwrap_or_default();
         let stem = Path::new(&change.file).file_stem().unwrap_or_default().to_string_lossy();
         let is_namesake = |test: &Test| test.name.split("::").any(|part| part == stem);
-        let by_name = (0..).zip(&reach.tests).filter(|(_, test)| is_namesake(test)).map(|(place, _)| place).collect();
-        Likely { of_function: of(&change.place()), of_file: of(&change.file), by_name }
+        let mut of_file = of(&change.file);
+        of_file.extend((0..).zip(&reach.tests).filter(|(_, test)| is_namesake(test)).map(|(place, _)| place));
+        Likely { of_function: of(&change.place()), of_file }
     }
 
     fn add(&self, change: &Change, test: Option<usize>) {
@@ -408,7 +408,7 @@ mod tests {
         let shown = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
         let likely = |of_function: &[usize], of_file: &[usize]| {
             let set = |tests: &[usize]| tests.iter().copied().collect();
-            Likely { of_function: set(of_function), of_file: set(of_file), by_name: BTreeSet::new() }
+            Likely { of_function: set(of_function), of_file: set(of_file) }
         };
         assert_eq!(reach.of(1, &likely(&[], &[]), &shown(&[])), [0, 1, 2, 3]);
         assert_eq!(reach.of(1, &likely(&[3], &[2, 3]), &shown(&[])), [3, 2, 0, 1]);

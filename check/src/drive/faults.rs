@@ -184,24 +184,28 @@ impl Line {
     }
 }
 
-/// Whether the run of one head has made again all that the run of another one had made: the same rows, on its servers at least.
-fn has_made_again(earlier: &str, later: &str) -> bool {
-    let made = |head: &'_ str| -> Option<(String, Vec<String>)> {
-        let (rows, servers) = head.strip_prefix(HEAD)?.split_once(": ")?.0.rsplit_once(" of ")?;
-        Some((rows.to_owned(), servers.split(", ").map(str::to_owned).collect()))
+/// Which rows of which servers the run of a head has made.
+fn made(head: &str) -> Option<(&str, Vec<&str>)> {
+    let (rows, servers) = head.strip_prefix(HEAD)?.split_once(": ")?.0.rsplit_once(" of ")?;
+    Some((rows, servers.split(", ").collect()))
+}
+
+/// Whether later runs have made again all that the run of a head had made: on each of its servers the same rows, or all.
+fn was_made_again(head: &str, later: &[&str]) -> bool {
+    let Some((rows, servers)) = made(head) else { return false };
+    let is_in = |later: &&str, server: &&str| {
+        made(later).is_some_and(|(again, on)| [rows, ALL_ROWS].contains(&again) && on.contains(server))
     };
-    let (Some((rows, servers)), Some((rows_again, servers_again))) = (made(earlier), made(later)) else { return false };
-    [rows.as_str(), ALL_ROWS].contains(&rows_again.as_str())
-        && servers.iter().all(|server| servers_again.contains(server))
+    servers.iter().all(|server| later.iter().any(|later| is_in(later, server)))
 }
 
 /// A table as it was, in which the lines of the same fault on the same server are the new ones. The head of the new run is added to those that
 /// are there, but for those of which nothing is left. Lines of faults that there are no more go.
 #[must_use]
 pub fn renewed(before: &str, head: &str, rows: &[Row]) -> Table {
-    let is_left = |line: &&str| line.starts_with(HEAD) && !has_made_again(line, head);
-    let mut heads: Vec<String> = before.lines().filter(is_left).map(str::to_owned).collect();
-    heads.push(head.to_owned());
+    let heads: Vec<&str> = before.lines().filter(|line| line.starts_with(HEAD)).chain([head]).collect();
+    let is_left = |(at, one): &(usize, &&str)| !was_made_again(one, heads.get(at + 1..).unwrap_or_default());
+    let heads = heads.iter().enumerate().filter(is_left).map(|(_, head)| (*head).to_owned()).collect();
     let mut lines: Vec<Line> = before.lines().filter_map(Line::read).filter(Line::is_of_a_fault).collect();
     for new in rows.iter().map(Line::from) {
         match lines.iter_mut().find(|line| line.is_about_the_same(&new)) {
@@ -262,6 +266,8 @@ mod tests {
         assert_eq!(renewed(before, "- rows with of clients of two, one: 4 s", &[]).heads.len(), 2);
         assert_eq!(renewed(before, "- all rows of one: 4 s", &[]).heads.len(), 2);
         assert_eq!(renewed(before, "- all rows of two, one: 4 s", &[]).heads.len(), 1);
+        let one_by_one = renewed(&renewed(before, "- all rows of two: 4 s", &[]).text(), "- all rows of one: 5 s", &[]);
+        assert_eq!(one_by_one.heads, ["- all rows of two: 4 s", "- all rows of one: 5 s"]);
     }
 
     #[test]

@@ -50,6 +50,7 @@ impl Circumstances<'_> {
     }
 
     /// Whether a replica took over in agreement with the server meanwhile: a server that becomes a replica in the very turn of a grant takes nothing back.
+    /// Only where replicas take over so do clocks differ, and each pause is a takeover.
     pub(super) fn gives_way_during(&self, one: &Operation) -> bool {
         let is_meanwhile = |pause: &Possible| pause.from_us <= one.answered_us && one.sent_us <= pause.until_us;
         self.clocks_differ_us > 0 && self.pauses.iter().any(is_meanwhile)
