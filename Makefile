@@ -10,8 +10,9 @@ SECONDS      := 60
 MINUTES      ?= 60
 SEED         ?= 1
 STATES       ?= 1000000
-# How the checker and the mutation tester are built: `CHECKER=dev` where another build is there already, and a slow one will do.
-CHECKER      ?= checker
+# The checker and the mutation tester. Where another build of them is there already, and a slow one will do: CHECK=target/debug/rlock-check
+CHECK        ?= cargo run --quiet --profile checker --package rlock-check --
+MUTATE       ?= cargo run --quiet --profile checker --package rlock-mutate --
 OPERATIONS   ?= 10000000
 # Of `make coverage`: what the core's own tests are to reach, and the files that are tests themselves.
 LINES        ?= 97
@@ -128,19 +129,19 @@ mutant-gate: ## Let the tests notice a module that ignores when somebody begins 
 	@SERVER=$(SERVER) ./tools/mutant-gate
 
 check: build ## Record what clients see for SECONDS, and prove from it what is promised; SEED=n for other choices
-	cargo run --quiet --profile $(CHECKER) --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
+	$(CHECK) run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
 
 check-crashes: build ## The same while the server is killed, stands still, and loses connections
-	cargo run --quiet --profile $(CHECKER) --package rlock-check -- run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
+	$(CHECK) run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
 
 test-faults: build ## Check what clients see under each fault for SECONDS, on each server of the matrix; SERVERS=redis-server, NAMES=kill
-	@SECONDS_EACH=$(SECONDS) SEED=$(SEED) NAMES="$(NAMES)" CHECKER=$(CHECKER) ./tools/faults $(SERVERS)
+	@SECONDS_EACH=$(SECONDS) SEED=$(SEED) NAMES="$(NAMES)" CHECK="$(CHECK)" ./tools/faults $(SERVERS)
 
 check-speed: ## Check an invented history of OPERATIONS by the rules: how long that takes
-	cargo run --quiet --profile $(CHECKER) --package rlock-check -- speed --operations $(OPERATIONS)
+	$(CHECK) speed --operations $(OPERATIONS)
 
 soak: build ## A mixed load of all kinds with disconnects for MINUTES: whether memory and latency stay as they are
-	cargo run --quiet --profile $(CHECKER) --package rlock-check -- soak --module $(MODULE) --server $(SERVER) --minutes $(MINUTES) --seed $(SEED)
+	$(CHECK) soak --module $(MODULE) --server $(SERVER) --minutes $(MINUTES) --seed $(SEED)
 
 check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states in all; WRITE=1 writes the table of docs/checks.md
 	@$(NEED) build
@@ -149,7 +150,7 @@ check-worlds: ## Try every order of steps in small worlds, beside oracles: at le
 check-mutants: ## Build the module with each fault of check/mutants, and write down which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
-	cargo run --quiet --profile $(CHECKER) --package rlock-check -- mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
+	$(CHECK) mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
 
 fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: arguments, payloads, effects, commands, and these beside oracles; WRITE=1 counts them
 	@$(NEED) build
@@ -174,12 +175,12 @@ coverage: ## Show which lines of the core its own tests reach, and fail below LI
 
 mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some (SHORT=1: quickly), AGAIN=1 for what the last run did not notice (TIMED=1: by tests about time)
 	@$(NEED) build server mutants
-	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --profile $(CHECKER) --package rlock-mutate -- \
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) $(MUTATE) \
 	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(SHORT),--short) $(if $(AGAIN),--again) $(if $(TIMED),--timed)
 
 tests-can-fail: ## Seek, for each test of PACKAGE (core, module or client), a change of its code that makes it fail; a run that was broken off goes on
 	@$(NEED) build server mutants
-	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) cargo run --quiet --profile $(CHECKER) --package rlock-mutate -- \
+	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) $(MUTATE) \
 	  $(PACKAGE) --tests --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one

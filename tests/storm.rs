@@ -65,7 +65,8 @@ fn blow(server: &Server, mut random: StdRng) -> usize {
             client = connect(server);
         }
         let line = match random.random_ratio(1, 50) {
-            true => format!("CLIENT KILL ID {}", client.id() - random.random_range(1..10)),
+            // The first clients have no nine before them, and ids begin at 1.
+            true => format!("CLIENT KILL ID {}", (client.id() - random.random_range(1..10)).max(1)),
             false => random_command(&mut random),
         };
         let mut command = Command::from(line.as_str());
