@@ -257,10 +257,11 @@ impl Trial {
     /// Runs a test of the module on a mutant.
     fn test(&self, name: &str, program: &Program) -> Result<Tested> {
         let mut cargo = Command::new("cargo");
-        cargo.args(["test", "--quiet", "--package", "rlock", "--test", "integration"]).current_dir(&self.root);
-        run(cargo.arg("--no-run"))?;
+        // Named so that what `make test` has built is not built again.
+        let program_of_tests = ["test-all", "--quiet", "--test", "integration"];
+        run(cargo.args(program_of_tests).arg("--no-run").current_dir(&self.root))?;
         let mut cargo = Command::new("cargo");
-        cargo.args(["test", "--quiet", "--package", "rlock", "--test", "integration", "--", "--exact", name]);
+        cargo.args(program_of_tests).args(["--", "--exact", name]);
         cargo.env("RLOCK_MODULE", &program.module).env("RLOCK_SERVER", &program.server);
         let output = cargo.current_dir(&self.root).output()?;
         let said = String::from_utf8_lossy(&output.stdout);
