@@ -109,7 +109,7 @@ cluster: build ## Start a local cluster with the module, three masters and three
 	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./tools/cluster
 
 test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
-	@echo "On two cores it takes about ten minutes with the build: first the core, then the module on servers in two ways of waiting, last the client and the tool."
+	@echo "On two cores it takes about twenty minutes with the build: first the core, then the module on servers in two ways of waiting, last the client and the tool."
 	cargo test-all $(OTHER_TESTS)
 	cargo test-all --doc
 	RLOCK_SERVER=$(SERVER) ./tools/test integration
