@@ -55,6 +55,7 @@ fn last_looked_at(crowded: &Crowded, lock: &Key) -> std::string::String {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_session_that_is_bound_anew_before_it_was_looked_at_goes_on() {
     let (mut crowded, lock) = half_looked_at();
     let owner = last_looked_at(&crowded, &lock);
@@ -68,6 +69,7 @@ fn a_session_that_is_bound_anew_before_it_was_looked_at_goes_on() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_session_that_begins_while_others_are_looked_at_goes_on() {
     let (mut crowded, lock) = half_looked_at();
     let hold = Request { session_ms: Some(0), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
@@ -88,6 +90,7 @@ fn a_session_that_begins_while_others_are_looked_at_goes_on() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn a_session_that_was_bound_anew_ends_with_its_connection_whatever_is_looked_at_again() {
     let (mut crowded, lock) = half_looked_at();
     let owner = last_looked_at(&crowded, &lock);
