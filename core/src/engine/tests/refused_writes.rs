@@ -69,11 +69,13 @@ fn assert_comes_last(asked_before: impl Fn(u64) -> Ask + Copy) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn who_was_told_nil_comes_last() {
     assert_comes_last(|end_us| Ask::Wait { until_us: Some(end_us) });
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn whose_place_is_over_comes_last() {
     assert_comes_last(|_| Ask::Queue { life_ms: LEASE_MS / 2 });
 }
