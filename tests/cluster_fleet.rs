@@ -3,7 +3,9 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use crate::support::{Client, Cluster, Command, Reply, Server, Stopwatch, eventually, skipped_here, waits_by_notify};
+use crate::support::{
+    Client, Cluster, Command, Reply, Server, Stopwatch, eventually, skipped_here, two_nodes, waits_by_notify,
+};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -207,6 +209,37 @@ fn a_slot_that_the_server_moves_by_itself_takes_its_locks_along() {
     assert_replicated(&cluster, &loaded);
     loaded.assert_served_by(target);
     eventually(SOON, || on_source.info_number("rlock_waiting") == 0);
+    eventually(SOON, || on_source.info_number("rlock_held") == 0);
+}
+
+/// A server looks at each client that waits about once a second, and sends it on then. Who was not looked at waits for the slot that is back.
+#[test]
+fn a_slot_that_moves_by_itself_and_is_back_at_once_serves_who_has_waited_on() {
+    const LOCKS: usize = 8;
+    let nodes = two_nodes();
+    let [mut here, mut there] = nodes.each_ref().map(Server::client);
+    let slot = here.call("CLUSTER KEYSLOT {x}").int();
+    let mut crowd = Vec::new();
+    let mut waiters: Vec<_> = (0..LOCKS)
+        .map(|lock| {
+            crowd.extend((0..LOCKS).map(|_| nodes[0].client()));
+            here.acquire(&format!("{{x}}{lock} a PX 600000"));
+            nodes[0].blocked_waiter(format!("RLOCK.ACQUIRE {{x}}{lock} b PX 600000 BLOCK 0"))
+        })
+        .collect();
+    if move_by_itself(slot, &mut here, &mut there).is_none() {
+        skipped_here("the server moves no slot by itself");
+        return;
+    }
+    for lock in 0..LOCKS {
+        eventually(SOON, || there.call(format!("RLOCK.RELEASE {{x}}{lock} a")) == 0);
+    }
+    move_by_itself(slot, &mut there, &mut here);
+    eventually(SOON, || !matches!(here.call("EXISTS {x}"), Reply::Error(_)));
+    for waiter in &mut waiters {
+        let answer = waiter.reply_within(SOON).expect("it is sent on, or served");
+        assert!(matches!(answer, Reply::Int(_) | Reply::Error(_)), "{answer:?}");
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    ALL, Client, Command, EXCLUSIVE, Events, MUTEX, Reply, Server, TRANSIENT, calling_module, eventually, propagated,
+    ALL, Client, Command, EXCLUSIVE, Events, MUTEX, Reply, Server, TRANSIENT, calling_module, eventually, free_port,
+    propagated,
 };
 
 const SOON: Duration = Duration::from_secs(5);
@@ -86,9 +87,14 @@ fn another_module_can_hold_a_lock_without_a_session_and_never_waits() {
     assert_eq!(client.call("CALLER.CALL RLOCK.RELEASE job a"), 0);
 }
 
+fn server_with_a_calling_module(start: impl FnOnce(&[&str]) -> Server, lines: &[&str]) -> Server {
+    let module = format!("loadmodule {}", calling_module().display());
+    start(&[lines, &[module.as_str()]].concat())
+}
+
 /// A server with another module that runs a command when a key expires, which no regular look finds before a command does.
 fn server_with_a_listener(expired_key: &str, command: &str) -> Server {
-    let server = Server::with(&[&format!("loadmodule {}", calling_module().display())]);
+    let server = server_with_a_calling_module(Server::with, &[]);
     let mut client = server.client();
     client.call("DEBUG SET-ACTIVE-EXPIRE 0");
     client.call(format!("SET {expired_key} text PX 1"));
@@ -129,6 +135,26 @@ fn a_lock_that_another_module_deletes_while_it_is_open_is_made_anew() {
         assert_eq!(client.call(format!("RLOCK.RELEASE {key} a")), 0);
     }
     assert_eq!(client.call("DBSIZE"), 0);
+}
+
+/// In a cluster the timer first asks whether the key is served here. The server finds then that it has expired.
+#[test]
+fn what_another_module_does_when_the_timer_finds_an_expired_key_outlives_a_restart() {
+    let bus = format!("cluster-port {}", free_port());
+    let mut server = server_with_a_calling_module(Server::with_aof, &["cluster-enabled yes", &bus]);
+    let mut client = server.client();
+    let is_up = |client: &mut Client| client.call("CLUSTER INFO").text().contains("cluster_state:ok");
+    assert_eq!(client.call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    eventually(SOON, || is_up(&mut client));
+    client.call("DEBUG SET-ACTIVE-EXPIRE 0");
+    client.acquire("{job}:1 a PX 300");
+    assert_eq!(client.call("PEXPIRE {job}:1 100"), 1);
+    client.call("CALLER.EXPIRED RLOCK.ACQUIRE {job}:2 b PX 600000");
+    eventually(SOON, || client.call("RLOCK.HOLDS {job}:2 b") == 1);
+    server.kill_and_restart();
+    client = server.client();
+    eventually(SOON, || is_up(&mut client));
+    assert_eq!(client.call("RLOCK.HOLDS {job}:2 b"), 1);
 }
 
 #[test]

@@ -275,11 +275,14 @@ impl<'c> Ctx<'c> {
     /// one. A call that looks for the keys is refused then, on every version. It is also refused when the cluster is down, unless
     /// `cluster-allow-reads-when-down` lets one read. A client that has said ASKING may use a key that is here, and one that is not here by itself: what
     /// there is of several is asked for in one call.
+    ///
+    /// The server may find only now that a key has expired. What other modules do when they hear of that is written down and passed on only if this
+    /// call is, hence the `!`; for if nothing was changed, the server passes nothing on.
     pub(crate) fn serves(self, keys: &[Arg<'_>]) -> bool {
         let mut names: SmallVec<[*mut raw::RedisModuleString; 4]> = keys.iter().map(|key| key.raw).collect();
-        // SAFETY: the format says an array of strings and their number, and the arguments are exactly those; a reply is freed once.
+        // SAFETY: the format says to pass it on, an array of strings and their number, and the arguments are exactly those; a reply is freed once.
         unsafe {
-            let (exists, format) = (c"EXISTS".as_ptr(), c"v".as_ptr());
+            let (exists, format) = (c"EXISTS".as_ptr(), c"!v".as_ptr());
             let reply = api!(RedisModule_Call, self.raw, exists, format, names.as_mut_ptr(), names.len());
             if reply.is_null() {
                 return false;

@@ -30,7 +30,8 @@ static int on_expired(Context *ctx, int type, const char *event, String *key) {
     /* What is called may let keys expire, too. */
     kept_count = 0;
     if (count) {
-        void *reply = call(ctx, start_of(kept[0], NULL), "Ev", kept + 1, (size_t)(count - 1));
+        /* !: what it changes is written down and passed on. */
+        void *reply = call(ctx, start_of(kept[0], NULL), "!Ev", kept + 1, (size_t)(count - 1));
         if (reply) free_reply(reply);
     }
     for (int i = 0; i < count; i++) let_go(ctx, kept[i]);
