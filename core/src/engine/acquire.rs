@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::positions::{NameId, Rank};
+use super::positions::{NameId, Position, Rank};
 use super::state::{Engine, Transaction};
 use super::statistics::count;
 use crate::keyspace::{KeyId, Keyspace};
@@ -108,7 +108,7 @@ impl Engine {
         if request.kind == Kind::Fair {
             self.release_own_place(tx, KeyId(0), owner);
         }
-        let mut decisions = self.decide(tx, owner, request)?;
+        let mut decisions = self.decide(tx, owner, request, Position::LAST)?;
         if let [Decision::Repeat(token)] = decisions.as_slice() {
             let client = tx.keys.client();
             self.confirm(tx, KeyId(0), *token);
@@ -117,9 +117,13 @@ impl Engine {
         }
         let earlier = self.supersede(tx, owner, request)?;
         if earlier != Earlier::None {
-            decisions = self.decide(tx, owner, request)?;
+            let position = match earlier {
+                Earlier::Repeated { rank, arrival, .. } => Position::new(rank, arrival, u64::MIN),
+                Earlier::None | Earlier::Ended => Position::LAST,
+            };
+            decisions = self.decide(tx, owner, request, position)?;
         }
-        if is_granted(&decisions) && !matches!(earlier, Earlier::Repeated { .. }) {
+        if is_granted(&decisions) {
             return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
         }
         if request.kind == Kind::Fair {
@@ -142,16 +146,17 @@ impl Engine {
         }
     }
 
-    /// What each key says. The first that refuses decides for all.
+    /// What each key says to a request at a position. The first that refuses decides for all.
     fn decide(
         &self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
+        position: Position,
     ) -> Result<Decisions, Refusal> {
         let mut decisions = Decisions::new();
         for id in tx.ids() {
-            let ahead = self.ahead(tx, id, request.kind);
+            let ahead = self.ahead(tx, id, request.kind, position);
             match admission::decide(tx.keys.value(id), ahead, owner, request, tx.now) {
                 Decision::Refuse(refusal) => return Err(refusal),
                 decision => decisions.push(decision),
@@ -160,17 +165,20 @@ impl Engine {
         Ok(decisions)
     }
 
-    /// Who waits ahead of a newcomer.
-    pub(super) fn ahead(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, kind: Kind) -> Ahead {
-        let Some(record) = self.name(tx, id).and_then(|name| self.queues.names.get(name)) else {
+    /// Who waits ahead of a request at a position.
+    pub(super) fn ahead(
+        &self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        kind: Kind,
+        position: Position,
+    ) -> Ahead {
+        let record = self.name(tx, id).and_then(|name| self.queues.names.get(name));
+        let waiting = record.and_then(|record| Some((record, record.queue.first()?)));
+        let Some((record, first)) = waiting.filter(|(_, first)| *first < position) else {
             return Ahead::default();
         };
-        let first = record.queue.first();
-        Ahead {
-            any: first.is_some(),
-            upgrade: first.is_some_and(|first| first.rank() == Rank::Upgrade),
-            other_kind: record.has_other_kind(kind),
-        }
+        Ahead { any: true, upgrade: first.rank() == Rank::Upgrade, other_kind: record.has_other_kind(kind) }
     }
 
     /// Grants each key what it has decided.

@@ -10,7 +10,6 @@ use super::state::{Engine, Transaction, terms_of};
 use super::work::CHANGE;
 use crate::event::{ChangeCause, Event, LeaveCause, Terms};
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::Mode;
 use crate::lock::admission::Value;
 use crate::place::Stay;
 
@@ -135,7 +134,7 @@ impl Engine {
             Stay::Grace { .. } => gave_up == Some(place.arrival),
             Stay::Polled { .. } => false,
         };
-        let waits = self.queues.first_of(owner, name, Mode::Exclusive).is_some();
+        let waits = self.queues.first_for_place(owner, name).is_some();
         (is_left && !waits).then_some(place.request_id)
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct Dirty {
     pub(super) replaced: bool,
     /// How far the look at a new value and its waiters has come.
     pub(super) review: Option<Review>,
+    /// Holds, by token, that were used without a connection before the look at a value that arrived has come to their sessions: they go on.
+    pub(super) spared: BTreeSet<u64>,
     /// Grants whose waiter was gone before it could hear of them.
     pub(super) undelivered: Vec<Undelivered>,
     /// Holds, by token, that their owner has used since such a waiter was gone: all that was granted stays.
@@ -73,6 +75,7 @@ impl Dirty {
         self.arrived |= later.arrived;
         self.replaced |= later.replaced;
         self.review = later.review.or(self.review);
+        self.spared.append(&mut later.spared);
         self.undelivered.append(&mut later.undelivered);
         self.heard.append(&mut later.heard);
         self.known.append(&mut later.known);
@@ -169,6 +172,7 @@ mod tests {
             arrived: true,
             replaced: true,
             review: Some(Review { stage: Stage::Lives, arrived: true }),
+            spared: [3].into(),
             undelivered: vec![undelivered(1)],
             heard: [1].into(),
             known: [2].into(),
@@ -179,12 +183,12 @@ mod tests {
     }
 
     /// How many there are of each: of a value first, and then of a name.
-    fn counts(dirty: &Dirty) -> ([usize; 5], [usize; 4]) {
-        let Dirty { arrived, replaced, review, undelivered, heard, known, unbound, gone, granted } = dirty;
+    fn counts(dirty: &Dirty) -> ([usize; 5], [usize; 5]) {
+        let Dirty { arrived, replaced, review, spared, undelivered, heard, known, unbound, gone, granted } = dirty;
         let [arrived, replaced, review] = [*arrived, *replaced, review.is_some()].map(usize::from);
         (
             [undelivered.len(), heard.len(), known.len(), unbound.len(), gone.len()],
-            [arrived, replaced, review, granted.len()],
+            [arrived, replaced, review, spared.len(), granted.len()],
         )
     }
 
@@ -192,21 +196,21 @@ mod tests {
     fn what_is_about_a_value_goes_with_it_and_the_rest_stays() {
         let mut dirty = full();
         let taken = dirty.take_of_value();
-        assert_eq!((counts(&taken), counts(&dirty)), (([1; 5], [0; 4]), ([0; 5], [1; 4])));
+        assert_eq!((counts(&taken), counts(&dirty)), (([1; 5], [0; 5]), ([0; 5], [1; 5])));
     }
 
     #[test]
     fn what_has_come_later_is_added() {
         let mut dirty = Dirty::default();
         dirty.merge(full());
-        assert_eq!(counts(&dirty), ([1; 5], [1; 4]));
+        assert_eq!(counts(&dirty), ([1; 5], [1; 5]));
         let mut later = full();
-        (later.heard, later.known) = ([3].into(), [4].into());
+        (later.heard, later.known, later.spared) = ([3].into(), [4].into(), [5].into());
         later.gone = [(b"b".as_slice().into(), None)].into();
         dirty.merge(later);
-        assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2]));
+        assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2, 2]));
         dirty.merge(Dirty::default());
-        assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2]));
+        assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2, 2]));
         dirty.merge(Dirty { gone: [(b"a".as_slice().into(), Some(1))].into(), ..Dirty::default() });
         assert_eq!(dirty.gone.into_values().collect::<Vec<_>>(), [Some(1), None], "what happened last counts");
     }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: holds are granted in [`Engine::grant`] and nowhere else.
 
+use super::dirty::{Review, Stage};
 use super::state::{Engine, Transaction, terms_of};
 use crate::event::{ChangeCause, Event, Terms};
 use crate::keyspace::{KeyId, Keyspace};
@@ -54,6 +55,7 @@ impl Engine {
             self.end_lapsed_writer(tx, id, owner);
         }
         let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
+        let is_reentry = held.is_some();
         let deadline_us = tx.now.after_ms(request.lease_ms);
         // Each event is committed where it is made: the compiler then knows which one it is.
         let token = match held {
@@ -85,8 +87,10 @@ impl Engine {
                 token
             }
         };
-        if let Some(client) = client {
-            self.bind(tx, id, token, client);
+        match client {
+            Some(client) => self.bind(tx, id, token, client),
+            None if is_reentry => self.spare(tx, id, token),
+            None => {}
         }
         Ok(token)
     }
@@ -135,9 +139,21 @@ impl Engine {
         if renewal.always || renewed != terms {
             self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
         }
-        if let Some(client) = renewal.client {
-            self.bind(tx, id, token, client);
+        match renewal.client {
+            Some(client) => self.bind(tx, id, token, client),
+            None => self.spare(tx, id, token),
         }
         deadline_us
+    }
+
+    /// A hold was used without a connection, as in a script. If its value has arrived and the look at it has yet to end the session of that hold, it
+    /// does not: what was answered holds.
+    fn spare(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
+        let record = self.name(tx, id).and_then(|name| self.queues.names.get_mut(name));
+        if let Some(dirty) = record.and_then(|record| record.dirty.as_mut())
+            && let Some(Review { stage: Stage::Misfits(_) | Stage::Sessions(_), arrived: true }) = dirty.review
+        {
+            dirty.spared.insert(token);
+        }
     }
 }

@@ -93,7 +93,8 @@ impl Engine {
         }
     }
 
-    /// Removes what is left of a lock of another kind that is over: `kind` cannot be granted on its value.
+    /// Removes what is left of a lock of another kind that is over: `kind` cannot be granted on its value. With the value goes the alarm that would have
+    /// served who waits for what was there, so the name is looked at again.
     pub(super) fn make_room(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, kind: Kind) {
         if let Value::Lock(lock) = tx.keys.value(id)
             && lock.kind() != kind
@@ -102,6 +103,11 @@ impl Engine {
             self.clear_lapsed(tx, id, None);
             self.drop_lapsed_queue(tx, id);
             self.close_key(tx.keys, id);
+            if let Some(name) = self.name(tx, id)
+                && self.queues.first(name).is_some()
+            {
+                self.mark(name, |_| {});
+            }
         }
     }
 }

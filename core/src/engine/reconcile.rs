@@ -54,6 +54,9 @@ impl Engine {
             let arrived = has_come || dirty.review.is_some_and(|review| review.arrived);
             dirty.review = Some(Review { stage: Stage::Misfits(None), arrived });
             (dirty.arrived, dirty.replaced) = (false, false);
+            if has_come {
+                dirty.spared.clear();
+            }
             self.take_in(tx, id, name, has_come);
         }
         // First: a grant that is taken back takes its SESSION along, and leaves its owner a place, also if its lease is over by now.

@@ -1,5 +1,6 @@
 //! The look at a value that came under a name, and at those who wait there. It is taken in parts, see [`Stage`].
 
+use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
 use super::dirty::{Dirty, Review, Stage};
@@ -26,12 +27,15 @@ impl Engine {
         let mut freed = false;
         while let Some(review) = dirty.review {
             let is_first_stage = matches!(review.stage, Stage::Misfits(_));
-            match self.review_stage(tx, id, name, review) {
+            match self.review_stage(tx, id, name, review, &dirty.spared) {
                 Ok(stage) => dirty.review = stage.map(|stage| Review { stage, ..review }),
                 Err(Stopped(stage)) => {
                     dirty.review = Some(Review { stage, ..review });
                     return freed;
                 }
+            }
+            if matches!(review.stage, Stage::Sessions(_)) {
+                dirty.spared.clear();
             }
             if is_first_stage {
                 // A lock that was over when it came goes at once: waiters of another kind need the name free, here and on
@@ -50,6 +54,7 @@ impl Engine {
         id: KeyId,
         name: NameId,
         Review { stage, arrived }: Review,
+        spared: &BTreeSet<u64>,
     ) -> Result<Option<Stage>, Stopped> {
         match stage {
             Stage::Misfits(after) => {
@@ -62,7 +67,7 @@ impl Engine {
                     _ => Stage::Holders(None),
                 }))
             }
-            Stage::Sessions(below) => match self.close_sessions(tx, id, below) {
+            Stage::Sessions(below) => match self.close_sessions(tx, id, below, spared) {
                 0 => Ok(Some(Stage::Holders(None))),
                 below => Err(Stopped(Stage::Sessions(below))),
             },
@@ -148,9 +153,15 @@ impl Engine {
     }
 
     /// Of a value that came by other means than a grant no hold is bound to a connection, and its sessions count as closed: but for
-    /// those that were bound since it came, by RENEW or by a grant.
+    /// those that were bound since it came, by RENEW or by a grant, and those that are spared because they were used without a connection.
     /// Looks at the holds below an index, and returns below which it has yet to look.
-    fn close_sessions(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, below: usize) -> usize {
+    fn close_sessions(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        below: usize,
+        spared: &BTreeSet<u64>,
+    ) -> usize {
         // A hold that ends meanwhile is replaced by the last one, which was looked at already or granted since.
         for at in (0..below).rev() {
             if !self.work.take(CHANGE) {
@@ -162,6 +173,7 @@ impl Engine {
             if let Some(hold) = lock.holds().get(at)
                 && hold.session_ms().is_some()
                 && lock.clients(hold.token()).is_empty()
+                && !spared.contains(&hold.token())
             {
                 self.end_session(tx, id, hold.token());
             }
@@ -195,8 +207,12 @@ impl Engine {
 
     /// Cuts the places of a fair lock that came off from their connections.
     fn detach_places(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId) {
-        if matches!(tx.keys.value(id), Value::Lock(lock) if lock.queue().is_some()) {
-            let until_us = tx.now.after_ms(tx.limits.fair_grace_ms);
+        if let Value::Lock(lock) = tx.keys.value(id)
+            && let Some(queue) = lock.queue()
+        {
+            // What an earlier cutting off has left to some goes on. A copy need not know of that one, so the event says it.
+            let left_us = queue.detached_until_us();
+            let until_us = tx.now.after_ms(tx.limits.fair_grace_ms).max(left_us);
             self.commit(tx, id, Event::Detached { until_us });
             // Places whose life was over live again: who waits for a lock of another kind may have been passed over.
             self.note_kind(Some(name), Kind::Fair);

@@ -1,6 +1,6 @@
 //! What only a semaphore is asked: to be made, to have another number of permits, to give all that are free.
 
-use super::positions::NameId;
+use super::positions::{NameId, Position};
 use super::state::{Engine, Transaction};
 use super::statistics::count;
 use crate::event::Event;
@@ -83,7 +83,7 @@ impl Engine {
         let lock = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?;
         let permits = u32::try_from(lock.map_or(0, |lock| lock.available(tx.now))).unwrap_or(0);
         let request = Request { count: permits, ..*request };
-        let ahead = self.ahead(tx, KEY, Kind::Semaphore);
+        let ahead = self.ahead(tx, KEY, Kind::Semaphore, Position::LAST);
         if permits == 0 || admission::decide(tx.keys.value(KEY), ahead, owner, &request, tx.now) != Decision::Grant {
             return Ok(0);
         }

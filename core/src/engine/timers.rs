@@ -302,8 +302,12 @@ impl Engine {
         Rang::Done
     }
 
-    /// Leaves a key alone for a while, about which nothing may be decided now: another node of the cluster serves it, or none.
+    /// Leaves a key alone for a while, about which nothing may be decided now: another node of the cluster serves it, or none. If its alarm has just gone
+    /// off, it does so again: the value may go away meanwhile without a word, and then the alarm has to be forgotten.
     pub fn postpone(&mut self, key: KeyRef<'_>, now: Now) {
+        if let Some(alarm) = self.ringing.take() {
+            self.leases.hasten(alarm, now.after_ms(RINGS_AGAIN_MS));
+        }
         self.postponed.push(key.to_key(), now);
     }
 
@@ -317,6 +321,9 @@ impl Engine {
         }
     }
 }
+
+/// After so long an alarm goes off again whose key was postponed. The key itself is looked at again much earlier.
+const RINGS_AGAIN_MS: u64 = 1000;
 
 /// For how many entries room is kept in a list that is empty now.
 const KEPT_ENTRIES: usize = 1024;

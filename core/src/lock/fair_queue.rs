@@ -236,6 +236,11 @@ impl FairQueue {
         self.unsettled = self.first;
     }
 
+    /// Until when the places live that were cut off when all were, at least.
+    pub(crate) fn detached_until_us(&self) -> u64 {
+        self.detached_until_us
+    }
+
     /// Writes down what cutting off came to for some of the places. Returns whether there are more.
     pub(crate) fn settle_some(&mut self, count: usize) -> bool {
         for _ in 0..count {

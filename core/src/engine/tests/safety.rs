@@ -7,10 +7,11 @@ use proptest::prelude::*;
 
 use super::keyspace::Value;
 use super::model::wait_ms;
-use super::world::{World, key};
+use super::world::{Output, World, asking, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
+use crate::event::Event;
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::outbox::Outbox;
@@ -413,4 +414,47 @@ fn the_alarm_of_a_value_that_went_unnoticed_is_forgotten() {
     let key = world.engine.next_job(world.now, &mut Outbox::new(true)).expect("a lease is over");
     world.observe(&key);
     assert_eq!(world.engine.held(), 0);
+}
+
+/// The slot is given away while the lease ends, and trimmed later.
+#[test]
+fn the_alarm_of_a_value_that_went_unnoticed_after_it_had_gone_off_is_forgotten() {
+    let mut world = World::new();
+    run(&mut world, Step::AcquireMany { keys: 1, owner: 0, lease_ms: 10, block_ms: None, id: None, client: 0 });
+    world.pause(10);
+    let key = world.engine.next_job(world.now, &mut Outbox::new(true)).expect("a lease is over");
+    world.engine.postpone(key.borrow(), world.now);
+    world.values.clear();
+    let mut looks = 0;
+    while world.engine.held() > 0 {
+        looks += 1;
+        assert!(looks < 10, "it is forgotten");
+        world.pause(1000);
+        while let Some(key) = world.engine.next_job(world.now, &mut Outbox::new(true)) {
+            world.observe(&key);
+        }
+    }
+}
+
+/// A copy that was made in between does not know of the first time.
+#[test]
+fn places_that_are_cut_off_twice_live_as_long_on_each_copy() {
+    let mut world = World::new();
+    world.limits.fair_grace_ms = 5000;
+    let names = ["first", "second", "third"].map(key);
+    let ask = asking(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 60 });
+    world.on_key(&names[0], |engine, tx| engine.acquire(tx, b"holder", &ask)).unwrap();
+    world.on_key(&names[0], |engine, tx| engine.acquire(tx, b"waiter", &ask)).unwrap();
+    for (from, to) in [(0, 1), (1, 2)] {
+        let value = world.unlink(&names[from]).unwrap();
+        world.arrive(&names[to], value);
+        world.run_timer();
+        world.limits.fair_grace_ms = 20;
+    }
+    let cut_off = world.outputs.iter().filter_map(|(_, output)| match output {
+        Output::Effect { event: Event::Detached { until_us }, .. } => Some(*until_us),
+        _ => None,
+    });
+    let cut_off: Vec<_> = cut_off.collect();
+    assert_eq!(cut_off, [world.now.after_ms(5000); 2]);
 }
