@@ -61,7 +61,12 @@ impl Acquisition {
             subject,
             lease: options.lease(),
             gate,
-            keeping: Keeping { renews: options.renews(), max_hold: options.max_hold, replicas: options.replicas },
+            keeping: Keeping {
+                renews: options.renews(),
+                max_hold: options.max_hold,
+                ends_by: None,
+                replicas: options.replicas,
+            },
         };
         Self { request: Arc::new(request) }
     }
@@ -80,14 +85,15 @@ impl Acquisition {
             }
         };
         // The server is to forget it as soon as this side does. It takes no lease of nothing.
-        let max_hold = hold.rest();
+        let ends_by = hold.ends_by();
+        let max_hold = ends_by.map(|end| Moment::now().until(end));
         let lease = max_hold.map_or(first.lease, |rest| first.lease.min(rest)).max(SHORTEST);
         let request = Request {
             client: first.client.clone(),
             subject,
             lease,
             gate,
-            keeping: Keeping { max_hold, ..first.keeping },
+            keeping: Keeping { max_hold, ends_by, ..first.keeping },
         };
         Ok(Self { request: Arc::new(request) })
     }

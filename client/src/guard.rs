@@ -8,6 +8,7 @@ use crate::acquisition::Acquisition;
 use crate::clock::Moment;
 use crate::hold::Held;
 use crate::kind::{Kind, Read, Reentrant, Write};
+use crate::options::{SHORTEST, check_span};
 use crate::wire::Family;
 
 /// A hold. Dropping it releases in the background; [`release`](Self::release) tells whether that worked.
@@ -139,8 +140,9 @@ impl<K: Kind> Guard<K> {
     ///
     /// # Errors
     ///
-    /// As [`renew`](Self::renew).
+    /// As [`renew`](Self::renew), and [`Error::Argument`] if `lease` is not in its range.
     pub async fn renew_for(&self, lease: Duration) -> Result<(), Error> {
+        check_span("lease", lease, SHORTEST)?;
         self.held.hold.renew_by_hand(Some(lease)).await
     }
 

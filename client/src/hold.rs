@@ -109,9 +109,9 @@ impl Hold {
         is_held
     }
 
-    /// How much of its longest time is left, if it has one.
-    pub(crate) fn rest(&self) -> Option<Duration> {
-        self.terms.ends_at.map(|end| Moment::now().until(end))
+    /// When its longest time is over, if it has one.
+    pub(crate) fn ends_by(&self) -> Option<Moment> {
+        self.terms.ends_at
     }
 
     /// When it can no longer be relied upon if nothing happens.

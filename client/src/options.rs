@@ -15,6 +15,14 @@ pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 /// The longest lease and session grace that the module takes.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// Checks a span of time that the server would refuse.
+pub(crate) fn check_span(name: &str, span: Duration, shortest: Duration) -> Result<(), Error> {
+    if (shortest..=LONGEST).contains(&span) {
+        return Ok(());
+    }
+    Err(Error::Argument(format!("{name} is {span:?}, and may be {shortest:?} to 365 days")))
+}
+
 /// What a user may say about an acquisition.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
@@ -29,15 +37,14 @@ pub(crate) struct Options {
 impl Options {
     /// Checks what the server would refuse.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let is_span = |name: &str, span: Option<Duration>, shortest: Duration| match span {
-            Some(span) if !(shortest..=LONGEST).contains(&span) => {
-                Err(Error::Argument(format!("{name} is {span:?}, and may be {shortest:?} to 365 days")))
-            }
-            _ => Ok(()),
-        };
-        is_span("lease", self.lease, SHORTEST)?;
-        is_span("max_hold", self.max_hold, SHORTEST)?;
-        is_span("session_grace", self.session_grace, Duration::ZERO)?;
+        let spans = [
+            ("lease", self.lease, SHORTEST),
+            ("max_hold", self.max_hold, SHORTEST),
+            ("session_grace", self.session_grace, Duration::ZERO),
+        ];
+        for (name, span, shortest) in spans {
+            span.map_or(Ok(()), |span| check_span(name, span, shortest))?;
+        }
         self.owner.as_deref().map_or(Ok(()), check_owner)
     }
 

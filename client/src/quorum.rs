@@ -100,6 +100,11 @@ impl Quorum {
     }
 }
 
+/// Whether a server is not of use for this lock, until somebody changes something there.
+fn is_of_the_server(error: &Error) -> bool {
+    matches!(error, Error::NoModule(_) | Error::Permission(_) | Error::Server { .. })
+}
+
 /// What two clients have left behind together.
 fn both(one: Result<(), Error>, other: Result<(), Error>) -> Result<(), Error> {
     match (one, other) {
@@ -175,8 +180,9 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// [`Error::NoQuorum`] if no majority answered within [`server_timeout`](Self::server_timeout), [`Error::RuntimeEnded`] or
-    /// [`Error::Closed`] if that is so for so many of the clients that the others are no majority.
+    /// [`Error::NoQuorum`] if no majority answered within [`server_timeout`](Self::server_timeout). [`Error::RuntimeEnded`] or
+    /// [`Error::Closed`] if that is so for so many of the clients that the others are no majority; and [`Error::NoModule`],
+    /// [`Error::Permission`] or [`Error::Server`] if so many servers say that.
     pub async fn try_acquire(&self) -> Result<Option<QuorumGuard>, Error> {
         let servers = self.quorum.clients.len();
         self.check_homes()?;
@@ -194,13 +200,19 @@ impl QuorumLock {
             let attempt = attempts.spawn_on(attempt, client.shared.home.runtime());
             asked.push(Asked { client: client.shared.clone(), attempt });
         }
-        let (mut holds, mut refusals) = (Vec::with_capacity(servers), 0);
-        while holds.len() < self.majority() && refusals < self.majority() {
+        let (mut holds, mut refusals, mut misfits) = (Vec::with_capacity(servers), 0, Vec::new());
+        while holds.len() < self.majority() && refusals < self.majority() && misfits.len() <= servers - self.majority()
+        {
             let Some(attempt) = attempts.join_next().await else { break };
             match attempt.map(|(outcome, _)| outcome) {
                 Ok(Some(Ok(Some(held)))) => holds.push(held),
                 Ok(Some(Ok(None))) => refusals += 1,
-                Ok(Some(Err(error))) => tracing::debug!(%error, "a server of a quorum failed"),
+                Ok(Some(Err(error))) => {
+                    tracing::debug!(%error, "a server of a quorum failed");
+                    if is_of_the_server(&error) {
+                        misfits.push(error);
+                    }
+                }
                 Ok(None) => tracing::debug!("a server of a quorum did not answer in time"),
                 Err(error) => tracing::debug!(%error, "an attempt on a server of a quorum was aborted"),
             }
@@ -215,7 +227,12 @@ impl QuorumLock {
         }
         // Dropping it releases on all servers at once, in the background. So does dropping the attempts.
         drop(guard);
-        if granted + refusals >= self.majority() { Ok(None) } else { Err(Error::NoQuorum { granted, servers }) }
+        match misfits.pop() {
+            // The others are no majority, now or later.
+            Some(error) if misfits.len() >= servers - self.majority() => Err(error),
+            _ if granted + refusals >= self.majority() => Ok(None),
+            _ => Err(Error::NoQuorum { granted, servers }),
+        }
     }
 
     /// Acquires it, and tries again for as long as others hold it. While no majority answers it tries for as long as

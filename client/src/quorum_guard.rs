@@ -1,7 +1,7 @@
 //! What a majority of servers has granted.
 //!
 //! The whole can be relied upon while a majority of the parts can. A server that grants late joins, so that the guard outlives the loss of one
-//! of those which decided. Not more than a majority is waited for; the others are told in the background.
+//! of those which decided; but not once the guard is lost: somebody else may have held since, so it is not held again. Not more than a majority is waited for; the others are told in the background.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -65,15 +65,15 @@ impl QuorumGuard {
         Self { holds: Arc::new(Mutex::new(Some(holds))), course, token, majority }
     }
 
-    /// Adds what is granted late. What comes when there is no guard any more is dropped, and so released.
+    /// Adds what is granted late. What comes when there is no guard any more, or when it is lost, is dropped, and so released.
     pub(crate) fn gather(&self, mut attempts: JoinSet<Attempt>) {
         let Some(runtime) = lock(&self.holds).iter().flatten().next().map(runtime_of) else { return };
-        let (holds, course) = (Arc::downgrade(&self.holds), self.course.clone());
+        let (holds, course, majority) = (Arc::downgrade(&self.holds), self.course.clone(), self.majority);
         runtime.spawn(async move {
             while let Some(attempt) = attempts.join_next().await {
                 let Ok((Some(Ok(Some(held))), under_way)) = attempt else { continue };
                 lock(&course.granted).push(held.hold.clone());
-                join(&holds, held);
+                join(&holds, held, majority);
                 // Not before the release of what nobody wants is under way itself.
                 drop(under_way);
             }
@@ -91,7 +91,7 @@ impl QuorumGuard {
     /// Whether a majority can be relied upon at this moment.
     pub fn is_held(&self) -> bool {
         let holds = lock(&self.holds);
-        holds.iter().flatten().filter(|held| held.hold.is_held()).count() >= self.majority
+        holds.as_deref().is_some_and(|holds| can_be_relied_upon(holds, self.majority))
     }
 
     /// Resolves as soon as fewer than a majority of the servers can be relied upon.
@@ -191,10 +191,15 @@ impl QuorumGuard {
     }
 }
 
-/// Adds a hold to those of a guard, if there is one.
-fn join(holds: &Weak<Holds>, held: Held) {
+fn can_be_relied_upon(holds: &[Held], majority: usize) -> bool {
+    holds.iter().filter(|held| held.hold.is_held()).count() >= majority
+}
+
+/// Adds a hold to those of a guard, if there is one, and it is not lost. A hold that is lost is never held again, so neither is the guard.
+fn join(holds: &Weak<Holds>, held: Held, majority: usize) {
     if let Some(holds) = holds.upgrade()
         && let Some(holds) = &mut *lock(&holds)
+        && can_be_relied_upon(holds, majority)
     {
         holds.push(held);
     }

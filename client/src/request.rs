@@ -44,6 +44,8 @@ pub(crate) struct Keeping {
     pub(crate) renews: bool,
     /// How long after the grant it ends whatever happens.
     pub(crate) max_hold: Option<Duration>,
+    /// When it ends however late it is granted: with the hold for which its owner has asked for this one.
+    pub(crate) ends_by: Option<Moment>,
     /// How many replicas must have it, and within which time.
     pub(crate) replicas: Option<(u32, Duration)>,
 }
@@ -492,7 +494,7 @@ mod tests {
             subject: Subject { family: Family::Mutex, keys, owner, permits: 1 },
             lease: Duration::from_secs(60),
             gate: Gate::new(session_grace),
-            keeping: Keeping { renews: true, max_hold, replicas: None },
+            keeping: Keeping { renews: true, max_hold, ends_by: None, replicas: None },
         }
     }
 

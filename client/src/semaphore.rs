@@ -147,7 +147,12 @@ impl Drain {
             subject,
             lease: self.options.lease(),
             gate: Gate::new(None),
-            keeping: Keeping { renews: self.options.renews(), max_hold: self.options.max_hold, replicas: None },
+            keeping: Keeping {
+                renews: self.options.renews(),
+                max_hold: self.options.max_hold,
+                ends_by: None,
+                replicas: None,
+            },
         };
         // So that it is never dropped between taking and knowing what was taken.
         let drained = home.run_to_the_end(drain(request)).await?;

@@ -142,6 +142,11 @@ async fn a_renewal_by_hand_moves_the_end_away() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").lease(Duration::from_secs(5)).acquire().await.expect("a free lock");
+    for refused in [Duration::ZERO, Duration::from_secs(400 * 24 * 60 * 60), Duration::MAX] {
+        let outcome = guard.renew_for(refused).await;
+        assert!(matches!(outcome, Err(Error::Argument(_))), "{outcome:?}");
+        assert!(!guard.is_suspected(), "the server was not asked");
+    }
     guard.renew_for(Duration::from_secs(60)).await.expect("it is held");
     assert!(guard.valid_for() > Duration::from_secs(50));
     assert!(server.client().call("RLOCK.PTTL k").int() > 50_000);
@@ -178,6 +183,27 @@ async fn a_re_entry_is_not_held_for_longer_than_the_hold_may_be() {
     inner.renew_for(most * 3).await.expect("it is held");
     let left = most - since_then.elapsed();
     assert!(inner.valid_for() <= left, "{:?} of {left:?}", inner.valid_for());
+}
+
+/// The upgrade waits for another reader meanwhile.
+#[tokio::test]
+async fn timed_an_upgrade_is_not_held_for_longer_than_its_reader_may_be() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.rw_lock("k");
+    let other = lock.read().acquire().await.expect("free");
+    let most = Duration::from_secs(2);
+    let watch = Stopwatch::start();
+    let reader = lock.read().max_hold(most).acquire().await.expect("free");
+    let releasing = tokio::spawn(async move {
+        // Time itself: a part of it is over.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        other.release().await
+    });
+    let writer = reader.upgrade().await.expect("the other reader leaves");
+    releasing.await.expect("no panic").expect("it was held");
+    writer.lost().await;
+    watch.assert_took_ms(0..2900, "the longest hold");
 }
 
 #[tokio::test]

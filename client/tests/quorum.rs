@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rlock_client::{Client, Error, Quorum};
 
-use crate::proxy::{Fate, Proxy};
+use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
 use crate::{PATIENCE, command_stat, eventually, url};
 
@@ -129,6 +129,45 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
     tokio::time::timeout(PATIENCE, lost).await.expect("no majority is left");
     servers[0].restart();
     servers[2].restart();
+}
+
+/// Somebody else has held meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_grants_late_does_not_bring_a_lost_guard_back() {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let proxy = Proxy::before(&servers[2]).await;
+    let urls = [url(&servers[0]), url(&servers[1]), proxy.url()];
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let (mine, theirs) = (Quorum::connect(&Client::builder(), &urls).expect("addresses"), quorum(&servers));
+    for quorum in [&mine, &theirs] {
+        quorum.lock("k").acquire().await.expect("free").release().await.expect("it was held");
+        eventually(|| holders(&servers) == 0).await;
+    }
+    proxy.set(|direction, _| if direction == Direction::ToServer { Fate::Stall } else { Fate::Pass });
+    let guard = mine.lock("k").server_timeout(PATIENCE).acquire().await.expect("two of three are free");
+    assert_eq!(servers[0].client().call("RLOCK.FORCERELEASE k"), 1);
+    assert!(matches!(guard.renew().await, Err(Error::NotHeld)));
+    assert!(!guard.is_held());
+    let other = theirs.lock("k").acquire_timeout(PATIENCE).await.expect("two of three are free");
+    assert!(other.token() > guard.token());
+    other.release().await.expect("it was held");
+    eventually(|| servers[2].client().holder("k").is_none()).await;
+    let asked = command_stat(&servers[2], "RLOCK.ACQUIRE", "calls");
+    proxy.clear();
+    eventually(|| command_stat(&servers[2], "RLOCK.ACQUIRE", "calls") > asked).await;
+    eventually(|| servers[2].client().holder("k").is_none()).await;
+    assert!(!guard.is_held(), "it was lost");
+}
+
+#[tokio::test]
+async fn a_quorum_of_servers_that_cannot_grant_says_why() {
+    let mut servers: Vec<_> = (0..2).map(|_| Server::without_module(&[])).collect();
+    servers.push(Server::start());
+    let outcome = quorum(&servers).lock("k").try_acquire().await;
+    assert!(matches!(outcome, Err(Error::NoModule(_))), "{outcome:?}");
+    servers.push(Server::start());
+    servers.push(Server::start());
+    quorum(&servers).lock("k").acquire().await.expect("three of five grant").release().await.expect("it was held");
 }
 
 /// What a release has not waited for is done when the clients are closed.

@@ -43,7 +43,11 @@ impl Interrupt {
 
 /// The runtime of a client, shared by its handles and guards.
 #[derive(Clone, Debug)]
-pub(super) struct Driver(Arc<Owned>);
+pub(super) struct Driver {
+    runtime: Arc<Owned>,
+    /// Runtimes of other clients, on which a part of the same is driven.
+    others: Vec<Arc<Owned>>,
+}
 
 #[derive(Debug)]
 struct Owned(Option<Runtime>);
@@ -62,11 +66,11 @@ impl Driver {
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).thread_name("rlock-client").enable_all().build();
         let runtime = runtime.map_err(|cause| Error::Connection { tried_for: Duration::ZERO, cause: cause.into() })?;
-        Ok(Self(Arc::new(Owned(Some(runtime)))))
+        Ok(Self { runtime: Arc::new(Owned(Some(runtime))), others: Vec::new() })
     }
 
     pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        self.0.0.as_ref().map_or(Err(Error::RuntimeEnded), |runtime| runtime.block_on(work))
+        self.runtime.0.as_ref().map_or(Err(Error::RuntimeEnded), |runtime| runtime.block_on(work))
     }
 
     /// Waits, unless that is interrupted.
@@ -83,6 +87,13 @@ impl Driver {
                 done = work => done,
             }
         })
+    }
+
+    /// The same for what another client has a part in: its runtime lives for as long, too.
+    pub(super) fn beside(mut self, other: &Self) -> Self {
+        self.others.push(other.runtime.clone());
+        self.others.extend_from_slice(&other.others);
+        self
     }
 
     pub(super) fn with<T>(&self, inner: T) -> On<T> {
@@ -143,7 +154,7 @@ pub(super) struct Release {
 impl Drop for Release {
     fn drop(&mut self) {
         let may_block = Handle::try_current().is_err_and(|error| error.is_missing_context());
-        if may_block && let Some(runtime) = &self.driver.0.0 {
+        if may_block && let Some(runtime) = &self.driver.runtime.0 {
             runtime.block_on(within(LONGEST_RELEASE, &mut self.end));
         }
     }

@@ -135,6 +135,7 @@ impl MultiLock {
     /// See [`crate::MultiLock::and`].
     #[must_use]
     pub fn and<K: AsRef<[u8]>>(self, client: &Client, keys: impl IntoIterator<Item = K>) -> Self {
-        Self(self.0.map(|inner| inner.and(&client.0.inner, keys)))
+        let driver = self.0.driver.clone().beside(&client.0.driver);
+        Self(On { driver, ..self.0.map(|inner| inner.and(&client.0.inner, keys)) })
     }
 }
