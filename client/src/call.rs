@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rand::Rng;
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, RedisError, Value};
 
 use crate::Error;
 use crate::clock::Moment;
@@ -14,6 +14,7 @@ use crate::link::Link;
 use crate::servers::{Line, Servers};
 use crate::slots::Address;
 use crate::timer::sleep_until;
+use crate::verdict::{Verdict, judge, may_be_executed};
 
 /// The pauses between tries grow from the first to the last of these, each shortened by up to half at random.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -41,75 +42,6 @@ pub(crate) struct Answered {
     pub(crate) is_resent: bool,
     /// What it was answered over.
     pub(crate) link: Arc<Link>,
-}
-
-/// What to do about an error.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// It is the answer.
-    Final,
-    /// The connection is of no more use.
-    Reconnect,
-    /// Another node serves the slot.
-    Moved(u16, Address),
-    /// Another node serves this one command.
-    Ask(Address),
-    /// Not now.
-    Later,
-    /// The node answers nobody for now. Of a cluster, another one may have taken its slots over.
-    Elsewhere,
-}
-
-/// What an error of the server's or of the connection means for a command that can be repeated.
-fn judge(error: &RedisError, link: &Link) -> Verdict {
-    match error.kind() {
-        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) => {
-            let host = match link.info().addr() {
-                redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => host.as_str(),
-                _ => "",
-            };
-            let redirection =
-                error.redirect_node().and_then(|(address, slot)| Some((Address::parse(address, host)?, slot)));
-            match (redirection, error.kind()) {
-                (Some((address, slot)), ErrorKind::Server(ServerErrorKind::Moved)) => Verdict::Moved(slot, address),
-                (Some((address, _)), _) => Verdict::Ask(address),
-                (None, _) => Verdict::Final,
-            }
-        }
-        ErrorKind::Server(ServerErrorKind::TryAgain) => Verdict::Later,
-        // So says also a master that is cut off from the others, while they have put another one in its place.
-        ErrorKind::Server(
-            ServerErrorKind::ClusterDown | ServerErrorKind::MasterDown | ServerErrorKind::BusyLoading,
-        ) => Verdict::Elsewhere,
-        // A master that was demoted. Sentinel and the cluster know the new one.
-        ErrorKind::Server(ServerErrorKind::ReadOnly) => Verdict::Reconnect,
-        ErrorKind::Server(_) => Verdict::Final,
-        ErrorKind::Extension => match error.code() {
-            // Sent when a failover ends a wait, and when another request of the same owner does; then the repetition is STALE.
-            Some("UNBLOCKED" | "QUARANTINE") => Verdict::Later,
-            // The server runs a long script, cannot save its data, or misses its replicas.
-            Some("BUSY" | "MISCONF" | "NOREPLICAS") => Verdict::Later,
-            _ => Verdict::Final,
-        },
-        // It was refused here, and not sent. Others use the connection.
-        ErrorKind::Client => Verdict::Final,
-        _ => Verdict::Reconnect,
-    }
-}
-
-/// Whether the server answers, but does not do it for now.
-pub(crate) fn is_refusal(error: &RedisError, link: &Link) -> bool {
-    matches!(judge(error, link), Verdict::Later | Verdict::Elsewhere)
-}
-
-/// Whether a command may have been executed though this was the answer. What a server refuses it has not begun, but for a wait that a failover ends:
-/// that may have been granted in the very turn.
-fn may_be_executed(error: &RedisError) -> bool {
-    match error.kind() {
-        ErrorKind::Server(_) | ErrorKind::Client => false,
-        ErrorKind::Extension => error.code() == Some("UNBLOCKED"),
-        _ => true,
-    }
 }
 
 /// What is sent: always the same, or made for the connection that it goes over. `is_asking` says that the node is only taking the slot over.
@@ -277,23 +209,6 @@ impl Servers {
         self.heed(verdict, link);
         !is_final
     }
-
-    /// Does what a verdict asks for before the next try.
-    fn heed(&self, verdict: Verdict, link: &Link) {
-        match verdict {
-            Verdict::Moved(slot, address) => self.slot_moved(slot, address),
-            Verdict::Reconnect => {
-                link.close();
-                self.forget_slots();
-            }
-            Verdict::Elsewhere => {
-                self.doubt_slots_of(link);
-                self.doubt_master();
-            }
-            Verdict::Later => self.doubt_master(),
-            Verdict::Final | Verdict::Ask(_) => {}
-        }
-    }
 }
 
 /// What the tries of one command have come to.
@@ -325,33 +240,6 @@ async fn ask_elsewhere(link: &Link, command: &Cmd, patience: Duration) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn answer(line: &str) -> RedisError {
-        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an answer");
-        value.extract_error().expect_err("an error")
-    }
-
-    /// A release that was only refused, and then finds nothing, has not been done.
-    #[test]
-    fn what_a_server_refuses_it_has_not_begun() {
-        let refusals = [
-            "MOVED 1 a:1",
-            "ASK 1 a:1",
-            "TRYAGAIN",
-            "CLUSTERDOWN",
-            "LOADING",
-            "READONLY",
-            "NOREPLICAS",
-            "MISCONF",
-            "BUSY",
-            "QUARANTINE",
-        ];
-        for line in refusals {
-            assert!(!may_be_executed(&answer(line)), "{line}");
-        }
-        assert!(may_be_executed(&answer("UNBLOCKED a failover")), "it may have been granted in that very turn");
-        assert!(may_be_executed(&RedisError::from((ErrorKind::Io, "the connection was closed"))));
-    }
 
     #[test]
     fn pauses_grow_to_a_longest_one_and_are_longer_where_a_server_refuses() {

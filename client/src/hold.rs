@@ -12,7 +12,6 @@ use redis::{RedisError, Value};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::Error;
-use crate::call::is_refusal;
 use crate::clock::Moment;
 use crate::keeper::{Kept, Place, Question};
 use crate::link::Link;
@@ -23,6 +22,7 @@ use crate::servers::Line;
 use crate::signal::Signal;
 use crate::timer::{sleep_until, within};
 use crate::validity::{Step, Terms, Validity, patience_for, pause_after_refusal};
+use crate::verdict::is_refusal;
 use crate::wire;
 
 pub(crate) use held::{Held, fewer_pending_than, fewer_than, fewer_unreleased_than};

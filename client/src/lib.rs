@@ -22,6 +22,7 @@
 //   call                 one command until it is answered
 //   servers              where the locks are: connections to nodes
 //   single_flight        what many want at the same time, done once
+//   verdict              what an error means
 //   link                 one connection
 //   together             commands of many tasks over it, in one message
 //   answers              who waits for an answer over it, and until when
@@ -70,6 +71,7 @@ mod slots;
 mod timer;
 mod together;
 mod validity;
+mod verdict;
 mod waiter;
 mod wire;
 

@@ -18,6 +18,7 @@ use crate::link::Link;
 use crate::single_flight::SingleFlight;
 use crate::slots::{Address, SlotMap};
 use crate::timer::within;
+use crate::verdict::Verdict;
 
 /// How to find the servers.
 pub(crate) enum Topology {
@@ -306,6 +307,23 @@ impl Servers {
     /// A redirection says who serves a slot now.
     pub(crate) fn slot_moved(&self, slot: u16, address: Address) {
         lock(&self.slots).moved(slot, address);
+    }
+
+    /// Does what a verdict asks for before the next try.
+    pub(crate) fn heed(&self, verdict: Verdict, link: &Link) {
+        match verdict {
+            Verdict::Moved(slot, address) => self.slot_moved(slot, address),
+            Verdict::Reconnect => {
+                link.close();
+                self.forget_slots();
+            }
+            Verdict::Elsewhere => {
+                self.doubt_slots_of(link);
+                self.doubt_master();
+            }
+            Verdict::Later => self.doubt_master(),
+            Verdict::Final | Verdict::Ask(_) => {}
+        }
     }
 
     /// Forgets who serves what, so that the next request asks: a node was lost, or is no master any more.
