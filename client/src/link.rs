@@ -24,9 +24,13 @@ use crate::mailbox::{Letter, Mailbox};
 use crate::slots::tag_of;
 use crate::timer::{sleep_until_some, within};
 use crate::together::{MESSAGES, Together};
+use crate::wire::Subject;
 
 /// The number of the last connection of this process.
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+/// An id for a request that there is not.
+const NO_REQUEST: u64 = 1;
 
 /// A connection that many requests may share.
 pub(crate) struct Link {
@@ -197,10 +201,10 @@ impl Link {
 
     /// Expects the message for a request that is about to be sent. Not for two with the same id, see [`is_id_taken`]: that says nothing
     /// against the connection.
-    pub(crate) fn expect(&self, request_id: u64) -> Result<Letter, RedisError> {
+    pub(crate) fn expect(&self, request_id: u64, subject: Subject) -> Result<Letter, RedisError> {
         let taken =
             || RedisError::from((ErrorKind::Client, "another request with the same id waits on this connection"));
-        self.mailbox.expect(request_id).ok_or_else(taken)
+        self.mailbox.expect(request_id, subject).ok_or_else(taken)
     }
 
     /// Whether the server tells what happens to keys, as far as is known.
@@ -282,24 +286,38 @@ impl Link {
         }
     }
 
-    /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell. `is_refused` is called
-    /// when the server answers that it does not answer.
+    /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell. `answers_error` is called
+    /// when the server answers an error. It is asked for what changes nothing, and what it refuses whenever it would refuse a grant: a PING would be
+    /// answered also by a server that serves nobody any more.
     ///
     /// It runs where the connection does. If that runtime ends, nothing comes over the connection any more, and whoever waits on another runtime
     /// has to hear of that.
-    pub(crate) async fn watch(link: Weak<Self>, every: Duration, patience: Duration, is_refused: impl Fn()) {
+    pub(crate) async fn watch(
+        link: Weak<Self>,
+        every: Duration,
+        patience: Duration,
+        answers_error: impl Fn(&Self, &RedisError),
+    ) {
         let _watched = Watched(link.clone());
         while let Some(closed) = link.upgrade().map(|link| link.closing().clone()) {
             tokio::select! {
                 () = closed.cancelled() => return,
                 () = sleep_until_some(Some(Moment::now().after(every))) => {}
             }
-            if let Some(link) = link.upgrade().filter(|link| !link.mailbox.is_empty()) {
-                let answer = link.ask(&redis::cmd("PING"), patience).await;
-                if answer.is_err() && !link.is_closed() {
-                    is_refused();
-                }
+            let Some(link) = link.upgrade() else { return };
+            let Some(subject) = link.mailbox.any_subject() else { continue };
+            let question = Subject { owner: unique_owner().into(), ..subject }.cancel(NO_REQUEST);
+            match link.ask(&question, patience).await {
+                Err(error) if !link.is_closed() => answers_error(&link, &error),
+                _ => {}
             }
+        }
+    }
+
+    /// Closes it if somebody waits on it, who asks another server then.
+    pub(crate) fn close_if_waited_on(&self) {
+        if self.mailbox.any_subject().is_some() {
+            self.close();
         }
     }
 

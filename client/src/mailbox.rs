@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
+use crate::wire::Subject;
+
 /// What became of a wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {
@@ -37,20 +39,27 @@ impl Message {
 
 /// The waits of a connection.
 #[derive(Default)]
-pub(crate) struct Mailbox(Mutex<HashMap<u64, oneshot::Sender<Message>>>);
+pub(crate) struct Mailbox(Mutex<HashMap<u64, Waiting>>);
+
+/// A request that waits.
+struct Waiting {
+    /// What it waits for.
+    subject: Subject,
+    sender: oneshot::Sender<Message>,
+}
 
 impl Mailbox {
-    fn letters(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Message>>> {
+    fn letters(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Expects a message for a request that is about to be sent. `None` if one is expected for the same id already.
-    pub(crate) fn expect(self: &Arc<Self>, request_id: u64) -> Option<Letter> {
+    pub(crate) fn expect(self: &Arc<Self>, request_id: u64, subject: Subject) -> Option<Letter> {
         let (sender, message) = oneshot::channel();
         match self.letters().entry(request_id) {
             std::collections::hash_map::Entry::Occupied(_) => None,
             std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(sender);
+                place.insert(Waiting { subject, sender });
                 Some(Letter { mailbox: self.clone(), request_id, message })
             }
         }
@@ -62,14 +71,14 @@ impl Mailbox {
             tracing::warn!(payload = %String::from_utf8_lossy(payload), "a message that is not understood");
             return;
         };
-        if let Some(sender) = self.letters().remove(&request_id) {
-            drop(sender.send(message));
+        if let Some(waiting) = self.letters().remove(&request_id) {
+            drop(waiting.sender.send(message));
         }
     }
 
-    /// Whether nobody waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.letters().is_empty()
+    /// One of the things that are waited for, if somebody waits.
+    pub(crate) fn any_subject(&self) -> Option<Subject> {
+        self.letters().values().next().map(|waiting| waiting.subject.clone())
     }
 }
 
@@ -96,6 +105,7 @@ impl Drop for Letter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Family;
 
     #[test]
     fn messages_are_those_of_the_module() {
@@ -112,14 +122,19 @@ mod tests {
     #[tokio::test]
     async fn a_message_reaches_its_reader_and_no_other() {
         let mailbox = Arc::<Mailbox>::default();
-        let mut seven = mailbox.expect(7).expect("nobody else");
-        let mut eight = mailbox.expect(8).expect("nobody else");
-        assert!(mailbox.expect(7).is_none());
+        let expect = |id| {
+            let (keys, owner) = (Arc::from([b"k".to_vec()]), Arc::from(b"me".as_slice()));
+            mailbox.expect(id, Subject { family: Family::Mutex, keys, owner, permits: 1 })
+        };
+        let mut seven = expect(7).expect("nobody else");
+        let mut eight = expect(8).expect("nobody else");
+        assert!(expect(7).is_none());
         mailbox.deliver(b"nil 9");
         mailbox.deliver(b"granted 7 41");
         assert_eq!(seven.read().await, Some(Message::Granted(vec![41])));
         assert_eq!(eight.message.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        assert!(mailbox.any_subject().is_some());
         drop((seven, eight));
-        assert!(mailbox.is_empty());
+        assert!(mailbox.any_subject().is_none());
     }
 }

@@ -18,7 +18,7 @@ use crate::link::Link;
 use crate::single_flight::SingleFlight;
 use crate::slots::{Address, SlotMap};
 use crate::timer::within;
-use crate::verdict::Verdict;
+use crate::verdict::{Verdict, judge};
 
 /// How to find the servers.
 pub(crate) enum Topology {
@@ -258,12 +258,12 @@ impl Servers {
     fn put(&self, node: &Node, line: Line, link: Arc<Link>) {
         // The servers have the link, so whoever watches it must not have the servers.
         let servers = Arc::downgrade(&self.0);
-        let is_refused = move || {
+        let answers_error = move |link: &Link, error: &RedisError| {
             if let Some(servers) = servers.upgrade() {
-                Servers(servers).doubt_master();
+                Servers(servers).heed_where_somebody_waits(error, link);
             }
         };
-        drop(self.home.start(Link::watch(Arc::downgrade(&link), self.ping_after, self.patience, is_refused)));
+        drop(self.home.start(Link::watch(Arc::downgrade(&link), self.ping_after, self.patience, answers_error)));
         *lock(&node.place(line).link) = Some(link);
     }
 
@@ -323,6 +323,15 @@ impl Servers {
             }
             Verdict::Later => self.doubt_master(),
             Verdict::Final | Verdict::Ask(_) => {}
+        }
+    }
+
+    /// Does it for those who wait over a connection. No further try of theirs would ask who serves the slots, so this does.
+    fn heed_where_somebody_waits(&self, error: &RedisError, link: &Link) {
+        self.heed(judge(error, link), link);
+        if self.is_cluster() {
+            let servers = self.clone();
+            drop(self.home.start(async move { servers.refresh_slots().await }));
         }
     }
 
@@ -391,10 +400,13 @@ impl Servers {
             .ok_or_else(|| failure(ErrorKind::ClusterConnectionNotFound, "CLUSTER SLOTS names no master", host))
     }
 
-    /// Nodes that are no masters any more are not kept connected.
+    /// Nodes that are no masters any more are not kept connected. Nor is waited there: one that is cut off does not end the waits itself.
     fn keep_only(&self, map: &SlotMap) {
         let masters: Vec<_> = map.masters().collect();
-        lock(&self.nodes).retain(|address, _| masters.contains(&address));
+        let left: Vec<_> = lock(&self.nodes).extract_if(|address, _| !masters.contains(&address)).collect();
+        for link in left.iter().filter_map(|(_, node)| node.present(Line::Shared)) {
+            link.close_if_waited_on();
+        }
     }
 }
 

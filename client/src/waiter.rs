@@ -159,7 +159,7 @@ impl Prepare for Asking<'_> {
             return Ok(Cow::Owned(self.request.acquire_command(Ask::Once, self.request_id)));
         }
         let channel = link.channel(self.request.slot(), self.request.client.settings.response_timeout).await?;
-        let letter = link.expect(self.request_id)?;
+        let letter = link.expect(self.request_id, self.request.subject.clone())?;
         keep(Some(letter));
         let left = self.deadline.map(|deadline| Moment::now().until(deadline));
         Ok(Cow::Owned(self.request.acquire_command(Ask::Wait(left, &channel), self.request_id)))

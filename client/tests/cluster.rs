@@ -173,6 +173,26 @@ async fn a_node_that_is_cut_off_from_the_others_is_left_for_them() {
     assert!(command_stat(&cut_off, "cluster|slots", "calls") > 0, "it was believed at first");
 }
 
+/// Nobody asks for anything. The node lives, and would say so.
+#[tokio::test]
+async fn a_waiter_leaves_a_node_that_is_cut_off_from_the_others() {
+    let (cut_off, whole) = (node(), node());
+    for node in [&cut_off, &whole] {
+        assert_eq!(node.client().call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+        eventually(|| node.client().call("CLUSTER INFO").text().contains("cluster_state:ok")).await;
+    }
+    let options = Client::builder().ping_after(Duration::from_millis(20));
+    let client = options.connect_cluster(&[&url(&cut_off), &url(&whole)]).await.expect("a cluster");
+    cut_off.client().acquire(&format!("{ON_FIRST} stranger PX 600000"));
+    let lock = client.lock(ON_FIRST);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    eventually(|| cut_off.client().waiting_owners(ON_FIRST).len() == 1).await;
+    assert_eq!(cut_off.client().call("CLUSTER DELSLOTS 16383"), "OK");
+    let guard = tokio::time::timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("a grant");
+    assert_eq!(whole.client().holder(ON_FIRST).map(|holder| holder.token as u64), Some(guard.token()));
+    guard.release().await.expect("it was held");
+}
+
 /// The old node still answers, so that nothing seems to have happened to the connection. At the new one the session counts as closed.
 #[tokio::test]
 async fn a_session_follows_its_slot() {

@@ -64,9 +64,9 @@ async fn no_sentinel_is_asked_about_a_master_that_answers() {
     master.client().call("RLOCK.ACQUIRE k stranger PX 600000");
     let waiting = tokio::spawn(async move { client.lock("k").acquire().await.map(drop) });
     // While somebody waits the master is asked whether it lives.
-    let pings = || command_stat(&master, "ping", "calls");
-    let before = pings();
-    eventually(|| pings() >= before + 20).await;
+    let asked = || command_stat(&master, "RLOCK.CANCEL", "calls");
+    eventually(|| asked() >= 20).await;
+    assert_eq!(master.client().waiting_owners("k").len(), 1, "that ends no wait");
     assert_eq!(sentinel.asked(), 1, "when the client connected");
     waiting.abort();
 }
@@ -85,6 +85,22 @@ async fn a_master_that_refuses_is_left_when_more_than_half_of_the_sentinels_name
     assert_eq!(command_stat(&new, "role", "calls"), 0, "nobody has looked there");
     second.name(&new);
     let guard = tokio::time::timeout(PATIENCE, asking).await.expect("in time").expect("no panic").expect("a grant");
+    assert!(new.client().holder("k").is_some());
+    guard.release().await.expect("it was held");
+}
+
+/// Nobody asks for anything. The master lives, and would say so.
+#[tokio::test]
+async fn a_waiter_leaves_a_master_that_refuses_and_was_replaced() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinel = Sentinel::naming(&old);
+    let client = connect(Client::builder().ping_after(Duration::from_millis(20)), &[&sentinel]).await;
+    old.client().acquire("k stranger PX 600000");
+    let waiting = tokio::spawn(async move { client.lock("k").acquire().await });
+    eventually(|| old.client().waiting_owners("k").len() == 1).await;
+    sentinel.name(&new);
+    refuse(&old);
+    let guard = tokio::time::timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("a grant");
     assert!(new.client().holder("k").is_some());
     guard.release().await.expect("it was held");
 }

@@ -21,7 +21,8 @@ const BETWEEN_RELEASES: Duration = Duration::from_micros(500);
 /// How long it is watched whether anybody asks again.
 const SILENCE: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(60);
-const PING: &str = "ping";
+/// By this the client asks from time to time whether the server lives.
+const CANCEL: &str = "RLOCK.CANCEL";
 const CONNECTIONS_AIM: Aim = Aim::AtMost(2.0);
 const LATENCY_AIM: Aim = Aim::AtMost(5.0);
 /// Nobody asks again. Whether the connection lives is asked for.
@@ -68,12 +69,12 @@ impl Rounds {
         }
         server.wait_for_info("rlock_waiting", TASKS as u64, PATIENCE)?;
         self.connections.push((server.info_number("connected_clients")? - 1) as f64);
-        let (before, pings_before) = (command_calls(server)?, calls(server, PING)?);
+        let (before, cancels_before) = (command_calls(server)?, calls(server, CANCEL)?);
         clock::sleep_until(clock::now() + SILENCE);
         // Each of the two INFOs before the second count is counted.
         let own = 2;
-        let (after, pings_after) = (command_calls(server)?, calls(server, PING)?);
-        self.polls.push((after - before - own - (pings_after - pings_before)) as f64);
+        let (after, cancels_after) = (command_calls(server)?, calls(server, CANCEL)?);
+        self.polls.push((after - before - own - (cancels_after - cancels_before)) as f64);
 
         let released = release_one_by_one(server)?;
         runtime.block_on(all_ended(waiting))?;
@@ -145,7 +146,7 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<[Line; 4]> {
     let waiting = format!("{TASKS} tasks that wait for a lock each");
     Ok([
         Line::value(format!("connections of {waiting}"), Statistic::Max, Unit::Count, connections).aim(CONNECTIONS_AIM),
-        Line::value(format!("commands in {SILENCE:?} besides PING of {waiting}"), Statistic::Max, Unit::Count, polls)
+        Line::value(format!("commands in {SILENCE:?} besides CANCEL of {waiting}"), Statistic::Max, Unit::Count, polls)
             .aim(POLLS_AIM),
         Line::value(format!("p99 from a release to its waiter among {waiting}"), Statistic::Median, Unit::Ms, p99_ms)
             .aim(LATENCY_AIM)
