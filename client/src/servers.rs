@@ -110,6 +110,16 @@ impl Node {
         lock(&self.place(line).link).clone().filter(|link| !link.is_closed())
     }
 
+    /// Closes a witness that leads elsewhere than the shared connection, which may have gone over to another master: it knows nothing of what that one
+    /// grants.
+    fn close_stray_witness(&self) {
+        if let (Some(shared), Some(witness)) = (self.present(Line::Shared), self.present(Line::Witness))
+            && shared.info().addr() != witness.info().addr()
+        {
+            witness.close();
+        }
+    }
+
     fn place(&self, line: Line) -> &Place {
         match line {
             Line::Shared => &self.shared,
@@ -265,6 +275,7 @@ impl Servers {
         };
         drop(self.home.start(Link::watch(Arc::downgrade(&link), self.ping_after, self.patience, answers_error)));
         *lock(&node.place(line).link) = Some(link);
+        node.close_stray_witness();
     }
 
     /// Only in a task of the client's home: what keeps the connection alive runs where it was made.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Builder, Client, Error};
 
 use crate::support::Server;
-use crate::{PATIENCE, command_stat, eventually, url};
+use crate::{PATIENCE, command_stat, connections, eventually, url};
 
 /// A server that names a master as a sentinel does: it takes MGET by the name of SENTINEL, and what it is asked for are the names of two keys.
 struct Sentinel(Server);
@@ -103,4 +103,21 @@ async fn a_waiter_leaves_a_master_that_refuses_and_was_replaced() {
     let guard = tokio::time::timeout(PATIENCE, waiting).await.expect("in time").expect("no panic").expect("a grant");
     assert!(new.client().holder("k").is_some());
     guard.release().await.expect("it was held");
+}
+
+/// What was granted by one master is not looked for at the one before.
+#[tokio::test]
+async fn replicas_are_waited_for_at_the_master_that_has_granted() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinel = Sentinel::naming(&old);
+    let client = connect(Client::builder(), &[&sentinel]).await;
+    let lock = client.lock("k").replicas(0, Duration::from_millis(100));
+    lock.acquire().await.expect("a grant").release().await.expect("it was held");
+    assert_eq!(connections(&old), 2);
+    sentinel.name(&new);
+    // Only the one over which locks are asked for: on the other one nobody has waited.
+    assert_eq!(old.client().call("CLIENT KILL TYPE pubsub"), 1);
+    lock.acquire().await.expect("a grant").release().await.expect("it was held");
+    eventually(|| connections(&old) == 0).await;
+    assert_eq!(connections(&new), 2);
 }

@@ -102,9 +102,6 @@ impl Servers {
                 tracing::info!(from = %present.info().addr(), to = %other.info().addr(), "the master refuses, and sentinels name another one");
                 self.put(&self.sole, Line::Shared, other);
                 present.close();
-                if let Some(witness) = self.sole.present(Line::Witness) {
-                    witness.close();
-                }
             }
             Err(error) => tracing::debug!(%error, "the master refuses, and the one that sentinels name is none"),
         }
