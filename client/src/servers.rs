@@ -3,7 +3,7 @@
 
 mod sentinel;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -76,8 +76,8 @@ pub(crate) struct Deployment {
     /// The nodes of a cluster, and others to which a redirection has led.
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     slots: Mutex<SlotMap>,
-    /// The node that was the last to say that it serves nobody. What it says of the slots is asked for last.
-    doubted: Mutex<Option<Address>>,
+    /// When a node of the cluster last said that it serves nobody, or could not be reached. What it says of the slots is asked for after what others say.
+    doubted: Mutex<HashMap<Address, Moment>>,
     /// Many requests that find no slot map ask for one.
     refreshing: SingleFlight,
     /// When the sentinels are asked whether another server has taken the master's place.
@@ -239,8 +239,14 @@ impl Servers {
         }
         let connecting = || {
             let (servers, node) = (self.clone(), node.clone());
-            // Once for each attempt, and not by each request that could not wait for it: who serves the slots has to be asked of the others.
-            async move { servers.connect_to(&node, line).await.inspect_err(|_| servers.forget_slots()) }
+            async move {
+                servers.connect_to(&node, line).await.inspect_err(|_| {
+                    // Once for each attempt, and not by each request that could not wait for it: who serves the slots has to be asked of the others.
+                    if let Some(info) = &node.info {
+                        servers.doubt_slots_of(info);
+                    }
+                })
+            }
         };
         node.place(line).connecting.join(&self.home, connecting).await?;
         node.present(line).ok_or_else(|| RedisError::from((ErrorKind::Io, "the connection was closed again")))
@@ -326,10 +332,10 @@ impl Servers {
             Verdict::Moved(slot, address) => self.slot_moved(slot, address),
             Verdict::Reconnect => {
                 link.close();
-                self.forget_slots();
+                self.doubt_slots_of(link.info());
             }
             Verdict::Elsewhere => {
-                self.doubt_slots_of(link);
+                self.doubt_slots_of(link.info());
                 self.doubt_master();
             }
             Verdict::Later => self.doubt_master(),
@@ -347,15 +353,17 @@ impl Servers {
     }
 
     /// Forgets who serves what, so that the next request asks: a node was lost, or is no master any more.
-    pub(crate) fn forget_slots(&self) {
+    fn forget_slots(&self) {
         if self.is_cluster() {
             *lock(&self.slots) = SlotMap::default();
         }
     }
 
-    /// Forgets who serves what, because a node serves nobody: it may be cut off from those who know better.
-    pub(crate) fn doubt_slots_of(&self, link: &Link) {
-        *lock(&self.doubted) = address_of(link.info());
+    /// Forgets who serves what, because a node serves nobody or cannot be reached: it may be cut off from those who know better.
+    fn doubt_slots_of(&self, info: &ConnectionInfo) {
+        if let Some(address) = address_of(info).filter(|_| self.is_cluster()) {
+            lock(&self.doubted).insert(address, Moment::now());
+        }
         self.forget_slots();
     }
 
@@ -384,14 +392,17 @@ impl Servers {
         Err(last)
     }
 
-    /// The nodes to ask: those that were in use, then those that were configured, and last the one that is in doubt.
+    /// The nodes to ask, each once: those that were in use, then those that were configured, and last those in doubt, the latest at the end. One that
+    /// hangs would keep all the others waiting.
     fn known_nodes(&self, seeds: &[ConnectionInfo]) -> Vec<ConnectionInfo> {
         let mut infos: Vec<ConnectionInfo> = lock(&self.nodes).values().filter_map(|node| node.info.clone()).collect();
         // More than one may be cut off: it is not always the same that is asked.
         infos.shuffle(&mut rand::rng());
         infos.extend(seeds.iter().cloned());
-        let doubted = lock(&self.doubted).clone();
-        infos.sort_by_key(|info| doubted.is_some() && address_of(info) == doubted);
+        let mut seen = HashSet::new();
+        infos.retain(|info| seen.insert(info.addr().to_string()));
+        let doubted = lock(&self.doubted);
+        infos.sort_by_key(|info| address_of(info).and_then(|address| doubted.get(&address).copied()));
         infos
     }
 
@@ -486,5 +497,21 @@ mod tests {
             tls_params: None,
         };
         assert_eq!(at_address(&info("redis://a:1").set_addr(safe("a", 1)), &address).addr(), &safe("b", 2));
+    }
+    /// A node that hangs would keep whoever asks for `connect_timeout`.
+    #[tokio::test]
+    async fn nodes_that_failed_are_asked_last_who_serves_the_slots_and_each_once() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address");
+        let [gone, other, third] = [format!("redis://{free}"), "redis://b:2".to_owned(), "redis://c:3".to_owned()];
+        let seeds = [&gone, &other, &third].map(|url| info(url));
+        let second = Duration::from_secs(1);
+        let servers = Servers::new(Topology::Cluster(seeds.to_vec()), second, second, Arc::new(Home::here()));
+        let order = || servers.known_nodes(&seeds).iter().filter_map(address_of).collect::<Vec<_>>();
+        let [gone, other, third] = seeds.each_ref().map(|info| address_of(info).expect("an address"));
+        assert_eq!(order(), [gone.clone(), other.clone(), third.clone()]);
+        assert!(servers.link_at(gone.clone()).await.is_err());
+        assert_eq!(order(), [other.clone(), third.clone(), gone.clone()]);
+        servers.doubt_slots_of(&seeds[1]);
+        assert_eq!(order(), [third, gone, other], "the last one to fail is the last");
     }
 }

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use rlock_client::{Client, Error, Event};
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
 
-use crate::support::{Server, free_port};
+use crate::support::{Server, Stopwatch, free_port};
 use crate::{PATIENCE, command_stat, connections, eventually, kill_connections, url};
 
 /// The slots of the first node; the second has the rest.
@@ -348,6 +350,38 @@ async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
         let outcome = tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic");
         outcome.expect("a grant, and its release");
     }
+}
+
+/// Connections to it are tried again and again meanwhile, each time for a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn timed_a_node_that_hangs_holds_up_nobody_who_asks_another_one() {
+    let nodes = cluster().await;
+    for node in &nodes {
+        assert_eq!(node.client().call("CONFIG SET cluster-node-timeout 600000"), "OK");
+    }
+    let seeds = nodes.each_ref().map(url);
+    let second = Duration::from_secs(1);
+    let options = Client::builder().connect_timeout(second).response_timeout(second);
+    let client = options.connect_cluster(&seeds.each_ref().map(String::as_str)).await.expect("a cluster");
+    for key in [ON_FIRST, ON_SECOND] {
+        client.lock(key).try_acquire().await.expect("an answer").expect("free").release().await.expect("it was held");
+    }
+    block_in_place(|| {
+        nodes[1].while_stopped(|| {
+            let lock = client.lock(ON_SECOND);
+            let hanging = tokio::spawn(async move { lock.try_acquire().await.map(drop) });
+            for _ in 0..120 {
+                let watch = Stopwatch::start();
+                let guard = Handle::current().block_on(client.lock(ON_FIRST).try_acquire()).expect("an answer");
+                Handle::current().block_on(guard.expect("free").release()).expect("it was held");
+                watch.assert_took_ms(0..700, "a lock of the other node");
+                // Time itself: several attempts to connect fail in it.
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            assert!(!hanging.is_finished());
+            hanging.abort();
+        });
+    });
 }
 
 #[tokio::test]
