@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -13,7 +14,7 @@ use redis::{
     RedisError, Value,
 };
 use tokio::runtime::Handle;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{OnceCell, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::answers::{Answers, NoAnswer, Patience};
@@ -43,14 +44,14 @@ pub(crate) struct Link {
     together: Arc<Together>,
     answers: Arc<Answers>,
     mailbox: Arc<Mailbox>,
-    /// The channels on which waits are answered: one, or in a cluster one for each slot.
-    channels: std::sync::Mutex<HashMap<Option<u16>, Arc<str>>>,
+    /// The channels on which waits are answered: one, or in a cluster one for each slot. They are made in tasks of the home: a future of somebody else
+    /// may never be polled again, and would keep all others from it.
+    channels: Mutex<HashMap<Option<u16>, Arc<OnceCell<Arc<str>>>>>,
     listeners: Arc<Listeners>,
     /// Whether the server publishes events of locks, once that is known.
-    tells_events: tokio::sync::OnceCell<bool>,
-    /// Held while subscriptions change, so that they do in the order in which it was decided. Only in tasks of the home: a future of somebody else may
-    /// never be polled again, and would keep it from all others.
-    subscribing: tokio::sync::Mutex<()>,
+    tells_events: OnceCell<bool>,
+    /// Held while it is decided that somebody listens to a key, or nobody does any more, and until the command for that has its place at the connection.
+    listening: Mutex<()>,
 }
 
 /// Somebody who listens to a key. Dropping it ends that, at the server as well if nobody else listens.
@@ -103,7 +104,7 @@ impl Link {
         let config = config.set_push_sender(hear).set_pipeline_buffer_size(MESSAGES);
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connection = within(patience, connecting).await.ok_or_else(|| lost("no connection in time"))??;
-        let (channels, tells_events, subscribing) = (Default::default(), Default::default(), Default::default());
+        let (channels, tells_events, listening) = Default::default();
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
         let home = Handle::current();
         let together = Together::new(connection.clone(), home.clone(), answers.clone());
@@ -118,7 +119,7 @@ impl Link {
             channels,
             listeners,
             tells_events,
-            subscribing,
+            listening,
         }))
     }
 
@@ -176,26 +177,24 @@ impl Link {
     }
 
     fn known_channel(&self, slot: Option<u16>) -> Option<Arc<str>> {
-        self.channels().get(&slot).cloned()
+        self.channels().get(&slot)?.get().cloned()
     }
 
     async fn make_channel(&self, slot: Option<u16>, patience: Duration) -> Result<Arc<str>, RedisError> {
-        let _alone = self.subscribing.lock().await;
-        if let Some(channel) = self.known_channel(slot) {
-            return Ok(channel);
-        }
         let random = String::from_utf8(unique_owner()).unwrap_or_default();
         let (verb, channel) = match slot {
             None => ("SUBSCRIBE", format!("rlock:{random}")),
             Some(slot) => ("SSUBSCRIBE", format!("rlock:{{{}}}:{random}", tag_of(slot))),
         };
-        self.ask(redis::cmd(verb).arg(&channel), patience).await?;
-        let channel: Arc<str> = channel.into();
-        self.channels().insert(slot, channel.clone());
-        Ok(channel)
+        let made = self.channels().entry(slot).or_default().clone();
+        let subscribing = || async {
+            self.ask(redis::cmd(verb).arg(&channel), patience).await?;
+            Ok(channel.as_str().into())
+        };
+        made.get_or_try_init(subscribing).await.cloned()
     }
 
-    fn channels(&self) -> MutexGuard<'_, HashMap<Option<u16>, Arc<str>>> {
+    fn channels(&self) -> MutexGuard<'_, HashMap<Option<u16>, Arc<OnceCell<Arc<str>>>>> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -262,28 +261,49 @@ impl Link {
         patience: Duration,
         add: fn(&Listeners, &[u8]) -> T,
     ) -> Option<Subscription<T>> {
-        let _alone = self.subscribing.lock().await;
         let events = add(&self.listeners, &channel);
         let end = StopsListening { link: self.clone(), channel: channel.clone(), patience };
         // If this ends in the middle, the command may have been sent or not: it is sent again for the next one who listens, or else taken back.
         let subscription = Subscription { events, _end: end };
-        if !self.listeners.is_subscribed(&channel) {
-            if self.ask(redis::cmd("SUBSCRIBE").arg(&channel), patience).await.is_err() {
-                drop(subscription.events);
-                self.listeners.remove_if_idle(&channel);
-                return None;
-            }
-            self.listeners.note_subscribed(&channel);
+        let is_new = || !self.listeners.is_subscribed(&channel);
+        if self.ask_in_order(redis::cmd("SUBSCRIBE").arg(&channel), is_new, patience).await.is_err() {
+            drop(subscription.events);
+            self.listeners.remove_if_idle(&channel);
+            return None;
         }
+        // Nobody has unsubscribed since: this one listens.
+        self.listeners.note_subscribed(&channel);
         Some(subscription)
     }
 
     /// Somebody listens no more.
     async fn unsubscribe_if_idle(&self, channel: &[u8], patience: Duration) {
-        let _alone = self.subscribing.lock().await;
-        if self.listeners.remove_if_idle(channel) {
-            drop(self.ask(redis::cmd("UNSUBSCRIBE").arg(channel), patience).await);
-        }
+        let is_idle = || self.listeners.remove_if_idle(channel);
+        drop(self.ask_in_order(redis::cmd("UNSUBSCRIBE").arg(channel), is_idle, patience).await);
+    }
+
+    /// Sends a command if it is wanted, before whatever is decided later about who listens. Others do not wait for its answer: each hold has one to
+    /// wait for.
+    async fn ask_in_order(
+        &self,
+        command: &Cmd,
+        is_wanted: impl FnOnce() -> bool,
+        patience: Duration,
+    ) -> Result<(), RedisError> {
+        let mut answer = std::pin::pin!(self.ask(command, patience));
+        let first_look = {
+            let _alone = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+            if !is_wanted() {
+                return Ok(());
+            }
+            // From here on it has its place at the connection. Polled again below, it gets to know whom to wake.
+            answer.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        };
+        let answer = match first_look {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => answer.await,
+        };
+        answer.map(drop)
     }
 
     /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell. `answers_error` is called

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rlock_client::Error;
+use rlock_client::{Client, Error};
 
-use crate::proxy::{Proxy, cuts_all};
+use crate::proxy::{Direction, Fate, Proxy, cuts_all};
 use crate::support::{Server, Stopwatch};
-use crate::{PATIENCE, connect, eventually, is_granted, kill_connections};
+use crate::{PATIENCE, command_stat, connect, eventually, is_granted, kill_connections};
 
 #[tokio::test]
 async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
@@ -252,4 +252,42 @@ async fn holds_that_end_while_they_begin_to_listen_leave_no_subscription() {
     drop(first);
     eventually(|| server.client().call("DBSIZE") == 0).await;
     eventually(|| subscribed() == 0).await;
+}
+
+/// Answers are on their way for so long that each would be one more round trip for the next one: also for whoever waits for a lock for the first time,
+/// and so has a channel made.
+#[tokio::test]
+async fn holds_that_begin_to_listen_and_those_who_listen_no_more_do_not_wait_for_each_other() {
+    const KEYS: i64 = 30;
+    let server = Server::with(&["notify-keyspace-events Kd"]);
+    let proxy = Proxy::before(&server).await;
+    let client = Client::builder().response_timeout(PATIENCE * 10).connect(&proxy.url()).await.expect("a server");
+    let calls = |command: &str| command_stat(&server, command, "calls");
+    let hold = async |key: String| {
+        let lock = client.lock(key).lease(PATIENCE * 10);
+        lock.try_acquire().await.expect("an answer").expect("a free lock")
+    };
+    // So that it is known that the server tells.
+    let first = hold("first".to_owned()).await;
+    eventually(|| calls("subscribe") == 1).await;
+    let (mut followers, mut guards) = (Vec::new(), Vec::new());
+    for number in 0..KEYS {
+        followers.push(client.observe(format!("followed{number}")).events().await.expect("it tells"));
+    }
+    for number in 0..KEYS {
+        guards.push(hold(format!("held{number}")).await);
+    }
+    proxy.set(|direction, _| if direction == Direction::ToClient { Fate::Stall } else { Fate::Pass });
+    drop(followers);
+    eventually(|| calls("unsubscribe") == KEYS).await;
+    eventually(|| calls("subscribe") == 1 + KEYS + KEYS).await;
+    let waiting = tokio::spawn({
+        let lock = client.lock("free");
+        async move { lock.acquire().await }
+    });
+    eventually(|| calls("subscribe") == 1 + KEYS + KEYS + 1).await;
+    proxy.clear();
+    waiting.await.expect("no panic").expect("it is free").release().await.expect("it was held");
+    drop((first, guards));
+    eventually(|| server.client().call("PUBSUB CHANNELS __keyspace*").array().is_empty()).await;
 }
