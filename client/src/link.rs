@@ -33,6 +33,9 @@ static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 /// An id for a request that there is not.
 const NO_REQUEST: u64 = 1;
 
+/// The names of channels, by slot, each made once.
+type Channels = HashMap<Option<u16>, Arc<OnceCell<Arc<str>>>>;
+
 /// A connection that many requests may share.
 pub(crate) struct Link {
     /// No two of a process have the same.
@@ -46,7 +49,7 @@ pub(crate) struct Link {
     mailbox: Arc<Mailbox>,
     /// The channels on which waits are answered: one, or in a cluster one for each slot. They are made in tasks of the home: a future of somebody else
     /// may never be polled again, and would keep all others from it.
-    channels: Mutex<HashMap<Option<u16>, Arc<OnceCell<Arc<str>>>>>,
+    channels: Mutex<Channels>,
     listeners: Arc<Listeners>,
     /// Whether the server publishes events of locks, once that is known.
     tells_events: OnceCell<bool>,
@@ -194,7 +197,7 @@ impl Link {
         made.get_or_try_init(subscribing).await.cloned()
     }
 
-    fn channels(&self) -> MutexGuard<'_, HashMap<Option<u16>, Arc<OnceCell<Arc<str>>>>> {
+    fn channels(&self) -> MutexGuard<'_, Channels> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
