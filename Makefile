@@ -165,7 +165,7 @@ test-asan: ## Run the module's tests under AddressSanitizer, with a search for l
 miri: ## Run the tests of the core under Miri, those that go on for long in a short form (needs nightly)
 	@$(NEED) build miri
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 \
-	  RLOCK_DEADLOCK_REQUESTS=20 RLOCK_WORLDS_STATES=100 \
+	  RLOCK_DEADLOCK_REQUESTS=40 RLOCK_WORLDS_STATES=100 \
 	  cargo +nightly miri test --package rlock-core --lib -- $(TESTS)
 
 coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; BRANCHES=1 counts branches too (needs nightly)
