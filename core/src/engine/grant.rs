@@ -152,6 +152,7 @@ impl Engine {
         let record = self.name(tx, id).and_then(|name| self.queues.names.get_mut(name));
         if let Some(dirty) = record.and_then(|record| record.dirty.as_mut())
             && let Some(Review { stage: Stage::Misfits(_) | Stage::Sessions(_), arrived: true }) = dirty.review
+            && terms_of(tx.keys, id, token).is_some_and(|terms| terms.session_ms.is_some())
         {
             dirty.spared.insert(token);
         }

@@ -62,7 +62,7 @@ impl Engine {
                         return;
                     }
                 }
-                _ if !self.work.take(CHANGE) => return self.leave_to_timer(tx, id),
+                _ if !self.work.take(CHANGE) => return self.leave_to_timer(tx.keys.key(id)),
                 Head::Reserve { owner, until_us } => {
                     return self.commit(tx, id, Event::Reserved { owner, until_us });
                 }
@@ -72,12 +72,6 @@ impl Engine {
                 }
             }
         }
-    }
-
-    /// The allowance is used up: the timer goes on.
-    fn leave_to_timer(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId) {
-        let name = self.intern(tx.keys.key(id));
-        self.mark(name, |_| {});
     }
 
     fn head(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> Head {
@@ -136,7 +130,7 @@ impl Engine {
             return Served::Waits;
         }
         if !self.work.take(ANSWER) {
-            self.leave_to_timer(tx, id);
+            self.leave_to_timer(tx.keys.key(id));
             return Served::Waits;
         }
         if self.end_if_out(tx, id, ticket) {

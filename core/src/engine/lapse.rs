@@ -103,10 +103,8 @@ impl Engine {
             self.clear_lapsed(tx, id, None);
             self.drop_lapsed_queue(tx, id);
             self.close_key(tx.keys, id);
-            if let Some(name) = self.name(tx, id)
-                && self.queues.first(name).is_some()
-            {
-                self.mark(name, |_| {});
+            if self.name(tx, id).is_some_and(|name| self.queues.first(name).is_some()) {
+                self.leave_to_timer(tx.keys.key(id));
             }
         }
     }

@@ -178,6 +178,12 @@ impl Engine {
         }
     }
 
+    /// Nothing more is done for a queue now: the timer goes on.
+    pub(super) fn leave_to_timer(&mut self, key: KeyRef<'_>) {
+        let name = self.intern(key);
+        self.mark(name, |_| {});
+    }
+
     /// Remembers that a waiter may close a circle.
     pub(super) fn suspect(&mut self, ticket: u64) {
         if let Some(waiter) = self.queues.get_mut(ticket)
