@@ -86,14 +86,13 @@ impl Acquisition {
         };
         // The server is to forget it as soon as this side does. It takes no lease of nothing.
         let ends_by = hold.ends_by();
-        let max_hold = ends_by.map(|end| Moment::now().until(end));
-        let lease = max_hold.map_or(first.lease, |rest| first.lease.min(rest)).max(SHORTEST);
+        let lease = ends_by.map_or(first.lease, |end| first.lease.min(Moment::now().until(end))).max(SHORTEST);
         let request = Request {
             client: first.client.clone(),
             subject,
             lease,
             gate,
-            keeping: Keeping { max_hold, ends_by, ..first.keeping },
+            keeping: Keeping { ends_by, ..first.keeping },
         };
         Ok(Self { request: Arc::new(request) })
     }

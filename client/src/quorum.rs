@@ -201,8 +201,9 @@ impl QuorumLock {
             asked.push(Asked { client: client.shared.clone(), attempt });
         }
         let (mut holds, mut refusals, mut misfits) = (Vec::with_capacity(servers), 0, Vec::new());
-        while holds.len() < self.majority() && refusals < self.majority() && misfits.len() <= servers - self.majority()
-        {
+        // With so many lost the others are no majority.
+        let too_many = servers - self.majority() + 1;
+        while holds.len() < self.majority() && refusals < self.majority() && misfits.len() < too_many {
             let Some(attempt) = attempts.join_next().await else { break };
             match attempt.map(|(outcome, _)| outcome) {
                 Ok(Some(Ok(Some(held)))) => holds.push(held),
@@ -227,11 +228,10 @@ impl QuorumLock {
         }
         // Dropping it releases on all servers at once, in the background. So does dropping the attempts.
         drop(guard);
-        match misfits.pop() {
-            // The others are no majority, now or later.
-            Some(error) if misfits.len() >= servers - self.majority() => Err(error),
-            _ if granted + refusals >= self.majority() => Ok(None),
-            _ => Err(Error::NoQuorum { granted, servers }),
+        match misfits.into_iter().nth(too_many - 1) {
+            Some(error) => Err(error),
+            None if granted + refusals >= self.majority() => Ok(None),
+            None => Err(Error::NoQuorum { granted, servers }),
         }
     }
 

@@ -44,7 +44,7 @@ pub(crate) struct Keeping {
     pub(crate) renews: bool,
     /// How long after the grant it ends whatever happens.
     pub(crate) max_hold: Option<Duration>,
-    /// When it ends however late it is granted: with the hold for which its owner has asked for this one.
+    /// When it ends instead, however late it is granted: with the hold for which its owner has asked for this one.
     pub(crate) ends_by: Option<Moment>,
     /// How many replicas must have it, and within which time.
     pub(crate) replicas: Option<(u32, Duration)>,

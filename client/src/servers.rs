@@ -498,6 +498,7 @@ mod tests {
         };
         assert_eq!(at_address(&info("redis://a:1").set_addr(safe("a", 1)), &address).addr(), &safe("b", 2));
     }
+
     /// A node that hangs would keep whoever asks for `connect_timeout`.
     #[tokio::test]
     async fn nodes_that_failed_are_asked_last_who_serves_the_slots_and_each_once() {

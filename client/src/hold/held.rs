@@ -43,13 +43,13 @@ impl Held {
     /// Errors: without a runtime nobody would renew it. Its lease ends it.
     pub(crate) fn new(request: Arc<Request>, grant: Grant) -> Result<Self, Error> {
         let Grant { tokens, counts_from, lease, link } = grant;
-        let own_end = request.keeping.max_hold.map(|most| counts_from.after(most));
+        let ends_at = || request.keeping.max_hold.map(|most| counts_from.after(most));
         let terms = Terms {
             lease: request.lease,
             renewal_after: renewal_after(request.lease, rand::random()),
             session_grace: request.gate.session_grace,
             renews: request.keeping.renews,
-            ends_at: own_end.into_iter().chain(request.keeping.ends_by).min(),
+            ends_at: request.keeping.ends_by.or_else(ends_at),
         };
         let validity = Validity::given(counts_from, lease);
         let state = Mutex::new(State { validity, link, asked: None, is_doubted: false, listening: None });
