@@ -35,6 +35,26 @@ async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
     }
 }
 
+/// What asks whether the server lives is kept waiting as well, and so the connection is given up meanwhile.
+#[tokio::test]
+async fn a_waiter_outlasts_a_pause_of_writes() {
+    let server = Server::start();
+    let mut operator = server.client();
+    let options = Client::builder().ping_after(Duration::from_millis(20)).connect_timeout(Duration::from_millis(300));
+    let client = options.connect(&url(&server)).await.expect("a server");
+    operator.acquire("k other PX 600000");
+    let waiter = tokio::spawn(async move { client.lock("k").acquire().await });
+    eventually(|| operator.waiting_owners("k").len() == 1).await;
+    let connected = operator.info_number("total_connections_received");
+    operator.call("CLIENT PAUSE 60000 WRITE");
+    eventually(|| operator.info_number("total_connections_received") > connected).await;
+    operator.call("CLIENT UNPAUSE");
+    assert_eq!(operator.call("RLOCK.RELEASE k other"), 0);
+    let guard = tokio::time::timeout(PATIENCE, waiter).await.expect("in time").expect("no panic").expect("a grant");
+    guard.release().await.expect("it was held");
+    eventually(|| operator.is_free("k")).await;
+}
+
 #[tokio::test]
 async fn a_wait_that_goes_on_over_another_connection_asks_for_what_is_left_of_its_time() {
     let server = Server::start();
