@@ -42,6 +42,8 @@ pub(crate) struct Answered {
     pub(crate) is_resent: bool,
     /// What it was answered over.
     pub(crate) link: Arc<Link>,
+    /// Whether who answered is a node that is only taking the slot over: the one that serves it has not executed the command.
+    pub(crate) is_asking: bool,
 }
 
 /// What is sent: always the same, or made for the connection that it goes over. `is_asking` says that the node is only taking the slot over.
@@ -168,21 +170,22 @@ impl Servers {
                 (link, Moment::now())
             }
         };
+        let is_asking = ask.is_some();
         let (copies, earlier) = (tries.copies.fetch_add(1, Ordering::Relaxed), tries.first_sent);
         let is_resent = earlier.is_some();
         let first_sent = *tries.first_sent.get_or_insert(sent);
-        let said = match (command.prepare(&link, ask.is_some()).await, &ask) {
+        let said = match (command.prepare(&link, is_asking).await, is_asking) {
             (Err(error), _) => Err(error),
-            (Ok(command), None) => link.ask_together(command, sent, patience).await,
-            (Ok(command), Some(_)) => Box::pin(ask_elsewhere(&link, &command, patience)).await,
+            (Ok(command), false) => link.ask_together(command, sent, patience).await,
+            (Ok(command), true) => Box::pin(ask_elsewhere(&link, &command, patience)).await,
         };
         let error = match said {
-            Ok(value) => return Ok(Answered { said: Ok(value), first_sent, sent, is_resent, link }),
+            Ok(value) => return Ok(Answered { said: Ok(value), first_sent, sent, is_resent, link, is_asking }),
             Err(error) => error,
         };
         let verdict = judge(&error, &link);
         if verdict == Verdict::Final {
-            return Ok(Answered { said: Err(error), first_sent, sent, is_resent, link });
+            return Ok(Answered { said: Err(error), first_sent, sent, is_resent, link, is_asking });
         }
         if !may_be_executed(&error) {
             tries.copies.store(copies, Ordering::Relaxed);

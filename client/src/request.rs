@@ -61,14 +61,14 @@ pub(crate) struct Grant {
     pub(crate) link: Arc<Link>,
 }
 
-/// What became of a request that nobody waits for any more.
-enum Settled {
-    /// It had been granted.
-    Granted(Vec<u64>),
-    /// It was not granted.
-    Denied,
-    /// It waited, and does no more.
-    Cancelled,
+/// What became of a wait that nobody wants any more.
+enum Wait {
+    /// It has ended, without a grant.
+    Ended,
+    /// There is none: the request may have been granted.
+    None,
+    /// The node where it may be says nothing of it, for now.
+    OutOfReach,
 }
 
 /// Until when taking back goes on.
@@ -284,6 +284,9 @@ impl Request {
     }
 
     /// Finds out what became of a request that nobody waits for any more, and gives back what it got.
+    ///
+    /// While its slot is on its way to another node, a wait cannot be ended: the node where it waits has what is said of the key done by the other
+    /// one. So it is done again until a node answers that serves the slot: the other one, where nobody waits, or the same if the slot stays.
     async fn take_back(&self, request_id: u64, may_wait: bool, has_earlier_copy: bool) {
         let end = self.end_of_efforts();
         // Not for long if the owner may have other requests, which wait: what it wants to release is memory that may be missing.
@@ -292,19 +295,46 @@ impl Request {
             false => end,
         };
         let efforts = Efforts { end, end_if_full };
-        match self.settle(request_id, may_wait, efforts).await {
-            Ok(Settled::Granted(tokens)) => self.give_back(&tokens, end).await,
-            // The copy that waited had got nothing.
-            Ok(Settled::Cancelled) if !self.may_be_granted_in_part(has_earlier_copy) => {}
+        let mut pauses = Pauses::new();
+        pauses.refused();
+        loop {
+            let wait = if may_wait { self.end_wait(request_id, end).await } else { Ok(Wait::None) };
+            match wait {
+                // The copy that waited had got nothing.
+                Ok(Wait::Ended) if !self.may_be_granted_in_part(has_earlier_copy) => return,
+                Ok(_) => self.take_back_grant(request_id, efforts).await,
+                Err(ref error) => return tracing::warn!(%error, "a wait that nobody wants could not be ended"),
+            }
+            let next = Moment::now().after(pauses.next());
+            if !matches!(wait, Ok(Wait::OutOfReach)) || next >= end {
+                return;
+            }
+            sleep_until(next).await;
+        }
+    }
+
+    /// Ends a wait.
+    async fn end_wait(&self, request_id: u64, give_up: Moment) -> Result<Wait, Error> {
+        let Answered { said, is_asking, .. } = self.call(&self.subject.cancel(request_id), give_up).await?;
+        let ended = said.map_err(|error| Error::from_answer(&error)).and_then(|said| wire::number(&said));
+        Ok(match ended {
+            Ok(1..) => Wait::Ended,
+            _ if is_asking => Wait::OutOfReach,
+            _ => Wait::None,
+        })
+    }
+
+    /// Gives back what a request was granted that waits no more: it is sent once more without waiting, which tells.
+    async fn take_back_grant(&self, request_id: u64, efforts: Efforts) {
+        let is_many = self.may_be_granted_in_part(true);
+        match self.repeat(&self.acquire_command(Ask::Once, request_id), efforts).await {
+            Ok(Some(grant)) => self.give_back(&grant.tokens, efforts.end).await,
             // The request was sent once more to be told that.
-            Ok(_) if self.may_be_granted_in_part(true) => self.take_back_singly(request_id, efforts).await,
-            Ok(_) => {}
+            Ok(None) if is_many => self.take_back_singly(request_id, efforts).await,
+            Ok(None) => {}
             // One of the keys refuses: something else was done in the name of the owner since, or it is no lock any more, or nobody may ask for it. The
             // others are as they were.
-            Err(error)
-                if self.may_be_granted_in_part(true)
-                    && !matches!(error, Error::Connection { .. } | Error::RuntimeEnded) =>
-            {
+            Err(error) if is_many && !matches!(error, Error::Connection { .. } | Error::RuntimeEnded) => {
                 self.take_back_singly(request_id, efforts).await;
             }
             Err(error) => tracing::warn!(%error, "a request that nobody wants could not be taken back"),
@@ -334,19 +364,6 @@ impl Request {
                 }
             }
         }
-    }
-
-    /// Ends a wait. If there is none, the request may have been granted: it is sent once more without waiting, which tells.
-    async fn settle(&self, request_id: u64, may_wait: bool, efforts: Efforts) -> Result<Settled, Error> {
-        if may_wait {
-            let answered = self.call(&self.subject.cancel(request_id), efforts.end).await?;
-            let ended = answered.said.map_err(|error| Error::from_answer(&error)).and_then(|said| wire::number(&said));
-            if ended.is_ok_and(|ended| ended > 0) {
-                return Ok(Settled::Cancelled);
-            }
-        }
-        let granted = self.repeat(&self.acquire_command(Ask::Once, request_id), efforts).await?;
-        Ok(granted.map_or(Settled::Denied, |grant| Settled::Granted(grant.tokens)))
     }
 
     /// Sends an ACQUIRE once more that nobody waits for. A server whose memory is full refuses it without a look at what the request was granted, so it

@@ -352,6 +352,35 @@ async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
     }
 }
 
+/// The node where they wait has all that is said of the key done by the other one, where nobody waits: also that the waits are to end.
+#[tokio::test]
+async fn waits_that_are_dropped_while_their_slot_is_on_its_way_keep_nothing_when_it_stays() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let lock = client.lock(ON_FIRST).lease(Duration::from_secs(600));
+    let guard = lock.acquire().await.expect("free");
+    let waits = [1, 2].map(|_| {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.acquire().await.map(drop) })
+    });
+    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == waits.len()).await;
+    let (slot, _) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
+    for wait in &waits {
+        wait.abort();
+    }
+    eventually(|| command_stat(&nodes[1], "RLOCK.CANCEL", "calls") >= waits.len() as i64).await;
+    guard.release().await.expect("it was held, at the other node");
+    for node in &nodes {
+        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} STABLE")), "OK");
+    }
+    eventually(|| {
+        let mut first = nodes[0].client();
+        first.waiting_owners(ON_FIRST).is_empty() && first.holder(ON_FIRST).is_none()
+    })
+    .await;
+    assert!(lock.try_acquire().await.expect("an answer").is_some());
+}
+
 /// Connections to it are tried again and again meanwhile, each time for a second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timed_a_node_that_hangs_holds_up_nobody_who_asks_another_one() {
