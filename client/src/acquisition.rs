@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
+use crate::call::Pauses;
 use crate::clock::Moment;
 use crate::gate::Gate;
 use crate::hold::{Held, Hold};
@@ -11,7 +12,7 @@ use crate::identity::unique_owner;
 use crate::options::{Options, SHORTEST};
 use crate::request::{Keeping, Request};
 use crate::shared::Shared;
-use crate::timer::sleep_until_some;
+use crate::timer::{sleep_until, sleep_until_some};
 use crate::waiter::{self, LATE};
 use crate::wire::{Family, Subject};
 
@@ -179,7 +180,7 @@ impl Acquisition {
 
     async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Held, Error> {
         let retry_for = self.request.client.settings.retry_for;
-        let mut failing_since = None;
+        let (mut failing_since, mut pauses) = (None, Pauses::new());
         loop {
             let started = Moment::now();
             let outcome = match waiter::wait(&self.request, deadline).await {
@@ -194,12 +195,14 @@ impl Acquisition {
             // is the first one.
             let now = Moment::now();
             if started.until(now) >= retry_for {
-                failing_since = None;
+                (failing_since, pauses) = (None, Pauses::new());
             }
             if failing_since.get_or_insert(now).until(now) >= retry_for {
                 return outcome;
             }
             tracing::debug!("the lease ended before the grant was heard of; asking again");
+            // Others get their turn. They are granted it as soon as this one waits again.
+            sleep_until(now.after(pauses.next())).await;
         }
     }
 

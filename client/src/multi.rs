@@ -187,12 +187,13 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    /// The fencing token of a key; `None` if it is not one of this guard's.
+    /// The fencing token of a key; `None` if it is not one of this guard's. Of a key that is held in several places it is the one of the place
+    /// whose name comes first: each place counts its own tokens, and [`tokens`](Self::tokens) has all.
     pub fn token(&self, key: impl AsRef<[u8]>) -> Option<u64> {
         self.tokens().find(|(held, _)| *held == key.as_ref()).map(|(_, token)| token)
     }
 
-    /// All keys with their fencing tokens.
+    /// All keys with their fencing tokens, by the names of their places.
     pub fn tokens(&self) -> impl Iterator<Item = (&[u8], u64)> {
         self.holds.iter().flat_map(|held| {
             let keys = held.hold.request.subject.keys.iter().map(Vec::as_slice);

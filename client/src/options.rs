@@ -100,6 +100,10 @@ macro_rules! option_methods {
         /// The hold is bound anew every third of this time, so that the guard knows of a loss before the server acts on
         /// it, and a server that takes the lock over hears of the connection in time. With 0 it cannot know before.
         ///
+        /// A connection that is silent for a third of what is left of the hold, and for at least 250 ms, is given up, so that there is time for
+        /// another one. All of the client share it, so what others hold with a grace of 0 ends with it: short graces are for servers that are never
+        /// busy for so long.
+        ///
         /// All that one [`owner`](Self::owner) holds of a lock at a time ends together, so its guards of one client have one grace, or none: that of the
         /// first of them, whether it was taken alone or among the keys of a [`MultiLock`](crate::MultiLock). Another one that a later handle names counts
         /// when all of these have ended.

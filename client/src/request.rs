@@ -21,7 +21,7 @@ use crate::shared::Shared;
 use crate::timer::sleep_until;
 use crate::wire::{self, Acquire, Ask, Family, Subject};
 
-/// How long taking back is tried before it is left to the end of the lease.
+/// How long taking back is tried before it is left to the end of the lease. client/README.md says so, too.
 const LONGEST_TAKING_BACK: Duration = Duration::from_secs(60);
 
 /// A grant is as good as new while this part of its lease has passed.

@@ -166,7 +166,7 @@ impl Validity {
     }
 
     fn note_binding(&mut self, sent: Moment, left: Duration) {
-        (self.bound_at, self.left_when_bound) = (sent, left);
+        (self.bound_at, self.left_when_bound, self.not_before) = (sent, left, sent);
     }
 
     /// A renewal failed without an answer that says that the hold is gone.
@@ -174,7 +174,7 @@ impl Validity {
         self.not_before = now.after(RETRY_PAUSE);
     }
 
-    /// Whether the last renewal failed.
+    /// Whether a renewal has failed since the last one that did not.
     pub(crate) fn has_failed(&self) -> bool {
         self.not_before > self.bound_at
     }
@@ -283,6 +283,21 @@ mod tests {
         assert!(!validity.has_failed());
         assert_eq!(validity.next_step(&terms(), OPEN, at(21_500)), Step::Sleep(together(at(22_000), LEASE)));
         assert_eq!(validity.ends(&terms(), OPEN), at(12_000 + 29_698));
+    }
+
+    /// By hand it may be asked again at once.
+    #[test]
+    fn a_renewal_is_forgiven_its_failure_by_the_next_one_however_soon_that_comes() {
+        let mut validity = Validity::given(at(0), LEASE);
+        validity.renewal_failed(at(1_000));
+        validity.renewed(at(1_001), LEASE);
+        assert!(!validity.has_failed());
+        let (terms, soon) = (Terms { session_grace: Some(LEASE), ..terms() }, at(1_002));
+        assert_eq!(
+            validity.next_step(&terms, CLOSED, soon),
+            Step::Renew,
+            "nothing has failed over the next connection"
+        );
     }
 
     #[test]

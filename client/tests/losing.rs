@@ -22,6 +22,18 @@ async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
     assert!(matches!(guard.release().await, Err(Error::NotHeld)));
 }
 
+/// A lease that is over before anybody can have heard of it. Counted are requests, of which a thousand would be sent if there were no pauses.
+#[tokio::test]
+async fn a_lease_that_is_always_over_too_soon_is_asked_for_with_pauses() {
+    let server = Server::start();
+    let options = Client::builder().retry_for(Duration::from_secs(1));
+    let client = options.connect(&crate::url(&server)).await.expect("a server");
+    let acquired = client.lock("k").lease(Duration::from_millis(2)).renewing(false).acquire().await;
+    assert!(matches!(acquired, Err(Error::NotHeld)), "{acquired:?}");
+    let asked = command_stat(&server, "RLOCK.ACQUIRE", "calls");
+    assert!((2..30).contains(&asked), "{asked} times");
+}
+
 /// Nobody renews them, and their leases end long after the test.
 #[tokio::test]
 async fn holds_that_were_taken_away_are_lost_where_the_server_tells() {
