@@ -60,6 +60,22 @@ async fn locks_are_found_on_their_nodes_and_waited_for_there() {
     }
 }
 
+/// A node that does not serve a key would say so, and be asked first each time.
+#[tokio::test]
+async fn each_key_is_asked_for_at_its_own_node_at_once() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    for _ in 0..5 {
+        for key in [ON_FIRST, ON_SECOND] {
+            client.lock(key).acquire().await.expect("free").release().await.expect("it was held");
+        }
+    }
+    for node in &nodes {
+        let errors = node.client().call("INFO errorstats").text();
+        assert!(!errors.contains("errorstat_MOVED"), "{errors}");
+    }
+}
+
 /// The slot that nobody serves here is the first.
 #[tokio::test]
 async fn a_cluster_is_connected_to_while_a_part_of_it_is_missing() {
