@@ -144,9 +144,9 @@ impl Builder {
         self
     }
 
-    /// A connection on which somebody waits is silent, and may have died silently, or its server may serve nobody any more. After so long it is asked
-    /// whether it lives; then it counts as dead if no answer at all comes over it for [`connect_timeout`](Self::connect_timeout). Default: 5 s; less
-    /// than 10 ms is 10 ms.
+    /// A connection on which somebody waits, or follows what happens, is silent, and may have died silently, or its server may serve nobody any more.
+    /// After so long it is asked whether it lives; then it counts as dead if no answer at all comes over it for
+    /// [`connect_timeout`](Self::connect_timeout). Default: 5 s; less than 10 ms is 10 ms.
     #[must_use]
     pub fn ping_after(mut self, span: Duration) -> Self {
         self.settings.ping_after = span.max(SHORTEST_PING_AFTER);

@@ -115,6 +115,13 @@ impl Listeners {
         }
     }
 
+    /// Whether anybody follows what happens to a key.
+    pub(crate) fn are_followed(&self) -> bool {
+        let listeners = self.by_channel();
+        let mut followers = listeners.values().filter_map(|listened| listened.followers.as_ref());
+        followers.any(|followers| followers.receiver_count() > 0)
+    }
+
     /// Forgets a channel if nobody listens to it any more. Returns whether that is so.
     pub(crate) fn remove_if_idle(&self, channel: &[u8]) -> bool {
         let mut listeners = self.by_channel();

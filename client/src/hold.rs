@@ -64,8 +64,7 @@ pub(crate) struct Hold {
 
 struct State {
     validity: Validity,
-    /// The connection that the hold is bound to.
-    link: Arc<Link>,
+    bound: Bound,
     /// What the keeper has asked for, and has no answer to yet.
     asked: Option<Renewal>,
     /// Whether something has happened to its keys since it was last asked for.
@@ -73,17 +72,33 @@ struct State {
     listening: Option<Listening>,
 }
 
+/// The connection over which a hold was last granted or renewed. Only one with a session keeps it: the others do not mind when it is closed.
+struct Bound {
+    link: Weak<Link>,
+    kept: Option<Arc<Link>>,
+}
+
+impl Bound {
+    fn to(terms: &Terms, link: Arc<Link>) -> Self {
+        Self { link: Arc::downgrade(&link), kept: terms.session_grace.map(|_| link) }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.link.upgrade().is_none_or(|link| link.is_closed())
+    }
+}
+
 /// The task that hears what happens to the keys, and the connection over which it hears it.
 struct Listening {
-    link: Arc<Link>,
+    link: Weak<Link>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl State {
-    /// Whether somebody has to begin to listen. A new connection has to be listened to anew.
-    fn has_to_listen(&self) -> bool {
-        self.link.may_tell_events()
-            && self.listening.as_ref().is_none_or(|present| !Arc::ptr_eq(&present.link, &self.link))
+    /// Over what somebody has to begin to listen. A new connection has to be listened to anew.
+    fn has_to_listen(&self) -> Option<Arc<Link>> {
+        let is_new = self.listening.as_ref().is_none_or(|present| !Weak::ptr_eq(&present.link, &self.bound.link));
+        self.bound.link.upgrade().filter(|link| is_new && link.may_tell_events() && !link.is_closed())
     }
 }
 
@@ -117,14 +132,14 @@ impl Hold {
     /// When it can no longer be relied upon if nothing happens.
     pub(crate) fn ends(&self) -> Moment {
         let state = self.state();
-        state.validity.ends(&self.terms, state.link.is_closed() || self.request.client.home.has_ended())
+        state.validity.ends(&self.terms, state.bound.is_closed() || self.request.client.home.has_ended())
     }
 
     /// Whether it can be relied upon, and something is wrong all the same.
     pub(crate) fn is_suspected(&self) -> bool {
         let is_in_doubt = {
             let state = self.state();
-            state.link.is_closed() || state.validity.has_failed()
+            state.bound.is_closed() || state.validity.has_failed()
         };
         is_in_doubt && self.is_held()
     }
@@ -202,7 +217,7 @@ impl Hold {
             Renewal::Lease(_) => state.validity.renewed(sent, left),
             Renewal::Binding(_) => state.validity.bound(&self.terms, sent, left),
         }
-        state.link = link;
+        state.bound = Bound::to(&self.terms, link);
     }
 
     /// Renews by hand: with the lease of the hold, or another one. A hold that was lost stays lost: somebody may have heard of it.
@@ -236,7 +251,7 @@ impl Hold {
     /// Whether its lease counts from so long ago that little of it is left.
     fn is_old(&self) -> bool {
         let state = self.state();
-        let step = state.validity.next_step(&self.terms.renewing(), state.link.is_closed(), Moment::now());
+        let step = state.validity.next_step(&self.terms.renewing(), state.bound.is_closed(), Moment::now());
         !matches!(step, Step::Sleep(_) | Step::Bind(_))
     }
 
@@ -262,24 +277,24 @@ impl Hold {
         let keeper = &self.request.client.keeper;
         let (due, link, was_closed) = {
             let state = self.state();
-            let is_closed = state.link.is_closed();
+            let is_closed = state.bound.is_closed();
             let due = match state.validity.next_step(&self.terms, is_closed, now) {
                 // It does not end unnoticed while an answer is awaited.
                 _ if state.asked.is_some() => state.validity.ends(&self.terms, is_closed),
                 Step::Sleep(_) if state.is_doubted => now,
-                Step::Sleep(until) if state.has_to_listen() => until.min(self.listens_from.max(now)),
+                Step::Sleep(until) if state.has_to_listen().is_some() => until.min(self.listens_from.max(now)),
                 Step::Sleep(until) => until,
                 Step::Lose | Step::Renew | Step::Bind(_) => now,
             };
-            (due, state.link.clone(), is_closed)
+            (due, state.bound.kept.clone(), is_closed)
         };
-        let has_to_be_watched = self.ends_with_its_link() && !was_closed;
-        if has_to_be_watched {
-            keeper.watch(&link);
+        let watched = link.filter(|_| !was_closed);
+        if let Some(link) = &watched {
+            keeper.watch(link);
         }
         keeper.look_at(self.clone(), due);
         // If it was closed just now, whoever watches may have come by before this one was there.
-        if has_to_be_watched && link.is_closed() {
+        if watched.is_some_and(|link| link.is_closed()) {
             keeper.look_at(self.clone(), now);
         }
     }
@@ -287,7 +302,7 @@ impl Hold {
     /// What is to be done now. `None` if that is nothing for now.
     fn take_step(self: &Arc<Self>, now: Moment) -> Option<Renewal> {
         let mut state = self.state();
-        let is_closed = state.link.is_closed();
+        let is_closed = state.bound.is_closed();
         let step = state.validity.next_step(&self.terms, is_closed, now);
         if step == Step::Lose {
             drop(state);
@@ -304,10 +319,12 @@ impl Hold {
             // Something has happened to the key: a renewal tells what. One for so short a time prolongs nothing.
             Step::Sleep(_) if state.is_doubted => Renewal::Binding(SHORTEST),
             Step::Sleep(_) => {
-                if now >= self.listens_from && state.has_to_listen() {
-                    let link = state.link.clone();
-                    let task = self.request.client.home.start(listen(Arc::downgrade(self), link.clone()));
-                    state.listening = Some(Listening { link, _task: AbortOnDropHandle::new(task) });
+                if now >= self.listens_from
+                    && let Some(link) = state.has_to_listen()
+                {
+                    let heard_over = Arc::downgrade(&link);
+                    let task = self.request.client.home.start(listen(Arc::downgrade(self), link));
+                    state.listening = Some(Listening { link: heard_over, _task: AbortOnDropHandle::new(task) });
                 }
                 return None;
             }
@@ -343,11 +360,18 @@ impl Hold {
 /// Hears what happens to the keys of a hold.
 async fn listen(hold: Weak<Hold>, link: Arc<Link>) {
     let Some(request) = hold.upgrade().map(|hold| hold.request.clone()) else { return };
-    let mut news = News::of(&request, link).await;
-    while news.come().await {
-        let Some(hold) = hold.upgrade() else { return };
-        hold.state().is_doubted = true;
-        hold.be_looked_at(Moment::now());
+    let closed = link.closing().clone();
+    let hearing = async {
+        let mut news = News::of(&request, link).await;
+        while news.come().await {
+            let Some(hold) = hold.upgrade() else { return };
+            hold.state().is_doubted = true;
+            hold.be_looked_at(Moment::now());
+        }
+    };
+    tokio::select! {
+        () = closed.cancelled() => {}
+        () = hearing => {}
     }
 }
 

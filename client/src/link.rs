@@ -309,9 +309,9 @@ impl Link {
         answer.map(drop)
     }
 
-    /// As long as somebody waits on this connection, asks from time to time whether it lives: nothing else would tell. `answers_error` is called
-    /// when the server answers an error. It is asked for what changes nothing, and what it refuses whenever it would refuse a grant: a PING would be
-    /// answered also by a server that serves nobody any more.
+    /// As long as somebody waits on this connection, or follows what happens to a lock, asks from time to time whether it lives: nothing else would
+    /// tell. `answers_error` is called when the server answers an error. Where somebody waits it is asked for what changes nothing, and what it refuses
+    /// whenever it would refuse a grant: a PING would be answered also by a server that serves nobody any more.
     ///
     /// It runs where the connection does. If that runtime ends, nothing comes over the connection any more, and whoever waits on another runtime
     /// has to hear of that.
@@ -328,8 +328,12 @@ impl Link {
                 () = sleep_until_some(Some(Moment::now().after(every))) => {}
             }
             let Some(link) = link.upgrade() else { return };
-            let Some(subject) = link.mailbox.any_subject() else { continue };
-            let question = Subject { owner: unique_owner().into(), ..subject }.cancel(NO_REQUEST);
+            let question = match link.mailbox.any_subject() {
+                Some(subject) => Subject { owner: unique_owner().into(), ..subject }.cancel(NO_REQUEST),
+                // Whoever only follows may not ask for locks.
+                None if link.listeners.are_followed() => redis::cmd("PING"),
+                None => continue,
+            };
             match link.ask(&question, patience).await {
                 Err(error) if !link.is_closed() => answers_error(&link, &error),
                 _ => {}

@@ -8,8 +8,8 @@ use crate::Error;
 /// Hears of what happens to the locks of a client, see [`Builder::metrics`](crate::Builder::metrics). Each method does nothing unless it is
 /// written.
 ///
-/// They are called where it happens, so they must be quick and must not block: they count, or put something aside. They must not panic. Of a
-/// [`MultiLock`](crate::MultiLock) each group of keys that is taken in one step is told of by its first key, of a
+/// They are called where it happens, so they must be quick and must not block, and ask nothing of a guard: they count, or put something aside. They
+/// must not panic. Of a [`MultiLock`](crate::MultiLock) each group of keys that is taken in one step is told of by its first key, of a
 /// [`Quorum`](crate::Quorum) each server by itself.
 ///
 /// ```

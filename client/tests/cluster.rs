@@ -397,6 +397,103 @@ async fn waits_that_are_dropped_while_their_slot_is_on_its_way_keep_nothing_when
     assert!(lock.try_acquire().await.expect("an answer").is_some());
 }
 
+/// The place of a fair lock moves with it. The wait does not: it stays at the node where it began.
+#[tokio::test]
+async fn a_wait_for_a_fair_lock_that_is_dropped_while_its_slot_is_on_its_way_keeps_nothing_when_it_stays() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let lock = client.fair_lock(ON_FIRST).lease(Duration::from_secs(600));
+    let guard = lock.acquire().await.expect("free");
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire().await.map(drop) }
+    });
+    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
+    let (slot, _) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
+    waiting.abort();
+    eventually(|| command_stat(&nodes[1], "RFAIRLOCK.CANCEL", "calls") >= 1).await;
+    guard.release().await.expect("it was held, at the other node");
+    for node in &nodes {
+        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} STABLE")), "OK");
+    }
+    eventually(|| {
+        let mut first = nodes[0].client();
+        first.waiting_owners(ON_FIRST).is_empty() && first.holder(ON_FIRST).is_none()
+    })
+    .await;
+    assert!(lock.try_acquire().await.expect("an answer").is_some());
+}
+
+/// Neither node has both keys, and each says that it is asked too early.
+#[tokio::test]
+async fn what_is_taken_back_while_its_slot_is_on_its_way_does_not_hold_up_its_owner() {
+    let nodes = cluster().await;
+    let patience = Duration::from_millis(500);
+    let options = Client::builder().response_timeout(patience);
+    let client = options.connect_cluster(&[&url(&nodes[0])]).await.expect("a cluster");
+    let keys = [1, 2].map(|number| format!("{ON_FIRST}{number}"));
+    for key in &keys {
+        nodes[0].client().acquire(&format!("{key} stranger PX 600000"));
+    }
+    let all = client.multi_lock(&keys).owner("me").lease(Duration::from_secs(600));
+    let waiting = tokio::spawn(async move { all.acquire().await.map(drop) });
+    eventually(|| nodes[0].client().waiting_owners(&keys[0]).len() == 1).await;
+    begin_to_move_slot_of_first(&nodes, &keys[0]);
+    waiting.abort();
+    eventually(|| command_stat(&nodes[1], "RLOCK.CANCEL", "calls") >= 1).await;
+    let one = client.lock(&keys[1]).owner("me");
+    let asking = tokio::spawn(async move { one.try_acquire().await });
+    let outcome = tokio::time::timeout(PATIENCE, asking).await.expect("it has its turn").expect("no panic");
+    assert!(outcome.expect("an answer").is_none(), "a stranger holds it");
+}
+
+/// As above, of an owner that may have other requests: it is tried for as long as the lease.
+#[tokio::test]
+async fn a_named_wait_that_is_dropped_while_its_slot_is_on_its_way_keeps_nothing_when_it_stays() {
+    let nodes = cluster().await;
+    let options = Client::builder().response_timeout(Duration::from_millis(500));
+    let client = options.connect_cluster(&[&url(&nodes[0])]).await.expect("a cluster");
+    let lock = client.lock(ON_FIRST).lease(Duration::from_secs(600));
+    let guard = lock.acquire().await.expect("free");
+    let waiting = tokio::spawn({
+        let lock = lock.clone().owner("me");
+        async move { lock.acquire().await.map(drop) }
+    });
+    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
+    let (slot, _) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
+    waiting.abort();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    guard.release().await.expect("it was held, at the other node");
+    for node in &nodes {
+        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} STABLE")), "OK");
+    }
+    eventually(|| {
+        let mut first = nodes[0].client();
+        first.waiting_owners(ON_FIRST).is_empty() && first.holder(ON_FIRST).is_none()
+    })
+    .await;
+}
+
+/// Whoever is asked whether it is free says so, and nobody holds it.
+#[tokio::test]
+async fn what_is_taken_back_from_a_slot_on_its_way_is_not_taken_again_and_again() {
+    let nodes = cluster().await;
+    let client = connect(&nodes[0]).await;
+    let lock = client.lock(ON_FIRST).lease(Duration::from_secs(600));
+    let guard = lock.acquire().await.expect("free");
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire().await.map(drop) }
+    });
+    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
+    begin_to_move_slot_of_first(&nodes, ON_FIRST);
+    guard.release().await.expect("it was held, at the other node");
+    waiting.abort();
+    eventually(|| command_stat(&nodes[1], "RLOCK.CANCEL", "calls") >= 5).await;
+    let granted = command_stat(&nodes[1], "RLOCK.RELEASE", "calls") - 1;
+    assert!(granted <= 1, "{granted} times");
+}
+
 /// Connections to it are tried again and again meanwhile, each time for a second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timed_a_node_that_hangs_holds_up_nobody_who_asks_another_one() {

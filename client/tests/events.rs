@@ -51,6 +51,24 @@ async fn a_follower_is_told_what_a_lost_connection_may_have_hidden() {
     assert_eq!(next(&mut events).await, Event::Acquired);
 }
 
+/// What is sent over it is swallowed, and nobody has anything else to ask.
+#[tokio::test]
+async fn a_connection_that_dies_silently_is_found_while_somebody_follows_over_it() {
+    let server = Server::with(&["notify-keyspace-events Kd"]);
+    let proxy = Proxy::before(&server).await;
+    let options = Client::builder().ping_after(Duration::from_millis(100)).connect_timeout(Duration::from_millis(500));
+    let client = options.connect(&proxy.url()).await.expect("a server");
+    let mut events = client.observe("k").events().await.expect("it tells");
+    let mut is_first = true;
+    proxy.set(move |direction, _| match direction == Direction::ToServer && std::mem::take(&mut is_first) {
+        true => Fate::Swallow,
+        false => Fate::Pass,
+    });
+    assert_eq!(next(&mut events).await, Event::Missed);
+    server.client().acquire("k other");
+    assert_eq!(next(&mut events).await, Event::Acquired);
+}
+
 /// The connection is cut at the question that comes before the subscription.
 #[tokio::test]
 async fn a_connection_that_is_lost_while_somebody_begins_to_follow_is_replaced() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError};
 
-use super::{Hold, LISTENS_AFTER, State};
+use super::{Bound, Hold, LISTENS_AFTER, State};
 use crate::Error;
 use crate::clock::Moment;
 use crate::gate::Turn;
@@ -52,7 +52,8 @@ impl Held {
             ends_at: request.keeping.ends_by.or_else(ends_at),
         };
         let validity = Validity::given(counts_from, lease);
-        let state = Mutex::new(State { validity, link, asked: None, is_doubted: false, listening: None });
+        let bound = Bound::to(&terms, link);
+        let state = Mutex::new(State { validity, bound, asked: None, is_doubted: false, listening: None });
         let (lost, ended, is_ending) = (Signal::default(), Signal::default(), tokio::sync::Mutex::new(false));
         let (place, now) = (request.client.keeper.place(), Moment::now());
         let permits = AtomicU32::new(request.subject.permits);

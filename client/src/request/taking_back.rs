@@ -15,7 +15,7 @@ use crate::call::{Answered, Pauses};
 use crate::clock::Moment;
 use crate::gate::Turn;
 use crate::options::SHORTEST;
-use crate::timer::sleep_until;
+use crate::timer::{sleep_until, within};
 use crate::wire::{self, Acquire, Ask, Subject};
 
 /// How long taking back is tried before it is left to the end of the lease. client/README.md says so, too.
@@ -49,30 +49,44 @@ impl Request {
     ///
     /// While its slot is on its way to another node, a wait cannot be ended: the node where it waits has what is said of the key done by the other
     /// one. So it is done again until a node answers that serves the slot: the other one, where nobody waits, or the same if the slot stays.
-    async fn take_back(&self, request_id: u64, may_wait: bool, has_earlier_copy: bool) {
+    async fn take_back(&self, request_id: u64, may_wait: bool, has_earlier_copy: bool, mut turn: Turn) {
         let end = self.end_of_efforts();
-        // Not for long if the owner may have other requests, which wait: what it wants to release is memory that may be missing, and what it asks for next
-        // ends its wait.
+        // Not for long if the owner may have other requests, which wait: what it wants to release is memory that may be missing. After that it is done
+        // between them.
         let end_if_untold = match self.gate.can_be_found() {
             true => end.min(Moment::now().after(self.client.settings.response_timeout)),
             false => end,
         };
-        let efforts = Efforts { end, end_if_untold };
-        let mut pauses = Pauses::new();
+        let (mut pauses, mut has_asked_elsewhere) = (Pauses::new(), false);
         pauses.refused();
         loop {
             let wait = if may_wait { self.end_wait(request_id, end).await } else { Ok(Wait::None) };
             match wait {
                 // The copy that waited had got nothing.
                 Ok(Wait::Ended) if !self.may_be_granted_in_part(has_earlier_copy) => return,
-                Ok(_) => self.take_back_grant(request_id, efforts).await,
-                Err(ref error) => return tracing::warn!(%error, "a wait that nobody wants could not be ended"),
+                Ok(Wait::Ended | Wait::None) => {
+                    return self.take_back_grant(request_id, Efforts { end, end_if_untold }).await;
+                }
+                // What it was granted there is given back. If it is asked for again, it is granted anew.
+                Ok(Wait::OutOfReach) if has_asked_elsewhere => {}
+                Ok(Wait::OutOfReach) => {
+                    has_asked_elsewhere = true;
+                    self.take_back_grant(request_id, Efforts { end: end_if_untold, end_if_untold }).await;
+                }
+                Err(error) => return tracing::warn!(%error, "a wait that nobody wants could not be ended"),
             }
             let next = Moment::now().after(pauses.next());
-            if !matches!(wait, Ok(Wait::OutOfReach)) || next >= end_if_untold {
+            if next >= end {
                 return;
             }
+            if next < end_if_untold {
+                sleep_until(next).await;
+                continue;
+            }
+            drop(turn);
             sleep_until(next).await;
+            let Some(next_turn) = within(Moment::now().until(end), self.gate.pass()).await else { return };
+            turn = next_turn;
         }
     }
 
@@ -81,8 +95,9 @@ impl Request {
         let Answered { said, is_asking, .. } = self.call(&self.subject.cancel(request_id), give_up).await?;
         let ended = said.map_err(|error| Error::from_answer(&error)).and_then(|said| wire::number(&said));
         Ok(match ended {
-            Ok(1..) => Wait::Ended,
+            // Also if that has ended something: the place in a fair lock's queue goes along with the lock, and the wait does not.
             _ if is_asking => Wait::OutOfReach,
+            Ok(1..) => Wait::Ended,
             _ => Wait::None,
         })
     }
@@ -182,8 +197,7 @@ impl Drop for Unsure<'_> {
         let Some(turn) = self.turn.take().filter(|_| copies > 0) else { return };
         let (request, request_id, may_wait) = (self.request.clone(), self.request_id, self.may_wait);
         self.request.client.home.in_background(async move {
-            request.take_back(request_id, may_wait, copies > 1).await;
-            drop(turn);
+            request.take_back(request_id, may_wait, copies > 1, turn).await;
         });
     }
 }
