@@ -43,7 +43,9 @@ impl Engine {
         let has_place = self.gives_place_up(tx, request)?;
         if has_place && tickets.is_empty() {
             // A request without an id of its own has taken the place over, and waits there.
-            tickets.extend(self.name(tx, KEY).and_then(|name| self.queues.first_for_place(request.owner, name)));
+            let arrival = self.place_of(tx, request.owner)?.map(|place| place.arrival);
+            let name = self.name(tx, KEY);
+            tickets.extend(name.and_then(|name| self.queues.first_for_place(request.owner, name, arrival)));
         }
         for ticket in &tickets {
             if request.kind == Kind::Fair {

@@ -3,7 +3,7 @@
 //! Which connections a hold is bound to is kept with the hold. Here is the way back, from a connection to the holds that have
 //! to be looked at when it closes. An entry may outlive its hold, and is ignored then: the hold is what counts.
 
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::ops::Bound;
 
@@ -24,7 +24,7 @@ pub(super) struct Connections {
     /// Connections, and the tickets that were granted and have not heard of it.
     undelivered: BTreeSet<(u64, u64)>,
     /// Connections that have closed, and whose holds were not all looked at yet.
-    closed: VecDeque<u64>,
+    closed: BTreeSet<u64>,
     /// Bindings of holds that went away all at once: memory to give back.
     stale: Vec<BTreeSet<Binding>>,
 }
@@ -85,20 +85,25 @@ impl Connections {
     /// Notes that a connection has closed.
     pub(super) fn close(&mut self, client: u64) {
         if self.first_of(client).is_some() {
-            self.closed.push_back(client);
+            self.closed.insert(client);
         }
     }
 
     /// Takes out a binding to a connection that has closed.
     pub(super) fn next_closed(&mut self) -> Option<Binding> {
-        while let Some(client) = self.closed.front() {
+        while let Some(client) = self.closed.first() {
             if let Some(binding) = self.first_of(*client).cloned() {
                 self.bindings.remove(&binding);
                 return Some(binding);
             }
-            self.closed.pop_front();
+            self.closed.pop_first();
         }
         None
+    }
+
+    /// Whether the connection of a hold that says that it is bound to it has closed.
+    pub(super) fn has_lost(&self, binding: &Binding) -> bool {
+        self.closed.contains(&binding.client) || !self.bindings.contains(binding)
     }
 
     /// The next binding after another one: for a look at all of them in parts.

@@ -17,7 +17,7 @@ pub(super) struct Dirty {
     pub(super) replaced: bool,
     /// How far the look at a new value and its waiters has come.
     pub(super) review: Option<Review>,
-    /// Holds, by token, that were used without a connection before the look at a value that arrived has come to their sessions: they go on.
+    /// Holds, by token, that were used without a connection before the look at a value that arrived is at its end: their sessions go on.
     pub(super) spared: BTreeSet<u64>,
     /// Grants whose waiter was gone before it could hear of them.
     pub(super) undelivered: Vec<Undelivered>,

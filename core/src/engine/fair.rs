@@ -40,7 +40,8 @@ impl Engine {
             return Err(Refusal::MaxPlaces { limit });
         }
         let name = self.name(tx, KEY);
-        let replaced = name.and_then(|name| self.queues.first_for_place(owner, name));
+        let arrival = mine.map(|(_, arrival, _)| arrival);
+        let replaced = name.and_then(|name| self.queues.first_for_place(owner, name, arrival));
         let is_rejoining = name.and_then(|name| self.queues.names.get(name)).is_some_and(|record| record.is_rejoining);
         if is_rejoining && mine.is_none() && stay != Stay::Connected {
             // The places of those who waited before are being made anew, and this one must not come before them.
@@ -87,7 +88,8 @@ impl Engine {
     /// The request that an owner waits with was sent again, and does not want to wait: its place goes on without a connection.
     fn detach_repeated(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) {
         let name = self.name(tx, KEY);
-        let Some(ticket) = name.and_then(|name| self.queues.first_for_place(owner, name)) else {
+        let arrival = self.place_of(tx, owner).ok().flatten().map(|place| place.arrival);
+        let Some(ticket) = name.and_then(|name| self.queues.first_for_place(owner, name, arrival)) else {
             return;
         };
         let request_id = self.queues.get(ticket).and_then(|waiter| waiter.request().request_id);

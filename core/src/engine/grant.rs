@@ -2,7 +2,9 @@
 //!
 //! Invariant: holds are granted in [`Engine::grant`] and nowhere else.
 
-use super::dirty::{Review, Stage};
+use smallvec::SmallVec;
+
+use super::connections::Binding;
 use super::state::{Engine, Transaction, terms_of};
 use crate::event::{ChangeCause, Event, Terms};
 use crate::keyspace::{KeyId, Keyspace};
@@ -146,15 +148,31 @@ impl Engine {
         deadline_us
     }
 
-    /// A hold was used without a connection, as in a script. If its value has arrived and the look at it has yet to end the session of that hold, it
-    /// does not: what was answered holds.
+    /// A hold was used without a connection, as in a script. If the look at a value that arrived, or at a connection that closed, has yet to end its
+    /// session, it does not: what was answered holds.
     fn spare(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
+        self.unbind_closed(tx, id, token);
         let record = self.name(tx, id).and_then(|name| self.queues.names.get_mut(name));
         if let Some(dirty) = record.and_then(|record| record.dirty.as_mut())
-            && let Some(Review { stage: Stage::Misfits(_) | Stage::Sessions(_), arrived: true }) = dirty.review
+            && dirty.review.is_some_and(|review| review.arrived)
             && terms_of(tx.keys, id, token).is_some_and(|terms| terms.session_ms.is_some())
         {
             dirty.spared.insert(token);
+        }
+    }
+
+    /// Unbinds a hold from connections that have closed, so that nothing is left to be done about them.
+    fn unbind_closed(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        let is_closed = |client: &u64| {
+            let binding = Binding { client: *client, token, key: tx.keys.key(id).to_key() };
+            self.connections.has_lost(&binding)
+        };
+        let closed: SmallVec<[u64; 1]> = lock.clients(token).iter().copied().filter(is_closed).collect();
+        for client in closed {
+            self.unbind(tx, id, token, client);
         }
     }
 }

@@ -34,7 +34,7 @@ impl Engine {
                     return freed;
                 }
             }
-            if matches!(review.stage, Stage::Sessions(_)) {
+            if dirty.review.is_none() {
                 dirty.spared.clear();
             }
             if is_first_stage {

@@ -85,7 +85,7 @@ impl Engine {
     /// Whether an owner's place on a fair lock is one of a request that waits without a blocked connection.
     #[must_use]
     pub fn is_notified(&self, key: KeyRef<'_>, owner: &[u8]) -> bool {
-        let ticket = self.queues.names.find(key).and_then(|name| self.queues.first_for_place(owner, name));
+        let ticket = self.queues.names.find(key).and_then(|name| self.queues.first_for_place(owner, name, None));
         ticket.and_then(|ticket| self.queues.get(ticket)).is_some_and(|waiter| waiter.request().notify.is_some())
     }
 

@@ -26,7 +26,7 @@ use super::dirty::Undelivered;
 use super::names::{Holder, MAX_COPIED, NameRecord, Names};
 use super::notified::Notified;
 use super::owners::{Holding, OwnerRecord, Owners, Wait};
-use super::positions::{NameId, OwnerId, Position};
+use super::positions::{NameId, OwnerId, Position, Rank};
 use super::waiter::{Entrant, Waiter, until_us};
 use crate::bytes::KeyRef;
 use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
@@ -242,10 +242,16 @@ impl WaitQueues {
     }
 
     /// The first request with which an owner waits for a place on a fair lock. Others of it may wait under the same name, for a lock of another
-    /// kind that was there before, until the look at the present value comes to them.
-    pub(super) fn first_for_place(&self, owner: &[u8], name: NameId) -> Option<u64> {
+    /// kind that was there before, until the look at the present value comes to them. However many these are, it is found if it came when its place did.
+    pub(super) fn first_for_place(&self, owner: &[u8], name: NameId, arrival: Option<u64>) -> Option<u64> {
         let owner = self.owners.find(owner)?;
-        let mut behind = None;
+        let came = arrival.map(|arrival| Position::new(Rank::Newcomer, arrival, u64::MIN));
+        let of_place = came.and_then(|came| self.next_for_place(owner, name, Some(came)));
+        of_place.or_else(|| self.next_for_place(owner, name, None))
+    }
+
+    fn next_for_place(&self, owner: OwnerId, name: NameId, behind: Option<Position>) -> Option<u64> {
+        let mut behind = behind;
         for _ in 0..LOOKED_AT {
             let position = self.next_of_owner(owner, name, Mode::Exclusive, behind)?;
             if self.get(position.ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair) {

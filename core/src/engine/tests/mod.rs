@@ -17,6 +17,7 @@ mod steps;
 mod subscribers;
 mod tokens;
 mod transcripts;
+mod used_meanwhile;
 mod views;
 mod world;
 mod worlds;
