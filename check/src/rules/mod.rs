@@ -67,7 +67,7 @@ fn check_refusals(history: &History, violations: &mut Vec<Violation>) {
 #[must_use]
 pub fn check(history: &mut History) -> Vec<Violation> {
     let keys = history.keys.clone();
-    let pauses = history.pauses.clone();
+    let (pauses, takeovers) = (history.pauses.clone(), history.takeovers.clone());
     let is_of_several_servers = history.is_of_several_servers;
     let mut grants: Vec<(u32, Grant)> = std::mem::take(&mut history.grants_of_forgotten);
     let mut violations = each_key(history, |timeline, violations| {
@@ -82,11 +82,11 @@ pub fn check(history: &mut History) -> Vec<Violation> {
             grants.extend(tokens::grants(key, timeline).map(|grant| (timeline.key, grant)));
         }
         if is_of_several_servers {
-            tokens::check(&mut grants, violations);
+            tokens::check(&mut grants, &takeovers, violations);
             grants.clear();
         }
     });
-    tokens::check(&mut grants, &mut violations);
+    tokens::check(&mut grants, &takeovers, &mut violations);
     check_answers(history, &mut violations);
     check_demotions(history, &mut violations);
     check_refusals(history, &mut violations);

@@ -2,6 +2,7 @@
 
 use crate::told::{ALONE, Told, acquire};
 use rlock_check::history::{Call, Key, Kind, Mode, Outcome, Rule};
+use rlock_check::timeline::Possible;
 
 #[test]
 fn a_hold_that_was_granted_by_a_request_whose_answer_was_lost_may_be_told_later() {
@@ -27,6 +28,22 @@ fn two_servers_may_give_the_same_token_of_two_locks_and_not_of_one() {
     assert_eq!(told(1, true).broken(), []);
     assert_eq!(told(1, false).broken(), [Rule::TokensRise]);
     assert_eq!(told(0, true).broken(), [Rule::TokensRise]);
+}
+
+#[test]
+fn while_a_server_takes_over_it_and_the_one_before_may_give_the_same_token_of_two_locks_and_not_of_one() {
+    let told = |key, until_us: fn(u64) -> u64| {
+        let mut told = Told::mutex().granted(1, ALONE, 10, 5).released(1, ALONE, 15, 0).granted(2, ALONE, 20, 5);
+        told.0.keys.push(Key { name: "other".into(), kind: Kind::Mutex, permits: 1 });
+        told.0.operations[2].key = key;
+        let answered_us = told.0.operations.iter().map(|one| one.answered_us);
+        let (from_us, until_us) = (answered_us.clone().min().unwrap(), until_us(answered_us.max().unwrap()));
+        told.0.takeovers = vec![Possible { from_us, until_us }];
+        told
+    };
+    assert_eq!(told(1, |last_us| last_us).broken(), []);
+    assert_eq!(told(1, |last_us| last_us - 1).broken(), [Rule::TokensRise], "the old one grants no more");
+    assert_eq!(told(0, |last_us| last_us).broken(), [Rule::TokensRise]);
 }
 
 #[test]
