@@ -14,7 +14,7 @@ const FIRST_HALF: &str = "0 8191";
 const SECOND_HALF: &str = "8192 16383";
 
 /// Keys of one slot in each half: CRC16 of "b" is 3300, of "a" 15495.
-const ON_FIRST: &str = "{b}";
+pub(crate) const ON_FIRST: &str = "{b}";
 const ON_SECOND: &str = "{a}";
 
 fn node() -> Server {
@@ -22,7 +22,7 @@ fn node() -> Server {
     Server::with(&["cluster-enabled yes", &format!("cluster-port {}", free_port())])
 }
 
-async fn cluster() -> [Server; 2] {
+pub(crate) async fn cluster() -> [Server; 2] {
     let nodes = [node(), node()];
     for (node, slots) in nodes.iter().zip([FIRST_HALF, SECOND_HALF]) {
         assert_eq!(node.client().call(format!("CLUSTER ADDSLOTSRANGE {slots}")), "OK");
@@ -39,7 +39,7 @@ async fn cluster() -> [Server; 2] {
     nodes
 }
 
-async fn connect(seed: &Server) -> Client {
+pub(crate) async fn connect(seed: &Server) -> Client {
     Client::builder().connect_cluster(&[&url(seed)]).await.expect("a cluster")
 }
 
@@ -107,7 +107,7 @@ async fn keys_of_several_slots_are_held_together() {
 
 /// Moves a lock on the first node to the second, and leaves its slot on its way: the first node answers ASK for what it has not.
 /// Returns the number of the slot, and the name of the second node.
-fn begin_to_move_slot_of_first(nodes: &[Server; 2], key: &str) -> (i64, String) {
+pub(crate) fn begin_to_move_slot_of_first(nodes: &[Server; 2], key: &str) -> (i64, String) {
     let slot = nodes[0].client().call(format!("CLUSTER KEYSLOT {ON_FIRST}")).int();
     let [from, to] = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
     assert_eq!(nodes[1].client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
@@ -366,132 +366,6 @@ async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
         let outcome = tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic");
         outcome.expect("a grant, and its release");
     }
-}
-
-/// The node where they wait has all that is said of the key done by the other one, where nobody waits: also that the waits are to end.
-#[tokio::test]
-async fn waits_that_are_dropped_while_their_slot_is_on_its_way_keep_nothing_when_it_stays() {
-    let nodes = cluster().await;
-    let client = connect(&nodes[0]).await;
-    let lock = client.lock(ON_FIRST).lease(Duration::from_secs(600));
-    let guard = lock.acquire().await.expect("free");
-    let waits = [1, 2].map(|_| {
-        let lock = lock.clone();
-        tokio::spawn(async move { lock.acquire().await.map(drop) })
-    });
-    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == waits.len()).await;
-    let (slot, _) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
-    for wait in &waits {
-        wait.abort();
-    }
-    eventually(|| command_stat(&nodes[1], "RLOCK.CANCEL", "calls") >= waits.len() as i64).await;
-    guard.release().await.expect("it was held, at the other node");
-    for node in &nodes {
-        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} STABLE")), "OK");
-    }
-    eventually(|| {
-        let mut first = nodes[0].client();
-        first.waiting_owners(ON_FIRST).is_empty() && first.holder(ON_FIRST).is_none()
-    })
-    .await;
-    assert!(lock.try_acquire().await.expect("an answer").is_some());
-}
-
-/// The place of a fair lock moves with it. The wait does not: it stays at the node where it began.
-#[tokio::test]
-async fn a_wait_for_a_fair_lock_that_is_dropped_while_its_slot_is_on_its_way_keeps_nothing_when_it_stays() {
-    let nodes = cluster().await;
-    let client = connect(&nodes[0]).await;
-    let lock = client.fair_lock(ON_FIRST).lease(Duration::from_secs(600));
-    let guard = lock.acquire().await.expect("free");
-    let waiting = tokio::spawn({
-        let lock = lock.clone();
-        async move { lock.acquire().await.map(drop) }
-    });
-    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
-    let (slot, _) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
-    waiting.abort();
-    eventually(|| command_stat(&nodes[1], "RFAIRLOCK.CANCEL", "calls") >= 1).await;
-    guard.release().await.expect("it was held, at the other node");
-    for node in &nodes {
-        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} STABLE")), "OK");
-    }
-    eventually(|| {
-        let mut first = nodes[0].client();
-        first.waiting_owners(ON_FIRST).is_empty() && first.holder(ON_FIRST).is_none()
-    })
-    .await;
-    assert!(lock.try_acquire().await.expect("an answer").is_some());
-}
-
-/// Neither node has both keys, and each says that it is asked too early.
-#[tokio::test]
-async fn what_is_taken_back_while_its_slot_is_on_its_way_does_not_hold_up_its_owner() {
-    let nodes = cluster().await;
-    let patience = Duration::from_millis(500);
-    let options = Client::builder().response_timeout(patience);
-    let client = options.connect_cluster(&[&url(&nodes[0])]).await.expect("a cluster");
-    let keys = [1, 2].map(|number| format!("{ON_FIRST}{number}"));
-    for key in &keys {
-        nodes[0].client().acquire(&format!("{key} stranger PX 600000"));
-    }
-    let all = client.multi_lock(&keys).owner("me").lease(Duration::from_secs(600));
-    let waiting = tokio::spawn(async move { all.acquire().await.map(drop) });
-    eventually(|| nodes[0].client().waiting_owners(&keys[0]).len() == 1).await;
-    begin_to_move_slot_of_first(&nodes, &keys[0]);
-    waiting.abort();
-    eventually(|| command_stat(&nodes[1], "RLOCK.CANCEL", "calls") >= 1).await;
-    let one = client.lock(&keys[1]).owner("me");
-    let asking = tokio::spawn(async move { one.try_acquire().await });
-    let outcome = tokio::time::timeout(PATIENCE, asking).await.expect("it has its turn").expect("no panic");
-    assert!(outcome.expect("an answer").is_none(), "a stranger holds it");
-}
-
-/// As above, of an owner that may have other requests: it is tried for as long as the lease.
-#[tokio::test]
-async fn a_named_wait_that_is_dropped_while_its_slot_is_on_its_way_keeps_nothing_when_it_stays() {
-    let nodes = cluster().await;
-    let options = Client::builder().response_timeout(Duration::from_millis(500));
-    let client = options.connect_cluster(&[&url(&nodes[0])]).await.expect("a cluster");
-    let lock = client.lock(ON_FIRST).lease(Duration::from_secs(600));
-    let guard = lock.acquire().await.expect("free");
-    let waiting = tokio::spawn({
-        let lock = lock.clone().owner("me");
-        async move { lock.acquire().await.map(drop) }
-    });
-    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
-    let (slot, _) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
-    waiting.abort();
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    guard.release().await.expect("it was held, at the other node");
-    for node in &nodes {
-        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} STABLE")), "OK");
-    }
-    eventually(|| {
-        let mut first = nodes[0].client();
-        first.waiting_owners(ON_FIRST).is_empty() && first.holder(ON_FIRST).is_none()
-    })
-    .await;
-}
-
-/// Whoever is asked whether it is free says so, and nobody holds it.
-#[tokio::test]
-async fn what_is_taken_back_from_a_slot_on_its_way_is_not_taken_again_and_again() {
-    let nodes = cluster().await;
-    let client = connect(&nodes[0]).await;
-    let lock = client.lock(ON_FIRST).lease(Duration::from_secs(600));
-    let guard = lock.acquire().await.expect("free");
-    let waiting = tokio::spawn({
-        let lock = lock.clone();
-        async move { lock.acquire().await.map(drop) }
-    });
-    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
-    begin_to_move_slot_of_first(&nodes, ON_FIRST);
-    guard.release().await.expect("it was held, at the other node");
-    waiting.abort();
-    eventually(|| command_stat(&nodes[1], "RLOCK.CANCEL", "calls") >= 5).await;
-    let granted = command_stat(&nodes[1], "RLOCK.RELEASE", "calls") - 1;
-    assert!(granted <= 1, "{granted} times");
 }
 
 /// Connections to it are tried again and again meanwhile, each time for a second.

@@ -8,6 +8,7 @@ mod cluster;
 mod counter;
 mod crowd;
 mod cut_connections;
+mod dropped_waits;
 mod events;
 mod examples;
 mod failovers;
