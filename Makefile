@@ -28,7 +28,7 @@ CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
 # Where what one server carries is filled in, by it and by `make bench-fleet`; SIZING= leaves the page alone.
 SIZING       ?= docs/operations.md
-NEED          = SERVER=$(SERVER) ./tools/need
+NEED          = SERVER=$(SERVER) ./scripts/need
 DATA         ?= .run
 # Where `make install` puts the module: Debian's unit for redis-server lets a server run code from /usr/lib and /lib only.
 PREFIX       ?= /usr
@@ -37,9 +37,9 @@ MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
 # What has to be installed for a target: to build, and for those that start one, a server.
 NEEDS         = build
 
-# What `make test` runs beside tools/test: tests that need no server. Those of the module can only be loaded by one.
+# What `make test` runs beside scripts/test: tests that need no server. Those of the module can only be loaded by one.
 OTHER_TESTS   = --exclude rlock --exclude rlock-bench-bare --lib --bins \
-                $(patsubst %.rs,--test %,$(notdir $(wildcard core/tests/*.rs check/tests/*.rs)))
+                $(patsubst %.rs,--test %,$(notdir $(wildcard core/tests/*.rs verify/check/tests/*.rs)))
 
 # Tests in which nobody waits, or only blocked.
 NOBODY_WAITS := at_rest bad_input configuration convergence counter damaged_files effects effects_of_hand_overs fair_leaving fair_order \
@@ -106,17 +106,17 @@ free-port:
 	  { echo "rlock: something listens on port $(PORT) already. Take another one: PORT=6400 make run" >&2; exit 1; }
 
 cluster: build ## Start a local cluster with the module, three masters and three replicas, and show what to type
-	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./tools/cluster
+	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./scripts/cluster
 
 test: build ## Run every test: the core's, and the module's, the client's and the tool's on real servers
 	@echo "On two cores it takes about twenty minutes with the build: first the core, then the module on servers in two ways of waiting, last the client and the tool."
 	cargo test-all $(OTHER_TESTS)
 	cargo test-all --doc
-	RLOCK_SERVER=$(SERVER) ./tools/test integration
+	RLOCK_SERVER=$(SERVER) ./scripts/test integration
 	@# Once more, with waiters that are answered on a channel in place of blocked ones.
-	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./tools/test integration $(NOBODY_WAITS:%=--skip %::) $(SECOND_WAY)
-	RLOCK_SERVER=$(SERVER) ./tools/test client
-	RLOCK_SERVER=$(SERVER) ./tools/test tool
+	RLOCK_WAIT_BY_NOTIFY=1 RLOCK_SERVER=$(SERVER) ./scripts/test integration $(NOBODY_WAITS:%=--skip %::) $(SECOND_WAY)
+	RLOCK_SERVER=$(SERVER) ./scripts/test client
+	RLOCK_SERVER=$(SERVER) ./scripts/test cli
 
 campaigns: build ## The long forms of the random tests and of those that kill (6 minutes)
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --package rlock --test integration -- --test-threads=2 \
@@ -126,7 +126,7 @@ campaigns: build ## The long forms of the random tests and of those that kill (6
 mutant-gate: ## Let the tests notice a module that ignores when somebody begins to listen
 	@$(NEED) build
 	@$(NEED) server
-	@SERVER=$(SERVER) ./tools/mutant-gate
+	@SERVER=$(SERVER) ./scripts/mutant-gate
 
 check: build ## Record what clients see for SECONDS, and prove from it what is promised; SEED=n for other choices
 	$(CHECK) run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
@@ -135,7 +135,7 @@ check-crashes: build ## The same while the server is killed, stands still, and l
 	$(CHECK) run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
 
 test-faults: build ## Check what clients see under each fault for SECONDS, on each server of the matrix; SERVERS=redis-server, NAMES=kill
-	@SECONDS_EACH=$(SECONDS) SEED=$(SEED) NAMES="$(NAMES)" CHECK="$(CHECK)" ./tools/faults $(SERVERS)
+	@SECONDS_EACH=$(SECONDS) SEED=$(SEED) NAMES="$(NAMES)" CHECK="$(CHECK)" ./scripts/faults $(SERVERS)
 
 check-speed: ## Check an invented history of OPERATIONS by the rules: how long that takes
 	$(CHECK) speed --operations $(OPERATIONS)
@@ -143,22 +143,22 @@ check-speed: ## Check an invented history of OPERATIONS by the rules: how long t
 soak: build ## A mixed load of all kinds with disconnects for MINUTES: whether memory and latency stay as they are
 	$(CHECK) soak --module $(MODULE) --server $(SERVER) --minutes $(MINUTES) --seed $(SEED)
 
-check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states in all; WRITE=1 writes the table of docs/checks.md
+check-worlds: ## Try every order of steps in small worlds, beside oracles: at least STATES states in all; WRITE=1 writes the table of docs/internals/checks.md
 	@$(NEED) build
-	@STATES=$(STATES) ./tools/worlds $(if $(WRITE),docs/checks.md)
+	@STATES=$(STATES) ./scripts/worlds $(if $(WRITE),docs/internals/checks.md)
 
-check-mutants: ## Build the module with each fault of check/mutants, and write down which check notices it; NAMES=fifo for some
+check-mutants: ## Build the module with each fault of verify/check/mutants, and write down which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
 	$(CHECK) mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
 
 fuzz: ## Feed the core what a fuzzer thinks of, for SECONDS per target: arguments, payloads, effects, commands, and these beside oracles; WRITE=1 counts them
 	@$(NEED) build
-	SECONDS_EACH=$(SECONDS) ./tools/fuzz
+	SECONDS_EACH=$(SECONDS) ./scripts/fuzz
 
 test-asan: ## Run the module's tests under AddressSanitizer, with a search for leaks; TESTS="sessions:: notify::" for some (needs nightly)
 	@$(NEED) build server nightly
-	@SERVER=$(SERVER) ./tools/asan $(TESTS)
+	@SERVER=$(SERVER) ./scripts/asan $(TESTS)
 
 # Miri interprets each step: of random tests a few short cases, of the small worlds their first states. The tests about hundreds and thousands
 # say so themselves, and are left out. Isolation would hide the stories' files.
@@ -176,16 +176,16 @@ coverage: ## Show which lines of the core its own tests reach, and fail below LI
 mutants: ## Try every small change of PACKAGE (core, module or client) against the tests that reach it; ONLY=lock/hold.rs for some (SHORT=1: quickly), AGAIN=1 for what the last run did not notice (TIMED=1: by tests about time)
 	@$(NEED) build server mutants
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) $(MUTATE) \
-	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md $(ONLY:%=--only %) $(if $(SHORT),--short) $(if $(AGAIN),--again) $(if $(TIMED),--timed)
+	  $(PACKAGE) --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/internals/checks.md $(ONLY:%=--only %) $(if $(SHORT),--short) $(if $(AGAIN),--again) $(if $(TIMED),--timed)
 
 tests-can-fail: ## Seek, for each test of PACKAGE (core, module or client), a change of its code that makes it fail; a run that was broken off goes on
 	@$(NEED) build server mutants
 	PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH" RLOCK_SERVER=$(SERVER) $(MUTATE) \
-	  $(PACKAGE) --tests --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/checks.md
+	  $(PACKAGE) --tests --seconds $(CHANGE_SECONDS) --jobs $(JOBS) --write docs/internals/checks.md
 
 test-matrix: build ## Run the module's tests on every server that Debian's suites have, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
 	cargo test-all --test integration --no-run
-	@NOBODY_WAITS="$(NOBODY_WAITS)" ./tools/matrix $(SERVERS)
+	@NOBODY_WAITS="$(NOBODY_WAITS)" ./scripts/matrix $(SERVERS)
 
 failover: build ## Kill a primary under load 20 times, with Sentinel
 	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test --package rlock --test integration -- --nocapture failover::a_primary_that_is_killed
@@ -197,7 +197,7 @@ lint: ## Check format and lints
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --features tls-rustls
 
 msrv: ## Check the client and the core with the oldest Rust that they promise to build with
-	@./tools/msrv
+	@./scripts/msrv
 
 client-api: ## Compare the client's public API with client/public-api.txt (needs a nightly Rust); WRITE=1 writes that anew
 	cargo run --quiet --package rlock-client-api -- $(if $(WRITE),--write)
@@ -236,15 +236,15 @@ client-faults: build ## Cut, delay and lose the client's connections (16 minutes
 
 test-examples: build ## Run examples/: each language's failures provoked and survived; EXAMPLES="python go" for some (needs their tools)
 	@$(NEED) server
-	@SERVER=$(SERVER) MODULE=$(MODULE) ./tools/examples $(EXAMPLES)
+	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/examples $(EXAMPLES)
 
 test-retries: build ## 1000 rounds of lost replies against the retries of redis-py, go-redis and ioredis (takes minutes)
 	@$(NEED) server
-	@SERVER=$(SERVER) MODULE=$(MODULE) ROUNDS=1000 ./tools/examples python node go
+	@SERVER=$(SERVER) MODULE=$(MODULE) ROUNDS=1000 ./scripts/examples python node go
 
 test-monitoring: build ## Ask every query of the dashboard and the alerts of a real Prometheus, beside servers under load
 	@$(NEED) server
-	./tools/monitoring $(MODULE) $(SERVER)
+	./scripts/monitoring $(MODULE) $(SERVER)
 
 test-peers: build ## Try each lock of bench/peers/ that can be had here: is it one, and what does a crash leave; PEERS="etcd redlock" for some
 	@$(NEED) server
@@ -256,9 +256,9 @@ demo: ## 1000 clients count to 1000 under one lock
 	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
 
 deb: build ## Build the Debian package in target/debian/: module, configuration, tool, manual; REVISION=2 for another one
-	cargo build --release --package rlock-tool
-	cargo run --quiet --package rlock-tool --example generate -- target/generated
-	$(CARGO_DEB) --package rlock-tool --no-build --strip --maintainer "$(MAINTAINER)" --deb-revision $(REVISION) --output $(DEBS)/
+	cargo build --release --package rlock-cli
+	cargo run --quiet --package rlock-cli --example generate -- target/generated
+	$(CARGO_DEB) --package rlock-cli --no-build --strip --maintainer "$(MAINTAINER)" --deb-revision $(REVISION) --output $(DEBS)/
 
 demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
 	@$(NEED) root
@@ -269,7 +269,7 @@ demo-install: ## Install, use, upgrade and remove the package in a clean Debian,
 	./packaging/demo-install target/demo docs/demo-install.txt
 
 picture: build ## Draw `rlock top` over a thousand contended locks into docs/rlock-top.svg
-	RLOCK_PICTURE=$(CURDIR)/docs/rlock-top.svg RLOCK_SERVER=$(SERVER) cargo test --package rlock-tool --test tool -- picture::
+	RLOCK_PICTURE=$(CURDIR)/docs/rlock-top.svg RLOCK_SERVER=$(SERVER) cargo test --package rlock-cli --test cli -- picture::
 
 clean: ## Remove what was built, what `make run` left, and the servers of the matrix
 	cargo clean

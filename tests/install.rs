@@ -62,7 +62,7 @@ fn a_port_that_is_taken_is_said_before_anything_else() {
     assert_eq!(text(&output.stdout), "", "nothing was built, nothing was promised");
 }
 
-/// What `tools/need` says to a user without root where only these programs are.
+/// What `scripts/need` says to a user without root where only these programs are.
 fn need(programs: &[&str], needs: &[&str]) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let script = |name: &str, body: &str| {
@@ -77,7 +77,7 @@ fn need(programs: &[&str], needs: &[&str]) -> (bool, String) {
     for program in ["bash", "ls"] {
         symlink(Path::new("/bin").join(program), folder.path().join(program)).expect("a link");
     }
-    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/need");
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/need");
     let output =
         Command::new("/bin/bash").arg(tool).args(needs).env("PATH", folder.path()).output().expect("bash runs");
     (output.status.success(), text(&output.stderr))

@@ -3,7 +3,7 @@
 //!
 //! A block with the word `console` is run. One with the word `sh` is only for a reader's own machine: it builds, installs, or runs a
 //! service. Of that one only the targets of make are looked at. A block that uses the tool is run by the tests of the tool, which run all the others too
-//! (`tool/tests/documents.rs`): here there is no tool.
+//! (`cli/tests/documents.rs`): here there is no tool.
 
 use std::collections::BTreeSet;
 use std::fs;

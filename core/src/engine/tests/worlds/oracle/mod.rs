@@ -20,7 +20,7 @@
 //! Nothing is done by the way: what is due is done when somebody asks for the lock, when somebody uses a hold after the server has told
 //! something, and when the timer goes off.
 //!
-//! `fuzz/` uses these files too: they know nothing of the engine, and of the crate only modes, and verbs of requests.
+//! `verify/fuzz/` uses these files too: they know nothing of the engine, and of the crate only modes, and verbs of requests.
 
 pub(crate) mod circles;
 mod events;

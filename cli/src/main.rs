@@ -1,0 +1,44 @@
+//! The program: reads the arguments, does it, says what went wrong.
+#![deny(unsafe_code, clippy::print_stdout, clippy::print_stderr)]
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use rlock_cli::arguments::Arguments;
+use rlock_cli::exit::{self, Failure};
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let written = error.print().and_then(|()| io::stdout().flush());
+            if error.use_stderr() {
+                return ExitCode::from(exit::FAILED);
+            }
+            return end(exit::unless_nobody_reads(written).map(|()| exit::DONE));
+        }
+    };
+    // One thread: there is nothing to do in parallel, and the kernel ties the life of the command to the thread that started it.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            exit::complain(&error.to_string());
+            return ExitCode::from(exit::FAILED);
+        }
+    };
+    end(runtime.block_on(rlock_cli::act(arguments)))
+}
+
+/// Says why it failed, if it did.
+fn end(outcome: Result<u8, Failure>) -> ExitCode {
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                exit::complain(&failure.message);
+            }
+            ExitCode::from(failure.status)
+        }
+    }
+}

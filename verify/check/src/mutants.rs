@@ -1,0 +1,394 @@
+//! Builds that are wrong on purpose, and which rule notices.
+//!
+//! Each is a patch in `verify/check/mutants/`, applied to a copy of the tree, so nothing of it is in the product. The first line of a
+//! patch says what is wrong. What touches the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`), which have to
+//! notice it.
+//!
+//! Clients work on a mutant while the wall clock steps, unless lines `Fault: …` in the head of its patch name other faults: then they do
+//! so once under each, and have to notice it under each, if need be at a second try that is longer. The rules ask for less where more goes wrong, and that shows whether what is left of
+//! them can fail. `Fault: each` stands for all that there are. A line `Worlds: no, …` says why the small worlds cannot notice a mutant of the
+//! core. What is wrong in the client is shown to what the processes of clients see.
+//!
+//! Lines `Rule: …` name rules: one of them has to be broken under each fault that a mutant has to be noticed under. Without such a line it may be any
+//! rule. That the server answers is no rule about locks, and counts only where a line names it.
+//!
+//! Lines `Test: …` name tests of the module that have to fail (`tests/`). What names tests and no fault is about a server's own state, and is
+//! shown to no clients.
+
+mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+pub use self::table::renewed;
+use crate::drive::campaign::Campaign;
+use crate::drive::fault::Faults;
+use crate::drive::server::Program;
+use crate::history::Rule;
+use crate::tree::{self, git};
+
+/// The profile of the workspace that mutants are built with: quickly.
+const PROFILE: &str = "mutant";
+
+/// How many states of small worlds a mutant of the core is shown to. Most are found among the first ones.
+const STATES: [&str; 2] = ["16000", "160000"];
+
+/// So many times as long clients work the second time.
+const SECOND_TIME: u32 = 4;
+
+/// What to show the mutants to.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// The root of the tree.
+    pub root: PathBuf,
+    /// Where to build.
+    pub target: PathBuf,
+    /// The server's program.
+    pub server: PathBuf,
+    /// For how long clients work on each.
+    pub lasts: Duration,
+    /// What the clients' choices are drawn from.
+    pub seed: u64,
+}
+
+/// A patch.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    /// Its file, without the ending.
+    pub name: String,
+    /// What is wrong with it.
+    pub what: String,
+    path: PathBuf,
+    is_for_worlds: bool,
+    is_in_client: bool,
+    /// Those that its patch names; none if it names none.
+    faults: Vec<Faults>,
+    /// The rules that its patch names: one of them has to notice it.
+    pub rules: Vec<Rule>,
+    /// Tests of the module that its patch names.
+    tests: Vec<String>,
+}
+
+/// Which rules were violated in the histories of clients that worked under a fault.
+#[derive(Clone, Debug)]
+pub struct Histories {
+    /// The fault.
+    pub fault: Faults,
+    /// The rules.
+    pub rules: Vec<Rule>,
+    /// One of those has noticed the mutant that have to.
+    is_noticed: bool,
+    /// The histories have to notice the mutant under this fault, since its patch names it.
+    is_wanted: bool,
+}
+
+/// What came of a test of the module.
+#[derive(Clone, Debug)]
+pub struct Tested {
+    /// The test, as `cargo test` names it.
+    pub name: String,
+    /// Whether it has failed, as it has to.
+    pub has_failed: bool,
+}
+
+/// Who has noticed a mutant.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// What was seen under each fault that it was tried under.
+    pub histories: Vec<Histories>,
+    /// What came of the tests that its patch names.
+    pub tests: Vec<Tested>,
+    /// What the small worlds say; `None` if they are not asked.
+    pub worlds: Option<String>,
+}
+
+impl Histories {
+    /// The rules in a line.
+    #[must_use]
+    pub fn told(&self) -> String {
+        let names: Vec<&str> = self.rules.iter().map(|rule| rule.name()).collect();
+        if names.is_empty() { table::NOTHING.into() } else { names.join("; ") }
+    }
+}
+
+impl Tested {
+    /// The test in a line, if it has noticed the mutant.
+    #[must_use]
+    pub fn told(&self) -> String {
+        if self.has_failed { format!("`{}` fails", self.name) } else { table::NOTHING.into() }
+    }
+}
+
+impl Verdict {
+    /// Whether those have noticed who have to: the small worlds what is wrong in the core, the histories what is wrong around it, and
+    /// whatever names a fault, under that fault; and each test that it names.
+    #[must_use]
+    pub fn is_caught(&self) -> bool {
+        !self.histories.iter().any(|tried| self.misses(tried))
+            && self.tests.iter().all(|tested| tested.has_failed)
+            && self.worlds.as_ref().is_none_or(|said| !said.is_empty())
+    }
+
+    /// Whether the histories under a fault have not noticed what they have to.
+    fn misses(&self, tried: &Histories) -> bool {
+        !tried.is_noticed && (tried.is_wanted || self.worlds.is_none())
+    }
+}
+
+/// The patches of a tree, by name.
+///
+/// # Errors
+///
+/// If one of them cannot be read.
+pub fn all(root: &Path) -> Result<Vec<Mutant>> {
+    let mut mutants = Vec::new();
+    for entry in fs::read_dir(root.join("verify/check/mutants"))? {
+        let path = entry?.path();
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let what = text.lines().next().unwrap_or_default().to_owned();
+        let head = || text.lines().take_while(|line| !line.is_empty());
+        let is_for_worlds = text.contains("+++ b/core/") && !head().any(|line| line.starts_with("Worlds: no, "));
+        let named = head().filter_map(|line| line.strip_prefix("Fault: "));
+        let faults = faults(named).with_context(|| format!("the faults of {name}"))?;
+        let is_in_client = text.contains("+++ b/client/");
+        let named = head().filter_map(|line| line.strip_prefix("Rule: "));
+        let rules = rules(named).with_context(|| format!("the rules of {name}"))?;
+        let tests = head().filter_map(|line| line.strip_prefix("Test: ")).map(str::to_owned).collect();
+        mutants.push(Mutant { name, what, path, is_for_worlds, is_in_client, faults, rules, tests });
+    }
+    mutants.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(mutants)
+}
+
+/// The faults that a patch names.
+fn faults<'n>(named: impl Iterator<Item = &'n str>) -> Result<Vec<Faults>> {
+    let mut faults = Vec::new();
+    for name in named {
+        if name == "each" {
+            faults.extend(Faults::EACH);
+        } else {
+            let known = Faults::EACH.into_iter().find(|known| known.name() == name);
+            faults.push(known.with_context(|| format!("there is no fault called {name}"))?);
+        }
+    }
+    Ok(faults)
+}
+
+/// The rules that a patch names.
+fn rules<'n>(named: impl Iterator<Item = &'n str>) -> Result<Vec<Rule>> {
+    let known = |name: &str| Rule::ALL.into_iter().find(|rule| rule.name() == name);
+    named.map(|name| known(name).with_context(|| format!("there is no rule called {name}"))).collect()
+}
+
+impl Mutant {
+    /// Whether it is noticed by rules that were broken.
+    fn is_noticed_by(&self, broken: &BTreeSet<Rule>) -> bool {
+        let may_notice = |rule: &&Rule| match self.rules.as_slice() {
+            [] => **rule != Rule::ServerLives,
+            named => named.contains(rule),
+        };
+        broken.iter().any(|rule| may_notice(&rule))
+    }
+
+    /// Whether the patch fits the tree.
+    ///
+    /// # Errors
+    ///
+    /// What does not fit.
+    pub fn check(&self, root: &Path) -> Result<()> {
+        run(git(root).args(["apply", "--check"]).arg(&self.path))
+            .with_context(|| format!("{} does not apply", self.name))
+    }
+}
+
+impl Trial {
+    /// Makes a mutant, and shows it around.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be built. That nobody notices it is no error here.
+    pub fn of(&self, mutant: &Mutant) -> Result<Verdict> {
+        let tree = self.target.join("tree");
+        tree::copy(&self.root, &tree, &BTreeMap::new())?;
+        run(git(&tree).arg("apply").arg(&mutant.path)).with_context(|| format!("{} does not apply", mutant.name))?;
+        run(&mut self.cargo(&tree, &["build", "--package", "rlock"]))?;
+        let built = self.target.join("build").join(PROFILE);
+        let mut program = Program::alone(self.server.clone(), built.join("librlock.so"));
+        if mutant.is_in_client {
+            run(&mut self.cargo(&tree, &["build", "--package", "rlock-check"]))?;
+            program.clients = Some(built.join("rlock-check"));
+        }
+        let is_wanted = !mutant.faults.is_empty();
+        let faults = match mutant.faults.as_slice() {
+            [] if mutant.tests.is_empty() => &[Faults::Clock],
+            named => named,
+        };
+        let under = |fault: &Faults| self.under(*fault, mutant, &program, is_wanted);
+        let histories = faults.iter().map(under).collect::<Result<_>>()?;
+        let tests = mutant.tests.iter().map(|name| self.test(name, &program)).collect::<Result<_>>()?;
+        let worlds = if mutant.is_for_worlds { Some(self.worlds(&tree)?) } else { None };
+        Ok(Verdict { histories, tests, worlds })
+    }
+
+    /// Lets clients work on a mutant under a fault; once more, and for longer, if they have to notice it and have not.
+    fn under(&self, fault: Faults, mutant: &Mutant, program: &Program, is_wanted: bool) -> Result<Histories> {
+        let mut rules = self.broken(fault, program, self.lasts)?;
+        if is_wanted && !mutant.is_noticed_by(&rules) {
+            rules.extend(self.broken(fault, program, self.lasts * SECOND_TIME)?);
+        }
+        let is_noticed = mutant.is_noticed_by(&rules);
+        Ok(Histories { fault, rules: rules.into_iter().collect(), is_noticed, is_wanted })
+    }
+
+    /// The rules that are broken while clients work on a mutant for a while.
+    fn broken(&self, faults: Faults, program: &Program, lasts: Duration) -> Result<BTreeSet<Rule>> {
+        let (seed, program) = (self.seed, program.clone());
+        let report = Campaign { program, lasts, seed, workers: 16, faults }.run();
+        let report = report.with_context(|| faults.name())?;
+        Ok(report.violations.iter().map(|violation| violation.rule).collect())
+    }
+
+    /// Runs a test of the module on a mutant.
+    fn test(&self, name: &str, program: &Program) -> Result<Tested> {
+        let mut cargo = Command::new("cargo");
+        // Named so that what `make test` has built is not built again.
+        let program_of_tests = ["test-all", "--quiet", "--test", "integration"];
+        run(cargo.args(program_of_tests).arg("--no-run").current_dir(&self.root))?;
+        let mut cargo = Command::new("cargo");
+        cargo.args(program_of_tests).args(["--", "--exact", name]);
+        cargo.env("RLOCK_MODULE", &program.module).env("RLOCK_SERVER", &program.server);
+        let output = cargo.current_dir(&self.root).output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        // A test that is not there does not fail, and a run without any succeeds.
+        Ok(Tested { name: name.to_owned(), has_failed: said.contains("test result: FAILED. 0 passed; 1 failed;") })
+    }
+
+    /// Searches the small worlds of the core in a tree. Returns what was found, in a line; nothing if all is well.
+    fn worlds(&self, tree: &Path) -> Result<String> {
+        run(&mut self.cargo(tree, &["test", "--package", "rlock-core", "--lib", "--no-run"]))?;
+        for states in STATES {
+            let mut search = self.cargo(tree, &["test", "--package", "rlock-core", "--lib", "worlds::"]);
+            let output = search.env("RLOCK_WORLDS_STATES", states).output()?;
+            if !output.status.success() {
+                return Ok(finding(&String::from_utf8_lossy(&output.stdout)));
+            }
+        }
+        Ok(String::new())
+    }
+
+    fn cargo(&self, tree: &Path, words: &[&str]) -> Command {
+        let mut command = Command::new("cargo");
+        command.args(words).args(["--quiet", "--profile", PROFILE]).current_dir(tree);
+        command.env("CARGO_TARGET_DIR", self.target.join("build"));
+        command
+    }
+}
+
+/// What the first assertion that fails says, without the values that it compares or shows.
+fn finding(said: &str) -> String {
+    let found = said.lines().skip_while(|line| !line.contains("panicked at")).nth(1).unwrap_or("a test fails").trim();
+    let compares =
+        found.strip_prefix("assertion `left == right` failed: ").or(found.strip_prefix("assertion failed: "));
+    without_fields(compares.unwrap_or(found))
+}
+
+/// A line in which a struct that was printed is left out where nothing but it stands behind a colon, and is its name otherwise.
+fn without_fields(line: &str) -> String {
+    let (mut kept, mut depth) = (String::new(), 0_usize);
+    for letter in line.chars() {
+        match letter {
+            '{' => depth = depth.saturating_add(1),
+            '}' => depth = depth.saturating_sub(1),
+            letter if depth == 0 => kept.push(letter),
+            _ => {}
+        }
+    }
+    let kept = kept.trim_end();
+    match kept.rsplit_once(": ") {
+        Some((said, name)) if kept != line.trim_end() && !name.contains(' ') => said.to_owned(),
+        _ => kept.to_owned(),
+    }
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?} fails:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mutant(rules: &[Rule]) -> Mutant {
+        Mutant {
+            name: "m".into(),
+            what: "It is wrong.".into(),
+            path: PathBuf::new(),
+            is_for_worlds: false,
+            is_in_client: false,
+            faults: Vec::new(),
+            rules: rules.to_vec(),
+            tests: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_mutant_is_noticed_by_a_rule_that_it_names() {
+        let is_noticed =
+            |named: &[Rule], broken: &[Rule]| mutant(named).is_noticed_by(&broken.iter().copied().collect());
+        assert!(is_noticed(&[Rule::Exclusion, Rule::Permits], &[Rule::Permits, Rule::ServerLives]));
+        assert!(!is_noticed(&[Rule::Exclusion], &[Rule::Permits, Rule::ServerLives]));
+        assert!(is_noticed(&[], &[Rule::Permits]));
+        assert!(!is_noticed(&[], &[Rule::ServerLives]));
+        assert!(is_noticed(&[Rule::ServerLives], &[Rule::ServerLives]));
+        assert!(rules(["exclusion"].into_iter()).is_ok() && rules(["exclusive"].into_iter()).is_err());
+    }
+
+    fn said(message: &str) -> String {
+        finding(&format!("thread 'worlds::x' panicked at core/src/x.rs:1:1:\n{message}\nnote: run with"))
+    }
+
+    #[test]
+    fn what_an_assertion_shows_is_left_out() {
+        let waits = "the head of the queue waits although it could hold";
+        assert_eq!(said(&format!("{waits}: Request {{ kind: RwLock, ask: Wait {{ until_us: Some(1) }} }}")), waits);
+        assert_eq!(
+            said("the holders beside the queue of Key { name: \"k\", db: 0 }"),
+            "the holders beside the queue of Key"
+        );
+        assert_eq!(said("assertion `left == right` failed: the answer to ACQUIRE"), "the answer to ACQUIRE");
+        assert_eq!(said("owner 0 keeps what it holds: of key 1"), "owner 0 keeps what it holds: of key 1");
+    }
+
+    #[test]
+    fn a_mutant_is_caught_only_if_it_is_noticed_wherever_it_has_to_be() {
+        let tried = |rules: &[Rule], is_wanted| {
+            let is_noticed = mutant(&[]).is_noticed_by(&rules.iter().copied().collect());
+            Histories { fault: Faults::Kill, rules: rules.to_vec(), is_noticed, is_wanted }
+        };
+        let verdict = |histories, worlds: Option<&str>| {
+            let (tests, worlds) = (Vec::new(), worlds.map(str::to_owned));
+            Verdict { histories, tests, worlds }
+        };
+        assert!(verdict(vec![tried(&[Rule::Exclusion], false)], None).is_caught());
+        assert!(!verdict(vec![tried(&[], false)], None).is_caught());
+        // What is wrong in the core need not show in histories, unless its patch says so.
+        assert!(verdict(vec![tried(&[], false)], Some("the answer")).is_caught());
+        assert!(!verdict(vec![tried(&[Rule::Exclusion], true), tried(&[], true)], Some("the answer")).is_caught());
+        assert!(!verdict(vec![tried(&[Rule::Exclusion], true)], Some("")).is_caught());
+        for has_failed in [true, false] {
+            let tests = vec![Tested { name: "x::y".into(), has_failed }];
+            let verdict = Verdict { histories: Vec::new(), tests, worlds: None };
+            assert_eq!(verdict.is_caught(), has_failed);
+        }
+    }
+}
