@@ -215,7 +215,7 @@ impl Trial {
     /// If it cannot be built. That nobody notices it is no error here.
     pub fn of(&self, mutant: &Mutant) -> Result<Verdict> {
         let tree = self.target.join("tree");
-        tree::copy(&self.root, &tree, &BTreeMap::new())?;
+        tree::copy(&self.root, &tree)?;
         run(git(&tree).arg("apply").arg(&mutant.path)).with_context(|| format!("{} does not apply", mutant.name))?;
         run(&mut self.cargo(&tree, &["build", "--package", "rlock"]))?;
         let built = self.target.join("build").join(PROFILE);
@@ -258,7 +258,7 @@ impl Trial {
     fn test(&self, name: &str, program: &Program) -> Result<Tested> {
         let mut cargo = Command::new("cargo");
         // Named so that what `make test` has built is not built again.
-        let program_of_tests = ["test-all", "--quiet", "--test", "integration"];
+        let program_of_tests = ["test-all", "--quiet", "--test", "module"];
         run(cargo.args(program_of_tests).arg("--no-run").current_dir(&self.root))?;
         let mut cargo = Command::new("cargo");
         cargo.args(program_of_tests).args(["--", "--exact", name]);

@@ -1,32 +1,27 @@
 //! Copies of the tree, for builds that are wrong on purpose.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Makes a copy of what git knows of a tree and of what is new in it. `others` are the texts of files that are to be different in the copy, or are only
-/// there. A file of the copy that is the same already is left alone, so that cargo builds anew only what has changed; a file that is not meant to be
-/// there is removed.
+/// Copies the files of a tree that git tracks or would track. A file that the copy has already
+/// is left alone, so that cargo rebuilds only what has changed; other files are removed.
 ///
 /// # Errors
 ///
-/// If git does not know the tree, or a file cannot be written.
-pub fn copy(from: &Path, to: &Path, others: &BTreeMap<String, String>) -> Result<()> {
+/// If git cannot list the tree, or a file cannot be written.
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
     let listed = git(from).args(["ls-files", "--cached", "--others", "--exclude-standard"]).output()?;
     ensure!(listed.status.success(), "git cannot list the tree");
     let listed = String::from_utf8(listed.stdout)?;
     let mut kept = BTreeSet::new();
-    for name in listed.lines().chain(others.keys().map(String::as_str)) {
-        let text = match others.get(name) {
-            Some(text) => text.clone().into_bytes(),
-            // What is deleted, and not yet for git.
-            None => match fs::read(from.join(name)) {
-                Ok(text) => text,
-                Err(_) => continue,
-            },
+    for name in listed.lines() {
+        // A deleted file that git still lists is left out.
+        let Ok(text) = fs::read(from.join(name)) else {
+            continue;
         };
         let copy = to.join(name);
         kept.insert(copy.clone());
@@ -72,18 +67,18 @@ mod tests {
     fn a_copy_follows_the_tree() {
         let [tree, copy] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         assert!(git(tree.path()).args(["init", "--quiet"]).status().unwrap().success());
+        fs::create_dir_all(tree.path().join("a")).unwrap();
         for (name, text) in [("a/stays", "1"), ("a/goes", "2"), ("differs", "3")] {
-            fs::create_dir_all(tree.path().join("a")).unwrap();
             fs::write(tree.path().join(name), text).unwrap();
         }
-        let others = [("differs", "4"), ("b/new", "5")].map(|(name, text)| (name.to_owned(), text.to_owned())).into();
-        super::copy(tree.path(), copy.path(), &others).unwrap();
+        super::copy(tree.path(), copy.path()).unwrap();
         let in_copy = |name: &str| fs::read_to_string(copy.path().join(name)).ok();
-        let all = || ["a/stays", "a/goes", "differs", "b/new"].map(|name| in_copy(name).unwrap_or_default());
-        assert_eq!(all(), ["1", "2", "4", "5"]);
+        let all = || ["a/stays", "a/goes", "differs"].map(|name| in_copy(name).unwrap_or_default());
+        assert_eq!(all(), ["1", "2", "3"]);
 
         fs::remove_file(tree.path().join("a/goes")).unwrap();
-        super::copy(tree.path(), copy.path(), &BTreeMap::new()).unwrap();
-        assert_eq!(all(), ["1", "", "3", ""]);
+        fs::write(tree.path().join("differs"), "4").unwrap();
+        super::copy(tree.path(), copy.path()).unwrap();
+        assert_eq!(all(), ["1", "", "4"]);
     }
 }
