@@ -1,11 +1,13 @@
-//! The first two minutes: what `make` says to somebody who has nothing yet, and what `make install` leaves.
+//! The first two minutes of a new user: `make run`, and the files of `make install`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
-use crate::support::{Server, module_path};
+use crate::support::{Client, OwnedProcess, Server, eventually, free_port, module_path, server_program};
 
 fn make(arguments: &[&str]) -> Output {
     // What the make that runs the tests was told is not for this one.
@@ -53,13 +55,33 @@ fn what_is_installed_is_for_everybody_and_loads() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_said_before_anything_else() {
+fn make_run_refuses_a_port_in_use_before_it_builds() {
     let server = Server::start();
     let output = make(&["run", &format!("PORT={}", server.port())]);
     assert!(!output.status.success());
     let said = text(&output.stderr);
-    assert!(said.contains(&format!("port {} already", server.port())) && said.contains("PORT="), "{said}");
-    assert_eq!(text(&output.stdout), "", "nothing was built, nothing was promised");
+    assert!(said.contains(&format!("port {} is in use", server.port())) && said.contains("PORT="), "{said}");
+    assert_eq!(text(&output.stdout), "");
+}
+
+#[test]
+fn ctrl_c_ends_the_server_of_make_run_and_removes_its_data() {
+    let temporary = tempfile::tempdir().expect("a temporary folder");
+    let port = free_port();
+    let mut run = Command::new("scripts/run");
+    run.env("TMPDIR", temporary.path()).env("MODULE", module_path()).env("PORT", port.to_string());
+    run.env("SERVER", server_program()).stdout(Stdio::null());
+    // As in a terminal, where Ctrl-C goes to all processes of a command.
+    let child = run.process_group(0).spawn().expect("it runs");
+    let group = format!("-{}", child.id());
+    let mut run = OwnedProcess::new(child);
+    eventually(Duration::from_secs(30), || Client::connect(port).is_ok());
+    Client::connect(port).expect("the server runs").acquire("job a");
+    let signalled = Command::new("kill").args(["-INT", "--", &group]).status().expect("kill runs");
+    assert!(signalled.success());
+    assert!(run.wait().success());
+    assert!(Client::connect(port).is_err(), "the server has ended");
+    assert_eq!(fs::read_dir(temporary.path()).expect("a folder").count(), 0);
 }
 
 /// What `scripts/need` says to a user without root where only these programs are.

@@ -1,7 +1,7 @@
 //! What an older version wrote is read: each folder of `tests/data` has a snapshot and an append-only file that a release has
 //! left, and what they have in them.
 //!
-//! `RLOCK_KEEP_DATA=1 cargo test --test integration versions` puts this version's files there. That belongs to each release.
+//! `RLOCK_KEEP_DATA=1 cargo test --test module versions` puts this version's files there. That belongs to each release.
 
 use std::fs;
 use std::path::{Path, PathBuf};

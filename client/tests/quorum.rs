@@ -109,7 +109,8 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
     let quorum = quorum(&servers);
     quorum.lock("k").acquire().await.expect("free").release().await.expect("it was held");
     eventually(|| holders(&servers) == 0).await;
-    let lock = quorum.lock("k").lease(Duration::from_secs(2)).renewing(true).server_timeout(PATIENCE);
+    let lease = Duration::from_secs(8);
+    let lock = quorum.lock("k").lease(lease).renewing(true).server_timeout(PATIENCE);
     let (guard, mut lost) = tokio::task::block_in_place(|| {
         let mut begun = None;
         servers[1].while_stopped(|| {
@@ -123,7 +124,8 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
     });
     eventually(|| holders(&servers) == 3).await;
     servers[0].kill();
-    let early = tokio::time::timeout(Duration::from_secs(4), &mut lost).await;
+    // Without the third server the guard would be lost when its lease on the first one expires.
+    let early = tokio::time::timeout(lease + Duration::from_secs(1), &mut lost).await;
     assert!(early.is_err() && guard.is_held(), "two of three go on");
     servers[2].kill();
     tokio::time::timeout(PATIENCE, lost).await.expect("no majority is left");

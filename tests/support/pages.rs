@@ -52,8 +52,8 @@ pub fn pages(root: &Path) -> Vec<PathBuf> {
         pages.sort();
         pages
     };
-    let rest = [folder("docs"), folder("docs/commands")].concat();
-    [root.join("README.md")].into_iter().chain(rest).collect()
+    let rest = [folder("docs"), folder("docs/commands"), folder("docs/internals")].concat();
+    [root.join("README.md"), root.join("CONTRIBUTING.md")].into_iter().chain(rest).collect()
 }
 
 pub fn blocks(page: &Path) -> Vec<Block> {

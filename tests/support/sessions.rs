@@ -87,7 +87,7 @@ impl Shell {
             &folder.join("redis-cli"),
             &format!(
                 "if [ -f /dev/stdout ]; then layout=--raw; else layout=--no-raw; fi\nPATH='{outer}'\n\
-                 exec timeout {seconds} {} $layout -p {port} \"$@\" < /dev/null\n",
+                 [ \"$1\" != -p ] || shift 2\nexec timeout {seconds} {} $layout -p {port} \"$@\" < /dev/null\n",
                 cli.display()
             ),
         );
