@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::{ALL, Client, Command, EXCLUSIVE, REENTRANT, Reply, Server, Stopwatch, TRANSIENT, eventually};
+use crate::support::{
+    ALL, Client, Command, EXCLUSIVE, REENTRANT, Reply, Server, Stopwatch, TRANSIENT, calling_module, eventually,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -222,6 +224,25 @@ fn a_script_leaves_the_binding_alone() {
         let token = client.holder("job").expect("it is held").token;
         assert_eq!(two.eval("LOCK.ACQUIRE job a"), token);
         // Only the first connection is bound, so its end is the end.
+        close(&server, one);
+        eventually(SOON, || client.is_free("job"));
+    }
+}
+
+#[test]
+fn another_module_leaves_the_binding_alone() {
+    for family in ALL {
+        let loads_another = format!("loadmodule {}", calling_module().display());
+        let server = Server::with(&[&loads_another]).speaking(*family);
+        let (mut one, mut client) = (server.client(), server.client());
+        let token = one.acquire("job a PX 60000 SESSION 0");
+        // Redis 7.0 makes no calls that may be blocked.
+        let may_wait = client.call("CALLER.WAIT PING") == "PONG";
+        let calls = ["CALLER.CALL", "CALLER.USER", "CALLER.WAIT", "CALLER.BOTH"];
+        for call in &calls[..if may_wait { 4 } else { 2 }] {
+            assert!(client.call(format!("{call} LOCK.RENEW job a")).int() > 0, "{call}");
+            assert_eq!(client.call(format!("{call} LOCK.ACQUIRE job a")), token, "{call}");
+        }
         close(&server, one);
         eventually(SOON, || client.is_free("job"));
     }

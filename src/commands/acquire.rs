@@ -63,7 +63,7 @@ pub(super) fn acquire_keys<'c>(
     check_may_grant(ctx)?;
     check_session(ctx, options)?;
     let channel = channel(ctx, keys, options)?;
-    let may_block = channel.is_some() || (options.block_ms.is_some() && !ctx.flags().denies_blocking());
+    let may_block = channel.is_some() || (options.block_ms.is_some() && ctx.can_block(ctx.flags()));
     let decide = |engine: &mut Engine, tx: &mut Transaction<'_, _>| {
         let request = Request {
             verb,

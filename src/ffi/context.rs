@@ -127,21 +127,22 @@ impl<'c> Ctx<'c> {
         unsafe { api!(RedisModule_GetClientId, self.raw) }
     }
 
-    /// Who asks, for what a connection has: a wait, and a hold that is bound to it. `None` for a script and for another module.
-    pub(crate) fn asker(self, flags: Flags) -> Option<u64> {
-        if flags.denies_blocking() { self.connection(flags) } else { Some(self.client()) }
+    /// Whether the client of the command can be blocked. Another module's client cannot, even if that
+    /// module allows it (`K` of `RM_Call`): Redis 8.0 and Valkey 8.0 to 9.1 crash when the module
+    /// aborts the call.
+    pub(crate) fn can_block(self, flags: Flags) -> bool {
+        !flags.denies_blocking() && self.connection(flags).is_some()
     }
 
     /// The connection that sent the command. `None` for a script and for another module, whose clients never close.
-    ///
-    /// Valkey 9 finds all clients by their id, and crashes if it is asked for the address of one without a connection.
     pub(crate) fn connection(self, flags: Flags) -> Option<u64> {
         let is_of_module = flags.denies_blocking() && !flags.has(raw::REDISMODULE_CTX_FLAGS_MULTI);
         if flags.is_script() || is_of_module {
             return None;
         }
-        // A transaction, or another module in it, or one that may be blocked. Most servers find only connections by their id; where they find
-        // others, those have no user.
+        // The client is a connection, or that of another module in a transaction or in a call that may
+        // block. The server finds a user by the id of a connection only. Do not ask for the client's
+        // address: Valkey 9 finds the client that is executing, and crashes if it has no connection.
         let id = self.client();
         // SAFETY: the context is alive. The name is freed once, with the context that it was made with.
         unsafe {

@@ -236,7 +236,7 @@ impl Keyspace for Keys<'_> {
 
     fn client(&self) -> Option<u64> {
         match self.asks {
-            Asks::Client => self.ctx.asker(self.ctx.flags()),
+            Asks::Client => self.ctx.connection(self.ctx.flags()),
             Asks::Module => None,
         }
     }

@@ -1,5 +1,7 @@
-/* A module that calls other commands, as any module may: CALLER.CALL command [argument ...]. With the same arguments, CALLER.WAIT
- * makes calls that may be blocked, where the server lets a module have that, and CALLER.USER calls in the name of the user who asks.
+/* A module that calls other commands, as any module may: CALLER.CALL command [argument ...]. With
+ * the same arguments, CALLER.USER calls in the name of the user who asks, and CALLER.WAIT makes
+ * calls that may block, where the server lets a module do that; CALLER.BOTH does both. If the call
+ * blocks, the server returns a promise: the module aborts it at once, and says so.
  * CALLER.EXPIRED calls nothing yet, but once in the very moment in which a key expires next. CALLER.TIMER starts a timer of an hour that does
  * nothing.
  *
@@ -16,6 +18,11 @@ static int (*reply_with)(Context *, void *reply);
 static int (*reply_with_error)(Context *, const char *message);
 static int (*reply_with_ok)(Context *, const char *message);
 static void (*free_reply)(void *reply);
+
+/* Redis 7.0 does not have the second. */
+static int (*type_of)(void *reply);
+static int (*abort_promise)(void *reply, void **data);
+enum { PROMISE = 12 };
 
 static void (*keep)(Context *, String *);
 static void (*let_go)(Context *, String *);
@@ -61,9 +68,14 @@ static int on_command(Context *ctx, String **argv, int argc) {
     if (argc < 2) return reply_with_error(ctx, "ERR no command");
     const char *own_name = start_of(argv[0], NULL);
     /* E: errors are replies. v: the arguments are a vector. K: the call may be blocked. C: with the rights of the user. */
-    const char *how = own_name[7] == 'W' ? "EvK" : own_name[7] == 'U' ? "EvC" : "Ev";
+    const char *how = own_name[7] == 'W' ? "EvK" : own_name[7] == 'U' ? "EvC" : own_name[7] == 'B' ? "EvKC" : "Ev";
     void *reply = call(ctx, start_of(argv[1], NULL), how, argv + 2, (size_t)(argc - 2));
     if (!reply) return reply_with_error(ctx, "ERR not called");
+    if (abort_promise && type_of(reply) == PROMISE) {
+        abort_promise(reply, NULL);
+        free_reply(reply);
+        return reply_with_error(ctx, "ERR blocked, and aborted");
+    }
     reply_with(ctx, reply);
     free_reply(reply);
     return 0;
@@ -81,10 +93,13 @@ int RedisModule_OnLoad(Context *ctx) {
         find("RedisModule_RetainString", &keep) || find("RedisModule_FreeString", &let_go) ||
         find("RedisModule_SubscribeToKeyspaceEvents", &subscribe) || find("RedisModule_CreateTimer", &start_timer))
         return 1;
+    find("RedisModule_CallReplyType", &type_of);
+    find("RedisModule_CallReplyPromiseAbort", &abort_promise);
     set_name(ctx, "caller", 1, 1);
     return create_command(ctx, "caller.call", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.wait", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.user", on_command, "write", 0, 0, 0) ||
+           create_command(ctx, "caller.both", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.timer", on_timer_command, "", 0, 0, 0) ||
            create_command(ctx, "caller.expired", on_expired_command, "write", 0, 0, 0) || subscribe(ctx, EXPIRED, on_expired);
 }
