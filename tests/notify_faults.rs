@@ -176,7 +176,7 @@ fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut admin = server.client();
         let mut messages = subscriber(&server, "answers");
-        for change in ["resetkeys ~other", "-@all +ping"] {
+        for change in ["resetkeys ~other", "-@all +ping", "resetchannels &other"] {
             admin.acquire("job a PX 60000");
             admin.call("ACL SETUSER worker reset on >secret ~* &* +@all");
             let mut asker = server.client();
@@ -190,6 +190,23 @@ fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
             assert_eq!(admin.call("LOCK.RELEASE job c"), 0);
         }
     }
+}
+
+#[test]
+fn a_request_for_many_keys_whose_channel_is_taken_away_is_told_and_the_next_is_served() {
+    let server = Server::start();
+    let mut admin = server.client();
+    let mut messages = subscriber(&server, "answers");
+    admin.acquire("x a PX 60000");
+    admin.call("ACL SETUSER worker on >secret ~* &* +@all");
+    let mut asker = server.client();
+    assert_eq!(asker.call("AUTH worker secret"), "OK");
+    assert_eq!(asker.call("RLOCK.MACQUIRE 2 x y b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+    let mut next = server.waiter("RLOCK.MACQUIRE 2 x y c PX 60000 BLOCK 0");
+    assert_eq!(admin.call("ACL SETUSER worker resetchannels"), "OK");
+    admin.call("RLOCK.RELEASE x a");
+    assert!(message(&mut messages).starts_with("error 1 NOPERM "));
+    next.reply_within(SOON).expect("it is granted").array();
 }
 
 #[test]

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use super::callbacks::OWN_DELETE;
 use super::{Arg, Ctx, OwnedString, api, datatype};
 use crate::commands;
+use crate::notices;
 
 /// How many keys of the server have expired.
 static EXPIRED: AtomicU64 = AtomicU64::new(0);
@@ -254,6 +255,7 @@ impl Keyspace for Keys<'_> {
         // The owner, for which any word will do.
         words.push(name.arg());
         words.extend(mode.as_ref().map(OwnedString::arg));
-        self.ctx.client_may_run(client, &words)
+        let channel = request.notify.and_then(|channel| notices::name_of(self.ctx, channel));
+        self.ctx.client_may_run(client, &words, channel.as_ref().map(OwnedString::arg))
     }
 }

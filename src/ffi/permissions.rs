@@ -46,23 +46,22 @@ impl Ctx<'_> {
     /// (`getNodeByQuery`). A lock would be granted twice. Redis 8.6 does not look at the keys of such a command at all, neither for their
     /// slot nor for the user's rights to them.
     pub(crate) fn user_may_publish(self, client: u64, channel: Arg<'_>) -> bool {
-        let may_publish = |user| {
-            let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH.cast_signed();
-            // SAFETY: the context, the user and the channel are alive.
-            unsafe {
-                let status = api!(RedisModule_ACLCheckChannelPermissions, user, channel.raw(), flags);
-                if status != raw::REDISMODULE_OK as c_int {
-                    let reason = raw::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CHANNEL;
-                    api!(RedisModule_ACLAddLogEntry, self.raw(), user, channel.raw(), reason);
-                }
-                status
+        let publishes = |user| {
+            // SAFETY: the user is alive.
+            let status = unsafe { may_publish(user, channel) };
+            if status != raw::REDISMODULE_OK as c_int {
+                let reason = raw::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CHANNEL;
+                // SAFETY: the context, the user and the channel are alive.
+                unsafe { api!(RedisModule_ACLAddLogEntry, self.raw(), user, channel.raw(), reason) };
             }
+            status
         };
-        self.with_user_of(client, may_publish) == Some(raw::REDISMODULE_OK as c_int)
+        self.with_user_of(client, publishes) == Some(raw::REDISMODULE_OK as c_int)
     }
 
-    /// Whether the user of a connection may run a command in the selected database. If the connection is gone, nobody can say that it may not.
-    pub(crate) fn client_may_run(self, client: u64, command: &[Arg<'_>]) -> bool {
+    /// Whether the user of a connection may run a command in the selected database, and publish to the
+    /// channel that the command names. `true` if the connection has closed.
+    pub(crate) fn client_may_run(self, client: u64, command: &[Arg<'_>], channel: Option<Arg<'_>>) -> bool {
         let mut words: Vec<*mut raw::RedisModuleString> = command.iter().map(|word| word.raw()).collect();
         let count = c_int::try_from(words.len()).unwrap_or(c_int::MAX);
         let db = c_int::try_from(self.db()).unwrap_or(c_int::MAX);
@@ -77,7 +76,11 @@ impl Ctx<'_> {
             };
             // Servers find fault with commands for other reasons, too, which are no matter of permissions.
             let is_denied = std::io::Error::last_os_error().raw_os_error() == Some(libc::EACCES);
-            if status == raw::REDISMODULE_OK as c_int || !is_denied { raw::REDISMODULE_OK as c_int } else { status }
+            if status != raw::REDISMODULE_OK as c_int && is_denied {
+                return status;
+            }
+            // SAFETY: the user is alive.
+            channel.map_or(raw::REDISMODULE_OK as c_int, |channel| unsafe { may_publish(user, channel) })
         };
         self.with_user_of(client, may_run).is_none_or(|status| status == raw::REDISMODULE_OK as c_int)
     }
@@ -101,4 +104,15 @@ impl Ctx<'_> {
             Some(answer)
         }
     }
+}
+
+/// The server's answer to whether a user may publish to a channel.
+///
+/// # Safety
+///
+/// The user is alive.
+unsafe fn may_publish(user: *mut raw::RedisModuleUser, channel: Arg<'_>) -> c_int {
+    let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH.cast_signed();
+    // SAFETY: the user is alive, as said above, and so is the channel.
+    unsafe { api!(RedisModule_ACLCheckChannelPermissions, user, channel.raw(), flags) }
 }
