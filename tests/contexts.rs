@@ -416,6 +416,41 @@ fn watch_is_broken_by_a_change_and_not_by_a_denied_try() {
     assert!(!watch_survives(&server, |_| drop(waiter.reply())), "a hand-over at the end of a lease");
 }
 
+/// What docs/guarantees.md says of WATCH, while the timer has no chance to remove the hold.
+#[test]
+fn watch_is_broken_by_the_next_grant_and_not_by_the_deadline_itself() {
+    let expire = ["LOCK.ACQUIRE job a PX 200", "WATCH job", "LOCK.HOLDS job a", "DEBUG SLEEP 0.25", "LOCK.HOLDS job a"];
+    let write = ["MULTI", "SET text written", "EXEC"];
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        let step: Vec<Command> = expire.iter().chain(&write).map(|command| (*command).into()).collect();
+        let replies = client.call_in_one_step(&step);
+        assert_eq!((&replies[2], &replies[4]), (&Reply::Int(1), &Reply::Int(0)), "the lease expires in between");
+        assert_eq!(replies[7].array(), ["OK"], "nobody else has the lock");
+        eventually(SOON, || client.info_number("rlock_expired") == 1);
+
+        let grant = ["LOCK.ACQUIRE job b PX 60000"];
+        let step: Vec<Command> = expire.iter().chain(&grant).chain(&write).map(|command| (*command).into()).collect();
+        let replies = client.call_in_one_step(&step);
+        assert_eq!((&replies[2], &replies[4]), (&Reply::Int(1), &Reply::Int(0)), "the lease expires in between");
+        assert!(replies[5].clone().int() > 0);
+        assert_eq!(replies[8], Reply::Nil, "another owner has the lock");
+    }
+}
+
+#[test]
+fn watch_is_broken_by_the_removal_of_a_hold_that_had_expired_before() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let (mut watcher, mut other) = (server.client(), server.client());
+        let step = ["LOCK.ACQUIRE job a PX 20", "DEBUG SLEEP 0.05", "WATCH job", "LOCK.HOLDS job a"].map(Command::from);
+        assert_eq!(watcher.call_in_one_step(&step)[3], 0);
+        eventually(SOON, || other.info_number("rlock_expired") == 1);
+        watcher.call("MULTI");
+        watcher.call("PING");
+        assert_eq!(watcher.call("EXEC"), Reply::Nil);
+    }
+}
+
 #[test]
 fn key_permissions_of_a_user_count() {
     let server = Server::start();
