@@ -25,6 +25,7 @@ mod ffi;
 mod info;
 mod load;
 mod notices;
+mod options;
 mod propagation;
 mod quarantine;
 mod reply;

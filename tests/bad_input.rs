@@ -77,7 +77,7 @@ fn a_wrong_number_of_arguments() {
 }
 
 #[test]
-fn a_syntax_error() {
+fn options_that_are_unknown_incomplete_or_given_twice() {
     let mut refusals = Refusals::new();
     for command in [
         // Unknown options, and those of other commands.
@@ -122,25 +122,25 @@ fn a_syntax_error() {
         "RLOCK.ACQUIRE job a PX 1000 EX 1",
         "RLOCK.RENEW job a EX 1 PX 1000",
     ] {
-        refusals.expect(command, "ERR", &["syntax error"]);
+        refusals.expect(command, "ERR", &["unknown option", "needs a value", "given twice", "exclude each other"]);
     }
 }
 
 #[test]
-fn a_syntax_error_names_what_is_wrong() {
+fn an_error_names_the_argument_and_what_is_accepted() {
     let mut refusals = Refusals::new();
     for (command, words) in [
-        ("RLOCK.ACQUIRE job a NOW", "'now' is no option here; known are px, ex, block, session, req"),
-        ("RLOCK.ACQUIRE job a PX 5 TOKEN 1", "'token' is no option here"),
-        ("RLOCK.ACQUIRE job a BLOCK", "block has no value"),
-        ("RLOCK.ACQUIRE job a REQ 6 req 7", "req is given twice"),
-        ("RLOCK.ACQUIRE job a PX 5 EX 1", "a lease (px or ex) is given twice"),
-        ("RFAIRLOCK.ACQUIRE job a BLOCK 1 QUEUE 1", "either block or queue"),
-        ("RRWLOCK.ACQUIRE job a PX 5", "'px' stands where read or write has to be"),
-        ("RRWLOCK.RELEASE job a both", "'both' stands where read or write has to be"),
-        ("RLOCK.MACQUIRE 3 job free a", "the owner is missing"),
+        ("RLOCK.ACQUIRE job a NOW", "unknown option 'now'; expected px, ex, block, notify, session, req"),
+        ("RLOCK.ACQUIRE job a PX 5 TOKEN 1", "unknown option 'token'"),
+        ("RLOCK.ACQUIRE job a BLOCK", "option block needs a value"),
+        ("RLOCK.ACQUIRE job a REQ 6 req 7", "option req is given twice"),
+        ("RLOCK.ACQUIRE job a PX 5 EX 1", "options px and ex exclude each other"),
+        ("RFAIRLOCK.ACQUIRE job a BLOCK 1 QUEUE 1", "options block and queue exclude each other"),
+        ("RRWLOCK.ACQUIRE job a PX 5", "the mode is read or write, not 'px'"),
+        ("RRWLOCK.RELEASE job a both", "the mode is read or write, not 'both'"),
+        ("RLOCK.MACQUIRE 3 job free a", "the owner, which follows numkeys keys, is missing"),
         ("RLOCK.MACQUIRE 5 job free a", "numkeys is 5"),
-        ("RLOCK.MRELEASE 2 job free", "the owner is missing"),
+        ("RLOCK.MRELEASE 2 job free", "the owner, which follows numkeys keys, is missing"),
         ("RLOCK.MACQUIRE 2 job free PX 5000", "the owner is missing"),
     ] {
         refusals.expect(command, "ERR", &[words]);
@@ -192,9 +192,8 @@ fn a_lease_out_of_range_or_not_a_number() {
         for (option, beyond_a_year) in [("PX", "31536000001"), ("EX", "31536001")] {
             let wrong = ["0", "-1", beyond_a_year, "9223372036854775807", "99999999999999999999"];
             for number in wrong.into_iter().chain(["x", "1.5", "1e3", "0x10", "+1", "01"]) {
-                let words = [option.to_lowercase(), "lease".to_owned()];
-                let words = words.each_ref().map(String::as_str);
-                refusals.expect(format!("{command} {option} {number}"), "ERR", &words);
+                let words = format!("{} takes an integer from 1 to", option.to_lowercase());
+                refusals.expect(format!("{command} {option} {number}"), "ERR", &[&words]);
             }
             let empty = [command, " ", option].concat();
             let mut command = Command::from(empty);

@@ -5,13 +5,13 @@ use std::marker::PhantomData;
 
 use rlock_core::{Acquired, Ask, Channel, Engine, Kind, Mode, Now, Refusal, Request, Transaction, Verb, slot_of};
 
-use super::family::{Family, target, words_of_hold};
+use super::family::{Family, arguments_of_hold, target, words_of_hold};
 use super::{Failure, check_may_grant, reply_failure};
-use crate::arguments::{self, Options};
 use crate::configuration;
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::notices;
+use crate::options::{Opt, Options, options};
 use crate::reply;
 use crate::server;
 use crate::shard_channels;
@@ -28,7 +28,7 @@ impl<F: Family> Command for Acquire<F> {
         keys: KeyArguments::First,
         summary: c"Acquires a lock for an owner, at once or after waiting, and returns its fencing token.",
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
-        arguments: F::ACQUIRE_ARGUMENTS,
+        arguments: || arguments_of_hold::<F>(F::ACQUIRE_OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -38,7 +38,7 @@ impl<F: Family> Command for Acquire<F> {
 
 fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
-    let options = arguments::options(args, target.options_at, F::ACQUIRE_OPTIONS)?;
+    let options = options(args, target.options_at, F::ACQUIRE_OPTIONS)?;
     let wanted = Wanted { verb: Verb::Acquire, kind: F::KIND, mode: target.mode };
     acquire_keys(ctx, &[target.key], target.owner, wanted, &options, reply::refusal)
 }
@@ -63,17 +63,17 @@ pub(super) fn acquire_keys<'c>(
     check_may_grant(ctx)?;
     check_session(ctx, options)?;
     let channel = channel(ctx, keys, options)?;
-    let may_block = channel.is_some() || (options.block_ms.is_some() && ctx.can_block(ctx.flags()));
+    let may_block = channel.is_some() || (options.has(Opt::Block) && ctx.can_block(ctx.flags()));
     let decide = |engine: &mut Engine, tx: &mut Transaction<'_, _>| {
         let request = Request {
             verb,
             kind,
             mode,
             count: options.holds(),
-            lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
-            request_id: options.request_id,
-            session_ms: options.session_ms,
-            is_once: options.is_once,
+            lease_ms: options.lease_ms().unwrap_or_else(configuration::default_lease_ms),
+            request_id: options.integer(Opt::Req),
+            session_ms: options.integer(Opt::Session),
+            is_once: options.has(Opt::Once),
             notify: channel,
             ask: ask(options, may_block, tx.now),
         };
@@ -99,7 +99,7 @@ pub(super) fn acquire_keys<'c>(
             reply_refusal(ctx, refusal);
         }
     });
-    if let Some((channel, id)) = channel.zip(options.request_id) {
+    if let Some((channel, id)) = channel.zip(options.integer(Opt::Req)) {
         if !is_refused {
             notices::sent_again(channel, id, waits);
         }
@@ -117,10 +117,10 @@ const NOT_YET: u64 = 0;
 
 /// The channel on which the request is to be answered.
 fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Option<Channel>, Failure> {
-    let Some(name) = options.channel else {
+    let Some(name) = options.bytes(Opt::Notify) else {
         return Ok(None);
     };
-    if options.block_ms.is_none() || options.request_id.is_none() {
+    if !options.has(Opt::Block) || !options.has(Opt::Req) {
         return Err(Failure::Text(reply::NOTIFY_WITHOUT_BLOCK));
     }
     let Some(client) = ctx.connection(ctx.flags()) else {
@@ -140,7 +140,7 @@ fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Opti
 
 /// SESSION needs a connection.
 fn check_session(ctx: Ctx<'_>, options: &Options) -> Result<(), Failure> {
-    if options.session_ms.is_some() && ctx.connection(ctx.flags()).is_none() {
+    if options.has(Opt::Session) && ctx.connection(ctx.flags()).is_none() {
         return Err(Failure::Text(reply::SESSION_WITHOUT_CONNECTION));
     }
     Ok(())
@@ -148,7 +148,7 @@ fn check_session(ctx: Ctx<'_>, options: &Options) -> Result<(), Failure> {
 
 /// What the request does if it is not granted at once. Where the client must not be blocked, BLOCK is one attempt.
 fn ask(options: &Options, may_block: bool, now: Now) -> Ask {
-    match (options.block_ms, options.queue_ms) {
+    match (options.integer(Opt::Block), options.integer(Opt::Queue)) {
         (Some(_), _) if !may_block => Ask::Try,
         (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
         (None, Some(life_ms)) => Ask::Queue { life_ms },

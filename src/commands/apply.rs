@@ -20,7 +20,7 @@ impl Command for Apply {
         keys: KeyArguments::First,
         summary: c"Internal: applies what a master decided. Refused from clients.",
         complexity: c"O(1)",
-        arguments: &[],
+        arguments: Vec::new,
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {

@@ -3,10 +3,13 @@
 use std::marker::PhantomData;
 
 use super::family::Family;
-use super::{Failure, OWNER, REQ, check_master, reply_failure};
-use crate::arguments::{self, Opt};
+use super::{Failure, check_master, owner_argument, reply_failure, with_options};
+use crate::arguments;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::{Opt, options};
+
+const OPTIONS: &[Opt] = &[Opt::Req];
 
 pub(super) struct Cancel<F>(PhantomData<F>);
 
@@ -19,7 +22,7 @@ impl<F: Family> Command for Cancel<F> {
         keys: KeyArguments::First,
         summary: c"Ends the requests of an owner that wait, 1000 at most, and returns how many.",
         complexity: c"O(M log N) with M requests ended of N that wait on the key",
-        arguments: &[OWNER, REQ],
+        arguments: || with_options(vec![owner_argument()], OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -29,7 +32,7 @@ impl<F: Family> Command for Cancel<F> {
 
 fn cancel<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
-    let request_id = arguments::options(args, 3, &[Opt::Req])?.request_id;
+    let request_id = options(args, 3, OPTIONS)?.integer(Opt::Req);
     check_master()?;
     let request = rlock_core::Cancel { kind: F::KIND, owner, request_id };
     execute::on_key(ctx, key, |engine, tx| engine.cancel(tx, &request), |ended| ctx.reply_integer(ended as u64));

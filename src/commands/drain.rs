@@ -2,11 +2,14 @@
 
 use rlock_core::{Ask, Kind, Mode, Request, Verb};
 
-use super::{Failure, LEASE, OWNER, check_may_grant, reply_failure};
-use crate::arguments::{self, Opt};
+use super::{Failure, check_may_grant, owner_argument, reply_failure, with_options};
+use crate::arguments;
 use crate::configuration;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::{Opt, options};
+
+const OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex];
 
 pub(super) struct Drain;
 
@@ -19,7 +22,7 @@ impl Command for Drain {
         keys: KeyArguments::First,
         summary: c"Acquires all permits that are free and returns how many; 0 if there are none, or if somebody waits.",
         complexity: c"O(1)",
-        arguments: &[OWNER, LEASE],
+        arguments: || with_options(vec![owner_argument()], OPTIONS),
     };
     const IS_DANGEROUS: bool = true;
 
@@ -30,14 +33,14 @@ impl Command for Drain {
 
 fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
-    let options = arguments::options(args, 3, &[Opt::Px, Opt::Ex])?;
+    let options = options(args, 3, OPTIONS)?;
     check_may_grant(ctx)?;
     let request = Request {
         verb: Verb::Acquire,
         kind: Kind::Semaphore,
         mode: Mode::Permits,
         count: 1,
-        lease_ms: options.lease_ms.unwrap_or_else(configuration::default_lease_ms),
+        lease_ms: options.lease_ms().unwrap_or_else(configuration::default_lease_ms),
         request_id: None,
         session_ms: None,
         is_once: false,

@@ -4,9 +4,10 @@ use std::ffi::{CStr, c_int};
 
 use rlock_core::{Kind, Mode};
 
-use super::{BLOCK, BLOCK_OR_QUEUE, LEASE, MODE, NOTIFY, ONCE, OWNER, PERMITS, REQ, SESSION, TOKEN};
-use crate::arguments::{self, ArgumentError, Opt};
-use crate::ffi::{Arg, Args, ArgumentSpec};
+use super::{owner_argument, with_options};
+use crate::arguments::{self, ArgumentError};
+use crate::ffi::{Arg, Args, ArgumentSpec, ValueSpec};
+use crate::options::Opt;
 
 /// What makes one family different from another.
 pub(super) trait Family {
@@ -16,14 +17,9 @@ pub(super) trait Family {
     /// Whether its INFO, PTTL, WAITERS and FORCERELEASE are for a lock of any kind.
     const IS_FOR_ANY_KIND: bool;
     const NAMES: Names;
-    /// The options of ACQUIRE and RELEASE.
+    /// The options of ACQUIRE and RELEASE, in the order of the pages.
     const ACQUIRE_OPTIONS: &'static [Opt];
     const RELEASE_OPTIONS: &'static [Opt];
-    /// What follows the key, for the server.
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec];
-    const HOLDS_ARGUMENTS: &'static [ArgumentSpec];
 }
 
 /// The names of a family's commands.
@@ -43,6 +39,21 @@ pub(super) struct Names {
 /// there is a choice.
 pub(super) const fn words_of_hold<F: Family>() -> c_int {
     if F::MODE.is_some() { 3 } else { 4 }
+}
+
+/// The options of RENEW.
+pub(super) const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Token];
+
+/// The arguments behind the key of a command that names a hold: owner, mode if there is a choice, options.
+pub(super) fn arguments_of_hold<F: Family>(options: &[Opt]) -> Vec<ArgumentSpec> {
+    let mut positional = vec![owner_argument()];
+    if F::MODE.is_none() {
+        let choice = |name, word| ArgumentSpec { name, token: Some(word), optional: false, value: ValueSpec::Token };
+        let modes = vec![choice(c"read", c"READ"), choice(c"write", c"WRITE")];
+        let value = ValueSpec::OneOf(modes);
+        positional.push(ArgumentSpec { name: c"mode", token: None, optional: false, value });
+    }
+    with_options(positional, options)
 }
 
 /// The hold that a command is about.
@@ -82,12 +93,8 @@ impl Family for Mutex {
         waiters: c"RLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
-    const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
 /// RFAIRLOCK: one owner at a time, and a queue that is data.
@@ -109,12 +116,8 @@ impl Family for Fair {
         waiters: c"RFAIRLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, BLOCK_OR_QUEUE, NOTIFY, SESSION, REQ, ONCE];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, REQ, TOKEN];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
-    const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }
 
 /// RRWLOCK: many readers or one writer.
@@ -136,12 +139,8 @@ impl Family for RwLock {
         waiters: c"RRWLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, REQ, TOKEN];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE, LEASE, TOKEN];
-    const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, MODE];
 }
 
 /// RSEMAPHORE: a number of permits.
@@ -163,10 +162,6 @@ impl Family for Semaphore {
         waiters: c"RSEMAPHORE.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req, Opt::Token];
-    const ACQUIRE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE];
-    const RELEASE_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, PERMITS, REQ, TOKEN];
-    const RENEW_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER, LEASE, TOKEN];
-    const HOLDS_ARGUMENTS: &'static [ArgumentSpec] = &[OWNER];
 }

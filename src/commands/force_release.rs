@@ -3,10 +3,13 @@
 use std::marker::PhantomData;
 
 use super::family::Family;
-use super::{Failure, TOKEN, check_master, reply_failure};
-use crate::arguments::{self, Opt};
+use super::{Failure, check_master, reply_failure, with_options};
+use crate::arguments;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::{Opt, options};
+
+const OPTIONS: &[Opt] = &[Opt::Token];
 
 pub(super) struct ForceRelease<F>(PhantomData<F>);
 
@@ -19,7 +22,7 @@ impl<F: Family> Command for ForceRelease<F> {
         keys: KeyArguments::First,
         summary: c"Takes the lock from whoever holds it, or from the hold with the given fencing token.",
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
-        arguments: &[TOKEN],
+        arguments: || with_options(Vec::new(), OPTIONS),
     };
     const IS_DANGEROUS: bool = true;
 
@@ -30,7 +33,7 @@ impl<F: Family> Command for ForceRelease<F> {
 
 fn force_release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
-    let token = arguments::options(args, 2, &[Opt::Token])?.tokens.first().copied();
+    let token = options(args, 2, OPTIONS)?.integer(Opt::Token);
     check_master()?;
     let kind = (!F::IS_FOR_ANY_KIND).then_some(F::KIND);
     execute::on_key(

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use rlock_core::Hold;
 
-use super::family::{Family, target, words_of_hold};
+use super::family::{Family, arguments_of_hold, target, words_of_hold};
 use super::{Failure, read_lock, reply_failure};
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -20,7 +20,7 @@ impl<F: Family> Command for Holds<F> {
         keys: KeyArguments::First,
         summary: c"Returns how often an owner holds a lock, 0 if it does not.",
         complexity: c"O(1)",
-        arguments: F::HOLDS_ARGUMENTS,
+        arguments: || arguments_of_hold::<F>(&[]),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {

@@ -6,14 +6,17 @@ use std::marker::PhantomData;
 use rlock_core::{FairQueue, Hold, KeyRef, Kind, Lock, Mode, Now};
 
 use super::family::Family;
-use super::{Failure, read_lock, reply_failure};
+use super::{Failure, read_lock, reply_failure, with_options};
 use crate::arguments;
 use crate::clock;
-use crate::ffi::{Access, Args, ArgumentSpec, Command, CommandSpec, Ctx, KeyArguments, ValueSpec};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::{Opt, options};
 use crate::state;
 
 /// How many holders are shown.
 const MAX_SHOWN: usize = 1000;
+
+const OPTIONS: &[Opt] = &[Opt::Owner];
 
 pub(super) struct Info<F>(PhantomData<F>);
 
@@ -26,7 +29,7 @@ impl<F: Family> Command for Info<F> {
         keys: KeyArguments::First,
         summary: c"Tells who holds a lock, with which tokens and leases, and how many wait.",
         complexity: c"O(N) with N holders shown, 1000 at most",
-        arguments: &[ArgumentSpec { name: c"owner", token: Some(c"OWNER"), optional: true, value: ValueSpec::Bytes }],
+        arguments: || with_options(Vec::new(), OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -35,7 +38,7 @@ impl<F: Family> Command for Info<F> {
 }
 
 fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let (key, owner) = (arguments::key(args)?, arguments::owner_option(args, 2)?);
+    let (key, owner) = (arguments::key(args)?, options(args, 2, OPTIONS)?.bytes(Opt::Owner));
     let now = clock::now();
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let connected = state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);

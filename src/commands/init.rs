@@ -1,6 +1,6 @@
 //! `RSEMAPHORE.INIT key permits`
 
-use super::{Failure, SIZE, check_master, reply_failure};
+use super::{Failure, check_master, permits_argument, reply_failure};
 use crate::arguments;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -16,7 +16,7 @@ impl Command for Init {
         keys: KeyArguments::First,
         summary: c"Makes a semaphore with a number of permits, unless there is one; returns whether it did.",
         complexity: c"O(1)",
-        arguments: &[SIZE],
+        arguments: || vec![permits_argument()],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {

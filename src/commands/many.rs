@@ -6,13 +6,19 @@
 use rlock_core::{Kind, Mode, Refusal, Verb, slot_of};
 
 use super::acquire::{Wanted, acquire_keys};
+use super::family::{Family, Mutex};
 use super::renew::renew_keys;
-use super::{BLOCK, Failure, LEASE, NOTIFY, ONCE, OWNER, REQ, SESSION, TOKENS, check_master, reply_failure};
-use crate::arguments::{self, KeysAndOwner, Opt};
+use super::{Failure, check_master, owner_argument, reply_failure, with_options};
+use crate::arguments::{self, KeysAndOwner};
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::Opt;
 use crate::reply;
 use crate::server;
+
+const RELEASE_OPTIONS: &[Opt] = &[Opt::Req, Opt::Tokens];
+
+const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Tokens];
 
 pub(super) struct Acquire;
 
@@ -25,7 +31,7 @@ impl Command for Acquire {
         keys: KeyArguments::Counted,
         summary: c"Acquires several locks for an owner in one step, all or none, and returns their fencing tokens.",
         complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
-        arguments: &[OWNER, LEASE, BLOCK, NOTIFY, SESSION, REQ, ONCE],
+        arguments: || with_options(vec![owner_argument()], Mutex::ACQUIRE_OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -35,8 +41,7 @@ impl Command for Acquire {
 
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let known = [Opt::Px, Opt::Ex, Opt::Block, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
-    let options = arguments::options_of_many(args, &many, &known)?;
+    let options = arguments::options_of_many(args, &many, Mutex::ACQUIRE_OPTIONS)?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_slot(ctx, &keys)?;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
@@ -54,7 +59,7 @@ impl Command for Release {
         keys: KeyArguments::Counted,
         summary: c"Gives one hold of each key back, all or none, and returns the holds left of each.",
         complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
-        arguments: &[OWNER, REQ, TOKENS],
+        arguments: || with_options(vec![owner_argument()], RELEASE_OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -64,12 +69,12 @@ impl Command for Release {
 
 fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let options = arguments::options_of_many(args, &many, &[Opt::Req, Opt::Tokens])?;
+    let options = arguments::options_of_many(args, &many, RELEASE_OPTIONS)?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     check_slot(ctx, &keys)?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-    let (request_id, tokens) = (options.request_id, &options.tokens[..]);
+    let (request_id, tokens) = (options.integer(Opt::Req), options.tokens());
     let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id, tokens };
     execute::on_keys(
         ctx,
@@ -94,7 +99,7 @@ impl Command for Renew {
         keys: KeyArguments::Counted,
         summary: c"Gives the hold of each key a new lease, all or none, and returns the smallest lease left.",
         complexity: c"O(K) with K keys",
-        arguments: &[OWNER, LEASE, TOKENS],
+        arguments: || with_options(vec![owner_argument()], RENEW_OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -104,12 +109,12 @@ impl Command for Renew {
 
 fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let options = arguments::options_of_many(args, &many, &[Opt::Px, Opt::Ex, Opt::Tokens])?;
+    let options = arguments::options_of_many(args, &many, RENEW_OPTIONS)?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     check_slot(ctx, &keys)?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-    let request = rlock_core::Renew { kind, owner, mode, lease_ms: options.lease_ms, tokens: &options.tokens };
+    let request = rlock_core::Renew { kind, owner, mode, lease_ms: options.lease_ms(), tokens: options.tokens() };
     execute::on_keys(
         ctx,
         &keys,

@@ -25,6 +25,7 @@ use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
 use crate::arguments::ArgumentError;
 use crate::execute::KEY;
 use crate::ffi::{Arg, ArgumentSpec, Command, Ctx, Keys, LoadError, Registrar, ValueSpec};
+use crate::options::{Opt, Row, Takes};
 use crate::quarantine;
 use crate::reply;
 use crate::server;
@@ -139,52 +140,37 @@ fn read_lock<F: Family, R>(
     }
 }
 
-const OWNER: ArgumentSpec = ArgumentSpec { name: c"owner", token: None, optional: false, value: ValueSpec::Bytes };
-
-const LEASE: ArgumentSpec = ArgumentSpec {
-    name: c"lease",
-    token: None,
-    optional: true,
-    value: ValueSpec::OneOf(&[
-        ArgumentSpec { name: c"milliseconds", token: Some(c"PX"), optional: false, value: ValueSpec::Integer },
-        ArgumentSpec { name: c"seconds", token: Some(c"EX"), optional: false, value: ValueSpec::Integer },
-    ]),
-};
-
-const fn option(name: &'static std::ffi::CStr, token: &'static std::ffi::CStr) -> ArgumentSpec {
-    ArgumentSpec { name, token: Some(token), optional: true, value: ValueSpec::Integer }
+/// The owner, behind the key.
+fn owner_argument() -> ArgumentSpec {
+    ArgumentSpec { name: c"owner", token: None, optional: false, value: ValueSpec::Bytes }
 }
 
-const MODE: ArgumentSpec = ArgumentSpec {
-    name: c"mode",
-    token: None,
-    optional: false,
-    value: ValueSpec::OneOf(&[
-        ArgumentSpec { name: c"read", token: Some(c"READ"), optional: false, value: ValueSpec::Token },
-        ArgumentSpec { name: c"write", token: Some(c"WRITE"), optional: false, value: ValueSpec::Token },
-    ]),
-};
+/// The number of permits of a semaphore, behind the key.
+fn permits_argument() -> ArgumentSpec {
+    ArgumentSpec { name: c"permits", token: None, optional: false, value: ValueSpec::Integer }
+}
 
-const PERMITS: ArgumentSpec = option(c"permits", c"PERMITS");
-/// The number of permits of a semaphore, without a word before it.
-const SIZE: ArgumentSpec = ArgumentSpec { name: c"permits", token: None, optional: false, value: ValueSpec::Integer };
-
-const REQ: ArgumentSpec = option(c"id", c"REQ");
-const NOTIFY: ArgumentSpec =
-    ArgumentSpec { name: c"channel", token: Some(c"NOTIFY"), optional: true, value: ValueSpec::Bytes };
-const ONCE: ArgumentSpec =
-    ArgumentSpec { name: c"once", token: Some(c"ONCE"), optional: true, value: ValueSpec::Token };
-const TOKEN: ArgumentSpec = option(c"token", c"TOKEN");
-const TOKENS: ArgumentSpec =
-    ArgumentSpec { name: c"token", token: Some(c"TOKENS"), optional: true, value: ValueSpec::Integers };
-const BLOCK: ArgumentSpec = option(c"wait-milliseconds", c"BLOCK");
-const BLOCK_OR_QUEUE: ArgumentSpec = ArgumentSpec {
-    name: c"way-to-wait",
-    token: None,
-    optional: true,
-    value: ValueSpec::OneOf(&[
-        ArgumentSpec { name: c"wait-milliseconds", token: Some(c"BLOCK"), optional: false, value: ValueSpec::Integer },
-        ArgumentSpec { name: c"life-milliseconds", token: Some(c"QUEUE"), optional: false, value: ValueSpec::Integer },
-    ]),
-};
-const SESSION: ArgumentSpec = option(c"grace-milliseconds", c"SESSION");
+/// The arguments of a command behind its keys: first those in a fixed place, then its options.
+fn with_options(mut positional: Vec<ArgumentSpec>, options: &[Opt]) -> Vec<ArgumentSpec> {
+    for option in options {
+        let Row { word, name, takes, group } = option.row();
+        let value = match takes {
+            Takes::Nothing => ValueSpec::Token,
+            Takes::Integer { .. } => ValueSpec::Integer,
+            Takes::IntegerOfEachKey { .. } => ValueSpec::Integers,
+            Takes::Bytes { .. } => ValueSpec::Bytes,
+        };
+        let argument = ArgumentSpec { name, token: Some(word), optional: group.is_none(), value };
+        match (group, positional.last_mut()) {
+            (Some(group), Some(ArgumentSpec { name, value: ValueSpec::OneOf(choices), .. })) if *name == group => {
+                choices.push(argument);
+            }
+            (Some(group), _) if options.iter().filter(|other| other.row().group == Some(group)).count() > 1 => {
+                let value = ValueSpec::OneOf(vec![argument]);
+                positional.push(ArgumentSpec { name: group, token: None, optional: true, value });
+            }
+            _ => positional.push(ArgumentSpec { optional: true, ..argument }),
+        }
+    }
+    positional
+}

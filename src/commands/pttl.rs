@@ -22,7 +22,7 @@ impl<F: Family> Command for Pttl<F> {
         keys: KeyArguments::First,
         summary: c"Returns the milliseconds until nobody holds any more, -2 if the lock is not held.",
         complexity: c"O(1)",
-        arguments: &[],
+        arguments: Vec::new,
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {

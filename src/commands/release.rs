@@ -4,11 +4,11 @@ use std::marker::PhantomData;
 
 use rlock_core::Verb;
 
-use super::family::{Family, target, words_of_hold};
+use super::family::{Family, arguments_of_hold, target, words_of_hold};
 use super::{Failure, check_master, reply_failure};
-use crate::arguments;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::{Opt, options};
 
 pub(super) struct Release<F>(PhantomData<F>);
 
@@ -21,7 +21,7 @@ impl<F: Family> Command for Release<F> {
         keys: KeyArguments::First,
         summary: c"Gives one hold back and returns the holds left; at 0 the next waiter gets the lock.",
         complexity: c"O(1) without waiters on the key, O(log N) with N of them",
-        arguments: F::RELEASE_ARGUMENTS,
+        arguments: || arguments_of_hold::<F>(F::RELEASE_OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -31,7 +31,7 @@ impl<F: Family> Command for Release<F> {
 
 fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
-    let options = arguments::options(args, target.options_at, F::RELEASE_OPTIONS)?;
+    let options = options(args, target.options_at, F::RELEASE_OPTIONS)?;
     check_master()?;
     let request = rlock_core::Release {
         verb: Verb::Release,
@@ -39,8 +39,8 @@ fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         owner: target.owner,
         mode: target.mode,
         count: options.holds(),
-        request_id: options.request_id,
-        tokens: &options.tokens,
+        request_id: options.integer(Opt::Req),
+        tokens: options.tokens(),
     };
     execute::on_key(
         ctx,

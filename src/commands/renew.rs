@@ -4,11 +4,11 @@ use std::marker::PhantomData;
 
 use rlock_core::{Engine, Refusal, Transaction};
 
-use super::family::{Family, target, words_of_hold};
+use super::family::{Family, RENEW_OPTIONS, arguments_of_hold, target, words_of_hold};
 use super::{Failure, check_master, reply_failure};
-use crate::arguments::{self, Opt};
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
+use crate::options::options;
 
 pub(super) struct Renew<F>(PhantomData<F>);
 
@@ -22,7 +22,7 @@ impl<F: Family> Command for Renew<F> {
         summary:
             c"Gives a hold a new lease, which never ends earlier than the old one, and returns what is left of it.",
         complexity: c"O(1)",
-        arguments: F::RENEW_ARGUMENTS,
+        arguments: || arguments_of_hold::<F>(RENEW_OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -32,14 +32,14 @@ impl<F: Family> Command for Renew<F> {
 
 fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
-    let options = arguments::options(args, target.options_at, &[Opt::Px, Opt::Ex, Opt::Token])?;
+    let options = options(args, target.options_at, RENEW_OPTIONS)?;
     check_master()?;
     let request = rlock_core::Renew {
         kind: F::KIND,
         owner: target.owner,
         mode: target.mode,
-        lease_ms: options.lease_ms,
-        tokens: &options.tokens,
+        lease_ms: options.lease_ms(),
+        tokens: options.tokens(),
     };
     execute::on_key(
         ctx,

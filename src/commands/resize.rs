@@ -1,6 +1,6 @@
 //! `RSEMAPHORE.RESIZE key permits`
 
-use super::{Failure, SIZE, check_master, reply_failure};
+use super::{Failure, check_master, permits_argument, reply_failure};
 use crate::arguments;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -17,7 +17,7 @@ impl Command for Resize {
         summary:
             c"Gives a semaphore another number of permits and returns how many are free, negative if more are in use.",
         complexity: c"O(N) with N waiters on the key",
-        arguments: &[SIZE],
+        arguments: || vec![permits_argument()],
     };
     const IS_DANGEROUS: bool = true;
 

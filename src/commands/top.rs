@@ -1,14 +1,16 @@
 //! `RLOCK.TOP [COUNT n]`: the locks that most clients wait for.
 
-use super::{ENGINE_IN_USE, Failure, option, reply_failure};
-use crate::arguments::{self, Opt};
+use super::{ENGINE_IN_USE, Failure, reply_failure, with_options};
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::{Opt, options};
 use crate::state;
 
 /// How many are shown without COUNT, and at most.
 const DEFAULT_COUNT: usize = 10;
 const MAX_COUNT: usize = 1000;
+
+const OPTIONS: &[Opt] = &[Opt::Count];
 
 pub(super) struct Top;
 
@@ -21,7 +23,7 @@ impl Command for Top {
         keys: KeyArguments::None,
         summary: c"Lists the locks that most clients wait for, of all databases, and who holds them.",
         complexity: c"O(N log N) with N locks that are waited for, of which it looks at about 5000",
-        arguments: &[option(c"count", c"COUNT")],
+        arguments: || with_options(Vec::new(), OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -30,7 +32,7 @@ impl Command for Top {
 }
 
 fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
-    let count = arguments::options(args, 1, &[Opt::Count])?.count;
+    let count = options(args, 1, OPTIONS)?.integer(Opt::Count);
     let limit = count.map_or(DEFAULT_COUNT, |count| usize::try_from(count).unwrap_or(MAX_COUNT).min(MAX_COUNT));
     let now = clock::now();
     let mut locks = state::with_engine(|engine| engine.most_contended(MAX_COUNT, now)).ok_or(ENGINE_IN_USE)?;

@@ -5,11 +5,14 @@ use std::marker::PhantomData;
 use rlock_core::{KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
 
 use super::family::Family;
-use super::{ENGINE_IN_USE, Failure, option, read_lock, reply_failure};
-use crate::arguments::{self, Opt};
+use super::{ENGINE_IN_USE, Failure, read_lock, reply_failure, with_options};
+use crate::arguments;
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::{Opt, options};
 use crate::state;
+
+const OPTIONS: &[Opt] = &[Opt::Count];
 
 pub(super) struct Waiters<F>(PhantomData<F>);
 
@@ -22,7 +25,7 @@ impl<F: Family> Command for Waiters<F> {
         keys: KeyArguments::First,
         summary: c"Lists who waits for a lock, in the order in which they are served.",
         complexity: c"O(N) with N waiters shown",
-        arguments: &[option(c"count", c"COUNT")],
+        arguments: || with_options(Vec::new(), OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -32,7 +35,7 @@ impl<F: Family> Command for Waiters<F> {
 
 fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
-    let count = arguments::options(args, 2, &[Opt::Count])?.count;
+    let count = options(args, 2, OPTIONS)?.integer(Opt::Count);
     let limit = count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
     let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let now = clock::now();

@@ -19,8 +19,8 @@ pub(crate) struct CommandSpec {
     pub(crate) keys: KeyArguments,
     pub(crate) summary: &'static CStr,
     pub(crate) complexity: &'static CStr,
-    /// What follows the key or keys.
-    pub(crate) arguments: &'static [ArgumentSpec],
+    /// The arguments that follow the key or keys.
+    pub(crate) arguments: fn() -> Vec<ArgumentSpec>,
 }
 
 /// Where a command has its keys.
@@ -42,6 +42,7 @@ pub(crate) enum Access {
 }
 
 /// An argument, for COMMAND DOCS.
+#[derive(Clone)]
 pub(crate) struct ArgumentSpec {
     pub(crate) name: &'static CStr,
     pub(crate) token: Option<&'static CStr>,
@@ -50,6 +51,7 @@ pub(crate) struct ArgumentSpec {
 }
 
 /// What an argument takes.
+#[derive(Clone)]
 pub(crate) enum ValueSpec {
     Bytes,
     Integer,
@@ -57,7 +59,7 @@ pub(crate) enum ValueSpec {
     Integers,
     /// Its token alone.
     Token,
-    OneOf(&'static [ArgumentSpec]),
+    OneOf(Vec<ArgumentSpec>),
 }
 
 /// What the server knows of key specs and arguments is a chain of zero-terminated C arrays. They are built here, and
@@ -86,7 +88,7 @@ pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &Com
             vec![argument(&count, &mut nested), keys]
         }
     };
-    arguments.extend(spec.arguments.iter().map(|spec| argument(spec, &mut nested)));
+    arguments.extend((spec.arguments)().iter().map(|spec| argument(spec, &mut nested)));
     arguments.push(end_of_arguments());
     let info = raw::RedisModuleCommandInfo {
         version: &raw const version,
@@ -165,7 +167,7 @@ fn argument(spec: &ArgumentSpec, nested: &mut Vec<Vec<raw::RedisModuleCommandArg
     if spec.optional {
         argument.flags = raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed();
     }
-    argument.type_ = match spec.value {
+    argument.type_ = match &spec.value {
         ValueSpec::Bytes => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
         ValueSpec::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
         ValueSpec::Integers => {

@@ -1,16 +1,19 @@
 //! What a command is sent: refused with a text that a client can read, or options that are within their ranges and the same when they
 //! are written and read again.
 //!
-//! The parser is the module's own file; its words come from a list here, in place of the server's strings.
+//! The parser is that of the module, in its own files; its words come from a list here, in place of the server's strings.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rlock_core::{MAX_LEASE_MS, MAX_TOKEN};
 
 #[path = "../../../src/arguments.rs"]
 #[allow(dead_code, reason = "the module uses all of it")]
 mod arguments;
+
+#[path = "../../../src/options.rs"]
+#[allow(dead_code, reason = "the module uses all of it")]
+mod options;
 
 /// In place of the server's strings.
 mod ffi {
@@ -40,11 +43,12 @@ mod reply {
     }
 }
 
-use arguments::{ArgumentError, Opt, Options};
+use arguments::ArgumentError;
 use ffi::Args;
+use options::{Opt, Options, Takes};
 
 const ACQUIRE: &[Opt] =
-    &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Session, Opt::Req, Opt::Once, Opt::Notify];
+    &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((command, words)) = bytes.split_first() else {
@@ -59,7 +63,9 @@ fuzz_target!(|bytes: &[u8]| {
         2 => one(args, 3, &[Opt::Permits, Opt::Req, Opt::Token]),
         3 => many(args, ACQUIRE),
         4 => many(args, &[Opt::Req, Opt::Tokens]),
-        5 => readable(arguments::owner_option(args, 2).map(|owner| assert!(owner.is_none_or(is_owner)))),
+        5 => readable(options::options(args, 2, &[Opt::Owner, Opt::Count]).map(|options| {
+            assert!(options.bytes(Opt::Owner).is_none_or(is_owner));
+        })),
         6 => readable(arguments::mode(args, 3).map(|mode| assert!(mode.name().eq_ignore_ascii_case(text(argv[3]))))),
         _ => readable(arguments::permits(args, 2).map(|permits| assert_eq!(permits.to_string(), text(argv[2])))),
     }
@@ -76,7 +82,7 @@ fn is_owner(owner: &[u8]) -> bool {
 /// A command for one key.
 fn one(args: Args<'_>, first: usize, known: &[Opt]) {
     readable(arguments::key_and_owner(args).map(|(_, owner)| assert!(is_owner(owner))));
-    readable(arguments::options(args, first, known).map(|options| check(args, first, known, &options)));
+    readable(options::options(args, first, known).map(|options| check(args, first, known, &options)));
 }
 
 /// A command for many keys.
@@ -87,7 +93,8 @@ fn many(args: Args<'_>, known: &[Opt]) {
     assert!((1..=128).contains(&many.keys.len()) && is_owner(many.owner));
     let options = arguments::options_of_many(args, &many, known);
     readable(options.map(|options| {
-        assert!(options.tokens.is_empty() || options.tokens.len() == many.keys.len(), "a token for each key");
+        let tokens = options.tokens().len();
+        assert!(tokens == 0 || tokens == many.keys.len(), "a token for each key");
         check(args, many.options_at, known, &options);
     }));
 }
@@ -100,44 +107,42 @@ fn readable(parsed: Result<(), ArgumentError>) {
 }
 
 fn check(args: Args<'_>, first: usize, known: &[Opt], options: &Options<'_>) {
-    let Options { lease_ms, block_ms, queue_ms, session_ms, request_id, tokens, is_once, channel, permits, .. } =
-        options;
-    assert!([lease_ms, queue_ms].iter().all(|ms| ms.is_none_or(|ms| (1..=MAX_LEASE_MS).contains(&ms))));
-    assert!(session_ms.is_none_or(|ms| ms <= MAX_LEASE_MS) && block_ms.is_none_or(|ms| ms <= i64::MAX as u64));
-    assert!(request_id.is_none_or(|id| (1..=i64::MAX as u64).contains(&id)));
-    assert!(tokens.iter().all(|token| (1..=MAX_TOKEN).contains(token)));
-    assert!(permits.is_none_or(|permits| (1..=u64::from(u32::MAX)).contains(&permits)));
-    assert!(block_ms.is_none() || queue_ms.is_none());
     // Written in another order, and read again.
     let mut written: Vec<Vec<u8>> =
         (0..first).map(|at| args.get(at).map_or(Vec::new(), |arg| arg.bytes().to_vec())).collect();
-    if *is_once {
-        written.push(b"once".to_vec());
-    }
-    if let Some(channel) = channel {
-        written.extend([b"notify".to_vec(), channel.to_vec()]);
-    }
-    if !tokens.is_empty() {
-        let name: &[u8] = if known.contains(&Opt::Tokens) { b"tokens" } else { b"token" };
-        written.push(name.to_vec());
-        written.extend(tokens.iter().map(|token| token.to_string().into_bytes()));
-    }
-    let numbers = [
-        ("permits", permits),
-        ("req", request_id),
-        ("session", session_ms),
-        ("queue", queue_ms),
-        ("block", block_ms),
-        ("px", lease_ms),
-    ];
-    for (name, number) in numbers {
-        if let Some(number) = number {
-            written.extend([name.as_bytes().to_vec(), number.to_string().into_bytes()]);
+    for option in known.iter().rev().filter(|option| options.has(**option)) {
+        let row = option.row();
+        written.push(row.word.to_bytes().to_ascii_lowercase());
+        match row.takes {
+            Takes::Nothing => {}
+            Takes::Integer { min, max, .. } => {
+                let integer = options.integer(*option).expect("it is given");
+                assert!((min..=max).contains(&integer));
+                written.push(integer.to_string().into_bytes());
+            }
+            Takes::IntegerOfEachKey { min, max } => {
+                assert!(options.tokens().iter().all(|token| (min..=max).contains(token)));
+                written.extend(options.tokens().iter().map(|token| token.to_string().into_bytes()));
+            }
+            Takes::Bytes { min, max } => {
+                let bytes = options.bytes(*option).expect("it is given");
+                assert!((min..=max).contains(&bytes.len()));
+                written.push(bytes.to_vec());
+            }
         }
     }
+    for (one, other) in [(Opt::Px, Opt::Ex), (Opt::Block, Opt::Queue)] {
+        assert!(!options.has(one) || !options.has(other), "they exclude each other");
+    }
     let written: Vec<&[u8]> = written.iter().map(Vec::as_slice).collect();
-    match arguments::options(Args(&written), first, known) {
-        Ok(again) => assert_eq!(again, *options, "what was read can be written and read"),
+    match options::options(Args(&written), first, known) {
+        Ok(again) => {
+            assert_eq!(again.tokens(), options.tokens());
+            for option in known {
+                let values = |options: &Options<'_>| (options.integer(*option), options.bytes(*option).map(<[u8]>::to_vec));
+                assert_eq!(values(&again), values(options), "what was read can be written and read");
+            }
+        }
         Err(error) => panic!("what was read cannot be read again: {}", error.text()),
     }
 }
