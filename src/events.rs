@@ -91,9 +91,9 @@ pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
     if !matches!(event, b"restore" | b"rename_to" | b"copy_to" | b"move_to") {
         return;
     }
-    let key = KeyRef { name: name.bytes(), db: ctx.db() };
-    let is_lock = matches!(Keys::open_to_peek(ctx, name).value(KEY), Value::Lock(_));
-    if is_lock {
+    let keys = Keys::open_to_peek(ctx, name);
+    let key = keys.key(KEY);
+    if matches!(keys.value(KEY), Value::Lock(_)) {
         state::tell(|engine| engine.value_arrived(key));
     } else if state::with_engine(|engine| engine.waiting_on(key)) != Some(0) {
         state::tell(|engine| engine.value_changed(key));

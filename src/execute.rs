@@ -55,7 +55,7 @@ pub(crate) fn on_keys<'c, R>(
     reply(result);
     wake(&mut out);
     if next.has_offers {
-        while take_next_offer(ctx, Within::Command, |key| is_beside(ctx, names, key)) {}
+        while take_next_offer(ctx, Within::Command, |key| is_beside(next.db, names, key)) {}
         timer::arm();
     } else {
         timer::arm_for(next.timeout_us);
@@ -88,12 +88,13 @@ pub(crate) fn run_offer(ctx: Ctx<'_>) -> bool {
     take_next_offer(ctx, Within::Timer, |_| true)
 }
 
-/// Whether a command on keys with these names may open `key` as well. While a command runs, a cluster takes every key for one of that command's slot
-/// (`getKeySlot`, from Redis 7.4 and Valkey 8.0 on): it would look for another one in the wrong place, and put it there. And in a transaction
-/// Valkey 9.1 calls the database that of the transaction, whichever the module has selected.
-fn is_beside(ctx: Ctx<'_>, names: &[Arg<'_>], key: KeyRef<'_>) -> bool {
+/// Whether a command on keys with these names in database `db` may open `key` as well. While a
+/// command runs, a cluster takes every key for one of that command's slot (`getKeySlot`, from Redis
+/// 7.4 and Valkey 8.0 on): it would look for another one in the wrong place, and put it there. And
+/// a command that selects another database leaves its client there.
+fn is_beside(db: u32, names: &[Arg<'_>], key: KeyRef<'_>) -> bool {
     let is_in_slot = |name: &Arg<'_>| slot_of(name.bytes()) == slot_of(key.name);
-    key.db == ctx.db() && (!server::is_cluster() || names.first().is_some_and(is_in_slot))
+    key.db == db && (!server::is_cluster() || names.first().is_some_and(is_in_slot))
 }
 
 /// Grants a waiter for many keys that can have all of them, now that the keys that brought it about are closed.
@@ -126,6 +127,8 @@ fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Ke
 
 /// What there is to do after a transaction.
 struct Next {
+    /// The database of its keys.
+    db: u32,
     has_offers: bool,
     timeout_us: Option<u64>,
 }
@@ -142,9 +145,10 @@ fn transact<'c, R>(
     let (first, rest) = names.split_first()?;
     let mut keys = Keys::open(ctx, *first, rest, asks);
     let (now, limits) = (clock::now(), configuration::limits());
+    let db = keys.key(KEY).db;
     let result = state::with_engine(|engine| {
         let result = decide(engine, &mut Transaction::new(now, limits, &mut keys, out));
-        (result, Next { has_offers: engine.has_offers(), timeout_us: engine.next_timeout_us() })
+        (result, Next { db, has_offers: engine.has_offers(), timeout_us: engine.next_timeout_us() })
     });
     let effects = out.effects();
     for effect in effects {

@@ -14,7 +14,7 @@ use rlock_core::US_PER_MS;
 
 use crate::clock;
 use crate::configuration;
-use crate::ffi::{Ctx, log_warning};
+use crate::ffi::{self, Ctx, log_warning};
 
 /// Whether a data set was taken up, or is about to be, that nobody has looked at.
 static UNDECIDED: AtomicBool = AtomicBool::new(true);
@@ -34,7 +34,7 @@ pub(crate) fn look(ctx: Ctx<'_>) {
         return;
     }
     UNDECIDED.store(false, Ordering::Relaxed);
-    let is_empty = !ctx.has_keys();
+    let is_empty = !ffi::has_keys();
     EMPTY_SINCE_US.store(if is_empty { clock::mono_us().max(1) } else { 0 }, Ordering::Relaxed);
     let left_ms = left_ms(ctx);
     if left_ms > 0 {

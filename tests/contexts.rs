@@ -136,6 +136,51 @@ fn block_of_many_keys_through_a_module_that_may_wait_is_one_try() {
     }
 }
 
+/// A client stays in the database that a module has selected for it. In a transaction not all servers say so.
+#[test]
+fn a_lock_is_in_the_database_that_another_module_has_selected() {
+    let server = server_with_a_calling_module(Server::with, &[]);
+    let (mut client, mut there) = (server.client(), server.client());
+    there.call("SELECT 1");
+    there.acquire("one a PX 60000");
+    there.acquire("two a PX 60000");
+    client.acquire("one x PX 60000");
+    let waiter = |command: &str| {
+        let mut client = server.client();
+        client.call("SELECT 1");
+        client.send(command);
+        client
+    };
+    let mut b = waiter("RLOCK.ACQUIRE one b BLOCK 0");
+    eventually(SOON, || there.waiting_owners("one") == ["b"]);
+    let mut c = waiter("RLOCK.MACQUIRE 2 two three c BLOCK 0");
+    eventually(SOON, || there.waiting_owners("two") == ["c"]);
+
+    client.call("MULTI");
+    for command in [
+        "CALLER.SELECT 1",
+        "RLOCK.WAITERS one",
+        "RLOCK.WAITERS two",
+        "RLOCK.RELEASE one a",
+        "RLOCK.RELEASE two a",
+        "RLOCK.ACQUIRE short a PX 50",
+    ] {
+        assert_eq!(client.call(command), "QUEUED");
+    }
+    let answers = client.call("EXEC");
+    let [_, one, two, released @ .., short] = answers.array() else { panic!("{answers:?}") };
+    assert_eq!(one.array()[0].field("owner"), "b");
+    assert_eq!(two.array()[0].field("owner"), "c");
+    assert_eq!(released, [Reply::Int(0), Reply::Int(0)]);
+    short.clone().int();
+    b.reply().int();
+    assert_eq!(c.reply().array().len(), 2);
+    eventually(SOON, || there.call("EXISTS short") == 0);
+    let mut original = server.client();
+    assert_eq!(original.holder("one").expect("it is held").owner, "x");
+    assert_eq!(client.call("RLOCK.HOLDS one b"), 1);
+}
+
 fn server_with_a_calling_module(start: impl FnOnce(&[&str]) -> Server, lines: &[&str]) -> Server {
     let module = format!("loadmodule {}", calling_module().display());
     start(&[lines, &[module.as_str()]].concat())

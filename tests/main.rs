@@ -14,6 +14,7 @@ mod contexts;
 mod convergence;
 mod counter;
 mod damaged_files;
+mod databases;
 mod deadlock;
 mod effects;
 mod effects_of_hand_overs;

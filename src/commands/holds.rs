@@ -31,7 +31,7 @@ impl<F: Family> Command for Holds<F> {
 fn holds<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let target = target::<F>(args)?;
     let now = clock::now();
-    let count = read_lock::<F, _>(ctx, target.key, false, now, |lock| {
+    let count = read_lock::<F, _>(ctx, target.key, false, now, |_, lock| {
         lock.and_then(|lock| lock.live_hold(target.owner, target.mode, now)).map_or(0, Hold::count)
     })?;
     ctx.reply_integer(count.into());

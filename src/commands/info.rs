@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{FairQueue, Hold, KeyRef, Kind, Lock, Mode, Now};
+use rlock_core::{FairQueue, Hold, Kind, Lock, Mode, Now};
 
 use super::family::Family;
 use super::{Failure, read_lock, reply_failure, with_options};
@@ -40,11 +40,10 @@ impl<F: Family> Command for Info<F> {
 fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = (arguments::key(args)?, options(args, 2, OPTIONS)?.bytes(Opt::Owner));
     let now = clock::now();
-    let name = KeyRef { name: key.bytes(), db: ctx.db() };
-    let connected = state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
-    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |lock| match lock {
+    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |name, lock| match lock {
         Some(lock) => {
-            let waiting = if lock.kind() == Kind::Fair { lock.queue().map_or(0, FairQueue::len) } else { connected };
+            let connected = || state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
+            let waiting = if lock.kind() == Kind::Fair { lock.queue().map_or(0, FairQueue::len) } else { connected() };
             if is_there(lock, now) || waiting > 0 {
                 reply(ctx, lock, owner, now, waiting);
             } else {

@@ -19,7 +19,7 @@ mod waiters;
 
 use std::ffi::CStr;
 
-use rlock_core::{Keyspace, Kind, Lock, Now, Refusal, Request, Value, Verb};
+use rlock_core::{KeyRef, Keyspace, Kind, Lock, Now, Refusal, Request, Value, Verb};
 
 use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
 use crate::arguments::ArgumentError;
@@ -120,21 +120,23 @@ fn check_may_grant(ctx: Ctx<'_>) -> Result<(), Failure> {
 /// The answer when the engine is in use while a command runs, which would be a bug.
 const ENGINE_IN_USE: Failure = Failure::Text(reply::INTERNAL_ERROR);
 
-/// Where a reading command of a family finds its lock. `any_kind` takes one of another kind too.
+/// Gives a key and its lock to a reading command of a family. `any_kind` takes other kinds too.
 fn read_lock<F: Family, R>(
     ctx: Ctx<'_>,
     key: Arg<'_>,
     any_kind: bool,
     now: Now,
-    read: impl FnOnce(Option<&Lock>) -> R,
+    read: impl FnOnce(KeyRef<'_>, Option<&Lock>) -> R,
 ) -> Result<R, Failure> {
-    match Keys::open_to_read(ctx, key).value(KEY) {
-        Value::Vacant => Ok(read(None)),
-        Value::Lock(lock) if any_kind => Ok(read(Some(lock))),
+    let keys = Keys::open_to_read(ctx, key);
+    let name = keys.key(KEY);
+    match keys.value(KEY) {
+        Value::Vacant => Ok(read(name, None)),
+        Value::Lock(lock) if any_kind => Ok(read(name, Some(lock))),
         // There is no semaphore to be read, as there is no lock.
         value => match value.of_kind(F::KIND, now) {
-            Ok(lock) => Ok(read(lock)),
-            Err(Refusal::NoSemaphore) => Ok(read(None)),
+            Ok(lock) => Ok(read(name, lock)),
+            Err(Refusal::NoSemaphore) => Ok(read(name, None)),
             Err(refusal) => Err(refusal.into()),
         },
     }

@@ -32,7 +32,7 @@ impl<F: Family> Command for Pttl<F> {
 
 fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, now) = (arguments::key(args)?, clock::now());
-    let longest_ms = read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |lock| {
+    let longest_ms = read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |_, lock| {
         lock.and_then(|lock| lock.last_deadline_us()).map_or(0, |deadline_us| now.left_ms(deadline_us))
     })?;
     match longest_ms {

@@ -37,9 +37,8 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let count = options(args, 2, OPTIONS)?.integer(Opt::Count);
     let limit = count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
-    let name = KeyRef { name: key.bytes(), db: ctx.db() };
     let now = clock::now();
-    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |lock| match lock {
+    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |name, lock| match lock {
         Some(lock) if lock.kind() == Kind::Fair => {
             reply_places(ctx, name, lock, now, limit);
             Ok(())

@@ -94,14 +94,11 @@ impl<'c> Ctx<'c> {
         Flags(unsafe { api!(RedisModule_GetContextFlags, self.raw) })
     }
 
-    /// The number of the selected database.
-    pub(crate) fn db(self) -> u32 {
-        // SAFETY: the context is alive.
-        let db = unsafe { api!(RedisModule_GetSelectedDb, self.raw) };
-        u32::try_from(db).unwrap_or(0)
-    }
-
-    /// Selects a database; `false` if there is no such one.
+    /// Selects a database; `false` if there is no such one. In a command the client stays there.
+    ///
+    /// There is no way to ask for the selected database, on purpose: inside a transaction Valkey
+    /// 9.1 answers `GetSelectedDb` with the database of the transaction, also in the event of a key
+    /// that MOVE or COPY has put into another one. [`super::Keys`] asks the handle of the open key.
     pub(crate) fn select_db(self, db: u32) -> bool {
         let Ok(db) = c_int::try_from(db) else {
             return false;
@@ -109,16 +106,6 @@ impl<'c> Ctx<'c> {
         // SAFETY: the context is alive.
         let status = unsafe { api!(RedisModule_SelectDb, self.raw, db) };
         status == raw::REDISMODULE_OK as c_int
-    }
-
-    /// Whether any database has a key. The selected database stays the same.
-    pub(crate) fn has_keys(self) -> bool {
-        let selected = self.db();
-        // SAFETY: the context is alive.
-        let found =
-            (0..).take_while(|db| self.select_db(*db)).any(|_| unsafe { api!(RedisModule_DbSize, self.raw) } > 0);
-        self.select_db(selected);
-        found
     }
 
     /// The client that this is about, whatever it is.

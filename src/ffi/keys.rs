@@ -58,6 +58,9 @@ pub(crate) struct Keys<'c> {
     asks: Asks,
 }
 
+/// How a key is opened that is known to be vacant.
+const VACANT: u32 = raw::REDISMODULE_WRITE | raw::REDISMODULE_OPEN_KEY_NOTOUCH | raw::REDISMODULE_OPEN_KEY_NOEXPIRE;
+
 const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
 impl<'c> Keys<'c> {
@@ -73,7 +76,10 @@ impl<'c> Keys<'c> {
         }
         loop {
             let before = EXPIRED.load(Ordering::Relaxed);
-            let keys = Self { ctx, db: ctx.db(), first: open(&first), rest: rest.iter().map(open).collect(), asks };
+            let first = open(&first);
+            // A key that is opened to write always has a handle.
+            let db = first.db().unwrap_or(0);
+            let keys = Self { ctx, db, first, rest: rest.iter().map(open).collect(), asks };
             if EXPIRED.load(Ordering::Relaxed) == before {
                 return keys;
             }
@@ -91,7 +97,10 @@ impl<'c> Keys<'c> {
     }
 
     fn open_with(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
-        Self { ctx, db: ctx.db(), first: Open::new(ctx, name, mode), rest: Vec::new(), asks: Asks::Module }
+        let first = Open::new(ctx, name, mode);
+        // The server gives no handle to read a vacant key, but one to write it: that tells.
+        let db = first.db().or_else(|| Open::new(ctx, name, VACANT).db()).unwrap_or(0);
+        Self { ctx, db, first, rest: Vec::new(), asks: Asks::Module }
     }
 
     fn get(&self, id: KeyId) -> Option<&Open<'c>> {
@@ -148,6 +157,15 @@ impl<'c> Open<'c> {
         let found = find(handle);
         let was_there = !matches!(found, Found::Vacant);
         Self { name, bytes: name.bytes(), handle, was_there, found }
+    }
+
+    /// The number of the database in which the key was looked for; `None` without a handle.
+    fn db(&self) -> Option<u32> {
+        if self.handle.is_null() {
+            return None;
+        }
+        // SAFETY: the handle is open.
+        u32::try_from(unsafe { api!(RedisModule_GetDbIdFromModuleKey, self.handle) }).ok()
     }
 }
 
@@ -256,6 +274,6 @@ impl Keyspace for Keys<'_> {
         words.push(name.arg());
         words.extend(mode.as_ref().map(OwnedString::arg));
         let channel = request.notify.and_then(|channel| notices::name_of(self.ctx, channel));
-        self.ctx.client_may_run(client, &words, channel.as_ref().map(OwnedString::arg))
+        self.ctx.client_may_run(client, &words, channel.as_ref().map(OwnedString::arg), self.db)
     }
 }

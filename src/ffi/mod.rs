@@ -34,7 +34,7 @@ pub(crate) use datatype::{Digest, Load, Save, Type};
 pub(crate) use keys::{Asks, Keys};
 pub(crate) use main_thread::MainThread;
 pub(crate) use registration::{Command, ConfigSpec, InfoCtx, LoadError, Registrar};
-pub(crate) use timers::{TimerId, arm_in_next_turn, start_timer, stop_timer, wake_event_loop};
+pub(crate) use timers::{TimerId, arm_in_next_turn, has_keys, start_timer, stop_timer, wake_event_loop};
 
 /// Calls a function of the server's API. All that are used are there on every server that is supported: `OnLoad`
 /// refuses to load otherwise (see `registration::missing_function`).

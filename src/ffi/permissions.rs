@@ -59,12 +59,12 @@ impl Ctx<'_> {
         self.with_user_of(client, publishes) == Some(raw::REDISMODULE_OK as c_int)
     }
 
-    /// Whether the user of a connection may run a command in the selected database, and publish to the
-    /// channel that the command names. `true` if the connection has closed.
-    pub(crate) fn client_may_run(self, client: u64, command: &[Arg<'_>], channel: Option<Arg<'_>>) -> bool {
+    /// Whether the user of a connection may run a command in a database, and publish to the channel that
+    /// the command names. `true` if the connection has closed.
+    pub(crate) fn client_may_run(self, client: u64, command: &[Arg<'_>], channel: Option<Arg<'_>>, db: u32) -> bool {
         let mut words: Vec<*mut raw::RedisModuleString> = command.iter().map(|word| word.raw()).collect();
         let count = c_int::try_from(words.len()).unwrap_or(c_int::MAX);
-        let db = c_int::try_from(self.db()).unwrap_or(c_int::MAX);
+        let db = c_int::try_from(db).unwrap_or(c_int::MAX);
         let may_run = |user| {
             let words = words.as_mut_ptr();
             // SAFETY: the user is alive, and so are the words, of which there are so many. Nobody has to be told the reason.

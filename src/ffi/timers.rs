@@ -27,6 +27,20 @@ pub(super) fn give_back() {
     }
 }
 
+/// Whether any database has a key. Selecting them in the module's own context moves no client.
+pub(crate) fn has_keys() -> bool {
+    let raw = DETACHED.load(Ordering::Relaxed);
+    if raw.is_null() {
+        return false;
+    }
+    // SAFETY: the detached context lives as long as the module.
+    let ctx = unsafe { Ctx::new(raw) };
+    // SAFETY: as above.
+    let found = (0..).take_while(|db| ctx.select_db(*db)).any(|_| unsafe { api!(RedisModule_DbSize, raw) } > 0);
+    ctx.select_db(0);
+    found
+}
+
 /// The number of a timer that is running.
 #[derive(Clone, Copy)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);

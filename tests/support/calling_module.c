@@ -3,7 +3,7 @@
  * calls that may block, where the server lets a module do that; CALLER.BOTH does both. If the call
  * blocks, the server returns a promise: the module aborts it at once, and says so.
  * CALLER.EXPIRED calls nothing yet, but once in the very moment in which a key expires next. CALLER.TIMER starts a timer of an hour that does
- * nothing.
+ * nothing. CALLER.SELECT selects a database of one digit, in which the client stays.
  *
  * The header of the server is not needed: a module is given the function that finds all others. */
 
@@ -64,6 +64,13 @@ static int on_timer_command(Context *ctx, String **argv, int argc) {
     return reply_with_ok(ctx, "OK");
 }
 
+static int (*select_database)(Context *, int number);
+
+static int on_select_command(Context *ctx, String **argv, int argc) {
+    if (argc != 2 || select_database(ctx, *start_of(argv[1], NULL) - '0')) return reply_with_error(ctx, "ERR no such database");
+    return reply_with_ok(ctx, "OK");
+}
+
 static int on_command(Context *ctx, String **argv, int argc) {
     if (argc < 2) return reply_with_error(ctx, "ERR no command");
     const char *own_name = start_of(argv[0], NULL);
@@ -91,7 +98,8 @@ int RedisModule_OnLoad(Context *ctx) {
         find("RedisModule_ReplyWithCallReply", &reply_with) || find("RedisModule_ReplyWithError", &reply_with_error) ||
         find("RedisModule_FreeCallReply", &free_reply) || find("RedisModule_ReplyWithSimpleString", &reply_with_ok) ||
         find("RedisModule_RetainString", &keep) || find("RedisModule_FreeString", &let_go) ||
-        find("RedisModule_SubscribeToKeyspaceEvents", &subscribe) || find("RedisModule_CreateTimer", &start_timer))
+        find("RedisModule_SubscribeToKeyspaceEvents", &subscribe) || find("RedisModule_CreateTimer", &start_timer) ||
+        find("RedisModule_SelectDb", &select_database))
         return 1;
     find("RedisModule_CallReplyType", &type_of);
     find("RedisModule_CallReplyPromiseAbort", &abort_promise);
@@ -101,5 +109,6 @@ int RedisModule_OnLoad(Context *ctx) {
            create_command(ctx, "caller.user", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.both", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.timer", on_timer_command, "", 0, 0, 0) ||
+           create_command(ctx, "caller.select", on_select_command, "", 0, 0, 0) ||
            create_command(ctx, "caller.expired", on_expired_command, "write", 0, 0, 0) || subscribe(ctx, EXPIRED, on_expired);
 }
