@@ -32,6 +32,7 @@ pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), Load
     server::look(registrar.ctx());
     server::look_at_settings(registrar.ctx());
     server::look_for_commands(registrar.ctx());
+    server::look_for_faults();
     state::init(registrar.random());
     rlock_core::seed_hashing(registrar.random());
     ffi::log_notice(concat!("version ", env!("CARGO_PKG_VERSION"), ", commit ", env!("RLOCK_COMMIT")));

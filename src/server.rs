@@ -1,8 +1,10 @@
 //! What this server is at the moment: asking it costs as much as a whole command, so it is asked when it may have changed.
 
+use std::ffi::c_int;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::ffi::{Arg, Ctx, log_warning};
+use crate::ffi::{self, Arg, Ctx, log_warning};
 
 static IS_MASTER: AtomicBool = AtomicBool::new(false);
 static IS_LOADING: AtomicBool = AtomicBool::new(false);
@@ -96,6 +98,21 @@ pub(crate) fn look_for_commands(ctx: Ctx<'_>) {
         log_warning(
             "no lock goes to the next waiter when its lease ends, and requests for many keys are answered TRYAGAIN: this server's command EXISTS is renamed or disabled \
              (rename-command), and by it the module sees which slots a node of a cluster serves",
+        );
+    }
+}
+
+/// Valkey 8.1.1 to 8.1.8, 9.0.0 to 9.0.4, and 9.1.0 select the database of a keyspace event for the
+/// client of the command, to tell modules of it, and leave it there (valkey-io/valkey#4024).
+const LEAVES_CLIENTS: [Range<c_int>; 3] = [0x08_01_01..0x08_01_09, 0x09_00_00..0x09_00_05, 0x09_01_00..0x09_01_01];
+
+/// Warns of faults of this version of the server that no module can mend. Called at the load.
+pub(crate) fn look_for_faults() {
+    if ffi::valkey_version().is_some_and(|version| LEAVES_CLIENTS.iter().any(|versions| versions.contains(&version))) {
+        log_warning(
+            "do not use MOVE, nor COPY with DB, on this version of Valkey, for keys of any type: it leaves \
+             the client in the other database, and replicas and the append-only file get other data \
+             (valkey-io/valkey#4024, corrected in 8.1.9, 9.0.5 and 9.1.1)",
         );
     }
 }

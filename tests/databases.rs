@@ -288,3 +288,10 @@ fn a_lock_that_came_in_a_transaction_ends_by_itself_after_a_restart() {
         primary
     });
 }
+
+#[test]
+fn a_server_that_leaves_clients_in_another_database_is_warned_of() {
+    let log = Server::start().log();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("do not use MOVE")).collect();
+    assert_eq!(warnings.len(), usize::from(move_changes_the_database()), "{warnings:?}");
+}

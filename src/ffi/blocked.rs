@@ -55,6 +55,12 @@ pub(super) fn is_valkey() -> bool {
     IS_VALKEY.load(Ordering::Relaxed)
 }
 
+/// The version of this server if it is a Valkey: 0x080101 is 8.1.1. Known after `init`.
+pub(crate) fn valkey_version() -> Option<c_int> {
+    // SAFETY: the call has no conditions.
+    is_valkey().then(|| unsafe { api!(RedisModule_GetServerVersion,) })
+}
+
 /// Whether this server asks for the answer of a client as soon as it is unblocked, and keeps it back until the turn ends, as Valkey does.
 pub(crate) fn keeps_answers_back() -> bool {
     KEEPS_ANSWERS_BACK.load(Ordering::Relaxed)

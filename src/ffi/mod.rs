@@ -26,7 +26,7 @@ mod write_policy;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-pub(crate) use blocked::{Blocked, answers_at_once, block, keeps_answers_back, unblock};
+pub(crate) use blocked::{Blocked, answers_at_once, block, keeps_answers_back, unblock, valkey_version};
 pub(crate) use callbacks::{ServerEvent, subscribe};
 pub(crate) use command_info::{Access, ArgumentSpec, CommandSpec, KeyArguments, ValueSpec};
 pub(crate) use context::{Arg, Args, Ctx, OwnedString, log_notice, log_warning};
