@@ -162,10 +162,10 @@ check-mutants: ## Build the module with each fault of verify/check/mutants, and 
 	@$(NEED) server
 	$(CHECK) mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
 
-mutant-gate: ## Check that the tests notice a module that ignores a new replica or append-only file
-	@$(NEED) build
-	@$(NEED) server
-	@SERVER=$(SERVER) ./scripts/mutant-gate
+test-patched: ## Check that tests notice a module that ignores new replicas, and that a panic loses no change
+	@$(NEED) build server
+	@SERVER=$(SERVER) ./scripts/patched verify/check/mutants/fork-ignored.patch listeners_storm::
+	@SERVER=$(SERVER) ./scripts/patched tests/patches/panic-after-commit.patch panics::
 
 mutants: build ## Try small changes of PACKAGE (core or client) since BASE against its tests: cargo-mutants; ALL=1, SHARD=0/8, FILE=place.rs
 	@$(NEED) server mutants

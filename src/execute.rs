@@ -1,7 +1,8 @@
 //! The way of every write: open the key, let the engine decide and apply, then do what it left in the outbox.
 //!
-//! What is outside comes after the engine has returned and the key is closed, in the order of the outbox: propagate,
-//! notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest.
+//! The rest comes after the engine has returned: propagate, give the keyspace new values and delete removed ones, close the
+//! keys, notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest. Other
+//! modules also hear of each key that is made or deleted, in the middle of that: commands of ours are refused then.
 
 use rlock_core::{
     Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Owner, Refusal, Transaction, slot_of,
@@ -12,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::clock;
 use crate::configuration;
-use crate::ffi::{Arg, Asks, Ctx, Keys, log_warning};
+use crate::ffi::{Arg, Asks, Ctx, Keys, MainThreadNumber, guard, log_warning};
 use crate::notices;
 use crate::propagation;
 use crate::reply;
@@ -46,9 +47,14 @@ pub(crate) fn on_keys<'c, R>(
     decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> Result<R, Refusal>,
     reply: impl FnOnce(Result<R, Refusal>),
 ) {
+    if FINISHING.get() != 0 {
+        return ctx.reply_error(reply::WHILE_FINISHING);
+    }
     let mut out = Within::Command.outbox();
-    let Some((result, next)) = transact(ctx, names, Asks::Client, &mut out, decide) else {
-        return ctx.reply_error(reply::INTERNAL_ERROR);
+    let decided = transact(ctx, names, Asks::Client, &mut out, decide);
+    let Some((result, next)) = decided else {
+        ctx.reply_error(reply::INTERNAL_ERROR);
+        return wake(&mut out);
     };
     // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
     // before this client hears that it gave it up.
@@ -133,8 +139,11 @@ struct Next {
     timeout_us: Option<u64>,
 }
 
-/// Opens keys, gives them to the engine, closes them, and tells of what has changed. `None` if the engine is in use, or if there
-/// are no keys.
+/// Set while the server makes and deletes the keys of a transaction.
+static FINISHING: MainThreadNumber = MainThreadNumber::new();
+
+/// Opens keys, gives them to the engine, closes them, and tells of what has changed. `None` if the engine panics, which is
+/// logged, or if there are no keys. The changes that the engine had made by then are true here, and so are propagated.
 fn transact<'c, R>(
     ctx: Ctx<'c>,
     names: &[Arg<'c>],
@@ -146,11 +155,15 @@ fn transact<'c, R>(
     let mut keys = Keys::open(ctx, *first, rest, asks);
     let (now, limits) = (clock::now(), configuration::limits());
     let db = keys.key(KEY).db;
-    let result = state::with_engine(|engine| {
-        let result = decide(engine, &mut Transaction::new(now, limits, &mut keys, out));
-        (result, Next { db, has_offers: engine.has_offers(), timeout_us: engine.next_timeout_us() })
+    let result = guard(None, || {
+        state::with_engine(|engine| {
+            let result = decide(engine, &mut Transaction::new(now, limits, &mut keys, out));
+            (result, Next { db, has_offers: engine.has_offers(), timeout_us: engine.next_timeout_us() })
+        })
     });
     let effects = out.effects();
+    propagate(ctx, names, now, out);
+    FINISHING.with_set(1, || keys.finish());
     for effect in effects {
         if effect.clears_expire {
             keys.clear_expire(effect.key);
@@ -158,7 +171,6 @@ fn transact<'c, R>(
     }
     drop(keys);
     signal_modified(ctx, names, effects);
-    propagate(ctx, names, now, out);
     for effect in effects {
         // A listener may run commands of ours, and finds everything at rest.
         if let (Some(keyspace_event), Some(name)) = (effect.keyspace_event, names.get(effect.key.0)) {
@@ -234,6 +246,7 @@ pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'
     let clears_expire = keys.value(KEY).clears_expire(event);
     let applied =
         state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(Err("the engine is in use"));
+    FINISHING.with_set(1, || keys.finish());
     if applied.is_ok() && clears_expire {
         keys.clear_expire(KEY);
     }

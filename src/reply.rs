@@ -6,8 +6,9 @@ use rlock_core::{Answer, Kind, Notice, Refusal, WaitEdge};
 
 use crate::ffi::Ctx;
 
-pub(crate) const INTERNAL_ERROR: &str =
-    "ERR a bug in rlock was caught, see the server's log; the lock is as it was or as was asked";
+pub(crate) const INTERNAL_ERROR: &str = "ERR rlock caught a bug of its own; outcome unknown; see the server's log";
+pub(crate) const WHILE_FINISHING: &str =
+    "ERR commands of rlock cannot run while it creates or deletes a key: call them after the event";
 pub(crate) const READONLY: &str = "READONLY You can't write against a read only replica.";
 pub(crate) const SESSION_WITHOUT_CONNECTION: &str =
     "ERR SESSION needs a connection of its own: it cannot be used in scripts and by other modules";

@@ -14,15 +14,17 @@ pub(crate) fn init(seeds: [u64; 4]) {
     ENGINE.with(|engine| *engine = Some(Engine::new(seeds)));
 }
 
-/// Gives the engine to `body`. `None` if it is in use, which would be a bug.
+/// Gives the engine to `body`. `None` if it is in use, which would be a bug and is logged: the engine calls nothing of the
+/// server's that could call back.
 pub(crate) fn with_engine<R>(body: impl FnOnce(&mut Engine) -> R) -> Option<R> {
-    ENGINE.with(|engine| engine.as_mut().map(body)).flatten()
+    let result = ENGINE.with(|engine| engine.as_mut().map(body)).flatten();
+    if result.is_none() {
+        log_warning("rlock caught a bug of its own, please report it: the engine was called while it was in use");
+    }
+    result
 }
 
 /// Tells the engine what the server has told: see `rlock_core::Engine` for what there is to tell.
 pub(crate) fn tell(what: impl FnOnce(&mut Engine)) {
-    if with_engine(what).is_none() {
-        // The engine calls nothing of the server's that could call back, so this does not happen.
-        log_warning("a bug in rlock was caught, please report it: an event came while the engine was in use");
-    }
+    with_engine(what);
 }

@@ -181,6 +181,46 @@ fn a_lock_is_in_the_database_that_another_module_has_selected() {
     assert_eq!(client.call("RLOCK.HOLDS one b"), 1);
 }
 
+/// Keys are created and deleted in the middle of a change.
+#[test]
+fn commands_of_the_module_are_refused_in_the_event_of_a_new_key() {
+    let server = server_with_a_calling_module(Server::with, &[]);
+    let mut client = server.client();
+    client.acquire("held a PX 60000");
+    for command in ["RLOCK.ACQUIRE other b PX 60000", "RLOCK.RELEASE held a", "RLOCK.MACQUIRE 2 job other b"] {
+        client.call(format!("CALLER.NEW {command}"));
+        client.acquire("job a PX 60000");
+        let answer = client.call("CALLER.ANSWER");
+        assert!(answer.expect_error("ERR").contains("cannot run while it creates or deletes a key"), "{answer:?}");
+        assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+        assert!(client.is_free("other") && client.holder("held").is_some());
+    }
+    client.call("CALLER.NEW RLOCK.HOLDS held a");
+    client.acquire("job a PX 60000");
+    assert_eq!(client.call("CALLER.ANSWER"), 1);
+}
+
+#[test]
+fn a_lock_that_is_deleted_in_the_event_of_another_one_is_handed_over() {
+    let server = server_with_a_calling_module(Server::with, &[]);
+    let mut client = server.client();
+    for event in ["NEW", "DELETED"] {
+        client.acquire("held a PX 60000");
+        let mut waiter = server.client();
+        waiter.send("RLOCK.ACQUIRE held b PX 60000 BLOCK 0");
+        eventually(SOON, || client.waiting_owners("held") == ["b"]);
+        client.call(format!("CALLER.{event} DEL held"));
+        client.acquire("job a PX 60000");
+        assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
+        if event == "DELETED" && matches!(client.call("CALLER.ANSWER"), Reply::Error(_)) {
+            return skipped_here("the server tells modules of no deletion");
+        }
+        assert_eq!(client.call("CALLER.ANSWER"), 1);
+        waiter.reply().int();
+        assert_eq!(client.call("RLOCK.RELEASE held b"), 0);
+    }
+}
+
 fn server_with_a_calling_module(start: impl FnOnce(&[&str]) -> Server, lines: &[&str]) -> Server {
     let module = format!("loadmodule {}", calling_module().display());
     start(&[lines, &[module.as_str()]].concat())

@@ -1,7 +1,7 @@
 //! Somebody begins to listen to a server that nobody listened to, while its locks change all the time: what the listener has in
 //! the end is what the server has.
 //!
-//! `make mutant-gate` runs this file with a module that ignores when somebody begins to listen. Each round must notice.
+//! `make test-patched` runs this file with a module that ignores when somebody begins to listen. Each round must notice.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ const LINES: [&str; 5] = [
 
 /// The module under test is wrong on purpose.
 fn is_mutant() -> bool {
-    std::env::var_os("RLOCK_MUTANT").is_some()
+    std::env::var_os("RLOCK_PATCH").is_some()
 }
 
 /// One line for each thing that is not as it should be.

@@ -45,6 +45,7 @@ mod notify_crowd;
 mod notify_faults;
 mod once;
 mod operator;
+mod panics;
 mod payloads;
 mod persistence;
 mod quarantine;

@@ -6,12 +6,13 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use redis_module::raw;
 use rlock_core::{KeyRef, Lock};
 
-use super::main_thread::MainThreadFlag;
+use super::main_thread::MainThreadNumber;
 use super::{Arg, Ctx, api, guard, keys};
 use crate::events;
 
-/// Set while the engine itself deletes a key, which it need not be told of.
-pub(super) static OWN_DELETE: MainThreadFlag = MainThreadFlag::new();
+/// The address of the value that the module itself is deleting: the engine knows of that deletion, and of no other that
+/// another module may make meanwhile.
+pub(super) static OWN_DELETE: MainThreadNumber = MainThreadNumber::new();
 
 /// A key that is gone with its slot, from Redis 8.4; the header that we have is older. Redis moves slots by itself since then. What it leaves behind
 /// it drops at once in another thread, without a word, but key by key where a module asks to be told.
@@ -177,7 +178,7 @@ pub(super) unsafe extern "C" fn unlink(keys: *mut raw::RedisModuleKeyOptCtx, val
         // type, and this runs under the server's lock with no other reference to it: the engine's own deletions, during
         // which the engine may have one, return at once.
         let (name, db, alarm, lock) = unsafe {
-            if OWN_DELETE.is_set() {
+            if OWN_DELETE.get() == value.addr() {
                 return;
             }
             let name = Arg::new(api!(RedisModule_GetKeyNameFromOptCtx, keys).cast_mut());

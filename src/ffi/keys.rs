@@ -1,8 +1,11 @@
 //! The open keys of one request: the keyspace as the engine sees it.
+//!
+//! The engine creates and removes values only here. The server is told in [`Keys::finish`], after the engine has returned:
+//! it tells other modules of each new or removed key at once, and they may run commands and delete keys then.
 
 use std::ffi::{c_int, c_void};
-use std::iter;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{iter, mem};
 
 use redis_module::raw;
 use rlock_core::{KeyId, KeyRef, Keyspace, Kind, Lock, Request, Value, Verb};
@@ -25,6 +28,8 @@ enum Found {
     Vacant,
     /// A value of our type; the keyspace owns it.
     Lock(*mut Lock),
+    /// A value that the keyspace does not have yet.
+    New(Box<Lock>),
     Foreign,
 }
 
@@ -35,8 +40,8 @@ struct Open<'c> {
     /// Null if nothing was to be opened.
     handle: *mut raw::RedisModuleKey,
     found: Found,
-    /// Whether something lay under the key when it was opened.
-    was_there: bool,
+    /// The value that the keyspace still has, and is to delete.
+    removed: Option<*mut Lock>,
 }
 
 /// Who asks for the keys.
@@ -121,6 +126,12 @@ impl<'c> Keys<'c> {
         iter::once(&self.first).chain(&self.rest)
     }
 
+    /// Gives the keyspace the new values, and has it delete the removed ones.
+    pub(crate) fn finish(&mut self) {
+        self.first.finish();
+        self.rest.iter_mut().for_each(Open::finish);
+    }
+
     /// Removes an EXPIRE that a user set on the key: it was meant for the holder before.
     pub(crate) fn clear_expire(&self, id: KeyId) {
         if let Some(open) = self.get(id)
@@ -141,8 +152,8 @@ const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
 
 /// What is left until an EXPIRE that a user has set on a key.
 fn expire_left_ms(open: &Open<'_>) -> Option<u64> {
-    // What was granted may have ended in the same step, and Redis 8.6 crashes when it is asked for the expiry of nothing.
-    if !open.was_there || open.handle.is_null() || matches!(open.found, Found::Vacant) {
+    // A new value has none, and Redis 8.6 crashes when it is asked for the expiry of a key that is gone.
+    if open.handle.is_null() || !matches!(open.found, Found::Lock(_) | Found::Foreign) {
         return None;
     }
     // SAFETY: the handle is open.
@@ -154,9 +165,7 @@ impl<'c> Open<'c> {
     fn new(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
         // SAFETY: the context and the name are alive.
         let handle = unsafe { api!(RedisModule_OpenKey, ctx.raw(), name.raw(), mode.cast_signed()) };
-        let found = find(handle);
-        let was_there = !matches!(found, Found::Vacant);
-        Self { name, bytes: name.bytes(), handle, was_there, found }
+        Self { name, bytes: name.bytes(), handle, found: find(handle), removed: None }
     }
 
     /// The number of the database in which the key was looked for; `None` without a handle.
@@ -166,6 +175,35 @@ impl<'c> Open<'c> {
         }
         // SAFETY: the handle is open.
         u32::try_from(unsafe { api!(RedisModule_GetDbIdFromModuleKey, self.handle) }).ok()
+    }
+}
+
+impl Open<'_> {
+    #[inline]
+    fn finish(&mut self) {
+        if let Some(lock) = self.removed.take() {
+            OWN_DELETE.with_set(lock.addr(), || {
+                // SAFETY: the handle is open for writing, and nothing has a reference to the value any more.
+                unsafe { api!(RedisModule_DeleteKey, self.handle) };
+            });
+        }
+        match mem::replace(&mut self.found, Found::Vacant) {
+            Found::New(lock) => self.set(lock),
+            found => self.found = found,
+        }
+    }
+
+    fn set(&mut self, lock: Box<Lock>) {
+        let value = Box::into_raw(lock);
+        // SAFETY: the handle is open for writing and vacant; the keyspace takes the value over, and gives it to our
+        // `free` in the end.
+        let status =
+            unsafe { api!(RedisModule_ModuleTypeSetValue, self.handle, datatype::raw_type(), value.cast::<c_void>()) };
+        // The value is not looked at again: other modules heard of it, and may have deleted it.
+        if status != raw::REDISMODULE_OK as c_int {
+            // SAFETY: the keyspace did not take it.
+            drop(unsafe { Box::from_raw(value) });
+        }
     }
 }
 
@@ -213,44 +251,32 @@ impl Keyspace for Keys<'_> {
             // SAFETY: the value lives until the key is deleted, which `remove` notes. It is changed through `lock_mut` only,
             // which borrows the keys for as long.
             Some(Found::Lock(lock)) => Value::Lock(unsafe { &**lock }),
+            Some(Found::New(lock)) => Value::Lock(lock),
         }
     }
 
     fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock> {
-        match self.get(id).map(|open| &open.found) {
+        match self.get_mut(id).map(|open| &mut open.found) {
             // SAFETY: as in `value`; and nothing else has a reference to the value while the engine runs, because the engine
-            // calls nothing of the server's but this trait.
+            // calls nothing of the server's that could call back.
             Some(Found::Lock(lock)) => Some(unsafe { &mut **lock }),
+            Some(Found::New(lock)) => Some(lock),
             None | Some(Found::Vacant | Found::Foreign) => None,
         }
     }
 
     fn insert(&mut self, id: KeyId, lock: Lock) {
-        let Some(open) = self.get_mut(id) else {
-            return;
-        };
-        let value = Box::into_raw(Box::new(lock));
-        // SAFETY: the handle is open for writing and vacant; the keyspace takes the value over, and gives it to our
-        // `free` in the end.
-        let status =
-            unsafe { api!(RedisModule_ModuleTypeSetValue, open.handle, datatype::raw_type(), value.cast::<c_void>()) };
-        if status == raw::REDISMODULE_OK as c_int {
-            open.found = Found::Lock(value);
-        } else {
-            // SAFETY: the keyspace did not take it.
-            drop(unsafe { Box::from_raw(value) });
+        if let Some(open) = self.get_mut(id) {
+            open.found = Found::New(Box::new(lock));
         }
     }
 
     fn remove(&mut self, id: KeyId) {
-        let Some(open) = self.get_mut(id) else {
-            return;
-        };
-        open.found = Found::Vacant;
-        OWN_DELETE.with_set(|| {
-            // SAFETY: the handle is open for writing; the reference to the value was given up above.
-            unsafe { api!(RedisModule_DeleteKey, open.handle) };
-        });
+        if let Some(open) = self.get_mut(id)
+            && let Found::Lock(lock) = mem::replace(&mut open.found, Found::Vacant)
+        {
+            open.removed = Some(lock);
+        }
     }
 
     fn client(&self) -> Option<u64> {

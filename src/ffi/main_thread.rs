@@ -25,25 +25,26 @@ impl<T> MainThread<T> {
     }
 }
 
-/// A flag under the server's global lock.
-pub(super) struct MainThreadFlag(Cell<bool>);
+/// A number under the server's global lock, 0 unless it is set.
+pub(crate) struct MainThreadNumber(Cell<usize>);
 
 // SAFETY: as for `MainThread`.
-unsafe impl Sync for MainThreadFlag {}
+unsafe impl Sync for MainThreadNumber {}
 
-impl MainThreadFlag {
-    pub(super) const fn new() -> Self {
-        Self(Cell::new(false))
+impl MainThreadNumber {
+    pub(crate) const fn new() -> Self {
+        Self(Cell::new(0))
     }
 
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn get(&self) -> usize {
         self.0.get()
     }
 
-    /// Sets the flag while `body` runs. `body` calls the server, which does not panic.
-    pub(super) fn with_set(&self, body: impl FnOnce()) {
-        self.0.set(true);
-        body();
-        self.0.set(false);
+    /// Sets the number while `body` runs. `body` calls the server, which does not panic.
+    pub(crate) fn with_set<R>(&self, number: usize, body: impl FnOnce() -> R) -> R {
+        let before = self.0.replace(number);
+        let result = body();
+        self.0.set(before);
+        result
     }
 }

@@ -32,7 +32,7 @@ pub(crate) use command_info::{Access, ArgumentSpec, CommandSpec, KeyArguments, V
 pub(crate) use context::{Arg, Args, Ctx, OwnedString, log_notice, log_warning};
 pub(crate) use datatype::{Digest, Load, Save, Type};
 pub(crate) use keys::{Asks, Keys};
-pub(crate) use main_thread::MainThread;
+pub(crate) use main_thread::{MainThread, MainThreadNumber};
 pub(crate) use registration::{Command, ConfigSpec, InfoCtx, LoadError, Registrar};
 pub(crate) use timers::{TimerId, arm_in_next_turn, has_keys, start_timer, stop_timer, wake_event_loop};
 
@@ -65,7 +65,7 @@ pub(crate) fn guard<R>(otherwise: R, body: impl FnOnce() -> R) -> R {
                 .map(String::as_str)
                 .or_else(|| payload.downcast_ref::<&str>().copied())
                 .unwrap_or("no message");
-            log_warning(&format!("a bug in rlock was caught, please report it: {message}"));
+            log_warning(&format!("rlock caught a bug of its own, please report it: {message}"));
             otherwise
         }
     }

@@ -2,8 +2,9 @@
  * the same arguments, CALLER.USER calls in the name of the user who asks, and CALLER.WAIT makes
  * calls that may block, where the server lets a module do that; CALLER.BOTH does both. If the call
  * blocks, the server returns a promise: the module aborts it at once, and says so.
- * CALLER.EXPIRED calls nothing yet, but once in the very moment in which a key expires next. CALLER.TIMER starts a timer of an hour that does
- * nothing. CALLER.SELECT selects a database of one digit, in which the client stays.
+ * CALLER.EXPIRED, CALLER.NEW and CALLER.DELETED call once, in the very event in which a key expires, is created or is
+ * deleted next (Redis 7.0 does not tell of deletions); CALLER.ANSWER returns the reply to that call. CALLER.TIMER starts
+ * a timer of an hour that does nothing. CALLER.SELECT selects a database of one digit, in which the client stays.
  *
  * The header of the server is not needed: a module is given the function that finds all others. */
 
@@ -27,31 +28,53 @@ enum { PROMISE = 12 };
 static void (*keep)(Context *, String *);
 static void (*let_go)(Context *, String *);
 
-enum { MOST = 16, EXPIRED = 1 << 8 };
+enum { MOST = 16, EXPIRED = 1 << 8, NEW = 1 << 14, DELETED = 0 };
 static String *kept[MOST];
-static int kept_count;
+static int kept_count, kept_for;
+static void *answer;
 
-static int on_expired(Context *ctx, int type, const char *event, String *key) {
-    (void)type, (void)event, (void)key;
+static void call_kept(Context *ctx, int event) {
+    if (event != kept_for) return;
     int count = kept_count;
-    /* What is called may let keys expire, too. */
+    /* The call may cause such events itself. */
     kept_count = 0;
     if (count) {
         /* !: what it changes is written down and passed on. */
-        void *reply = call(ctx, start_of(kept[0], NULL), "!Ev", kept + 1, (size_t)(count - 1));
-        if (reply) free_reply(reply);
+        answer = call(ctx, start_of(kept[0], NULL), "!Ev", kept + 1, (size_t)(count - 1));
     }
     for (int i = 0; i < count; i++) let_go(ctx, kept[i]);
+}
+
+static int on_key_event(Context *ctx, int type, const char *event, String *key) {
+    (void)event, (void)key;
+    call_kept(ctx, type);
     return 0;
 }
 
-static int on_expired_command(Context *ctx, String **argv, int argc) {
+typedef struct Event { unsigned long long id, version; } Event;
+enum { KEY_EVENT = 17 };
+
+static void on_server_event(Context *ctx, Event event, unsigned long long subevent, void *data) {
+    (void)event, (void)data;
+    if (subevent == DELETED) call_kept(ctx, DELETED);
+}
+
+static int on_event_command(Context *ctx, String **argv, int argc) {
     if (argc < 2 || argc - 1 > MOST || kept_count) return reply_with_error(ctx, "ERR no command, too long, or one is kept");
     for (int i = 1; i < argc; i++) {
         keep(ctx, argv[i]);
         kept[kept_count++] = argv[i];
     }
+    if (answer) free_reply(answer);
+    answer = NULL;
+    char letter = start_of(argv[0], NULL)[7];
+    kept_for = letter == 'E' ? EXPIRED : letter == 'N' ? NEW : DELETED;
     return reply_with_ok(ctx, "OK");
+}
+
+static int on_answer_command(Context *ctx, String **argv, int argc) {
+    (void)argv, (void)argc;
+    return answer ? reply_with(ctx, answer) : reply_with_error(ctx, "ERR nothing was called");
 }
 
 static unsigned long long (*start_timer)(Context *, long long ms, void (*)(Context *, void *), void *);
@@ -101,14 +124,21 @@ int RedisModule_OnLoad(Context *ctx) {
         find("RedisModule_SubscribeToKeyspaceEvents", &subscribe) || find("RedisModule_CreateTimer", &start_timer) ||
         find("RedisModule_SelectDb", &select_database))
         return 1;
+    int (*subscribe_to_server)(Context *, Event, void (*)(Context *, Event, unsigned long long, void *));
+    if (find("RedisModule_SubscribeToServerEvent", &subscribe_to_server)) return 1;
     find("RedisModule_CallReplyType", &type_of);
     find("RedisModule_CallReplyPromiseAbort", &abort_promise);
     set_name(ctx, "caller", 1, 1);
+    subscribe_to_server(ctx, (Event){KEY_EVENT, 1}, on_server_event);
     return create_command(ctx, "caller.call", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.wait", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.user", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.both", on_command, "write", 0, 0, 0) ||
            create_command(ctx, "caller.timer", on_timer_command, "", 0, 0, 0) ||
            create_command(ctx, "caller.select", on_select_command, "", 0, 0, 0) ||
-           create_command(ctx, "caller.expired", on_expired_command, "write", 0, 0, 0) || subscribe(ctx, EXPIRED, on_expired);
+           create_command(ctx, "caller.expired", on_event_command, "write", 0, 0, 0) ||
+           create_command(ctx, "caller.new", on_event_command, "write", 0, 0, 0) ||
+           create_command(ctx, "caller.deleted", on_event_command, "write", 0, 0, 0) ||
+           create_command(ctx, "caller.answer", on_answer_command, "", 0, 0, 0) ||
+           subscribe(ctx, EXPIRED | NEW, on_key_event);
 }

@@ -25,8 +25,7 @@ use super::wall_clock::WallClock;
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What a server or a caught Rust panic writes to the log when it goes wrong.
-const CRASH_MARKS: [&str; 5] =
-    ["BUG REPORT", "crashed by signal", "ASSERTION FAILED", "panic", "a bug in rlock was caught"];
+const CRASH_MARKS: [&str; 5] = ["BUG REPORT", "crashed by signal", "ASSERTION FAILED", "panic", "rlock caught a bug"];
 
 pub struct Server {
     process: OwnedProcess,
@@ -34,6 +33,8 @@ pub struct Server {
     folder: TempDir,
     environment: Environment,
     family: Family,
+    /// Marks in the log that a test expects.
+    forgiven: Vec<&'static str>,
 }
 
 /// What is added to the environment of the process.
@@ -120,7 +121,7 @@ impl Server {
         );
         fs::write(folder.path().join("redis.conf"), configuration).expect("a configuration file");
         let (process, port) = launch(folder.path(), &environment, ANY_PORT, &[])?;
-        Ok(Server { process, port, folder, environment, family: MUTEX })
+        Ok(Server { process, port, folder, environment, family: MUTEX, forgiven: Vec::new() })
     }
 
     /// Ends the process as a power cut does, and starts another on the same files.
@@ -136,7 +137,7 @@ impl Server {
         self.process.kill();
         if !std::thread::panicking() {
             let log = self.log();
-            assert_eq!(crash_mark(&log), None, "the server has crashed:\n{}", excerpt(&log));
+            assert_eq!(crash_mark(&log, &self.forgiven), None, "the server has crashed:\n{}", excerpt(&log));
         }
     }
 
@@ -151,7 +152,7 @@ impl Server {
     pub fn try_restart(&mut self) -> Result<(), String> {
         let launched = launch(self.folder.path(), &self.environment, ANY_PORT, &[]);
         if let Err(log) = &launched {
-            assert_eq!(crash_mark(log), None, "the server has crashed:\n{log}");
+            assert_eq!(crash_mark(log, &[]), None, "the server has crashed:\n{log}");
         }
         (self.process, self.port) = launched?;
         Ok(())
@@ -302,6 +303,11 @@ impl Server {
         read_log(self.folder.path())
     }
 
+    /// The test lets the module panic, which the log may show.
+    pub fn forgive_panics(&mut self) {
+        self.forgiven.extend(["panic", "rlock caught a bug"]);
+    }
+
     fn check_health(&mut self) -> Result<(), String> {
         if self.process.has_ended() {
             return Err("the server has ended".to_owned());
@@ -311,7 +317,7 @@ impl Server {
             return Err(format!("the server does not answer: {answer:?}"));
         }
         let log = read_log(self.folder.path());
-        match crash_mark(&log) {
+        match crash_mark(&log, &self.forgiven) {
             Some(mark) => Err(format!("the server's log has {mark:?}")),
             None => Ok(()),
         }
@@ -433,8 +439,8 @@ fn read_log(folder: &Path) -> String {
     String::from_utf8_lossy(&[read("stdout"), read("stderr"), read("log")].concat()).into_owned()
 }
 
-fn crash_mark(log: &str) -> Option<&'static str> {
-    CRASH_MARKS.into_iter().find(|mark| log.contains(mark))
+fn crash_mark(log: &str, forgiven: &[&str]) -> Option<&'static str> {
+    CRASH_MARKS.into_iter().find(|mark| log.contains(mark) && !forgiven.contains(mark))
 }
 
 /// The lines that tell most: the end, or in front of a crash report's long tables.

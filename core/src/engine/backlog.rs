@@ -30,23 +30,30 @@ impl Default for Sweep {
 #[derive(Default)]
 pub(super) struct Postponed {
     keys: Chunked<Key>,
+    /// When the first of `keys` was postponed. Keys that come later do not delay it.
+    since_us: u64,
     /// Those whose time has come.
     again: Chunked<Key>,
-    at_us: u64,
 }
 
 impl Postponed {
     /// Leaves a key alone for a while.
     pub(super) fn push(&mut self, key: Key, now: Now) {
+        if self.keys.is_empty() {
+            self.since_us = now.mono_us;
+        }
         self.keys.push(key);
-        // A cluster that is down postpones everything; then there is no hurry.
+    }
+
+    /// When the keys are due that were left alone. A cluster that is down postpones everything; then there is no hurry.
+    fn due_us(&self) -> u64 {
         let delay_ms = POSTPONED_MS.saturating_add(self.keys.len() as u64 / 100);
-        self.at_us = now.mono_us.saturating_add(delay_ms.saturating_mul(US_PER_MS));
+        self.since_us.saturating_add(delay_ms.saturating_mul(US_PER_MS))
     }
 
     /// A key that was left alone for long enough.
     pub(super) fn pop(&mut self, now: Now) -> Option<Key> {
-        if self.again.is_empty() && self.at_us <= now.mono_us {
+        if self.again.is_empty() && self.due_us() <= now.mono_us {
             core::mem::swap(&mut self.keys, &mut self.again);
         }
         self.again.pop()
@@ -57,7 +64,7 @@ impl Postponed {
         if !self.again.is_empty() {
             return Some(0);
         }
-        (!self.keys.is_empty()).then_some(self.at_us)
+        (!self.keys.is_empty()).then(|| self.due_us())
     }
 }
 
@@ -65,6 +72,7 @@ impl Postponed {
 mod tests {
     use super::*;
     use crate::bytes::KeyRef;
+    use alloc::vec::Vec;
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of keys")]
@@ -77,6 +85,21 @@ mod tests {
                 assert_eq!(postponed.next_us(), Some(1 + (POSTPONED_MS + number / 100) * US_PER_MS));
             }
         }
+    }
+
+    #[test]
+    fn keys_that_are_postponed_later_do_not_delay_the_first() {
+        let mut postponed = Postponed::default();
+        let mut now = Now { mono_us: 1, wall_us: 1 };
+        let first = KeyRef { name: b"first", db: 0 }.to_key();
+        postponed.push(first.clone(), now);
+        let mut popped = Vec::new();
+        for _ in 0..10 {
+            now.mono_us += 4 * US_PER_MS;
+            popped.extend(core::iter::from_fn(|| postponed.pop(now)));
+            postponed.push(KeyRef { name: b"another", db: 0 }.to_key(), now);
+        }
+        assert!(popped.contains(&first), "{popped:?}");
     }
 
     #[test]
