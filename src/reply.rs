@@ -40,10 +40,10 @@ pub(crate) fn not_owner_of(key: &[u8]) -> String {
 /// DEADLOCK with the cycle, or as much of it as was kept. Of a key that the user may not read neither the name is told nor who
 /// waits for it or holds it, but for the owner that asks.
 fn deadlock(ctx: Ctx<'_>, client: u64, cycle: &[WaitEdge]) -> String {
-    let me = cycle.first().map(|edge| &edge.waiter);
+    let (me, user) = (cycle.first().map(|edge| &edge.waiter), ctx.user_of(client));
     let edge = |edge: &WaitEdge| {
         let key = ctx.string(edge.key.name.as_slice());
-        let may_read = ctx.user_may_read(client, key.arg());
+        let may_read = user.as_ref().is_some_and(|user| user.may_read(key.arg()));
         let owner = |owner| if may_read || Some(owner) == me { shown(owner.as_slice()) } else { "*".to_string() };
         let key = if may_read { shown(edge.key.name.as_slice()) } else { "*".to_string() };
         let how = if edge.is_held { "held by" } else { "behind" };

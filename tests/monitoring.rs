@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::{Client, Command, EXCLUSIVE, Reply, Server, Stopwatch, eventually};
+use crate::support::{Client, Command, EXCLUSIVE, Reply, Server, Stopwatch, eventually, in_script};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -149,13 +149,13 @@ fn the_most_contended_locks_come_first() {
         [("one", 0, 2), ("two", 0, 5), ("three", 3, 4)].map(|(key, db, waiters)| crowd(&server, db, key, waiters));
     client.acquire("quiet a PX 600000");
     let top = client.call("RLOCK.TOP");
-    let shown: Vec<_> = top
-        .array()
-        .iter()
-        .map(|lock| (lock.field("key").text(), lock.field("db").int(), lock.field("waiters").int()))
-        .collect();
+    let shown = |top: &Reply| -> Vec<_> {
+        let fields = |lock: &Reply| (lock.field("key").text(), lock.field("db").int(), lock.field("waiters").int());
+        top.array().iter().map(fields).collect()
+    };
     let expected = [("two", 0, 5), ("three", 3, 4), ("one", 0, 2)];
-    assert_eq!(shown, expected.map(|(key, db, waiters)| (key.to_owned(), db, waiters)));
+    assert_eq!(shown(&top), expected.map(|(key, db, waiters)| (key.to_owned(), db, waiters)));
+    assert_eq!(shown(&client.call(in_script("RLOCK.TOP".into()))), shown(&top));
     let first = &top.array()[0];
     assert_eq!(first.field("kind"), "mutex");
     assert_eq!(first.field("owner"), "holder-of-two");

@@ -1,5 +1,7 @@
 //! `RLOCK.TOP [COUNT n]`: the locks that most clients wait for.
 
+use rlock_core::Key;
+
 use super::{ENGINE_IN_USE, Failure, reply_failure, with_options};
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -36,8 +38,10 @@ fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let limit = count.map_or(DEFAULT_COUNT, |count| usize::try_from(count).unwrap_or(MAX_COUNT).min(MAX_COUNT));
     let now = clock::now();
     let mut locks = state::with_engine(|engine| engine.most_contended(MAX_COUNT, now)).ok_or(ENGINE_IN_USE)?;
-    // What a user may not read is not there to that user.
-    locks.retain(|lock| ctx.user_may_read(ctx.client(), ctx.string(lock.key.name.as_slice()).arg()));
+    // A user sees no key that it may not read.
+    let user = ctx.user();
+    let may_read = |key: &Key| user.as_ref().is_some_and(|user| user.may_read(ctx.string(key.name.as_slice()).arg()));
+    locks.retain(|lock| may_read(&lock.key));
     locks.truncate(limit);
     ctx.reply_array(locks.len());
     for lock in locks {

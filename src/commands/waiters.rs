@@ -12,6 +12,9 @@ use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::options::{Opt, options};
 use crate::state;
 
+/// How many are shown without COUNT: a hundred thousand would keep the server busy for 150 ms.
+const DEFAULT_COUNT: usize = 1000;
+
 const OPTIONS: &[Opt] = &[Opt::Count];
 
 pub(super) struct Waiters<F>(PhantomData<F>);
@@ -36,7 +39,7 @@ impl<F: Family> Command for Waiters<F> {
 fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let count = options(args, 2, OPTIONS)?.integer(Opt::Count);
-    let limit = count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
+    let limit = count.map_or(DEFAULT_COUNT, |count| usize::try_from(count).unwrap_or(usize::MAX));
     let now = clock::now();
     read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |name, lock| match lock {
         Some(lock) if lock.kind() == Kind::Fair => {

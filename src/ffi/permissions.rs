@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use redis_module::raw;
 
+use super::call_reply::text_of;
 use super::{Arg, Ctx, api};
 
 /// What Valkey has from 9.1 on: it looks at databases as well. The older function denies everything there to a user who may not use all of them.
@@ -28,15 +29,64 @@ fn check_permissions() -> Option<CheckPermissions> {
     })
 }
 
+/// A user of the server.
+pub(crate) struct User(*mut raw::RedisModuleUser);
+
+impl User {
+    /// Whether the user may read the key.
+    pub(crate) fn may_read(&self, key: Arg<'_>) -> bool {
+        let flags = raw::REDISMODULE_CMD_KEY_ACCESS.cast_signed();
+        // SAFETY: the user and the key are alive.
+        let status = unsafe { api!(RedisModule_ACLCheckKeyPermissions, self.0, key.raw(), flags) };
+        status == raw::REDISMODULE_OK as c_int
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // SAFETY: made by `User::named`, and freed once.
+        unsafe { api!(RedisModule_FreeModuleUser, self.0) };
+    }
+}
+
 impl Ctx<'_> {
-    /// Whether the user of a connection may read the key. Another module's client has no user, and may not.
-    pub(crate) fn user_may_read(self, client: u64, key: Arg<'_>) -> bool {
-        let may_read = |user| {
-            let flags = raw::REDISMODULE_CMD_KEY_ACCESS.cast_signed();
-            // SAFETY: the user and the key are alive.
-            unsafe { api!(RedisModule_ACLCheckKeyPermissions, user, key.raw(), flags) }
+    /// The user of a connection. Another module's client has none.
+    pub(crate) fn user_of(self, client: u64) -> Option<User> {
+        // SAFETY: the context is alive; the name is freed once, if there is one.
+        unsafe {
+            // Not `GetCurrentUserName`, which follows a null pointer if there is no user.
+            let name = api!(RedisModule_GetClientUserNameById, self.raw(), client);
+            if name.is_null() {
+                return None;
+            }
+            let user = api!(RedisModule_GetModuleUserFromUserName, name);
+            api!(RedisModule_FreeString, self.raw(), name);
+            (!user.is_null()).then_some(User(user))
+        }
+    }
+
+    /// The user of the command. Redis 7.0 gives scripts a client that is found by no id: there the user is asked by
+    /// `ACL WHOAMI`, which the user must be allowed to call.
+    pub(crate) fn user(self) -> Option<User> {
+        self.user_of(self.client()).or_else(|| if self.flags().is_script() { self.user_of_script() } else { None })
+    }
+
+    fn user_of_script(self) -> Option<User> {
+        // SAFETY: the format has one argument, and C: the call has the user of the script. The reply is freed once.
+        let name = unsafe {
+            let reply = api!(RedisModule_Call, self.raw(), c"ACL".as_ptr(), c"Cc".as_ptr(), c"WHOAMI".as_ptr());
+            if reply.is_null() {
+                return None;
+            }
+            let is_name = api!(RedisModule_CallReplyType, reply) == raw::REDISMODULE_REPLY_STRING as c_int;
+            let name = if is_name { text_of(reply) } else { None };
+            api!(RedisModule_FreeCallReply, reply);
+            name?
         };
-        self.with_user_of(client, may_read) == Some(raw::REDISMODULE_OK as c_int)
+        let name = self.string(name.as_bytes());
+        // SAFETY: the name is alive.
+        let user = unsafe { api!(RedisModule_GetModuleUserFromUserName, name.arg().raw()) };
+        (!user.is_null()).then_some(User(user))
     }
 
     /// Whether the user of a connection may publish to the channel. If not, the server's log of denied requests has it.
@@ -56,7 +106,7 @@ impl Ctx<'_> {
             }
             status
         };
-        self.with_user_of(client, publishes) == Some(raw::REDISMODULE_OK as c_int)
+        self.user_of(client).is_some_and(|user| publishes(user.0) == raw::REDISMODULE_OK as c_int)
     }
 
     /// Whether the user of a connection may run a command in a database, and publish to the channel that
@@ -65,7 +115,7 @@ impl Ctx<'_> {
         let mut words: Vec<*mut raw::RedisModuleString> = command.iter().map(|word| word.raw()).collect();
         let count = c_int::try_from(words.len()).unwrap_or(c_int::MAX);
         let db = c_int::try_from(db).unwrap_or(c_int::MAX);
-        let may_run = |user| {
+        let mut may_run = |user| {
             let words = words.as_mut_ptr();
             // SAFETY: the user is alive, and so are the words, of which there are so many. Nobody has to be told the reason.
             let status = unsafe {
@@ -82,27 +132,7 @@ impl Ctx<'_> {
             // SAFETY: the user is alive.
             channel.map_or(raw::REDISMODULE_OK as c_int, |channel| unsafe { may_publish(user, channel) })
         };
-        self.with_user_of(client, may_run).is_none_or(|status| status == raw::REDISMODULE_OK as c_int)
-    }
-
-    /// Gives the user of a connection to `ask`, if there is one.
-    fn with_user_of(self, client: u64, ask: impl FnOnce(*mut raw::RedisModuleUser) -> c_int) -> Option<c_int> {
-        // SAFETY: the context is alive; the name and the user are freed once, if there are any.
-        unsafe {
-            // Not `GetCurrentUserName`, which follows a null pointer if there is no user.
-            let name = api!(RedisModule_GetClientUserNameById, self.raw(), client);
-            if name.is_null() {
-                return None;
-            }
-            let user = api!(RedisModule_GetModuleUserFromUserName, name);
-            api!(RedisModule_FreeString, self.raw(), name);
-            if user.is_null() {
-                return None;
-            }
-            let answer = ask(user);
-            api!(RedisModule_FreeModuleUser, user);
-            Some(answer)
-        }
+        self.user_of(client).is_none_or(|user| may_run(user.0) == raw::REDISMODULE_OK as c_int)
     }
 }
 

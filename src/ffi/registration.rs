@@ -307,6 +307,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_CallReplyArrayElement,
         RedisModule_CallReplyInteger,
         RedisModule_CallReplyStringPtr,
+        RedisModule_CallReplyType,
         RedisModule_CloseKey,
         RedisModule_CreateCommand,
         RedisModule_CreateDataType,
