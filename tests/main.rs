@@ -56,6 +56,7 @@ mod requests;
 mod rwlock;
 mod semaphore;
 mod sessions;
+mod shown;
 mod storm;
 mod support;
 mod takeover;

@@ -40,17 +40,27 @@ impl<F: Family> Command for Info<F> {
 fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = (arguments::key(args)?, options(args, 2, OPTIONS)?.bytes(Opt::Owner));
     let now = clock::now();
-    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |name, lock| match lock {
-        Some(lock) => {
-            let connected = || state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
-            let waiting = if lock.kind() == Kind::Fair { lock.queue().map_or(0, FairQueue::len) } else { connected() };
-            if is_there(lock, now) || waiting > 0 {
-                reply(ctx, lock, owner, now, waiting);
-            } else {
-                ctx.reply_nil();
+    read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |name, lock| {
+        let connected = || state::with_engine(|engine| engine.waiting_on(name)).unwrap_or(0);
+        match lock {
+            Some(lock) => {
+                let queue = lock.queue().filter(|_| lock.kind() == Kind::Fair);
+                let waiting = queue.map_or_else(connected, FairQueue::len);
+                if is_there(lock, now) || waiting > 0 {
+                    return reply(ctx, lock, owner, now, waiting);
+                }
+            }
+            None => {
+                // The key came free, and its waiters are yet to be served.
+                let kind = state::with_engine(|engine| engine.kind_waited_for(name)).flatten();
+                if let Some(kind) =
+                    kind.filter(|kind| (F::IS_FOR_ANY_KIND || *kind == F::KIND) && *kind != Kind::Semaphore)
+                {
+                    return reply(ctx, &Lock::new(kind, 1), owner, now, connected());
+                }
             }
         }
-        None => ctx.reply_nil(),
+        ctx.reply_nil();
     })
 }
 
@@ -71,7 +81,7 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
     ctx.reply_bytes(b"holders");
     ctx.reply_array(holders.len());
     for hold in holders {
-        reply_holder(ctx, hold, now, !lock.clients(hold.token()).is_empty());
+        reply_holder(ctx, hold, now, lock.clients(hold.token()));
     }
     ctx.reply_bytes(b"holders-count");
     ctx.reply_integer(lock.live_count(now) as u64);
@@ -85,8 +95,8 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
     }
 }
 
-fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, is_bound: bool) {
-    ctx.reply_map(6);
+fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, clients: &[u64]) {
+    ctx.reply_map(8);
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(hold.owner().as_slice());
     ctx.reply_bytes(b"mode");
@@ -98,5 +108,9 @@ fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, is_bound: bool) {
     ctx.reply_bytes(b"lease-ms");
     ctx.reply_integer(hold.lease_left_ms(now));
     ctx.reply_bytes(b"session");
-    ctx.reply_integer(is_bound.into());
+    ctx.reply_integer((!clients.is_empty()).into());
+    ctx.reply_bytes(b"held-ms");
+    ctx.reply_integer(hold.held_ms(now));
+    ctx.reply_bytes(b"clients");
+    ctx.reply_integers(clients.iter().copied());
 }

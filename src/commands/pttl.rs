@@ -2,14 +2,19 @@
 
 use std::marker::PhantomData;
 
+use rlock_core::Hold;
+
 use super::family::Family;
-use super::{Failure, read_lock, reply_failure};
+use super::{Failure, read_lock, reply_failure, with_options};
 use crate::arguments;
 use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
+use crate::options::{Opt, options};
 
 /// What PTTL answers when nobody holds, as Redis does for a key that is not there.
 const NOT_HELD: i64 = -2;
+
+const OPTIONS: &[Opt] = &[Opt::Token];
 
 pub(super) struct Pttl<F>(PhantomData<F>);
 
@@ -17,12 +22,12 @@ impl<F: Family> Command for Pttl<F> {
     const SPEC: CommandSpec = CommandSpec {
         name: F::NAMES.pttl,
         flags: c"readonly fast",
-        arity: 2,
+        arity: -2,
         access: Access::Read,
         keys: KeyArguments::First,
-        summary: c"Returns the milliseconds until nobody holds any more, -2 if the lock is not held.",
+        summary: c"Returns the milliseconds until the last lease expires, or that of a hold; -2 if there is none.",
         complexity: c"O(1)",
-        arguments: Vec::new,
+        arguments: || with_options(Vec::new(), OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -32,10 +37,15 @@ impl<F: Family> Command for Pttl<F> {
 
 fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, now) = (arguments::key(args)?, clock::now());
-    let longest_ms = read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |_, lock| {
-        lock.and_then(|lock| lock.last_deadline_us()).map_or(0, |deadline_us| now.left_ms(deadline_us))
+    let token = options(args, 2, OPTIONS)?.integer(Opt::Token);
+    let left_ms = read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |_, lock| {
+        let deadline_us = lock.and_then(|lock| match token {
+            Some(token) => lock.hold_with_token(token).map(Hold::deadline_us),
+            None => lock.last_deadline_us(),
+        });
+        deadline_us.map_or(0, |deadline_us| now.left_ms(deadline_us))
     })?;
-    match longest_ms {
+    match left_ms {
         0 => ctx.reply_signed(NOT_HELD),
         left_ms => {
             // Whichever comes first: the end of the lease, or that of the key.

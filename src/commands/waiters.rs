@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
+use rlock_core::{Engine, KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
 
 use super::family::Family;
 use super::{ENGINE_IN_USE, Failure, read_lock, reply_failure, with_options};
@@ -56,8 +56,12 @@ fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: us
     for place in places {
         // An arrival number is the wall clock's microseconds at the arrival.
         let waited_ms = now.wall_us.saturating_sub(place.arrival) / US_PER_MS;
-        let is_notified = state::with_engine(|engine| engine.is_notified(name, place.owner)) == Some(true);
-        let shown = Shown { mode: Mode::Exclusive, count: 1, waited_ms, is_notified };
+        let waiter = |engine: &mut Engine| {
+            let waiter = engine.waiter_at_place(name, place.owner, now)?;
+            Some((waiter.is_notified, waiter.client))
+        };
+        let (is_notified, client) = state::with_engine(waiter).flatten().unwrap_or_default();
+        let shown = Shown { mode: Mode::Exclusive, count: 1, waited_ms, is_notified, client };
         reply_waiter(ctx, place.owner, &shown, place.stay.until_us().is_none());
     }
 }
@@ -67,8 +71,8 @@ fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Op
     state::with_engine(|engine| {
         let waiters: Vec<WaiterView<'_>> = engine.first_waiters(name, now, limit).collect();
         ctx.reply_array(waiters.len());
-        for WaiterView { owner, mode, count, waited_ms, is_notified } in waiters {
-            reply_waiter(ctx, owner, &Shown { mode, count, waited_ms, is_notified }, true);
+        for WaiterView { owner, mode, count, waited_ms, is_notified, client } in waiters {
+            reply_waiter(ctx, owner, &Shown { mode, count, waited_ms, is_notified, client }, true);
         }
     })
 }
@@ -79,11 +83,15 @@ struct Shown {
     count: u32,
     waited_ms: u64,
     is_notified: bool,
+    client: Option<u64>,
 }
 
+/// Shown as the client of a place without a connection: ids of clients begin at 1.
+const NO_CLIENT: u64 = 0;
+
 fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], shown: &Shown, is_connected: bool) {
-    let Shown { mode, count, waited_ms, is_notified } = *shown;
-    ctx.reply_map(if mode == Mode::Permits { 6 } else { 5 });
+    let Shown { mode, count, waited_ms, is_notified, client } = *shown;
+    ctx.reply_map(if mode == Mode::Permits { 7 } else { 6 });
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(owner);
     ctx.reply_bytes(b"mode");
@@ -98,4 +106,6 @@ fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], shown: &Shown, is_connected: bool) {
     ctx.reply_integer(is_connected.into());
     ctx.reply_bytes(b"notify");
     ctx.reply_integer(is_notified.into());
+    ctx.reply_bytes(b"client");
+    ctx.reply_integer(client.unwrap_or(NO_CLIENT));
 }

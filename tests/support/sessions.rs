@@ -15,8 +15,9 @@ const END: &str = "end-of-the-answer";
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// What varies from one run to the next, and nothing else, is replaced: fencing tokens, by their order, which has to be the same; the value of
-/// a field whose name ends in -ms; and in what the tool prints spans of time, with the spaces that make its columns.
+/// Replaces only the parts that vary from one run to the next: fencing tokens, by their order, which has to be the same; the
+/// values of fields named `…-ms` and `client`; and in the output of the command line tool spans of time, with the spaces that
+/// make its columns.
 struct Shape {
     tokens: Vec<u64>,
     is_of_tool: bool,
@@ -35,7 +36,7 @@ impl Shape {
             let words: Vec<_> = words.collect();
             let words: Vec<_> =
                 words.into_iter().map(|word| if is_time { of_time(word) } else { self.of_word(word) }).collect();
-            is_time = line.ends_with("-ms\"");
+            is_time = line.ends_with("-ms\"") || line.ends_with("\"client\"");
             lines.push(words.join(" "));
         }
         lines.join("\n")

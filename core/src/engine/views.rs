@@ -21,6 +21,8 @@ pub struct WaiterView<'a> {
     pub waited_ms: u64,
     /// No connection is blocked for it: its answer is published.
     pub is_notified: bool,
+    /// The connection that asked, if it is one that can close.
+    pub client: Option<u64>,
 }
 
 impl Engine {
@@ -82,11 +84,30 @@ impl Engine {
         self.queues.get(ticket).is_some()
     }
 
-    /// Whether an owner's place on a fair lock is one of a request that waits without a blocked connection.
+    /// The kind of lock that the first waiter under `key` waits for.
     #[must_use]
-    pub fn is_notified(&self, key: KeyRef<'_>, owner: &[u8]) -> bool {
-        let ticket = self.queues.names.find(key).and_then(|name| self.queues.first_for_place(owner, name, None));
-        ticket.and_then(|ticket| self.queues.get(ticket)).is_some_and(|waiter| waiter.request().notify.is_some())
+    pub fn kind_waited_for(&self, key: KeyRef<'_>) -> Option<Kind> {
+        let (_, waiter) = self.queues.first(self.queues.names.find(key)?)?;
+        Some(waiter.request().kind)
+    }
+
+    /// The waiter at an owner's place on a fair lock.
+    #[must_use]
+    pub fn waiter_at_place(&self, key: KeyRef<'_>, owner: &[u8], now: Now) -> Option<WaiterView<'_>> {
+        let ticket = self.queues.first_for_place(owner, self.queues.names.find(key)?, None)?;
+        Some(self.view(self.queues.get(ticket)?, now))
+    }
+
+    fn view(&self, waiter: &Waiter, now: Now) -> WaiterView<'_> {
+        let request = waiter.request();
+        WaiterView {
+            owner: self.queues.owner_of(waiter),
+            mode: request.mode,
+            count: request.count,
+            is_notified: request.notify.is_some(),
+            waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
+            client: waiter.client(),
+        }
     }
 
     /// Who waits under `key`, in order.
@@ -100,13 +121,7 @@ impl Engine {
         let name = self.queues.names.find(key);
         let waiters = name.into_iter().flat_map(|name| self.queues.in_order(name)).take(requests);
         let waits = move |waiter: &Waiter| !waiter.is_over(now) && self.queues.notified.cut_off(waiter).is_none();
-        waiters.filter(move |(_, waiter)| waits(waiter)).map(move |(_, waiter)| WaiterView {
-            owner: self.queues.owner_of(waiter),
-            mode: waiter.request().mode,
-            count: waiter.request().count,
-            is_notified: waiter.request().notify.is_some(),
-            waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
-        })
+        waiters.filter(move |(_, waiter)| waits(waiter)).map(move |(_, waiter)| self.view(waiter, now))
     }
 
     /// The first who wait under `key`, in order, `limit` at most. Looks at not many more than that: where a

@@ -13,7 +13,7 @@ use crate::collections::Chunked;
 use crate::event::Terms;
 use crate::kind::Mode;
 use crate::request::RequestMark;
-use crate::time::Now;
+use crate::time::{Now, US_PER_MS};
 
 /// How many connections a hold is bound to at most. One more takes the place of the one that was bound longest ago, so that
 /// renewing over a pool of any size costs a bounded amount of memory.
@@ -167,6 +167,12 @@ impl Hold {
     #[must_use]
     pub fn is_live(&self, now: Now) -> bool {
         self.deadline_us > now.mono_us
+    }
+
+    /// Milliseconds since the grant, from the token: off by steps of the wall clock.
+    #[must_use]
+    pub fn held_ms(&self, now: Now) -> u64 {
+        now.wall_us.saturating_sub(self.token) / US_PER_MS
     }
 
     /// Milliseconds of lease left, rounded up.

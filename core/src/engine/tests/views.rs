@@ -168,8 +168,10 @@ fn the_server_is_told_what_concerns_it() {
     world.expect_answer(ticket);
     assert_eq!(world.engine.waiting_on(fair.borrow()), 2);
     assert!(world.engine.is_waiting(ticket) && !world.engine.is_waiting(ticket + 1));
-    let is_notified = [b"a", b"b", b"c"].map(|owner| world.engine.is_notified(fair.borrow(), owner));
-    assert_eq!(is_notified, [false, false, true]);
+    let now = world.now;
+    let waiters = [b"a", b"b", b"c"].map(|owner| world.engine.waiter_at_place(fair.borrow(), owner, now));
+    let shown = waiters.map(|waiter| waiter.map(|waiter| (waiter.is_notified, waiter.client)));
+    assert_eq!(shown, [None, Some((false, None)), Some((true, Some(2)))]);
     let concerns = [1, 2, 3].map(|client| world.engine.concerns_client(client));
     assert_eq!(concerns, [true, true, false], "a session, a wait that is answered on a channel, and nothing");
     world.engine.unheard(ticket);
