@@ -271,7 +271,11 @@ fn the_end_of_a_lease_breaks_what_a_move_has_closed() {
     assert_eq!(client.call("RENAME x z"), "OK");
     assert_eq!(client.holder("z").expect("it is held").owner, "a");
     client.acquire("q c PX 60000");
-    client.call("RLOCK.ACQUIRE q a BLOCK 1").expect_error("DEADLOCK");
+    // This request closes no circle, and the next one does: c would wait for the lock that was moved.
+    let mut beside = server.waiter("RLOCK.ACQUIRE q a PX 60000 BLOCK 0");
+    client.call("RLOCK.ACQUIRE z c BLOCK 0").expect_error("DEADLOCK");
+    client.call("RLOCK.RELEASE q c");
+    beside.reply().int();
     a.reply().int();
     let holder = |client: &mut Client, key: &str| client.holder(key).map(|holder| holder.owner);
     assert_eq!(holder(&mut client, "y").as_deref(), Some("a"));

@@ -73,6 +73,14 @@ impl<T: Ord + Copy> SmallSet<T> {
         }
     }
 
+    pub(crate) fn last(&self) -> Option<T> {
+        match self {
+            Self::Empty => None,
+            Self::One(one) => Some(*one),
+            Self::Many(set) => set.last().copied(),
+        }
+    }
+
     /// The first element behind a bound.
     pub(crate) fn first_from(&self, from: Bound<T>) -> Option<T> {
         let is_behind = |element: T| match from {
@@ -119,6 +127,7 @@ mod tests {
                 prop_assert_eq!(set.iter().collect::<Vec<_>>(), oracle.iter().copied().collect::<Vec<_>>());
                 prop_assert_eq!((set.len(), set.is_empty()), (oracle.len(), oracle.is_empty()));
                 prop_assert_eq!(set.first(), oracle.first().copied());
+                prop_assert_eq!(set.last(), oracle.last().copied());
                 for bound in 0..6 {
                     for from in [Bound::Included(bound), Bound::Excluded(bound), Bound::Unbounded] {
                         let expected = oracle.range((from, Bound::Unbounded)).next().copied();

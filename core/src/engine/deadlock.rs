@@ -7,9 +7,15 @@
 //! or went by a command of the server's.
 //!
 //! Edges come into being with requests that wait, so a cycle is closed by one of them (or by a command of the server's
-//! that moves values, where there is nothing to refuse). The search goes from the owner in both directions, one step
-//! each in turn, and ends as soon as one of them is exhausted: an owner that holds nothing that is waited for is in
-//! no cycle, however long the queue ahead of it; nor is one whose holders wait for nobody, whoever waits for it.
+//! that moves values, where there is nothing to refuse). So the search for a request looks only for
+//! cycles through an edge of that request: from its owner to the owners in its way, or to its owner
+//! from the owners behind it. The owner's other requests, however many, were searched when they
+//! began to wait.
+//!
+//! One walk starts with the edges of the request, and one with all edges of its owner in the
+//! opposite direction. They take one step each in turn, and the search ends as soon as either walk
+//! is exhausted. So an owner that no other owner waits for is in no cycle, however long the queue
+//! ahead of it. Nor is an owner whose request waits for holders that do not wait.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -27,14 +33,14 @@ use crate::kind::Mode;
 use crate::request::WaitEdge;
 use crate::time::Now;
 
-/// How many steps one search takes in each direction. Beyond that it gives up without an alarm: it runs on the server's only
-/// thread.
-const MAX_STEPS: u32 = 10_000;
+/// How many steps one search takes, half of them in each direction. Beyond that it gives up without
+/// an alarm: it runs on the server's only thread.
+const MAX_STEPS: u32 = 20_000;
 
 /// How many edges of a cycle are told.
 const TOLD_EDGES: usize = 4;
 
-/// How many requests are looked at before a search is started after all.
+/// How many requests of an owner under one name are looked at for the first that makes edges.
 const LOOKED_AT: usize = 16;
 
 /// What a search found.
@@ -46,7 +52,8 @@ pub(super) enum Outcome {
     NotNow,
 }
 
-/// Looks for a cycle through the owner of a waiter. `ends` are requests of it that are about to end.
+/// Looks for a cycle through the edges of a waiter. `ends` are requests of its owner that are about
+/// to end.
 pub(super) fn check(engine: &mut Engine, ticket: u64, ends: &[u64], now: Now) -> Outcome {
     let (outcome, steps) = search(engine, ticket, ends, now);
     engine.work.search_steps = engine.work.search_steps.saturating_sub(steps);
@@ -54,77 +61,59 @@ pub(super) fn check(engine: &mut Engine, ticket: u64, ends: &[u64], now: Now) ->
 }
 
 fn search(engine: &Engine, ticket: u64, ends: &[u64], now: Now) -> (Outcome, u32) {
-    let Some(waiter) = engine.queues.get(ticket).filter(|waiter| waiter.request().mode != Mode::Permits) else {
+    let Some(waiter) = engine.queues.get(ticket) else {
         return (Outcome::NoCycle, 0);
     };
-    let graph = Graph { engine, me: waiter.owner, ends, now };
-    if graph.nobody_waits_for_me() {
+    let graph = Graph { engine, me: waiter.owner, ticket, ends, now };
+    let me = engine.queues.owners.get(waiter.owner).filter(|me| me.is_waited_for());
+    let Some(me) = me.filter(|_| graph.counts(ticket, waiter)) else {
         return (Outcome::NoCycle, 0);
-    }
-    let mut backward = Walk::new(graph, Direction::Backward);
-    let mut forward = Walk::new(graph, Direction::Forward);
+    };
     let mut steps = 0;
-    for _ in 0..MAX_STEPS {
-        for walk in [&mut backward, &mut forward] {
-            if steps >= engine.work.search_steps {
-                return (Outcome::NotNow, steps);
+    let mut outcome = meet(graph, Direction::Forward, &mut steps);
+    if outcome.is_none() && me.waits.len() > waiter.names.len() {
+        // The owners behind the request wait for its owner now, which may wait for them by another
+        // request.
+        outcome = meet(graph, Direction::Backward, &mut steps);
+    }
+    (outcome.unwrap_or(Outcome::NoCycle), steps)
+}
+
+/// Looks for a cycle through an edge of the request in the direction `from_request`. The walk in
+/// that direction starts with these edges, the other one with all edges of the owner. Returns
+/// `None` if either walk is exhausted.
+fn meet(graph: Graph<'_>, from_request: Direction, steps: &mut u32) -> Option<Outcome> {
+    let walk = |direction| Walk::new(graph, direction, direction == from_request);
+    let mut walks = [walk(Direction::Backward), walk(Direction::Forward)];
+    loop {
+        for walk in &mut walks {
+            if *steps >= MAX_STEPS {
+                return Some(Outcome::NoCycle);
             }
-            steps = steps.saturating_add(1);
+            if *steps >= graph.engine.work.search_steps {
+                return Some(Outcome::NotNow);
+            }
+            *steps = steps.saturating_add(1);
             match walk.step() {
-                Step::Exhausted => return (Outcome::NoCycle, steps),
-                Step::Closed(cycle) => return (Outcome::Cycle(cycle), steps),
+                Step::Exhausted => return None,
+                Step::Closed(cycle) => return Some(Outcome::Cycle(cycle)),
                 Step::More => {}
             }
         }
     }
-    (Outcome::NoCycle, steps)
 }
 
 #[derive(Clone, Copy)]
 struct Graph<'a> {
     engine: &'a Engine,
     me: OwnerId,
+    /// The request that the search is for.
+    ticket: u64,
     ends: &'a [u64],
     now: Now,
 }
 
 impl<'a> Graph<'a> {
-    /// Whether I hold nothing that is waited for, and am last in every queue: the common case, without a search.
-    fn nobody_waits_for_me(&self) -> bool {
-        let Some(me) = self.engine.queues.owners.get(self.me) else {
-            return true;
-        };
-        if !me.holdings.is_empty() {
-            return false;
-        }
-        let mut behind = Bound::Unbounded;
-        for _ in 0..LOOKED_AT {
-            let Some(wait) = me.waits.first_from(behind) else {
-                return true;
-            };
-            if self.is_waited_behind(&wait) {
-                return false;
-            }
-            behind = Bound::Excluded(Wait { position: Position::LAST, ..wait });
-        }
-        false
-    }
-
-    /// Whether another owner waits behind a request of mine; `true` also if there are too many of mine to tell.
-    fn is_waited_behind(&self, wait: &Wait) -> bool {
-        let mut behind = wait.position;
-        for _ in 0..LOOKED_AT {
-            let Some(next) = self.engine.queues.names.next_in_queue(wait.name, Bound::Excluded(behind)) else {
-                return false;
-            };
-            if self.engine.queues.get(next.ticket).is_none_or(|waiter| waiter.owner != self.me) {
-                return true;
-            }
-            behind = next;
-        }
-        true
-    }
-
     /// Whether the owner waits for nobody under this name, because it holds it: part of a request for several keys.
     fn is_own(&self, owner: OwnerId, name: NameId, mode: Mode) -> bool {
         let is_live = |holding: Holding| {
@@ -193,6 +182,8 @@ const ME: usize = 0;
 
 /// Something that is left to be looked at, piece by piece.
 enum Task {
+    /// The names of the request that the search is for, from the one with the index `next` on.
+    Request { next: usize },
     /// The requests of a node; after which one to go on.
     Waits { node: usize, after: Bound<Wait> },
     /// The holds of a node on names that are waited for.
@@ -212,6 +203,9 @@ enum Step {
 struct Walk<'a> {
     graph: Graph<'a>,
     direction: Direction,
+    /// The walk starts with the edges of the request, and may end with any edge of its owner.
+    /// Otherwise it starts with any edge of the owner, and may end only with one of the request.
+    from_request: bool,
     nodes: Vec<Node>,
     seen: HashSet<u32, RandomState>,
     todo: Vec<Task>,
@@ -223,11 +217,12 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn new(graph: Graph<'a>, direction: Direction) -> Self {
+    fn new(graph: Graph<'a>, direction: Direction, from_request: bool) -> Self {
         let hasher = &graph.engine.hasher;
         let mut walk = Self {
             graph,
             direction,
+            from_request,
             nodes: Vec::new(),
             seen: HashSet::with_hasher(hasher.clone()),
             todo: Vec::new(),
@@ -242,6 +237,7 @@ impl<'a> Walk<'a> {
     fn step(&mut self) -> Step {
         let edge = match self.todo.pop() {
             None => return Step::Exhausted,
+            Some(Task::Request { next }) => self.next_of_request(next),
             Some(Task::Waits { node, after }) => self.next_wait(node, after),
             Some(Task::Holds { node, after }) => self.next_hold(node, after),
             Some(Task::Holders { node, name, mode, after }) => self.next_holder(node, name, mode, after),
@@ -255,8 +251,15 @@ impl<'a> Walk<'a> {
 
     fn enter(&mut self, node: Node) {
         let index = self.nodes.len();
+        let owner = node.owner;
         self.nodes.push(node);
-        self.todo.push(Task::Waits { node: index, after: Bound::Unbounded });
+        if index == ME && self.from_request {
+            return self.todo.push(Task::Request { next: 0 });
+        }
+        let is_followed = || self.graph.engine.queues.owners.get(owner).is_some_and(|owner| owner.followed > 0);
+        if self.direction == Direction::Forward || is_followed() {
+            self.todo.push(Task::Waits { node: index, after: Bound::Unbounded });
+        }
         if self.direction == Direction::Backward {
             self.todo.push(Task::Holds { node: index, after: Bound::Unbounded });
         }
@@ -274,8 +277,24 @@ impl<'a> Walk<'a> {
         Step::More
     }
 
+    /// Whether the walk follows an edge to `owner` that is due to its request `ticket`, or to its
+    /// hold. Otherwise a request would be refused for a cycle that it does not close.
+    fn may_reach(&self, owner: OwnerId, ticket: Option<u64>) -> bool {
+        owner != self.graph.me || self.from_request || ticket == Some(self.graph.ticket)
+    }
+
     fn owner(&self, node: usize) -> Option<OwnerId> {
         self.nodes.get(node).map(|node| node.owner)
+    }
+
+    /// Looks at the next name of the request that the search is for.
+    fn next_of_request(&mut self, next: usize) -> Option<Node> {
+        let Graph { ticket, me, .. } = self.graph;
+        let waiter = self.graph.engine.queues.get(ticket)?;
+        let name = *waiter.names.get(next)?;
+        self.todo.push(Task::Request { next: next.saturating_add(1) });
+        self.expand_wait(ME, me, name, waiter.request().mode, waiter.position(ticket));
+        None
     }
 
     /// The next name and mode that a node waits for. Only its first request there makes edges.
@@ -350,7 +369,7 @@ impl<'a> Walk<'a> {
         let holder = self.graph.engine.queues.names.get(name)?.next_holder(after)?;
         self.todo.push(Task::Holders { node, name, mode, after: holder.token });
         let is_other = Some(holder.owner) != self.owner(node);
-        let is_edge = is_other && holder.is_in_the_way_of(mode, self.graph.now);
+        let is_edge = is_other && holder.is_in_the_way_of(mode, self.graph.now) && self.may_reach(holder.owner, None);
         is_edge.then_some(Node { owner: holder.owner, previous: node, name, is_held: true })
     }
 
@@ -377,6 +396,7 @@ impl<'a> Walk<'a> {
         let (owner, mode) = (waiter.owner, waiter.request().mode);
         let is_edge = Some(owner) != self.owner(node)
             && graph.counts(position.ticket, waiter)
+            && self.may_reach(owner, Some(position.ticket))
             && held.is_none_or(|holder| holder.is_in_the_way_of(mode, graph.now))
             && (self.direction == Direction::Forward
                 || (!graph.is_own(owner, name, mode) && graph.is_first(owner, name, mode, position)));

@@ -33,6 +33,9 @@ pub(super) struct OwnerRecord {
     pub(super) holdings: SmallSet<Holding>,
     /// How many of `waits` are for permits with `ONCE`.
     permits_once: u32,
+    /// How many of `waits` have another request behind them in their queue, of this owner or of
+    /// another one.
+    pub(super) followed: u32,
 }
 
 impl OwnerRecord {
@@ -49,6 +52,12 @@ impl OwnerRecord {
         if self.waits.remove(wait) && is_for_permits_once(request) {
             self.permits_once = self.permits_once.saturating_sub(1);
         }
+    }
+
+    /// Whether another owner may wait for this one: for one of its holds, or behind one of its
+    /// requests.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.followed > 0 || !self.holdings.is_empty()
     }
 
     /// Whether it waits for permits with `ONCE`.
@@ -89,7 +98,8 @@ impl Owners {
             return known;
         }
         let (waits, holdings) = (SmallSet::default(), SmallSet::default());
-        let number = self.slots.insert(OwnerRecord { bytes: bytes.into(), waits, holdings, permits_once: 0 });
+        let number =
+            self.slots.insert(OwnerRecord { bytes: bytes.into(), waits, holdings, permits_once: 0, followed: 0 });
         self.by_bytes.insert(self.hasher.hash_one(bytes), number);
         self.bytes_of_names = self.bytes_of_names.saturating_add(bytes.len());
         OwnerId(number)

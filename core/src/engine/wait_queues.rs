@@ -14,7 +14,8 @@
 //! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits.
 //! 2. A waiter has an alarm in `timeouts` exactly if it does not wait for ever.
 //! 3. A waiter without a blocked connection is in `notified`, under the connection that asked.
-//! 4. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
+//! 4. An owner's `followed` is the number of its waits that are not the last in their queue.
+//! 5. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
 //!    owner's holdings. There are none where nobody waits.
 
 use core::ops::Bound;
@@ -118,6 +119,7 @@ impl WaitQueues {
     pub(super) fn enter(&mut self, entrant: Entrant<'_>, now: Now) -> u64 {
         let Entrant { rank, arrival, request, client, .. } = entrant;
         let owner = self.owners.intern(entrant.owner);
+        let names = entrant.names.clone();
         let mut waiter = Waiter::new(entrant, owner, now);
         waiter.term = self.notified.term();
         self.last_number = self.last_number.checked_add(1).unwrap_or(1);
@@ -134,13 +136,14 @@ impl WaitQueues {
         let position = Position::new(rank, arrival, ticket);
         if let Some((_, State::Waiting(waiter))) = self.tickets.get_mut(slot) {
             waiter.alarm = alarm.unwrap_or(Alarm::NONE);
-            for name in &waiter.names {
-                if let Some(record) = self.names.get_mut(*name) {
-                    record.enter(position, request.kind);
-                }
-                if let Some(record) = self.owners.get_mut(owner) {
-                    record.enter(Wait { name: *name, mode: request.mode, position }, &request);
-                }
+        }
+        for name in names {
+            self.count_followed(name, position, owner, u32::saturating_add);
+            if let Some(record) = self.names.get_mut(name) {
+                record.enter(position, request.kind);
+            }
+            if let Some(record) = self.owners.get_mut(owner) {
+                record.enter(Wait { name, mode: request.mode, position }, &request);
             }
         }
         ticket
@@ -181,6 +184,9 @@ impl WaitQueues {
             }
             if let Some(record) = self.names.get_mut(*name) {
                 record.leave(position, waiter.request().kind);
+            }
+            self.count_followed(*name, position, waiter.owner, u32::saturating_sub);
+            if let Some(record) = self.names.get_mut(*name) {
                 if record.queue.is_empty() {
                     record.is_rejoining = false;
                     self.forget_holders(*name);
@@ -190,6 +196,19 @@ impl WaitQueues {
             }
         }
         Some(waiter)
+    }
+
+    /// Updates `followed` for a request of `owner` that enters a queue at `position`, or has left
+    /// it: `count` is an addition, or a subtraction. The queue is without that request. If the
+    /// request is behind all others, it follows the last of them; otherwise it is followed itself.
+    fn count_followed(&mut self, name: NameId, position: Position, owner: OwnerId, count: fn(u32, u32) -> u32) {
+        let Some(last) = self.names.get(name).and_then(|record| record.queue.last()) else {
+            return;
+        };
+        let followed = if last < position { self.get(last.ticket).map(|waiter| waiter.owner) } else { Some(owner) };
+        if let Some(record) = followed.and_then(|owner| self.owners.get_mut(owner)) {
+            record.followed = count(record.followed, 1);
+        }
     }
 
     /// Bytes on the heap, about: what is known without a look at each waiter.
@@ -406,9 +425,12 @@ impl WaitQueues {
             waits += owner.waits.len();
             holdings += owner.holdings.len();
             assert!(owner.waits.len() + owner.holdings.len() > 0, "an owner is here for a reason");
+            let mut followed = 0;
             for wait in owner.waits.iter() {
                 assert_eq!(self.get(wait.position.ticket).expect("a waiter").owner, id);
+                followed += u32::from(self.names.next_in_queue(wait.name, Bound::Excluded(wait.position)).is_some());
             }
+            assert_eq!(owner.followed, followed);
         }
         let (mut waiting, mut waited_for, mut alarms) = (0, 0, 0);
         for (_, (_, state)) in self.tickets.iter() {

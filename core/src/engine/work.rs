@@ -148,4 +148,10 @@ impl Work {
     pub(super) fn taken(&self) -> u32 {
         SHARED_UNITS.saturating_sub(self.shared)
     }
+
+    /// The steps that the searches of this turn have taken.
+    #[cfg(test)]
+    pub(super) fn searched(&self) -> u32 {
+        SEARCH_STEPS.saturating_sub(self.search_steps)
+    }
 }

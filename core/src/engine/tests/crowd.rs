@@ -67,7 +67,7 @@ impl Crowded {
         result
     }
 
-    fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         self.world.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.world.now.mono_us)
     }
 

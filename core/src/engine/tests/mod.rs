@@ -11,6 +11,7 @@ mod kept;
 mod keyspace;
 mod model;
 mod offers;
+mod one_owner;
 mod refused_writes;
 mod safety;
 mod steps;
