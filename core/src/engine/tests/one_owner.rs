@@ -180,7 +180,7 @@ fn assert_one_owner_is_as_many(ask: Ask, end_waits: impl Fn(&mut Crowded)) {
         while crowded.has_work() {
             crowded.run_timer();
             crowded.end_turn();
-            assert_eq!(crowded.world.engine.work.searched(), 0, "the end of a wait is searched for nothing");
+            assert_eq!(crowded.world.engine.work.searched(), 0, "the end of a wait needs no search");
         }
         assert_eq!((crowded.answers, crowded.world.engine.waiting()), (LOCKS, others));
         crowded.turns
@@ -208,7 +208,7 @@ fn the_waits_of_an_owner_are_granted_as_fast_as_those_of_many_when_the_holder_re
         let release = Release { verb, kind, owner: holder.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
         for number in 0..LOCKS {
             crowded.command_alone(&[lock(number)], |engine, tx| engine.release(tx, &release)).unwrap();
-            assert_eq!(crowded.world.engine.work.searched(), 0, "a grant is searched for nothing");
+            assert_eq!(crowded.world.engine.work.searched(), 0, "a grant needs no search");
             crowded.end_turn();
         }
     });
