@@ -68,7 +68,6 @@ fn a_wrong_number_of_arguments() {
         "RLOCK.HOLDS job",
         "RLOCK.HOLDS job a b",
         "RLOCK.PTTL",
-        "RLOCK.PTTL job a",
         "RLOCK.INFO",
         "RLOCK.WAITERS",
     ] {

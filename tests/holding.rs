@@ -254,7 +254,10 @@ fn who_holds_and_who_waits_can_be_seen() {
             let holder = &holders.array()[0];
             assert_eq!(holders.array().len(), 1);
             assert!(is_map(holder), "{holder:?}");
-            assert_eq!(holder.field_names(), ["holds", "lease-ms", "mode", "owner", "session", "token"]);
+            assert_eq!(
+                holder.field_names(),
+                ["clients", "held-ms", "holds", "lease-ms", "mode", "owner", "session", "token"]
+            );
             assert_eq!(holder.field("owner"), "a");
             assert_eq!(holder.field("mode"), server.family().shown_mode);
             assert_eq!(holder.field("holds"), 2);
@@ -266,7 +269,7 @@ fn who_holds_and_who_waits_can_be_seen() {
             assert_eq!(client.waiting_owners("job"), ["b", "c"]);
             for waiter in waiters.array() {
                 assert!(is_map(waiter), "{waiter:?}");
-                assert_eq!(waiter.field_names(), ["connected", "mode", "notify", "owner", "waited-ms"]);
+                assert_eq!(waiter.field_names(), ["client", "connected", "mode", "notify", "owner", "waited-ms"]);
                 assert_eq!(waiter.field("mode"), server.family().shown_mode);
                 assert_eq!(waiter.field("connected"), 1);
                 assert_eq!(waiter.field("notify"), i64::from(waits_by_notify()));

@@ -332,7 +332,10 @@ fn who_waits_for_how_many_permits_can_be_seen() {
     let waiters = client.call("RSEMAPHORE.WAITERS job");
     let wanted: Vec<_> = waiters.array().iter().map(|waiter| waiter.field("permits").int()).collect();
     assert_eq!(wanted, [4, 1]);
-    assert_eq!(waiters.array()[0].field_names(), ["connected", "mode", "notify", "owner", "permits", "waited-ms"]);
+    assert_eq!(
+        waiters.array()[0].field_names(),
+        ["client", "connected", "mode", "notify", "owner", "permits", "waited-ms"]
+    );
     assert_eq!(waiters.array()[0].field("mode"), "permits");
 }
 

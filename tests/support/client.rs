@@ -316,7 +316,7 @@ impl Client {
     /// The owners that wait for a lock, in queue order.
     #[track_caller]
     pub fn waiting_owners(&mut self, key: &str) -> Vec<String> {
-        let waiters = self.call(format!("RLOCK.WAITERS {key}"));
+        let waiters = self.call(format!("RLOCK.WAITERS {key} COUNT 10000"));
         waiters.array().iter().map(|waiter| waiter.field("owner").text()).collect()
     }
 
