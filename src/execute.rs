@@ -1,8 +1,8 @@
 //! The way of every write: open the key, let the engine decide and apply, then do what it left in the outbox.
 //!
 //! The rest comes after the engine has returned: propagate, give the keyspace new values and delete removed ones, close the
-//! keys, notify, reply, wake. Listeners of a keyspace event may call commands of ours; they find everything at rest. Other
-//! modules also hear of each key that is made or deleted, in the middle of that: commands of ours are refused then.
+//! keys, notify, reply, wake. A listener of a keyspace event may call rlock's commands then: no change is half done. The server
+//! also tells other modules of each key while `Keys::finish` creates or deletes it; that step refuses rlock's commands.
 
 use rlock_core::{
     Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Owner, Refusal, Transaction, slot_of,
@@ -142,7 +142,7 @@ struct Next {
 /// Set while the server makes and deletes the keys of a transaction.
 static FINISHING: MainThreadNumber = MainThreadNumber::new();
 
-/// Opens keys, gives them to the engine, closes them, and tells of what has changed. `None` if the engine panics, which is
+/// Opens keys, gives them to the engine, closes them, and publishes the changes. `None` if the engine panics, which is
 /// logged, or if there are no keys. The changes that the engine had made by then are true here, and so are propagated.
 fn transact<'c, R>(
     ctx: Ctx<'c>,

@@ -47,7 +47,7 @@ pub(crate) enum Takes {
     Integer { min: u64, max: u64, unit: &'static str },
     /// An integer for each key of the command.
     IntegerOfEachKey { min: u64, max: u64 },
-    /// Bytes of any kind, so many.
+    /// From `min` to `max` bytes of any value.
     Bytes { min: usize, max: usize },
 }
 

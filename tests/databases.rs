@@ -12,7 +12,7 @@ type Place = (usize, &'static str);
 
 const DATABASES: [usize; 3] = [0, 1, 2];
 
-/// What is held before a way is gone.
+/// The locks that are held at the beginning.
 const SOURCES: [Place; 2] = [(0, "job"), (1, "other")];
 
 /// A way for a lock to come under a name.

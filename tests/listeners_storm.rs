@@ -1,7 +1,7 @@
 //! Somebody begins to listen to a server that nobody listened to, while its locks change all the time: what the listener has in
 //! the end is what the server has.
 //!
-//! `make test-patched` runs this file with a module that ignores when somebody begins to listen. Each round must notice.
+//! `make test-patched` runs this file with a module that ignores new subscribers. Each round must notice.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

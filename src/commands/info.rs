@@ -51,7 +51,7 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
                 }
             }
             None => {
-                // The key came free, and its waiters are yet to be served.
+                // The key is free, and its first waiters get their grants in a moment.
                 let kind = state::with_engine(|engine| engine.kind_waited_for(name)).flatten();
                 if let Some(kind) =
                     kind.filter(|kind| (F::IS_FOR_ANY_KIND || *kind == F::KIND) && *kind != Kind::Semaphore)

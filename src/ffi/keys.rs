@@ -1,7 +1,7 @@
 //! The open keys of one request: the keyspace as the engine sees it.
 //!
-//! The engine creates and removes values only here. The server is told in [`Keys::finish`], after the engine has returned:
-//! it tells other modules of each new or removed key at once, and they may run commands and delete keys then.
+//! The engine creates and removes values only here. [`Keys::finish`] tells the server, after the engine has returned:
+//! the server tells other modules of each new or removed key at once, and they may run commands and delete keys then.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -152,7 +152,7 @@ const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
 
 /// What is left until an EXPIRE that a user has set on a key.
 fn expire_left_ms(open: &Open<'_>) -> Option<u64> {
-    // A new value has none, and Redis 8.6 crashes when it is asked for the expiry of a key that is gone.
+    // A new value has none, and Redis 8.6 crashes on a question for the expiry of a key that is gone.
     if open.handle.is_null() || !matches!(open.found, Found::Lock(_) | Found::Foreign) {
         return None;
     }
@@ -183,7 +183,7 @@ impl Open<'_> {
     fn finish(&mut self) {
         if let Some(lock) = self.removed.take() {
             OWN_DELETE.with_set(lock.addr(), || {
-                // SAFETY: the handle is open for writing, and nothing has a reference to the value any more.
+                // SAFETY: the handle is open for writing, and no reference to the value is left.
                 unsafe { api!(RedisModule_DeleteKey, self.handle) };
             });
         }
