@@ -14,8 +14,8 @@
 //!
 //! One walk starts with the edges of the request, and one with all edges of its owner in the
 //! opposite direction. They take one step each in turn, and the search ends as soon as either walk
-//! is exhausted. So an owner that no other owner waits for is in no cycle, however long the queue
-//! ahead of it. Nor is an owner whose request waits for holders that do not wait.
+//! is exhausted. So two kinds of owners cost a few steps: an owner that no other owner waits for,
+//! however long the queue ahead of it, and an owner whose request waits for holders that do not wait.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

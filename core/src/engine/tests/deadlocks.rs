@@ -30,11 +30,11 @@ type Asked = (Owner, Request);
 struct Standing {
     owner: Owner,
     mode: Mode,
-    /// This is the request that the oracle is asked about.
+    /// This is the request of the question.
     is_asked: bool,
 }
 
-/// The request that the oracle is asked about.
+/// A question to the oracle: the request that may close a cycle.
 enum About<'a> {
     /// It waits, under this ticket.
     Waiting(u64),
@@ -88,8 +88,8 @@ fn lines(world: &World, about: Option<&About<'_>>) -> BTreeMap<Key, Vec<Standing
     lines
 }
 
-/// An owner that waits, an owner in its way, and whether the edge is one of the request that the
-/// oracle is asked about.
+/// An owner that waits, an owner in its way, and whether the edge is one of the request of the
+/// question.
 type Edge = (Owner, Owner, bool);
 
 fn edges(world: &World, about: Option<&About<'_>>) -> BTreeSet<Edge> {
@@ -179,7 +179,7 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
         match outcome {
             Outcome::Waits(ticket) => {
                 waited += 1;
-                // What is dirty is not known to anybody before it is reconciled.
+                // The engine does not know of a dirty key's change before it reconciles the key.
                 let is_known = !world.has_dirty() && request.mode != Mode::Permits;
                 known += u32::from(is_known);
                 let is_missed = is_known && closes_cycle(&world, &About::Waiting(ticket));
@@ -199,8 +199,8 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
     assert!(known > requests / 20, "only {known} of those that waited were compared");
 }
 
-/// So it is enough to search the edges of one request when it begins to wait, and when it loses
-/// what it would have been granted with. Fair locks are left out: the grant of a place without a
+/// Shows that the engine need only search the edges of a request when it begins to wait, and when
+/// its owner loses an earlier request or a hold that would have granted it. Fair locks are left out: the grant of a place without a
 /// connection makes edges and is not searched.
 #[test]
 fn no_cycle_is_left_at_rest_if_values_stay_where_they_are() {
