@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
 use std::time::Duration;
 
 use crate::support::{Client, OwnedProcess, Server, eventually, free_port, module_path, server_program};
@@ -76,9 +77,17 @@ fn ctrl_c_ends_the_server_of_make_run_and_removes_its_data() {
     let group = format!("-{}", child.id());
     let mut run = OwnedProcess::new(child);
     eventually(Duration::from_secs(30), || Client::connect(port).is_ok());
-    Client::connect(port).expect("the server runs").acquire("job a");
-    let signalled = Command::new("kill").args(["-INT", "--", &group]).status().expect("kill runs");
-    assert!(signalled.success());
+    let mut client = Client::connect(port).expect("the server runs");
+    client.acquire("job a");
+    let server = client.info("process_id");
+    let signal = |name: &str, to: &str| {
+        assert!(Command::new("kill").args([name, "--", to]).status().expect("kill runs").success());
+    };
+    // A server that is slow to notice: all signals for it are there when it does.
+    signal("-STOP", &server);
+    signal("-INT", &group);
+    sleep(Duration::from_millis(200));
+    signal("-CONT", &server);
     assert!(run.wait().success());
     assert!(Client::connect(port).is_err(), "the server has ended");
     assert_eq!(fs::read_dir(temporary.path()).expect("a folder").count(), 0);
