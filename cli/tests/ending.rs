@@ -122,7 +122,7 @@ fn what_was_ignored_stays_ignored() {
 fn the_loss_of_the_lock_ends_the_command() {
     let (server, desk) = (Server::start(), Desk::new());
     let trap = format!("trap 'echo told > {}; exit 0' TERM;", desk.path("told"));
-    let mut run = Running::start(&server, &format!("run k --lease 1s -- {}", waiting(&desk, &trap)));
+    let mut run = Running::start(&server, &format!("run k --lease 1s --kill-after 30s -- {}", waiting(&desk, &trap)));
     desk.wait_for("id");
     assert_eq!(status(&server, "release --force k"), 0);
     assert_eq!(run.status(), 123);
