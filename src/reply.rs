@@ -167,8 +167,8 @@ fn error_text(ctx: Ctx<'_>, client: u64, answer: Answer) -> Cow<'static, str> {
         Answer::Lapsed => "UNBLOCKED the lock was granted, and its lease ended before this could be told".into(),
         Answer::Demoted => "UNBLOCKED this server is a replica now".into(),
         Answer::Moved => "UNBLOCKED another node of the cluster serves the keys now".into(),
-        Answer::TakenOver | Answer::Continued | Answer::TimedOut | Answer::Granted(_) | Answer::GrantedMany(_) => {
-            "UNBLOCKED the owner asked again, and that request waits in this one's place".into()
+        Answer::Superseded | Answer::Continued | Answer::TimedOut | Answer::Granted(_) | Answer::GrantedMany(_) => {
+            "SUPERSEDED another request of this owner waits now; do not ask again".into()
         }
     }
 }

@@ -328,7 +328,7 @@ fn a_hundred_thousand_random_commands_leave_the_server_alive() {
     let mut server = Server::with_aof(&["appendfsync no"]);
     let mut client = server.client();
     client.call("SET text x");
-    let known = ["ERR", "WRONGTYPE", "NOTOWNER", "STALE", "UNBLOCKED"];
+    let known = ["ERR", "WRONGTYPE", "NOTOWNER", "STALE", "SUPERSEDED", "UNBLOCKED"];
     let (mut granted, mut refused) = (0, 0);
     for _ in 0..1000 {
         let batch: Vec<_> = (0..100).map(|_| random_command(&mut random)).collect();

@@ -89,12 +89,12 @@ fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
     let mut one = waiter(&server, "b");
     assert_eq!(client.places("job"), ["b connected", "c detached"]);
     let mut two = waiter(&server, "b");
-    one.reply().expect_error("UNBLOCKED");
+    one.reply().expect_error("SUPERSEDED");
     assert_eq!(client.places("job"), ["b connected", "c detached"]);
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b"), Reply::Nil);
     assert_eq!(client.places("job"), ["b connected", "c detached"], "a plain try leaves the place as it is");
     queue(&mut client, "b");
-    two.reply().expect_error("UNBLOCKED");
+    two.reply().expect_error("SUPERSEDED");
     assert_eq!(client.places("job"), ["b detached", "c detached"]);
     assert_eq!(client.call("RFAIRLOCK.INFO job").field("waiters"), 2);
     assert_eq!(client.info_number("rlock_waiting"), 0);
@@ -249,9 +249,9 @@ fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_low
         client.call(format!("RFAIRLOCK.ACQUIRE job b REQ 4 {how}")).expect_error("STALE");
     }
     let mut two = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 40000 REQ 5 SESSION 700 BLOCK 0");
-    one.reply().expect_error("UNBLOCKED");
+    one.reply().expect_error("SUPERSEDED");
     let mut three = server.blocked_waiter("RFAIRLOCK.ACQUIRE job b PX 60000 REQ 6 SESSION 700 BLOCK 0");
-    two.reply().expect_error("UNBLOCKED");
+    two.reply().expect_error("SUPERSEDED");
     assert_eq!(client.places("job"), ["b connected", "c connected"]);
 
     client.call("RFAIRLOCK.RELEASE job a");

@@ -62,7 +62,7 @@ const WAYS: [Leave; 4] = [
     },
     |client, owner, mut leaver| {
         assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job {owner} BLOCK 1")), Reply::Nil);
-        leaver.reply().expect_error("UNBLOCKED");
+        leaver.reply().expect_error("SUPERSEDED");
     },
 ];
 

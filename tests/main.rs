@@ -58,6 +58,7 @@ mod semaphore;
 mod sessions;
 mod shown;
 mod storm;
+mod superseded;
 mod support;
 mod takeover;
 mod token_limits;

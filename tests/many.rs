@@ -307,10 +307,10 @@ fn a_request_that_still_waits_is_taken_over_only_by_the_same_keys() {
     client.call("RLOCK.ACQUIRE x b REQ 3 BLOCK 0").expect_error("STALE");
     client.call("RLOCK.MACQUIRE 2 x y b REQ 2").expect_error("STALE");
     let mut second = server.waiter("RLOCK.MACQUIRE 2 y x b REQ 3 BLOCK 0");
-    first.reply().expect_error("UNBLOCKED");
+    first.reply().expect_error("SUPERSEDED");
     assert_eq!(client.waiting_owners("y"), ["b", "c"]);
     let mut third = server.waiter("RLOCK.MACQUIRE 2 y z b REQ 4 BLOCK 0");
-    second.reply().expect_error("UNBLOCKED");
+    second.reply().expect_error("SUPERSEDED");
     assert_eq!(client.waiting_owners("y"), ["b"], "c was served when b left the queue");
     assert_eq!(owners(&mut client, "x y z"), ["a", "c", "-"]);
     client.call("RLOCK.RELEASE y c");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::{ALL, BINARY, Command, EXCLUSIVE, FAIR, MUTEX, Server, WRITE, eventually};
+use crate::support::{ALL, Command, EXCLUSIVE, MUTEX, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -23,7 +23,7 @@ fn a_library_that_repeats_acquire_by_itself_leaves_one_hold() {
 }
 
 #[test]
-fn a_repeat_that_waits_beside_the_first_adds_nothing_when_both_are_answered() {
+fn a_repeat_of_a_request_that_waits_takes_its_place_and_counts_once() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job b");
@@ -31,58 +31,9 @@ fn a_repeat_that_waits_beside_the_first_adds_nothing_when_both_are_answered() {
         let mut repeat = server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
         client.call("LOCK.RELEASE job b");
         let token = repeat.reply().int();
-        // On a fair lock an owner has one place, and the later request has taken it over.
-        if server.family() == FAIR {
-            first.reply().expect_error("UNBLOCKED");
-        } else {
-            assert_eq!(first.reply(), token);
-        }
+        first.reply().expect_error("SUPERSEDED");
+        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
         assert_eq!(client.call("LOCK.RELEASE job a"), 0);
-    }
-}
-
-#[test]
-fn requests_of_one_owner_that_die_in_the_tick_of_their_grant_leave_nothing_and_the_one_that_lives_keeps_it() {
-    // On a fair lock an owner has one place, and so one request that waits.
-    for server in Server::for_each(&[MUTEX, WRITE, BINARY]) {
-        let mut client = server.client();
-        for survivor in [None, Some(0), Some(1), Some(2)] {
-            client.acquire("job b");
-            let ask = "LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE";
-            let mut waiters: Vec<_> = (0..3).map(|_| server.blocked_waiter(ask)).collect();
-            let mut step = vec![Command::from("LOCK.RELEASE job b")];
-            let dies = |index: &usize| Some(*index) != survivor;
-            step.extend((0..3).filter(dies).map(|index| format!("CLIENT KILL ID {}", waiters[index].id()).into()));
-            client.call_in_one_step(&step);
-            match survivor {
-                None => eventually(SOON, || client.is_free("job")),
-                Some(index) => {
-                    let token = waiters[index].reply().int();
-                    // The lapse of a later lease shows that the timer has had its turn.
-                    client.call("RLOCK.ACQUIRE marker c PX 20").int();
-                    eventually(SOON, || client.call("EXISTS marker") == 0);
-                    assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
-                    assert_eq!(client.call("LOCK.RELEASE job a"), 0);
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn of_what_dies_untold_beside_a_request_that_is_heard_of_one_count_stays() {
-    for server in Server::for_each(&[MUTEX, WRITE]) {
-        let mut client = server.client();
-        client.acquire("job b");
-        let dying: Vec<_> = (0..2).map(|_| server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0")).collect();
-        let mut survivor = server.blocked_waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0 ONCE");
-        let mut step = vec![Command::from("LOCK.RELEASE job b")];
-        step.extend(dying.iter().map(|waiter| format!("CLIENT KILL ID {}", waiter.id()).into()));
-        // Nothing is taken back in a pause, but answers are written.
-        step.push("CLIENT PAUSE 100 WRITE".into());
-        client.call_in_one_step(&step);
-        let token = survivor.reply().int();
-        eventually(SOON, || client.holder("job").expect("it is held").identity() == ("a", 1, token));
     }
 }
 

@@ -193,7 +193,7 @@ fn a_request_that_still_waits_is_taken_over_in_its_place() {
         let mut old = server.blocked_waiter("LOCK.ACQUIRE job b REQ 1 PX 1000 BLOCK 60000");
         let mut behind = server.blocked_waiter("LOCK.ACQUIRE job c BLOCK 0");
         let mut new = server.blocked_waiter("LOCK.ACQUIRE job b REQ 1 PX 40000 SESSION 700 BLOCK 0");
-        old.reply().expect_error("UNBLOCKED");
+        old.reply().expect_error("SUPERSEDED");
         assert_eq!(client.waiting_owners("job"), ["b", "c"]);
 
         client.call("LOCK.RELEASE job a");
@@ -217,7 +217,7 @@ fn a_place_taken_over_has_the_new_time_to_wait() {
         client.acquire("job a PX 60000");
         let mut old = server.waiter("LOCK.ACQUIRE job b REQ 1 BLOCK 0");
         assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1 BLOCK 50"), Reply::Nil);
-        old.reply().expect_error("UNBLOCKED");
+        old.reply().expect_error("SUPERSEDED");
         assert_eq!(client.waiting_owners("job"), [""; 0]);
     }
 }
@@ -229,7 +229,7 @@ fn a_place_taken_over_without_block_is_given_up() {
         client.acquire("job a PX 60000");
         let mut old = server.waiter("LOCK.ACQUIRE job b REQ 1 BLOCK 0");
         assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1"), Reply::Nil);
-        old.reply().expect_error("UNBLOCKED");
+        old.reply().expect_error("SUPERSEDED");
         assert_eq!(client.waiting_owners("job"), [""; 0]);
         client.call("LOCK.RELEASE job a");
         assert!(client.is_free("job"));
@@ -243,7 +243,7 @@ fn a_higher_id_ends_a_lower_one_that_waits() {
         client.acquire("job a PX 60000");
         let mut old = server.waiter("LOCK.ACQUIRE job b REQ 1 BLOCK 0");
         let mut new = server.waiter("LOCK.ACQUIRE job b REQ 2 BLOCK 0");
-        old.reply().expect_error("UNBLOCKED");
+        old.reply().expect_error("SUPERSEDED");
         assert_eq!(client.waiting_owners("job"), ["b"]);
         client.call("LOCK.RELEASE job a");
         let token = new.reply().int();

@@ -225,21 +225,6 @@ fn an_upgrade_keeps_its_place_when_its_read_lapses() {
 }
 
 #[test]
-fn a_read_that_waits_is_granted_with_the_write_of_the_same_owner() {
-    let server = Server::start();
-    let mut client = server.client();
-    write(&mut client, "w PX 60000");
-    let mut write = waiter(&server, "a", "WRITE");
-    let mut between = waiter(&server, "x", "WRITE");
-    let mut read = waiter(&server, "a", "READ");
-    client.call("RRWLOCK.RELEASE job w WRITE");
-    write.reply().int();
-    read.reply().int();
-    assert_eq!(holders(&mut client), ["a read 1", "a write 1"]);
-    between.assert_waits();
-}
-
-#[test]
 fn each_mode_has_its_own_count_token_lease_session_and_request_id() {
     let server = Server::start();
     let (mut bound, mut client) = (server.client(), server.client());

@@ -367,7 +367,7 @@ fn a_repeated_request_for_permits_counts_once() {
     let mut first = server.blocked_waiter(further);
     let mut behind = waiter(&server, "c", 1);
     let mut second = server.blocked_waiter(further);
-    first.reply().expect_error("UNBLOCKED");
+    first.reply().expect_error("SUPERSEDED");
     assert_eq!(client.waiting_owners("job"), ["a", "c"]);
     give(&mut client, "b", 4);
     assert_eq!(second.reply(), token);

@@ -169,25 +169,6 @@ fn nobody_barges_past_a_waiter() {
 }
 
 #[test]
-fn an_owner_that_waits_twice_gets_both_as_reentries() {
-    for server in Server::for_each(&[MUTEX, WRITE]) {
-        let mut client = server.client();
-        client.acquire("job a PX 60000");
-        let mut one = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        let mut between = server.blocked_waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
-        let mut two = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        client.call("LOCK.RELEASE job a");
-        let token = one.reply().int();
-        assert_eq!(two.reply(), token);
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 2, token));
-        assert_eq!(client.waiting_owners("job"), ["c"]);
-        client.call("LOCK.RELEASE job b");
-        client.call("LOCK.RELEASE job b");
-        assert!(between.reply().int() > token);
-    }
-}
-
-#[test]
 fn an_owner_that_waits_for_what_it_turns_out_to_hold_need_not_wait() {
     for server in Server::for_each(&[MUTEX, WRITE]) {
         let mut client = server.client();

@@ -114,6 +114,7 @@ impl Error {
     pub(crate) fn from_code(code: String, message: String) -> Self {
         match code.as_str() {
             "NOTOWNER" => Self::NotHeld,
+            "SUPERSEDED" => Self::Superseded,
             "DEADLOCK" => Self::Deadlock(message),
             "NOSEMAPHORE" => Self::NoSemaphore,
             "MAXWAITERS" => Self::TooManyWaiters(message),

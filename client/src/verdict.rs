@@ -47,7 +47,7 @@ pub(crate) fn judge(error: &RedisError, link: &Link) -> Verdict {
         ErrorKind::Server(ServerErrorKind::ReadOnly) => Verdict::Reconnect,
         ErrorKind::Server(_) => Verdict::Final,
         ErrorKind::Extension => match error.code() {
-            // Sent when a failover ends a wait, and when another request of the same owner does; then the repetition is STALE.
+            // A failover ended a wait.
             Some("UNBLOCKED" | "QUARANTINE") => Verdict::Later,
             // The server runs a long script, cannot save its data, or misses its replicas.
             Some("BUSY" | "MISCONF" | "NOREPLICAS") => Verdict::Later,

@@ -137,7 +137,7 @@ async fn hear(
         Some(Message::Granted(tokens)) => Ok(granted(tokens)),
         Some(Message::TimedOut) => Err(Error::Timeout),
         Some(Message::Refused { code, text }) if code != "UNBLOCKED" => Err(Error::from_code(code, text)),
-        // A failover, the end of the connection, or another request of this owner; then the repetition is STALE.
+        // A failover, or the end of the connection.
         Some(Message::Refused { .. }) | None => Ok(End::Repeat),
     }
 }

@@ -20,8 +20,8 @@ pub enum Answer {
     GrantedMany(Box<[u64]>),
     /// Its time is over.
     TimedOut,
-    /// The same owner asked again, and that request stands in its place.
-    TakenOver,
+    /// A newer request of the same owner waits for a key of this one, or has taken its place.
+    Superseded,
     /// The same request was sent again, for the same channel, and is answered in its place: there is nothing to tell.
     Continued,
     /// It was ended by CANCEL.

@@ -20,8 +20,8 @@ impl<F: Family> Command for Cancel<F> {
         arity: -3,
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Ends the requests of an owner that wait, 1000 at most, and returns how many.",
-        complexity: c"O(M log N) with M requests ended of N that wait on the key",
+        summary: c"Ends the waiting request of an owner. Returns 1, or 0 if none waits.",
+        complexity: c"O(log N) with N requests that wait on the key",
         arguments: || with_options(vec![owner_argument()], OPTIONS),
     };
 
@@ -35,6 +35,6 @@ fn cancel<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let request_id = options(args, 3, OPTIONS)?.integer(Opt::Req);
     check_master()?;
     let request = rlock_core::Cancel { kind: F::KIND, owner, request_id };
-    execute::on_key(ctx, key, |engine, tx| engine.cancel(tx, &request), |ended| ctx.reply_integer(ended as u64));
+    execute::on_key(ctx, key, |engine, tx| engine.cancel(tx, &request), |ended| ctx.reply_integer(u64::from(ended)));
     Ok(())
 }

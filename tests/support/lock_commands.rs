@@ -5,10 +5,11 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
 /// The answers of [`any_lock_command`] that are errors, by their beginning. Every other error is a bug.
-pub const LOCK_ERRORS: [&str; 8] = [
+pub const LOCK_ERRORS: [&str; 9] = [
     "NOTOWNER",
     "STALE",
     "WRONGTYPE",
+    "SUPERSEDED",
     "UNBLOCKED",
     "NOSEMAPHORE",
     "DEADLOCK",

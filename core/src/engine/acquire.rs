@@ -7,15 +7,14 @@
 //! each key is held by its owner already, or is free with the request first in its queue. So two requests never wait for
 //! each other, and nobody passes one that waits.
 
-use alloc::vec::Vec;
-
 use smallvec::{SmallVec, smallvec};
 
 use super::positions::{NameId, Position, Rank};
 use super::state::{Engine, Transaction};
 use super::statistics::count;
+use super::waiter::Waiter;
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::{Kind, Mode};
+use crate::kind::Kind;
 use crate::lock::admission::{self, Ahead, Decision};
 use crate::request::{Ask, Refusal, Request};
 
@@ -35,15 +34,21 @@ pub enum Acquired {
 
 type Decisions = SmallVec<[Decision; 1]>;
 
-/// What became of the requests of the same owner that waited when a numbered one came.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Earlier {
-    /// There was none.
-    None,
-    /// The same one: its place is taken over. `is_suspected` if it may close a circle: the search was still to come, or its time was over.
-    Repeated { rank: Rank, arrival: u64, is_suspected: bool },
-    /// Lower ones, which have ended.
-    Ended,
+/// The requests of the same owner that wait for a key of a new request.
+#[derive(Default)]
+struct Earlier {
+    tickets: SmallVec<[u64; 1]>,
+    /// The place that the new request takes over, if it is for the same thing.
+    place: Option<Place>,
+}
+
+/// Where a waiter stands.
+#[derive(Clone, Copy)]
+struct Place {
+    rank: Rank,
+    arrival: u64,
+    /// It may close a circle: the search was still to come, or its time was over, so that it was in nobody's way.
+    is_suspected: bool,
 }
 
 impl Engine {
@@ -115,29 +120,30 @@ impl Engine {
             self.repeat(tx, KeyId(0), *token, request, client);
             return Ok(Acquired::Granted(smallvec![*token]));
         }
-        let earlier = self.supersede(tx, owner, request)?;
-        if earlier != Earlier::None {
-            let position = match earlier {
-                Earlier::Repeated { rank, arrival, .. } => Position::new(rank, arrival, u64::MIN),
-                Earlier::None | Earlier::Ended => Position::LAST,
-            };
-            decisions = self.decide(tx, owner, request, position)?;
+        let earlier = self.earlier(tx, owner, request)?;
+        if let Some(place) = earlier.place {
+            decisions = self.decide(tx, owner, request, Position::new(place.rank, place.arrival, u64::MIN))?;
         }
         if is_granted(&decisions) {
+            self.check_tokens(tx, owner, request)?;
+            if earlier.place.is_some() {
+                self.supersede(tx, &earlier, request);
+            }
             return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
         }
         if request.kind == Kind::Fair {
-            let ticket = self.queue_up(tx, owner, request)?;
+            let ticket = self.queue_up(tx, owner, request, earlier.tickets.first().copied())?;
             return Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting));
         }
         if !matches!(request.ask, Ask::Wait { .. }) {
-            if earlier != Earlier::None {
+            if earlier.place.is_some() {
                 // A place that was taken over by a request that does not wait is given up.
+                self.supersede(tx, &earlier, request);
                 self.reconcile_all(tx);
             }
             return Ok(Acquired::Denied);
         }
-        self.wait(tx, owner, request, earlier).map(Acquired::Waiting)
+        self.wait(tx, owner, request, &earlier)
     }
 
     fn reconcile_all(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
@@ -189,7 +195,6 @@ impl Engine {
         request: &Request,
         decisions: &[Decision],
     ) -> Result<Tokens, Refusal> {
-        self.check_tokens(tx, owner, request)?;
         let had_place = self.has_place(tx, owner, request.kind);
         let mut tokens = Tokens::new();
         for (id, decision) in tx.ids().zip(decisions) {
@@ -220,121 +225,113 @@ impl Engine {
         let token = self.grant(tx, id, owner, request, client)?;
         if let Some(name) = self.name(tx, id) {
             self.confirm_under(name, token);
-            // The queue may have been left to the timer with the owner at its head.
-            self.grant_siblings(tx, id, owner, request.mode);
         }
         Ok(token)
     }
 
-    /// Lets a request wait at the end of its rank, or where an earlier one waited.
+    /// Lets a request wait: where an earlier one of its owner for the same thing waited, or else at the end of its rank. It is
+    /// refused before anything has changed.
     fn wait(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
-        earlier: Earlier,
-    ) -> Result<u64, Refusal> {
-        if earlier == Earlier::None {
-            self.check_waiters(tx, &[])?;
+        earlier: &Earlier,
+    ) -> Result<Acquired, Refusal> {
+        if earlier.tickets.is_empty() {
+            self.check_waiters(tx)?;
         }
-        let (rank, arrival) = match earlier {
-            Earlier::Repeated { rank, arrival, .. } => (rank, arrival),
-            Earlier::None | Earlier::Ended => (rank_of(tx, owner, request), self.next_number(tx.now)?),
-        };
+        if let Some(Place { rank, arrival, is_suspected }) = earlier.place {
+            self.supersede(tx, earlier, request);
+            let ticket = self.enter(tx, owner, request, rank, arrival);
+            if is_suspected {
+                self.suspect(ticket);
+            }
+            return Ok(Acquired::Waiting(ticket));
+        }
+        let arrival = self.next_number(tx.now)?;
+        let rank = rank_of(tx, owner, request);
+        if earlier.tickets.is_empty() {
+            let ticket = self.enter(tx, owner, request, rank, arrival);
+            self.check_deadlock(tx, ticket, &[])?;
+            return Ok(Acquired::Waiting(ticket));
+        }
+        // The earlier requests go on if this one would close a circle, so it enters beside them for the search.
         let ticket = self.enter(tx, owner, request, rank, arrival);
-        match earlier {
-            Earlier::None => self.check_deadlock(tx, ticket, &[])?,
-            Earlier::Repeated { is_suspected: false, .. } => {}
-            // The search was still to come, or may have been put off. The earlier request has gone, so this one is not refused but answered.
-            Earlier::Repeated { .. } | Earlier::Ended => self.suspect(ticket),
-        }
-        Ok(ticket)
-    }
-
-    /// A numbered request meets earlier ones of its owner that still wait: the same one takes the place over, a higher id ends
-    /// them, a lower one is stale. An id that waits for other keys is used up.
-    fn supersede(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-        request: &Request,
-    ) -> Result<Earlier, Refusal> {
-        let Some(request_id) = request.request_id.filter(|_| self.queues.len() > 0) else {
-            return Ok(Earlier::None);
-        };
-        let is_own = self.holds_all(tx, owner, request);
-        if request.kind == Kind::Fair && !is_own {
-            // An owner has one place on a fair lock, and each of its requests takes it over.
-            return Ok(Earlier::None);
-        }
-        let earlier = self.earlier(tx, owner, request, request_id)?;
-        if earlier.is_empty() {
-            return Ok(Earlier::None);
-        }
-        let is_repeat = earlier.iter().any(|(_, waiting_id)| *waiting_id == request_id);
-        if !is_repeat && !is_own && matches!(request.ask, Ask::Wait { .. }) {
-            // A higher id waits anew: it needs room beside all the others, also if the limit was lowered meanwhile; and it is
-            // refused before anything has ended.
-            let ends: SmallVec<[u64; 4]> = earlier.iter().map(|(ticket, _)| *ticket).collect();
-            self.check_waiters(tx, &ends)?;
-            let rank = rank_of(tx, owner, request);
-            let ticket = self.enter(tx, owner, request, rank, u64::MAX);
-            self.check_deadlock(tx, ticket, &ends)?;
-            self.withdraw(ticket);
-        }
-        let mut place = None;
-        for (ticket, _) in earlier {
-            let Some(waiter) = self.queues.get(ticket) else {
-                continue;
-            };
-            // One whose time was over was in nobody's way. It goes on now, and may close a circle that was none before.
-            let may_close_a_circle = waiter.is_suspected || waiter.is_over(tx.now);
-            place = Some((waiter.rank, waiter.arrival, may_close_a_circle));
-            let answer = waiter.answer_to_succeeded(request);
-            self.answer(tx, ticket, answer);
-        }
-        if let Some((rank, arrival, is_suspected)) = place.filter(|_| is_repeat && !is_own) {
-            return Ok(Earlier::Repeated { rank, arrival, is_suspected });
-        }
+        self.check_deadlock(tx, ticket, &earlier.tickets)?;
+        self.withdraw(ticket);
+        self.supersede(tx, earlier, request);
+        // The earlier requests may have been in the way of others, and of the new one.
         self.reconcile_all(tx);
-        Ok(Earlier::Ended)
+        let decisions = self.decide(tx, owner, request, Position::LAST)?;
+        if is_granted(&decisions) {
+            return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
+        }
+        let ticket = self.enter(tx, owner, request, rank, arrival);
+        self.suspect(ticket);
+        Ok(Acquired::Waiting(ticket))
     }
 
-    /// The numbered requests of the same owner and mode that wait for any of the keys, each once, with their ids.
+    /// Ends the earlier requests of the owner of a request.
+    fn supersede(&mut self, tx: &mut Transaction<'_, impl Keyspace>, earlier: &Earlier, request: &Request) {
+        for ticket in &earlier.tickets {
+            if let Some(waiter) = self.queues.get(*ticket) {
+                let answer = waiter.answer_to_succeeded(request);
+                self.answer(tx, *ticket, answer);
+            }
+        }
+    }
+
+    /// The requests of the same owner that a new request ends: it waits with one request for a key at most. A request that
+    /// does not wait ends only its own repetition. Of numbered requests, a lower id is stale.
     fn earlier(
         &self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
-        request_id: u64,
-    ) -> Result<Vec<(u64, u64)>, Refusal> {
-        let mut earlier: Vec<(u64, u64)> = Vec::new();
+    ) -> Result<Earlier, Refusal> {
+        let mut earlier = Earlier::default();
+        if self.queues.len() == 0 {
+            return Ok(earlier);
+        }
         let names: SmallVec<[Option<NameId>; 1]> = tx.ids().map(|id| self.name(tx, id)).collect();
         for name in names.iter().flatten() {
-            let numbered = self.queues.numbered(owner, *name, request.mode);
-            let Some((ticket, waiting_id)) = numbered.filter(|numbered| !earlier.contains(numbered)) else {
+            let ticket = self.queues.own_wait(owner, *name);
+            let Some(ticket) = ticket.filter(|ticket| !earlier.tickets.contains(ticket)) else {
                 continue;
             };
-            let is_same_request = || {
-                self.queues.get(ticket).is_some_and(|waiter| {
-                    (waiter.request().verb, waiter.request().count) == (request.verb, request.count)
-                        && waiter.names.len() == names.len()
-                        && names.iter().all(|name| name.is_some_and(|name| waiter.names.contains(&name)))
-                })
+            let Some(waiter) = self.queues.get(ticket) else {
+                continue;
             };
-            if request_id < waiting_id || (request_id == waiting_id && !is_same_request()) {
+            let is_same = is_same_thing(waiter, request, &names);
+            let waiting_id = waiter.request().request_id;
+            if let (Some(id), Some(waiting_id)) = (request.request_id, waiting_id)
+                && (id < waiting_id || (id == waiting_id && !is_same))
+            {
                 return Err(Refusal::Stale { last_id: waiting_id });
             }
-            earlier.push((ticket, waiting_id));
+            let is_repeat = request.request_id.is_some() && waiting_id == request.request_id;
+            // Whoever is granted a fair lock leaves its queue.
+            if request.ask == Ask::Try && !is_repeat && request.kind != Kind::Fair {
+                continue;
+            }
+            if is_same {
+                let is_suspected = waiter.is_suspected || waiter.is_over(tx.now);
+                earlier.place = Some(Place { rank: waiter.rank, arrival: waiter.arrival, is_suspected });
+            }
+            earlier.tickets.push(ticket);
         }
         Ok(earlier)
     }
+}
 
-    /// Whether the owner of a request holds what it need not wait for any more: a re-entry never waits.
-    fn holds_all(&self, tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) -> bool {
-        let holds = |mode| matches!(Self::live_terms(tx, KeyId(0), request.kind, owner, mode), Ok(Some(_)));
-        tx.keys.count() == 1 && Mode::ALL.into_iter().any(|held| request.is_met_by(held) && holds(held))
-    }
+/// Whether a request asks for what a waiter waits for: in the same way, for the same keys.
+fn is_same_thing(waiter: &Waiter, request: &Request, names: &[Option<NameId>]) -> bool {
+    let waiting = waiter.request();
+    (waiting.verb, waiting.kind, waiting.mode, waiting.count)
+        == (request.verb, request.kind, request.mode, request.count)
+        && waiter.names.len() == names.len()
+        && names.iter().all(|name| name.is_some_and(|name| waiter.names.contains(&name)))
 }
 
 fn is_granted(decisions: &[Decision]) -> bool {

@@ -10,24 +10,15 @@ use crate::keyspace::Keyspace;
 use crate::request::{Refusal, Request};
 
 impl Engine {
-    /// Whether one more request may wait, when those in `leaving` have ended. Waits that are cut off take no room: as many of them
-    /// as it needs are ended now.
-    pub(super) fn check_waiters(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        leaving: &[u64],
-    ) -> Result<(), Refusal> {
+    /// Whether one more request may wait. Waits that are cut off take no room: as many of them as it needs are ended now.
+    pub(super) fn check_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>) -> Result<(), Refusal> {
         let limit = tx.limits.max_waiters;
-        loop {
-            // One of those may be cut off, too.
-            let leaving = leaving.iter().filter(|ticket| self.queues.get(**ticket).is_some()).count();
-            if self.queues.len().saturating_sub(leaving) < limit {
-                return Ok(());
-            }
+        while self.queues.len() >= limit {
             if !self.end_next_cut_off(tx.out) {
                 return Err(Refusal::MaxWaiters { limit });
             }
         }
+        Ok(())
     }
 
     /// Puts a request into the queue of each of its keys.

@@ -134,7 +134,7 @@ impl Engine {
             Stay::Grace { .. } => gave_up == Some(place.arrival),
             Stay::Polled { .. } => false,
         };
-        let waits = self.queues.first_for_place(owner, name, Some(place.arrival)).is_some();
+        let waits = self.queues.own_place(owner, name).is_some();
         (is_left && !waits).then_some(place.request_id)
     }
 }

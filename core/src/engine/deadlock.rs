@@ -40,9 +40,6 @@ const MAX_STEPS: u32 = 20_000;
 /// How many edges of a cycle are told.
 const TOLD_EDGES: usize = 4;
 
-/// How many requests of an owner under one name are looked at for the first that makes edges.
-const LOOKED_AT: usize = 16;
-
 /// What a search found.
 pub(super) enum Outcome {
     NoCycle,
@@ -124,26 +121,6 @@ impl<'a> Graph<'a> {
         let holdings = self.engine.queues.owners.get(owner).map(|owner| &owner.holdings);
         let first = holdings.and_then(|holdings| holdings.first_from(Bound::Included(Holding { name, token: 0 })));
         mode == Mode::Exclusive && first.is_some_and(|holding| holding.name == name && is_live(holding))
-    }
-
-    /// Whether the request of an owner is one that it waits by: the others are granted together with that one.
-    fn is_first(&self, owner: OwnerId, name: NameId, mode: Mode, position: Position) -> bool {
-        let is_first = |mode| self.first_of(owner, name, mode).is_none_or(|first| position <= first);
-        // The writer is granted READ as well.
-        is_first(mode) && (mode != Mode::Read || is_first(Mode::Write))
-    }
-
-    /// The first request of an owner under a name in a mode that makes edges.
-    fn first_of(&self, owner: OwnerId, name: NameId, mode: Mode) -> Option<Position> {
-        let mut behind = None;
-        for _ in 0..LOOKED_AT {
-            let position = self.engine.queues.next_of_owner(owner, name, mode, behind)?;
-            if self.engine.queues.get(position.ticket).is_some_and(|waiter| self.counts(position.ticket, waiter)) {
-                return Some(position);
-            }
-            behind = Some(position);
-        }
-        None
     }
 
     /// A request that is cut off is granted nothing any more.
@@ -297,14 +274,15 @@ impl<'a> Walk<'a> {
         None
     }
 
-    /// The next name and mode that a node waits for. Only its first request there makes edges.
+    /// The next name that a node waits for.
     fn next_wait(&mut self, node: usize, after: Bound<Wait>) -> Option<Node> {
         let owner = self.owner(node)?;
-        let Wait { name, mode, .. } = self.graph.engine.queues.owners.get(owner)?.waits.first_from(after)?;
-        let after = Bound::Excluded(Wait { name, mode, position: Position::LAST });
-        self.todo.push(Task::Waits { node, after });
-        let position = self.graph.first_of(owner, name, mode)?;
-        self.expand_wait(node, owner, name, mode, position);
+        let wait = self.graph.engine.queues.owners.get(owner)?.waits.first_from(after)?;
+        self.todo.push(Task::Waits { node, after: Bound::Excluded(wait) });
+        let waiter = self.graph.engine.queues.get(wait.position.ticket)?;
+        if self.graph.counts(wait.position.ticket, waiter) {
+            self.expand_wait(node, owner, wait.name, waiter.request().mode, wait.position);
+        }
         None
     }
 
@@ -316,7 +294,7 @@ impl<'a> Walk<'a> {
         let done = self.queues.get(&name.0).copied();
         match self.direction {
             Direction::Forward => {
-                if self.graph.is_own(owner, name, mode) || !self.graph.is_first(owner, name, mode, position) {
+                if self.graph.is_own(owner, name, mode) {
                     return;
                 }
                 if node == ME || self.holds.insert((name.0, mode)) {
@@ -398,8 +376,7 @@ impl<'a> Walk<'a> {
             && graph.counts(position.ticket, waiter)
             && self.may_reach(owner, Some(position.ticket))
             && held.is_none_or(|holder| holder.is_in_the_way_of(mode, graph.now))
-            && (self.direction == Direction::Forward
-                || (!graph.is_own(owner, name, mode) && graph.is_first(owner, name, mode, position)));
+            && (self.direction == Direction::Forward || !graph.is_own(owner, name, mode));
         is_edge.then_some(Node { owner, previous: node, name, is_held: held.is_some() })
     }
 

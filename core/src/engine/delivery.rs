@@ -1,9 +1,6 @@
 //! Grants to waiters that may not have been heard of: they are confirmed, or taken back.
 //!
 //! A blocked connection has heard of its grant when the answer was written, and who waits without one when it was published.
-//! Who waited for what its owner turned out to hold has a *share* in that hold: a grant of no count. A hold of which nobody has
-//! heard yet stays for as long as one share in it may be heard of. When one was, the last count of the hold stays for good; of
-//! what else was granted it says nothing.
 
 use super::dirty::Undelivered;
 use super::positions::NameId;
@@ -69,9 +66,6 @@ impl Engine {
             if let Some(client) = grant.client {
                 self.connections.forget_grant(client, ticket);
             }
-            if grant.is_share() {
-                self.share_heard(name, grant.token);
-            }
             self.overrule_earlier(name, &grant);
             self.queues.names.tidy(name);
         }
@@ -90,17 +84,6 @@ impl Engine {
             }
             other.has_bound &= other.client != heard.client;
         });
-    }
-
-    /// Somebody with a share in a hold has heard of it.
-    fn share_heard(&mut self, name: NameId, token: u64) {
-        let Some(record) = self.queues.names.get_mut(name) else {
-            return;
-        };
-        record.undelivered.know(token);
-        if let Some(dirty) = record.dirty.as_mut().filter(|dirty| !dirty.undelivered.is_empty()) {
-            dirty.known.insert(token);
-        }
     }
 
     /// What a ticket was granted is to be taken back.

@@ -6,7 +6,6 @@ use alloc::vec::Vec;
 
 use super::positions::Position;
 use crate::event::Terms;
-use crate::kind::Mode;
 
 /// What there is to act upon under a name.
 #[derive(Default)]
@@ -23,33 +22,24 @@ pub(super) struct Dirty {
     pub(super) undelivered: Vec<Undelivered>,
     /// Holds, by token, that their owner has used since such a waiter was gone: all that was granted stays.
     pub(super) heard: BTreeSet<u64>,
-    /// Holds, by token, of which somebody with a share has heard: the last grant stays.
-    pub(super) known: BTreeSet<u64>,
     /// Holds, by token, and connections of theirs that closed.
     pub(super) unbound: Vec<(u64, u64)>,
     /// Owners on a fair lock whose connected waiter is gone; and when it had come, if it was answered nil, and so gives up its place. What happened last
     /// counts.
     pub(super) gone: BTreeMap<Box<[u8]>, Option<u64>>,
-    /// Owners that were granted, whose other requests for the same are to be granted as well.
-    pub(super) granted: Vec<Siblings>,
-}
-
-/// Requests of an owner that are to be granted since it holds.
-pub(super) struct Siblings {
-    pub(super) owner: Box<[u8]>,
-    pub(super) mode: Mode,
-    /// Up to here they were looked at. One for many keys may stay, so it is not looked for from the head each time.
-    pub(super) behind: Option<Position>,
+    /// Waiters for many keys that could not be granted while there was something to act upon here: they are offered their
+    /// keys again.
+    pub(super) offers: Vec<u64>,
 }
 
 impl Dirty {
     /// Whether nothing is left.
     pub(super) fn is_clean(&self) -> bool {
-        self.has_requests_only() && self.granted.is_empty()
+        self.has_offers_only() && self.offers.is_empty()
     }
 
-    /// Whether nothing is left but requests to be granted.
-    pub(super) fn has_requests_only(&self) -> bool {
+    /// Whether nothing is left but waiters to be offered their keys again.
+    pub(super) fn has_offers_only(&self) -> bool {
         !self.arrived
             && !self.replaced
             && self.review.is_none()
@@ -63,7 +53,6 @@ impl Dirty {
         Self {
             undelivered: core::mem::take(&mut self.undelivered),
             heard: core::mem::take(&mut self.heard),
-            known: core::mem::take(&mut self.known),
             unbound: core::mem::take(&mut self.unbound),
             gone: core::mem::take(&mut self.gone),
             ..Self::default()
@@ -78,10 +67,9 @@ impl Dirty {
         self.spared.append(&mut later.spared);
         self.undelivered.append(&mut later.undelivered);
         self.heard.append(&mut later.heard);
-        self.known.append(&mut later.known);
         self.unbound.append(&mut later.unbound);
         self.gone.append(&mut later.gone);
-        self.granted.append(&mut later.granted);
+        self.offers.append(&mut later.offers);
     }
 }
 
@@ -111,7 +99,7 @@ pub(super) enum Stage {
 /// A grant to a waiter of which it is not known that it was heard.
 pub(super) struct Undelivered {
     pub(super) token: u64,
-    /// 0: it has a share in a hold that its owner was granted otherwise.
+    /// 0 if the owner held already, and the request counts nothing: `ONCE`, or one that was repeated.
     pub(super) count: u32,
     /// The waiter's arrival number.
     pub(super) arrival: u64,
@@ -122,8 +110,6 @@ pub(super) struct Undelivered {
     pub(super) is_published: bool,
     /// The grant has bound the hold to the waiter's connection, which it was not before, and nobody who has heard of a grant uses that.
     pub(super) has_bound: bool,
-    /// Somebody with a share in the hold had heard of it when this grant was lost.
-    pub(super) is_known: bool,
     pub(super) says: Says,
     /// The terms of the hold before, if there was one: as if what was taken back since had not been.
     pub(super) before: Option<Box<Terms>>,
@@ -137,13 +123,6 @@ pub(super) struct Says {
     /// `SESSION`.
     pub(super) session: bool,
     pub(super) lease: bool,
-}
-
-impl Undelivered {
-    /// Whether it has a share in a hold that its owner was granted otherwise.
-    pub(super) fn is_share(&self) -> bool {
-        self.count == 0
-    }
 }
 
 #[cfg(test)]
@@ -160,7 +139,6 @@ mod tests {
             client: None,
             is_published: false,
             has_bound: false,
-            is_known: false,
             says: Says { request: false, session: false, lease: true },
             before: None,
         }
@@ -175,20 +153,19 @@ mod tests {
             spared: [3].into(),
             undelivered: vec![undelivered(1)],
             heard: [1].into(),
-            known: [2].into(),
             unbound: vec![(1, 7)],
             gone: [(b"a".as_slice().into(), None)].into(),
-            granted: vec![Siblings { owner: b"a".as_slice().into(), mode: Mode::Exclusive, behind: None }],
+            offers: vec![7],
         }
     }
 
     /// How many there are of each: of a value first, and then of a name.
-    fn counts(dirty: &Dirty) -> ([usize; 5], [usize; 5]) {
-        let Dirty { arrived, replaced, review, spared, undelivered, heard, known, unbound, gone, granted } = dirty;
+    fn counts(dirty: &Dirty) -> ([usize; 4], [usize; 5]) {
+        let Dirty { arrived, replaced, review, spared, undelivered, heard, unbound, gone, offers } = dirty;
         let [arrived, replaced, review] = [*arrived, *replaced, review.is_some()].map(usize::from);
         (
-            [undelivered.len(), heard.len(), known.len(), unbound.len(), gone.len()],
-            [arrived, replaced, review, spared.len(), granted.len()],
+            [undelivered.len(), heard.len(), unbound.len(), gone.len()],
+            [arrived, replaced, review, spared.len(), offers.len()],
         )
     }
 
@@ -196,27 +173,22 @@ mod tests {
     fn what_is_about_a_value_goes_with_it_and_the_rest_stays() {
         let mut dirty = full();
         let taken = dirty.take_of_value();
-        assert_eq!((counts(&taken), counts(&dirty)), (([1; 5], [0; 5]), ([0; 5], [1; 5])));
+        assert_eq!((counts(&taken), counts(&dirty)), (([1; 4], [0; 5]), ([0; 4], [1; 5])));
     }
 
     #[test]
     fn what_has_come_later_is_added() {
         let mut dirty = Dirty::default();
         dirty.merge(full());
-        assert_eq!(counts(&dirty), ([1; 5], [1; 5]));
+        assert_eq!(counts(&dirty), ([1; 4], [1; 5]));
         let mut later = full();
-        (later.heard, later.known, later.spared) = ([3].into(), [4].into(), [5].into());
+        (later.heard, later.spared) = ([3].into(), [5].into());
         later.gone = [(b"b".as_slice().into(), None)].into();
         dirty.merge(later);
-        assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2, 2]));
+        assert_eq!(counts(&dirty), ([2; 4], [1, 1, 1, 2, 2]));
         dirty.merge(Dirty::default());
-        assert_eq!(counts(&dirty), ([2; 5], [1, 1, 1, 2, 2]));
+        assert_eq!(counts(&dirty), ([2; 4], [1, 1, 1, 2, 2]));
         dirty.merge(Dirty { gone: [(b"a".as_slice().into(), Some(1))].into(), ..Dirty::default() });
         assert_eq!(dirty.gone.into_values().collect::<Vec<_>>(), [Some(1), None], "what happened last counts");
-    }
-
-    #[test]
-    fn a_share_has_no_count_of_its_own() {
-        assert_eq!([0, 1].map(|count| undelivered(count).is_share()), [true, false]);
     }
 }

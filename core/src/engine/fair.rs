@@ -16,13 +16,14 @@ use crate::request::{Ask, Refusal, Request};
 const KEY: KeyId = KeyId(0);
 
 impl Engine {
-    /// ACQUIRE on a fair lock that is not to be had now: the owner takes a place, or keeps the one that it has. Returns a ticket if
-    /// the request waits.
+    /// ACQUIRE on a fair lock that cannot be granted now: the owner takes a place, or keeps the one that it has. `earlier` is
+    /// the request of this owner that waits here. Returns a ticket if the new one waits.
     pub(super) fn queue_up(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
+        earlier: Option<u64>,
     ) -> Result<Option<u64>, Refusal> {
         let stay = match request.ask {
             Ask::Try => {
@@ -40,18 +41,17 @@ impl Engine {
             return Err(Refusal::MaxPlaces { limit });
         }
         let name = self.name(tx, KEY);
-        let arrival = mine.map(|(_, arrival, _)| arrival);
-        let replaced = name.and_then(|name| self.queues.first_for_place(owner, name, arrival));
         let is_rejoining = name.and_then(|name| self.queues.names.get(name)).is_some_and(|record| record.is_rejoining);
         if is_rejoining && mine.is_none() && stay != Stay::Connected {
             // The places of those who waited before are being made anew, and this one must not come before them.
             return Ok(None);
         }
-        if stay == Stay::Connected && replaced.is_none() {
-            self.check_waiters(tx, &[])?;
+        if stay == Stay::Connected && earlier.is_none() {
+            self.check_waiters(tx)?;
         }
         // Who waits already has come when that request came, also if its place is yet to be made anew.
-        let waits_since = replaced.and_then(|ticket| self.queues.get(ticket));
+        let waiter = earlier.and_then(|ticket| self.queues.get(ticket));
+        let waits_since = waiter.filter(|waiter| waiter.request().kind == Kind::Fair);
         let arrival = match (mine, waits_since) {
             (Some((_, arrival, _)), _) => arrival,
             (None, Some(waiter)) => waiter.arrival,
@@ -62,15 +62,14 @@ impl Engine {
         let ticket = match stay {
             Stay::Connected => {
                 let ticket = self.enter(tx, owner, request, Rank::Newcomer, arrival);
-                self.check_deadlock(tx, ticket, replaced.as_slice())?;
+                self.check_deadlock(tx, ticket, earlier.as_slice())?;
                 Some(ticket)
             }
             _ => None,
         };
-        if let Some(replaced) = replaced {
-            let answer =
-                self.queues.get(replaced).map_or(Answer::TakenOver, |waiter| waiter.answer_to_succeeded(request));
-            self.answer_place(tx, replaced, answer);
+        if let Some((earlier, waiter)) = earlier.and_then(|ticket| Some((ticket, self.queues.get(ticket)?))) {
+            let answer = waiter.answer_to_succeeded(request);
+            self.answer(tx, earlier, answer);
         }
         let owner = Owner::from(owner);
         match mine {
@@ -87,29 +86,18 @@ impl Engine {
 
     /// The request that an owner waits with was sent again, and does not want to wait: its place goes on without a connection.
     fn detach_repeated(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) {
-        let name = self.name(tx, KEY);
-        let arrival = self.place_of(tx, owner).ok().flatten().map(|place| place.arrival);
-        let Some(ticket) = name.and_then(|name| self.queues.first_for_place(owner, name, arrival)) else {
+        let Some(ticket) = self.name(tx, KEY).and_then(|name| self.queues.own_place(owner, name)) else {
             return;
         };
         let request_id = self.queues.get(ticket).and_then(|waiter| waiter.request().request_id);
         if request_id.is_none() || request_id != request.request_id {
             return;
         }
-        self.answer_place(tx, ticket, Answer::TakenOver);
+        self.answer(tx, ticket, Answer::Superseded);
         if self.place_of(tx, owner).is_ok_and(|place| place.is_some()) {
             self.release_place(tx, KEY, owner, request_id, false);
         }
         self.reconcile(tx, KEY, false);
-    }
-
-    /// Answers a waiter whose place goes on, or goes with it: it is nobody's earlier request.
-    pub(super) fn answer_place(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
-        let waiter = self.queues.leave(ticket);
-        if let Some(waiter) = &waiter {
-            self.queues.owners.tidy(waiter.owner);
-        }
-        tx.out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
     }
 
     /// Whether an owner that is about to be granted has had a place.

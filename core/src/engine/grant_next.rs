@@ -17,7 +17,6 @@ use super::work::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::Mode;
 use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::place::Stay;
 
@@ -94,7 +93,7 @@ impl Engine {
         if !first.is_live(now) {
             return Head::Drop { owner, cause: LeaveCause::Lapsed };
         }
-        if let Some(ticket) = name.and_then(|name| self.queues.first_of(first.owner, name, Mode::Exclusive)) {
+        if let Some(ticket) = name.and_then(|name| self.queues.own_place(first.owner, name)) {
             return Head::Waiter(ticket);
         }
         if first.stay == Stay::Connected {
@@ -116,11 +115,9 @@ impl Engine {
         let Some(waiter) = self.queues.get(ticket) else {
             return Served::Waits;
         };
-        let (owner, kind, mode) =
-            (Owner::from(self.queues.owner_of(waiter)), waiter.request().kind, waiter.request().mode);
+        let (owner, kind) = (self.queues.owner_of(waiter), waiter.request().kind);
         let is_out = self.is_out(waiter, tx.now);
-        let decision =
-            admission::decide(tx.keys.value(id), Ahead::default(), owner.as_slice(), &waiter.request(), tx.now);
+        let decision = admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request(), tx.now);
         if !is_out && decision == Decision::Wait {
             return Served::Waits;
         }
@@ -136,11 +133,8 @@ impl Engine {
         if self.end_if_out(tx, id, ticket) {
             return Served::Answered;
         }
-        if self.serve(tx, id, ticket, decision) {
-            if freed {
-                count(&mut self.stats.of(kind).handed_over);
-            }
-            self.grant_siblings(tx, id, owner.as_slice(), mode);
+        if self.serve(tx, id, ticket, decision) && freed {
+            count(&mut self.stats.of(kind).handed_over);
         }
         Served::Answered
     }

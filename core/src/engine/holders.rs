@@ -35,9 +35,9 @@ impl Engine {
             Event::Ended { token, .. } => {
                 // A request for many keys that had this one already waits for it from now on.
                 if let Some(owner) = self.queues.remove_holder(name, *token)
-                    && let Some(next) = self.queues.next_of_owner(owner, name, Mode::Exclusive, None)
+                    && let Some(wait) = self.queues.wait_of(owner, name)
                 {
-                    self.suspect(next.ticket);
+                    self.suspect(wait.ticket);
                 }
                 if let Value::Lock(lock) = keys.value(id)
                     && lock.holds().len() == MAX_COPIED / 2

@@ -11,18 +11,12 @@ use crate::kind::Kind;
 use crate::outbox::Answer;
 
 impl Engine {
-    /// Takes a waiter out of line that is not granted. The other keys of a request for several have a queue to serve, and other
-    /// requests of its owner stand for themselves from now on.
+    /// Takes a waiter that is not granted out of its queues. The other keys of a request for several have a queue to serve.
     pub(super) fn remove(&mut self, ticket: u64) -> Option<Waiter> {
         let waiter = self.queues.leave(ticket)?;
         for name in &waiter.names {
             if waiter.is_many() {
                 self.mark(*name, |_| {});
-            }
-            for mode in waiter.request().mode.covers() {
-                if let Some(next) = self.queues.next_of_owner(waiter.owner, *name, *mode, None) {
-                    self.suspect(next.ticket);
-                }
             }
         }
         self.queues.owners.tidy(waiter.owner);
@@ -51,7 +45,7 @@ impl Engine {
                 }
                 Answer::Granted(_)
                 | Answer::GrantedMany(_)
-                | Answer::TakenOver
+                | Answer::Superseded
                 | Answer::Continued
                 | Answer::Cancelled => {}
             }

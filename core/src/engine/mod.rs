@@ -18,10 +18,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `under_way`, `names`, `waiter`, `notified`, `wait_queues`, `undelivered`, `statistics`; all of it together: `state`, `views`, `contention` |
+//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `names`, `waiter`, `notified`, `wait_queues`, `undelivered`, `statistics`; all of it together: `state`, `views`, `contention` |
 //! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `cut_off`, `grant` |
 //! | what the server tells | `server_events`, `closed_connections`, `undo` |
-//! | who is served | `offers`, `serve`, `siblings`, `grant_next`, `up_to_date`, `multi_key` |
+//! | who is served | `offers`, `serve`, `grant_next`, `up_to_date`, `multi_key` |
 //! | a key is brought up to date | `review`, `reconcile`, `command` |
 //! | what clients ask | `deadlock`, `begin_wait`, `fair`, `cancel`, `acquire`, `release`, `semaphore` |
 //! | what is due | `sweep`, `timers`, `observe` |
@@ -59,7 +59,6 @@ mod review;
 mod semaphore;
 mod serve;
 mod server_events;
-mod siblings;
 mod state;
 mod statistics;
 mod sweep;
@@ -67,7 +66,6 @@ mod sweep;
 mod tests;
 mod timers;
 mod undelivered;
-mod under_way;
 mod undo;
 mod up_to_date;
 mod views;

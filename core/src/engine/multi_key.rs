@@ -2,15 +2,12 @@
 
 use alloc::vec::Vec;
 
-use super::dirty::Siblings;
 use super::offers::Offer;
-use super::positions::{NameId, Position};
 use super::state::{Engine, Transaction};
 use super::statistics::count;
 use crate::bytes::Owner;
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::Mode;
-use crate::lock::admission::{self, Ahead, Decision, Value};
+use crate::lock::admission::{self, Ahead, Decision};
 use crate::outbox::Answer;
 use crate::request::Refusal;
 
@@ -41,7 +38,7 @@ impl Engine {
                 Decision::Wait => return,
                 _ if self.is_unsettled(tx, id) => {
                     let name = self.intern(tx.keys.key(id));
-                    return self.offer_again(name, ticket);
+                    return self.mark(name, |dirty| dirty.offers.push(ticket));
                 }
                 decision => decisions.push(decision),
             }
@@ -52,7 +49,6 @@ impl Engine {
         if let Err(refusal) = self.check_tokens(tx, owner.as_slice(), &request) {
             return self.answer(tx, ticket, Answer::Refused(refusal));
         }
-        let held_before: Vec<bool> = tx.ids().map(|id| self.holds(tx, id, owner.as_slice())).collect();
         let Some(waiter) = self.queues.leave_for_grant(ticket) else {
             return;
         };
@@ -73,31 +69,6 @@ impl Engine {
         }
         self.expect_delivery(ticket, &waiter);
         tx.out.answer(ticket, waiter.notice(), Answer::GrantedMany(tokens.into()));
-        for (id, held_before) in tx.ids().zip(held_before) {
-            if !held_before {
-                self.grant_siblings(tx, id, owner.as_slice(), Mode::Exclusive);
-            }
-        }
         self.queues.owners.tidy(waiter.owner);
     }
-
-    /// Offers a waiter a key again when what the server has told of it was acted upon: that brings back the head of its queue,
-    /// and who holds it already.
-    fn offer_again(&mut self, name: NameId, ticket: u64) {
-        let Some(waiter) = self.queues.get(ticket) else {
-            return;
-        };
-        let siblings = just_before(self.queues.owner_of(waiter), waiter.position(ticket));
-        self.mark(name, |dirty| dirty.granted.push(siblings));
-    }
-
-    fn holds(&self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8]) -> bool {
-        matches!(tx.keys.value(id), Value::Lock(lock) if lock.live_hold(owner, Mode::Exclusive, tx.now).is_some())
-    }
-}
-
-/// The requests of an owner from `position` on.
-fn just_before(owner: &[u8], position: Position) -> Siblings {
-    let behind = position.with_ticket(position.ticket.saturating_sub(1));
-    Siblings { owner: owner.into(), mode: Mode::Exclusive, behind: Some(behind) }
 }

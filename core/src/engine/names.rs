@@ -13,7 +13,6 @@ use smallvec::SmallVec;
 
 use super::dirty::Dirty;
 use super::positions::{NameId, OwnerId, Position};
-use super::under_way::UnderWay;
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{NameTable, Slots, SmallSet};
 use crate::kind::{Kind, Mode};
@@ -57,8 +56,8 @@ pub(super) struct NameRecord {
     pub(super) is_listed: bool,
     /// The generation of its database in which it was last reconciled: see `databases.rs`.
     pub(super) generation: u32,
-    /// What was granted to waiters whose answers were not delivered yet.
-    pub(super) undelivered: UnderWay,
+    /// Grants to waiters whose answers were not delivered yet: the tokens, and the tickets.
+    pub(super) undelivered: SmallSet<(u64, u64)>,
 }
 
 impl NameRecord {
@@ -172,7 +171,7 @@ impl Names {
             dirty: None,
             is_listed: false,
             generation,
-            undelivered: UnderWay::default(),
+            undelivered: SmallSet::default(),
         }));
         self.by_key.insert(self.hasher.hash_one(key), number);
         self.state = self.state.wrapping_add(1);

@@ -8,14 +8,11 @@ use ahash::RandomState;
 
 use super::positions::{NameId, OwnerId, Position};
 use crate::collections::{NameTable, Slots, SmallSet};
-use crate::kind::Mode;
-use crate::request::Request;
 
-/// A request of an owner, under one of its names.
+/// A request of an owner, under one of its names. An owner has one there at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Wait {
     pub(super) name: NameId,
-    pub(super) mode: Mode,
     pub(super) position: Position,
 }
 
@@ -31,43 +28,17 @@ pub(super) struct OwnerRecord {
     bytes: Box<[u8]>,
     pub(super) waits: SmallSet<Wait>,
     pub(super) holdings: SmallSet<Holding>,
-    /// How many of `waits` are for permits with `ONCE`.
-    permits_once: u32,
     /// How many of `waits` have another request behind them in their queue, of this owner or of
     /// another one.
     pub(super) followed: u32,
 }
 
 impl OwnerRecord {
-    /// Notes that the owner waits.
-    pub(super) fn enter(&mut self, wait: Wait, request: &Request) {
-        self.waits.insert(wait);
-        if is_for_permits_once(request) {
-            self.permits_once = self.permits_once.saturating_add(1);
-        }
-    }
-
-    /// Notes that the owner does not wait for this any more.
-    pub(super) fn leave(&mut self, wait: Wait, request: &Request) {
-        if self.waits.remove(wait) && is_for_permits_once(request) {
-            self.permits_once = self.permits_once.saturating_sub(1);
-        }
-    }
-
     /// Whether another owner may wait for this one: for one of its holds, or behind one of its
     /// requests.
     pub(super) fn is_waited_for(&self) -> bool {
         self.followed > 0 || !self.holdings.is_empty()
     }
-
-    /// Whether it waits for permits with `ONCE`.
-    pub(super) fn asks_once(&self) -> bool {
-        self.permits_once > 0
-    }
-}
-
-fn is_for_permits_once(request: &Request) -> bool {
-    request.is_once && request.mode == Mode::Permits
 }
 
 /// The owners, by number and by name.
@@ -98,8 +69,7 @@ impl Owners {
             return known;
         }
         let (waits, holdings) = (SmallSet::default(), SmallSet::default());
-        let number =
-            self.slots.insert(OwnerRecord { bytes: bytes.into(), waits, holdings, permits_once: 0, followed: 0 });
+        let number = self.slots.insert(OwnerRecord { bytes: bytes.into(), waits, holdings, followed: 0 });
         self.by_bytes.insert(self.hasher.hash_one(bytes), number);
         self.bytes_of_names = self.bytes_of_names.saturating_add(bytes.len());
         OwnerId(number)

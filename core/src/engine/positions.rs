@@ -38,11 +38,6 @@ impl Position {
         Self { turn, ticket }
     }
 
-    /// The same turn, with another ticket.
-    pub(super) fn with_ticket(self, ticket: u64) -> Self {
-        Self { ticket, ..self }
-    }
-
     pub(super) fn rank(self) -> Rank {
         if self.turn < Self::NEWCOMER { Rank::Upgrade } else { Rank::Newcomer }
     }

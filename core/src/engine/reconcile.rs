@@ -64,7 +64,11 @@ impl Engine {
         let freed = self.review(tx, id, name, &mut dirty);
         self.end_sessions(tx, id, &mut dirty.unbound);
         self.release_places(tx, id, name, &mut dirty.gone);
-        self.go_on_with_siblings(tx, id, name, &mut dirty.granted);
+        if dirty.has_offers_only() {
+            for ticket in core::mem::take(&mut dirty.offers) {
+                self.offer(tx, ticket, false);
+            }
+        }
         if let Some(record) = self.queues.names.get_mut(name) {
             let come = record.dirty.take().filter(|come| !come.is_clean());
             if come.is_some() || !dirty.is_clean() {

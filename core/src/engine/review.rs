@@ -11,7 +11,7 @@ use crate::bytes::Owner;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
-use crate::lock::admission::{self, Value};
+use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::outbox::Answer;
 use crate::place::Stay;
 
@@ -200,9 +200,29 @@ impl Engine {
             let meets = |mode: &Mode| waiter.request().is_met_by(*mode);
             if Mode::ALL.iter().any(|mode| meets(mode) && lock.live_hold(owner, *mode, tx.now).is_some()) {
                 engine.work.take(ANSWER);
-                engine.grant_sibling(tx, id, ticket, false);
+                engine.serve_holder(tx, id, ticket);
             }
         })
+    }
+
+    /// Serves a waiter whose owner holds already, past the queue: it need not wait any longer.
+    fn serve_holder(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
+        if self.end_if_out(tx, id, ticket) {
+            return;
+        }
+        let Some(waiter) = self.queues.get(ticket) else {
+            return;
+        };
+        if waiter.is_many() {
+            return self.offer(tx, ticket, false);
+        }
+        let owner = self.queues.owner_of(waiter);
+        match admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request(), tx.now) {
+            Decision::Wait => {}
+            decision => {
+                self.serve(tx, id, ticket, decision);
+            }
+        }
     }
 
     /// Cuts the places of a fair lock that came off from their connections.

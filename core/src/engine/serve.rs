@@ -123,23 +123,21 @@ impl Engine {
         let is_bound =
             |keys: &_, token| waiter.client().is_some_and(|client| clients_of(keys, id, token).contains(&client));
         let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(&*tx.keys, *token));
-        let is_share = matches!(decision, Decision::Repeat(_) | Decision::Held(_));
-        let token = match decision {
+        let (token, count) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
                 self.repeat(tx, id, *token, request, waiter.client());
-                *token
+                (*token, 0)
             }
-            _ => self.grant(tx, id, owner, request, waiter.client())?,
+            _ => (self.grant(tx, id, owner, request, waiter.client())?, request.count),
         };
         let undelivered = Undelivered {
             token,
-            count: if is_share { 0 } else { request.count },
+            count,
             arrival: waiter.arrival,
             number: self.queues.next_grant(),
             client: waiter.client(),
             is_published: request.notify.is_some(),
             has_bound: !was_bound && is_bound(&*tx.keys, token),
-            is_known: false,
             says: Says { request: request.request_id.is_some(), session: request.session_ms.is_some(), lease: true },
             before: before.map(|(_, terms)| Box::new(terms)),
         };

@@ -1,5 +1,7 @@
 //! What was granted to waiters who may not have heard of it: kept under their tickets, and under the names.
 
+use core::ops::Bound;
+
 use smallvec::SmallVec;
 
 use super::dirty::Undelivered;
@@ -11,6 +13,9 @@ use crate::bytes::Key;
 /// How many other grants of a hold are looked at when one of them is taken back, or heard of: more of one owner on one hold are under way together
 /// rarely.
 const LOOKED_AT: usize = 64;
+
+/// Below every ticket.
+const NO_TICKET: u64 = 0;
 
 impl WaitQueues {
     /// The number of one more grant.
@@ -35,8 +40,11 @@ impl WaitQueues {
         if let Some(dirty) = record.dirty.as_mut() {
             dirty.undelivered.iter_mut().rev().take(LOOKED_AT).filter(of_hold).for_each(&mut look);
         }
-        let under_way: SmallVec<[u64; 2]> = record.undelivered.tickets_of(token).take(LOOKED_AT).collect();
-        for ticket in under_way {
+        let from = |after| Bound::Excluded((token, after));
+        let next = |after| record.undelivered.first_from(from(after)).filter(|(of, _)| *of == token);
+        let tickets = core::iter::successors(next(NO_TICKET), |(_, ticket)| next(*ticket));
+        let tickets: SmallVec<[u64; 2]> = tickets.map(|(_, ticket)| ticket).take(LOOKED_AT).collect();
+        for ticket in tickets {
             if let Some(State::Granted(granted)) = self.state_mut(ticket) {
                 let of_name = granted.iter_mut().filter(|(under, grant)| (*under, grant.token) == (name, token));
                 of_name.for_each(|(_, grant)| look(grant));
@@ -54,16 +62,18 @@ impl WaitQueues {
     /// Remembers what a waiter was granted under a name, until it is known that it heard of it.
     pub(super) fn remember(&mut self, ticket: u64, name: NameId, undelivered: Undelivered) {
         if let Some(record) = self.names.get_mut(name) {
-            record.undelivered.insert(undelivered.token, ticket);
+            record.undelivered.insert((undelivered.token, ticket));
         }
         if let Some(State::Granted(granted)) = self.state_mut(ticket) {
             granted.push((name, undelivered));
         }
     }
 
-    /// A ticket that was granted a hold, or has a share in it, and may not have heard of it.
+    /// A ticket that was granted a hold, and may not have heard of it.
     pub(super) fn undelivered_of(&self, name: NameId, token: u64) -> Option<u64> {
-        self.names.get(name)?.undelivered.first_of(token)
+        let pending = &self.names.get(name)?.undelivered;
+        let (of, ticket) = pending.first_from(Bound::Excluded((token, NO_TICKET)))?;
+        (of == token).then_some(ticket)
     }
 
     /// Whether a ticket that was granted something is told of it on a channel.
@@ -77,16 +87,12 @@ impl WaitQueues {
         if !matches!(self.state(ticket), Some(State::Granted(_))) {
             return SmallVec::new();
         }
-        let Some((_, State::Granted(mut granted))) = self.tickets.remove(slot) else {
+        let Some((_, State::Granted(granted))) = self.tickets.remove(slot) else {
             return SmallVec::new();
         };
-        // One that was taken over lies under the same name and token as a share: nothing is removed before all have looked.
-        for (name, undelivered) in &mut granted {
-            undelivered.is_known = self.names.get(*name).is_some_and(|it| it.undelivered.is_known(undelivered.token));
-        }
         for (name, undelivered) in &granted {
             if let Some(record) = self.names.get_mut(*name) {
-                record.undelivered.remove(undelivered.token, ticket);
+                record.undelivered.remove((undelivered.token, ticket));
             }
         }
         granted
@@ -104,16 +110,11 @@ impl WaitQueues {
                 continue;
             };
             let other = rename(&mut self.names, &key);
-            let mut is_known = false;
             if let Some(record) = self.names.get_mut(name) {
-                is_known = record.undelivered.is_known(token);
-                record.undelivered.remove(token, ticket);
+                record.undelivered.remove((token, ticket));
             }
             if let Some(record) = self.names.get_mut(other) {
-                record.undelivered.insert(token, ticket);
-                if is_known {
-                    record.undelivered.know(token);
-                }
+                record.undelivered.insert((token, ticket));
             }
             if let Some(State::Granted(granted)) = self.state_mut(ticket)
                 && let Some((known, _)) = granted.get_mut(index)
@@ -121,7 +122,6 @@ impl WaitQueues {
                 *known = other;
             }
         }
-        // Only now: one that was taken over lies under the same name as a share.
         for (name, _) in known {
             self.names.tidy(name);
         }

@@ -17,30 +17,18 @@ use crate::lock::admission::Value;
 use crate::place::Stay;
 
 impl Engine {
-    /// Takes back grants that nobody heard of. Who has a share in a hold that would end, and may hear of it yet, takes the grant over.
+    /// Undoes grants whose waiters have not received the answer.
     pub(super) fn undo(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId, dirty: &mut Dirty) {
         while !dirty.undelivered.is_empty() && self.work.take(CHANGE) {
             let Some(grant) = dirty.undelivered.pop() else {
                 return;
             };
             let token = grant.token;
-            if grant.is_known {
-                dirty.known.insert(token);
-            }
             let Some(terms) = terms_of(tx.keys, id, token).filter(|_| !dirty.heard.contains(&token)) else {
                 continue;
             };
             let left = terms.count.saturating_sub(grant.count);
-            if left == 0 && dirty.known.contains(&token) {
-                continue;
-            }
-            if left == 0
-                && let Some(sharer) = self.queues.undelivered_of(name, token)
-            {
-                self.queues.remember(sharer, name, grant);
-                continue;
-            }
-            if !grant.is_share()
+            if grant.count > 0
                 && let Value::Lock(lock) = tx.keys.value(id)
             {
                 count(&mut self.stats.of(lock.kind()).undone);
@@ -55,7 +43,6 @@ impl Engine {
         }
         if dirty.undelivered.is_empty() {
             dirty.heard.clear();
-            dirty.known.clear();
         }
     }
 
@@ -101,7 +88,7 @@ impl Engine {
         if undone.session_ms.is_none() {
             self.unbind_hold(tx, id, token);
         }
-        if !grant.is_share() || undone != terms {
+        if undone != terms || grant.count > 0 {
             self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms: undone });
         }
         if (unbound.is_some() || has_ended) && is_bound_to(tx.keys, id, token, <[u64]>::is_empty) {

@@ -28,12 +28,12 @@ impl Engine {
         is_told || self.is_behind(tx.keys, id, generation)
     }
 
-    /// The same, but for what says nothing about who holds: that there are requests to be granted.
+    /// The same, except for waiters that are offered their keys again, which say nothing about the holders.
     pub(super) fn is_unsettled(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
         let record = self.name(tx, id).and_then(|name| self.queues.names.get(name));
         let generation = self.databases.generation(tx.keys.key(id).db);
         let is_told = record.is_some_and(|record| {
-            record.dirty.as_ref().is_some_and(|dirty| !dirty.has_requests_only()) || record.generation < generation
+            record.dirty.as_ref().is_some_and(|dirty| !dirty.has_offers_only()) || record.generation < generation
         });
         is_told || self.is_behind(tx.keys, id, generation)
     }

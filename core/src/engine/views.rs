@@ -94,7 +94,7 @@ impl Engine {
     /// The waiter at an owner's place on a fair lock.
     #[must_use]
     pub fn waiter_at_place(&self, key: KeyRef<'_>, owner: &[u8], now: Now) -> Option<WaiterView<'_>> {
-        let ticket = self.queues.first_for_place(owner, self.queues.names.find(key)?, None)?;
+        let ticket = self.queues.own_place(owner, self.queues.names.find(key)?)?;
         Some(self.view(self.queues.get(ticket)?, now))
     }
 

@@ -11,7 +11,8 @@
 //! Entering, leaving from anywhere and looking at the head are O(log n) in the number of waiters, for each name.
 //!
 //! Invariants:
-//! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits.
+//! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits. An owner waits under a
+//!    name with one request at most.
 //! 2. A waiter has an alarm in `timeouts` exactly if it does not wait for ever.
 //! 3. A waiter without a blocked connection is in `notified`, under the connection that asked.
 //! 4. An owner's `followed` is the number of its waits that are not the last in their queue.
@@ -26,16 +27,13 @@ use smallvec::SmallVec;
 use super::dirty::Undelivered;
 use super::names::{Holder, MAX_COPIED, NameRecord, Names};
 use super::notified::Notified;
-use super::owners::{Holding, OwnerRecord, Owners, Wait};
-use super::positions::{NameId, OwnerId, Position, Rank};
+use super::owners::{Holding, Owners, Wait};
+use super::positions::{NameId, OwnerId, Position};
 use super::waiter::{Entrant, Waiter, until_us};
 use crate::bytes::KeyRef;
 use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, Mode};
 use crate::time::Now;
-
-/// How many requests of one owner are looked at under a name. One that numbers its requests has one at a time; one that does not has any number.
-const LOOKED_AT: usize = 16;
 
 pub(super) enum State {
     Waiting(Waiter),
@@ -143,7 +141,7 @@ impl WaitQueues {
                 record.enter(position, request.kind);
             }
             if let Some(record) = self.owners.get_mut(owner) {
-                record.enter(Wait { name, mode: request.mode, position }, &request);
+                record.waits.insert(Wait { name, position });
             }
         }
         ticket
@@ -180,7 +178,7 @@ impl WaitQueues {
         let position = waiter.position(ticket);
         for name in &waiter.names {
             if let Some(owner) = self.owners.get_mut(waiter.owner) {
-                owner.leave(Wait { name: *name, mode: waiter.request().mode, position }, &waiter.request());
+                owner.waits.remove(Wait { name: *name, position });
             }
             if let Some(record) = self.names.get_mut(*name) {
                 record.leave(position, waiter.request().kind);
@@ -238,66 +236,23 @@ impl WaitQueues {
         queue.filter_map(|position| Some((position.ticket, self.get(position.ticket)?)))
     }
 
-    /// The first request with which an owner waits under a name in a mode, behind a position.
-    pub(super) fn next_of_owner(
-        &self,
-        owner: OwnerId,
-        name: NameId,
-        mode: Mode,
-        behind: Option<Position>,
-    ) -> Option<Position> {
-        let from = match behind {
-            Some(position) => Bound::Excluded(Wait { name, mode, position }),
-            None => Bound::Included(Wait { name, mode, position: Position::FIRST }),
-        };
+    /// Where an owner waits under a name.
+    pub(super) fn wait_of(&self, owner: OwnerId, name: NameId) -> Option<Position> {
+        let from = Bound::Included(Wait { name, position: Position::FIRST });
         let wait = self.owners.get(owner)?.waits.first_from(from)?;
-        (wait.name == name && wait.mode == mode).then_some(wait.position)
+        (wait.name == name).then_some(wait.position)
     }
 
-    /// The first request with which an owner waits under a name in a mode.
-    pub(super) fn first_of(&self, owner: &[u8], name: NameId, mode: Mode) -> Option<u64> {
+    /// The ticket of the request with which an owner waits under a name.
+    pub(super) fn own_wait(&self, owner: &[u8], name: NameId) -> Option<u64> {
         let owner = self.owners.find(owner)?;
-        self.next_of_owner(owner, name, mode, None).map(|position| position.ticket)
+        self.wait_of(owner, name).map(|position| position.ticket)
     }
 
-    /// The first request with which an owner waits for a place on a fair lock. Others of it may wait under the same name, for a lock of another
-    /// kind that was there before, until the look at the present value comes to them. However many these are, it is found if it came when its place did.
-    pub(super) fn first_for_place(&self, owner: &[u8], name: NameId, arrival: Option<u64>) -> Option<u64> {
-        let owner = self.owners.find(owner)?;
-        let came = arrival.map(|arrival| Position::new(Rank::Newcomer, arrival, u64::MIN));
-        let of_place = came.and_then(|came| self.next_for_place(owner, name, Some(came)));
-        of_place.or_else(|| self.next_for_place(owner, name, None))
-    }
-
-    fn next_for_place(&self, owner: OwnerId, name: NameId, behind: Option<Position>) -> Option<u64> {
-        let mut behind = behind;
-        for _ in 0..LOOKED_AT {
-            let position = self.next_of_owner(owner, name, Mode::Exclusive, behind)?;
-            if self.get(position.ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair) {
-                return Some(position.ticket);
-            }
-            behind = Some(position);
-        }
-        None
-    }
-
-    /// Whether an owner waits for permits with `ONCE` anywhere.
-    pub(super) fn asks_once(&self, owner: &[u8]) -> bool {
-        self.owners.find(owner).and_then(|owner| self.owners.get(owner)).is_some_and(OwnerRecord::asks_once)
-    }
-
-    /// The numbered request of an owner that waits under a name in a mode: its ticket and its id.
-    pub(super) fn numbered(&self, owner: &[u8], name: NameId, mode: Mode) -> Option<(u64, u64)> {
-        let owner = self.owners.find(owner)?;
-        let mut behind = None;
-        for _ in 0..LOOKED_AT {
-            let position = self.next_of_owner(owner, name, mode, behind)?;
-            if let Some(id) = self.get(position.ticket).and_then(|waiter| waiter.request().request_id) {
-                return Some((position.ticket, id));
-            }
-            behind = Some(position);
-        }
-        None
+    /// The same, if it waits for a place on a fair lock.
+    pub(super) fn own_place(&self, owner: &[u8], name: NameId) -> Option<u64> {
+        let ticket = self.own_wait(owner, name)?;
+        self.get(ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair).then_some(ticket)
     }
 
     /// A ticket whose time is over.
@@ -333,7 +288,8 @@ impl WaitQueues {
     pub(super) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
         let owner = self.owners.intern(owner);
         let holder = Holder { token, owner, mode, deadline_us };
-        let has_room = |record: &NameRecord| record.has_room(false) || record.has_room(self.waits_under(owner, name));
+        let has_room =
+            |record: &NameRecord| record.has_room(false) || record.has_room(self.wait_of(owner, name).is_some());
         let has_room = self.names.get(name).is_some_and(has_room);
         let Some(record) = self.names.get_mut(name) else {
             return self.owners.tidy(owner);
@@ -371,7 +327,7 @@ impl WaitQueues {
 
     /// Takes an owner that has left a queue out of the room that is kept for holders that wait there.
     fn forget_holds_of(&mut self, name: NameId, owner: OwnerId) {
-        if self.waits_under(owner, name) {
+        if self.wait_of(owner, name).is_some() {
             return;
         }
         for _ in Mode::ALL {
@@ -382,11 +338,6 @@ impl WaitQueues {
             };
             self.take_holder(name, token);
         }
-    }
-
-    /// Whether an owner waits under a name.
-    fn waits_under(&self, owner: OwnerId, name: NameId) -> bool {
-        Mode::ALL.iter().any(|mode| self.next_of_owner(owner, name, *mode, None).is_some())
     }
 
     /// Notes that it is not known who holds.
@@ -426,6 +377,8 @@ impl WaitQueues {
             holdings += owner.holdings.len();
             assert!(owner.waits.len() + owner.holdings.len() > 0, "an owner is here for a reason");
             let mut followed = 0;
+            let names: Vec<_> = owner.waits.iter().map(|wait| wait.name).collect();
+            assert!(names.is_sorted_by(|name, next| name < next), "one request under each name: {names:?}");
             for wait in owner.waits.iter() {
                 assert_eq!(self.get(wait.position.ticket).expect("a waiter").owner, id);
                 followed += u32::from(self.names.next_in_queue(wait.name, Bound::Excluded(wait.position)).is_some());
@@ -463,13 +416,14 @@ pub(super) fn halves(ticket: u64) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::owners::OwnerRecord;
     use crate::engine::positions::Rank;
     use crate::request::{Ask, Channel, Request, Verb};
 
     #[test]
     fn records_have_the_sizes_that_the_memory_of_a_million_waiters_rests_on() {
         let sizes = [size_of::<(u32, State)>(), size_of::<OwnerRecord>(), size_of::<NameRecord>()];
-        assert_eq!(sizes, [120, 72, 152]);
+        assert_eq!(sizes, [120, 80, 152]);
         assert_eq!((size_of::<Position>(), size_of::<Wait>()), (16, 24));
     }
 

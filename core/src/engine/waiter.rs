@@ -99,11 +99,12 @@ impl Waiter {
         Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lease_ms })
     }
 
-    /// What it is told when `later`, a request of the same owner, stands in its place.
+    /// The answer when `later`, a request of the same owner, ends it. The same request on the same channel goes on, and
+    /// there is nothing to publish.
     pub(super) fn answer_to_succeeded(&self, later: &Request) -> Answer {
         let Request { request_id, notify, .. } = self.request();
         let is_continued = notify.is_some() && (request_id, notify) == (later.request_id, later.notify);
-        if is_continued { Answer::Continued } else { Answer::TakenOver }
+        if is_continued { Answer::Continued } else { Answer::Superseded }
     }
 
     pub(super) fn position(&self, ticket: u64) -> Position {

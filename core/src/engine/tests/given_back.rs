@@ -124,8 +124,8 @@ fn the_memory_of_a_great_many_waiters_for_one_lock_is_given_back() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
     crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
-    for _ in 0..REQUESTS {
-        crowded.acquire(from_ref(&lock), 0, &mutex(FOREVER)).unwrap();
+    for number in 0..REQUESTS {
+        crowded.acquire(from_ref(&lock), HOLDER + 1 + number, &mutex(FOREVER)).unwrap();
     }
     for number in 1..=REQUESTS {
         crowded.world.waiter_left(number, false);

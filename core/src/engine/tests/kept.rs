@@ -12,7 +12,7 @@ use crate::engine::Acquired;
 use crate::engine::backlog::Sweep;
 use crate::engine::names::MAX_COPIED;
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Cancel, Refusal, Release, Request, Verb};
+use crate::request::{Ask, Refusal, Release, Request, Verb};
 
 /// How many holders are kept beside the queue of a lock.
 fn copied(crowded: &Crowded, lock: &Key) -> usize {
@@ -210,18 +210,6 @@ fn what_was_loaded_gives_its_memory_back_when_it_was_looked_at() {
     crowded.settle();
     let bytes = crowded.world.engine.loaded.heap_bytes();
     assert!(bytes < LOADED / 4 * size_of::<Key>(), "{bytes} bytes are kept");
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters")]
-fn cancel_ends_a_thousand_requests_at_once() {
-    let (mut crowded, lock) = waiting(Kind::Mutex, Mode::Exclusive, Mode::Exclusive, |_| 0);
-    let owner = name(0);
-    let cancel = Cancel { kind: Kind::Mutex, owner: owner.as_bytes(), request_id: None };
-    for left in [2_000, 1_000, 0] {
-        let ended = crowded.world.transact(from_ref(&lock), |engine, tx| engine.cancel(tx, &cancel));
-        assert_eq!((ended, crowded.world.engine.waiting()), (Ok(1_000), left));
-    }
 }
 
 #[test]

@@ -67,7 +67,7 @@ enum Told {
     Granted,
     Nil,
     Waits,
-    TakenOver,
+    Superseded,
     Left(u32),
     RenewedMs(u64),
     Forced(bool),
@@ -170,14 +170,17 @@ impl Oracle {
             return Told::Granted;
         }
         let mut place = self.line.len();
-        if let (Some(id), Some(at)) = (id, self.line.iter().position(|w| w.owner == owner && w.request_id.is_some())) {
+        if let Some(at) = self.line.iter().position(|waiter| waiter.owner == owner) {
             let waiting = self.line[at].clone();
-            if Some(id) < waiting.request_id {
+            let ids = id.zip(waiting.request_id);
+            if ids.is_some_and(|(id, waiting)| id < waiting) {
                 return Told::Stale;
             }
-            self.line.remove(at);
-            self.told.push((waiting.ticket, Told::TakenOver));
-            place = if Some(id) == waiting.request_id { at } else { self.line.len() };
+            if block_ms.is_some() || ids.is_some_and(|(id, waiting)| id == waiting) {
+                self.line.remove(at);
+                self.told.push((waiting.ticket, Told::Superseded));
+                place = at;
+            }
         }
         if self.holder.is_none() && self.line.is_empty() {
             self.grant(owner, lease_ms, id, is_once);
@@ -377,7 +380,7 @@ fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
                 match answer {
                     Answer::Granted(_) => Told::Granted,
                     Answer::TimedOut => Told::Nil,
-                    Answer::TakenOver => Told::TakenOver,
+                    Answer::Superseded => Told::Superseded,
                     other => panic!("{other:?}"),
                 },
             )),

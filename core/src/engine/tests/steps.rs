@@ -15,43 +15,10 @@ use crate::bytes::Key;
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::outbox::Outbox;
-use crate::request::{Ask, Cancel, Channel, Release, Request, Verb};
+use crate::request::{Ask, Channel, Release, Request, Verb};
 
 /// As many keys as one request may be for.
 const KEYS: usize = 128;
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn requests_of_one_owner_are_granted_in_parts() {
-    let (mut crowded, lock) = waiting(Kind::Mutex, Mode::Exclusive, Mode::Exclusive, |_| 0);
-    crowded.release(&[lock], Kind::Mutex, Mode::Exclusive);
-    crowded.all_answered();
-}
-
-/// A lock that the holder has, a request that waits for it, and behind somebody else the crowd of the same owner. These are all granted
-/// with the first one, past who stands between.
-fn granted_together(kind: Kind, mode: Mode, crowd: &Request) {
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    if kind == Kind::Semaphore {
-        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, 1)).unwrap();
-    }
-    let ask = |ask| request(kind, mode, ask);
-    crowded.acquire(from_ref(&lock), HOLDER, &ask(Ask::Try)).unwrap();
-    crowded.acquire(from_ref(&lock), 0, &ask(FOREVER)).unwrap();
-    crowded.acquire(from_ref(&lock), 1, &ask(FOREVER)).unwrap();
-    crowded.crowd(&lock, |_| 0, crowd);
-    crowded.release(&[lock], kind, mode);
-    crowded.settle();
-    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY + 1, 1), "{mode:?}");
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn what_an_owner_has_with_what_it_is_granted_is_granted_in_parts() {
-    granted_together(Kind::RwLock, Mode::Write, &request(Kind::RwLock, Mode::Read, FOREVER));
-    let once = Request { is_once: true, ..request(Kind::Semaphore, Mode::Permits, FOREVER) };
-    granted_together(Kind::Semaphore, Mode::Permits, &once);
-}
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
@@ -319,26 +286,17 @@ fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
     crowded.settle();
 }
 
-/// So many requests of one owner for many keys, which wait behind the holder's, and all of these keys.
-fn wait_for_many_keys(ask: Ask) -> (Crowded, Vec<Key>) {
+/// `MANY / KEYS` owners, each of which waits for the same `KEYS` keys.
+fn wait_for_many_keys(ask: Ask) -> Crowded {
     let mut crowded = Crowded::new();
     let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
     let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
     crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
-    for _ in 0..MANY / KEYS {
-        crowded.acquire(&keys, 0, &all(ask)).unwrap();
+    for owner in 0..MANY / KEYS {
+        crowded.acquire(&keys, owner, &all(ask)).unwrap();
     }
     crowded.count();
-    (crowded, keys)
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_request_for_many_keys_costs_as_much_as_it_has_keys() {
-    let (mut crowded, keys) = wait_for_many_keys(FOREVER);
-    crowded.release(&keys, Kind::Mutex, Mode::Exclusive);
-    crowded.settle();
-    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY / KEYS, 0));
+    crowded
 }
 
 /// How many keys the requests of a turn may have that end in it: as many as it may change, and those of the last request.
@@ -348,7 +306,7 @@ const MOST_KEYS: usize = 1_000 + KEYS;
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn the_end_of_a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     let until_us = Some(World::new().now.after_ms(LEASE_MS / 2));
-    let (mut crowded, _) = wait_for_many_keys(Ask::Wait { until_us });
+    let mut crowded = wait_for_many_keys(Ask::Wait { until_us });
     crowded.world.pause(LEASE_MS / 2);
     let mut waiting = crowded.world.engine.waiting();
     assert!(waiting * KEYS > 2 * MOST_KEYS, "more than a turn can end");
@@ -358,24 +316,6 @@ fn the_end_of_a_request_for_many_keys_costs_as_much_as_it_has_keys() {
         assert!(left < waiting && (waiting - left) * KEYS <= MOST_KEYS, "{waiting} waited, and then {left}");
         waiting = left;
     }
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn one_cancel_ends_requests_for_a_thousand_keys_and_the_next_one_goes_on() {
-    let (mut crowded, keys) = wait_for_many_keys(FOREVER);
-    let owner = name(0);
-    let cancel = Cancel { kind: Kind::Mutex, owner: owner.as_bytes(), request_id: None };
-    let mut all = 0;
-    loop {
-        let ended = crowded.command_alone(from_ref(&keys[0]), |engine, tx| engine.cancel(tx, &cancel)).unwrap();
-        assert!(ended * KEYS <= MOST_KEYS, "{ended} were ended");
-        all += ended;
-        if ended == 0 {
-            break;
-        }
-    }
-    assert_eq!((all, crowded.world.engine.waiting()), (MANY / KEYS, 0));
 }
 
 /// Has all of the others wait for the holder's lock without a blocked connection: over two connections, each request on one of a

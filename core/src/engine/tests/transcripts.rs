@@ -145,7 +145,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             let (kind, _) = words.kind();
             let request = Cancel { kind, owner: words.at(2).as_bytes(), request_id: words.number("req") };
             let ended = world.on_key(&key(words.at(1)), |engine, tx| engine.cancel(tx, &request));
-            told.push(ended.map_or_else(refused, |ended| format!("{ended} ended")));
+            told.push(ended.map_or_else(refused, |ended| format!("{} ended", u8::from(ended))));
         }
         "promote" => world.engine.promoted(),
         // All of them, or that of one waiter.
@@ -390,7 +390,7 @@ fn describe_answer(answer: &Answer) -> String {
         Answer::GrantedMany(tokens) => format!("granted {tokens:?}"),
         Answer::TimedOut => "nil".to_string(),
         Answer::Cancelled => "cancelled".to_string(),
-        Answer::TakenOver => "taken over".to_string(),
+        Answer::Superseded => "superseded".to_string(),
         Answer::Continued => "continued".to_string(),
         Answer::Closed => "closed".to_string(),
         Answer::Lapsed => "lapsed".to_string(),

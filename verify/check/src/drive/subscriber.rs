@@ -113,6 +113,7 @@ fn said(line: &str) -> Option<(u64, Outcome)> {
     let outcome = match verb {
         "granted" => Outcome::Granted(rest.rsplit(' ').next()?.parse().ok()?),
         "nil" => Outcome::Nil,
+        "error" if rest.starts_with("SUPERSEDED ") => Outcome::Unblocked,
         "error" if rest.starts_with("UNBLOCKED ") => unblocked(line),
         "error" => Outcome::Refused,
         _ => return None,

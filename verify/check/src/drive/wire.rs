@@ -219,6 +219,7 @@ pub fn outcome(answer: Result<Value, RedisError>) -> Outcome {
         }
         Err(error) => match error.code() {
             Some("NOTOWNER") => Outcome::NotOwner,
+            Some("SUPERSEDED") => Outcome::Unblocked,
             Some("UNBLOCKED") => unblocked(error.detail().unwrap_or_default()),
             _ => Outcome::Refused,
         },

@@ -161,7 +161,7 @@ impl Seen<'_> {
             self.option(request.notify.map(|channel| channel.0.get().into()));
             self.word(waiter.held_up_by as u64);
         }
-        for token in record.undelivered.tokens() {
+        for (token, _) in record.undelivered.iter() {
             self.number(token);
         }
         if let Some(dirty) = &record.dirty {
@@ -191,11 +191,9 @@ impl Seen<'_> {
         for grant in &dirty.undelivered {
             self.undelivered(grant);
         }
-        for tokens in [&dirty.heard, &dirty.known] {
-            self.word(tokens.len() as u64);
-            for token in tokens {
-                self.number(*token);
-            }
+        self.word(dirty.heard.len() as u64);
+        for token in &dirty.heard {
+            self.number(*token);
         }
         for (token, client) in &dirty.unbound {
             self.number(*token);
@@ -206,11 +204,7 @@ impl Seen<'_> {
             self.word(gave_up.is_some());
             self.number(gave_up.unwrap_or(0));
         }
-        for siblings in &dirty.granted {
-            self.bytes(&siblings.owner);
-            self.word(siblings.mode as u64);
-            self.position(siblings.behind);
-        }
+        self.word(dirty.offers.len() as u64);
     }
 
     fn undelivered(&mut self, grant: &Undelivered) {
@@ -220,7 +214,6 @@ impl Seen<'_> {
         self.word(grant.count);
         self.client(grant.client);
         self.word(grant.has_bound);
-        self.word(grant.is_known);
         let Says { request, session, lease } = grant.says;
         self.words.extend([request, session, lease].map(u64::from));
         if let Some(before) = grant.before.as_deref() {

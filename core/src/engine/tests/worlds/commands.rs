@@ -67,22 +67,12 @@ impl SmallWorld {
         }
     }
 
-    /// Who waits does not begin another wait, but for one that takes its place: both have numbers. Without an oracle an owner may wait more than
-    /// once, over one connection.
-    pub(super) fn may_ask(&self, key: usize, owner: u8, asked: Asked) -> bool {
-        let Some(waiting) = self.waiting(key, owner).filter(|_| asked.wait_ms().is_some()) else { return true };
-        match self.spec {
-            Spec::None => asked.ask == Asks::Bound || asked.id.is_some(),
-            Spec::Plain(_) | Spec::Fair(_) => {
-                asked.id.is_some() && waiting.asked.id.is_some() && asked.mode == waiting.asked.mode
-            }
-        }
-    }
-
-    /// Whether a request ends one with a lower number that waits, and goes to the end of the line of a lock that makes circles.
+    /// Whether a request ends one of its owner that waits for something else, and goes to the end of the line of a lock that
+    /// makes circles.
     pub(super) fn waits_anew(&self, key: usize, owner: u8, asked: Asked) -> bool {
         let is_searched = matches!(self.spec, Spec::Plain(_)) && asked.wait_ms().is_some();
-        is_searched && self.waiting(key, owner).is_some_and(|waiting| asked.id > waiting.asked.id)
+        let is_other = |waiting: &Ticket| (waiting.asked.mode, waiting.asked.count) != (asked.mode, asked.count);
+        is_searched && self.waiting(key, owner).is_some_and(is_other)
     }
 
     /// What a numbered request has to come to, if that is known. If its owner waits as well, that may be granted in the same step.

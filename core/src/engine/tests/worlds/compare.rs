@@ -25,7 +25,7 @@ impl SmallWorld {
             let told = match answer {
                 Answer::Granted(_) | Answer::GrantedMany(_) => Told::Granted,
                 Answer::TimedOut => Told::Nil,
-                Answer::TakenOver => Told::TakenOver,
+                Answer::Superseded => Told::Superseded,
                 Answer::Cancelled => Told::Cancelled,
                 Answer::Refused(refusal) => refused(&refusal),
                 // Said to nobody, or to somebody who has gone.

@@ -105,9 +105,6 @@ impl SmallWorld {
         match action {
             Action::Acquire { key, owner, mode, count, ask, id } => {
                 let asked = Asked { mode, count, ask, id };
-                if !self.may_ask(key, owner, asked) {
-                    return false;
-                }
                 // Who waits anew is searched for circles at once, and by the timer: whether that comes before or after what was told of another lock
                 // is open.
                 let is_searched_twice = self.setup.keys > 1 && self.waits_anew(key, owner, asked);

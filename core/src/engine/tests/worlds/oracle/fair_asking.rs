@@ -48,7 +48,7 @@ impl FairOracle {
                 let before = std::mem::replace(place, mine);
                 place.id = id.or(before.id);
                 if before.is_connected {
-                    self.answers.push((owner, Told::TakenOver));
+                    self.answers.push((owner, Told::Superseded));
                 }
             }
             None => self.line.push(mine),
@@ -60,7 +60,7 @@ impl FairOracle {
     fn wait_no_longer(&mut self, owner: u8, id: Option<u64>, now_ms: u64) {
         if let Some(place) = self.place(owner).filter(|place| place.is_connected && id.is_some() && place.asked == id) {
             (place.is_connected, place.until_ms) = (false, now_ms + GRACE_MS);
-            self.answers.push((owner, Told::TakenOver));
+            self.answers.push((owner, Told::Superseded));
             self.settle(now_ms);
         }
     }

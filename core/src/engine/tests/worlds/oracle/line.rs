@@ -5,7 +5,7 @@
 use std::vec::Vec;
 
 use super::circles::NOT_NUMBERED;
-use super::repeats::Verdict;
+use super::repeats::{Again, Verdict};
 use super::wish::Wish;
 use super::{Oracle, Told, read_write};
 
@@ -16,7 +16,7 @@ pub(crate) struct InLine {
     pub(crate) until_ms: u64,
     /// A reader that wants to write.
     pub(super) upgrades: bool,
-    /// It was asked about circles before it came: it stands where the same request stood, or has ended one with a lower number.
+    /// It was asked about circles before it came: it stands where another request of its owner stood, or has ended that one.
     pub(super) was_asked: bool,
     /// It is asked once more when the timer goes off, see [`super::circles`], in this order.
     pub(super) suspect: Option<u64>,
@@ -61,8 +61,17 @@ impl Oracle {
             return told;
         }
         let waits_anew = self.waits_anew(owner, &wish);
-        if let Some(told) = self.sent_again(owner, &wish, now_ms) {
-            return told;
+        match self.again(owner, &wish) {
+            Again::Stale => return Told::Stale,
+            Again::TakesOver(at) => return self.take_over(at, owner, &wish, now_ms),
+            Again::Ends(at) if waits_anew => {
+                self.supersede(at, &wish);
+                self.settle(now_ms);
+                if let Some(told) = self.repeated(owner, &wish, now_ms) {
+                    return told;
+                }
+            }
+            Again::Ends(_) | Again::Unrelated => {}
         }
         let verdict = self.verdict(owner, &wish);
         let is_next = self.end_of_line(owner, &wish) == 0 && verdict == Verdict::Grant;

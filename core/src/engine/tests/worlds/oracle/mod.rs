@@ -54,7 +54,7 @@ pub(crate) enum Told {
     Granted,
     Nil,
     Waits,
-    TakenOver,
+    Superseded,
     Cancelled,
     Deadlock,
     /// An earlier request, or another one with a number that was used.

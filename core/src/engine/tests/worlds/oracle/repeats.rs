@@ -1,5 +1,6 @@
 //! Requests that are sent again. With a number (REQ) the last one of a hold is answered as before and done once, and an earlier one is refused;
-//! with ONCE an owner that holds gets no more. A number that waits is the same wait, and a higher one takes its place.
+//! with ONCE an owner that holds gets no more. An owner waits with one request at most: a later one that waits, or that has the
+//! same number, ends it, and takes its place if it asks for the same.
 
 use super::circles::NOT_NUMBERED;
 use super::line::InLine;
@@ -21,6 +22,19 @@ pub(super) enum Verdict {
     Wait,
     /// With this answer.
     Refuse(Told),
+}
+
+/// What a request is to the one with which its owner waits, at a place in the line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    /// Nothing: that one goes on.
+    Unrelated,
+    /// It has a lower number, or the same one for something else.
+    Stale,
+    /// It asks for the same.
+    TakesOver(usize),
+    /// It asks for something else.
+    Ends(usize),
 }
 
 /// Whether a numbered request is the last one of a hold once more; an error if it is an earlier one.
@@ -66,41 +80,57 @@ impl Oracle {
         }
     }
 
-    /// Where a numbered request finds one of its owner that waits.
-    fn numbered_in_line(&self, owner: u8, wish: &Wish) -> Option<usize> {
-        let is_earlier = |one: &InLine| one.owner == owner && one.wish.mode == wish.mode && one.wish.id.is_some();
-        wish.id.and_then(|_| self.line.iter().position(is_earlier))
+    /// What a request is to the one with which its owner waits already.
+    pub(super) fn again(&self, owner: u8, wish: &Wish) -> Again {
+        let Some(at) = self.line.iter().position(|one| one.owner == owner) else { return Again::Unrelated };
+        let earlier = &self.line[at].wish;
+        let is_same = (earlier.mode, earlier.count) == (wish.mode, wish.count);
+        let ids = wish.id.zip(earlier.id);
+        if ids.is_some_and(|(id, waiting)| id < waiting || (id == waiting && !is_same)) {
+            return Again::Stale;
+        }
+        let is_repeat = ids.is_some_and(|(id, waiting)| id == waiting);
+        match wish.wait_ms {
+            None if !is_repeat => Again::Unrelated,
+            _ if is_same => Again::TakesOver(at),
+            _ => Again::Ends(at),
+        }
     }
 
-    /// Whether a request ends one of its owner that waits with a lower number, to wait itself.
+    /// Whether a request ends one of its owner that waits for something else, to wait itself.
     pub(super) fn waits_anew(&self, owner: u8, wish: &Wish) -> bool {
-        let is_settled = matches!(self.verdict(owner, wish), Verdict::Refuse(_) | Verdict::Repeat);
-        let at = self.numbered_in_line(owner, wish).filter(|_| wish.wait_ms.is_some() && !is_settled);
-        at.is_some_and(|at| self.line[at].wish.id < wish.id)
+        let is_settled = matches!(self.verdict(owner, wish), Verdict::Refuse(_) | Verdict::Repeat | Verdict::Has);
+        matches!(self.again(owner, wish), Again::Ends(_)) && !is_settled && !self.passes(owner, wish)
     }
 
-    /// What a numbered request is answered whose owner has one that waits already. Nothing if it is another one, which is new.
-    pub(super) fn sent_again(&mut self, owner: u8, wish: &Wish, now_ms: u64) -> Option<Told> {
-        let id = wish.id?;
-        let at = self.numbered_in_line(owner, wish)?;
-        let earlier = self.line[at].clone();
-        let is_same = earlier.wish.id == Some(id);
-        if Some(id) < earlier.wish.id || (is_same && wish.count != earlier.wish.count) {
-            return Some(Told::Stale);
+    /// Ends a request that waits, because of a later one.
+    pub(super) fn supersede(&mut self, at: usize, wish: &Wish) -> InLine {
+        let earlier = self.line.remove(at);
+        let is_same_channel = wish.is_notified && earlier.wish.is_notified;
+        if !(is_same_channel && wish.id == earlier.wish.id) {
+            self.answers.push((earlier.owner, Told::Superseded));
         }
-        self.line.remove(at);
-        if !(is_same && wish.is_notified && earlier.wish.is_notified) {
-            self.answers.push((owner, Told::TakenOver));
+        earlier
+    }
+
+    /// A request takes the place of the one with which its owner waits.
+    pub(super) fn take_over(&mut self, at: usize, owner: u8, wish: &Wish, now_ms: u64) -> Told {
+        let verdict = self.verdict(owner, wish);
+        if verdict == Verdict::Has || self.passes(owner, wish) {
+            self.supersede(at, wish);
+            self.give_at_once(owner, wish, verdict, now_ms);
+            return Told::Granted;
         }
-        if let (true, Some(wait_ms)) = (is_same, wish.wait_ms) {
-            // It stands where it stood.
-            let is_suspect = earlier.suspect.is_some() || earlier.until_ms <= now_ms;
-            let suspect = is_suspect.then_some(NOT_NUMBERED);
-            let until_ms = now_ms.saturating_add(wait_ms);
-            self.line.insert(at, InLine { wish: *wish, until_ms, was_asked: true, suspect, ..earlier });
-            return Some(Told::Waits);
-        }
-        self.settle(now_ms);
-        if is_same { Some(Told::Nil) } else { self.repeated(owner, wish, now_ms) }
+        let earlier = self.supersede(at, wish);
+        let Some(wait_ms) = wish.wait_ms else {
+            self.settle(now_ms);
+            return Told::Nil;
+        };
+        // It stands where it stood.
+        let is_suspect = earlier.suspect.is_some() || earlier.until_ms <= now_ms;
+        let suspect = is_suspect.then_some(NOT_NUMBERED);
+        let until_ms = now_ms.saturating_add(wait_ms);
+        self.line.insert(at, InLine { wish: *wish, until_ms, was_asked: true, suspect, ..earlier });
+        Told::Waits
     }
 }
