@@ -230,7 +230,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
         // The engine has taken it back when the connection closed.
         _ if is_grant && is_closed => Answer::Closed,
         // Whoever heard of it now would believe that it holds.
-        _ if is_grant && waited_us / US_PER_MS >= notice.lease_ms => Answer::Lapsed,
+        _ if is_grant && waited_us / US_PER_MS >= notice.lasts_ms => Answer::Lapsed,
         // A replica takes nothing back. Nobody is told of the grant, and its lease ends it, on the new master.
         _ if is_grant && !server::decides() => Answer::Demoted,
         answer => answer,

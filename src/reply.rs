@@ -18,6 +18,12 @@ pub(crate) const NOTIFY_WITHOUT_PERMISSION: &str =
     "NOPERM this user has no permission to publish to the channel of NOTIFY: see ACL SETUSER, &pattern";
 pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
     "ERR NOTIFY belongs to BLOCK ms, and needs REQ id: by the id the answer is told from others on the channel";
+pub(crate) const CLAIM_WITHOUT_BLOCK: &str =
+    "ERR CLAIM belongs to BLOCK ms: it is about a hold that begins after a wait";
+pub(crate) const GRACE_WITHOUT_PLACE: &str =
+    "ERR GRACE belongs to BLOCK ms or QUEUE ms: it is about the place that they take";
+pub(crate) const GRACE_OF_NO_PLACE: &str =
+    "ERR GRACE 0 keeps no place without a connection, which is what QUEUE asks for";
 pub(crate) const NOTIFY_WITHOUT_PUBSUB: &str = "ERR NOTIFY is not possible on this server: its command PUBSUB is renamed or disabled, and by it the module sees who listens";
 pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =
     "CROSSSLOT the channel of NOTIFY is one of a shard, and must be in the slot of the keys: give it their {tag}";
@@ -35,6 +41,11 @@ pub(crate) const EFFECT_MISFIT: &str = "ERR the key holds something else than th
 /// NOTOWNER of one of several keys.
 pub(crate) fn not_owner_of(key: &[u8]) -> String {
     format!("NOTOWNER this owner does not hold \"{}\": it never did, or its lease has ended", shown(key))
+}
+
+/// CLAIM of several keys, one of which is held.
+pub(crate) fn claims_held(key: &[u8]) -> String {
+    format!("ERR CLAIM is for holds that begin, and this owner holds \"{}\" already", shown(key))
 }
 
 /// DEADLOCK with the cycle, or as much of it as was kept. Of a key that the user may not read neither the name is told nor who
@@ -101,6 +112,14 @@ fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str
             format!("ERR the owner holds the lock {} times, and more cannot be counted", u32::MAX).into()
         }
         Refusal::CountUnderflow { held } => format!("ERR the owner holds only {held}").into(),
+        Refusal::KeepsReentered { held } => {
+            format!("ERR KEEP ends a hold, and the owner has acquired this one {held} times: release the others first")
+                .into()
+        }
+        // A command for many keys names the one that is meant: see `crate::commands::many`.
+        Refusal::ClaimsHeld { .. } => {
+            "ERR CLAIM is for holds that begin, and the owner holds one of the keys already".into()
+        }
         Refusal::HoldsOther { held } => {
             format!("ERR ONCE asks for another number of permits than the owner holds, which is {held}").into()
         }
@@ -168,7 +187,7 @@ fn error_text(ctx: Ctx<'_>, client: u64, answer: Answer) -> Cow<'static, str> {
         Answer::Demoted => "UNBLOCKED this server is a replica now".into(),
         Answer::Moved => "UNBLOCKED another node of the cluster serves the keys now".into(),
         Answer::Superseded | Answer::Continued | Answer::TimedOut | Answer::Granted(_) | Answer::GrantedMany(_) => {
-            "SUPERSEDED another request of this owner waits now; do not ask again".into()
+            "SUPERSEDED another request of this owner has taken its place; do not ask again".into()
         }
     }
 }

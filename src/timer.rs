@@ -108,11 +108,11 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     }
     let flags = ctx.flags();
     let start_us = clock::mono_us();
-    if flags.is_loading() || (flags.is_master() && ctx.is_paused()) {
+    if flags.is_loading() {
         return retry(start_us);
     }
     state::tell(Engine::begin_turn);
-    if flags.is_master() && server::refuses_writes(ctx) {
+    if flags.is_master() && (ctx.is_paused() || server::refuses_writes(ctx)) {
         return if end_waits() { arm_soon() } else { retry(start_us) };
     }
     let is_done = if flags.is_master() { run(start_us, || run_next(ctx)) } else { run(start_us, || observe_next(ctx)) };

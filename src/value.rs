@@ -110,8 +110,8 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
     };
     for place in queue.iter() {
         let owner = place.owner.into();
-        let Place { stay, arrival, request_id, .. } = place;
-        let queued = Event::Queued { owner, stay, arrival, request_id, at_head: false };
+        let Place { stay, arrival, request_id, grace_ms, .. } = place;
+        let queued = Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false };
         write_effect(&queued, now, &mut facts);
         save.emit_effect(key, &facts, Some(place.owner));
     }
@@ -134,7 +134,7 @@ pub(crate) fn digest(digest: &Digest, lock: &Lock) {
     digest.add(&[lock.kind().name().as_bytes(), &lock.permits().to_le_bytes()]);
     for hold in lock.holds().iter() {
         let terms = hold.terms();
-        let request = format!("{:?} {:?}", terms.request, terms.session_ms);
+        let request = format!("{:?} {:?} {:?}", terms.request, terms.session_ms, terms.phase);
         digest.add(&[
             hold.owner().as_slice(),
             hold.mode().name().as_bytes(),
@@ -145,8 +145,8 @@ pub(crate) fn digest(digest: &Digest, lock: &Lock) {
         ]);
     }
     for place in lock.queue().into_iter().flat_map(FairQueue::iter) {
-        let request_id = place.request_id.unwrap_or(0);
-        digest.add(&[place.owner, &place.arrival.to_le_bytes(), &request_id.to_le_bytes()]);
+        let request = format!("{:?} {:?}", place.request_id, place.grace_ms);
+        digest.add(&[place.owner, &place.arrival.to_le_bytes(), request.as_bytes()]);
     }
 }
 

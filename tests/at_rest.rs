@@ -132,7 +132,7 @@ fn a_server_rests_when_all_messages_are_told_and_while_others_wait() {
         client.acquire("{x}job a PX 600000");
         for (owner, channel) in [("b", "answers"), ("c", "answers"), ("d", "nobody-hears")] {
             let ask = format!("RLOCK.ACQUIRE {{x}}job {owner} PX 600000 BLOCK 0 NOTIFY {{x}}{channel} REQ 1");
-            assert_eq!(client.call(ask), 0);
+            assert_eq!(client.call(ask), "WAITING");
         }
         client.call("RLOCK.RELEASE {x}job a");
         assert!(messages.reply().array()[2].text().starts_with("granted 1 "));

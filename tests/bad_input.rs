@@ -129,7 +129,7 @@ fn options_that_are_unknown_incomplete_or_given_twice() {
 fn an_error_names_the_argument_and_what_is_accepted() {
     let mut refusals = Refusals::new();
     for (command, words) in [
-        ("RLOCK.ACQUIRE job a NOW", "unknown option 'now'; expected px, ex, block, notify, session, req"),
+        ("RLOCK.ACQUIRE job a NOW", "unknown option 'now'; expected px, ex, block, notify, claim, session, req"),
         ("RLOCK.ACQUIRE job a PX 5 TOKEN 1", "unknown option 'token'"),
         ("RLOCK.ACQUIRE job a BLOCK", "option block needs a value"),
         ("RLOCK.ACQUIRE job a REQ 6 req 7", "option req is given twice"),

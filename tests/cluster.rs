@@ -99,7 +99,7 @@ fn a_command_leaves_what_can_be_granted_in_another_slot_to_the_timer() {
         client.acquire(&format!("{{there}}{set} holder PX 60000"));
         let keys = format!("{{there}}{set} {{there}}{set}b {{there}}{set}c");
         let asks = format!("RLOCK.MACQUIRE 3 {keys} w{set} PX 60000 BLOCK 0 NOTIFY {{there}}answers REQ {set}");
-        assert_eq!(client.call(asks), 0);
+        assert_eq!(client.call(asks), "WAITING");
     }
     // Together they may grant so much, and the rest is left. What comes then may do a little more.
     let mut step: Vec<Command> = (1..=SETS).map(|set| format!("RLOCK.RELEASE {{there}}{set} holder").into()).collect();

@@ -376,3 +376,26 @@ fn a_replica_shows_the_places_and_decides_nothing() {
     replica.catch_up_with(&primary);
     assert_eq!(on_replica.call("DEBUG DIGEST"), on_primary.call("DEBUG DIGEST"));
 }
+
+/// Where very many have to be connected anew that takes turns, in which a place without grace looks as if it were over.
+#[test]
+fn whoever_waits_keeps_its_place_while_very_many_are_connected_anew() {
+    const WAITERS: usize = 2500;
+    const AT: usize = 1550;
+    let server = Server::start();
+    let (mut client, mut asker) = (server.client(), server.client());
+    client.acquire_fair("job a PX 600000");
+    let asks = (0..WAITERS).map(|number| {
+        let grace = if number == AT { " GRACE 0" } else { "" };
+        format!("RFAIRLOCK.ACQUIRE job w{number} BLOCK 0 NOTIFY answers REQ {}{grace}", number + 1).into()
+    });
+    let asks: Vec<Command> = asks.collect();
+    assert!(asker.call_in_one_step(&asks).iter().all(|answer| *answer == "WAITING"));
+    client.call_in_one_step(&["RENAME job other".into(), "RENAME other job".into()]);
+    for _ in 0..60 {
+        assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job w{AT}")), Reply::Nil);
+    }
+    let waiters = client.call(format!("RFAIRLOCK.WAITERS job COUNT {WAITERS}"));
+    let owners: Vec<String> = waiters.array().iter().map(|waiter| waiter.field("owner").text()).collect();
+    assert_eq!(owners.iter().position(|owner| *owner == format!("w{AT}")), Some(AT));
+}

@@ -140,6 +140,7 @@ fn crowd(server: &Server, db: u32, key: &str, waiters: usize) -> Vec<Client> {
     crowd
 }
 
+/// Rule I3.
 #[test]
 fn the_most_contended_locks_come_first() {
     let server = Server::start();

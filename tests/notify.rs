@@ -34,6 +34,7 @@ fn resp3(server: &Server) -> Client {
     client
 }
 
+/// Rule N1.
 #[test]
 fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -44,7 +45,7 @@ fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
             holder.acquire(&format!("job-{number} a PX 60000"));
             assert_eq!(
                 client.call(format!("LOCK.ACQUIRE job-{number} b BLOCK 0 NOTIFY answers REQ {}", number + 1)),
-                0
+                "WAITING"
             );
         }
         assert_eq!(client.call("PING"), "PONG");
@@ -64,20 +65,21 @@ fn a_message_says_what_a_blocked_connection_would_have_been_answered() {
     let mut messages = subscriber(&server, "answers");
     client.acquire("x a PX 60000");
     client.acquire("y b PX 60000");
-    assert_eq!(client.call("RLOCK.ACQUIRE x b BLOCK 50 NOTIFY answers REQ 1"), 0);
+    assert_eq!(client.call("RLOCK.ACQUIRE x b BLOCK 50 NOTIFY answers REQ 1"), "WAITING");
     assert_eq!(message(&mut messages), "nil 1");
-    assert_eq!(client.call("RLOCK.MACQUIRE 2 x z c BLOCK 0 NOTIFY answers REQ 2"), 0);
+    assert_eq!(client.call("RLOCK.MACQUIRE 2 x z c BLOCK 0 NOTIFY answers REQ 2"), "WAITING");
     client.call("RLOCK.RELEASE x a");
     let tokens = ["x", "z"].map(|key| client.holder(key).expect("it is held").token.to_string());
     assert_eq!(message(&mut messages), format!("granted 2 {}", tokens.join(" ")));
-    assert_eq!(client.call("RLOCK.ACQUIRE y d BLOCK 0 NOTIFY answers REQ 3"), 0);
+    assert_eq!(client.call("RLOCK.ACQUIRE y d BLOCK 0 NOTIFY answers REQ 3"), "WAITING");
     client.call("SET y string");
     assert!(message(&mut messages).starts_with("error 3 WRONGTYPE "));
-    assert_eq!(client.call("RLOCK.ACQUIRE x d BLOCK 0 NOTIFY answers REQ 4"), 0);
+    assert_eq!(client.call("RLOCK.ACQUIRE x d BLOCK 0 NOTIFY answers REQ 4"), "WAITING");
     assert_eq!(client.call("RLOCK.CANCEL x d REQ 4"), 1);
     assert!(message(&mut messages).starts_with("error 4 UNBLOCKED "));
 }
 
+/// Rule N1.
 #[test]
 fn on_one_resp3_connection_the_answer_comes_before_the_message() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -90,7 +92,7 @@ fn on_one_resp3_connection_the_answer_comes_before_the_message() {
             "LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1".into(),
             "LOCK.RELEASE job a".into(),
         ]);
-        assert_eq!(answers, [Reply::Int(0), Reply::Int(0)]);
+        assert_eq!(answers, [Reply::Text(b"WAITING".to_vec()), Reply::Int(0)]);
         assert!(message(&mut client).starts_with("granted 1 "));
         for (command, answer) in [
             ("MULTI", "OK"),
@@ -99,7 +101,7 @@ fn on_one_resp3_connection_the_answer_comes_before_the_message() {
         ] {
             assert_eq!(client.call(command), answer);
         }
-        assert_eq!(client.call("EXEC").array(), [Reply::Int(0), Reply::Int(0)]);
+        assert_eq!(client.call("EXEC").array(), [Reply::Text(b"WAITING".to_vec()), Reply::Int(0)]);
         assert!(message(&mut client).starts_with("granted 2 "));
     }
 }
@@ -112,7 +114,7 @@ fn a_grant_that_nobody_listens_for_is_taken_back_and_the_next_is_served() {
         // Somebody listens to a pattern: that is not somebody who waits for this answer.
         let mut pattern = server.client();
         pattern.call("PSUBSCRIBE *");
-        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY nobody REQ 1"), 0);
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY nobody REQ 1"), "WAITING");
         let mut next = server.notified_waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
         client.call("LOCK.RELEASE job a");
         if server.family() == FAIR {
@@ -131,7 +133,7 @@ fn a_grant_that_nobody_listens_for_is_taken_back_and_the_next_is_served() {
 #[test]
 fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
-        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         messages.call("UNSUBSCRIBE answers");
         client.call("LOCK.RELEASE job a");
         eventually(SOON, || client.call("LOCK.HOLDS job b") == 0);
@@ -143,7 +145,7 @@ fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
 fn the_wait_ends_with_the_connection_that_asked() {
     for Scene { server, mut client, mut messages } in scenes() {
         let mut asked = server.client();
-        assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         drop(asked);
         assert!(message(&mut messages).starts_with("error 1 UNBLOCKED "));
         client.call("LOCK.RELEASE job a");
@@ -156,7 +158,7 @@ fn the_wait_ends_with_the_connection_that_asked() {
 fn a_connection_that_closes_between_the_grant_and_the_message_holds_nothing() {
     for Scene { server, mut client, mut messages } in scenes() {
         let mut asked = server.client();
-        assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         // In one step: the message of a turn goes out at its end.
         let kill = format!("CLIENT KILL ID {}", asked.id());
         let answers = client.call_in_one_step(&["LOCK.RELEASE job a".into(), kill.into()]);
@@ -191,19 +193,19 @@ fn the_same_request_again_moves_the_wait() {
         client.acquire("job a PX 60000");
         let ask = |channel| format!("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY {channel} REQ 1");
         let mut first = server.client();
-        assert_eq!(first.call(ask("one")), 0);
+        assert_eq!(first.call(ask("one")), "WAITING");
         // Over another connection, to the same channel: nothing to say, and the wait belongs to that connection now.
         let mut second = server.client();
-        assert_eq!(second.call(ask("one")), 0);
+        assert_eq!(second.call(ask("one")), "WAITING");
         drop(first);
         assert_silent(&mut one);
         assert_eq!(client.waiting_owners("job"), ["b"]);
-        assert_eq!(second.call(ask("other")), 0);
+        assert_eq!(second.call(ask("other")), "WAITING");
         assert!(message(&mut one).starts_with("error 1 SUPERSEDED "));
         // Blocked, and back.
         let mut blocked = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0 REQ 1");
         assert!(message(&mut other).starts_with("error 1 SUPERSEDED "));
-        assert_eq!(second.call(ask("other")), 0);
+        assert_eq!(second.call(ask("other")), "WAITING");
         blocked.reply().expect_error("SUPERSEDED");
         client.call("LOCK.RELEASE job a");
         let token = message(&mut other);
@@ -215,7 +217,7 @@ fn the_same_request_again_moves_the_wait() {
 #[test]
 fn the_same_request_without_block_ends_the_wait() {
     for Scene { server, mut client, mut messages } in scenes() {
-        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1"), Reply::Nil);
         assert!(message(&mut messages).starts_with("error 1 SUPERSEDED "));
         assert_eq!(client.info_number("rlock_waiting"), 0);
@@ -266,7 +268,7 @@ fn the_channel_needs_the_permission_of_publish() {
 fn a_demotion_tells_those_who_wait() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         let other = Server::start();
-        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         assert_eq!(client.call(format!("REPLICAOF 127.0.0.1 {}", other.port())), "OK");
         assert!(message(&mut messages).starts_with("error 1 UNBLOCKED "));
         eventually(SOON, || client.info_number("rlock_waiting") == 0);
@@ -277,7 +279,7 @@ fn a_demotion_tells_those_who_wait() {
 fn cancel_ends_what_waits_in_either_way_and_says_how_many() {
     for Scene { server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.CANCEL job b"), 0);
-        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 7"), 0);
+        assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 7"), "WAITING");
         let mut blocked = server.blocked_waiter("LOCK.ACQUIRE job c BLOCK 0");
         assert_eq!(client.call("LOCK.CANCEL job b REQ 6"), 0);
         assert_eq!(client.call("LOCK.CANCEL job b REQ 7"), 1);
@@ -304,11 +306,11 @@ fn a_connection_that_hears_no_replies_hears_its_messages() {
 fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_again() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         let ask = "LOCK.ACQUIRE job b PX 60000 BLOCK 50 NOTIFY answers REQ 1";
-        assert_eq!(client.call(ask), 0);
+        assert_eq!(client.call(ask), "WAITING");
         // The server is kept from looking at its timers until the request is there again, in one step with what delays it.
         let again = "LOCK.ACQUIRE job b PX 60000 BLOCK 60000 NOTIFY answers REQ 1";
         let step = ["DEBUG SLEEP 0.2".into(), Command::from(again), "LOCK.RELEASE job a".into()];
-        assert_eq!(client.call_in_one_step(&step)[1], 0);
+        assert_eq!(client.call_in_one_step(&step)[1], "WAITING");
         assert!(message(&mut messages).starts_with("granted 1 "));
         assert_eq!(client.call("LOCK.HOLDS job b"), 1);
     }
@@ -319,7 +321,7 @@ fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_agai
 fn a_grant_is_told_as_long_as_its_lease_lasts_however_short_that_is() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         let mut heard = (1..=200).map(|id| {
-            assert_eq!(client.call(format!("LOCK.ACQUIRE job b PX 1 BLOCK 0 NOTIFY answers REQ {id}")), 0);
+            assert_eq!(client.call(format!("LOCK.ACQUIRE job b PX 1 BLOCK 0 NOTIFY answers REQ {id}")), "WAITING");
             client.call("LOCK.RELEASE job a");
             let heard = message(&mut messages);
             eventually(SOON, || client.is_free("job"));
@@ -339,7 +341,7 @@ fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_
     let mut waited = Duration::ZERO;
     for round in 1..=5 {
         holder.acquire("job a PX 60000");
-        assert_eq!(client.call(format!("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ {round}")), 0);
+        assert_eq!(client.call(format!("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ {round}")), "WAITING");
         holder.try_send(&["BLPOP list 0".into(), "RLOCK.RELEASE job a".into()]).expect("it is sent");
         eventually(Duration::from_secs(5), || client.info("blocked_clients") == "1");
         let began = Instant::now();
@@ -390,7 +392,7 @@ fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_m
         let (mut client, mut asker) = (server.client(), server.client());
         let mut messages = subscriber(&server, "answers");
         client.call("LOCK.MACQUIRE 2 {s}x {s}y a PX 60000").array();
-        assert_eq!(asker.call("LOCK.MACQUIRE 2 {s}x {s}y b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+        assert_eq!(asker.call("LOCK.MACQUIRE 2 {s}x {s}y b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         // It is granted both, loses one, and is sent again before it could be told.
         let step = [
             "LOCK.MRELEASE 2 {s}x {s}y a",
@@ -398,7 +400,7 @@ fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_m
             "LOCK.ACQUIRE {s}x c PX 60000",
             "LOCK.MACQUIRE 2 {s}x {s}y b PX 60000 BLOCK 50 NOTIFY answers REQ 1",
         ];
-        assert_eq!(asker.call_in_one_step(&step.map(Command::from))[3], 0);
+        assert_eq!(asker.call_in_one_step(&step.map(Command::from))[3], "WAITING");
         assert_eq!(message(&mut messages), "nil 1");
         eventually(SOON, || client.is_free("{s}y"));
     }
@@ -411,7 +413,7 @@ fn timed_very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
     client.acquire("job a PX 60000");
     for number in 0..100 {
         let ask = format!("RLOCK.ACQUIRE job deaf-{number} PX 60000 BLOCK 0 NOTIFY nobody-{number} REQ 1");
-        assert_eq!(client.call(ask), 0);
+        assert_eq!(client.call(ask), "WAITING");
     }
     let mut next = server.notified_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     let watch = Stopwatch::start();
@@ -428,5 +430,5 @@ fn a_channel_has_a_name_of_512_bytes_at_most() {
     client.acquire("job a PX 60000");
     let ask = |length| format!("RLOCK.ACQUIRE job b BLOCK 100 NOTIFY {} REQ {length}", "c".repeat(length));
     client.call(ask(513)).expect_error("ERR");
-    assert_eq!(client.call(ask(512)), 0);
+    assert_eq!(client.call(ask(512)), "WAITING");
 }

@@ -84,7 +84,7 @@ fn wait(client: &mut Client, channels: usize) {
                 .into()
         };
         let asked: Vec<Command> = (first..channels.min(first + 100)).map(ask).collect();
-        assert!(client.call_in_one_step(&asked).iter().all(|reply| *reply == 0), "all of them wait");
+        assert!(client.call_in_one_step(&asked).iter().all(|reply| *reply == "WAITING"), "all of them wait");
     }
 }
 
@@ -107,10 +107,10 @@ fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
     let is_refused =
         ["CROSSSLOT", "MOVED"].iter().any(|code| matches!(&refused, Reply::Error(line) if line.starts_with(code)));
     assert!(is_refused, "{refused:?}");
-    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock b PX 60000 BLOCK 0 NOTIFY {x}answers REQ 1"), 0);
+    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock b PX 60000 BLOCK 0 NOTIFY {x}answers REQ 1"), "WAITING");
     client.call("RLOCK.RELEASE {x}lock a");
     assert!(message(&mut messages).starts_with("granted 1 "));
-    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock c PX 60000 BLOCK 0 NOTIFY {x}answers REQ 2"), 0);
+    assert_eq!(client.call("RLOCK.ACQUIRE {x}lock c PX 60000 BLOCK 0 NOTIFY {x}answers REQ 2"), "WAITING");
     let slot = client.call("CLUSTER KEYSLOT {x}lock").int();
     let id = target.client().call("CLUSTER MYID").text();
     let mut migrate = Command::from(format!("MIGRATE 127.0.0.1 {} _ 0 5000 KEYS {{x}}lock", target.port()));
@@ -179,13 +179,13 @@ fn a_slot_that_comes_back_serves_those_who_ask_again_and_nobody_else() {
     eventually(SOON, || !matches!(client.call(format!("EXISTS {KEY}")), Reply::Error(_)));
     assert_eq!(messages.call("SSUBSCRIBE {x}answers:1").array()[0], "ssubscribe");
     let ask = format!("RLOCK.ACQUIRE {KEY} owner-1 PX 60000 BLOCK 0 NOTIFY {{x}}answers:1 REQ 3");
-    assert_eq!(client.call(ask), 0);
+    assert_eq!(client.call(ask), "WAITING");
     eventually(SOON, || client.waiting_owners(KEY) == ["owner-1"]);
     assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 1);
     assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 0);
     let token = client.holder(KEY).expect("it is held").token;
     let mut heard = message(&mut messages);
-    if heard.starts_with("error 2 UNBLOCKED ") {
+    if heard.starts_with("error 2 SUPERSEDED ") {
         // It subscribed before the server looked, so its first wait went on until it asked again.
         heard = message(&mut messages);
     }
@@ -200,7 +200,7 @@ fn timed_a_wait_ends_with_its_time_while_its_slot_is_on_its_way() {
     client.acquire(&format!("{KEY} a PX 60000"));
     let mut messages = shard_subscriber(&slot.nodes[0], 1);
     let watch = Stopwatch::start();
-    assert_eq!(client.call(format!("RLOCK.ACQUIRE {KEY} b BLOCK 1500 NOTIFY {{x}}answers:0 REQ 1")), 0);
+    assert_eq!(client.call(format!("RLOCK.ACQUIRE {KEY} b BLOCK 1500 NOTIFY {{x}}answers:0 REQ 1")), "WAITING");
     slot.send(0, 1);
     assert_eq!(message(&mut messages), "nil 1");
     watch.assert_took_ms(1500..1500 + NO_LONGER_THAN_MS, "the wait");

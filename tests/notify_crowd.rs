@@ -56,7 +56,7 @@ impl Crowd {
                 format!("RLOCK.ACQUIRE lock:orders:{name:08} {owner} {options}").into()
             };
             let batch: Vec<Command> = (first..first + BATCH).map(ask).collect();
-            assert!(askers[asker].call_in_one_step(&batch).iter().all(|reply| *reply == 0), "all of them wait");
+            assert!(askers[asker].call_in_one_step(&batch).iter().all(|reply| *reply == "WAITING"), "all of them wait");
         }
         assert_eq!(control.info_number("rlock_waiting"), i64::try_from(requests).unwrap());
         let queues = (0..NAMES).map(|name| (name..requests).step_by(NAMES).collect()).collect();
@@ -138,7 +138,7 @@ fn a_crowd_whose_time_is_over_at_once_is_told_each_once() {
             format!("RLOCK.ACQUIRE job {owner} BLOCK {} NOTIFY answers REQ {id}", left_ms.max(1)).into()
         };
         let batch: Vec<Command> = (first..first + BATCH).map(ask).collect();
-        assert!(client.call_in_one_step(&batch).iter().all(|reply| *reply == 0), "all of them wait");
+        assert!(client.call_in_one_step(&batch).iter().all(|reply| *reply == "WAITING"), "all of them wait");
     }
     // Time itself: nothing comes before that.
     std::thread::sleep(end.saturating_duration_since(Instant::now()));

@@ -35,7 +35,7 @@ fn a_renamed_publish_is_no_obstacle() {
     let (mut client, mut messages) = (server.client(), server.client());
     messages.call("LISTEN answers");
     client.acquire("job a PX 60000");
-    assert_eq!(client.call("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+    assert_eq!(client.call("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
     client.call("RLOCK.RELEASE job a");
     assert!(message(&mut messages).starts_with("granted 1 "));
 }
@@ -77,7 +77,7 @@ fn a_subscriber_that_is_killed_by_its_output_buffer_keeps_nothing_that_is_bound_
             client.acquire(&format!("{key} a PX 60000"));
             let id = number + 1;
             let ask = format!("LOCK.ACQUIRE {key} b PX 60000 SESSION 0 BLOCK 0 NOTIFY answers REQ {id}");
-            assert_eq!(both.call(ask), 0);
+            assert_eq!(both.call(ask), "WAITING");
         }
         let mut next = server.waiter("LOCK.ACQUIRE job-7 c PX 60000 BLOCK 0");
         let releases: Vec<Command> = keys.iter().map(|key| format!("LOCK.RELEASE {key} a").into()).collect();
@@ -120,7 +120,7 @@ fn whoever_is_cut_at_any_byte_of_the_message_keeps_nothing_with_a_session() {
         for cut in 0..BYTES {
             client.acquire("job a PX 60000");
             let mut both = listening_waiter(&server);
-            assert_eq!(both.call("LOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0 NOTIFY answers REQ 1"), 0);
+            assert_eq!(both.call("LOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
             let mut next = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
             client.call("LOCK.RELEASE job a");
             both.read_bytes_and_close(cut);
@@ -138,7 +138,7 @@ fn whoever_is_cut_at_any_byte_of_the_message_is_told_when_it_asks_again() {
             client.acquire("job a PX 60000");
             let messages = subscriber(&server, "answers");
             let ask = format!("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ {}", cut + 1);
-            assert_eq!(asker.call(ask.as_str()), 0);
+            assert_eq!(asker.call(ask.as_str()), "WAITING");
             client.call("LOCK.RELEASE job a");
             messages.read_bytes_and_close(cut);
             let token = asker.call(ask).int();
@@ -152,7 +152,7 @@ fn whoever_is_cut_at_any_byte_of_the_message_is_told_when_it_asks_again() {
 fn notified_waiter(server: &Server) -> (Client, Client) {
     let (mut client, messages) = (server.client(), subscriber(server, "answers"));
     client.acquire("job a PX 60000");
-    assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+    assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
     (client, messages)
 }
 
@@ -181,7 +181,7 @@ fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
             admin.call("ACL SETUSER worker reset on >secret ~* &* +@all");
             let mut asker = server.client();
             assert_eq!(asker.call("AUTH worker secret"), "OK");
-            assert_eq!(asker.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+            assert_eq!(asker.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
             let mut next = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
             assert_eq!(admin.call(format!("ACL SETUSER worker {change}")), "OK");
             admin.call("LOCK.RELEASE job a");
@@ -201,7 +201,7 @@ fn a_request_for_many_keys_whose_channel_is_taken_away_is_told_and_the_next_is_s
     admin.call("ACL SETUSER worker on >secret ~* &* +@all");
     let mut asker = server.client();
     assert_eq!(asker.call("AUTH worker secret"), "OK");
-    assert_eq!(asker.call("RLOCK.MACQUIRE 2 x y b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+    assert_eq!(asker.call("RLOCK.MACQUIRE 2 x y b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
     let mut next = server.waiter("RLOCK.MACQUIRE 2 x y c PX 60000 BLOCK 0");
     assert_eq!(admin.call("ACL SETUSER worker resetchannels"), "OK");
     admin.call("RLOCK.RELEASE x a");
@@ -234,13 +234,13 @@ fn timed_nobody_hangs_when_sentinel_replaces_the_primary() {
     client.acquire("job a PX 60000");
     let mut messages = subscriber(&primary, "answers");
     let mut asker = primary.client();
-    assert_eq!(asker.call("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), 0);
+    assert_eq!(asker.call("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
     let mut sentinel = Client::connect(sentinels.ports().next().expect("a Sentinel")).expect("a connection");
     let mut timed = subscriber(&primary, "timed");
     let watch = Stopwatch::start();
     assert_eq!(sentinel.call("SENTINEL FAILOVER fleet"), "OK");
     let ask = format!("RLOCK.ACQUIRE job c PX 60000 BLOCK {BLOCK_MS} NOTIFY timed REQ 2");
-    assert_eq!(client.call(ask), 0);
+    assert_eq!(client.call(ask), "WAITING");
     let heard = timed.reply_within(SOON);
     assert!(!heard.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut), "{heard:?}");
     watch.assert_took_ms(0..BLOCK_MS + 2000, "the end of a wait with a time");

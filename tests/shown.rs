@@ -6,6 +6,7 @@ use crate::support::{EXCLUSIVE, FAIR, MUTEX, Reply, Server, WRITE, eventually};
 
 const SOON: Duration = Duration::from_secs(20);
 
+/// Rule I1.
 #[test]
 fn info_shows_since_when_a_holder_holds_and_from_which_connections() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -36,6 +37,7 @@ fn info_shows_since_when_a_holder_holds_and_from_which_connections() {
     }
 }
 
+/// Rule I2.
 #[test]
 fn waiters_show_the_connection_that_waits() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -57,6 +59,7 @@ fn a_place_without_a_connection_has_no_client() {
     assert_eq!(client.call("RFAIRLOCK.WAITERS job").array()[0].field("client"), 0);
 }
 
+/// Rule I2.
 #[test]
 fn waiters_without_count_shows_a_thousand_at_most() {
     let server = Server::start();
@@ -72,6 +75,7 @@ fn waiters_without_count_shows_a_thousand_at_most() {
 }
 
 /// The waiter is served after the transaction.
+/// Rule I1.
 #[test]
 fn info_of_a_free_key_with_waiters_has_no_holders() {
     for server in Server::for_each(&[MUTEX, FAIR, WRITE]) {
@@ -94,6 +98,7 @@ fn info_of_a_free_key_with_waiters_has_no_holders() {
     }
 }
 
+/// Rule T1.
 #[test]
 fn pttl_with_a_token_is_that_of_the_hold_with_that_token() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -110,6 +115,7 @@ fn pttl_with_a_token_is_that_of_the_hold_with_that_token() {
     }
 }
 
+/// Rule T1.
 #[test]
 fn pttl_with_a_token_tells_readers_and_owners_of_permits_apart() {
     let server = Server::start();

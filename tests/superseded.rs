@@ -6,6 +6,7 @@ use crate::support::{EXCLUSIVE, MUTEX, REENTRANT, Reply, Server, eventually, wai
 
 const SOON: Duration = Duration::from_secs(5);
 
+/// Rules W1, W2.
 #[test]
 fn a_blind_retry_of_a_request_that_waits_takes_its_place_and_counts_once() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -29,6 +30,7 @@ fn a_blind_retry_of_a_request_that_waits_takes_its_place_and_counts_once() {
     }
 }
 
+/// Rule W2.
 #[test]
 fn a_request_for_something_else_goes_to_the_end() {
     let server = Server::start();
@@ -45,6 +47,7 @@ fn a_request_for_something_else_goes_to_the_end() {
     read.reply().int();
 }
 
+/// Rule W1.
 #[test]
 fn requests_for_one_key_and_for_many_end_each_other() {
     let server = Server::start();
@@ -62,6 +65,7 @@ fn requests_for_one_key_and_for_many_end_each_other() {
     assert_eq!(client.call("RLOCK.HOLDS {s}x b"), 1);
 }
 
+/// Rule W3.
 #[test]
 fn a_request_that_is_refused_leaves_the_earlier_one_waiting() {
     let server = Server::start();
@@ -77,6 +81,7 @@ fn a_request_that_is_refused_leaves_the_earlier_one_waiting() {
     waiting.reply().int();
 }
 
+/// Rule W4.
 #[test]
 fn an_attempt_leaves_the_request_that_waits_alone() {
     for server in Server::for_each(REENTRANT) {
@@ -90,6 +95,7 @@ fn an_attempt_leaves_the_request_that_waits_alone() {
     }
 }
 
+/// Rule W2.
 #[test]
 fn a_retry_needs_no_room_among_the_waiters() {
     for server in Server::for_each(&[MUTEX]) {

@@ -246,7 +246,7 @@ fn whether_a_replica_has_what_was_granted_by_message_is_told_behind_the_request_
     let (mut asker, mut listener) = (master.client(), master.client());
     let request = "RLOCK.ACQUIRE k b PX 600000 BLOCK 0 NOTIFY told REQ 1";
     listener.call("SUBSCRIBE told");
-    assert_eq!(asker.call(request), 0);
+    assert_eq!(asker.call(request), "WAITING");
     assert_eq!(asker.call("WAIT 1 10000"), 1);
     replica.while_stopped(|| {
         assert_eq!(holder.call("RLOCK.RELEASE k a"), 0);

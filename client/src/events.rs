@@ -34,6 +34,8 @@ pub enum Event {
     Expired,
     /// It was taken away from whoever held it.
     Forced,
+    /// Its holder released it, and it stays closed for a while.
+    Kept,
     /// A free fair lock is kept for a while for whoever is first in its queue and is not there now.
     Turn,
     /// The key was deleted, evicted, renamed or overwritten. Told of only with `g` and `e` in `notify-keyspace-events`.
@@ -49,6 +51,7 @@ impl Event {
             b"rlock.release" => Self::Released,
             b"rlock.expire" => Self::Expired,
             b"rlock.force" => Self::Forced,
+            b"rlock.keep" => Self::Kept,
             b"rlock.turn" => Self::Turn,
             _ => Self::Removed,
         }
@@ -56,7 +59,7 @@ impl Event {
 
     /// Whether it may end the hold of somebody who has not released it.
     fn may_end_a_hold(self) -> bool {
-        !matches!(self, Self::Acquired | Self::Released | Self::Turn)
+        !matches!(self, Self::Acquired | Self::Released | Self::Kept | Self::Turn)
     }
 }
 

@@ -24,14 +24,22 @@ pub(crate) const LATE: Duration = Duration::from_millis(500);
 /// A wait at the server that lasted so long was a healthy one: a failure after it is the first.
 const HEALTHY: Duration = Duration::from_secs(1);
 
-/// What a request that is answered with it waits for.
-const NOT_YET: Value = Value::Int(0);
+/// The answer to a request that waits; the end of the wait comes on the channel.
+const WAITING: &str = "WAITING";
 
 /// What became of one wait at the server.
 enum End {
-    Granted(Grant),
+    /// After a wait it has to be claimed.
+    Granted(Grant, HasWaited),
     /// It has to be asked again, by the same id.
     Repeat,
+}
+
+/// Whether a grant came after a wait, by a message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HasWaited {
+    Yes,
+    No,
 }
 
 /// Waits until the request is granted, or the server says that the deadline is over.
@@ -81,9 +89,10 @@ pub(crate) async fn wait(request: &Arc<Request>, deadline: Option<Moment>) -> Re
         };
         (was_heard, may_be_known) = (true, true);
         match end {
-            End::Granted(mut grant) => {
-                // A message says nothing about when the lease was given. It was not before the request was sent, which will do after a short wait.
-                let confirmed = match request.is_fresh(grant.counts_from, Moment::now()) {
+            End::Granted(mut grant, has_waited) => {
+                // Of an answer that came late the lease has been running since the request was sent.
+                let is_fresh = request.is_fresh(grant.counts_from, Moment::now());
+                let confirmed = match has_waited == HasWaited::No && is_fresh {
                     true => Ok(()),
                     false => {
                         let give_up = Moment::now().after(request.client.settings.retry_for);
@@ -117,12 +126,11 @@ async fn hear(
 ) -> Result<End, Error> {
     let Answered { said, first_sent, link, .. } = answered;
     let value = said.map_err(|error| Error::from_answer(&error))?;
-    let granted =
-        |tokens| End::Granted(Grant { tokens, counts_from: first_sent, lease: request.lease, link: link.clone() });
+    let grant = |tokens| Grant { tokens, counts_from: first_sent, lease: request.lease, link: link.clone() };
     let letter = asking.letter.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(mut letter) = letter.filter(|_| value == NOT_YET) else {
+    let Some(mut letter) = letter.filter(|_| matches!(&value, Value::SimpleString(text) if text == WAITING)) else {
         return match wire::tokens(&value)? {
-            Some(tokens) => Ok(granted(tokens)),
+            Some(tokens) => Ok(End::Granted(grant(tokens), HasWaited::No)),
             // It could only be asked without waiting, while its slot moves from one node to another.
             None if deadline.is_none_or(|deadline| Moment::now() < deadline) => Ok(End::Repeat),
             None => Err(Error::Timeout),
@@ -134,7 +142,7 @@ async fn hear(
         () = link.closed() => None,
     };
     match message {
-        Some(Message::Granted(tokens)) => Ok(granted(tokens)),
+        Some(Message::Granted(tokens)) => Ok(End::Granted(grant(tokens), HasWaited::Yes)),
         Some(Message::TimedOut) => Err(Error::Timeout),
         Some(Message::Refused { code, text }) if code != "UNBLOCKED" => Err(Error::from_code(code, text)),
         // A failover, or the end of the connection.

@@ -72,6 +72,10 @@ fn ms(span: Duration) -> u64 {
     u64::try_from(span.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
+/// How long a grant after a wait lasts until it is confirmed: more than a round trip, a new connection and a pause of the process. A
+/// process that is gone costs those behind it no more than this.
+const CLAIM: Duration = Duration::from_secs(5);
+
 /// Of a command there are hardly more words, and bytes in them, besides the keys and the owner.
 const OTHER_WORDS: usize = 14;
 const OTHER_BYTES: usize = 160;
@@ -117,6 +121,10 @@ impl Subject {
             // 0 on the wire is for ever, so what is left of a wait is at least 1.
             Ask::Wait(wait, channel) => {
                 command.arg("BLOCK").arg(wait.map_or(0, |wait| ms(wait).max(1))).arg("NOTIFY").arg(channel);
+                // An owner that has a name of its own may hold one of several keys already, and then has nothing to claim.
+                if self.family != Family::Many {
+                    command.arg("CLAIM").arg(ms(options.lease.min(CLAIM)));
+                }
             }
         }
         if let Some(grace) = options.session_grace {
@@ -266,7 +274,10 @@ mod tests {
         assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 REQ 7");
         assert_eq!(words(&mutex.release(&[9], 1, 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
         let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Wait(None, "c")) };
-        assert_eq!(words(&mutex.acquire(bound)), "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c SESSION 0 REQ 7");
+        assert_eq!(
+            words(&mutex.acquire(bound)),
+            "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 3000 SESSION 0 REQ 7"
+        );
 
         let fair = subject(Family::Fair, &["k"], 1);
         assert_eq!(words(&fair.cancel(7)), "RFAIRLOCK.CANCEL k me");
@@ -290,7 +301,7 @@ mod tests {
     fn a_wait_that_is_all_but_over_does_not_become_endless() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         let last = mutex.acquire(options(Ask::Wait(Some(Duration::ZERO), "c")));
-        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c REQ 7");
+        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c CLAIM 3000 REQ 7");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use crate::bytes::Owner;
-use crate::event::{Event, Terms};
+use crate::event::{Event, Phase, Terms};
 use crate::kind::{Kind, Mode};
 use crate::lock::{FairQueue, Hold, Lock};
 use crate::place::{Place, Stay};
@@ -22,11 +22,15 @@ const HAS_REQUEST: u64 = 1;
 const REQUEST_IS_RELEASE: u64 = 2;
 const HAS_SESSION: u64 = 4;
 const REQUEST_IS_MANY: u64 = 8;
-const FLAGS: u64 = HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION | REQUEST_IS_MANY;
+const IS_UNCLAIMED: u64 = 16;
+const IS_KEPT: u64 = 32;
+const FLAGS: u64 = HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION | REQUEST_IS_MANY | IS_UNCLAIMED | IS_KEPT;
 
 const CONNECTED: u64 = 0;
 const POLLED: u64 = 1;
 const GRACE: u64 = 2;
+/// A grace of its own follows.
+const HAS_GRACE: u64 = 4;
 
 /// Appends `lock` to `bytes`.
 pub fn encode(lock: &Lock, now: Now, bytes: &mut Vec<u8>) {
@@ -50,13 +54,18 @@ fn encode_place(place: Place<'_>, now: Now, bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(place.owner);
     push(bytes, place.arrival);
     push(bytes, place.request_id.unwrap_or(0));
-    let (stay, until_us) = match place.stay {
-        Stay::Connected => return push(bytes, CONNECTED),
-        Stay::Polled { until_us } => (POLLED, until_us),
-        Stay::Grace { until_us } => (GRACE, until_us),
+    let stay = match place.stay {
+        Stay::Connected => CONNECTED,
+        Stay::Polled { .. } => POLLED,
+        Stay::Grace { .. } => GRACE,
     };
-    push(bytes, stay);
-    push(bytes, now.to_unix_ms(until_us));
+    push(bytes, if place.grace_ms.is_some() { stay | HAS_GRACE } else { stay });
+    if let Some(until_us) = place.stay.until_us() {
+        push(bytes, now.to_unix_ms(until_us));
+    }
+    if let Some(grace_ms) = place.grace_ms {
+        push(bytes, grace_ms);
+    }
 }
 
 fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
@@ -77,6 +86,11 @@ fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
     if terms.session_ms.is_some() {
         flags |= HAS_SESSION;
     }
+    flags |= match terms.phase {
+        Phase::Held => 0,
+        Phase::Unclaimed => IS_UNCLAIMED,
+        Phase::Kept => IS_KEPT,
+    };
     push(bytes, mode_number(hold.mode()));
     push(bytes, hold.token());
     push(bytes, u64::from(terms.count));
@@ -142,13 +156,16 @@ fn decode_places(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(
         }
         let arrival = reader.number_in(1..=MAX_TOKEN, "arrival")?;
         let request_id = Some(reader.number_in(0..=i64::MAX.unsigned_abs(), "request id")?).filter(|id| *id != 0);
-        let stay = match reader.number()? {
+        let flags = reader.number()?;
+        let stay = match flags & !HAS_GRACE {
             CONNECTED => Stay::Connected,
             POLLED => Stay::Polled { until_us: now.from_unix_ms(reader.number()?) },
             GRACE => Stay::Grace { until_us: now.from_unix_ms(reader.number()?) },
             _ => return Err(DecodeError("stay")),
         };
-        apply(lock, Event::Queued { owner, stay, arrival, request_id, at_head: false })?;
+        let has_grace = flags & HAS_GRACE != 0;
+        let grace_ms = if has_grace { Some(reader.number_in(0..=MAX_LEASE_MS, "grace")?) } else { None };
+        apply(lock, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false })?;
     }
     let reserved_until_unix_ms = reader.number()?;
     let head = lock.queue().and_then(FairQueue::first).map(|head| Owner::from(head.owner));
@@ -194,6 +211,12 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
             lease_ms,
             request,
             session_ms,
+            phase: match flags & (IS_UNCLAIMED | IS_KEPT) {
+                0 => Phase::Held,
+                IS_UNCLAIMED => Phase::Unclaimed,
+                IS_KEPT if mode == Mode::Exclusive && count == 1 && session_ms.is_none() => Phase::Kept,
+                _ => return Err(DecodeError("phase")),
+            },
         },
     };
     apply(lock, granted)
@@ -324,7 +347,7 @@ mod tests {
         // kind, permits, holds, then owner, mode, token, count, deadline, lease, flags; places.
         let good = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 0, 0];
         assert!(decode(&good, NOW).is_ok());
-        let cases: [(usize, u8, &str); 10] = [
+        let cases: [(usize, u8, &str); 11] = [
             (0, 4, "kind"),
             (1, 0, "permits"),
             (1, 2, "permits"),
@@ -333,7 +356,8 @@ mod tests {
             (5, 1, "the lock is of another kind"),
             (6, 0, "token"),
             (7, 0, "count"),
-            (10, 16, "flags"),
+            (10, 48, "phase"),
+            (10, 64, "flags"),
             (11, 1, "places"),
         ];
         for (index, value, wrong) in cases {

@@ -4,18 +4,21 @@
 //! the hot path builds one argument and not ten:
 //!
 //! ```text
-//! granted <kind> <mode> <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>     (and the owner)
-//! reentered|renewed|partly-released|session-ended <token> <count> <deadline-unix-ms> <lease-ms> <request> <session-ms>
+//! granted <kind> <mode> <token> <terms>                                                             (and the owner)
+//! reentered|renewed|partly-released|session-ended|released-kept <token> <terms>
 //! released|expired|forced|undone <token>
 //! sized <permits>
-//! queued <stay> <arrival> <request-id> tail|head                                                    (and the owner)
-//! kept <stay> <request-id>                                                                          (and the owner)
+//! queued <stay> <arrival> <request-id> tail|head [<grace-ms>]                                       (and the owner)
+//! kept <stay> <request-id> [<grace-ms>]                                                             (and the owner)
 //! left cancelled|timed-out|lapsed|missed                                                            (and the owner)
 //! cleared released|expired|forced|undone                                             (and the owner who is left out)
 //! queue-lapsed
 //! reserved <until-unix-ms>                                                                              (and the owner)
-//! detached <until-unix-ms>
+//! detached <until-unix-ms> [<at-unix-ms>]
 //! ```
+//!
+//! Terms are `<count> <deadline-unix-ms> <lease-ms> <request> <session-ms>`, and after them `unclaimed` or `kept` for a hold that
+//! is: see [`Phase`].
 //!
 //! A stay is `connected`, `polled:<until-unix-ms>` or `grace:<until-unix-ms>`.
 //!
@@ -25,7 +28,7 @@ use core::ops::Deref;
 use core::str;
 
 use crate::bytes::Owner;
-use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
+use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Phase, Terms};
 use crate::kind::{Kind, Mode};
 use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
@@ -71,25 +74,8 @@ impl Facts {
     }
 }
 
-const CHANGES: [(ChangeCause, &str); 4] = [
-    (ChangeCause::Reentered, "reentered"),
-    (ChangeCause::Renewed, "renewed"),
-    (ChangeCause::Released, "partly-released"),
-    (ChangeCause::SessionEnded, "session-ended"),
-];
-const ENDS: [(EndCause, &str); 4] = [
-    (EndCause::Released, "released"),
-    (EndCause::Expired, "expired"),
-    (EndCause::Forced, "forced"),
-    (EndCause::Undone, "undone"),
-];
-
-const LEAVES: [(LeaveCause, &str); 4] = [
-    (LeaveCause::Cancelled, "cancelled"),
-    (LeaveCause::TimedOut, "timed-out"),
-    (LeaveCause::Lapsed, "lapsed"),
-    (LeaveCause::Missed, "missed"),
-];
+const UNCLAIMED: &str = "unclaimed";
+const KEPT: &str = "kept";
 
 /// Writes the facts of `event` into `facts` (emptied first) and returns the owner if it is part of them.
 pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e Owner> {
@@ -104,13 +90,13 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             Some(owner)
         }
         Event::Changed { token, cause, terms } => {
-            facts.push(name_of(&CHANGES, *cause).as_bytes());
+            facts.push(cause.name().as_bytes());
             push_number(facts, *token);
             push_terms(facts, terms, now);
             None
         }
         Event::Ended { token, cause } => {
-            facts.push(name_of(&ENDS, *cause).as_bytes());
+            facts.push(cause.name().as_bytes());
             push_number(facts, *token);
             None
         }
@@ -119,28 +105,30 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             push_number(facts, u64::from(*permits));
             None
         }
-        Event::Queued { owner, stay, arrival, request_id, at_head } => {
+        Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head } => {
             facts.push(b"queued");
             push_stay(facts, *stay, now);
             push_number(facts, *arrival);
             push_optional(facts, *request_id);
             push_word(facts, if *at_head { "head" } else { "tail" });
+            push_last(facts, *grace_ms);
             Some(owner)
         }
-        Event::Kept { owner, stay, request_id } => {
+        Event::Kept { owner, stay, request_id, grace_ms } => {
             facts.push(b"kept");
             push_stay(facts, *stay, now);
             push_optional(facts, *request_id);
+            push_last(facts, *grace_ms);
             Some(owner)
         }
         Event::Left { owner, cause } => {
             facts.push(b"left");
-            push_word(facts, name_of(&LEAVES, *cause));
+            push_word(facts, cause.name());
             Some(owner)
         }
         Event::Cleared { cause, except } => {
             facts.push(b"cleared");
-            push_word(facts, name_of(&ENDS, *cause));
+            push_word(facts, cause.name());
             except.as_ref()
         }
         Event::QueueLapsed => {
@@ -152,9 +140,10 @@ pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option
             push_number(facts, now.to_unix_ms(*until_us));
             Some(owner)
         }
-        Event::Detached { until_us } => {
+        Event::Detached { until_us, at_us } => {
             facts.push(b"detached");
             push_number(facts, now.to_unix_ms(*until_us));
+            push_last(facts, at_us.map(|at_us| now.to_unix_ms(at_us)));
             None
         }
     }
@@ -168,10 +157,6 @@ fn push_stay(facts: &mut Facts, stay: Stay, now: Now) {
     };
     push_word(facts, word);
     facts.push(itoa::Buffer::new().format(now.to_unix_ms(until_us)).as_bytes());
-}
-
-fn name_of<C: PartialEq>(names: &[(C, &'static str)], cause: C) -> &'static str {
-    names.iter().find(|(named, _)| *named == cause).map_or("", |(_, name)| *name)
 }
 
 fn push_word(facts: &mut Facts, word: &str) {
@@ -201,12 +186,24 @@ fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {
         None => push_word(facts, "-"),
     }
     push_optional(facts, terms.session_ms);
+    match terms.phase {
+        Phase::Held => {}
+        Phase::Unclaimed => push_word(facts, UNCLAIMED),
+        Phase::Kept => push_word(facts, KEPT),
+    }
 }
 
 fn push_optional(facts: &mut Facts, number: Option<u64>) {
     match number {
         Some(number) => push_number(facts, number),
         None => push_word(facts, "-"),
+    }
+}
+
+/// Writes an optional last number; an absent one takes no room.
+fn push_last(facts: &mut Facts, number: Option<u64>) {
+    if let Some(number) = number {
+        push_number(facts, number);
     }
 }
 
@@ -223,7 +220,7 @@ pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Even
         "granted" => granted(&mut words, owner, now)?,
         "cleared" => {
             let except = owner.map(|owner| valid_owner(Some(owner))).transpose()?;
-            Event::Cleared { cause: cause_of(&ENDS, &mut words)?, except }
+            Event::Cleared { cause: named(&mut words, EndCause::of_name, "cause")?, except }
         }
         "queue-lapsed" => Event::QueueLapsed,
         "sized" => Event::Sized { permits: small_number(&mut words, "permits")? },
@@ -237,8 +234,8 @@ pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Even
 }
 
 fn granted(words: &mut Words<'_>, owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
-    let kind = one_of(words, Kind::ALL, Kind::name, "kind")?;
-    let mode = one_of(words, Mode::ALL, Mode::name, "mode")?;
+    let kind = named(words, Kind::of_name, "kind")?;
+    let mode = named(words, Mode::of_name, "mode")?;
     if !kind.has_mode(mode) {
         return Err(EffectError("mode does not fit the kind"));
     }
@@ -247,10 +244,10 @@ fn granted(words: &mut Words<'_>, owner: Option<&[u8]>, now: Now) -> Result<Even
 }
 
 fn hold_event(verb: &str, words: &mut Words<'_>, now: Now) -> Result<Event, EffectError> {
-    if let Some((cause, _)) = CHANGES.iter().find(|(_, name)| *name == verb) {
-        Ok(Event::Changed { token: token(words)?, cause: *cause, terms: terms(words, now)? })
-    } else if let Some((cause, _)) = ENDS.iter().find(|(_, name)| *name == verb) {
-        Ok(Event::Ended { token: token(words)?, cause: *cause })
+    if let Some(cause) = ChangeCause::of_name(verb) {
+        Ok(Event::Changed { token: token(words)?, cause, terms: terms(words, now)? })
+    } else if let Some(cause) = EndCause::of_name(verb) {
+        Ok(Event::Ended { token: token(words)?, cause })
     } else {
         Err(EffectError("unknown event"))
     }
@@ -258,10 +255,18 @@ fn hold_event(verb: &str, words: &mut Words<'_>, now: Now) -> Result<Event, Effe
 
 fn place_event(verb: &str, words: &mut Words<'_>, owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
     Ok(match verb {
-        "detached" => Event::Detached { until_us: moment(words, now, "until")? },
+        "detached" => Event::Detached {
+            until_us: moment(words, now, "until")?,
+            at_us: last(words, 0..=u64::MAX, "moment")?.map(|unix_ms| now.from_unix_ms(unix_ms)),
+        },
         "reserved" => Event::Reserved { owner: valid_owner(owner)?, until_us: moment(words, now, "until")? },
-        "kept" => Event::Kept { owner: valid_owner(owner)?, stay: stay(words, now)?, request_id: request_id(words)? },
-        "left" => Event::Left { owner: valid_owner(owner)?, cause: cause_of(&LEAVES, words)? },
+        "kept" => Event::Kept {
+            owner: valid_owner(owner)?,
+            stay: stay(words, now)?,
+            request_id: request_id(words)?,
+            grace_ms: grace(words)?,
+        },
+        "left" => Event::Left { owner: valid_owner(owner)?, cause: named(words, LeaveCause::of_name, "cause")? },
         _ => Event::Queued {
             owner: valid_owner(owner)?,
             stay: stay(words, now)?,
@@ -272,13 +277,9 @@ fn place_event(verb: &str, words: &mut Words<'_>, owner: Option<&[u8]>, now: Now
                 Some("tail") => false,
                 _ => return Err(EffectError("end of the queue")),
             },
+            grace_ms: grace(words)?,
         },
     })
-}
-
-fn cause_of<C: Copy>(names: &[(C, &'static str)], words: &mut Words<'_>) -> Result<C, EffectError> {
-    let word = words.next().unwrap_or_default();
-    names.iter().find(|(_, name)| *name == word).map(|(cause, _)| *cause).ok_or(EffectError("cause"))
 }
 
 fn valid_owner(owner: Option<&[u8]>) -> Result<Owner, EffectError> {
@@ -303,14 +304,8 @@ fn stay(words: &mut Words<'_>, now: Now) -> Result<Stay, EffectError> {
 
 type Words<'a> = str::Split<'a, char>;
 
-fn one_of<T: Copy>(
-    words: &mut Words<'_>,
-    all: [T; 4],
-    name: impl Fn(T) -> &'static str,
-    what: &'static str,
-) -> Result<T, EffectError> {
-    let word = words.next().unwrap_or_default();
-    all.into_iter().find(|candidate| name(*candidate) == word).ok_or(EffectError(what))
+fn named<T>(words: &mut Words<'_>, of_name: fn(&str) -> Option<T>, what: &'static str) -> Result<T, EffectError> {
+    of_name(words.next().unwrap_or_default()).ok_or(EffectError(what))
 }
 
 fn number(
@@ -336,6 +331,19 @@ fn optional(
     }
 }
 
+/// Reads an optional last number.
+fn last(
+    words: &mut Words<'_>,
+    range: core::ops::RangeInclusive<u64>,
+    what: &'static str,
+) -> Result<Option<u64>, EffectError> {
+    words.next().map(|word| parse_number(word, range, what)).transpose()
+}
+
+fn grace(words: &mut Words<'_>) -> Result<Option<u64>, EffectError> {
+    last(words, 0..=MAX_LEASE_MS, "grace")
+}
+
 fn request_id(words: &mut Words<'_>) -> Result<Option<u64>, EffectError> {
     optional(words, 1..=i64::MAX.unsigned_abs(), "request id")
 }
@@ -355,6 +363,12 @@ fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
         lease_ms: number(words, 1..=MAX_LEASE_MS, "lease")?,
         request: request(words.next().unwrap_or_default())?,
         session_ms: optional(words, 0..=MAX_LEASE_MS, "session")?,
+        phase: match words.next() {
+            None => Phase::Held,
+            Some(UNCLAIMED) => Phase::Unclaimed,
+            Some(KEPT) => Phase::Kept,
+            Some(_) => return Err(EffectError("phase")),
+        },
     })
 }
 
@@ -396,6 +410,7 @@ mod tests {
                 lease_ms: 30_000,
                 request: Some(RequestMark { id: 7, verb: Verb::Acquire }),
                 session_ms: None,
+                phase: Phase::Held,
             },
         };
         let mut facts = Facts::default();
@@ -413,13 +428,14 @@ mod tests {
             lease_ms: u64::MAX,
             request: Some(RequestMark { id: u64::MAX, verb: Verb::Acquire }),
             session_ms: Some(u64::MAX),
+            phase: Phase::Unclaimed,
         };
         let (kind, mode) = (Kind::Semaphore, Mode::Exclusive);
         let granted = Event::Granted { kind, owner: (&b"o"[..]).into(), mode, token: u64::MAX, terms };
         let mut facts = Facts::default();
         write_effect(&granted, WIDEST, &mut facts);
         let text = "granted semaphore exclusive 18446744073709551615 4294967295 18446744073709552 \
-                    18446744073709551615 18446744073709551615a 18446744073709551615";
+                    18446744073709551615 18446744073709551615a 18446744073709551615 unclaimed";
         assert_eq!(str::from_utf8(&facts), Ok(text));
     }
 

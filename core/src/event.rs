@@ -5,6 +5,7 @@
 
 use crate::bytes::Owner;
 use crate::kind::{Kind, Mode};
+use crate::named::named;
 use crate::place::Stay;
 use crate::request::RequestMark;
 
@@ -21,45 +22,64 @@ pub struct Terms {
     pub request: Option<RequestMark>,
     /// How long the hold outlives the last connection that it is bound to, if it is bound to connections.
     pub session_ms: Option<u64>,
+    /// The phase of the hold.
+    pub phase: Phase,
 }
 
-/// Why a hold that goes on changed its terms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangeCause {
-    /// The owner acquired once more.
-    Reentered,
-    /// The owner renewed the lease, or repeated an ACQUIRE.
-    Renewed,
-    /// The owner released, and has holds left.
-    Released,
-    /// The last connection that the hold was bound to has closed.
-    SessionEnded,
+/// The phase of a hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// The owner holds the lock.
+    #[default]
+    Held,
+    /// Granted after a wait with `CLAIM`, and not claimed yet. The deadline is that of the claim.
+    Unclaimed,
+    /// Released with `KEEP`: no owner holds the lock, and no request is granted before the deadline.
+    Kept,
 }
 
-/// Why a hold ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndCause {
-    /// The owner released its last hold.
-    Released,
-    /// The lease ended.
-    Expired,
-    /// FORCERELEASE.
-    Forced,
-    /// The waiter that was granted it was gone before it could hear of it.
-    Undone,
+named! {
+    /// Why a hold that goes on changed its terms.
+    pub enum ChangeCause {
+        /// The owner acquired once more.
+        Reentered => "reentered",
+        /// The owner renewed the lease, or repeated an ACQUIRE.
+        Renewed => "renewed",
+        /// The owner released, and has holds left.
+        Released => "partly-released",
+        /// The last connection that the hold was bound to has closed.
+        SessionEnded => "session-ended",
+        /// The owner released with KEEP: the lock stays closed.
+        Kept => "released-kept",
+    }
 }
 
-/// Why an owner lost its place in the queue of a fair lock without being granted it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaveCause {
-    /// CANCEL.
-    Cancelled,
-    /// Its BLOCK ended in nil.
-    TimedOut,
-    /// The life of the place was over.
-    Lapsed,
-    /// The lock was reserved for it, and it did not come in time.
-    Missed,
+named! {
+    /// Why a hold ended.
+    pub enum EndCause {
+        /// The owner released its last hold.
+        Released => "released",
+        /// The lease ended.
+        Expired => "expired",
+        /// FORCERELEASE.
+        Forced => "forced",
+        /// The waiter that was granted it was gone before it could hear of it.
+        Undone => "undone",
+    }
+}
+
+named! {
+    /// Why an owner lost its place in the queue of a fair lock without being granted it.
+    pub enum LeaveCause {
+        /// CANCEL.
+        Cancelled => "cancelled",
+        /// Its BLOCK ended in nil.
+        TimedOut => "timed-out",
+        /// The life of the place was over.
+        Lapsed => "lapsed",
+        /// The lock was reserved for it, and it did not come in time.
+        Missed => "missed",
+    }
 }
 
 /// A fact about one lock.
@@ -116,6 +136,8 @@ pub enum Event {
         arrival: u64,
         /// The id of the numbered request that it stands for.
         request_id: Option<u64>,
+        /// `GRACE ms`: how long it is kept without a connection, if not as long as the server says.
+        grace_ms: Option<u64>,
         /// Whether the place is at the head of the queue: one that was given back.
         at_head: bool,
     },
@@ -127,6 +149,8 @@ pub enum Event {
         stay: Stay,
         /// The id of the numbered request that it stands for from now on.
         request_id: Option<u64>,
+        /// Its `GRACE ms` from now on.
+        grace_ms: Option<u64>,
     },
     /// A place was given up.
     Left {
@@ -146,8 +170,10 @@ pub enum Event {
     },
     /// Every place was cut off from its connection: a restart, a promotion, a rename.
     Detached {
-        /// The least that each has from now on.
+        /// The least that each has from now on that has no `GRACE` of its own.
         until_us: u64,
+        /// When it happened, from which a `GRACE` counts; missing if no place has one.
+        at_us: Option<u64>,
     },
 }
 
@@ -180,6 +206,7 @@ impl Event {
         match self {
             Self::Granted { .. } => Some(c"rlock.acquire"),
             Self::Reserved { .. } => Some(c"rlock.turn"),
+            Self::Changed { cause: ChangeCause::Kept, .. } => Some(c"rlock.keep"),
             Self::Changed { .. }
             | Self::Sized { .. }
             | Self::Queued { .. }

@@ -1,33 +1,22 @@
 //! Kinds of locks, and the modes in which they are held.
 
-/// What a lock is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// One owner at a time.
-    Mutex,
-    /// One owner at a time, and a queue that lives in the value.
-    Fair,
-    /// Many readers or one writer.
-    RwLock,
-    /// A number of permits.
-    Semaphore,
+use crate::named::named;
+
+named! {
+    /// What a lock is.
+    pub enum Kind {
+        /// One owner at a time.
+        Mutex => "mutex",
+        /// One owner at a time, and a queue that lives in the value.
+        Fair => "fair",
+        /// Many readers or one writer.
+        RwLock => "rwlock",
+        /// A number of permits.
+        Semaphore => "semaphore",
+    }
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Mutex, Self::Fair, Self::RwLock, Self::Semaphore];
-
-    /// The name on the wire.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mutex => "mutex",
-            Self::Fair => "fair",
-            Self::RwLock => "rwlock",
-            Self::Semaphore => "semaphore",
-        }
-    }
-
     /// Whether a hold of this kind can be in `mode`.
     #[must_use]
     pub fn has_mode(self, mode: Mode) -> bool {
@@ -39,41 +28,59 @@ impl Kind {
     }
 }
 
-/// How a hold shares the lock with others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Mode {
-    /// Alone (mutex, fair).
-    Exclusive,
-    /// With other readers (rwlock).
-    Read,
-    /// Alone, but for the owner's own READ (rwlock).
-    Write,
-    /// With others, as long as the permits last (semaphore).
-    Permits,
+/// Something for each kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PerKind<T> {
+    mutex: T,
+    fair: T,
+    rwlock: T,
+    semaphore: T,
 }
 
-impl Mode {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Exclusive, Self::Read, Self::Write, Self::Permits];
-
-    /// The name on the wire.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exclusive => "exclusive",
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Permits => "permits",
+impl<T> PerKind<T> {
+    /// That of a kind.
+    pub(crate) fn of(&self, kind: Kind) -> &T {
+        match kind {
+            Kind::Mutex => &self.mutex,
+            Kind::Fair => &self.fair,
+            Kind::RwLock => &self.rwlock,
+            Kind::Semaphore => &self.semaphore,
         }
     }
 
+    /// That of a kind, to be changed.
+    pub(crate) fn of_mut(&mut self, kind: Kind) -> &mut T {
+        match kind {
+            Kind::Mutex => &mut self.mutex,
+            Kind::Fair => &mut self.fair,
+            Kind::RwLock => &mut self.rwlock,
+            Kind::Semaphore => &mut self.semaphore,
+        }
+    }
+}
+
+named! {
+    /// How a hold shares the lock with others.
+    pub enum Mode {
+        /// Alone (mutex, fair).
+        Exclusive => "exclusive",
+        /// With other readers (rwlock).
+        Read => "read",
+        /// Alone, but for the owner's own READ (rwlock).
+        Write => "write",
+        /// With others, as long as the permits last (semaphore).
+        Permits => "permits",
+    }
+}
+
+impl Mode {
     /// Whether a hold in this mode leaves no room for another owner's hold in any mode.
     #[must_use]
     pub fn is_alone(self) -> bool {
         matches!(self, Self::Exclusive | Self::Write)
     }
 
-    /// The modes in which an owner's other requests are granted as soon as it holds in this one: they would be re-entries,
+    /// The modes in which a waiting request of an owner is granted as soon as it holds in this one: it would be a re-entry,
     /// or the READ that a writer may take. On a semaphore each request is one of its own.
     #[must_use]
     pub fn covers(self) -> &'static [Self] {

@@ -30,6 +30,7 @@ mod event;
 mod keyspace;
 mod kind;
 mod lock;
+mod named;
 mod outbox;
 mod place;
 mod request;
@@ -46,7 +47,7 @@ pub use effect::{EffectError, Facts, parse_effect, write_effect};
 pub use engine::{
     Acquired, Contended, Engine, HoldsLeft, KindStats, Longest, Offer, Tokens, Transaction, WaitSummary, WaiterView,
 };
-pub use event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
+pub use event::{ChangeCause, EndCause, Event, LeaveCause, Phase, Terms};
 pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};
 pub use lock::admission::Value;

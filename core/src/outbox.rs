@@ -58,8 +58,8 @@ pub struct Notice {
     pub id: u64,
     /// The connection that asked.
     pub client: u64,
-    /// The lease that it asked for.
-    pub lease_ms: u64,
+    /// How long a hold lasts that begins with its grant: the lease, or the claim.
+    pub lasts_ms: u64,
 }
 
 /// An answer to a waiter.

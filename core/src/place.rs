@@ -41,6 +41,8 @@ pub struct Place<'a> {
     pub arrival: u64,
     /// The id of the numbered request that it stands for.
     pub request_id: Option<u64>,
+    /// `GRACE ms`: how long it is kept without a connection, if not as long as the server says.
+    pub grace_ms: Option<u64>,
 }
 
 impl Place<'_> {

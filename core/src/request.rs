@@ -77,6 +77,10 @@ pub struct Request {
     pub request_id: Option<u64>,
     /// `SESSION ms`.
     pub session_ms: Option<u64>,
+    /// `CLAIM ms`: the lease of a new hold that is granted after a wait, until the owner claims it.
+    pub claim_ms: Option<u64>,
+    /// `GRACE ms`, on a fair lock: how long the place is kept without a connection.
+    pub grace_ms: Option<u64>,
     /// `ONCE`: an owner that holds already in this mode is answered its token, and nothing is counted.
     pub is_once: bool,
     /// `NOTIFY channel`: where the answer is published if the request has to wait. It needs an id, and a connection.
@@ -102,6 +106,8 @@ pub struct Release<'a> {
     pub request_id: Option<u64>,
     /// `TOKEN t`, or `TOKENS t …` with one for each key: a hold with another token is none. Empty: any token will do.
     pub tokens: &'a [u64],
+    /// `KEEP ms`: how long the lock stays closed after the release.
+    pub keep_ms: Option<u64>,
 }
 
 /// CANCEL.
@@ -109,9 +115,9 @@ pub struct Release<'a> {
 pub struct Cancel<'a> {
     /// The family of the command.
     pub kind: Kind,
-    /// Whose requests.
+    /// Whose request.
     pub owner: &'a [u8],
-    /// `REQ id`: the one with that id. All of them without it.
+    /// `REQ id`: only if it has that id.
     pub request_id: Option<u64>,
 }
 
@@ -172,6 +178,16 @@ pub enum Refusal {
     HoldsOther {
         /// What the owner holds.
         held: u32,
+    },
+    /// `KEEP` on a hold that the owner has acquired several times.
+    KeepsReentered {
+        /// How many times.
+        held: u32,
+    },
+    /// `CLAIM` on a MACQUIRE whose owner already holds one of the keys.
+    ClaimsHeld {
+        /// Which of the keys of the request, counted from 0.
+        position: usize,
     },
     /// More permits were asked for than the semaphore has.
     TooManyPermits {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use crate::bytes::Owner;
-use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
+use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Phase, Terms};
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::place::Stay;
@@ -38,13 +38,15 @@ fn terms(now: Now) -> impl Strategy<Value = Terms> {
         1..=MAX_LEASE_MS,
         proptest::option::of(request),
         proptest::option::of(0..=MAX_LEASE_MS),
+        prop::sample::select(&[Phase::Held, Phase::Unclaimed]),
     )
-        .prop_map(move |(count, ahead_ms, lease_ms, request, session_ms)| Terms {
+        .prop_map(move |(count, ahead_ms, lease_ms, request, session_ms, phase)| Terms {
             count,
             deadline_us: now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms),
             lease_ms,
             request,
             session_ms,
+            phase,
         })
 }
 
@@ -55,6 +57,10 @@ fn moment(now: Now) -> impl Strategy<Value = u64> {
 
 fn request_id() -> impl Strategy<Value = Option<u64>> {
     proptest::option::of(1..=i64::MAX.unsigned_abs())
+}
+
+fn grace_ms() -> impl Strategy<Value = Option<u64>> {
+    proptest::option::of(0..=MAX_LEASE_MS)
 }
 
 fn stay(now: Now) -> impl Strategy<Value = Stay> {
@@ -71,6 +77,7 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
         ChangeCause::Renewed,
         ChangeCause::Released,
         ChangeCause::SessionEnded,
+        ChangeCause::Kept,
     ]);
     let end = prop::sample::select(&[EndCause::Released, EndCause::Expired, EndCause::Forced, EndCause::Undone]);
     let leave =
@@ -82,27 +89,29 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
         (token(), change, terms(now)).prop_map(|(token, cause, terms)| Event::Changed { token, cause, terms }),
         (1..=u32::MAX).prop_map(|permits| Event::Sized { permits }),
         (token(), end).prop_map(|(token, cause)| Event::Ended { token, cause }),
-        (owner(), stay(now), 1..=MAX_TOKEN, request_id(), any::<bool>()).prop_map(
-            |(owner, stay, arrival, request_id, at_head)| {
-                Event::Queued { owner, stay, arrival, request_id, at_head }
+        (owner(), stay(now), 1..=MAX_TOKEN, request_id(), grace_ms(), any::<bool>()).prop_map(
+            |(owner, stay, arrival, request_id, grace_ms, at_head)| {
+                Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head }
             }
         ),
-        (owner(), stay(now), request_id()).prop_map(|(owner, stay, request_id)| Event::Kept {
+        (owner(), stay(now), request_id(), grace_ms()).prop_map(|(owner, stay, request_id, grace_ms)| Event::Kept {
             owner,
             stay,
-            request_id
+            request_id,
+            grace_ms
         }),
         (owner(), leave).prop_map(|(owner, cause)| Event::Left { owner, cause }),
         (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Reserved { owner, until_us }),
         Just(Event::QueueLapsed),
         (prop::sample::select(&[EndCause::Expired, EndCause::Forced]), proptest::option::of(owner()))
             .prop_map(|(cause, except)| Event::Cleared { cause, except }),
-        moment(now).prop_map(|until_us| Event::Detached { until_us }),
+        (moment(now), proptest::option::of(moment(now)))
+            .prop_map(|(until_us, at_us)| Event::Detached { until_us, at_us }),
     ]
 }
 
 pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
-    let place = (owner(), stay(now), 1..=MAX_TOKEN, request_id());
+    let place = (owner(), stay(now), 1..=MAX_TOKEN, request_id(), grace_ms());
     (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5), prop::collection::vec(place, 0..5)).prop_map(
         move |((kind, mode), holds, places)| {
             let is_exclusive = mode == Mode::Exclusive;
@@ -113,8 +122,8 @@ pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
                 }
                 lock.apply(Event::Granted { kind, owner, mode, token, terms });
             }
-            for (owner, stay, arrival, request_id) in places {
-                lock.apply(Event::Queued { owner: owner.clone(), stay, arrival, request_id, at_head: false });
+            for (owner, stay, arrival, request_id, grace_ms) in places {
+                lock.apply(Event::Queued { owner: owner.clone(), stay, arrival, request_id, grace_ms, at_head: false });
                 lock.apply(Event::Reserved { owner, until_us: now.after_ms(arrival % 1000) });
             }
             lock

@@ -85,10 +85,11 @@ func (l *Locks) ask(ctx context.Context, hold *Hold, id int64) (int64, int64, er
 	answer := make(chan string, 1)
 	l.waiting.Store(id, answer)
 	defer l.waiting.Delete(id)
-	// 0: it waits, and the answer comes on the channel. The place is ours for a while longer than we take to ask again.
-	token, err := l.client.Do(ctx, "RLOCK.ACQUIRE", hold.Key, hold.Owner, "PX", hold.Lease.Milliseconds(), "ONCE", "REQ", id,
-		"BLOCK", 2*askAgain.Milliseconds(), "NOTIFY", l.channel).Int64()
-	if token != 0 || err != nil {
+	// WAITING: the answer comes on the channel. The place is ours for a while longer than we take to ask again.
+	reply, err := l.client.Do(ctx, "RLOCK.ACQUIRE", hold.Key, hold.Owner, "PX", hold.Lease.Milliseconds(), "ONCE", "REQ", id,
+		"BLOCK", 2*askAgain.Milliseconds(), "NOTIFY", l.channel).Result()
+	token, isGranted := reply.(int64)
+	if isGranted || err != nil {
 		return token, id, err
 	}
 	select {

@@ -78,9 +78,9 @@ class Locks {
       const pause = new AbortController()
       signal?.addEventListener('abort', () => pause.abort(), { signal: pause.signal })
       try {
-        // 0: it waits, and the answer comes on the channel.
+        // WAITING: the answer comes on the channel.
         const answer = await this.send(...request, id, 'BLOCK', left, 'NOTIFY', this.channel)
-        if (answer !== 0) return answer ?? 0
+        if (answer !== 'WAITING') return answer ?? 0
         const silence = sleep(Math.min(ASK_AGAIN_MS, left), [], { signal: pause.signal }).catch(() => [])
         const [what, text] = await Promise.race([message, silence])
         if (what === 'granted') return Number(text)

@@ -81,9 +81,9 @@ class Locks:
         while (left_ms := int((deadline - time.monotonic()) * 1000)) > 0:
             future = self.waiting[number] = asyncio.get_running_loop().create_future()
             try:
-                # 0: it waits, and the answer comes on the channel.
+                # WAITING: the answer comes on the channel.
                 answer = await self.client.execute_command(*request, number, "BLOCK", left_ms, "NOTIFY", self.channel)
-                if answer != 0:
+                if answer not in (b"WAITING", "WAITING"):  # Text with decode_responses.
                     return answer or 0
                 what, text = await asyncio.wait_for(future, min(ASK_AGAIN_SECONDS, left_ms / 1000))
                 if what == "granted":

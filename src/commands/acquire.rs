@@ -1,12 +1,14 @@
-//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [NOTIFY channel] [SESSION ms] [REQ id] [ONCE]`, on a fair lock with `[QUEUE ms]`, on a
+//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [NOTIFY channel] [CLAIM ms] [SESSION ms] [REQ id] [ONCE]`, on a fair lock with `[QUEUE ms] [GRACE ms]`, on a
 //! read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
 
+use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use rlock_core::{Acquired, Ask, Channel, Engine, Kind, Mode, Now, Refusal, Request, Transaction, Verb, slot_of};
 
 use super::family::{Family, arguments_of_hold, target, words_of_hold};
 use super::{Failure, check_may_grant, reply_failure};
+use crate::arguments::ArgumentError;
 use crate::configuration;
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -62,6 +64,9 @@ pub(super) fn acquire_keys<'c>(
 ) -> Result<(), Failure> {
     check_may_grant(ctx)?;
     check_session(ctx, options)?;
+    let lease_ms = options.lease_ms().unwrap_or_else(configuration::default_lease_ms);
+    check_claim(options, lease_ms)?;
+    check_grace(options)?;
     let channel = channel(ctx, keys, options)?;
     let may_block = channel.is_some() || (options.has(Opt::Block) && ctx.can_block(ctx.flags()));
     let decide = |engine: &mut Engine, tx: &mut Transaction<'_, _>| {
@@ -70,9 +75,11 @@ pub(super) fn acquire_keys<'c>(
             kind,
             mode,
             count: options.holds(),
-            lease_ms: options.lease_ms().unwrap_or_else(configuration::default_lease_ms),
+            lease_ms,
             request_id: options.integer(Opt::Req),
             session_ms: options.integer(Opt::Session),
+            claim_ms: options.integer(Opt::Claim),
+            grace_ms: options.integer(Opt::Grace),
             is_once: options.has(Opt::Once),
             notify: channel,
             ask: ask(options, may_block, tx.now),
@@ -83,7 +90,7 @@ pub(super) fn acquire_keys<'c>(
     execute::on_keys(ctx, keys, decide, |acquired| match acquired {
         Ok(Acquired::Waiting(ticket)) if channel.is_some() => {
             waits = Some(ticket);
-            ctx.reply_integer(NOT_YET);
+            ctx.reply_status(WAITING);
         }
         Ok(Acquired::Granted(tokens)) if verb == Verb::AcquireMany => ctx.reply_integers(tokens.into_iter()),
         Ok(Acquired::Granted(tokens)) => ctx.reply_integer(tokens.first().copied().unwrap_or(0)),
@@ -112,8 +119,9 @@ pub(super) fn acquire_keys<'c>(
     Ok(())
 }
 
-/// The answer to a request that waits, and is answered on a channel later. No token is 0.
-const NOT_YET: u64 = 0;
+/// The reply to a request with NOTIFY that waits. It is not an integer: a client that turns numbers into strings, or treats 0 as
+/// true, could mistake an integer for a token.
+const WAITING: &CStr = c"WAITING";
 
 /// The channel on which the request is to be answered.
 fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Option<Channel>, Failure> {
@@ -136,6 +144,29 @@ fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Opti
         return Err(Failure::Text(reply::NOTIFY_IN_OTHER_SLOT));
     }
     notices::hold(name).map(Some).ok_or(Failure::Text(reply::NOTIFY_WITHOUT_NUMBER))
+}
+
+/// CLAIM needs BLOCK and at most the lease.
+fn check_claim(options: &Options<'_>, lease_ms: u64) -> Result<(), Failure> {
+    match options.integer(Opt::Claim) {
+        Some(_) if !options.has(Opt::Block) => Err(Failure::Text(reply::CLAIM_WITHOUT_BLOCK)),
+        Some(claim_ms) if claim_ms > lease_ms => {
+            let text = format!("the claim of {claim_ms} ms is longer than the lease, which is {lease_ms} ms");
+            Err(ArgumentError::new(text).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// GRACE needs BLOCK or QUEUE, and QUEUE needs a grace.
+fn check_grace(options: &Options<'_>) -> Result<(), Failure> {
+    match options.integer(Opt::Grace) {
+        Some(_) if !options.has(Opt::Block) && !options.has(Opt::Queue) => {
+            Err(Failure::Text(reply::GRACE_WITHOUT_PLACE))
+        }
+        Some(0) if options.has(Opt::Queue) => Err(Failure::Text(reply::GRACE_OF_NO_PLACE)),
+        _ => Ok(()),
+    }
 }
 
 /// SESSION needs a connection.

@@ -58,6 +58,6 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     if !flags.is_loading() {
         execute::announce(ctx, key, &event);
     }
-    ctx.reply_ok();
+    ctx.reply_status(c"OK");
     Ok(())
 }

@@ -43,6 +43,8 @@ fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         lease_ms: options.lease_ms().unwrap_or_else(configuration::default_lease_ms),
         request_id: None,
         session_ms: None,
+        claim_ms: None,
+        grace_ms: None,
         is_once: false,
         notify: None,
         ask: Ask::Try,

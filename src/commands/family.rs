@@ -93,8 +93,8 @@ impl Family for Mutex {
         waiters: c"RLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Keep, Opt::Token];
 }
 
 /// RFAIRLOCK: one owner at a time, and a queue that is data.
@@ -115,9 +115,19 @@ impl Family for Fair {
         info: c"RFAIRLOCK.INFO",
         waiters: c"RFAIRLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Queue, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
-    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[
+        Opt::Px,
+        Opt::Ex,
+        Opt::Block,
+        Opt::Queue,
+        Opt::Grace,
+        Opt::Notify,
+        Opt::Claim,
+        Opt::Session,
+        Opt::Req,
+        Opt::Once,
+    ];
+    const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Keep, Opt::Token];
 }
 
 /// RRWLOCK: many readers or one writer.
@@ -139,7 +149,7 @@ impl Family for RwLock {
         waiters: c"RRWLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
 }
 
@@ -162,6 +172,6 @@ impl Family for Semaphore {
         waiters: c"RSEMAPHORE.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Session, Opt::Req, Opt::Once];
+        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req, Opt::Token];
 }

@@ -75,7 +75,8 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
         Some(owner) => Mode::ALL.into_iter().filter_map(|mode| lock.live_hold(owner, mode, now)).collect(),
         None => lock.some_live_holds(now, MAX_SHOWN).collect(),
     };
-    ctx.reply_map(if is_semaphore { 6 } else { 4 });
+    let kept = lock.kept(now);
+    ctx.reply_map(if is_semaphore { 6 } else { 4 } + if kept.is_some() { 1 } else { 0 });
     ctx.reply_bytes(b"kind");
     ctx.reply_bytes(lock.kind().name().as_bytes());
     ctx.reply_bytes(b"holders");
@@ -87,12 +88,27 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
     ctx.reply_integer(lock.live_count(now) as u64);
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(waiting as u64);
+    if let Some(kept) = kept {
+        ctx.reply_bytes(b"kept");
+        reply_kept(ctx, kept, now);
+    }
     if is_semaphore {
         ctx.reply_bytes(b"permits");
         ctx.reply_integer(lock.permits().into());
         ctx.reply_bytes(b"available");
         ctx.reply_signed(lock.available(now));
     }
+}
+
+/// The former owner that keeps the lock closed, and the time left.
+fn reply_kept(ctx: Ctx<'_>, kept: &Hold, now: Now) {
+    ctx.reply_map(3);
+    ctx.reply_bytes(b"owner");
+    ctx.reply_bytes(kept.owner().as_slice());
+    ctx.reply_bytes(b"token");
+    ctx.reply_integer(kept.token());
+    ctx.reply_bytes(b"keep-ms");
+    ctx.reply_integer(kept.lease_left_ms(now));
 }
 
 fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, clients: &[u64]) {

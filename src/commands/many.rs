@@ -75,7 +75,7 @@ fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     check_slot(ctx, &keys)?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
     let (request_id, tokens) = (options.integer(Opt::Req), options.tokens());
-    let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id, tokens };
+    let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id, tokens, keep_ms: None };
     execute::on_keys(
         ctx,
         &keys,
@@ -149,6 +149,10 @@ fn reply_refusal(ctx: Ctx<'_>, keys: &[Arg<'_>], refusal: Refusal) {
         Refusal::NotOwner { position } => {
             let name = keys.get(*position).map_or(&[][..], |key| key.bytes());
             ctx.reply_error(&reply::not_owner_of(name));
+        }
+        Refusal::ClaimsHeld { position } => {
+            let name = keys.get(*position).map_or(&[][..], |key| key.bytes());
+            ctx.reply_error(&reply::claims_held(name));
         }
         _ => reply::refusal(ctx, refusal),
     }

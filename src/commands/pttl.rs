@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::Hold;
+use rlock_core::{Hold, Phase};
 
 use super::family::Family;
 use super::{Failure, read_lock, reply_failure, with_options};
@@ -40,7 +40,11 @@ fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let token = options(args, 2, OPTIONS)?.integer(Opt::Token);
     let left_ms = read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |_, lock| {
         let deadline_us = lock.and_then(|lock| match token {
-            Some(token) => lock.hold_with_token(token).map(Hold::deadline_us),
+            // A kept lock has no holder.
+            Some(token) => {
+                let hold = lock.hold_with_token(token).filter(|hold| hold.phase() != Phase::Kept);
+                hold.map(Hold::deadline_us)
+            }
             None => lock.last_deadline_us(),
         });
         deadline_us.map_or(0, |deadline_us| now.left_ms(deadline_us))

@@ -1,4 +1,5 @@
-//! `RLOCK.RELEASE key owner [REQ id] [TOKEN t]`, on a read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
+//! `RLOCK.RELEASE key owner [REQ id] [KEEP ms] [TOKEN t]`; on a read-write lock with `READ|WRITE` and without KEEP, on a semaphore with
+//! `[PERMITS n]` and without KEEP
 
 use std::marker::PhantomData;
 
@@ -41,6 +42,8 @@ fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         count: options.holds(),
         request_id: options.integer(Opt::Req),
         tokens: options.tokens(),
+        // KEEP 0 is a plain RELEASE.
+        keep_ms: options.integer(Opt::Keep).filter(|keep_ms| *keep_ms != 0),
     };
     execute::on_key(
         ctx,

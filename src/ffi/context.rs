@@ -165,9 +165,10 @@ impl<'c> Ctx<'c> {
         unsafe { api!(RedisModule_ReplyWithNull, self.raw) };
     }
 
-    pub(crate) fn reply_ok(self) {
+    /// A simple string, such as `OK`.
+    pub(crate) fn reply_status(self, status: &'static CStr) {
         // SAFETY: as in `reply_integer`; the string is static.
-        unsafe { api!(RedisModule_ReplyWithSimpleString, self.raw, c"OK".as_ptr()) };
+        unsafe { api!(RedisModule_ReplyWithSimpleString, self.raw, status.as_ptr()) };
     }
 
     pub(crate) fn reply_bytes(self, bytes: &[u8]) {

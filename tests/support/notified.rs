@@ -76,7 +76,7 @@ pub fn ask(client: &mut Client, mut subscriber: Client, mut command: Command) ->
         command.0.extend([b"REQ".to_vec(), id.clone().into_bytes()]);
     }
     match client.call(command) {
-        Reply::Int(0) => Err(Box::new(Awaited { subscriber, id })),
+        Reply::Text(status) if status == b"WAITING" => Err(Box::new(Awaited { subscriber, id })),
         reply => Ok(reply),
     }
 }

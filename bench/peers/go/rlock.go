@@ -151,11 +151,12 @@ func (n *notices) ask(ctx context.Context, client *redis.Client, request []any) 
 	for {
 		answer := make(chan string, 1)
 		n.waiting.Store(id, answer) // Before it asks: the message may come before the answer.
-		token, err := client.Do(ctx, append(request, "REQ", id, "BLOCK", milliseconds(ctx), "NOTIFY", n.channel)...).Int64()
-		if token != 0 || err != nil {
+		reply, err := client.Do(ctx, append(request, "REQ", id, "BLOCK", milliseconds(ctx), "NOTIFY", n.channel)...).Result()
+		token, isGranted := reply.(int64)
+		if isGranted || err != nil {
 			return token, err
 		}
-		select { // 0: it waits.
+		select {
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		case <-time.After(askAgain):

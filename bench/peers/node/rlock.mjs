@@ -70,7 +70,7 @@ async function byNotify (options) {
           silence = setTimeout(resolve, Math.min(ASK_AGAIN_MS, left), [])
         })
         const answer = await redis.call(...request, 'REQ', id, 'BLOCK', left, 'NOTIFY', channel)
-        if (answer !== 0) return answer // 0: it waits.
+        if (answer !== 'WAITING') return answer
         const [what, text] = await message
         if (what === 'granted') return Number(text)
         if (what === 'error') throw new Error(text)

@@ -9,6 +9,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use super::grant::Way;
 use super::positions::{NameId, Position, Rank};
 use super::state::{Engine, Transaction};
 use super::statistics::count;
@@ -16,7 +17,7 @@ use super::waiter::Waiter;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::{self, Ahead, Decision};
-use crate::request::{Ask, Refusal, Request};
+use crate::request::{Ask, Refusal, Request, Verb};
 
 /// The tokens of a request's keys, in their order.
 pub type Tokens = SmallVec<[u64; 1]>;
@@ -47,7 +48,7 @@ struct Earlier {
 struct Place {
     rank: Rank,
     arrival: u64,
-    /// It may close a circle: the search was still to come, or its time was over, so that it was in nobody's way.
+    /// It may close a cycle: its search is pending, or the earlier wait had timed out or was cut off and so made no edges.
     is_suspected: bool,
 }
 
@@ -114,6 +115,7 @@ impl Engine {
             self.release_own_place(tx, KeyId(0), owner);
         }
         let mut decisions = self.decide(tx, owner, request, Position::LAST)?;
+        check_claim(tx, owner, request, &decisions)?;
         if let [Decision::Repeat(token)] = decisions.as_slice() {
             let client = tx.keys.client();
             self.confirm(tx, KeyId(0), *token);
@@ -126,9 +128,7 @@ impl Engine {
         }
         if is_granted(&decisions) {
             self.check_tokens(tx, owner, request)?;
-            if earlier.place.is_some() {
-                self.supersede(tx, &earlier, request);
-            }
+            self.supersede(tx, &earlier, request);
             return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
         }
         if request.kind == Kind::Fair {
@@ -222,7 +222,7 @@ impl Engine {
             self.repeat(tx, id, *token, request, client);
             return Ok(*token);
         }
-        let token = self.grant(tx, id, owner, request, client)?;
+        let token = self.grant(tx, id, owner, request, client, Way::AtOnce)?;
         if let Some(name) = self.name(tx, id) {
             self.confirm_under(name, token);
         }
@@ -251,33 +251,26 @@ impl Engine {
         }
         let arrival = self.next_number(tx.now)?;
         let rank = rank_of(tx, owner, request);
-        if earlier.tickets.is_empty() {
-            let ticket = self.enter(tx, owner, request, rank, arrival);
-            self.check_deadlock(tx, ticket, &[])?;
-            return Ok(Acquired::Waiting(ticket));
-        }
-        // The earlier requests go on if this one would close a circle, so it enters beside them for the search.
         let ticket = self.enter(tx, owner, request, rank, arrival);
+        // The earlier requests stay if this one would close a cycle, so the search runs with both in the queue.
         self.check_deadlock(tx, ticket, &earlier.tickets)?;
-        self.withdraw(ticket);
         self.supersede(tx, earlier, request);
-        // The earlier requests may have been in the way of others, and of the new one.
-        self.reconcile_all(tx);
-        let decisions = self.decide(tx, owner, request, Position::LAST)?;
-        if is_granted(&decisions) {
-            return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
-        }
-        let ticket = self.enter(tx, owner, request, rank, arrival);
-        self.suspect(ticket);
         Ok(Acquired::Waiting(ticket))
     }
 
-    /// Ends the earlier requests of the owner of a request.
+    /// Ends the earlier requests of the owner. Unless the new request takes their place, the timer then serves the queue: other
+    /// waiters may no longer be blocked. The timer does it and not this call, because serving the queue may refuse the new
+    /// request, and at that moment the earlier ones are gone already.
     fn supersede(&mut self, tx: &mut Transaction<'_, impl Keyspace>, earlier: &Earlier, request: &Request) {
         for ticket in &earlier.tickets {
             if let Some(waiter) = self.queues.get(*ticket) {
                 let answer = waiter.answer_to_succeeded(request);
                 self.answer(tx, *ticket, answer);
+            }
+        }
+        if !earlier.tickets.is_empty() && earlier.place.is_none() {
+            for id in tx.ids() {
+                self.leave_to_timer(tx.keys.key(id));
             }
         }
     }
@@ -312,11 +305,12 @@ impl Engine {
             }
             let is_repeat = request.request_id.is_some() && waiting_id == request.request_id;
             // Whoever is granted a fair lock leaves its queue.
-            if request.ask == Ask::Try && !is_repeat && request.kind != Kind::Fair {
+            let is_at_place = (request.kind, waiter.request().kind) == (Kind::Fair, Kind::Fair);
+            if request.ask == Ask::Try && !is_repeat && !is_at_place {
                 continue;
             }
             if is_same {
-                let is_suspected = waiter.is_suspected || waiter.is_over(tx.now);
+                let is_suspected = waiter.is_suspected || self.is_out(waiter, tx.now);
                 earlier.place = Some(Place { rank: waiter.rank, arrival: waiter.arrival, is_suspected });
             }
             earlier.tickets.push(ticket);
@@ -332,6 +326,24 @@ fn is_same_thing(waiter: &Waiter, request: &Request, names: &[Option<NameId>]) -
         == (request.verb, request.kind, request.mode, request.count)
         && waiter.names.len() == names.len()
         && names.iter().all(|name| name.is_some_and(|name| waiter.names.contains(&name)))
+}
+
+/// Refuses `CLAIM` on a MACQUIRE whose owner holds some of the keys: a claim limits a new hold, and here only some would be new.
+fn check_claim(
+    tx: &Transaction<'_, impl Keyspace>,
+    owner: &[u8],
+    request: &Request,
+    decisions: &[Decision],
+) -> Result<(), Refusal> {
+    let is_had = decisions.iter().all(|decision| matches!(decision, Decision::Repeat(_) | Decision::Held(_)));
+    if request.claim_ms.is_none() || request.verb != Verb::AcquireMany || is_had {
+        return Ok(());
+    }
+    let is_held = |id: &KeyId| {
+        let hold = tx.keys.value(*id).hold(request.kind, owner, request.mode, tx.now);
+        hold.is_ok_and(|hold| hold.is_some())
+    };
+    tx.ids().find(is_held).map_or(Ok(()), |id| Err(Refusal::ClaimsHeld { position: id.0 }))
 }
 
 fn is_granted(decisions: &[Decision]) -> bool {

@@ -1,4 +1,4 @@
-//! CANCEL: an owner takes requests of its own back that wait.
+//! CANCEL: an owner takes back the request with which it waits.
 
 use super::state::{Engine, Transaction};
 use super::waiter::Waiter;

@@ -92,7 +92,9 @@ impl Engine {
         let Value::Lock(lock) = tx.keys.value(id) else {
             return;
         };
-        if lock.place(owner).is_some_and(|place| !place.is_live(tx.now)) {
+        // A waiter keeps its place, even if `rejoin` has not marked it as connected yet.
+        let waits = self.queues.own_place(owner, name).is_some();
+        if !waits && lock.place(owner).is_some_and(|place| !place.is_live(tx.now)) {
             self.work.take_whole(CHANGE);
             self.commit(tx, id, Event::Left { owner: owner.into(), cause: LeaveCause::Lapsed });
         }
@@ -106,13 +108,21 @@ impl Engine {
         request_id: Option<u64>,
         gave_up: bool,
     ) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        let own_ms = lock.place(owner).and_then(|place| place.grace_ms);
+        let grace_ms = own_ms.unwrap_or(tx.limits.fair_grace_ms);
         let owner = owner.into();
-        if gave_up {
-            self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
-        } else {
-            let stay = Stay::Grace { until_us: tx.now.after_ms(tx.limits.fair_grace_ms) };
-            self.commit(tx, id, Event::Kept { owner, stay, request_id });
-        }
+        let event = match grace_ms {
+            _ if gave_up => Event::Left { owner, cause: LeaveCause::TimedOut },
+            0 => Event::Left { owner, cause: LeaveCause::Lapsed },
+            _ => {
+                let stay = Stay::Grace { until_us: tx.now.after_ms(grace_ms) };
+                Event::Kept { owner, stay, request_id, grace_ms: own_ms }
+            }
+        };
+        self.commit(tx, id, event);
     }
 
     /// Whether no connection of an owner waits any more at its place: one that is connected, or that of the waiter with this arrival, which has been

@@ -2,8 +2,7 @@
 //!
 //! The graph has owners as its nodes. An owner that waits under a name has edges to the other owners that hold there in its
 //! way, and to those with a waiting request ahead of it in the queue. There are no edges on semaphores, nor on a key that
-//! the owner holds itself, which it is granted past the queue; nor of the second request of an owner, which is granted
-//! with its first. A place without a connection makes no edge, and neither does a name that is dirty, because its value came
+//! the owner holds itself, which it is granted past the queue. A place without a connection makes no edge, and neither does a name that is dirty, because its value came
 //! or went by a command of the server's.
 //!
 //! Edges come into being with requests that wait, so a cycle is closed by one of them (or by a command of the server's

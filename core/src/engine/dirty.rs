@@ -103,6 +103,8 @@ pub(super) struct Undelivered {
     pub(super) count: u32,
     /// The waiter's arrival number.
     pub(super) arrival: u64,
+    /// That of the place that the waiter had on a fair lock, if it was one of its own.
+    pub(super) grace_ms: Option<u64>,
     /// Of two grants the later one has the higher number.
     pub(super) number: u64,
     pub(super) client: Option<u64>,
@@ -135,6 +137,7 @@ mod tests {
             token: 1,
             count,
             arrival: 1,
+            grace_ms: None,
             number: 1,
             client: None,
             is_published: false,

@@ -5,6 +5,7 @@
 
 use super::positions::Rank;
 use super::state::{Engine, Transaction};
+use super::waiter::Waiter;
 use crate::bytes::Owner;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
@@ -27,7 +28,7 @@ impl Engine {
     ) -> Result<Option<u64>, Refusal> {
         let stay = match request.ask {
             Ask::Try => {
-                self.detach_repeated(tx, owner, request);
+                self.detach_repeated(tx, owner, request, earlier);
                 return Ok(None);
             }
             Ask::Queue { life_ms } => Stay::Polled { until_us: tx.now.after_ms(life_ms) },
@@ -35,13 +36,12 @@ impl Engine {
         };
         let queue = tx.keys.value(KEY).of_kind(Kind::Fair, tx.now)?.and_then(|lock| lock.queue());
         let mine = queue.and_then(|queue| queue.get(owner));
-        let mine = mine.map(|place| (place.stay, place.arrival, place.request_id));
+        let mine = mine.map(|place| (place.stay, place.arrival, place.request_id, place.grace_ms));
         let limit = tx.limits.max_places;
         if mine.is_none() && queue.map_or(0, |queue| queue.len()) >= limit {
             return Err(Refusal::MaxPlaces { limit });
         }
-        let name = self.name(tx, KEY);
-        let is_rejoining = name.and_then(|name| self.queues.names.get(name)).is_some_and(|record| record.is_rejoining);
+        let is_rejoining = self.is_rejoining(tx, KEY);
         if is_rejoining && mine.is_none() && stay != Stay::Connected {
             // The places of those who waited before are being made anew, and this one must not come before them.
             return Ok(None);
@@ -53,15 +53,18 @@ impl Engine {
         let waiter = earlier.and_then(|ticket| self.queues.get(ticket));
         let waits_since = waiter.filter(|waiter| waiter.request().kind == Kind::Fair);
         let arrival = match (mine, waits_since) {
-            (Some((_, arrival, _)), _) => arrival,
+            (Some((_, arrival, ..)), _) => arrival,
             (None, Some(waiter)) => waiter.arrival,
             (None, None) => self.next_number(tx.now)?,
         };
-        let known_id = mine.and_then(|(_, _, request_id)| request_id);
+        let known_id = mine.and_then(|(_, _, request_id, _)| request_id);
         let request_id = request.request_id.or(known_id);
+        let known_grace_ms = mine.and_then(|(.., grace_ms)| grace_ms);
+        let grace_ms = request.grace_ms.or(known_grace_ms);
         let ticket = match stay {
             Stay::Connected => {
-                let ticket = self.enter(tx, owner, request, Rank::Newcomer, arrival);
+                let request = Request { grace_ms, ..*request };
+                let ticket = self.enter(tx, owner, &request, Rank::Newcomer, arrival);
                 self.check_deadlock(tx, ticket, earlier.as_slice())?;
                 Some(ticket)
             }
@@ -75,9 +78,9 @@ impl Engine {
         match mine {
             // A place that is yet to be made anew comes with its waiter.
             None if is_rejoining => {}
-            None => self.commit(tx, KEY, Event::Queued { owner, stay, arrival, request_id, at_head: false }),
-            Some((was, _, _)) if was != stay || request_id != known_id => {
-                self.commit(tx, KEY, Event::Kept { owner, stay, request_id });
+            None => self.commit(tx, KEY, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false }),
+            Some((was, ..)) if was != stay || request_id != known_id || grace_ms != known_grace_ms => {
+                self.commit(tx, KEY, Event::Kept { owner, stay, request_id, grace_ms });
             }
             Some(_) => {}
         }
@@ -85,14 +88,21 @@ impl Engine {
     }
 
     /// The request that an owner waits with was sent again, and does not want to wait: its place goes on without a connection.
-    fn detach_repeated(&mut self, tx: &mut Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request) {
-        let Some(ticket) = self.name(tx, KEY).and_then(|name| self.queues.own_place(owner, name)) else {
+    fn detach_repeated(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+        earlier: Option<u64>,
+    ) {
+        let is_it = |ticket: &u64| {
+            let waiting = self.queues.get(*ticket).map(Waiter::request);
+            waiting.is_some_and(|waiting| waiting.kind == Kind::Fair && waiting.request_id == request.request_id)
+        };
+        let Some(ticket) = earlier.filter(|_| request.request_id.is_some()).filter(is_it) else {
             return;
         };
-        let request_id = self.queues.get(ticket).and_then(|waiter| waiter.request().request_id);
-        if request_id.is_none() || request_id != request.request_id {
-            return;
-        }
+        let request_id = request.request_id;
         self.answer(tx, ticket, Answer::Superseded);
         if self.place_of(tx, owner).is_ok_and(|place| place.is_some()) {
             self.release_place(tx, KEY, owner, request_id, false);

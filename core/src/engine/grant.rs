@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::connections::Binding;
 use super::state::{Engine, Transaction, terms_of};
-use crate::event::{ChangeCause, Event, Terms};
+use crate::event::{ChangeCause, Event, Phase, Terms};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Mode;
 use crate::lock::admission::Value;
@@ -21,6 +21,18 @@ pub(super) struct Renewal {
     pub(super) mark: Option<RequestMark>,
     /// Propagate it even if nothing changed.
     pub(super) always: bool,
+}
+
+/// Whether a request waited for its grant.
+#[derive(Clone, Copy)]
+pub(super) enum Way {
+    /// It did not wait: its reply is the grant.
+    AtOnce,
+    /// It waited, so its owner may be gone. A new hold expires with the claim, and an unclaimed hold stays unclaimed.
+    AfterWait {
+        /// `CLAIM ms`.
+        claim_ms: Option<u64>,
+    },
 }
 
 impl Engine {
@@ -48,6 +60,7 @@ impl Engine {
         owner: &[u8],
         request: &Request,
         client: Option<u64>,
+        way: Way,
     ) -> Result<u64, Refusal> {
         let is_vacant = matches!(tx.keys.value(id), Value::Vacant);
         if request.mode.is_alone() && !is_vacant {
@@ -58,7 +71,9 @@ impl Engine {
         }
         let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
         let is_reentry = held.is_some();
-        let deadline_us = tx.now.after_ms(request.lease_ms);
+        let claim_ms = if let Way::AfterWait { claim_ms } = way { claim_ms } else { None };
+        let deadline_us = tx.now.after_ms(claim_ms.unwrap_or(request.lease_ms).min(request.lease_ms));
+        let granted = if claim_ms.is_some() { Phase::Unclaimed } else { Phase::Held };
         // Each event is committed where it is made: the compiler then knows which one it is.
         let token = match held {
             Some((token, terms)) => {
@@ -68,6 +83,7 @@ impl Engine {
                     lease_ms: request.lease_ms,
                     request: RequestMark::after(terms.request, request.request_id, request.verb),
                     session_ms: request.session_ms.or(terms.session_ms),
+                    phase: if matches!(way, Way::AtOnce) { Phase::Held } else { terms.phase },
                 };
                 self.commit_inline(tx, id, Event::Changed { token, cause: ChangeCause::Reentered, terms });
                 token
@@ -83,6 +99,7 @@ impl Engine {
                     lease_ms: request.lease_ms,
                     request: RequestMark::after(None, request.request_id, request.verb),
                     session_ms: request.session_ms,
+                    phase: granted,
                 };
                 let (kind, mode, owner) = (request.kind, request.mode, owner.into());
                 self.commit_inline(tx, id, Event::Granted { kind, owner, mode, token, terms });
@@ -135,6 +152,7 @@ impl Engine {
             lease_ms,
             session_ms: renewal.session_ms.or(terms.session_ms),
             request: renewal.mark,
+            phase: Phase::Held,
             ..terms
         };
         let deadline_us = renewed.deadline_us;

@@ -52,6 +52,10 @@ enum Served {
 impl Engine {
     /// See the head of this file. `freed` tells that a hold has just ended.
     pub(super) fn grant_next(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, freed: bool) {
+        if self.is_rejoining(tx, id) {
+            // Until `rejoin` has finished, places of connected waiters may look expired. The timer continues the rejoin.
+            return self.leave_to_timer(tx.keys.key(id));
+        }
         self.drop_lapsed_places(tx, id);
         loop {
             match self.head(tx, id) {
@@ -71,6 +75,12 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Whether waiters of a fair lock have yet to get their places in the value that now lies under the name.
+    pub(super) fn is_rejoining(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
+        let record = self.name(tx, id).and_then(|name| self.queues.names.get(name));
+        record.is_some_and(|record| record.is_rejoining)
     }
 
     fn head(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> Head {
@@ -103,7 +113,8 @@ impl Engine {
             Some(until_us) if until_us <= now_us => Head::Drop { owner, cause: LeaveCause::Missed },
             Some(_) => Head::Nobody,
             None => {
-                let grace_us = now.after_ms(tx.limits.fair_grace_ms);
+                let grace_us =
+                    now.after_ms(first.grace_ms.filter(|grace_ms| *grace_ms != 0).unwrap_or(tx.limits.fair_grace_ms));
                 let until_us = first.stay.until_us().map_or(grace_us, |life_us| life_us.min(grace_us));
                 Head::Reserve { owner, until_us }
             }

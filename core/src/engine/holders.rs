@@ -9,7 +9,8 @@ use alloc::vec::Vec;
 use super::names::MAX_COPIED;
 use super::positions::NameId;
 use super::state::Engine;
-use crate::event::Event;
+use super::waiter::Waiter;
+use crate::event::{ChangeCause, Event, Phase};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
@@ -27,15 +28,12 @@ impl Engine {
             Event::Granted { owner, mode, token, terms, .. } => {
                 self.queues.set_holder(name, owner.as_slice(), *token, *mode, terms.deadline_us);
             }
-            Event::Changed { token, terms, .. } => {
-                if let Some(holder) = self.queues.names.get_mut(name).and_then(|record| record.holder_mut(*token)) {
-                    holder.deadline_us = terms.deadline_us;
-                }
-            }
-            Event::Ended { token, .. } => {
+            // A former owner blocks no waiter, even while it keeps the lock closed.
+            Event::Ended { token, .. } | Event::Changed { token, cause: ChangeCause::Kept, .. } => {
                 // A request for many keys that had this one already waits for it from now on.
                 if let Some(owner) = self.queues.remove_holder(name, *token)
                     && let Some(wait) = self.queues.wait_of(owner, name)
+                    && self.queues.get(wait.ticket).is_some_and(Waiter::is_many)
                 {
                     self.suspect(wait.ticket);
                 }
@@ -44,6 +42,11 @@ impl Engine {
                     && self.lacks_holders(name, lock)
                 {
                     self.copy_holders(keys, id, name);
+                }
+            }
+            Event::Changed { token, terms, .. } => {
+                if let Some(holder) = self.queues.names.get_mut(name).and_then(|record| record.holder_mut(*token)) {
+                    holder.deadline_us = terms.deadline_us;
                 }
             }
             Event::Cleared { .. } => self.copy_holders(keys, id, name),
@@ -61,7 +64,7 @@ impl Engine {
         match keys.value(id) {
             Value::Lock(lock) if lock.kind() == Kind::Semaphore => {}
             Value::Lock(lock) if lock.holds().len() <= MAX_COPIED => {
-                for hold in lock.holds().iter() {
+                for hold in lock.holds().iter().filter(|hold| hold.phase() != Phase::Kept) {
                     let owner = hold.owner().as_slice();
                     queues.set_holder(name, owner, hold.token(), hold.mode(), hold.deadline_us());
                 }

@@ -3,7 +3,7 @@
 use super::state::{Engine, Transaction};
 use super::work::CHANGE;
 use crate::bytes::Owner;
-use crate::event::{EndCause, Event, LeaveCause};
+use crate::event::{EndCause, Event, LeaveCause, Phase};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::Hold;
@@ -14,10 +14,10 @@ impl Engine {
     /// is left has no effect any more, and its alarm goes off again at once.
     pub(super) fn expire(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
         let mut any = false;
-        while let Some(token) = lapsed(tx, id)
+        while let Some(end) = lapsed(tx, id)
             && self.work.take(CHANGE)
         {
-            self.commit(tx, id, Event::Ended { token, cause: EndCause::Expired });
+            self.commit(tx, id, end);
             any = true;
         }
         any
@@ -28,10 +28,10 @@ impl Engine {
     pub(super) fn clear_lapsed(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, except: Option<&[u8]>) {
         const ONE_BY_ONE: usize = 16;
         for _ in 0..ONE_BY_ONE {
-            let Some(token) = lapsed(tx, id) else {
+            let Some(end) = lapsed(tx, id) else {
                 return;
             };
-            self.commit(tx, id, Event::Ended { token, cause: EndCause::Expired });
+            self.commit(tx, id, end);
         }
         if lapsed(tx, id).is_some() {
             self.commit(tx, id, Event::Cleared { cause: EndCause::Expired, except: except.map(Into::into) });
@@ -44,8 +44,8 @@ impl Engine {
             && let Some(writer) = lock.writer().filter(|writer| !writer.is_live(tx.now))
             && writer.owner().as_slice() != owner
         {
-            let token = writer.token();
-            self.commit(tx, id, Event::Ended { token, cause: EndCause::Expired });
+            let end = end_of(writer);
+            self.commit(tx, id, end);
         }
     }
 
@@ -61,8 +61,8 @@ impl Engine {
         if let Value::Lock(lock) = tx.keys.value(id)
             && let Some(hold) = lock.hold(owner, mode).filter(|hold| !hold.is_live(tx.now))
         {
-            let token = hold.token();
-            self.commit(tx, id, Event::Ended { token, cause: EndCause::Expired });
+            let end = end_of(hold);
+            self.commit(tx, id, end);
         }
     }
 
@@ -110,10 +110,16 @@ impl Engine {
     }
 }
 
-/// The token of a hold whose lease is over.
-fn lapsed(tx: &Transaction<'_, impl Keyspace>, id: KeyId) -> Option<u64> {
+/// The event that ends an expired hold. A kept lock opens with `Released`, so that monitoring counts no expired lease.
+fn end_of(hold: &Hold) -> Event {
+    let cause = if hold.phase() == Phase::Kept { EndCause::Released } else { EndCause::Expired };
+    Event::Ended { token: hold.token(), cause }
+}
+
+/// The event that ends the first expired hold.
+fn lapsed(tx: &Transaction<'_, impl Keyspace>, id: KeyId) -> Option<Event> {
     match tx.keys.value(id) {
-        Value::Lock(lock) => lock.lapsed_hold(tx.now).map(Hold::token),
+        Value::Lock(lock) => lock.lapsed_hold(tx.now).map(end_of),
         Value::Vacant | Value::Foreign => None,
     }
 }

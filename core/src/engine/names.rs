@@ -15,7 +15,7 @@ use super::dirty::Dirty;
 use super::positions::{NameId, OwnerId, Position};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{NameTable, Slots, SmallSet};
-use crate::kind::{Kind, Mode};
+use crate::kind::{Kind, Mode, PerKind};
 use crate::time::Now;
 
 /// How many holders are kept beside a queue: noting them, and forgetting all of them in one step, must not take long. As many again
@@ -44,7 +44,7 @@ pub(super) struct NameRecord {
     key: Key,
     pub(super) queue: SmallSet<Position>,
     /// How many wait for a lock of each kind.
-    kinds: [u32; 4],
+    kinds: PerKind<u32>,
     /// In the order of their tokens. True while `knows_holders`, and complete but for locks with very many holders: see `holders.rs`.
     pub(super) holders: SmallVec<[Holder; 1]>,
     pub(super) knows_holders: bool,
@@ -66,35 +66,29 @@ impl NameRecord {
         self.key.borrow()
     }
 
-    fn kind_mut(&mut self, kind: Kind) -> Option<&mut u32> {
-        self.kinds.get_mut(kind as usize)
-    }
-
     /// Puts a request into the queue.
     pub(super) fn enter(&mut self, position: Position, kind: Kind) {
         self.queue.insert(position);
-        if let Some(count) = self.kind_mut(kind) {
-            *count = count.saturating_add(1);
-        }
+        let count = self.kinds.of_mut(kind);
+        *count = count.saturating_add(1);
     }
 
     /// Takes a request out of the queue.
     pub(super) fn leave(&mut self, position: Position, kind: Kind) {
-        if self.queue.remove(position)
-            && let Some(count) = self.kind_mut(kind)
-        {
+        if self.queue.remove(position) {
+            let count = self.kinds.of_mut(kind);
             *count = count.saturating_sub(1);
         }
     }
 
     /// Whether anybody waits for a lock of a kind.
     pub(super) fn has_kind(&self, kind: Kind) -> bool {
-        self.kinds.get(kind as usize).is_some_and(|count| *count > 0)
+        *self.kinds.of(kind) > 0
     }
 
     /// Whether anybody waits for a lock of another kind.
     pub(super) fn has_other_kind(&self, kind: Kind) -> bool {
-        self.kinds.get(kind as usize).is_some_and(|count| (*count as usize) < self.queue.len())
+        (*self.kinds.of(kind) as usize) < self.queue.len()
     }
 
     /// The next holder after a token.
@@ -164,7 +158,7 @@ impl Names {
         let number = self.slots.insert(Box::new(NameRecord {
             key: key.to_key(),
             queue: SmallSet::default(),
-            kinds: [0; 4],
+            kinds: PerKind::default(),
             holders: SmallVec::new(),
             knows_holders: false,
             is_rejoining: false,

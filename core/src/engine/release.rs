@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::grant::Renewal;
 use super::state::{Engine, Transaction, terms_of};
-use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::Hold;
@@ -18,6 +18,9 @@ use crate::request::{Refusal, Release, Renew, RequestMark, is_meant};
 /// The key of a request that has one.
 const KEY: KeyId = KeyId(0);
 
+/// The answer to RELEASE with KEEP: the lock is not free.
+const KEPT: u32 = 1;
+
 /// The holds that are left of a request's keys, in their order.
 pub type HoldsLeft = SmallVec<[u32; 1]>;
 
@@ -25,7 +28,24 @@ pub type HoldsLeft = SmallVec<[u32; 1]>;
 struct Met {
     token: u64,
     count: u32,
+    /// The request repeats an earlier one: it changes nothing and gets the same answer.
     is_repeat: bool,
+}
+
+impl Met {
+    /// Checks a release against the hold.
+    fn of(hold: &Hold, request: &Release<'_>) -> Result<Self, Refusal> {
+        let is_kept = hold.phase() == Phase::Kept && request.keep_ms.is_some();
+        let is_repeat = admission::is_repeat(hold, request.request_id, request.verb)? || is_kept;
+        let count = hold.count();
+        if !is_repeat && count < request.count {
+            return Err(Refusal::CountUnderflow { held: count });
+        }
+        if !is_repeat && request.keep_ms.is_some() && count > request.count {
+            return Err(Refusal::KeepsReentered { held: count });
+        }
+        Ok(Self { token: hold.token(), count, is_repeat })
+    }
 }
 
 impl Engine {
@@ -46,17 +66,9 @@ impl Engine {
         self.run_plain(tx, |engine, tx| {
             let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
             for id in tx.ids() {
-                let hold = tx.keys.value(id).hold(request.kind, request.owner, request.mode, tx.now)?;
-                met.push(match hold.filter(|hold| is_meant(request.tokens, id.0, hold.token())) {
-                    None => None,
-                    Some(hold) => {
-                        let is_repeat = admission::is_repeat(hold, request.request_id, request.verb)?;
-                        if !is_repeat && hold.count() < request.count {
-                            return Err(Refusal::CountUnderflow { held: hold.count() });
-                        }
-                        Some(Met { token: hold.token(), count: hold.count(), is_repeat })
-                    }
-                });
+                let hold = tx.keys.value(id).hold_or_kept(request.kind, request.owner, request.mode, tx.now)?;
+                let meant = hold.filter(|hold| is_meant(request.tokens, id.0, hold.token()));
+                met.push(meant.map(|hold| Met::of(hold, request)).transpose()?);
             }
             let was_done = met.iter().flatten().any(|met| met.is_repeat);
             if let Some(position) = met.iter().position(Option::is_none).filter(|_| !was_done) {
@@ -83,12 +95,11 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
-        let hold = tx.keys.value(KEY).hold(request.kind, request.owner, request.mode, tx.now)?;
+        let hold = tx.keys.value(KEY).hold_or_kept(request.kind, request.owner, request.mode, tx.now)?;
         let hold = hold.filter(|hold| is_meant(request.tokens, KEY.0, hold.token()));
-        let hold = hold.ok_or(Refusal::NotOwner { position: 0 })?;
-        let met = Met { token: hold.token(), count: hold.count(), is_repeat: false };
-        if met.count < request.count {
-            return Err(Refusal::CountUnderflow { held: met.count });
+        let met = Met::of(hold.ok_or(Refusal::NotOwner { position: 0 })?, request)?;
+        if met.is_repeat {
+            return Ok(HoldsLeft::from_elem(met.count, 1));
         }
         let left = self.give_back(tx, KEY, request, &met);
         self.close_key(tx.keys, KEY);
@@ -105,6 +116,10 @@ impl Engine {
     ) -> u32 {
         let token = *token;
         self.confirm(tx, id, token);
+        if let Some(keep_ms) = request.keep_ms {
+            self.keep(tx, id, token, request, keep_ms);
+            return KEPT;
+        }
         let left = count.saturating_sub(request.count);
         let terms = if left == 0 { None } else { terms_of(tx.keys, id, token) };
         match terms {
@@ -116,6 +131,29 @@ impl Engine {
             }
         }
         left
+    }
+
+    /// Ends a hold and keeps the lock closed for `keep_ms`.
+    fn keep(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        id: KeyId,
+        token: u64,
+        request: &Release<'_>,
+        keep_ms: u64,
+    ) {
+        let Some(terms) = terms_of(tx.keys, id, token) else {
+            return;
+        };
+        self.unbind_hold(tx, id, token);
+        let terms = Terms {
+            deadline_us: tx.now.after_ms(keep_ms),
+            request: RequestMark::after(terms.request, request.request_id, request.verb),
+            session_ms: None,
+            phase: Phase::Kept,
+            ..terms
+        };
+        self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Kept, terms });
     }
 
     /// After a hold ended or gave permits back: whoever can be served is.

@@ -4,7 +4,7 @@ use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
 use super::dirty::{Dirty, Review, Stage};
-use super::positions::{NameId, Position};
+use super::positions::{NameId, Position, Rank};
 use super::state::{Engine, Transaction};
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::Owner;
@@ -197,6 +197,11 @@ impl Engine {
             let Value::Lock(lock) = tx.keys.value(id) else {
                 return;
             };
+            let is_reader = waiter.request().mode == Mode::Write && lock.live_hold(owner, Mode::Read, tx.now).is_some();
+            if is_reader && waiter.rank == Rank::Newcomer {
+                // The waiters ahead wait for its READ, so behind them it would never be served.
+                return engine.queues.upgrade(ticket);
+            }
             let meets = |mode: &Mode| waiter.request().is_met_by(*mode);
             if Mode::ALL.iter().any(|mode| meets(mode) && lock.live_hold(owner, *mode, tx.now).is_some()) {
                 engine.work.take(ANSWER);
@@ -233,7 +238,8 @@ impl Engine {
             // What an earlier cutting off has left to some goes on. A copy need not know of that one, so the event says it.
             let left_us = queue.detached_until_us();
             let until_us = tx.now.after_ms(tx.limits.fair_grace_ms).max(left_us);
-            self.commit(tx, id, Event::Detached { until_us });
+            let at_us = queue.has_graces().then_some(tx.now.mono_us);
+            self.commit(tx, id, Event::Detached { until_us, at_us });
             // Places whose life was over live again: who waits for a lock of another kind may have been passed over.
             self.note_kind(Some(name), Kind::Fair);
         }
@@ -256,19 +262,25 @@ impl Engine {
                 return;
             };
             let (owner, arrival) = (Owner::from(engine.queues.owner_of(waiter)), waiter.arrival);
-            let (stay, request_id) = (Stay::Connected, waiter.request().request_id);
+            let (stay, request_id, grace_ms) =
+                (Stay::Connected, waiter.request().request_id, waiter.request().grace_ms);
             let Ok(lock) = tx.keys.value(id).of_kind(Kind::Fair, tx.now) else {
                 return;
             };
-            let place = lock.and_then(|lock| lock.place(owner.as_slice())).map(|place| (place.stay, place.request_id));
+            let place = lock
+                .and_then(|lock| lock.place(owner.as_slice()))
+                .map(|place| (place.stay, place.request_id, place.grace_ms));
             match place {
-                Some((Stay::Connected, _)) => {}
-                Some((_, known_id)) => {
+                Some((Stay::Connected, ..)) => {}
+                Some((_, known_id, known_grace_ms)) => {
                     // Who waits without a number has perhaps asked with one before.
                     let request_id = request_id.or(known_id);
-                    engine.commit(tx, id, Event::Kept { owner, stay, request_id });
+                    let grace_ms = grace_ms.or(known_grace_ms);
+                    engine.commit(tx, id, Event::Kept { owner, stay, request_id, grace_ms });
                 }
-                None => engine.commit(tx, id, Event::Queued { owner, stay, arrival, request_id, at_head: false }),
+                None => {
+                    engine.commit(tx, id, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false });
+                }
             }
         })
     }

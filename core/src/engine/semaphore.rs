@@ -1,5 +1,6 @@
 //! What only a semaphore is asked: to be made, to have another number of permits, to give all that are free.
 
+use super::grant::Way;
 use super::positions::{NameId, Position};
 use super::state::{Engine, Transaction};
 use super::statistics::count;
@@ -88,7 +89,7 @@ impl Engine {
             return Ok(0);
         }
         let client = tx.keys.client();
-        let token = self.grant(tx, KEY, owner, &request, client)?;
+        let token = self.grant(tx, KEY, owner, &request, client, Way::AtOnce)?;
         self.confirm(tx, KEY, token);
         count(&mut self.stats.of(Kind::Semaphore).granted_at_once);
         Ok(permits)

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 
 use super::dirty::{Says, Undelivered};
+use super::grant::Way;
 use super::state::{Engine, Transaction};
 use super::waiter::Waiter;
 use crate::bytes::Owner;
@@ -128,12 +129,16 @@ impl Engine {
                 self.repeat(tx, id, *token, request, waiter.client());
                 (*token, 0)
             }
-            _ => (self.grant(tx, id, owner, request, waiter.client())?, request.count),
+            _ => {
+                let way = Way::AfterWait { claim_ms: request.claim_ms };
+                (self.grant(tx, id, owner, request, waiter.client(), way)?, request.count)
+            }
         };
         let undelivered = Undelivered {
             token,
             count,
             arrival: waiter.arrival,
+            grace_ms: request.grace_ms,
             number: self.queues.next_grant(),
             client: waiter.client(),
             is_published: request.notify.is_some(),

@@ -66,7 +66,7 @@ pub struct Engine {
     pub(super) sweep: Option<Sweep>,
     /// Waiters for many keys that can have all of them, to be granted with all of them open; and whether a hold has just ended.
     pub(super) grantable: VecDeque<(u64, bool)>,
-    /// Waiters that may close a circle since somebody else of their owner has left.
+    /// Waiters that may close a circle, to be searched by the timer.
     pub(super) suspects: VecDeque<u64>,
     /// Grants that may not have been heard of.
     pub(super) undelivered: Vec<u64>,

@@ -6,7 +6,7 @@
 
 use alloc::boxed::Box;
 
-use crate::kind::Kind;
+use crate::kind::{Kind, PerKind};
 use crate::request::Refusal;
 use crate::time::Now;
 
@@ -33,6 +33,8 @@ pub struct KindStats {
     pub undone: u64,
     /// Holds whose lease ended.
     pub expired: u64,
+    /// Expired holds that were granted after a wait with CLAIM and never claimed.
+    pub unclaimed: u64,
     /// Holds ended by FORCERELEASE.
     pub forced: u64,
 }
@@ -40,7 +42,7 @@ pub struct KindStats {
 impl KindStats {
     /// Every count, by its name.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 11] {
+    pub fn named(&self) -> [(&'static str, u64); 12] {
         [
             ("granted_at_once", self.granted_at_once),
             ("granted_after_waiting", self.granted_after_waiting),
@@ -52,6 +54,7 @@ impl KindStats {
             ("disconnected", self.disconnected),
             ("undone", self.undone),
             ("expired", self.expired),
+            ("unclaimed", self.unclaimed),
             ("forced", self.forced),
         ]
     }
@@ -65,10 +68,7 @@ pub(super) fn count(counter: &mut u64) {
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Statistics {
-    mutex: KindStats,
-    fair: KindStats,
-    rwlock: KindStats,
-    semaphore: KindStats,
+    kinds: PerKind<KindStats>,
     pub(super) waits: WaitTimes,
     /// Grants taken back because nobody listened to the channel on which they were to be published.
     pub(super) unheard: u64,
@@ -76,12 +76,7 @@ pub(super) struct Statistics {
 
 impl Statistics {
     pub(super) fn of(&mut self, kind: Kind) -> &mut KindStats {
-        match kind {
-            Kind::Mutex => &mut self.mutex,
-            Kind::Fair => &mut self.fair,
-            Kind::RwLock => &mut self.rwlock,
-            Kind::Semaphore => &mut self.semaphore,
-        }
+        self.kinds.of_mut(kind)
     }
 
     /// A request or a waiter is answered with an error.

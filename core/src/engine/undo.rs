@@ -10,7 +10,7 @@ use super::positions::NameId;
 use super::state::{Engine, Transaction, terms_of};
 use super::statistics::count;
 use super::work::CHANGE;
-use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::Value;
@@ -78,6 +78,10 @@ impl Engine {
         if let Some(before) = before {
             if grant.says.lease && later.lease.is_none() {
                 undone.lease_ms = before.lease_ms;
+                if before.phase == Phase::Unclaimed && undone.phase == Phase::Unclaimed {
+                    // The owner has not claimed the hold, so the undone grant must not prolong it.
+                    undone.deadline_us = before.deadline_us;
+                }
             }
             if has_session {
                 // Only the end of a session makes a deadline come nearer: that of the grant, which goes with it, or that of the hold before.
@@ -130,8 +134,13 @@ impl Engine {
         let hold = lock.hold_with_token(grant.token).filter(|_| lock.kind() == Kind::Fair);
         if let Some(hold) = hold.filter(|hold| lock.place(hold.owner().as_slice()).is_none()) {
             let (owner, request_id) = (hold.owner().clone(), hold.request().map(|request| request.id));
-            let stay = Stay::Grace { until_us: tx.now.after_ms(tx.limits.fair_grace_ms) };
-            self.commit(tx, id, Event::Queued { owner, stay, arrival: grant.arrival, request_id, at_head: true });
+            let grace_ms = grant.grace_ms.unwrap_or(tx.limits.fair_grace_ms);
+            if grace_ms == 0 {
+                return;
+            }
+            let stay = Stay::Grace { until_us: tx.now.after_ms(grace_ms) };
+            let (arrival, grace_ms) = (grant.arrival, grant.grace_ms);
+            self.commit(tx, id, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: true });
         }
     }
 }

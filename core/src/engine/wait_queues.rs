@@ -28,11 +28,11 @@ use super::dirty::Undelivered;
 use super::names::{Holder, MAX_COPIED, NameRecord, Names};
 use super::notified::Notified;
 use super::owners::{Holding, Owners, Wait};
-use super::positions::{NameId, OwnerId, Position};
+use super::positions::{NameId, OwnerId, Position, Rank};
 use super::waiter::{Entrant, Waiter, until_us};
 use crate::bytes::KeyRef;
 use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
-use crate::kind::{Kind, Mode};
+use crate::kind::{Kind, Mode, PerKind};
 use crate::time::Now;
 
 pub(super) enum State {
@@ -55,7 +55,7 @@ pub(super) struct WaitQueues {
     pub(super) notified: Notified,
     waiting: usize,
     /// The same by kind.
-    of_kind: [usize; 4],
+    of_kind: PerKind<usize>,
 }
 
 impl WaitQueues {
@@ -69,7 +69,7 @@ impl WaitQueues {
             timeouts: Deadlines::default(),
             notified: Notified::default(),
             waiting: 0,
-            of_kind: [0; 4],
+            of_kind: PerKind::default(),
         }
     }
 
@@ -80,7 +80,7 @@ impl WaitQueues {
 
     /// How many wait for locks of a kind.
     pub(super) fn len_of(&self, kind: Kind) -> usize {
-        self.of_kind.get(kind as usize).copied().unwrap_or(0)
+        *self.of_kind.of(kind)
     }
 
     pub(super) fn state(&self, ticket: u64) -> Option<&State> {
@@ -124,9 +124,8 @@ impl WaitQueues {
         let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
         let ticket = ticket_of(slot, self.last_number);
         self.waiting = self.waiting.saturating_add(1);
-        if let Some(waiting) = self.of_kind.get_mut(request.kind as usize) {
-            *waiting = waiting.saturating_add(1);
-        }
+        let waiting = self.of_kind.of_mut(request.kind);
+        *waiting = waiting.saturating_add(1);
         if let (Some(_), Some(client)) = (request.notify, client) {
             self.notified.enter(client, ticket);
         }
@@ -136,13 +135,7 @@ impl WaitQueues {
             waiter.alarm = alarm.unwrap_or(Alarm::NONE);
         }
         for name in names {
-            self.count_followed(name, position, owner, u32::saturating_add);
-            if let Some(record) = self.names.get_mut(name) {
-                record.enter(position, request.kind);
-            }
-            if let Some(record) = self.owners.get_mut(owner) {
-                record.waits.insert(Wait { name, position });
-            }
+            self.queue(name, position, owner, request.kind);
         }
         ticket
     }
@@ -161,14 +154,49 @@ impl WaitQueues {
         self.unlink(ticket, state)
     }
 
+    /// Moves a waiter for WRITE whose owner holds READ to the head of its queues.
+    pub(super) fn upgrade(&mut self, ticket: u64) {
+        let Some(waiter) = self.get_mut(ticket) else {
+            return;
+        };
+        let (was, owner, kind) = (waiter.position(ticket), waiter.owner, waiter.request().kind);
+        waiter.rank = Rank::Upgrade;
+        let (is, names) = (waiter.position(ticket), waiter.names.clone());
+        for name in names {
+            self.unqueue(name, was, owner, kind);
+            self.queue(name, is, owner, kind);
+        }
+    }
+
+    /// Puts a request into the queue of a name.
+    fn queue(&mut self, name: NameId, position: Position, owner: OwnerId, kind: Kind) {
+        self.count_followed(name, position, owner, u32::saturating_add);
+        if let Some(record) = self.names.get_mut(name) {
+            record.enter(position, kind);
+        }
+        if let Some(record) = self.owners.get_mut(owner) {
+            record.waits.insert(Wait { name, position });
+        }
+    }
+
+    /// Takes a request out of the queue of a name.
+    fn unqueue(&mut self, name: NameId, position: Position, owner: OwnerId, kind: Kind) {
+        if let Some(record) = self.owners.get_mut(owner) {
+            record.waits.remove(Wait { name, position });
+        }
+        if let Some(record) = self.names.get_mut(name) {
+            record.leave(position, kind);
+        }
+        self.count_followed(name, position, owner, u32::saturating_sub);
+    }
+
     fn unlink(&mut self, ticket: u64, state: State) -> Option<Waiter> {
         let State::Waiting(waiter) = state else {
             return None;
         };
         self.waiting = self.waiting.saturating_sub(1);
-        if let Some(waiting) = self.of_kind.get_mut(waiter.request().kind as usize) {
-            *waiting = waiting.saturating_sub(1);
-        }
+        let waiting = self.of_kind.of_mut(waiter.request().kind);
+        *waiting = waiting.saturating_sub(1);
         if waiter.alarm != Alarm::NONE {
             self.timeouts.remove(waiter.alarm);
         }
@@ -177,13 +205,7 @@ impl WaitQueues {
         }
         let position = waiter.position(ticket);
         for name in &waiter.names {
-            if let Some(owner) = self.owners.get_mut(waiter.owner) {
-                owner.waits.remove(Wait { name: *name, position });
-            }
-            if let Some(record) = self.names.get_mut(*name) {
-                record.leave(position, waiter.request().kind);
-            }
-            self.count_followed(*name, position, waiter.owner, u32::saturating_sub);
+            self.unqueue(*name, position, waiter.owner, waiter.request().kind);
             if let Some(record) = self.names.get_mut(*name) {
                 if record.queue.is_empty() {
                     record.is_rejoining = false;
@@ -417,7 +439,6 @@ pub(super) fn halves(ticket: u64) -> (u32, u32) {
 mod tests {
     use super::*;
     use crate::engine::owners::OwnerRecord;
-    use crate::engine::positions::Rank;
     use crate::request::{Ask, Channel, Request, Verb};
 
     #[test]
@@ -446,6 +467,8 @@ mod tests {
                     lease_ms: 1,
                     request_id: Some(1),
                     session_ms: None,
+                    claim_ms: None,
+                    grace_ms: None,
                     is_once: false,
                     notify,
                     ask: Ask::Wait { until_us: None },

@@ -34,10 +34,12 @@ pub(super) struct Waiter {
 /// What a [`Request`] says that waits.
 #[derive(Clone, Copy)]
 struct Packed {
-    lease_ms: u64,
     until_us: Optional,
     request_id: Optional,
-    session_ms: Optional,
+    lease: Span,
+    session: Span,
+    claim: Span,
+    grace: Span,
     count: u32,
     notify: Option<Channel>,
     verb: Verb,
@@ -46,19 +48,54 @@ struct Packed {
     is_once: bool,
 }
 
+/// Milliseconds, 365 days at most, or none, in five bytes.
+#[derive(Clone, Copy)]
+struct Span([u8; 5]);
+
+impl Span {
+    const NONE: u64 = (1 << 40) - 1;
+
+    fn of(ms: Option<u64>) -> Self {
+        let [a, b, c, d, e, ..] = ms.unwrap_or(Self::NONE).to_le_bytes();
+        Self([a, b, c, d, e])
+    }
+
+    fn ms(self) -> Option<u64> {
+        let [a, b, c, d, e] = self.0;
+        Some(u64::from_le_bytes([a, b, c, d, e, 0, 0, 0])).filter(|ms| *ms != Self::NONE)
+    }
+}
+
+impl Packed {
+    fn of(request: &Request) -> Self {
+        let Request { verb, kind, mode, count, request_id, is_once, notify, .. } = *request;
+        Self {
+            until_us: until_us(request).into(),
+            request_id: request_id.into(),
+            lease: Span::of(Some(request.lease_ms)),
+            session: Span::of(request.session_ms),
+            claim: Span::of(request.claim_ms),
+            grace: Span::of(request.grace_ms),
+            count,
+            notify,
+            verb,
+            kind,
+            mode,
+            is_once,
+        }
+    }
+}
+
 impl Waiter {
     /// A request that begins to wait.
     pub(super) fn new(entrant: Entrant<'_>, owner: OwnerId, now: Now) -> Self {
         let Entrant { names, rank, arrival, owner: _, request, client } = entrant;
-        let Request { verb, kind, mode, count, lease_ms, request_id, session_ms, is_once, notify, ask: _ } = request;
-        let until_us = until_us(&request).into();
-        let (request_id, session_ms) = (request_id.into(), session_ms.into());
         Self {
             names,
             rank,
             arrival,
             owner,
-            request: Packed { lease_ms, until_us, request_id, session_ms, count, notify, verb, kind, mode, is_once },
+            request: Packed::of(&request),
             client: client.into(),
             since_us: now.mono_us,
             held_up_by: 0,
@@ -70,11 +107,21 @@ impl Waiter {
 
     /// What was asked.
     pub(super) fn request(&self) -> Request {
-        let Packed { lease_ms, until_us, request_id, session_ms, count, notify, verb, kind, mode, is_once } =
-            self.request;
-        let (request_id, session_ms) = (request_id.get(), session_ms.get());
-        let ask = Ask::Wait { until_us: until_us.get() };
-        Request { verb, kind, mode, count, lease_ms, request_id, session_ms, is_once, notify, ask }
+        let Packed { count, notify, verb, kind, mode, is_once, .. } = self.request;
+        Request {
+            verb,
+            kind,
+            mode,
+            count,
+            lease_ms: self.request.lease.ms().unwrap_or(0),
+            request_id: self.request.request_id.get(),
+            session_ms: self.request.session.ms(),
+            claim_ms: self.request.claim.ms(),
+            grace_ms: self.request.grace.ms(),
+            is_once,
+            notify,
+            ask: Ask::Wait { until_us: self.request.until_us.get() },
+        }
     }
 
     /// The connection that waits, if it is one that can close.
@@ -95,8 +142,9 @@ impl Waiter {
     /// Where its answer is published, if no connection is blocked for it.
     pub(super) fn notice(&self) -> Option<Notice> {
         let Packed { notify, request_id, .. } = self.request;
-        let lease_ms = self.request().lease_ms;
-        Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lease_ms })
+        let Request { lease_ms, claim_ms, .. } = self.request();
+        let lasts_ms = claim_ms.map_or(lease_ms, |claim_ms| claim_ms.min(lease_ms));
+        Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lasts_ms })
     }
 
     /// The answer when `later`, a request of the same owner, ends it. The same request on the same channel goes on, and

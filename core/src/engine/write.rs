@@ -11,9 +11,10 @@ use smallvec::SmallVec;
 use super::connections::Binding;
 use super::positions::NameId;
 use super::state::{Engine, Transaction};
+use super::statistics::count;
 use crate::bytes::Owner;
 use crate::collections::Alarm;
-use crate::event::{EndCause, Event};
+use crate::event::{EndCause, Event, Phase};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
@@ -33,6 +34,12 @@ impl Engine {
         match &event {
             Event::Ended { token, cause } => {
                 self.count_end(tx, id, *cause, 1);
+                if *cause == EndCause::Expired
+                    && let Value::Lock(lock) = tx.keys.value(id)
+                    && lock.hold_with_token(*token).is_some_and(|hold| hold.phase() == Phase::Unclaimed)
+                {
+                    count(&mut self.stats.of(lock.kind()).unclaimed);
+                }
                 self.forget_bindings(tx, id, *token);
             }
             Event::Cleared { cause, except } => {

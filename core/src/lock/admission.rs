@@ -99,6 +99,18 @@ impl<'a> Value<'a> {
     pub fn hold(self, kind: Kind, owner: &[u8], mode: Mode, now: Now) -> Result<Option<&'a Hold>, Refusal> {
         Ok(self.of_kind(kind, now)?.and_then(|lock| lock.live_hold(owner, mode, now)))
     }
+
+    /// The live hold that RELEASE is about, or what its former owner keeps closed.
+    pub(crate) fn hold_or_kept(
+        self,
+        kind: Kind,
+        owner: &[u8],
+        mode: Mode,
+        now: Now,
+    ) -> Result<Option<&'a Hold>, Refusal> {
+        let lock = self.of_kind(kind, now)?;
+        Ok(lock.and_then(|lock| lock.hold(owner, mode)).filter(|hold| hold.is_live(now)))
+    }
 }
 
 /// Decides about a request for one key.
@@ -215,7 +227,7 @@ pub(crate) fn is_repeat(hold: &Hold, id: Option<u64>, verb: Verb) -> Result<bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Terms;
+    use crate::event::{Phase, Terms};
 
     const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
 
@@ -223,7 +235,14 @@ mod tests {
         let mut lock = Lock::new(kind, permits);
         for (token, (owner, mode, count)) in (1..).zip(holds) {
             let deadline_us = NOW.mono_us + 1;
-            let terms = Terms { count: *count, deadline_us, lease_ms: 1000, request: None, session_ms: None };
+            let terms = Terms {
+                count: *count,
+                deadline_us,
+                lease_ms: 1000,
+                request: None,
+                session_ms: None,
+                phase: Phase::Held,
+            };
             lock.apply(Event::Granted { kind, owner: owner.as_bytes().into(), mode: *mode, token, terms });
         }
         lock
@@ -238,6 +257,8 @@ mod tests {
             lease_ms: 1000,
             request_id: None,
             session_ms: None,
+            claim_ms: None,
+            grace_ms: None,
             is_once: false,
             notify: None,
             ask: Ask::Try,
@@ -323,7 +344,14 @@ mod tests {
     #[test]
     fn an_expire_is_cleared_when_a_holder_comes_and_not_when_readers_come_to_readers() {
         use Mode::{Exclusive, Permits, Read, Write};
-        let terms = Terms { count: 1, deadline_us: NOW.mono_us + 1, lease_ms: 1000, request: None, session_ms: None };
+        let terms = Terms {
+            count: 1,
+            deadline_us: NOW.mono_us + 1,
+            lease_ms: 1000,
+            request: None,
+            session_ms: None,
+            phase: Phase::Held,
+        };
         let granted =
             |kind, mode| Event::Granted { kind, owner: b"a"[..].into(), mode, token: 9, terms: terms.clone() };
         let read = with(Kind::RwLock, 1, &[("b", Read, 1)]);

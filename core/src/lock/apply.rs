@@ -76,13 +76,13 @@ impl Lock {
                     wide.permits = permits;
                 }
             }
-            Event::Queued { owner, stay, arrival, request_id, at_head } if self.kind == Kind::Fair => {
-                let place = Place { owner: owner.as_slice(), stay, arrival, request_id };
+            Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head } if self.kind == Kind::Fair => {
+                let place = Place { owner: owner.as_slice(), stay, arrival, request_id, grace_ms };
                 self.widened(|wide| wide.queue.get_or_insert_default().push(place, at_head));
             }
             Event::Queued { .. } => {}
-            Event::Kept { owner, stay, request_id } => {
-                self.change_queue(|queue| queue.set_stay(owner.as_slice(), stay, request_id));
+            Event::Kept { owner, stay, request_id, grace_ms } => {
+                self.change_queue(|queue| queue.set_stay(owner.as_slice(), stay, request_id, grace_ms));
             }
             Event::Left { owner, .. } => return self.leave(&owner),
             Event::QueueLapsed => {
@@ -91,7 +91,10 @@ impl Lock {
                 return Some(Leftovers { queue, ..Leftovers::default() });
             }
             Event::Reserved { until_us, .. } => self.change_queue(|queue| queue.reserve(until_us)),
-            Event::Detached { until_us } => self.change_queue(|queue| queue.detach_all(until_us)),
+            // Where no place has a grace of its own, the moment is of no account.
+            Event::Detached { until_us, at_us } => {
+                self.change_queue(|queue| queue.detach_all(until_us, at_us.unwrap_or(0)));
+            }
         }
         None
     }
@@ -303,7 +306,14 @@ mod tests {
         let owner = |number: u32| Owner::from(number.to_le_bytes().as_slice());
         for number in 0..MANY {
             let (owner, stay) = (owner(number), Stay::Connected);
-            lock.apply(Event::Queued { owner, stay, arrival: u64::from(number), request_id: None, at_head: false });
+            lock.apply(Event::Queued {
+                owner,
+                stay,
+                arrival: u64::from(number),
+                request_id: None,
+                grace_ms: None,
+                at_head: false,
+            });
         }
         for number in 0..MANY {
             let leftovers = lock.apply(Event::Left { owner: owner(number), cause: LeaveCause::Lapsed });

@@ -19,9 +19,9 @@ use ahash::RandomState;
 
 use super::hashing::hasher;
 use super::hold::PASSED_OVER;
-use crate::collections::{Alarm, Deadlines, NameTable};
+use crate::collections::{Alarm, Deadlines, NameTable, Optional};
 use crate::place::{Place, Stay};
-use crate::time::Now;
+use crate::time::{Now, US_PER_MS};
 
 #[derive(Clone)]
 struct Node {
@@ -29,11 +29,17 @@ struct Node {
     arrival: u64,
     /// 0 is none: ids count from 1.
     request_id: u64,
+    grace_ms: Optional,
     previous: Alarm,
     next: Alarm,
     /// How often all places had been cut off when the end of its life was set.
     settled_in: u32,
     is_polled: bool,
+}
+
+/// The end of a grace that begins at a moment.
+fn after_grace(at_us: u64, grace_ms: u64) -> u64 {
+    at_us.saturating_add(grace_ms.saturating_mul(US_PER_MS))
 }
 
 /// The end of a life that has none.
@@ -56,6 +62,10 @@ pub struct FairQueue {
     detached: u32,
     detached_until_us: u64,
     unsettled: Alarm,
+    /// When that happened last, and the shortest and the longest grace that a place has had of its own.
+    detached_at_us: u64,
+    least_grace_ms: u64,
+    most_grace_ms: Optional,
 }
 
 impl Default for FairQueue {
@@ -72,6 +82,9 @@ impl Default for FairQueue {
             detached: 0,
             detached_until_us: 0,
             unsettled: Alarm::NONE,
+            detached_at_us: 0,
+            least_grace_ms: u64::MAX,
+            most_grace_ms: None.into(),
         }
     }
 }
@@ -128,7 +141,8 @@ impl FairQueue {
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         let life_us = self.slots.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != NEVER_US);
-        let unsettled_us = self.slots.get(self.unsettled).map(|_| self.detached_until_us);
+        let least_us = self.detached_until_us.min(after_grace(self.detached_at_us, self.least_grace_ms));
+        let unsettled_us = self.slots.get(self.unsettled).map(|_| least_us);
         [life_us, unsettled_us, self.reserved_until_us].into_iter().flatten().min()
     }
 
@@ -143,16 +157,18 @@ impl FairQueue {
     /// Takes a place at the end of the queue, or at its head. An owner that has one keeps that, and only stays
     /// differently.
     pub(crate) fn push(&mut self, place: Place<'_>, at_head: bool) {
-        let Place { owner, stay, arrival, request_id } = place;
+        let Place { owner, stay, arrival, request_id, grace_ms } = place;
         if self.find(owner).is_some() {
-            self.set_stay(owner, stay, request_id);
+            self.set_stay(owner, stay, request_id, grace_ms);
             return;
         }
+        self.note_grace(grace_ms);
         let (previous, next) = if at_head { (Alarm::NONE, self.first) } else { (self.last, Alarm::NONE) };
         let is_polled = matches!(stay, Stay::Polled { .. });
         let request_id = request_id.unwrap_or(0);
         let settled_in = self.detached;
-        let node = Node { owner: owner.into(), arrival, request_id, previous, next, settled_in, is_polled };
+        let grace_ms = grace_ms.into();
+        let node = Node { owner: owner.into(), arrival, request_id, grace_ms, previous, next, settled_in, is_polled };
         let at = self.slots.insert(stay.until_us().unwrap_or(NEVER_US), node);
         self.count_in(stay);
         if let Some(node) = self.slots.get_mut(previous) {
@@ -171,11 +187,12 @@ impl FairQueue {
         self.by_owner.insert(self.hasher.hash_one(owner), at.number());
     }
 
-    /// Changes how a place waits, and which request it stands for.
-    pub(crate) fn set_stay(&mut self, owner: &[u8], stay: Stay, request_id: Option<u64>) {
+    /// Changes how a place waits, which request it stands for, and its grace.
+    pub(crate) fn set_stay(&mut self, owner: &[u8], stay: Stay, request_id: Option<u64>, grace_ms: Option<u64>) {
         let Some(at) = self.find(owner) else {
             return;
         };
+        self.note_grace(grace_ms);
         if let Some(place) = self.place(at) {
             self.count_out(place.stay);
             self.count_in(stay);
@@ -185,8 +202,22 @@ impl FairQueue {
             node.settled_in = settled_in;
             node.is_polled = matches!(stay, Stay::Polled { .. });
             node.request_id = request_id.unwrap_or(0);
+            node.grace_ms = grace_ms.into();
         }
         self.slots.set(at, stay.until_us().unwrap_or(NEVER_US));
+    }
+
+    fn note_grace(&mut self, grace_ms: Option<u64>) {
+        if let Some(grace_ms) = grace_ms {
+            self.least_grace_ms = self.least_grace_ms.min(grace_ms);
+            self.most_grace_ms =
+                Some(self.most_grace_ms.get().map_or(grace_ms, |most_ms| most_ms.max(grace_ms))).into();
+        }
+    }
+
+    /// Whether a place has, or has had, a grace of its own.
+    pub(crate) fn has_graces(&self) -> bool {
+        self.most_grace_ms.get().is_some()
     }
 
     /// Gives a place up.
@@ -225,9 +256,15 @@ impl FairQueue {
         }
     }
 
-    /// Cuts every place off from its connection: those of pollers keep what they had left and at least until
-    /// `until_us`, the others live until then, or as long as when this happened before. The lock is reserved for nobody.
-    pub(crate) fn detach_all(&mut self, until_us: u64) {
+    /// Cuts every place off from its connection, at a moment: those of pollers keep what they had left and at least until
+    /// `until_us`, the others live until then, or as long as when this happened before. For one with a grace of its own that is
+    /// the moment and its grace. The lock is reserved for nobody.
+    pub(crate) fn detach_all(&mut self, until_us: u64, at_us: u64) {
+        self.detached_at_us = self.detached_at_us.max(at_us);
+        let at_us = self.detached_at_us;
+        if let Some(most_ms) = self.most_grace_ms.get() {
+            self.latest_us = self.latest_us.max(after_grace(at_us, most_ms));
+        }
         self.reserved_until_us = None;
         self.connected = 0;
         self.detached = self.detached.wrapping_add(1);
@@ -313,10 +350,12 @@ impl FairQueue {
     fn place(&self, at: Alarm) -> Option<Place<'_>> {
         let (until_us, node) = self.slots.get(at)?;
         let is_settled = node.settled_in == self.detached;
+        let grace_ms = node.grace_ms.get();
+        let least_us = grace_ms.map_or(self.detached_until_us, |grace_ms| after_grace(self.detached_at_us, grace_ms));
         let stay = match (until_us, node.is_polled) {
             (until_us, true) if is_settled => Stay::Polled { until_us },
-            (until_us, true) => Stay::Polled { until_us: until_us.max(self.detached_until_us) },
-            (_, false) if !is_settled => Stay::Grace { until_us: self.detached_until_us },
+            (until_us, true) => Stay::Polled { until_us: until_us.max(least_us) },
+            (_, false) if !is_settled => Stay::Grace { until_us: least_us },
             (NEVER_US, false) => Stay::Connected,
             (until_us, false) => Stay::Grace { until_us },
         };
@@ -325,6 +364,7 @@ impl FairQueue {
             stay,
             arrival: node.arrival,
             request_id: Some(node.request_id).filter(|id| *id != 0),
+            grace_ms,
         })
     }
 
@@ -364,11 +404,11 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Push(u8, Stay, bool),
-        Stay(u8, Stay),
+        Push(u8, Stay, bool, Option<u64>),
+        Stay(u8, Stay, Option<u64>),
         Remove(u8),
         Reserve(u64),
-        DetachAll(u64),
+        DetachAll(u64, u64),
         Settle(usize),
     }
 
@@ -380,12 +420,14 @@ mod tests {
                 (1..50u64).prop_map(|until_us| Stay::Grace { until_us }),
             ]
         };
+        let grace_ms = || proptest::option::weighted(0.3, 0..2u64);
         prop_oneof![
-            4 => (0..12u8, stay(), any::<bool>()).prop_map(|(owner, stay, at_head)| Step::Push(owner, stay, at_head)),
-            2 => (0..12u8, stay()).prop_map(|(owner, stay)| Step::Stay(owner, stay)),
+            4 => (0..12u8, stay(), any::<bool>(), grace_ms())
+                .prop_map(|(owner, stay, at_head, grace_ms)| Step::Push(owner, stay, at_head, grace_ms)),
+            2 => (0..12u8, stay(), grace_ms()).prop_map(|(owner, stay, grace_ms)| Step::Stay(owner, stay, grace_ms)),
             3 => (0..12u8).prop_map(Step::Remove),
             1 => (1..50u64).prop_map(Step::Reserve),
-            1 => (1..50u64).prop_map(Step::DetachAll),
+            1 => (1..50u64, 1..50u64).prop_map(|(until_us, at_us)| Step::DetachAll(until_us, at_us)),
             2 => (1..5usize).prop_map(Step::Settle),
         ]
     }
@@ -395,23 +437,23 @@ mod tests {
         #[test]
         fn agrees_with_a_plain_list(steps in prop::collection::vec(step(), 1..100)) {
             let mut places = FairQueue::default();
-            let mut list: Vec<(u8, Stay)> = Vec::new();
-            let (mut reserved, mut detached_until_us) = (None, 0);
+            let mut list: Vec<(u8, Stay, Option<u64>)> = Vec::new();
+            let (mut reserved, mut detached_until_us, mut detached_at_us) = (None, 0, 0);
             for step in steps {
                 let head = list.first().map(|place| place.0);
                 match step {
-                    Step::Push(owner, stay, at_head) => {
-                        places.push(Place { owner: &[owner], stay, arrival: 0, request_id: None }, at_head);
+                    Step::Push(owner, stay, at_head, grace_ms) => {
+                        places.push(Place { owner: &[owner], stay, arrival: 0, request_id: None, grace_ms }, at_head);
                         match list.iter_mut().find(|place| place.0 == owner) {
-                            Some(place) => place.1 = stay,
-                            None if at_head => list.insert(0, (owner, stay)),
-                            None => list.push((owner, stay)),
+                            Some(place) => (place.1, place.2) = (stay, grace_ms),
+                            None if at_head => list.insert(0, (owner, stay, grace_ms)),
+                            None => list.push((owner, stay, grace_ms)),
                         }
                     }
-                    Step::Stay(owner, stay) => {
-                        places.set_stay(&[owner], stay, None);
+                    Step::Stay(owner, stay, grace_ms) => {
+                        places.set_stay(&[owner], stay, None, grace_ms);
                         for place in list.iter_mut().filter(|place| place.0 == owner) {
-                            place.1 = stay;
+                            (place.1, place.2) = (stay, grace_ms);
                         }
                     }
                     Step::Remove(owner) => {
@@ -425,12 +467,13 @@ mod tests {
                     Step::Settle(count) => {
                         places.settle_some(count);
                     }
-                    Step::DetachAll(until_us) => {
-                        places.detach_all(until_us);
+                    Step::DetachAll(until_us, at_us) => {
+                        places.detach_all(until_us, at_us);
                         reserved = None;
                         detached_until_us = detached_until_us.max(until_us);
-                        let grace_us = detached_until_us;
-                        for (_, stay) in &mut list {
+                        detached_at_us = detached_at_us.max(at_us);
+                        for (_, stay, grace_ms) in &mut list {
+                            let grace_us = grace_ms.map_or(detached_until_us, |grace_ms| detached_at_us + grace_ms * 1000);
                             *stay = match *stay {
                                 Stay::Polled { until_us } => Stay::Polled { until_us: until_us.max(grace_us) },
                                 _ => Stay::Grace { until_us: grace_us },
@@ -441,7 +484,7 @@ mod tests {
                 if list.first().map(|place| place.0) != head {
                     reserved = None;
                 }
-                let seen: Vec<_> = places.iter().map(|place| (place.owner[0], place.stay)).collect();
+                let seen: Vec<_> = places.iter().map(|place| (place.owner[0], place.stay, place.grace_ms)).collect();
                 prop_assert_eq!(&seen, &list);
                 prop_assert_eq!(places.len(), list.len());
                 prop_assert_eq!(places.reserved_until_us(), reserved);
@@ -470,7 +513,7 @@ mod tests {
         let mut places = FairQueue::default();
         for owner in 0..PLACES {
             let owner = &owner.to_le_bytes();
-            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None }, false);
+            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None, grace_ms: None }, false);
         }
         let most = places.by_owner.largest_part();
         assert!(most <= 4096, "{most} entries move when one part grows");
@@ -486,7 +529,7 @@ mod tests {
         let mut places = FairQueue::default();
         for owner in 0..10_000u32 {
             let owner = &owner.to_le_bytes();
-            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None }, false);
+            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None, grace_ms: None }, false);
         }
         let bytes = places.heap_bytes();
         while !places.is_empty() {

@@ -10,10 +10,10 @@ use smallvec::SmallVec;
 
 use crate::bytes::Owner;
 use crate::collections::Chunked;
-use crate::event::Terms;
+use crate::event::{Phase, Terms};
 use crate::kind::Mode;
 use crate::request::RequestMark;
-use crate::time::{Now, US_PER_MS};
+use crate::time::{MAX_LEASE_MS, Now, US_PER_MS};
 
 /// How many connections a hold is bound to at most. One more takes the place of the one that was bound longest ago, so that
 /// renewing over a pool of any size costs a bounded amount of memory.
@@ -29,12 +29,26 @@ pub struct Hold {
     token: u64,
     deadline_us: u64,
     extras: Option<Box<Extras>>,
-    /// The lease in milliseconds, 365 days at most: low and high part.
+    /// The lease in milliseconds, 365 days at most: low and high part. The high part has 3 bits, and above them the phase.
     lease_low: u32,
     lease_high: u8,
     mode: Mode,
     /// The low half of the count; the high one is among the extras.
     count_low: u16,
+}
+
+/// The bits of [`Hold::lease_high`] that belong to the lease.
+const LEASE_HIGH: u8 = 0b111;
+const UNCLAIMED: u8 = 1 << 6;
+const KEPT: u8 = 1 << 7;
+const _: () = assert!(MAX_LEASE_MS >> u32::BITS <= LEASE_HIGH as u64, "every lease fits");
+
+fn phase_bits(phase: Phase) -> u8 {
+    match phase {
+        Phase::Held => 0,
+        Phase::Unclaimed => UNCLAIMED,
+        Phase::Kept => KEPT,
+    }
 }
 
 /// What most holds do not have.
@@ -84,7 +98,8 @@ impl Hold {
     pub(crate) fn set_terms(&mut self, terms: &Terms) {
         self.deadline_us = terms.deadline_us;
         let [a, b, c, d, high, ..] = terms.lease_ms.to_le_bytes();
-        (self.lease_low, self.lease_high) = (u32::from_le_bytes([a, b, c, d]), high);
+        (self.lease_low, self.lease_high) =
+            (u32::from_le_bytes([a, b, c, d]), high & LEASE_HIGH | phase_bits(terms.phase));
         let [low, high] = halves(terms.count);
         self.count_low = low;
         if let Some(extras) = &mut self.extras {
@@ -136,7 +151,17 @@ impl Hold {
     /// The lease that was last given, in milliseconds.
     #[must_use]
     pub fn lease_ms(&self) -> u64 {
-        (u64::from(self.lease_high) << u32::BITS) | u64::from(self.lease_low)
+        (u64::from(self.lease_high & LEASE_HIGH) << u32::BITS) | u64::from(self.lease_low)
+    }
+
+    /// The phase of the hold.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self.lease_high & !LEASE_HIGH {
+            UNCLAIMED => Phase::Unclaimed,
+            KEPT => Phase::Kept,
+            _ => Phase::Held,
+        }
     }
 
     /// The last numbered request.
@@ -160,6 +185,7 @@ impl Hold {
             lease_ms: self.lease_ms(),
             request: self.request(),
             session_ms: self.session_ms(),
+            phase: self.phase(),
         }
     }
 
@@ -308,14 +334,17 @@ impl fmt::Debug for Holds<'_> {
 mod tests {
     use super::*;
     use crate::request::Verb;
-    use crate::time::MAX_LEASE_MS;
 
     #[test]
     fn packed_fields_come_back() {
         for count in [1, 65_535, 65_536, u32::MAX] {
             for lease_ms in [1, u64::from(u32::MAX), 1 << 32, MAX_LEASE_MS] {
-                for request in [None, Some(RequestMark { id: 7, verb: Verb::Acquire })] {
-                    let terms = Terms { count, deadline_us: 9, lease_ms, request, session_ms: None };
+                for (request, phase) in [
+                    (None, Phase::Held),
+                    (Some(RequestMark { id: 7, verb: Verb::Acquire }), Phase::Unclaimed),
+                    (None, Phase::Kept),
+                ] {
+                    let terms = Terms { count, deadline_us: 9, lease_ms, request, session_ms: None, phase };
                     let mut hold = Hold::new((&b"o"[..]).into(), Mode::Read, 5, &terms);
                     assert_eq!(hold.terms(), terms);
                     hold.set_terms(&Terms { count: 1, request: None, ..terms.clone() });
@@ -329,7 +358,8 @@ mod tests {
 
     #[test]
     fn a_hold_is_bound_to_the_connections_that_used_it_last() {
-        let terms = Terms { count: 1, deadline_us: 9, lease_ms: 1, request: None, session_ms: Some(0) };
+        let terms =
+            Terms { count: 1, deadline_us: 9, lease_ms: 1, request: None, session_ms: Some(0), phase: Phase::Held };
         let mut hold = Hold::new((&b"o"[..]).into(), Mode::Read, 5, &terms);
         for client in 0..8 {
             assert_eq!(hold.bind(client, 0), (true, None));

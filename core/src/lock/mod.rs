@@ -20,6 +20,7 @@ use alloc::boxed::Box;
 use core::{fmt, mem};
 
 use crate::collections::{Alarm, Chunked};
+use crate::event::Phase;
 use crate::kind::{Kind, Mode};
 use crate::place::Place;
 use crate::time::Now;
@@ -161,7 +162,7 @@ impl Lock {
 
     /// The holds whose lease has not ended.
     pub fn live_holds(&self, now: Now) -> impl Iterator<Item = &Hold> {
-        self.holds().iter().filter(move |hold| hold.is_live(now))
+        self.holds().iter().filter(move |hold| hold.is_live(now) && hold.phase() != Phase::Kept)
     }
 
     /// Some of them, `limit` at most. Of a lock that many more hold they are those whose leases end last: nobody has to walk through what is
@@ -187,7 +188,7 @@ impl Lock {
     /// The live hold of `owner` in `mode`.
     #[must_use]
     pub fn live_hold(&self, owner: &[u8], mode: Mode, now: Now) -> Option<&Hold> {
-        self.hold(owner, mode).filter(|hold| hold.is_live(now))
+        self.hold(owner, mode).filter(|hold| hold.is_live(now) && hold.phase() != Phase::Kept)
     }
 
     /// The hold of `owner` in `mode`, live or not.
@@ -288,7 +289,14 @@ impl Lock {
         self.kind != Kind::Semaphore && self.holds().is_empty() && self.queue().is_none()
     }
 
-    /// Whether anybody holds it.
+    /// The hold of a former owner that keeps the lock closed (`KEEP`). Such a lock has no other hold.
+    #[must_use]
+    pub fn kept(&self, now: Now) -> Option<&Hold> {
+        let hold = self.holds().get(0)?;
+        (hold.phase() == Phase::Kept && hold.is_live(now)).then_some(hold)
+    }
+
+    /// Whether the lock has a live hold or is kept closed.
     #[must_use]
     pub fn is_held(&self, now: Now) -> bool {
         self.last_deadline_us().is_some_and(|deadline_us| deadline_us > now.mono_us)
@@ -310,7 +318,7 @@ impl Lock {
         i64::from(self.permits()).saturating_sub(i64::try_from(used).unwrap_or(i64::MAX))
     }
 
-    /// Whether an owner other than `owner` has a live hold.
+    /// Whether an owner other than `owner` has a live hold. A kept lock is closed to all owners.
     fn is_held_by_another(&self, owner: &[u8], now: Now) -> bool {
         match self.index() {
             // An owner has few holds, so another one's is soon found.
@@ -318,7 +326,7 @@ impl Lock {
                 let mut live = index.latest_first(now.mono_us).filter_map(|token| self.hold_with_token(token));
                 live.any(|hold| hold.owner().as_slice() != owner)
             }
-            None => self.live_holds(now).any(|hold| hold.owner().as_slice() != owner),
+            None => self.kept(now).is_some() || self.live_holds(now).any(|hold| hold.owner().as_slice() != owner),
         }
     }
 

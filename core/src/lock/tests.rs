@@ -3,7 +3,7 @@
 use super::hold_index::{MAX_FEW, MIN_INDEXED};
 use super::*;
 use crate::bytes::Owner;
-use crate::event::{EndCause, Event, Terms};
+use crate::event::{EndCause, Event, Phase, Terms};
 use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
 use std::format;
@@ -12,7 +12,7 @@ use std::string::String;
 const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
 
 fn terms(count: u32, deadline_us: u64) -> Terms {
-    Terms { count, deadline_us, lease_ms: 1000, request: None, session_ms: None }
+    Terms { count, deadline_us, lease_ms: 1000, request: None, session_ms: None, phase: Phase::Held }
 }
 
 fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {
@@ -54,7 +54,7 @@ fn locks_that_differ_in_anything_are_not_equal() {
     let queued = |owner: &str| {
         let (owner, stay) = (owner.as_bytes().into(), Stay::Connected);
         let mut lock = with(Kind::Fair, 1, &[("a", Mode::Exclusive, 1)]);
-        lock.apply(Event::Queued { owner, stay, arrival: 2, request_id: None, at_head: false });
+        lock.apply(Event::Queued { owner, stay, arrival: 2, request_id: None, grace_ms: None, at_head: false });
         lock
     };
     let locks = [
@@ -215,7 +215,7 @@ fn what_is_said_of_memory_is_what_was_taken() {
 
     let queue = |lock: &mut Lock, arrival: u64| {
         let (owner, stay) = (owner(arrival), Stay::Polled { until_us: NOW.mono_us + arrival });
-        lock.apply(Event::Queued { owner, stay, arrival, request_id: None, at_head: false });
+        lock.apply(Event::Queued { owner, stay, arrival, request_id: None, grace_ms: None, at_head: false });
     };
     for many in [10, 100, 1_000, 5_000] {
         let permits =
@@ -245,7 +245,7 @@ fn no_lease_lasts_longer_than_leases_may() {
 fn what_a_failing_test_shows_of_a_lock_names_its_holders_and_who_waits() {
     let mut lock = with(Kind::Fair, 1, &[("holder", Mode::Exclusive, 1)]);
     let (owner, stay) = (b"waiter".as_slice().into(), Stay::Connected);
-    lock.apply(Event::Queued { owner, stay, arrival: 1, request_id: None, at_head: false });
+    lock.apply(Event::Queued { owner, stay, arrival: 1, request_id: None, grace_ms: None, at_head: false });
     let shown = format!("{lock:?}");
     assert!(["Fair", "\"holder\"", "Connected"].iter().all(|word| shown.contains(word)), "{shown}");
 }

@@ -99,6 +99,8 @@ pub enum Outcome {
     /// A number: holds left, holds there are, or milliseconds of lease left. Of a request for many keys that acquires: so many tokens, which are not as many
     /// as keys.
     Number(u64),
+    /// WAITING: the answer comes on a channel.
+    Waiting,
     /// NOTOWNER.
     NotOwner,
     /// The wait was ended by the same owner: a later request took its place, or CANCEL took it back.

@@ -139,7 +139,8 @@ fn check(args: Args<'_>, first: usize, known: &[Opt], options: &Options<'_>) {
         Ok(again) => {
             assert_eq!(again.tokens(), options.tokens());
             for option in known {
-                let values = |options: &Options<'_>| (options.integer(*option), options.bytes(*option).map(<[u8]>::to_vec));
+                let values =
+                    |options: &Options<'_>| (options.integer(*option), options.bytes(*option).map(<[u8]>::to_vec));
                 assert_eq!(values(&again), values(options), "what was read can be written and read");
             }
         }

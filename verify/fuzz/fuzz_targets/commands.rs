@@ -46,14 +46,16 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
         6 | 7 => {
             let request_id = (how & 3 == 3).then_some(u64::from(how >> 4) + 1);
             let (tokens, is_stale) = meant(world, &keys[0], &owner, mode, how);
+            let keep_ms = (mode == Mode::Exclusive && how & 8 != 0).then_some(u64::from(how >> 4) + 1);
             let request =
-                Release { verb: Verb::Release, kind, owner: &owner, mode, count, request_id, tokens: &tokens };
+                Release { verb: Verb::Release, kind, owner: &owner, mode, count, request_id, tokens: &tokens, keep_ms };
             let released = world.on(&keys, client, |engine, tx| engine.release(tx, &request));
             assert!(!is_stale || released.is_err(), "a hold is released by its own token");
         }
         8 => {
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-            let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[] };
+            let request =
+                Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
             let _ = world.on(&[key(0), key(1)], client, |engine, tx| engine.release(tx, &request));
         }
         9 => {
@@ -125,6 +127,8 @@ fn request(world: &World, verb: Verb, (kind, mode, count): (Kind, Mode, u32), ho
         lease_ms: 65 - span_ms,
         request_id: (how & 16 != 0).then_some(span_ms),
         session_ms: (how & 32 != 0).then_some(span_ms / 8),
+        claim_ms: (how & 8 != 0).then_some(span_ms / 4 + 1),
+        grace_ms: None,
         is_once: how & 64 != 0,
         notify: None,
         ask,

@@ -32,6 +32,7 @@ use oracle::fair::FairOracle;
 use oracle::fair_asking::{FairWish, Stay};
 use oracle::fair_places::Place;
 use oracle::holds::Back;
+use oracle::kept::Kept;
 use oracle::line::InLine;
 use oracle::several::acquire;
 use oracle::wish::{FOR_EVER, Wish};
@@ -119,6 +120,8 @@ impl Beside {
         let owner = who % OWNERS;
         let count = if mode == Mode::Permits { u32::from(who >> 2) % PERMITS + 1 } else { 1 };
         let (keys, now_ms, id) = ([name(key)], self.now_ms(), u64::from(how >> 2 & 3));
+        // Of CLAIM and of KEEP.
+        let short_ms = (verb & 16 != 0).then(|| u64::from(verb >> 5) * 3 + 1);
         match verb % 16 {
             0..=5 => {
                 let waits = how & 2 != 0;
@@ -136,6 +139,8 @@ impl Beside {
                     lease_ms: u64::from(how >> 4) * 3 + 1,
                     request_id: (id > 0 || notify.is_some()).then_some(id.max(1)),
                     session_ms: (is_plain && who & 64 != 0).then_some(u64::from(how & 15)),
+                    claim_ms: short_ms.filter(|_| waits),
+                    grace_ms: short_ms.filter(|_| kind == Kind::Fair && waits && who & 16 != 0).map(|ms| ms / 4),
                     is_once: is_plain && (who & 32 != 0 || notify.is_some()),
                     notify,
                     ask: match how & 3 {
@@ -153,15 +158,16 @@ impl Beside {
                 let (tokens, is_meant) = self.meant(key, owner, mode, how);
                 let request_id = (id > 0).then_some(id);
                 let who = [owner];
-                let request =
-                    Release { verb: Verb::Release, kind, owner: &who, mode, count, request_id, tokens: &tokens };
+                let keep_ms = short_ms.filter(|_| mode == Mode::Exclusive);
+                let verb = Verb::Release;
+                let request = Release { verb, kind, owner: &who, mode, count, request_id, tokens: &tokens, keep_ms };
                 let left = self.world.on(&keys, None, |engine, tx| engine.release(tx, &request));
                 let told = left.map_or_else(|refusal| refused(&refusal), |left| Told::Left(left[0]));
                 let expected = match &mut self.spec {
                     Spec::Plain(oracles) => {
-                        oracles[key].release(owner, Back { mode, count, id: request_id, is_meant }, now_ms)
+                        oracles[key].release(owner, Back { mode, count, id: request_id, is_meant, keep_ms }, now_ms)
                     }
-                    Spec::Fair(oracle) => oracle.release(owner, request_id, is_meant, now_ms),
+                    Spec::Fair(oracle) => oracle.release(owner, request_id, is_meant, keep_ms, now_ms),
                 };
                 assert_eq!(told, expected, "the answer to RELEASE");
             }
@@ -219,24 +225,14 @@ impl Beside {
 
     fn acquire(&mut self, key: usize, owner: u8, request: &Request, span_ms: u64) {
         let now_ms = self.now_ms();
-        let Request { mode, count, lease_ms, session_ms, request_id: id, is_once, notify, ask, .. } = *request;
+        let Request {
+            mode, count, lease_ms, session_ms, claim_ms, grace_ms, request_id: id, is_once, notify, ask, ..
+        } = *request;
         let waits = matches!(ask, Ask::Wait { .. });
-        // Who waits begins no other wait, but for one that takes its place: both have numbers. An owner has one place on a fair lock.
-        let may_wait = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].line.iter().find(|one| one.owner == owner).is_none_or(|one| {
-                let may_be_sent_again = one.wish.mode == mode && is_once == one.wish.is_once;
-                may_be_sent_again && id.is_some() && one.wish.id.is_some()
-            }),
-            Spec::Fair(_) => true,
-        };
-        if waits && !may_wait {
-            return;
-        }
-        // Who waits anew, with a higher number, is searched for circles at once, and by the timer: whether that comes before or after what was told of
+        // Who waits anew, for something else, is searched for circles at once, and by the timer: whether that comes before or after what was told of
         // another lock is open.
-        let is_earlier = |one: &InLine| one.owner == owner && one.wish.id < id;
-        let waits_anew =
-            matches!(&self.spec, Spec::Plain(oracles) if waits && oracles[key].line.iter().any(is_earlier));
+        let is_other = |one: &InLine| one.owner == owner && (one.wish.mode, one.wish.count) != (mode, count);
+        let waits_anew = matches!(&self.spec, Spec::Plain(oracles) if waits && oracles[key].line.iter().any(is_other));
         if waits_anew {
             self.run_timer();
         }
@@ -255,8 +251,8 @@ impl Beside {
         let expected = match &mut self.spec {
             Spec::Plain(oracles) => {
                 let wait_ms = waits.then_some(span_ms);
-                let wish =
-                    Wish { mode, count, lease_ms, wait_ms, session_ms, id, is_once, is_notified: notify.is_some() };
+                let is_notified = notify.is_some();
+                let wish = Wish { mode, count, lease_ms, wait_ms, claim_ms, session_ms, id, is_once, is_notified };
                 acquire(oracles, key, owner, wish, LIMITS.max_waiters, now_ms)
             }
             Spec::Fair(oracle) => {
@@ -265,7 +261,7 @@ impl Beside {
                     Ask::Queue { .. } => Stay::Polled(span_ms),
                     Ask::Try => Stay::No,
                 };
-                oracle.acquire(owner, FairWish { lease_ms, stay, id }, now_ms)
+                oracle.acquire(owner, FairWish { lease_ms, claim_ms, grace_ms, stay, id }, now_ms)
             }
         };
         assert_eq!(told, expected, "the answer to ACQUIRE");
@@ -283,6 +279,8 @@ impl Beside {
             lease_ms,
             request_id: None,
             session_ms: None,
+            claim_ms: None,
+            grace_ms: None,
             is_once: false,
             notify: None,
             ask: Ask::Try,
@@ -432,7 +430,7 @@ impl Beside {
                 match answer {
                     Answer::Granted(_) | Answer::GrantedMany(_) => Told::Granted,
                     Answer::TimedOut => Told::Nil,
-                    Answer::TakenOver => Told::TakenOver,
+                    Answer::Superseded => Told::Superseded,
                     Answer::Cancelled => Told::Cancelled,
                     Answer::Refused(refusal) => refused(&refusal),
                     // Said to nobody, or to somebody who has gone.
@@ -468,6 +466,10 @@ impl Beside {
                 .map(|hold| (0, hold.owner().as_slice()[0], hold.mode(), hold.count(), hold.deadline_us() / US_PER_MS))
                 .collect();
             seen.sort();
+            let kept = lock.and_then(|lock| lock.kept(now));
+            seen.extend(
+                kept.map(|hold| (2, hold.owner().as_slice()[0], hold.mode(), 0, hold.deadline_us() / US_PER_MS)),
+            );
             if let Some(queue) = lock.and_then(Lock::queue) {
                 let live = queue.iter().filter(|place| place.stay.until_us().is_none_or(|at_us| at_us > now.mono_us));
                 seen.extend(live.map(|place| {
@@ -483,13 +485,19 @@ impl Beside {
     }
 }
 
-/// A hold (0), or somebody who waits (1): owner, mode, count, and when it ends.
+/// A hold (0), somebody who waits (1), or a kept lock (2): owner, mode, count, and when it ends.
 type Seen = (u8, u8, Mode, u32, u64);
+
+fn seen_kept(kept: Option<Kept>, now_ms: u64) -> Option<Seen> {
+    let kept = kept.filter(|kept| kept.until_ms > now_ms);
+    kept.map(|kept| (2, kept.owner, Mode::Exclusive, 0, kept.until_ms))
+}
 
 fn plain(oracle: &Oracle, now_ms: u64) -> Vec<Seen> {
     let mut seen: Vec<Seen> =
         oracle.live(now_ms).map(|held| (0, held.owner, held.mode, held.count, held.until_ms)).collect();
     seen.sort();
+    seen.extend(seen_kept(oracle.kept, now_ms));
     let line = oracle.line.iter().filter(|one| one.until_ms > now_ms);
     seen.extend(line.map(|one| (1, one.owner, one.wish.mode, one.wish.count, 0)));
     seen
@@ -499,6 +507,7 @@ fn fair(oracle: &FairOracle, now_ms: u64) -> Vec<Seen> {
     let held = oracle.holder.filter(|(_, _, until_ms)| *until_ms > now_ms);
     let mut seen: Vec<Seen> =
         held.map(|(owner, count, until_ms)| (0, owner, Mode::Exclusive, count, until_ms)).into_iter().collect();
+    seen.extend(seen_kept(oracle.kept, now_ms));
     let until_ms = |place: &Place| if place.is_connected { u64::MAX } else { place.until_ms };
     let line = oracle.line.iter().filter(|place| until_ms(place) > now_ms);
     seen.extend(line.map(|place| (1, place.owner, Mode::Exclusive, 1, until_ms(place))));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rlock_core::{
     Acquired, Answer, Channel, Engine, Event, Hold, Key, KeyId, KeyRef, Keyspace, Kind, Limits, Lock, Mode, Notice,
-    Now, Outbox, Refusal, Request, Told, Transaction, US_PER_MS, Value,
+    Now, Outbox, Phase, Refusal, Request, Told, Transaction, US_PER_MS, Value,
 };
 
 pub const NOW: Now = Now { mono_us: 1_000_000_000, wall_us: 1_700_000_000_000_000 };
@@ -305,7 +305,7 @@ impl World {
 
 /// Leases that are not over. By their deadlines, since what the core calls live is a part of what is looked at.
 pub fn live(lock: &Lock, now: Now) -> impl Iterator<Item = &Hold> {
-    lock.holds().iter().filter(move |hold| hold.deadline_us() > now.mono_us)
+    lock.holds().iter().filter(move |hold| hold.deadline_us() > now.mono_us && hold.phase() != Phase::Kept)
 }
 
 fn permits_in_use(lock: &Lock, now: Now) -> u64 {

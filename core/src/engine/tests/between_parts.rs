@@ -79,8 +79,16 @@ fn a_session_that_begins_while_others_are_looked_at_goes_on() {
     // The newcomer's hold takes the place of one that is yet to be looked at.
     let owner = last_looked_at(&crowded, &lock);
     let (kind, mode) = (Kind::RwLock, Mode::Read);
-    let release =
-        Release { verb: Verb::Release, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+    let release = Release {
+        verb: Verb::Release,
+        kind,
+        owner: owner.as_bytes(),
+        mode,
+        count: 1,
+        request_id: None,
+        tokens: &[],
+        keep_ms: None,
+    };
     // In the same turn, which has little left for the others.
     crowded.world.transact(from_ref(&lock), |engine, tx| engine.release(tx, &release)).unwrap();
     crowded.end_turn();

@@ -6,6 +6,7 @@ use std::vec::Vec;
 use super::keyspace::Value;
 use super::world::World;
 use crate::bytes::{Key, KeyRef};
+use crate::event::Phase;
 use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision, Value as Lies};
 use crate::lock::{FairQueue, Lock};
@@ -144,7 +145,7 @@ impl World {
     /// The copy of the holders beside a queue is what the value says.
     fn check_holders(&self, key: &Key) {
         let lock = self.lock(key).filter(|lock| lock.kind() != Kind::Semaphore);
-        let holds = lock.into_iter().flat_map(|lock| lock.holds().iter());
+        let holds = lock.into_iter().flat_map(|lock| lock.holds().iter()).filter(|hold| hold.phase() != Phase::Kept);
         let mut held: Vec<_> =
             holds.map(|hold| (hold.token(), hold.owner().as_slice(), hold.mode(), hold.deadline_us())).collect();
         held.sort_by_key(|(token, ..)| *token);
@@ -175,7 +176,7 @@ impl World {
     /// connections that wait, in the same order.
     fn check_places_at_rest(&self, key: KeyRef<'_>, lock: &Lock) {
         let places = lock.queue();
-        if lock.live_holds(self.now).next().is_none() {
+        if !lock.is_held(self.now) {
             let places = places.expect("a fair lock that is neither held nor waited for is gone");
             let head = places.first().unwrap();
             assert_ne!(head.stay, Stay::Connected, "a free lock is not kept from a head that is there");

@@ -137,7 +137,16 @@ impl Crowded {
     pub(super) fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
         let owner = name(HOLDER);
         let verb = if keys.len() > 1 { Verb::ReleaseMany } else { Verb::Release };
-        let request = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+        let request = Release {
+            verb,
+            kind,
+            owner: owner.as_bytes(),
+            mode,
+            count: 1,
+            request_id: None,
+            tokens: &[],
+            keep_ms: None,
+        };
         self.command(keys, |engine, tx| engine.release(tx, &request)).unwrap();
     }
 

@@ -292,7 +292,20 @@ fn request(world: &World, random: &mut Random) -> (Vec<Key>, Asked) {
         keys,
         (
             owner,
-            Request { verb, kind, mode, count: 1, lease_ms, request_id, session_ms, is_once: false, notify: None, ask },
+            Request {
+                verb,
+                kind,
+                mode,
+                count: 1,
+                lease_ms,
+                request_id,
+                session_ms,
+                claim_ms: None,
+                grace_ms: None,
+                is_once: false,
+                notify: None,
+                ask,
+            },
         ),
     )
 }
@@ -309,8 +322,16 @@ fn disturb(world: &mut World, random: &mut Random, moves: bool) {
             });
             if let Some((kind, owner, mode)) = hold {
                 let owner = owner.as_slice();
-                let request =
-                    Release { verb: Verb::Release, kind, owner, mode, count: 1, request_id: None, tokens: &[] };
+                let request = Release {
+                    verb: Verb::Release,
+                    kind,
+                    owner,
+                    mode,
+                    count: 1,
+                    request_id: None,
+                    tokens: &[],
+                    keep_ms: None,
+                };
                 let _ = world.on_key(&key, |engine, tx| engine.release(tx, &request));
             }
         }

@@ -4,14 +4,14 @@ use std::vec::Vec;
 
 use super::world::{World, asking, key};
 use crate::engine::{Acquired, Engine};
-use crate::event::{ChangeCause, EndCause, Event, Terms};
+use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::place::Stay;
 use crate::request::Ask;
 
 fn terms() -> Terms {
-    Terms { count: 1, deadline_us: u64::MAX, lease_ms: 1000, request: None, session_ms: None }
+    Terms { count: 1, deadline_us: u64::MAX, lease_ms: 1000, request: None, session_ms: None, phase: Phase::Held }
 }
 
 fn granted(kind: Kind, owner: &[u8], mode: Mode, token: u64) -> Event {
@@ -73,7 +73,7 @@ fn a_grant_that_is_there_already_is_no_other_hold() {
 fn an_effect_raises_the_numbers_that_a_replica_will_give() {
     let owner = b"b".as_slice().into();
     let stay = Stay::Polled { until_us: u64::MAX };
-    let queued = Event::Queued { owner, stay, arrival: 7_000_000, request_id: None, at_head: false };
+    let queued = Event::Queued { owner, stay, arrival: 7_000_000, request_id: None, grace_ms: None, at_head: false };
     let granted = granted(Kind::Mutex, b"b", Mode::Exclusive, 8_000_000);
     for (effect, number) in [(queued, 7_000_000), (granted, 8_000_000)] {
         let mut world = World::new();

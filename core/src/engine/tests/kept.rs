@@ -33,7 +33,8 @@ fn read_and_waited_for() -> (Crowded, Key) {
 fn leave(crowded: &mut Crowded, lock: &Key, owner: usize) {
     let owner = name(owner);
     let (verb, kind, mode) = (Verb::Release, Kind::RwLock, Mode::Read);
-    let release = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+    let release =
+        Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
     crowded.command(from_ref(lock), |engine, tx| engine.release(tx, &release)).unwrap();
 }
 

@@ -17,6 +17,7 @@ enum Step {
         owner: u8,
         lease_ms: u64,
         block_ms: Option<u64>,
+        claim_ms: Option<u64>,
         request_id: Option<u64>,
         is_once: bool,
     },
@@ -25,6 +26,7 @@ enum Step {
         owner: u8,
         request_id: Option<u64>,
         is_meant: Option<bool>,
+        keep_ms: Option<u64>,
     },
     Renew {
         owner: u8,
@@ -45,13 +47,16 @@ fn step() -> impl Strategy<Value = Step> {
     let owner = || 0..4u8;
     // Ids are drawn from few, so that they repeat, fall and rise.
     let id = || proptest::option::weighted(0.4, 1..6u64);
+    let claim_ms = || proptest::option::weighted(0.5, 1..20u64);
     prop_oneof![
-        8 => (owner(), 1..80u64, proptest::option::of(wait_ms()), id(), proptest::bool::weighted(0.3))
-            .prop_map(|(owner, lease_ms, block_ms, request_id, is_once)| {
-                Step::Acquire { owner, lease_ms, block_ms, request_id, is_once }
+        8 => (owner(), 1..80u64, proptest::option::of(wait_ms()), claim_ms(), id(), proptest::bool::weighted(0.3))
+            .prop_map(|(owner, lease_ms, block_ms, claim_ms, request_id, is_once)| {
+                Step::Acquire { owner, lease_ms, block_ms, claim_ms, request_id, is_once }
             }),
-        6 => (owner(), id(), proptest::option::weighted(0.4, any::<bool>()))
-            .prop_map(|(owner, request_id, is_meant)| Step::Release { owner, request_id, is_meant }),
+        6 => (owner(), id(), proptest::option::weighted(0.4, any::<bool>()), proptest::option::weighted(0.3, 1..60u64))
+            .prop_map(|(owner, request_id, is_meant, keep_ms)| {
+                Step::Release { owner, request_id, is_meant, keep_ms }
+            }),
         2 => (owner(), proptest::option::of(1..80u64))
             .prop_map(|(owner, lease_ms)| Step::Renew { owner, lease_ms }),
         1 => Just(Step::Force),
@@ -73,6 +78,7 @@ enum Told {
     Forced(bool),
     Stale,
     NotOwner,
+    Reentered,
     MaxWaiters,
 }
 
@@ -83,6 +89,7 @@ struct Holder {
     until_ms: u64,
     lease_ms: u64,
     mark: Option<(u64, Verb)>,
+    is_kept: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -90,6 +97,7 @@ struct InLine {
     ticket: usize,
     owner: u8,
     lease_ms: u64,
+    claim_ms: Option<u64>,
     until_ms: Option<u64>,
     request_id: Option<u64>,
     is_once: bool,
@@ -108,7 +116,8 @@ struct Oracle {
 
 impl Oracle {
     fn mark(&self, owner: u8, id: Option<u64>, verb: Verb) -> Result<bool, Told> {
-        let last = self.holder.as_ref().filter(|h| h.owner == owner).and_then(|h| h.mark);
+        let is_meant = |holder: &&Holder| holder.owner == owner && (!holder.is_kept || verb == Verb::Release);
+        let last = self.holder.as_ref().filter(is_meant).and_then(|holder| holder.mark);
         match (last, id) {
             (Some((last, _)), Some(id)) if id < last => Err(Told::Stale),
             (Some((last, by)), Some(id)) if id == last && by != verb => Err(Told::Stale),
@@ -118,11 +127,12 @@ impl Oracle {
     }
 
     fn holds(&self, owner: u8) -> bool {
-        self.holder.as_ref().is_some_and(|holder| holder.owner == owner)
+        self.holder.as_ref().is_some_and(|holder| holder.owner == owner && !holder.is_kept)
     }
 
-    fn grant(&mut self, owner: u8, lease_ms: u64, id: Option<u64>, is_once: bool) {
-        let until_ms = self.now_ms + lease_ms;
+    /// `claim_ms` is set for a grant after a wait.
+    fn grant(&mut self, owner: u8, lease_ms: u64, claim_ms: Option<u64>, id: Option<u64>, is_once: bool) {
+        let until_ms = self.now_ms + lease_ms.min(claim_ms.unwrap_or(lease_ms));
         let mark = id.map(|id| (id, Verb::Acquire));
         match &mut self.holder {
             Some(holder) => {
@@ -131,7 +141,7 @@ impl Oracle {
                 holder.lease_ms = lease_ms;
                 holder.mark = mark.or(holder.mark);
             }
-            None => self.holder = Some(Holder { owner, count: 1, until_ms, lease_ms, mark }),
+            None => self.holder = Some(Holder { owner, count: 1, until_ms, lease_ms, mark, is_kept: false }),
         }
     }
 
@@ -145,7 +155,7 @@ impl Oracle {
             std::mem::take(&mut self.line).into_iter().partition(|w| w.owner == owner);
         self.line = rest;
         for waiter in granted {
-            self.grant(owner, waiter.lease_ms, waiter.request_id, waiter.is_once);
+            self.grant(owner, waiter.lease_ms, waiter.claim_ms, waiter.request_id, waiter.is_once);
             self.told.push((waiter.ticket, Told::Granted));
         }
     }
@@ -156,7 +166,14 @@ impl Oracle {
         self.hand_over();
     }
 
-    fn acquire(&mut self, owner: u8, lease_ms: u64, block_ms: Option<u64>, id: Option<u64>, is_once: bool) -> Told {
+    fn acquire(
+        &mut self,
+        owner: u8,
+        lease_ms: u64,
+        (block_ms, claim_ms): (Option<u64>, Option<u64>),
+        id: Option<u64>,
+        is_once: bool,
+    ) -> Told {
         match self.mark(owner, id, Verb::Acquire) {
             Err(stale) => return stale,
             Ok(true) => {
@@ -166,7 +183,7 @@ impl Oracle {
             Ok(false) => {}
         }
         if self.holds(owner) {
-            self.grant(owner, lease_ms, id, is_once);
+            self.grant(owner, lease_ms, None, id, is_once);
             return Told::Granted;
         }
         let mut place = self.line.len();
@@ -183,7 +200,7 @@ impl Oracle {
             }
         }
         if self.holder.is_none() && self.line.is_empty() {
-            self.grant(owner, lease_ms, id, is_once);
+            self.grant(owner, lease_ms, None, id, is_once);
             return Told::Granted;
         }
         let Some(block_ms) = block_ms else { return Told::Nil };
@@ -192,13 +209,13 @@ impl Oracle {
         }
         self.tickets += 1;
         let until_ms = (block_ms != 0).then(|| self.now_ms + block_ms);
-        let waiter = InLine { ticket: self.tickets, owner, lease_ms, until_ms, request_id: id, is_once };
+        let waiter = InLine { ticket: self.tickets, owner, lease_ms, claim_ms, until_ms, request_id: id, is_once };
         self.line.insert(place, waiter);
         Told::Waits
     }
 
-    fn release(&mut self, owner: u8, id: Option<u64>, is_meant: bool) -> Told {
-        if !self.holds(owner) || !is_meant {
+    fn release(&mut self, owner: u8, id: Option<u64>, is_meant: bool, keep_ms: Option<u64>) -> Told {
+        if self.holder.as_ref().is_none_or(|holder| holder.owner != owner) || !is_meant {
             return Told::NotOwner;
         }
         let repeated = match self.mark(owner, id, Verb::Release) {
@@ -209,8 +226,18 @@ impl Oracle {
         if repeated {
             return Told::Left(holder.count);
         }
-        holder.count -= 1;
+        if keep_ms.is_some() && holder.is_kept {
+            return Told::Left(1);
+        }
+        if keep_ms.is_some() && holder.count > 1 {
+            return Told::Reentered;
+        }
         holder.mark = id.map(|id| (id, Verb::Release)).or(holder.mark);
+        if let Some(keep_ms) = keep_ms {
+            (holder.is_kept, holder.until_ms) = (true, self.now_ms + keep_ms);
+            return Told::Left(1);
+        }
+        holder.count -= 1;
         let left = holder.count;
         if left == 0 {
             self.end(EndCause::Released);
@@ -221,7 +248,7 @@ impl Oracle {
     fn renew(&mut self, owner: u8, lease_ms: Option<u64>) -> Told {
         let now_ms = self.now_ms;
         match &mut self.holder {
-            Some(holder) if holder.owner == owner => {
+            Some(holder) if holder.owner == owner && !holder.is_kept => {
                 holder.lease_ms = lease_ms.unwrap_or(holder.lease_ms);
                 holder.until_ms = holder.until_ms.max(now_ms + holder.lease_ms);
                 Told::RenewedMs(holder.until_ms - now_ms)
@@ -239,8 +266,8 @@ impl Oracle {
                 .partition(|w| w.until_ms.is_some_and(|until_ms| until_ms <= now_ms));
             self.line = line;
             self.told.extend(over.into_iter().map(|w| (w.ticket, Told::Nil)));
-            if self.holder.as_ref().is_some_and(|holder| holder.until_ms <= now_ms) {
-                self.end(EndCause::Expired);
+            if let Some(holder) = self.holder.as_ref().filter(|holder| holder.until_ms <= now_ms) {
+                self.end(if holder.is_kept { EndCause::Released } else { EndCause::Expired });
             }
             self.now_ms += 1;
         }
@@ -258,11 +285,12 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
     let refused = |refusal| match refusal {
         Refusal::Stale { .. } => Told::Stale,
         Refusal::NotOwner { .. } => Told::NotOwner,
+        Refusal::KeepsReentered { .. } => Told::Reentered,
         Refusal::MaxWaiters { .. } => Told::MaxWaiters,
         other => panic!("{other:?}"),
     };
     match *step {
-        Step::Acquire { owner, lease_ms, block_ms, request_id, is_once } => {
+        Step::Acquire { owner, lease_ms, block_ms, claim_ms, request_id, is_once } => {
             let request = Request {
                 verb: Verb::Acquire,
                 kind: Kind::Mutex,
@@ -271,6 +299,8 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 lease_ms,
                 request_id,
                 session_ms: None,
+                claim_ms,
+                grace_ms: None,
                 is_once,
                 notify: None,
                 ask: match block_ms {
@@ -289,7 +319,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 Err(refusal) => refused(refusal),
             })
         }
-        Step::Release { owner, request_id, is_meant } => {
+        Step::Release { owner, request_id, is_meant, keep_ms } => {
             let owner = name(owner);
             let hold = world.lock(&lock).and_then(|lock| lock.holds().get(0)).map_or(1, |hold| hold.token());
             let tokens: Vec<u64> =
@@ -302,6 +332,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 count: 1,
                 request_id,
                 tokens: &tokens,
+                keep_ms,
             };
             let left = world.on_key(&lock, |engine, tx| engine.release(tx, &request));
             Some(left.map_or_else(refused, |left| Told::Left(left[0])))
@@ -338,11 +369,11 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
 /// Runs the same step in the oracle.
 fn run_oracle(oracle: &mut Oracle, step: &Step) -> Option<Told> {
     match *step {
-        Step::Acquire { owner, lease_ms, block_ms, request_id, is_once } => {
-            Some(oracle.acquire(owner, lease_ms, block_ms, request_id, is_once))
+        Step::Acquire { owner, lease_ms, block_ms, claim_ms, request_id, is_once } => {
+            Some(oracle.acquire(owner, lease_ms, (block_ms, claim_ms), request_id, is_once))
         }
-        Step::Release { owner, request_id, is_meant } => {
-            Some(oracle.release(owner, request_id, is_meant != Some(false)))
+        Step::Release { owner, request_id, is_meant, keep_ms } => {
+            Some(oracle.release(owner, request_id, is_meant != Some(false), keep_ms))
         }
         Step::Renew { owner, lease_ms } => Some(oracle.renew(owner, lease_ms)),
         Step::Force => {

@@ -66,7 +66,7 @@ fn ask(world: &mut World, keys: &[&Key], owner: &[u8], request: &Request) -> Opt
 
 fn release(owner: &[u8], count: u32) -> Release<'_> {
     let (verb, kind, mode) = (Verb::Release, Kind::Mutex, Mode::Exclusive);
-    Release { verb, kind, owner, mode, count, request_id: None, tokens: &[] }
+    Release { verb, kind, owner, mode, count, request_id: None, tokens: &[], keep_ms: None }
 }
 
 #[test]

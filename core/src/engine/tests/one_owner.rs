@@ -205,7 +205,16 @@ fn the_waits_of_an_owner_are_granted_as_fast_as_those_of_many_when_the_holder_re
     assert_one_owner_is_as_many(FOREVER, |crowded| {
         let holder = name(HOLDER);
         let (verb, kind, mode) = (Verb::Release, Kind::Mutex, Mode::Exclusive);
-        let release = Release { verb, kind, owner: holder.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+        let release = Release {
+            verb,
+            kind,
+            owner: holder.as_bytes(),
+            mode,
+            count: 1,
+            request_id: None,
+            tokens: &[],
+            keep_ms: None,
+        };
         for number in 0..LOCKS {
             crowded.command_alone(&[lock(number)], |engine, tx| engine.release(tx, &release)).unwrap();
             assert_eq!(crowded.world.engine.work.searched(), 0, "a grant needs no search");

@@ -210,6 +210,8 @@ fn run(world: &mut World, step: Step) {
                 lease_ms,
                 request_id: id,
                 session_ms,
+                claim_ms: None,
+                grace_ms: None,
                 is_once,
                 notify: notify(is_notified && block_ms.is_some(), id, client),
                 ask: match block_ms {
@@ -234,6 +236,7 @@ fn run(world: &mut World, step: Step) {
                 count: 1,
                 request_id: id,
                 tokens: &[],
+                keep_ms: None,
             };
             let _ = world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
         }
@@ -256,6 +259,8 @@ fn run(world: &mut World, step: Step) {
                 lease_ms,
                 request_id: id,
                 session_ms: Some(5),
+                claim_ms: None,
+                grace_ms: None,
                 is_once: false,
                 notify: notify(lease_ms.is_multiple_of(2) && block_ms.is_some(), id, client),
                 ask: wait_or_try(world, block_ms),
@@ -276,7 +281,8 @@ fn run(world: &mut World, step: Step) {
         Step::ReleaseMany { keys, owner, id } => {
             let owner = [owner];
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-            let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: id, tokens: &[] };
+            let request =
+                Release { verb, kind, owner: &owner, mode, count: 1, request_id: id, tokens: &[], keep_ms: None };
             let _ = world.on_keys(&several(keys), |engine, tx| engine.release(tx, &request));
         }
         Step::RenewMany { keys, owner } => {
@@ -300,6 +306,8 @@ fn run(world: &mut World, step: Step) {
                 lease_ms: 30,
                 request_id: None,
                 session_ms: None,
+                claim_ms: None,
+                grace_ms: None,
                 is_once: false,
                 notify: None,
                 ask: Ask::Try,
@@ -452,7 +460,7 @@ fn places_that_are_cut_off_twice_live_as_long_on_each_copy() {
         world.limits.fair_grace_ms = 20;
     }
     let cut_off = world.outputs.iter().filter_map(|(_, output)| match output {
-        Output::Effect { event: Event::Detached { until_us }, .. } => Some(*until_us),
+        Output::Effect { event: Event::Detached { until_us, .. }, .. } => Some(*until_us),
         _ => None,
     });
     let cut_off: Vec<_> = cut_off.collect();

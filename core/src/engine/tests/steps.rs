@@ -278,7 +278,8 @@ fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
     crowded.acquire(&keys, 0, &all(FOREVER)).unwrap();
     let owner = name(HOLDER);
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-    let release = Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[] };
+    let release =
+        Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
     crowded.world.engine.begin_turn();
     crowded.world.transact(&keys, |engine, tx| engine.release(tx, &release)).unwrap();
     assert_eq!(crowded.world.engine.grantable.len(), 1, "and not once for each key");

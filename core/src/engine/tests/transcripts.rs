@@ -11,7 +11,7 @@ use super::world::{Output, World, key};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
-use crate::event::{ChangeCause, Event, Terms};
+use crate::event::{ChangeCause, Event, Phase, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::lock::{FairQueue, Lock};
@@ -42,7 +42,7 @@ macro_rules! stories {
 }
 
 stories! {
-    cut_short deadlock fair kinds kinds_that_meet many mutex names notified once requests rwlock semaphore server sessions token tokens undone
+    claim cut_short deadlock fair keep kinds kinds_that_meet many mutex names notified once requests rwlock semaphore server sessions token tokens undone
     #[cfg_attr(miri, ignore = "thousands of holds")]
     very_many_over
     waiting
@@ -253,6 +253,8 @@ fn request(world: &mut World, words: &Words<'_>, verb: Verb) -> Request {
         lease_ms: words.number("px").unwrap_or(1000),
         request_id: words.number("req"),
         session_ms: words.number("session"),
+        claim_ms: words.number("claim"),
+        grace_ms: words.number("grace"),
         is_once: words.at(words.positional.len() - 1) == "once",
         notify: words.number("notify").map(|channel| Channel(u32::try_from(channel).unwrap().try_into().unwrap())),
         ask: match (words.number("block"), words.number("queue")) {
@@ -279,7 +281,16 @@ fn acquire(world: &mut World, words: &Words<'_>, verb: Verb) -> String {
 fn release_request<'a>(words: &'a Words<'a>) -> Release<'a> {
     let (kind, mode) = words.kind();
     let (owner, request_id) = (words.at(2).as_bytes(), words.number("req"));
-    Release { verb: Verb::Release, kind, owner, mode, count: words.count(), request_id, tokens: &words.tokens }
+    Release {
+        verb: Verb::Release,
+        kind,
+        owner,
+        mode,
+        count: words.count(),
+        request_id,
+        tokens: &words.tokens,
+        keep_ms: words.number("keep"),
+    }
 }
 
 fn release(world: &mut World, words: &Words<'_>) -> String {
@@ -349,8 +360,13 @@ fn show(world: &World, name: &str) -> Vec<String> {
         None => lines.push("no lock".to_string()),
         Some(lock) => lines.extend(lock.holds().iter().map(|hold| {
             format!(
-                "{} holds {} x{} token {} for {} ms",
+                "{} {} {} x{} token {} for {} ms",
                 String::from_utf8_lossy(hold.owner().as_slice()),
+                match hold.phase() {
+                    Phase::Held => "holds",
+                    Phase::Unclaimed => "has not claimed",
+                    Phase::Kept => "keeps closed",
+                },
                 hold.mode().name(),
                 hold.count(),
                 hold.token(),
@@ -428,7 +444,7 @@ fn describe_event(now_us: u64, name: &str, event: &Event) -> String {
         }
         Event::QueueLapsed => format!("  {name}: every place is over"),
         Event::Reserved { owner, until_us } => format!("  {name}: turn of {owner:?} until {}", at_ms(*until_us)),
-        Event::Detached { until_us } => format!("  {name}: all detached until {}", at_ms(*until_us)),
+        Event::Detached { until_us, .. } => format!("  {name}: all detached until {}", at_ms(*until_us)),
     }
 }
 

@@ -100,7 +100,7 @@ fn a_place_is_taken_over_behind_many_requests_for_what_was_there_before() {
     }
     world.run_timer();
     let (verb, kind, mode) = (Verb::Release, Kind::Fair, Mode::Exclusive);
-    let release = Release { verb, kind, owner: b"y", mode, count: 1, request_id: None, tokens: &[] };
+    let release = Release { verb, kind, owner: b"y", mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
     world.on_key(&lock, |engine, tx| engine.release(tx, &release)).unwrap();
     world.run_timer();
     assert_eq!(world.lock(&lock).unwrap().live_hold(b"a", mode, world.now).unwrap().count(), 1);

@@ -63,6 +63,8 @@ pub(super) fn asking(kind: Kind, mode: Mode, ask: Ask) -> Request {
         lease_ms: 1000,
         request_id: None,
         session_ms: None,
+        claim_ms: None,
+        grace_ms: None,
         is_once: false,
         notify: None,
         ask,

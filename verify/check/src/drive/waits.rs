@@ -31,17 +31,21 @@ impl Worker {
         }
     }
 
-    /// Waits without a blocked connection, and is answered on a channel.
+    /// Waits without a blocked connection and claims the grant. Until then the hold lasts as long as the claim.
     pub(super) fn be_notified(&mut self) -> Result<()> {
         let mut subscriber = self.listen()?;
         let party = self.party(|_| true);
         let party = Party { asked: 1, ..party };
         let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
-        let answer = self.connection.call(&format!("{} NOTIFY {}", self.wish(&party, wish), self.channel()));
+        let claim_ms = wish.lease_ms.div_ceil(3);
+        let words = format!("{} NOTIFY {} CLAIM {claim_ms}", self.wish(&party, wish), self.channel());
+        let answer = self.connection.call(&words);
         let sent_us = self.connection.sent_us();
+        let has_waited = answer == Outcome::Waiting;
+        let lease_ms = wish.lease_ms;
+        let wish = if has_waited { Wish { lease_ms: claim_ms, ..wish } } else { wish };
         let outcome = match answer {
-            // It has to wait.
-            Outcome::Number(0) => self.hear(&mut subscriber, party.owner, wish),
+            Outcome::Waiting => self.hear(&mut subscriber, party.owner, wish),
             answer => Ok(as_grant(answer)),
         };
         let heard = outcome.as_ref().map_or(Outcome::Unknown, |outcome| *outcome);
@@ -50,6 +54,9 @@ impl Worker {
         outcome?;
         self.subscriber = Some(subscriber);
         if matches!(heard, Outcome::Granted(_)) {
+            if has_waited {
+                self.renew(&party, lease_ms);
+            }
             self.release(&party, 1, None);
         }
         Ok(())
@@ -111,7 +118,7 @@ impl Worker {
         let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
         let mut answer = self.connection.call(&format!("{} NOTIFY {}", self.wish(&party, wish), self.channel()));
         let sent_us = self.connection.sent_us();
-        let waits = answer == Outcome::Number(0);
+        let waits = answer == Outcome::Waiting;
         if waits {
             self.pause(300);
             // Every mode of the owner's is meant.

@@ -213,6 +213,7 @@ pub fn outcome(answer: Result<Value, RedisError>) -> Outcome {
     match answer {
         Ok(Value::Int(number)) => Outcome::Number(u64::try_from(number).unwrap_or(0)),
         Ok(Value::Nil) => Outcome::Nil,
+        Ok(Value::SimpleString(status)) if status == "WAITING" => Outcome::Waiting,
         Ok(_) => Outcome::Unknown,
         Err(error) if error.kind() == ErrorKind::Io || error.is_connection_dropped() || error.is_timeout() => {
             Outcome::Unknown

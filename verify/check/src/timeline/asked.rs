@@ -67,7 +67,12 @@ impl Owner<'_> {
                 let story = format!("{} asked for {}, and was given {told} tokens", one.owner, one.key);
                 violations.push(Violation { rule: Rule::CountsAreRight, story });
             }
-            Outcome::Refused | Outcome::Unblocked | Outcome::Undone | Outcome::NotOwner | Outcome::ToldTwice => {}
+            Outcome::Refused
+            | Outcome::Waiting
+            | Outcome::Unblocked
+            | Outcome::Undone
+            | Outcome::NotOwner
+            | Outcome::ToldTwice => {}
         }
     }
 

@@ -112,6 +112,8 @@ impl World {
             lease_ms,
             request_id: Some(request_id),
             session_ms: Some(0),
+            claim_ms: None,
+            grace_ms: None,
             is_once: false,
             notify: channel,
             ask: Ask::Wait { until_us: Some(self.now_us + wait_ms * 1000) },
@@ -128,6 +130,7 @@ impl World {
             count: 1,
             request_id: None,
             tokens: &[token],
+            keep_ms: None,
         };
         self.transact(lock, Some(node), |engine, tx| engine.release(tx, &release).map(drop))
     }

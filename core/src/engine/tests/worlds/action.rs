@@ -8,6 +8,10 @@ pub(super) enum Asks {
     Try,
     /// With BLOCK.
     Wait,
+    /// With BLOCK and CLAIM.
+    Claim,
+    /// With BLOCK and GRACE: none for one owner, a short one for the others.
+    Grace,
     /// With BLOCK 0.
     WaitForEver,
     /// With QUEUE.
@@ -47,6 +51,13 @@ pub(super) enum Action {
         key: usize,
         owner: u8,
         mode: Mode,
+        /// REQ.
+        id: Option<u64>,
+    },
+    /// RELEASE with KEEP.
+    Keep {
+        key: usize,
+        owner: u8,
         /// REQ.
         id: Option<u64>,
     },

@@ -87,6 +87,7 @@ impl Seen<'_> {
         self.word(terms.lease_ms);
         self.mark(terms.request);
         self.option(terms.session_ms);
+        self.word(terms.phase as u64);
     }
 
     fn values(&mut self) {
@@ -128,6 +129,7 @@ impl Seen<'_> {
                 self.time(place.stay.until_us());
                 self.number(place.arrival);
                 self.option(place.request_id);
+                self.option(place.grace_ms);
             }
         }
     }
@@ -155,6 +157,8 @@ impl Seen<'_> {
             self.words.extend([u64::from(request.count), request.lease_ms, u64::from(waiter.is_suspected)]);
             self.option(request.request_id);
             self.option(request.session_ms);
+            self.option(request.claim_ms);
+            self.option(request.grace_ms);
             self.time(if let Ask::Wait { until_us } = request.ask { until_us } else { None });
             self.client(waiter.client());
             self.word(request.is_once);
@@ -211,6 +215,7 @@ impl Seen<'_> {
         self.number(grant.token);
         self.number(grant.arrival);
         self.number(grant.number);
+        self.option(grant.grace_ms);
         self.word(grant.count);
         self.client(grant.client);
         self.word(grant.has_bound);
@@ -237,7 +242,7 @@ impl Seen<'_> {
             }
         }
         for (ticket, notice) in &self.world.unpublished {
-            self.words.extend([notice.channel.0.get().into(), notice.id, notice.lease_ms]);
+            self.words.extend([notice.channel.0.get().into(), notice.id, notice.lasts_ms]);
             self.client(Some(notice.client));
             for (name, grant) in engine.queues.undelivered(*ticket) {
                 self.option(key_of(*name).map(|key| u64::from(key.db)));

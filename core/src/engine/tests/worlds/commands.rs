@@ -19,6 +19,10 @@ use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
 pub(super) const SESSION_MS: u64 = 5;
 const LEASE_MS: u64 = 15;
 const WAIT_MS: u64 = 25;
+const CLAIM_MS: u64 = 4;
+const SHORT_GRACE_MS: u64 = 6;
+/// For how long a lock is kept: less than a lease lasts, and more than what is left of one after a while.
+const KEEP_MS: u64 = 11;
 /// The lease of a renewal: longer than what is left of a hold after a while, and shorter than what is left at first.
 const RENEW_MS: u64 = 12;
 /// The life of a place that is asked for without a connection.
@@ -38,7 +42,7 @@ impl Asked {
     fn wait_ms(self) -> Option<u64> {
         match self.ask {
             Asks::Try | Asks::Once | Asks::Queue => None,
-            Asks::Wait | Asks::Bound | Asks::Notified => Some(WAIT_MS),
+            Asks::Wait | Asks::Claim | Asks::Grace | Asks::Bound | Asks::Notified => Some(WAIT_MS),
             Asks::WaitForEver => Some(FOR_EVER),
         }
     }
@@ -57,6 +61,8 @@ impl SmallWorld {
             lease_ms: LEASE_MS,
             request_id: id,
             session_ms: matches!(ask, Asks::Bound).then_some(SESSION_MS),
+            claim_ms: (ask == Asks::Claim).then_some(CLAIM_MS),
+            grace_ms: (ask == Asks::Grace).then_some(if owner == 0 { 0 } else { SHORT_GRACE_MS }),
             is_once: matches!(ask, Asks::Once | Asks::Notified),
             notify: matches!(ask, Asks::Notified).then(|| channel(owner)),
             ask: match asked.wait_ms() {
@@ -106,6 +112,7 @@ impl SmallWorld {
                     count,
                     lease_ms: LEASE_MS,
                     wait_ms: asked.wait_ms(),
+                    claim_ms: request.claim_ms,
                     session_ms: request.session_ms,
                     id,
                     is_once: request.is_once,
@@ -119,7 +126,13 @@ impl SmallWorld {
                     None if ask == Asks::Queue => Stay::Polled(QUEUE_MS),
                     None => Stay::No,
                 };
-                several::acquire_fair(oracles, key, owner, FairWish { lease_ms: LEASE_MS, stay, id }, now_ms)
+                several::acquire_fair(
+                    oracles,
+                    key,
+                    owner,
+                    FairWish { lease_ms: LEASE_MS, claim_ms: request.claim_ms, grace_ms: request.grace_ms, stay, id },
+                    now_ms,
+                )
             }
             Spec::None => told,
         };
@@ -189,12 +202,29 @@ impl SmallWorld {
     }
 
     pub(super) fn release(&mut self, key: usize, owner: u8, mode: Mode, id: Option<u64>, means: Means) {
+        self.give_back((key, owner, mode), id, means, None);
+    }
+
+    /// RELEASE with KEEP.
+    pub(super) fn release_and_keep(&mut self, key: usize, owner: u8, id: Option<u64>) {
+        self.give_back((key, owner, Mode::Exclusive), id, Means::Any, Some(KEEP_MS));
+    }
+
+    fn give_back(&mut self, (key, owner, mode): Whose, id: Option<u64>, means: Means, keep_ms: Option<u64>) {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
         let (tokens, is_meant) = self.meant(key, owner, mode, means);
         let whose = (key, owner, mode);
         let known = self.expect(whose, id, Verb::Release);
-        let request =
-            Release { verb: Verb::Release, kind, owner: &who, mode, count: 1, request_id: id, tokens: &tokens };
+        let request = Release {
+            verb: Verb::Release,
+            kind,
+            owner: &who,
+            mode,
+            count: 1,
+            request_id: id,
+            tokens: &tokens,
+            keep_ms,
+        };
         let left = self.world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
         let told = left.map_or_else(|refusal| refused(&refusal), |left| Told::Left(left[0]));
         if matches!(told, Told::Left(1..)) {
@@ -202,8 +232,8 @@ impl SmallWorld {
         }
         assert!(is_meant || !matches!(told, Told::Left(_)), "a hold is released by its own token");
         let expected = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].release(owner, Back { mode, count: 1, id, is_meant }, now_ms),
-            Spec::Fair(oracles) => oracles[key].release(owner, id, is_meant, now_ms),
+            Spec::Plain(oracles) => oracles[key].release(owner, Back { mode, count: 1, id, is_meant, keep_ms }, now_ms),
+            Spec::Fair(oracles) => oracles[key].release(owner, id, is_meant, keep_ms, now_ms),
             Spec::None => told,
         };
         assert_eq!(told, expected, "the answer to RELEASE");

@@ -5,6 +5,7 @@ use std::vec::Vec;
 use super::commands::refused;
 use super::oracle::fair::FairOracle;
 use super::oracle::fair_places::Place;
+use super::oracle::kept::Kept;
 use super::oracle::repeats::Mark;
 use super::oracle::{Oracle, Told, accept_what_is_open};
 use super::small_world::{SmallWorld, Spec, name};
@@ -60,6 +61,11 @@ impl SmallWorld {
                 })
                 .collect();
             seen.sort();
+            let kept = lock.and_then(|lock| lock.kept(now));
+            seen.extend(kept.map(|hold| {
+                let number = number(hold.request().map(|last| (last.id, last.verb)));
+                (3, hold.owner().as_slice()[0], hold.mode(), 0, hold.deadline_us() / US_PER_MS, number)
+            }));
             if let Some(queue) = lock.and_then(Lock::queue) {
                 let reserved = queue.reserved_until_us();
                 seen.extend(reserved.map(|at_us| (1, 0, Mode::Exclusive, 0, at_us / US_PER_MS, None)));
@@ -77,7 +83,7 @@ impl SmallWorld {
     }
 }
 
-/// A hold (0), a reservation (1), or somebody who waits (2): owner, mode, count, when it ends, and the last number of its owner's requests, with
+/// A hold (0), a reservation (1), somebody who waits (2), or a kept lock (3): owner, mode, count, when it ends, and the last number of its owner's requests, with
 /// whether that was a RELEASE. What is remembered beside a lock has to be compared: two states that differ in nothing else are gone on from only once.
 type Seen = (u8, u8, Mode, u32, u64, Option<(u64, bool)>);
 
@@ -85,11 +91,16 @@ fn number(mark: Mark) -> Option<(u64, bool)> {
     mark.map(|(id, verb)| (id, verb == Verb::Release))
 }
 
+fn seen_kept(kept: Option<Kept>) -> Option<Seen> {
+    kept.map(|kept| (3, kept.owner, Mode::Exclusive, 0, kept.until_ms, number(kept.mark)))
+}
+
 fn seen_plain(oracle: &Oracle) -> Vec<Seen> {
     let held = oracle.holds.iter();
     let mut seen: Vec<Seen> =
         held.map(|held| (0, held.owner, held.mode, held.count, held.until_ms, number(held.mark))).collect();
     seen.sort();
+    seen.extend(seen_kept(oracle.kept));
     seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.wish.mode, one.wish.count, 0, None)));
     seen
 }
@@ -100,6 +111,7 @@ fn seen_fair(oracle: &FairOracle) -> Vec<Seen> {
     seen.extend(
         holder.map(|(owner, count, until_ms)| (0, owner, Mode::Exclusive, count, until_ms, number(oracle.mark))),
     );
+    seen.extend(seen_kept(oracle.kept));
     seen.extend(oracle.reserved_ms.map(|until_ms| (1, 0, Mode::Exclusive, 0, until_ms, None)));
     let until_ms = |place: &Place| if place.is_connected { u64::MAX } else { place.until_ms };
     seen.extend(

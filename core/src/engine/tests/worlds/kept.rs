@@ -31,7 +31,9 @@ impl Kept {
             | Action::Part
             | Action::Timer
             | Action::Tick => {}
-            Action::Release { key, owner, .. } => self.0.retain(|told| (told.key, told.owner) != (key, owner)),
+            Action::Release { key, owner, .. } | Action::Keep { key, owner, .. } => {
+                self.0.retain(|told| (told.key, told.owner) != (key, owner))
+            }
             Action::Close { owner } => self.0.retain(|told| told.owner != owner),
             _ => self.0.clear(),
         }

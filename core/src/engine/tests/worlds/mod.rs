@@ -171,7 +171,16 @@ fn fair_locks_do_what_the_oracle_says() {
         },
         ..PLAIN
     };
+    static GRACE: Setup = Setup {
+        kind: Kind::Fair,
+        actions: || {
+            let actions = commands(1, 2, EXCLUSIVE, &[Asks::Wait, Asks::Queue, Asks::Grace]);
+            with(actions, &[Action::Cancel { owner: 1 }, Action::Promote, Action::Hear])
+        },
+        ..PLAIN
+    };
     search("fair, 1 key, 3 owners", &SETUP);
+    search("GRACE: fair, 1 key, 2 owners", &GRACE);
     search("fair, 2 keys, 2 owners", &TWO_KEYS);
 }
 
@@ -201,6 +210,41 @@ fn sessions_do_what_the_oracle_says() {
     search("SESSION: mutex, 1 key, 3 owners", &MUTEX);
     search("SESSION: rwlock, 1 key, 2 owners", &READERS);
     search("SESSION: semaphore, 1 key, 2 owners", &PERMITS);
+}
+
+#[test]
+fn claims_and_kept_locks_do_what_the_oracle_says() {
+    fn kept(owners: u8) -> Vec<Action> {
+        let mut actions = commands(1, owners, EXCLUSIVE, &[Asks::Claim]);
+        for owner in 0..owners {
+            actions.push(Action::Renew { key: 0, owner, mode: Mode::Exclusive });
+            actions.extend([None, Some(2)].map(|id| Action::Keep { key: 0, owner, id }));
+        }
+        let (mode, id) = (Mode::Exclusive, Some(1));
+        actions.push(Action::Acquire { key: 0, owner: 0, mode, count: 1, ask: Asks::Claim, id });
+        with(actions, &[Action::Force { key: 0 }, Action::Delete { key: 0 }, Action::Promote, Action::Hear])
+    }
+    static MUTEX: Setup = Setup {
+        actions: || {
+            let (mode, ask) = (Mode::Exclusive, Asks::Once);
+            [kept(3), [Action::Acquire { key: 0, owner: 0, mode, count: 1, ask, id: None }].to_vec()].concat()
+        },
+        ..PLAIN
+    };
+    static FAIR: Setup = Setup { kind: Kind::Fair, actions: || kept(2), ..PLAIN };
+    static PERMITS: Setup = Setup {
+        kind: Kind::Semaphore,
+        permits: 3,
+        actions: || {
+            let renew = [0, 1].map(|owner| Action::Renew { key: 0, owner, mode: Mode::Permits });
+            let actions = commands(1, 3, &[(Mode::Permits, 1), (Mode::Permits, 2)], &[Asks::Try, Asks::Claim]);
+            with([actions, renew.to_vec()].concat(), &[Action::Hear])
+        },
+        ..PLAIN
+    };
+    search("CLAIM, KEEP: mutex, 1 key, 3 owners", &MUTEX);
+    search("CLAIM, KEEP: fair, 1 key, 2 owners", &FAIR);
+    search("CLAIM: semaphore, 1 key, 3 owners", &PERMITS);
 }
 
 #[test]

@@ -117,6 +117,7 @@ impl SmallWorld {
                 }
             }
             Action::Release { key, owner, mode, id } => self.release(key, owner, mode, id, Means::Any),
+            Action::Keep { key, owner, id } => self.release_and_keep(key, owner, id),
             Action::ReleaseToken { key, owner, mode, means } => self.release(key, owner, mode, None, means),
             Action::Renew { key, owner, mode } => self.renew(key, owner, mode, Means::Any),
             Action::RenewToken { key, owner, mode, means } => self.renew(key, owner, mode, means),
@@ -208,7 +209,8 @@ impl SmallWorld {
             Action::ReleaseMany { owner } => {
                 let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
                 let owner = [owner];
-                let request = Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[] };
+                let request =
+                    Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
                 let _ = self.world.on_keys(&self.all(), |engine, tx| engine.release(tx, &request));
             }
             Action::Close { owner } => {

@@ -26,6 +26,7 @@ impl Oracle {
     /// The value is gone; who waits stays, until that is acted upon.
     pub(crate) fn delete(&mut self) {
         self.holds.clear();
+        self.kept = None;
         self.unmake();
         (self.is_told, self.is_gone) = (true, true);
     }

@@ -8,7 +8,8 @@ use std::vec::Vec;
 use super::Told;
 use super::fair_asking::FairWish;
 use super::fair_leaving::Left;
-use super::fair_places::{GRACE_MS, Place};
+use super::fair_places::Place;
+use super::kept::Kept;
 use super::repeats::{Mark, is_repeat};
 use crate::request::Verb;
 
@@ -16,6 +17,7 @@ use crate::request::Verb;
 pub(crate) struct FairOracle {
     /// Who holds it, how many times, and until when.
     pub(crate) holder: Option<(u8, u32, u64)>,
+    pub(crate) kept: Option<Kept>,
     /// The holder's last numbered request.
     pub(crate) mark: Mark,
     pub(crate) line: Vec<Place>,
@@ -23,6 +25,8 @@ pub(crate) struct FairOracle {
     pub(crate) reserved_ms: Option<u64>,
     /// The holder, if it was granted after a wait and it is not known that it has heard of it.
     pub(super) unheard: Option<u8>,
+    /// The grace of its own that its place had.
+    pub(super) unheard_grace_ms: Option<u64>,
     /// What is to be done about connections, see [`super::fair_leaving`].
     pub(super) left: Left,
     /// What waiters were answered.
@@ -42,6 +46,7 @@ impl FairOracle {
     fn do_what_is_due(&mut self, now_ms: u64, is_timer: bool) {
         self.act_on_what_was_told(now_ms);
         self.holder = self.holder.filter(|(_, _, until_ms)| *until_ms > now_ms);
+        self.kept = Kept::at(self.kept, now_ms);
         if self.holder.is_none() {
             (self.unheard, self.mark) = (None, None);
         }
@@ -51,7 +56,7 @@ impl FairOracle {
 
     /// A free lock goes to the first in line, or is kept for it.
     fn serve(&mut self, now_ms: u64) {
-        while self.holder.is_none()
+        while self.is_free()
             && let Some(first) = self.line.first().cloned()
         {
             match self.reserved_ms {
@@ -59,7 +64,9 @@ impl FairOracle {
                     let owner = self.remove_first();
                     let is_over = first.until_ms <= now_ms;
                     if !is_over {
-                        self.hold_anew(owner, first.lease_ms, first.asked, now_ms);
+                        let lasts_ms = first.claim_ms.unwrap_or(first.lease_ms).min(first.lease_ms);
+                        self.hold_anew(owner, lasts_ms, first.asked, now_ms);
+                        self.unheard_grace_ms = first.grace_ms;
                         self.expect_to_be_heard(owner);
                     }
                     self.answers.push((owner, if is_over { Told::Nil } else { Told::Granted }));
@@ -68,7 +75,7 @@ impl FairOracle {
                 Some(_) => {
                     self.remove_first();
                 }
-                None => self.reserved_ms = Some(first.until_ms.min(now_ms + GRACE_MS)),
+                None => self.reserved_ms = Some(first.until_ms.min(now_ms + first.reserved_for_ms())),
             }
         }
     }
@@ -92,7 +99,7 @@ impl FairOracle {
         if self.is_earlier(owner, wish.id) {
             return Told::Stale;
         }
-        if self.holder.is_none() && self.line.first().is_none_or(|first| first.owner == owner) {
+        if self.is_free() && self.line.first().is_none_or(|first| first.owner == owner) {
             if !self.line.is_empty() {
                 self.remove_first();
             }
@@ -100,6 +107,10 @@ impl FairOracle {
             return Told::Granted;
         }
         self.stand_in_line(owner, wish, now_ms)
+    }
+
+    fn is_free(&self) -> bool {
+        self.holder.is_none() && self.kept.is_none()
     }
 
     fn hold_anew(&mut self, owner: u8, lease_ms: u64, id: Option<u64>, now_ms: u64) {

@@ -2,12 +2,16 @@
 
 use super::Told;
 use super::fair::FairOracle;
-use super::fair_places::{GRACE_MS, Place};
+use super::fair_places::Place;
 
 /// How ACQUIRE asks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FairWish {
     pub(crate) lease_ms: u64,
+    /// CLAIM: how long a hold lasts that begins after a wait.
+    pub(crate) claim_ms: Option<u64>,
+    /// GRACE.
+    pub(crate) grace_ms: Option<u64>,
     pub(crate) stay: Stay,
     /// REQ.
     pub(crate) id: Option<u64>,
@@ -31,7 +35,7 @@ impl FairOracle {
 
     /// What is to be had by waiting only.
     pub(super) fn stand_in_line(&mut self, owner: u8, wish: FairWish, now_ms: u64) -> Told {
-        let FairWish { lease_ms, stay, id } = wish;
+        let FairWish { lease_ms, claim_ms, grace_ms, stay, id } = wish;
         let (is_connected, stay_ms) = match stay {
             Stay::No => {
                 self.wait_no_longer(owner, id, now_ms);
@@ -41,12 +45,23 @@ impl FairOracle {
             Stay::Polled(life_ms) => (false, life_ms),
         };
         let until_ms = now_ms.saturating_add(stay_ms);
-        let mine = Place { owner, is_connected, until_ms, is_polled: !is_connected, lease_ms, asked: id, id };
+        let mine = Place {
+            owner,
+            is_connected,
+            until_ms,
+            is_polled: !is_connected,
+            lease_ms,
+            claim_ms,
+            grace_ms,
+            asked: id,
+            id,
+        };
         match self.place(owner) {
             // Asked for anew, it stands where it stood.
             Some(place) => {
                 let before = std::mem::replace(place, mine);
                 place.id = id.or(before.id);
+                place.grace_ms = grace_ms.or(before.grace_ms);
                 if before.is_connected {
                     self.answers.push((owner, Told::Superseded));
                 }
@@ -59,7 +74,7 @@ impl FairOracle {
     /// The very request that waits was sent again, and does not want to wait: its place goes on without a connection.
     fn wait_no_longer(&mut self, owner: u8, id: Option<u64>, now_ms: u64) {
         if let Some(place) = self.place(owner).filter(|place| place.is_connected && id.is_some() && place.asked == id) {
-            (place.is_connected, place.until_ms) = (false, now_ms + GRACE_MS);
+            (place.is_connected, place.until_ms) = (false, now_ms + place.kept_ms());
             self.answers.push((owner, Told::Superseded));
             self.settle(now_ms);
         }

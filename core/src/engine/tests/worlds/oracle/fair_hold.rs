@@ -2,17 +2,45 @@
 
 use super::Told;
 use super::fair::FairOracle;
+use super::kept::{Freed, Kept};
 use super::repeats::is_repeat;
 use crate::request::Verb;
 
 impl FairOracle {
-    pub(crate) fn release(&mut self, owner: u8, id: Option<u64>, is_meant: bool, now_ms: u64) -> Told {
+    pub(crate) fn release(
+        &mut self,
+        owner: u8,
+        id: Option<u64>,
+        is_meant: bool,
+        keep_ms: Option<u64>,
+        now_ms: u64,
+    ) -> Told {
+        self.settle_if_told(now_ms);
+        if let Some(kept) = Kept::at(self.kept, now_ms).filter(|kept| kept.owner == owner && is_meant) {
+            return match kept.release(id, keep_ms.is_some()) {
+                Freed::Stays(told @ Told::Left(_)) => {
+                    self.settle(now_ms);
+                    told
+                }
+                Freed::Stays(told) => told,
+                Freed::Frees => {
+                    self.kept = None;
+                    self.settle(now_ms);
+                    Told::Left(0)
+                }
+            };
+        }
         let Some((_, count, _)) = self.find_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
         let count = *count;
         let left = match is_repeat(self.mark, id, Verb::Release) {
             Err(stale) => return stale,
             Ok(true) => count,
-            Ok(false) => self.give_back(id),
+            Ok(false) if keep_ms.is_some() && count > 1 => return Told::Refused,
+            Ok(false) => {
+                let left = self.give_back(id);
+                self.kept = keep_ms.map(|keep_ms| Kept { owner, until_ms: now_ms + keep_ms, mark: self.mark });
+                if self.kept.is_some() { 1 } else { left }
+            }
         };
         self.settle(now_ms);
         Told::Left(left)
@@ -37,8 +65,9 @@ impl FairOracle {
 
     pub(crate) fn force(&mut self, now_ms: u64) {
         self.settle_if_told(now_ms);
-        if self.holder.is_some_and(|(_, _, until_ms)| until_ms > now_ms) {
-            self.holder = None;
+        let is_kept = Kept::at(self.kept, now_ms).is_some();
+        if is_kept || self.holder.is_some_and(|(_, _, until_ms)| until_ms > now_ms) {
+            (self.holder, self.kept) = (None, None);
             self.settle(now_ms);
         }
     }

@@ -5,7 +5,7 @@
 use std::vec::Vec;
 
 use super::fair::FairOracle;
-use super::fair_places::{GRACE_MS, Place};
+use super::fair_places::Place;
 
 /// What was told and not acted upon.
 #[derive(Default)]
@@ -41,12 +41,12 @@ impl FairOracle {
 
     pub(super) fn act_on_what_was_told(&mut self, now_ms: u64) {
         (self.left.is_told, self.left.is_gone) = (false, false);
-        let until_ms = now_ms + GRACE_MS;
         let (moved, promoted) = (std::mem::take(&mut self.left.moved), std::mem::take(&mut self.left.promoted));
         if moved || promoted {
             self.reserved_ms = None;
             let is_cut_off = |place: &&mut Place| moved || !place.is_connected || self.left.gone.contains(&place.owner);
             for place in self.line.iter_mut().filter(is_cut_off) {
+                let until_ms = now_ms + place.kept_ms();
                 place.until_ms = if place.is_polled { place.until_ms.max(until_ms) } else { until_ms };
                 place.is_connected = false;
             }
@@ -57,12 +57,23 @@ impl FairOracle {
         {
             self.holder = None;
             let (asked, id) = (None, self.mark.map(|(id, _)| id));
-            let place = Place { owner, is_connected: false, until_ms, is_polled: false, lease_ms: 0, asked, id };
+            let mut place = Place {
+                owner,
+                is_connected: false,
+                until_ms: now_ms,
+                is_polled: false,
+                lease_ms: 0,
+                claim_ms: None,
+                grace_ms: self.unheard_grace_ms,
+                asked,
+                id,
+            };
+            place.until_ms += place.kept_ms();
             self.line.insert(0, place);
         }
         for owner in std::mem::take(&mut self.left.gone) {
             if let Some(place) = self.place(owner) {
-                (place.is_connected, place.until_ms, place.is_polled) = (false, until_ms, false);
+                (place.is_connected, place.until_ms, place.is_polled) = (false, now_ms + place.kept_ms(), false);
             }
         }
     }
@@ -86,7 +97,7 @@ impl FairOracle {
 
     /// The value is gone, and who waits with a connection is in line as before.
     pub(crate) fn delete(&mut self) {
-        (self.holder, self.reserved_ms) = (None, None);
+        (self.holder, self.kept, self.reserved_ms) = (None, None, None);
         self.line.retain(|place| self.left.is_connected(place));
         self.line.iter_mut().for_each(|place| place.id = place.asked);
         self.left.gone.clear();

@@ -20,10 +20,25 @@ pub(crate) struct Place {
     pub(super) is_polled: bool,
     /// The lease of a connected one that is granted.
     pub(super) lease_ms: u64,
+    /// How long its hold lasts, if it is granted and does not claim it.
+    pub(super) claim_ms: Option<u64>,
+    /// GRACE: how long it is kept without a connection, if not for [`GRACE_MS`].
+    pub(super) grace_ms: Option<u64>,
     /// The number of the request that waits, of a connected one.
     pub(super) asked: Option<u64>,
     /// The last number that its owner has asked with.
     pub(crate) id: Option<u64>,
+}
+
+impl Place {
+    pub(super) fn kept_ms(&self) -> u64 {
+        self.grace_ms.unwrap_or(GRACE_MS)
+    }
+
+    /// How long a free lock is reserved for this place. GRACE 0 does not apply to a place that `QUEUE` made.
+    pub(super) fn reserved_for_ms(&self) -> u64 {
+        self.grace_ms.filter(|grace_ms| *grace_ms > 0).unwrap_or(GRACE_MS)
+    }
 }
 
 impl FairOracle {
@@ -67,7 +82,8 @@ impl FairOracle {
     /// When something is due next.
     pub(crate) fn next_ms(&self) -> Option<u64> {
         let places = self.line.iter().map(|place| place.until_ms);
-        let reserved = if self.holder.is_none() { self.reserved_ms } else { None };
-        places.chain(self.holder.map(|(_, _, until_ms)| until_ms)).chain(reserved).min()
+        let reserved = if self.holder.is_none() && self.kept.is_none() { self.reserved_ms } else { None };
+        let opens = self.kept.map(|kept| kept.until_ms);
+        places.chain(self.holder.map(|(_, _, until_ms)| until_ms)).chain(opens).chain(reserved).min()
     }
 }

@@ -1,5 +1,6 @@
 //! What owners hold: granted for a lease, given back in parts, renewed, taken away by force. An owner has one hold in each mode.
 
+use super::kept::{Freed, Kept};
 use super::repeats::{Mark, Verdict, is_repeat};
 use super::sessions::Session;
 use super::unheard::Grant;
@@ -27,6 +28,8 @@ pub(crate) struct Back {
     pub(crate) id: Option<u64>,
     /// With a token that is not that of the hold, it is as if there were none.
     pub(crate) is_meant: bool,
+    /// KEEP.
+    pub(crate) keep_ms: Option<u64>,
 }
 
 impl Oracle {
@@ -42,7 +45,9 @@ impl Oracle {
     pub(super) fn give(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) -> Grant {
         let Wish { mode, lease_ms, id, session_ms, .. } = *wish;
         let count = if verdict == Verdict::Grant { wish.count } else { 0 };
-        let (until_ms, mark) = (now_ms + lease_ms, id.map(|id| (id, Verb::Acquire)));
+        let lasts_ms =
+            if verdict == Verdict::Grant { wish.claim_ms.unwrap_or(lease_ms).min(lease_ms) } else { lease_ms };
+        let (until_ms, mark) = (now_ms + lasts_ms, id.map(|id| (id, Verb::Acquire)));
         let at = self.position(owner, mode);
         let before = at.map(|at| self.holds[at].clone());
         let held = match at {
@@ -63,12 +68,27 @@ impl Oracle {
 
     /// The same to who asks now, and so hears of it.
     pub(super) fn give_at_once(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) {
-        self.give(owner, wish, verdict, now_ms);
+        self.give(owner, &Wish { claim_ms: None, ..*wish }, verdict, now_ms);
         self.hear(owner, wish.mode);
     }
 
     pub(crate) fn release(&mut self, owner: u8, back: Back, now_ms: u64) -> Told {
-        let Back { mode, count, id, is_meant } = back;
+        let Back { mode, count, id, is_meant, keep_ms } = back;
+        self.act_on_what_was_told(now_ms);
+        if let Some(kept) = Kept::at(self.kept, now_ms).filter(|kept| kept.owner == owner && is_meant) {
+            return match kept.release(id, keep_ms.is_some()) {
+                Freed::Stays(told @ Told::Left(_)) => {
+                    self.settle(now_ms);
+                    told
+                }
+                Freed::Stays(told) => told,
+                Freed::Frees => {
+                    self.kept = None;
+                    self.settle(now_ms);
+                    Told::Left(0)
+                }
+            };
+        }
         let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return self.no_hold() };
         match is_repeat(self.holds[at].mark, id, Verb::Release) {
             Err(stale) => return stale,
@@ -78,12 +98,19 @@ impl Oracle {
                 return Told::Left(left);
             }
             Ok(false) if self.holds[at].count < count => return Told::Refused,
+            Ok(false) if keep_ms.is_some() && self.holds[at].count > count => return Told::Refused,
             Ok(false) => {}
         }
         self.hear(owner, mode);
         let held = &mut self.holds[at];
         held.count -= count;
         held.mark = id.map(|id| (id, Verb::Release)).or(held.mark);
+        if let Some(keep_ms) = keep_ms {
+            self.kept = Some(Kept { owner, until_ms: now_ms + keep_ms, mark: held.mark });
+            self.holds.remove(at);
+            self.settle(now_ms);
+            return Told::Left(1);
+        }
         let left = held.count;
         if left == 0 {
             self.holds.remove(at);
@@ -103,8 +130,9 @@ impl Oracle {
 
     pub(crate) fn force(&mut self, now_ms: u64) {
         self.act_on_what_was_told(now_ms);
-        if self.live(now_ms).next().is_some() {
+        if self.live(now_ms).next().is_some() || Kept::at(self.kept, now_ms).is_some() {
             self.holds.clear();
+            self.kept = None;
             self.settle(now_ms);
         }
     }

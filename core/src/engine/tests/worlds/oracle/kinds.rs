@@ -18,7 +18,7 @@ impl Oracle {
     /// Whether what an owner wants can be granted beside all that is held.
     pub(super) fn has_room(&self, owner: u8, wish: &Wish) -> bool {
         match self.kind {
-            Kind::Mutex => mutex::has_room(&self.holds, owner),
+            Kind::Mutex => self.kept.is_none() && mutex::has_room(&self.holds, owner),
             Kind::ReadWrite => read_write::has_room(&self.holds, owner, wish.mode),
             Kind::Semaphore(permits) => semaphore::has_room(&self.holds, permits.unwrap_or(0), wish.count),
         }

@@ -5,6 +5,7 @@
 use std::vec::Vec;
 
 use super::circles::NOT_NUMBERED;
+use super::kept::Kept;
 use super::repeats::{Again, Verdict};
 use super::wish::Wish;
 use super::{Oracle, Told, read_write};
@@ -37,6 +38,7 @@ impl Oracle {
         self.take_back(now_ms);
         self.end_sessions(now_ms);
         self.holds.retain(|held| held.until_ms > now_ms);
+        self.kept = Kept::at(self.kept, now_ms);
         self.refuse_if_missing(now_ms);
         while let Some(InLine { owner, wish, until_ms, .. }) = self.line.first().cloned() {
             let verdict = self.verdict(owner, &wish);
@@ -66,15 +68,19 @@ impl Oracle {
             Again::TakesOver(at) => return self.take_over(at, owner, &wish, now_ms),
             Again::Ends(at) if waits_anew => {
                 self.supersede(at, &wish);
-                self.settle(now_ms);
-                if let Some(told) = self.repeated(owner, &wish, now_ms) {
-                    return told;
-                }
+                self.stand(owner, wish, waits_anew, now_ms);
+                // The next request for the lock, or the timer, serves the queue.
+                self.is_told = true;
+                return Told::Waits;
             }
             Again::Ends(_) | Again::Unrelated => {}
         }
         let verdict = self.verdict(owner, &wish);
         let is_next = self.end_of_line(owner, &wish) == 0 && verdict == Verdict::Grant;
+        if let Again::Ends(at) = self.again(owner, &wish) {
+            self.supersede(at, &wish);
+            self.is_told = true;
+        }
         if verdict == Verdict::Has || self.passes(owner, &wish) || is_next {
             self.give_at_once(owner, &wish, verdict, now_ms);
             return Told::Granted;
@@ -117,6 +123,7 @@ impl Oracle {
     /// When something is due next.
     pub(crate) fn next_ms(&self) -> Option<u64> {
         let ends = self.holds.iter().map(|held| held.until_ms);
-        ends.chain(self.line.iter().map(|one| one.until_ms)).min()
+        let opens = self.kept.map(|kept| kept.until_ms);
+        ends.chain(opens).chain(self.line.iter().map(|one| one.until_ms)).min()
     }
 }

@@ -7,6 +7,7 @@
 //! - [`wish`]: what ACQUIRE asks for;
 //! - [`line`]: who waits, and the one loop that serves the line from its head;
 //! - [`holds`]: what is granted, given back and renewed;
+//! - [`kept`]: locks that a former owner keeps closed;
 //! - [`repeats`]: requests that are sent again, by REQ and ONCE;
 //! - [`sessions`]: holds that end with a connection;
 //! - [`unheard`]: grants that are taken back, because nobody has heard of them;
@@ -30,6 +31,7 @@ mod fair_hold;
 mod fair_leaving;
 pub(crate) mod fair_places;
 pub(crate) mod holds;
+pub(crate) mod kept;
 mod kinds;
 pub(crate) mod line;
 mod mutex;
@@ -44,6 +46,7 @@ pub(crate) mod wish;
 use std::vec::Vec;
 
 use self::holds::Held;
+use self::kept::Kept;
 pub(crate) use self::kinds::Kind;
 use self::line::InLine;
 use self::unheard::Grant;
@@ -83,6 +86,7 @@ pub(crate) fn accept_what_is_open<Who: PartialEq>(told: &mut [(Who, Told)], expe
 pub(crate) struct Oracle {
     kind: Kind,
     pub(crate) holds: Vec<Held>,
+    pub(crate) kept: Option<Kept>,
     pub(crate) line: Vec<InLine>,
     /// Grants after a wait of which it is not known that they were heard.
     unheard: Vec<Grant>,
@@ -104,6 +108,6 @@ impl Oracle {
     pub(crate) fn new(kind: Kind) -> Self {
         let (holds, line, answers) = (Vec::new(), Vec::new(), Vec::new());
         let (unheard, over, undone) = (Vec::new(), Vec::new(), Vec::new());
-        Self { kind, holds, line, unheard, over, undone, is_told: false, is_gone: false, answers }
+        Self { kind, holds, kept: None, line, unheard, over, undone, is_told: false, is_gone: false, answers }
     }
 }

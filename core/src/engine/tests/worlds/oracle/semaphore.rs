@@ -60,7 +60,17 @@ impl Oracle {
             return Told::Free(0);
         }
         let (mode, is_once, is_notified) = (Mode::Permits, false, false);
-        let wish = Wish { mode, count, lease_ms, wait_ms: None, session_ms: None, id: None, is_once, is_notified };
+        let wish = Wish {
+            mode,
+            count,
+            lease_ms,
+            wait_ms: None,
+            claim_ms: None,
+            session_ms: None,
+            id: None,
+            is_once,
+            is_notified,
+        };
         self.give_at_once(owner, &wish, Verdict::Grant, now_ms);
         Told::Free(count.into())
     }

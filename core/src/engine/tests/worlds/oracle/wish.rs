@@ -12,6 +12,8 @@ pub(crate) struct Wish {
     pub(crate) lease_ms: u64,
     /// How long it waits, if it does; [`FOR_EVER`] without an end.
     pub(crate) wait_ms: Option<u64>,
+    /// CLAIM: how long a hold lasts that begins after a wait.
+    pub(crate) claim_ms: Option<u64>,
     /// SESSION.
     pub(crate) session_ms: Option<u64>,
     /// REQ.

@@ -5,11 +5,12 @@ import io.lettuce.core.RedisCommandExecutionException;
 import io.lettuce.core.RedisException;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.StringCodec;
-import io.lettuce.core.output.IntegerOutput;
+import io.lettuce.core.output.CommandOutput;
 import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Map;
@@ -77,9 +78,9 @@ public final class LettuceLocks implements AutoCloseable {
             var message = new CompletableFuture<String>();
             waiting.put(id, message);
             try {
-                // 0: it waits, and the answer comes on the channel.
-                Long token = call(Command.ACQUIRE, key, owner, "PX", lease.toMillis(), "ONCE", "REQ", id, "BLOCK", left, "NOTIFY", channel);
-                if (token == null || token != 0) return token == null ? 0 : token;
+                // WAITING: the answer comes on the channel.
+                Object answer = call(Command.ACQUIRE, key, owner, "PX", lease.toMillis(), "ONCE", "REQ", id, "BLOCK", left, "NOTIFY", channel);
+                if (!"WAITING".equals(answer)) return answer == null ? 0 : (Long) answer;
                 var words = message.get(Math.min(ASK_AGAIN_MS, left), TimeUnit.MILLISECONDS).split(" ", 3);
                 if (words[0].equals("granted")) return Long.parseLong(words[2]);
                 id = ids.incrementAndGet(); // The number is used up.
@@ -96,8 +97,8 @@ public final class LettuceLocks implements AutoCloseable {
                 waiting.remove(id);
             }
         }
-        Long token = call(Command.ACQUIRE, key, owner, "PX", lease.toMillis(), "ONCE", "REQ", id); // Ends the wait, or is granted.
-        return token == null ? 0 : token;
+        Object answer = call(Command.ACQUIRE, key, owner, "PX", lease.toMillis(), "ONCE", "REQ", id); // Ends the wait, or is granted.
+        return answer == null ? 0 : (Long) answer;
     }
 
     /** Leaves neither a waiter nor a hold behind. */
@@ -129,11 +130,27 @@ public final class LettuceLocks implements AutoCloseable {
         }
     }
 
-    /** With an output for integers: Lettuce's generic ones, which Spring's RedisTemplate.execute takes, throw at an integer. */
-    private Long call(Command command, Object... words) {
+    /** What the server answers: a Long, a String, or null. Each of Lettuce's own outputs, which RedisTemplate.execute takes, throws at one of them. */
+    private static final class Answer extends CommandOutput<String, String, Object> {
+        Answer() {
+            super(StringCodec.UTF8, null);
+        }
+
+        @Override
+        public void set(long integer) {
+            output = integer;
+        }
+
+        @Override
+        public void set(ByteBuffer text) {
+            output = text == null ? null : codec.decodeValue(text);
+        }
+    }
+
+    private Object call(Command command, Object... words) {
         var arguments = new CommandArgs<>(StringCodec.UTF8);
         for (var word : words) arguments.add(word.toString());
-        return connection.sync().dispatch(command, new IntegerOutput<>(StringCodec.UTF8), arguments);
+        return connection.sync().dispatch(command, new Answer(), arguments);
     }
 
     @Override

@@ -1,0 +1,205 @@
+//! CLAIM: a hold that begins after a wait has to be claimed.
+
+use std::time::Duration;
+
+use crate::support::{Client, Command, EXCLUSIVE, REENTRANT, Reply, Server, Stopwatch, eventually};
+
+const SOON: Duration = Duration::from_secs(5);
+
+const MINUTE_MS: i64 = 60_000;
+
+/// The time until the lock expires.
+#[track_caller]
+fn left_ms(client: &mut Client) -> i64 {
+    client.call("RLOCK.PTTL job").int()
+}
+
+/// `b` was granted the lock after a wait, and has not claimed it.
+#[track_caller]
+fn granted_after_a_wait(server: &Server, claim_ms: u32) -> (Client, i64) {
+    let mut client = server.client();
+    client.acquire("job a PX 60000");
+    let mut waiter = server.waiter(format!("LOCK.ACQUIRE job b PX 60000 BLOCK 0 CLAIM {claim_ms}"));
+    client.call("LOCK.RELEASE job a");
+    let token = waiter.reply().int();
+    (client, token)
+}
+
+/// Rule C1.
+#[test]
+fn a_hold_that_nobody_claims_ends_with_the_claim() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let (mut client, _) = granted_after_a_wait(&server, 300);
+        assert!(left_ms(&mut client) <= 300);
+        assert!(client.acquire("job c PX 60000 BLOCK 0") > 0);
+        assert_eq!(client.call("LOCK.HOLDS job b"), 0);
+        assert_eq!(client.info_number("rlock_unclaimed"), 1);
+        assert_eq!(client.info_number("rlock_expired"), 1);
+    }
+}
+
+/// Rule C2.
+#[test]
+fn renew_claims_for_the_lease_of_the_acquire_or_for_its_own() {
+    for server in Server::for_each(EXCLUSIVE) {
+        for (renew, lease_ms) in [("", MINUTE_MS), (" PX 30000", 30_000)] {
+            let (mut client, token) = granted_after_a_wait(&server, 20_000);
+            let left = client.call(format!("LOCK.RENEW job b TOKEN {token}{renew}")).int();
+            assert!((20_001..=lease_ms).contains(&left), "{left}");
+            client.call("LOCK.RELEASE job b").int();
+            assert_eq!(client.info_number("rlock_unclaimed"), 0);
+        }
+    }
+}
+
+/// Rule C2.
+#[test]
+fn a_repeated_request_claims_by_its_id_and_by_once() {
+    for server in Server::for_each(REENTRANT) {
+        for option in ["REQ 7", "ONCE"] {
+            let mut client = server.client();
+            client.call("RLOCK.FORCERELEASE job");
+            client.acquire("job a PX 60000");
+            let request = format!("LOCK.ACQUIRE job b PX 60000 BLOCK 0 CLAIM 20000 {option}");
+            let mut waiter = server.waiter(request.as_str());
+            client.call("RLOCK.FORCERELEASE job");
+            let token = waiter.reply().int();
+            assert_eq!(client.call(format!("LOCK.ACQUIRE job b PX 60000 {option}")), token);
+            assert!(left_ms(&mut client) > 20_000);
+            assert_eq!(client.call("LOCK.HOLDS job b"), 1);
+        }
+    }
+}
+
+/// Rule C3.
+#[test]
+fn a_grant_without_a_wait_needs_no_claim() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000 BLOCK 0 CLAIM 300");
+        assert!(left_ms(&mut client) > 300);
+        client.call("LOCK.RELEASE job a");
+        // In a transaction BLOCK is one attempt.
+        client.transaction("LOCK.ACQUIRE job a PX 60000 BLOCK 0 CLAIM 300");
+        assert!(left_ms(&mut client) > 300);
+    }
+}
+
+/// Rule C3.
+#[test]
+fn who_comes_when_it_is_its_turn_need_not_claim() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire_fair("job a PX 60000");
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b QUEUE 60000"), Reply::Nil);
+    client.call("RFAIRLOCK.RELEASE job a");
+    client.acquire_fair("job b PX 60000 BLOCK 0 CLAIM 300");
+    assert!(left_ms(&mut client) > 300);
+}
+
+/// Rule C4.
+#[test]
+fn a_hold_that_the_owner_has_already_keeps_its_lease() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT job 2");
+    client.call("RSEMAPHORE.ACQUIRE job b PX 60000").int();
+    client.call("RSEMAPHORE.ACQUIRE job a PX 60000").int();
+    let mut waiter = server.waiter("RSEMAPHORE.ACQUIRE job b PX 60000 BLOCK 0 CLAIM 300");
+    client.call("RSEMAPHORE.RELEASE job a");
+    waiter.reply().int();
+    assert_eq!(client.call("RSEMAPHORE.HOLDS job b"), 2);
+    assert!(client.call("RSEMAPHORE.PTTL job").int() > 300);
+}
+
+/// Rules C2, C5.
+#[test]
+fn of_several_keys_mrenew_claims_all_and_renew_one() {
+    let server = Server::start();
+    let mut client = server.client();
+    let mut granted = |server: &Server| {
+        client.acquire("{s}x a PX 60000");
+        let mut waiter = server.waiter("RLOCK.MACQUIRE 2 {s}x {s}y b PX 60000 BLOCK 0 CLAIM 300");
+        client.call("RLOCK.RELEASE {s}x a");
+        waiter.reply().array().len()
+    };
+    assert_eq!(granted(&server), 2);
+    let mut other = server.client();
+    assert!(other.call("RLOCK.MRENEW 2 {s}x {s}y b").int() > 300);
+    other.call("RLOCK.MRELEASE 2 {s}x {s}y b");
+    assert_eq!(granted(&server), 2);
+    assert!(other.call("RLOCK.RENEW {s}x b").int() > 300);
+    eventually(SOON, || other.is_free("{s}y"));
+    assert_eq!(other.call("RLOCK.HOLDS {s}x b"), 1);
+
+    let refused = other.call("RLOCK.MACQUIRE 2 {s}y {s}x b BLOCK 0 CLAIM 300");
+    let text = "ERR CLAIM is for holds that begin, and this owner holds \"{s}x\" already";
+    assert_eq!(refused.expect_error("ERR"), text);
+}
+
+/// Rule C5.
+#[test]
+fn a_claim_without_a_wait_or_beyond_the_lease_is_an_error() {
+    let server = Server::start();
+    let mut client = server.client();
+    let (no_wait, longer) = ("CLAIM belongs to BLOCK ms", "is longer than the lease, which is");
+    for (request, text) in [
+        ("RLOCK.ACQUIRE job a CLAIM 300", no_wait),
+        ("RLOCK.ACQUIRE job a PX 60000 CLAIM 300", no_wait),
+        ("RFAIRLOCK.ACQUIRE job a QUEUE 1000 CLAIM 300", no_wait),
+        ("RLOCK.ACQUIRE job a PX 1000 BLOCK 0 CLAIM 1001", longer),
+        // The lease without PX is that of the configuration.
+        ("RLOCK.ACQUIRE job a BLOCK 0 CLAIM 30001", longer),
+        ("RLOCK.ACQUIRE job a BLOCK 0 CLAIM 0", "CLAIM takes an integer from 1"),
+    ] {
+        let refused = client.call(request);
+        assert!(refused.expect_error("ERR").contains(text), "{request}: {refused:?}");
+    }
+    client.acquire("job a BLOCK 0 CLAIM 30000");
+}
+
+/// Rule C6.
+#[test]
+fn a_claim_is_due_also_on_a_replica_and_after_a_restart_or_a_restore() {
+    let mut server = Server::with_aof(&["appendfsync always"]);
+    let replica = Server::replica_of(&server, &[]);
+    let (mut client, token) = granted_after_a_wait(&server, 20_000);
+    replica.catch_up_with(&server);
+    let payload = client.call("DUMP job").bytes().to_vec();
+    let restore: Command = [b"RESTORE".as_slice(), b"copy", b"0", &payload].into();
+    assert_eq!(client.call(restore), "OK");
+    let copied_left = client.call("RLOCK.PTTL copy").int();
+    assert!(copied_left <= 20_001, "{copied_left}");
+    for mut after in [client, replica.client()] {
+        assert!(left_ms(&mut after) <= 20_001);
+    }
+    server.kill_and_restart();
+    let mut client = server.client();
+    assert!(left_ms(&mut client) <= 20_001);
+    for key in ["job", "copy"] {
+        let left = client.call(format!("RLOCK.RENEW {key} b TOKEN {token}")).int();
+        assert!(left > 20_001, "the lease of the ACQUIRE is remembered: {left}");
+    }
+    replica.client().call("REPLICAOF NO ONE");
+    let left = replica.client().call(format!("RLOCK.RENEW job b TOKEN {token}")).int();
+    assert!(left > 20_001, "{left}");
+}
+
+/// Rule C1.
+#[test]
+fn timed_six_vanished_waiters_cost_the_next_one_their_claims_and_not_their_leases() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        client.acquire("job a PX 60000");
+        // Connected clients that never react to their grants.
+        let _vanished: Vec<_> = (0..6)
+            .map(|number| server.waiter(format!("LOCK.ACQUIRE job gone-{number} PX 30000 BLOCK 0 CLAIM 300")))
+            .collect();
+        let mut next = server.waiter("LOCK.ACQUIRE job b PX 30000 BLOCK 0 CLAIM 300");
+        let watch = Stopwatch::start();
+        client.call("LOCK.RELEASE job a");
+        next.reply_within(Duration::from_secs(30)).expect("an answer").int();
+        watch.assert_took_ms(1790..3000, "six claims");
+        assert_eq!(client.info_number("rlock_unclaimed"), 6);
+    }
+}

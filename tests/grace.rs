@@ -1,0 +1,146 @@
+//! GRACE: how long a fair lock keeps a place whose connection is gone.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Command, FAIR, Reply, Server, eventually, waits_by_notify};
+
+const SOON: Duration = Duration::from_secs(5);
+
+fn places(client: &mut Client) -> Vec<String> {
+    client.places("job")
+}
+
+/// Rule G1.
+#[test]
+fn a_place_without_grace_ends_with_its_connection() {
+    let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
+    let mut client = server.client();
+    client.acquire("job a PX 600000");
+    let [none, short, usual] = [" GRACE 0", " GRACE 300", ""].map(|grace| {
+        let owner = format!("waits-with{}", grace.trim().replace(' ', "-"));
+        server.waiter(format!("LOCK.ACQUIRE job {owner} BLOCK 0{grace}"))
+    });
+    assert_eq!(client.waiting_owners("job").len(), 3);
+    drop((none, short, usual));
+    eventually(SOON, || places(&mut client) == ["waits-with detached"]);
+}
+
+/// Rule G3.
+#[test]
+fn the_last_request_that_names_it_decides() {
+    let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
+    let mut client = server.client();
+    client.acquire("job a PX 600000");
+    let first = server.waiter("LOCK.ACQUIRE job b BLOCK 0 GRACE 0");
+    let second = server.waiter("LOCK.ACQUIRE job b BLOCK 0 GRACE 600000");
+    let third = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
+    drop((first, second, third));
+    eventually(SOON, || places(&mut client) == ["b detached"]);
+}
+
+/// Rule G2.
+#[test]
+fn it_bounds_the_reservation_of_a_free_lock() {
+    let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
+    let mut client = server.client();
+    client.acquire("job a PX 600000");
+    assert_eq!(client.call("LOCK.ACQUIRE job b QUEUE 600000 GRACE 50"), Reply::Nil);
+    let mut next = server.waiter("LOCK.ACQUIRE job c BLOCK 0");
+    client.call("LOCK.RELEASE job a");
+    next.reply_within(SOON).expect("the turn of b is over soon").int();
+}
+
+/// Rules G1, G3.
+#[test]
+fn it_is_there_on_a_replica_and_after_a_restart_or_a_restore() {
+    let lines = ["appendonly yes", "appendfsync always", "rlock.fair-grace-ms 600000"];
+    let mut server = Server::with(&lines).speaking(FAIR);
+    let replica = Server::replica_of(&server, &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
+    let mut client = server.client();
+    client.acquire("job a PX 600000");
+    let _none = server.waiter("LOCK.ACQUIRE job b BLOCK 0 GRACE 0");
+    let _short = server.waiter("LOCK.ACQUIRE job c BLOCK 0 GRACE 500");
+    let _usual = server.waiter("LOCK.ACQUIRE job d BLOCK 0");
+    let payload = client.call("DUMP job").bytes().to_vec();
+    let restore: Command = [b"RESTORE".as_slice(), b"copy", b"0", &payload].into();
+    assert_eq!(client.call(restore), "OK");
+    eventually(SOON, || client.places("copy") == ["d detached"]);
+    replica.catch_up_with(&server);
+    replica.client().call("REPLICAOF NO ONE");
+    server.kill_and_restart();
+    for mut client in [server.client(), replica.client()] {
+        eventually(SOON, || places(&mut client) == ["d detached"]);
+    }
+}
+
+/// Rule G4.
+#[test]
+fn a_grace_without_a_place_is_an_error() {
+    let server = Server::start();
+    let mut client = server.client();
+    for (options, text) in [
+        ("GRACE 5", "ERR GRACE belongs to BLOCK ms or QUEUE ms: it is about the place that they take"),
+        ("QUEUE 5 GRACE 0", "ERR GRACE 0 keeps no place without a connection, which is what QUEUE asks for"),
+    ] {
+        assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job a {options}")).expect_error("ERR"), text);
+    }
+    assert!(client.call("RLOCK.ACQUIRE job a BLOCK 0 GRACE 5").expect_error("ERR").contains("unknown option 'GRACE'"));
+}
+
+/// How often four workers hold one fair lock in a while, beside a client that connects under a new name, asks, and dies.
+fn rounds(crashing: Option<&str>) -> u64 {
+    const WHILE: Duration = Duration::from_millis(400);
+    let server = Server::start().speaking(FAIR);
+    let end = Instant::now() + WHILE;
+    let left = || end.saturating_duration_since(Instant::now());
+    let work = |number: usize| {
+        let mut client = server.client();
+        let mut rounds = 0;
+        while let left_ms @ 1.. = left().as_millis() {
+            let asked = client.call(format!("LOCK.ACQUIRE job worker-{number} PX 60000 BLOCK {left_ms}"));
+            if asked == Reply::Nil {
+                break;
+            }
+            client.call(format!("LOCK.RELEASE job worker-{number}")).int();
+            rounds += 1;
+        }
+        rounds
+    };
+    let crash = |options: &str| {
+        for number in 0.. {
+            if left().is_zero() {
+                return;
+            }
+            let ask = format!("LOCK.ACQUIRE job crashes-{number} PX 60000 BLOCK 0 SESSION 0{options}");
+            drop(server.client().try_send(&[ask.into()]));
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    thread::scope(|scope| {
+        if let Some(options) = crashing {
+            scope.spawn(move || crash(options));
+        }
+        let workers: Vec<_> = (0..4).map(|number| scope.spawn(move || work(number))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("no panic")).sum()
+    })
+}
+
+/// Of five rounds the median.
+fn median(mut shares: Vec<f64>) -> f64 {
+    shares.sort_by(f64::total_cmp);
+    shares[shares.len() / 2]
+}
+
+/// Rule G1.
+#[test]
+fn timed_a_client_that_crashes_again_and_again_costs_a_fair_queue_little() {
+    if waits_by_notify() {
+        return;
+    }
+    let share = |crashing| median((0..5).map(|_| rounds(crashing) as f64 / rounds(None) as f64).collect());
+    let (none, usual) = (share(Some(" GRACE 0")), share(Some("")));
+    println!("of the hand-overs without it: {none:.3} with GRACE 0, {usual:.3} with the usual grace");
+    assert!(none > 0.6, "{none}");
+    assert!(usual < 0.3, "{usual}");
+}
