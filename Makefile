@@ -40,6 +40,9 @@ JOBS         ?= 2
 
 # `make bench-peers`: rounds for each peer, seconds for each cell, and the pages to write; SIZING= leaves the second one alone.
 ROUNDS       ?= 5
+# `make bench-against`: the revision, and the sections.
+REV          ?= HEAD
+SECTIONS     ?= uncontended handover
 CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
 SIZING       ?= docs/operations.md
@@ -244,6 +247,14 @@ bench: ## Measure the module and its longest pauses, and write docs/benchmarks-m
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
 	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION) \
 	  $(if $(or $(WRITE),$(if $(SECTION),,1)),--page docs/benchmarks-module.md)
+
+bench-against: build ## Measure sections with this module and with that of REV in turns: how much of its results these are; SECTIONS="memory", ROUNDS=15
+	@$(NEED) server
+	rm -rf target/against/tree && mkdir -p target/against/tree
+	git archive $(REV) | tar --extract --directory target/against/tree
+	cargo build --release --quiet --package rlock --manifest-path target/against/tree/Cargo.toml --target-dir target/against/built
+	cargo build --release --package rlock-bench
+	target/release/rlock-bench --module $(MODULE) --against target/against/built/release/librlock.so --server $(SERVER) --rounds $(ROUNDS) $(SECTIONS)
 
 bench-peers: ## Measure the module beside other locks, and write docs/benchmarks.md (30 minutes); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
 	@$(NEED) server

@@ -6,7 +6,7 @@
 //! speed would blur the answer. `stalls` is different: it looks for the longest pause that others feel.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
@@ -21,7 +21,7 @@ mod sections;
 use report::{Header, Line, Report, SectionReport};
 
 /// Measures the rlock module against its peers, each on a redis-server of its own.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(version)]
 struct Arguments {
     /// The module to measure, librlock.so
@@ -31,6 +31,10 @@ struct Arguments {
     /// The module with the barest lock, librlock_bare.so: for `floor`, which is left out without it
     #[arg(long, value_name = "PATH")]
     bare: Option<PathBuf>,
+
+    /// Another module to measure in turns with it; shown is how much of each result of that one the result of this one is
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["page", "bare"])]
+    against: Option<PathBuf>,
 
     /// The server's program
     #[arg(long, value_name = "PATH", default_value = "redis-server")]
@@ -175,11 +179,33 @@ fn main() -> Result<()> {
     outcome
 }
 
+/// Measures a section with this module and with another one, in turns of one round.
+fn compare(section: Section, arguments: &Arguments, other: &Path) -> Result<Vec<Line>> {
+    let of = |module: &Path| Arguments { module: module.to_owned(), rounds: 1, ..arguments.clone() };
+    let (these, others) = (of(&arguments.module), of(other));
+    let mut compared: Vec<Line> = Vec::new();
+    for round in 0..arguments.rounds {
+        eprintln!("round {} of {} …", round + 1, arguments.rounds);
+        let (lines, other_lines) = (section.measure(&these)?, section.measure(&others)?);
+        let quotients = lines.iter().zip(&other_lines).map(|(line, other)| line.against(other));
+        if compared.is_empty() {
+            compared = quotients.collect();
+        } else {
+            compared.iter_mut().zip(quotients).for_each(|(known, quotient)| known.add_round(&quotient));
+        }
+    }
+    Ok(compared)
+}
+
 fn measure_all(arguments: &Arguments, sections: &mut Vec<SectionReport>) -> Result<()> {
     for &section in &arguments.sections {
         let name = section.name();
         eprintln!("measuring {name} …");
-        let lines = section.measure(arguments).with_context(|| format!("section {name}"))?;
+        let lines = match &arguments.against {
+            None => section.measure(arguments),
+            Some(other) => compare(section, arguments, other),
+        };
+        let lines = lines.with_context(|| format!("section {name}"))?;
         sections.push(SectionReport { name, lines });
     }
     Ok(())

@@ -204,6 +204,16 @@ impl Line {
         Self { measure: measure.into(), unit, statistic, result, aim: None, figures: Vec::new() }
     }
 
+    /// How much of another measurement of the same this one is.
+    pub fn against(&self, other: &Self) -> Self {
+        Self::value(self.measure.clone(), Statistic::Median, Unit::Ratio, self.result.ratio(&other.result))
+    }
+
+    /// Adds what another round has come to.
+    pub fn add_round(&mut self, round: &Self) {
+        self.result.push(round.result.median());
+    }
+
     /// Says what the result should be.
     pub fn aim(mut self, aim: Aim) -> Self {
         self.aim = Some(aim);

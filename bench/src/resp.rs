@@ -44,6 +44,11 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
+    /// Whether the server answered `WAITING`: the result follows on the channel of `NOTIFY`.
+    pub fn is_waiting(self) -> bool {
+        self.0 == b"+WAITING\r\n"
+    }
+
     /// Demands an integer.
     ///
     /// # Errors

@@ -89,7 +89,7 @@ impl Crowd {
             let asker = self.askers.get_mut(self.shape.asker(first)).context("this connection was cut")?;
             asker.send(&commands)?;
             for index in batch {
-                asker.reply()?.expect(b":0\r\n").with_context(|| format!("request {index} does not wait"))?;
+                asker.reply()?.expect(b"+WAITING\r\n").with_context(|| format!("request {index} does not wait"))?;
             }
         }
         Ok(())

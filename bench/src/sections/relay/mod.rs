@@ -150,12 +150,8 @@ impl Relay {
     fn on_answer(&mut self, member: usize, reply: Frame<'_>, outbox: &mut Outbox) -> Result<()> {
         let chain = self.chain_of(member);
         match self.prize {
-            Prize::Lock => self.on_token(chain, reply.integer()?)?,
-            Prize::NotifiedLock => match reply.integer()? {
-                // It waits, and is told.
-                0 => return Ok(()),
-                token => self.on_token(chain, token)?,
-            },
+            Prize::NotifiedLock if reply.is_waiting() => return Ok(()),
+            Prize::Lock | Prize::NotifiedLock => self.on_token(chain, reply.integer()?)?,
             // BLPOP answers the list and the element, which is encoded as a command is.
             Prize::ListToken => reply.expect(&resp::command(&[&self.chains[chain].key, TOKEN]))?,
             Prize::Message => {

@@ -11,8 +11,6 @@ use crate::report::{Aim, Unit};
 
 /// As many as one request may be for.
 const KEYS: usize = 128;
-const REQUESTS: usize = 80;
-const LEAVING: usize = 40;
 const OWNERS: usize = 200;
 /// How often one more request is measured.
 const PROBES: usize = 20;
@@ -20,11 +18,6 @@ const NEWCOMER: usize = 2_000_000;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new(
-            "keys-one-owner",
-            format!("{REQUESTS} requests of one owner wait for {KEYS} keys, {LEAVING} leave, the holder releases"),
-            one_owner,
-        ),
         Case::new("keys-arrive", format!("{OWNERS} owners begin to wait for the same {KEYS} keys"), arrive),
         Case::new(
             "keys-release",
@@ -61,18 +54,6 @@ fn hold(server: &mut Server) -> Result<()> {
 fn let_go(server: &mut Server) -> Result<()> {
     server.control().send(&many("RLOCK.MRELEASE", HOLDER, &[]))?;
     server.control().reply()?.expect_array(KEYS)
-}
-
-fn one_owner(stage: &mut Stage) -> Result<()> {
-    hold(&mut stage.server)?;
-    let mut crowd = Crowd::connect(stage, REQUESTS)?;
-    crowd.wait(&mut stage.server, |_| wait(0))?;
-    stage.watch(|server| {
-        crowd.close(LEAVING);
-        let_go(server)?;
-        crowd.hear(|reply| reply.expect_array(KEYS))?;
-        wait_for_waiting(server, 0)
-    })
 }
 
 fn arrive(stage: &mut Stage) -> Result<()> {
