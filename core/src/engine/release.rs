@@ -33,7 +33,13 @@ struct Met {
 }
 
 impl Met {
-    /// Checks a release against the hold.
+    /// Checks a release against the hold that it means under a key, if there is one.
+    fn under(tx: &Transaction<'_, impl Keyspace>, id: KeyId, request: &Release<'_>) -> Result<Option<Self>, Refusal> {
+        let hold = tx.keys.value(id).hold_or_kept(request.kind, request.owner, request.mode, tx.now)?;
+        let hold = hold.filter(|hold| is_meant(request.tokens, id.0, hold.token()));
+        hold.map(|hold| Self::of(hold, request)).transpose()
+    }
+
     fn of(hold: &Hold, request: &Release<'_>) -> Result<Self, Refusal> {
         let is_kept = hold.phase() == Phase::Kept && request.keep_ms.is_some();
         let is_repeat = admission::is_repeat(hold, request.request_id, request.verb)? || is_kept;
@@ -66,9 +72,7 @@ impl Engine {
         self.run_plain(tx, |engine, tx| {
             let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
             for id in tx.ids() {
-                let hold = tx.keys.value(id).hold_or_kept(request.kind, request.owner, request.mode, tx.now)?;
-                let meant = hold.filter(|hold| is_meant(request.tokens, id.0, hold.token()));
-                met.push(meant.map(|hold| Met::of(hold, request)).transpose()?);
+                met.push(Met::under(tx, id, request)?);
             }
             let was_done = met.iter().flatten().any(|met| met.is_repeat);
             if let Some(position) = met.iter().position(Option::is_none).filter(|_| !was_done) {
@@ -95,9 +99,7 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
-        let hold = tx.keys.value(KEY).hold_or_kept(request.kind, request.owner, request.mode, tx.now)?;
-        let hold = hold.filter(|hold| is_meant(request.tokens, KEY.0, hold.token()));
-        let met = Met::of(hold.ok_or(Refusal::NotOwner { position: 0 })?, request)?;
+        let met = Met::under(tx, KEY, request)?.ok_or(Refusal::NotOwner { position: 0 })?;
         if met.is_repeat {
             return Ok(HoldsLeft::from_elem(met.count, 1));
         }
