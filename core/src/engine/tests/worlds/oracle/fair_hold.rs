@@ -2,7 +2,7 @@
 
 use super::Told;
 use super::fair::FairOracle;
-use super::kept::{Freed, Kept};
+use super::kept::Kept;
 use super::repeats::is_repeat;
 use crate::request::Verb;
 
@@ -16,19 +16,11 @@ impl FairOracle {
         now_ms: u64,
     ) -> Told {
         self.settle_if_told(now_ms);
-        if let Some(kept) = Kept::at(self.kept, now_ms).filter(|kept| kept.owner == owner && is_meant) {
-            return match kept.release(id, keep_ms.is_some()) {
-                Freed::Stays(told @ Told::Left(_)) => {
-                    self.settle(now_ms);
-                    told
-                }
-                Freed::Stays(told) => told,
-                Freed::Frees => {
-                    self.kept = None;
-                    self.settle(now_ms);
-                    Told::Left(0)
-                }
-            };
+        if let Some(told) = Kept::release(&mut self.kept, owner, is_meant, (id, keep_ms.is_some()), now_ms) {
+            if matches!(told, Told::Left(_)) {
+                self.settle(now_ms);
+            }
+            return told;
         }
         let Some((_, count, _)) = self.find_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
         let count = *count;

@@ -1,6 +1,6 @@
 //! What owners hold: granted for a lease, given back in parts, renewed, taken away by force. An owner has one hold in each mode.
 
-use super::kept::{Freed, Kept};
+use super::kept::Kept;
 use super::repeats::{Mark, Verdict, is_repeat};
 use super::sessions::Session;
 use super::unheard::Grant;
@@ -75,19 +75,11 @@ impl Oracle {
     pub(crate) fn release(&mut self, owner: u8, back: Back, now_ms: u64) -> Told {
         let Back { mode, count, id, is_meant, keep_ms } = back;
         self.act_on_what_was_told(now_ms);
-        if let Some(kept) = Kept::at(self.kept, now_ms).filter(|kept| kept.owner == owner && is_meant) {
-            return match kept.release(id, keep_ms.is_some()) {
-                Freed::Stays(told @ Told::Left(_)) => {
-                    self.settle(now_ms);
-                    told
-                }
-                Freed::Stays(told) => told,
-                Freed::Frees => {
-                    self.kept = None;
-                    self.settle(now_ms);
-                    Told::Left(0)
-                }
-            };
+        if let Some(told) = Kept::release(&mut self.kept, owner, is_meant, (id, keep_ms.is_some()), now_ms) {
+            if matches!(told, Told::Left(_)) {
+                self.settle(now_ms);
+            }
+            return told;
         }
         let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return self.no_hold() };
         match is_repeat(self.holds[at].mark, id, Verb::Release) {

@@ -13,26 +13,29 @@ pub(crate) struct Kept {
     pub(crate) mark: Mark,
 }
 
-/// The effect of a release on a kept lock.
-pub(super) enum Freed {
-    /// The lock stays kept; this is the answer.
-    Stays(Told),
-    Frees,
-}
-
 impl Kept {
     /// The lock as it is at a moment.
     pub(super) fn at(kept: Option<Self>, now_ms: u64) -> Option<Self> {
         kept.filter(|kept| kept.until_ms > now_ms)
     }
 
-    /// Its former owner releases once more, with KEEP or without.
-    pub(super) fn release(&self, id: Option<u64>, keeps: bool) -> Freed {
-        match is_repeat(self.mark, id, Verb::Release) {
-            Err(stale) => Freed::Stays(stale),
-            Ok(true) => Freed::Stays(Told::Left(1)),
-            Ok(false) if keeps => Freed::Stays(Told::Left(1)),
-            Ok(false) => Freed::Frees,
-        }
+    /// The answer to a release of its former owner, with KEEP or without; `None` if the release does not mean a kept lock. One
+    /// without KEEP frees the lock.
+    pub(super) fn release(
+        kept: &mut Option<Self>,
+        owner: u8,
+        is_meant: bool,
+        (id, keeps): (Option<u64>, bool),
+        now_ms: u64,
+    ) -> Option<Told> {
+        let known = Self::at(*kept, now_ms).filter(|known| known.owner == owner && is_meant)?;
+        Some(match is_repeat(known.mark, id, Verb::Release) {
+            Err(stale) => stale,
+            Ok(is_repeat) if is_repeat || keeps => Told::Left(1),
+            Ok(_) => {
+                *kept = None;
+                Told::Left(0)
+            }
+        })
     }
 }
