@@ -5,14 +5,14 @@ use std::vec::Vec;
 
 use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
 use super::keyspace::Value;
-use super::world::{Output, World, key};
+use super::world::{Output, World, key, releasing};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::outbox::Answer;
 use crate::place::Stay;
-use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
+use crate::request::{Ask, Refusal, Renew, Request, Verb};
 
 /// The connection of somebody who comes in between.
 const LATER_CLIENT: u64 = 1_000_000;
@@ -79,16 +79,7 @@ fn a_session_that_begins_while_others_are_looked_at_goes_on() {
     // The newcomer's hold takes the place of one that is yet to be looked at.
     let owner = last_looked_at(&crowded, &lock);
     let (kind, mode) = (Kind::RwLock, Mode::Read);
-    let release = Release {
-        verb: Verb::Release,
-        kind,
-        owner: owner.as_bytes(),
-        mode,
-        count: 1,
-        request_id: None,
-        tokens: &[],
-        keep_ms: None,
-    };
+    let release = releasing(kind, mode, owner.as_bytes());
     // In the same turn, which has little left for the others.
     crowded.world.transact(from_ref(&lock), |engine, tx| engine.release(tx, &release)).unwrap();
     crowded.end_turn();

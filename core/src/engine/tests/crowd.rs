@@ -6,7 +6,7 @@ use std::format;
 use std::string::String;
 
 use super::keyspace::Open;
-use super::world::{Output, World, asking, key};
+use super::world::{Output, World, asking, key, releasing};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Engine, Transaction};
 use crate::kind::{Kind, Mode};
@@ -137,16 +137,7 @@ impl Crowded {
     pub(super) fn release(&mut self, keys: &[Key], kind: Kind, mode: Mode) {
         let owner = name(HOLDER);
         let verb = if keys.len() > 1 { Verb::ReleaseMany } else { Verb::Release };
-        let request = Release {
-            verb,
-            kind,
-            owner: owner.as_bytes(),
-            mode,
-            count: 1,
-            request_id: None,
-            tokens: &[],
-            keep_ms: None,
-        };
+        let request = Release { verb, ..releasing(kind, mode, owner.as_bytes()) };
         self.command(keys, |engine, tx| engine.release(tx, &request)).unwrap();
     }
 

@@ -10,12 +10,12 @@ use std::boxed::Box;
 use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
 
-use super::world::{Output, World, key};
+use super::world::{Output, World, key, releasing};
 use crate::bytes::{Key, Owner};
 use crate::engine::{Acquired, positions::Rank, waiter::Waiter};
 use crate::kind::{Kind, Mode};
 use crate::outbox::Answer;
-use crate::request::{Ask, Limits, Refusal, Release, Request, Verb, WaitEdge};
+use crate::request::{Ask, Limits, Refusal, Request, Verb, WaitEdge};
 
 const OWNERS: u32 = 12;
 const MUTEXES: u32 = 6;
@@ -321,17 +321,7 @@ fn disturb(world: &mut World, random: &mut Random, moves: bool) {
                 Some((lock.kind(), hold.owner().clone(), hold.mode()))
             });
             if let Some((kind, owner, mode)) = hold {
-                let owner = owner.as_slice();
-                let request = Release {
-                    verb: Verb::Release,
-                    kind,
-                    owner,
-                    mode,
-                    count: 1,
-                    request_id: None,
-                    tokens: &[],
-                    keep_ms: None,
-                };
+                let request = releasing(kind, mode, owner.as_slice());
                 let _ = world.on_key(&key, |engine, tx| engine.release(tx, &request));
             }
         }

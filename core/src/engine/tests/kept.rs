@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use std::vec::Vec;
 
 use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
-use super::world::key;
+use super::world::{key, releasing};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::backlog::Sweep;
 use crate::engine::names::MAX_COPIED;
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Refusal, Release, Request, Verb};
+use crate::request::{Ask, Refusal, Request};
 
 /// How many holders are kept beside the queue of a lock.
 fn copied(crowded: &Crowded, lock: &Key) -> usize {
@@ -32,9 +32,7 @@ fn read_and_waited_for() -> (Crowded, Key) {
 /// A reader releases.
 fn leave(crowded: &mut Crowded, lock: &Key, owner: usize) {
     let owner = name(owner);
-    let (verb, kind, mode) = (Verb::Release, Kind::RwLock, Mode::Read);
-    let release =
-        Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
+    let release = releasing(Kind::RwLock, Mode::Read, owner.as_bytes());
     crowded.command(from_ref(lock), |engine, tx| engine.release(tx, &release)).unwrap();
 }
 

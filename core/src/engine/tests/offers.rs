@@ -2,7 +2,7 @@
 
 use core::slice::from_ref;
 
-use super::world::{World, asking, key};
+use super::world::{World, asking, key, releasing};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
@@ -65,8 +65,7 @@ fn ask(world: &mut World, keys: &[&Key], owner: &[u8], request: &Request) -> Opt
 }
 
 fn release(owner: &[u8], count: u32) -> Release<'_> {
-    let (verb, kind, mode) = (Verb::Release, Kind::Mutex, Mode::Exclusive);
-    Release { verb, kind, owner, mode, count, request_id: None, tokens: &[], keep_ms: None }
+    Release { count, ..releasing(Kind::Mutex, Mode::Exclusive, owner) }
 }
 
 #[test]

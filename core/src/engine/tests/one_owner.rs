@@ -8,11 +8,11 @@ use std::format;
 use std::vec::Vec;
 
 use super::crowd::{Crowded, FOREVER, GRACE_MS, LEASE_MS, name, request};
-use super::world::key;
+use super::world::{key, releasing};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Channel, Limits, Release, Request, Verb};
+use crate::request::{Ask, Channel, Limits, Request};
 
 /// How many locks the owner waits for.
 const LOCKS: usize = 8_000;
@@ -204,17 +204,7 @@ fn the_waits_of_an_owner_are_granted_as_fast_as_those_of_many_when_all_locks_are
 fn the_waits_of_an_owner_are_granted_as_fast_as_those_of_many_when_the_holder_releases() {
     assert_one_owner_is_as_many(FOREVER, |crowded| {
         let holder = name(HOLDER);
-        let (verb, kind, mode) = (Verb::Release, Kind::Mutex, Mode::Exclusive);
-        let release = Release {
-            verb,
-            kind,
-            owner: holder.as_bytes(),
-            mode,
-            count: 1,
-            request_id: None,
-            tokens: &[],
-            keep_ms: None,
-        };
+        let release = releasing(Kind::Mutex, Mode::Exclusive, holder.as_bytes());
         for number in 0..LOCKS {
             crowded.command_alone(&[lock(number)], |engine, tx| engine.release(tx, &release)).unwrap();
             assert_eq!(crowded.world.engine.work.searched(), 0, "a grant needs no search");

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::keyspace::Value;
 use super::model::wait_ms;
-use super::world::{Output, World, asking, key};
+use super::world::{Output, World, asking, key, releasing};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
@@ -228,16 +228,7 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Release { key, owner, mode, id } => {
             let owner = [owner];
-            let request = Release {
-                verb: Verb::Release,
-                kind: kind(key, mode),
-                owner: &owner,
-                mode,
-                count: 1,
-                request_id: id,
-                tokens: &[],
-                keep_ms: None,
-            };
+            let request = Release { request_id: id, ..releasing(kind(key, mode), mode, &owner) };
             let _ = world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
         }
         Step::Renew { key, owner, mode, client } => {
@@ -280,9 +271,8 @@ fn run(world: &mut World, step: Step) {
         }
         Step::ReleaseMany { keys, owner, id } => {
             let owner = [owner];
-            let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-            let request =
-                Release { verb, kind, owner: &owner, mode, count: 1, request_id: id, tokens: &[], keep_ms: None };
+            let one = releasing(Kind::Mutex, Mode::Exclusive, &owner);
+            let request = Release { verb: Verb::ReleaseMany, request_id: id, ..one };
             let _ = world.on_keys(&several(keys), |engine, tx| engine.release(tx, &request));
         }
         Step::RenewMany { keys, owner } => {

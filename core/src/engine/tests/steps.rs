@@ -10,7 +10,7 @@ use super::crowd::{
     Crowded, FOREVER, GRACE_MS, HOLDER, LEASE_MS, MANY, held, itself, name, of_one_session, request, waiting,
 };
 use super::keyspace::Value;
-use super::world::{World, key};
+use super::world::{World, key, releasing};
 use crate::bytes::Key;
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
@@ -277,9 +277,8 @@ fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
     crowded.acquire(&keys, HOLDER, &all(Ask::Try)).unwrap();
     crowded.acquire(&keys, 0, &all(FOREVER)).unwrap();
     let owner = name(HOLDER);
-    let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-    let release =
-        Release { verb, kind, owner: owner.as_bytes(), mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
+    let one = releasing(Kind::Mutex, Mode::Exclusive, owner.as_bytes());
+    let release = Release { verb: Verb::ReleaseMany, ..one };
     crowded.world.engine.begin_turn();
     crowded.world.transact(&keys, |engine, tx| engine.release(tx, &release)).unwrap();
     assert_eq!(crowded.world.engine.grantable.len(), 1, "and not once for each key");

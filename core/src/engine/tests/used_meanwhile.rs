@@ -4,12 +4,12 @@ use core::slice::from_ref;
 use std::format;
 use std::vec::Vec;
 
-use super::world::{World, asking, key};
+use super::world::{World, asking, key, releasing};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Release, Renew, Request, Verb};
+use crate::request::{Ask, Renew, Request, Verb};
 
 const FOREVER: Ask = Ask::Wait { until_us: None };
 const SCARCE: Scarcity = Scarcity { own: 0, shared: 1, search_steps: 300, parts: 1, bindings: 1 };
@@ -99,8 +99,8 @@ fn a_place_is_taken_over_behind_many_requests_for_what_was_there_before() {
         assert_eq!(world.engine.waiting_for(Kind::Fair), 1, "the request that is sent again takes the place over");
     }
     world.run_timer();
-    let (verb, kind, mode) = (Verb::Release, Kind::Fair, Mode::Exclusive);
-    let release = Release { verb, kind, owner: b"y", mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
+    let (kind, mode) = (Kind::Fair, Mode::Exclusive);
+    let release = releasing(kind, mode, b"y");
     world.on_key(&lock, |engine, tx| engine.release(tx, &release)).unwrap();
     world.run_timer();
     assert_eq!(world.lock(&lock).unwrap().live_hold(b"a", mode, world.now).unwrap().count(), 1);

@@ -13,7 +13,7 @@ use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::outbox::{Answer, Notice, Outbox, Told};
-use crate::request::{Ask, Limits, Request, Verb};
+use crate::request::{Ask, Limits, Release, Request, Verb};
 use crate::time::{Now, US_PER_MS};
 
 pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20 };
@@ -51,6 +51,12 @@ pub(super) struct World {
     pub(super) shares_turns: bool,
     /// A history is gone through once more, which was checked before.
     pub(super) is_repeated: bool,
+}
+
+/// RELEASE of one hold without options.
+pub(super) fn releasing(kind: Kind, mode: Mode, owner: &[u8]) -> Release<'_> {
+    let verb = Verb::Release;
+    Release { verb, kind, owner, mode, count: 1, request_id: None, tokens: &[], keep_ms: None }
 }
 
 /// ACQUIRE of one, with a lease of a second and nothing else.

@@ -13,7 +13,7 @@ use super::remembered::{self, Remembered};
 use super::search::Setup;
 use crate::bytes::Key;
 use crate::engine::tests::keyspace::Value;
-use crate::engine::tests::world::{World, key};
+use crate::engine::tests::world::{World, key, releasing};
 use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::lock::{Hold, Lock};
@@ -207,10 +207,9 @@ impl SmallWorld {
         match action {
             Action::AcquireMany { owner, ask } => self.acquire_many(owner, ask),
             Action::ReleaseMany { owner } => {
-                let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
                 let owner = [owner];
-                let request =
-                    Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
+                let one = releasing(Kind::Mutex, Mode::Exclusive, &owner);
+                let request = Release { verb: Verb::ReleaseMany, ..one };
                 let _ = self.world.on_keys(&self.all(), |engine, tx| engine.release(tx, &request));
             }
             Action::Close { owner } => {
