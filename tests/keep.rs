@@ -131,6 +131,19 @@ fn a_hold_that_was_acquired_twice_is_not_kept() {
     }
 }
 
+/// Rule K3.
+#[test]
+fn the_release_of_several_keys_frees_one_that_is_kept() {
+    let server = Server::start();
+    let mut client = server.client();
+    for key in ["job", "other"] {
+        client.call(format!("RLOCK.ACQUIRE {key} a PX 60000")).int();
+    }
+    client.call("RLOCK.RELEASE job a KEEP 600000").int();
+    assert_eq!(client.call("RLOCK.MRELEASE 2 job other a"), Reply::Array(vec![Reply::Int(0), Reply::Int(0)]));
+    assert_eq!(client.call("EXISTS job other"), 0);
+}
+
 #[test]
 fn commands_that_have_no_keep_say_so() {
     let server = Server::start();

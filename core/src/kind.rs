@@ -3,7 +3,7 @@
 use crate::named::named;
 
 named! {
-    /// What a lock is.
+    /// The kinds of locks.
     pub enum Kind {
         /// One owner at a time.
         Mutex => "mutex",
@@ -66,7 +66,7 @@ named! {
         Exclusive => "exclusive",
         /// With other readers (rwlock).
         Read => "read",
-        /// Alone, but for the owner's own READ (rwlock).
+        /// Alone; the owner may hold READ too (rwlock).
         Write => "write",
         /// With others, as long as the permits last (semaphore).
         Permits => "permits",

@@ -258,7 +258,7 @@ impl FairQueue {
 
     /// Cuts every place off from its connection, at a moment: those of pollers keep what they had left and at least until
     /// `until_us`, the others live until then, or as long as when this happened before. For one with a grace of its own that is
-    /// the moment and its grace. The lock is reserved for nobody.
+    /// the moment and its grace. A reservation ends.
     pub(crate) fn detach_all(&mut self, until_us: u64, at_us: u64) {
         self.detached_at_us = self.detached_at_us.max(at_us);
         let at_us = self.detached_at_us;

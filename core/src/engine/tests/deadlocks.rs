@@ -51,7 +51,7 @@ fn all_keys() -> Vec<Key> {
     (0..MUTEXES).map(mutex).chain(rest.map(|name| key(&name))).chain([key("s")]).collect()
 }
 
-/// Whether a request ends with the one that the oracle is asked about: an owner waits for a key once at most.
+/// Whether the request of `about` ends this waiter: an owner waits for a key with at most one request.
 fn is_superseded(world: &World, waiter: &Waiter, about: Option<&About<'_>>) -> bool {
     let Some(About::Refused(keys, (owner, _))) = about else { return false };
     let queues = &world.engine.queues;

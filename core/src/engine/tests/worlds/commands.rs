@@ -21,7 +21,7 @@ const LEASE_MS: u64 = 15;
 const WAIT_MS: u64 = 25;
 const CLAIM_MS: u64 = 4;
 const SHORT_GRACE_MS: u64 = 6;
-/// For how long a lock is kept: less than a lease lasts, and more than what is left of one after a while.
+/// How long a lock stays kept: shorter than a lease, and longer than the rest of a lease that has run for a while.
 const KEEP_MS: u64 = 11;
 /// The lease of a renewal: longer than what is left of a hold after a while, and shorter than what is left at first.
 const RENEW_MS: u64 = 12;

@@ -83,7 +83,7 @@ impl SmallWorld {
     }
 }
 
-/// A hold (0), a reservation (1), somebody who waits (2), or a kept lock (3): owner, mode, count, when it ends, and the last number of its owner's requests, with
+/// A hold (0), a reservation (1), a waiter (2), or a kept lock (3): owner, mode, count, when it ends, and the last number of its owner's requests, with
 /// whether that was a RELEASE. What is remembered beside a lock has to be compared: two states that differ in nothing else are gone on from only once.
 type Seen = (u8, u8, Mode, u32, u64, Option<(u64, bool)>);
 

@@ -17,7 +17,7 @@ pub(crate) struct InLine {
     pub(crate) until_ms: u64,
     /// A reader that wants to write.
     pub(super) upgrades: bool,
-    /// It was asked about circles before it came: it stands where another request of its owner stood, or has ended that one.
+    /// It was searched for cycles before it entered: it took over the place of another request of its owner, or ended that one.
     pub(super) was_asked: bool,
     /// It is asked once more when the timer goes off, see [`super::circles`], in this order.
     pub(super) suspect: Option<u64>,

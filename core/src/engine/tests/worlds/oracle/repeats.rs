@@ -24,7 +24,7 @@ pub(super) enum Verdict {
     Refuse(Told),
 }
 
-/// What a request is to the one with which its owner waits, at a place in the line.
+/// How a new request relates to the request with which its owner waits, and the place of that one in the line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
     /// Nothing: that one goes on.
@@ -80,7 +80,7 @@ impl Oracle {
         }
     }
 
-    /// What a request is to the one with which its owner waits already.
+    /// How a new request relates to the request with which its owner waits.
     pub(super) fn again(&self, owner: u8, wish: &Wish) -> Again {
         let Some(at) = self.line.iter().position(|one| one.owner == owner) else { return Again::Unrelated };
         let earlier = &self.line[at].wish;
