@@ -12,7 +12,7 @@ use crate::kind::{Kind, Mode};
 use crate::lock::{FairQueue, Hold, Lock};
 use crate::place::{Place, Stay};
 use crate::request::{RequestMark, Verb};
-use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
+use crate::time::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 
 /// Why a payload is no lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,8 @@ const HAS_SESSION: u64 = 4;
 const REQUEST_IS_MANY: u64 = 8;
 const IS_UNCLAIMED: u64 = 16;
 const IS_KEPT: u64 = 32;
-const FLAGS: u64 = HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION | REQUEST_IS_MANY | IS_UNCLAIMED | IS_KEPT;
+const HAS_NOTE: u64 = 64;
+const FLAGS: u64 = HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION | REQUEST_IS_MANY | IS_UNCLAIMED | IS_KEPT | HAS_NOTE;
 
 const CONNECTED: u64 = 0;
 const POLLED: u64 = 1;
@@ -91,6 +92,9 @@ fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
         Phase::Unclaimed => IS_UNCLAIMED,
         Phase::Kept => IS_KEPT,
     };
+    if terms.note.is_some() {
+        flags |= HAS_NOTE;
+    }
     push(bytes, mode_number(hold.mode()));
     push(bytes, hold.token());
     push(bytes, u64::from(terms.count));
@@ -102,6 +106,10 @@ fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
     }
     if let Some(session_ms) = terms.session_ms {
         push(bytes, session_ms);
+    }
+    if let Some(note) = terms.note {
+        push(bytes, note.len() as u64);
+        bytes.extend_from_slice(&note);
     }
 }
 
@@ -200,6 +208,7 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
         })
     };
     let session_ms = if flags & HAS_SESSION == 0 { None } else { Some(reader.number_in(0..=MAX_LEASE_MS, "session")?) };
+    let note = if flags & HAS_NOTE == 0 { None } else { Some(reader.bytes(1..=MAX_NOTE_BYTES, "note")?.into()) };
     let granted = Event::Granted {
         kind: lock.kind(),
         owner,
@@ -217,6 +226,7 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
                 IS_KEPT if mode == Mode::Exclusive && count == 1 && session_ms.is_none() => Phase::Kept,
                 _ => return Err(DecodeError("phase")),
             },
+            note,
         },
     };
     apply(lock, granted)
@@ -357,7 +367,7 @@ mod tests {
             (6, 0, "token"),
             (7, 0, "count"),
             (10, 48, "phase"),
-            (10, 64, "flags"),
+            (10, 64, "note"),
             (11, 1, "places"),
         ];
         for (index, value, wrong) in cases {
@@ -365,6 +375,8 @@ mod tests {
             bytes[index] = value;
             assert_eq!(decode(&bytes, NOW), Err(DecodeError(wrong)), "byte {index}");
         }
+        let unknown_flag = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 128, 1, 0];
+        assert_eq!(decode(&unknown_flag, NOW), Err(DecodeError("flags")));
         // A fair lock with two places: owner, arrival, request id, stay; then the turn.
         let good = vec![1, 1, 0, 2, 1, b'o', 1, 0, 0, 1, b'p', 1, 7, 1, 9, 0];
         assert!(decode(&good, NOW).is_ok());

@@ -1,4 +1,4 @@
-//! Events as they travel to replicas and into the append-only file: `RLOCK.APPLY key facts [owner]`.
+//! Events as they travel to replicas and into the append-only file: `RLOCK.APPLY key facts [owner] [note]`.
 //!
 //! The facts are one short line of words and numbers, so that a person who reads the file can follow it, and so that
 //! the hot path builds one argument and not ten:
@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Terms are `<count> <deadline-unix-ms> <lease-ms> <request> <session-ms>`, and after them `unclaimed` or `kept` for a hold that
-//! is: see [`Phase`].
+//! is: see [`Phase`]. A last word `noted` says that the last argument is the hold's note.
 //!
 //! A stay is `connected`, `polled:<until-unix-ms>` or `grace:<until-unix-ms>`.
 //!
@@ -27,12 +27,14 @@
 use core::ops::Deref;
 use core::str;
 
+use smallvec::SmallVec;
+
 use crate::bytes::Owner;
-use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Phase, Terms};
+use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Note, Phase, Terms};
 use crate::kind::{Kind, Mode};
 use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
-use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now};
+use crate::time::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 
 /// What is wrong with an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,9 +78,36 @@ impl Facts {
 
 const UNCLAIMED: &str = "unclaimed";
 const KEPT: &str = "kept";
+const NOTED: &str = "noted";
 
-/// Writes the facts of `event` into `facts` (emptied first) and returns the owner if it is part of them.
-pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e Owner> {
+/// The arguments of an effect that are not in its facts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arguments<'e> {
+    /// The owner, if the event names one.
+    pub owner: Option<&'e [u8]>,
+    /// The note of the hold, if it has one.
+    pub note: Option<&'e [u8]>,
+}
+
+impl<'e> Arguments<'e> {
+    /// The arguments in their order.
+    #[must_use]
+    pub fn in_order(self) -> SmallVec<[&'e [u8]; 2]> {
+        self.owner.into_iter().chain(self.note).collect()
+    }
+}
+
+/// Writes the facts of `event` into `facts` (emptied first) and returns the other arguments.
+pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Arguments<'e> {
+    let owner = write_facts(event, now, facts).map(Owner::as_slice);
+    let note = match event {
+        Event::Granted { terms, .. } | Event::Changed { terms, .. } => terms.note.as_deref(),
+        _ => None,
+    };
+    Arguments { owner, note }
+}
+
+fn write_facts<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e Owner> {
     facts.len = 0;
     match event {
         Event::Granted { kind, owner, mode, token, terms } => {
@@ -191,6 +220,9 @@ fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {
         Phase::Unclaimed => push_word(facts, UNCLAIMED),
         Phase::Kept => push_word(facts, KEPT),
     }
+    if terms.note.is_some() {
+        push_word(facts, NOTED);
+    }
 }
 
 fn push_optional(facts: &mut Facts, number: Option<u64>) {
@@ -212,8 +244,34 @@ fn push_last(facts: &mut Facts, number: Option<u64>) {
 /// # Errors
 ///
 /// [`EffectError`] names what is wrong.
-pub fn parse_effect(facts: &[u8], owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
+pub fn parse_effect(facts: &[u8], arguments: [Option<&[u8]>; 2], now: Now) -> Result<Event, EffectError> {
     let facts = str::from_utf8(facts).map_err(|_| EffectError("facts are not text"))?;
+    let (facts, has_note) = match facts.strip_suffix(NOTED).and_then(|facts| facts.strip_suffix(' ')) {
+        Some(facts) => (facts, true),
+        None => (facts, false),
+    };
+    let (owner, note) = match arguments {
+        [first, None] if has_note => (None, first),
+        [first, second] if has_note => (first, second),
+        [owner, None] => (owner, None),
+        [_, Some(_)] => return Err(EffectError("too many arguments")),
+    };
+    let note = if has_note { Some(valid_note(note)?) } else { None };
+    let mut event = parse_facts(facts, owner, now)?;
+    match &mut event {
+        Event::Granted { terms, .. } | Event::Changed { terms, .. } => terms.note = note,
+        _ if has_note => return Err(EffectError("note")),
+        _ => {}
+    }
+    Ok(event)
+}
+
+fn valid_note(note: Option<&[u8]>) -> Result<Note, EffectError> {
+    let note = note.filter(|note| (1..=MAX_NOTE_BYTES).contains(&note.len()));
+    Ok(note.ok_or(EffectError("note"))?.into())
+}
+
+fn parse_facts(facts: &str, owner: Option<&[u8]>, now: Now) -> Result<Event, EffectError> {
     let mut words = facts.split(' ');
     let verb = words.next().unwrap_or_default();
     let event = match verb {
@@ -369,6 +427,7 @@ fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
             Some(KEPT) => Phase::Kept,
             Some(_) => return Err(EffectError("phase")),
         },
+        note: None,
     })
 }
 
@@ -411,12 +470,14 @@ mod tests {
                 request: Some(RequestMark { id: 7, verb: Verb::Acquire }),
                 session_ms: None,
                 phase: Phase::Held,
+                note: Some((&b"host 1"[..]).into()),
             },
         };
         let mut facts = Facts::default();
-        let owner = write_effect(&event, NOW, &mut facts);
-        assert_eq!(str::from_utf8(&facts), Ok("granted mutex exclusive 1700000000000001 1 1700000030000 30000 7a -"));
-        assert_eq!(owner.map(Owner::as_slice), Some(&b"worker 1"[..]));
+        let arguments = write_effect(&event, NOW, &mut facts);
+        let text = "granted mutex exclusive 1700000000000001 1 1700000030000 30000 7a - noted";
+        assert_eq!(str::from_utf8(&facts), Ok(text));
+        assert_eq!(arguments.in_order()[..], [&b"worker 1"[..], b"host 1"]);
     }
 
     #[test]
@@ -429,13 +490,14 @@ mod tests {
             request: Some(RequestMark { id: u64::MAX, verb: Verb::Acquire }),
             session_ms: Some(u64::MAX),
             phase: Phase::Unclaimed,
+            note: Some((&b"n"[..]).into()),
         };
         let (kind, mode) = (Kind::Semaphore, Mode::Exclusive);
         let granted = Event::Granted { kind, owner: (&b"o"[..]).into(), mode, token: u64::MAX, terms };
         let mut facts = Facts::default();
         write_effect(&granted, WIDEST, &mut facts);
         let text = "granted semaphore exclusive 18446744073709551615 4294967295 18446744073709552 \
-                    18446744073709551615 18446744073709551615a 18446744073709551615 unclaimed";
+                    18446744073709551615 18446744073709551615a 18446744073709551615 unclaimed noted";
         assert_eq!(str::from_utf8(&facts), Ok(text));
     }
 
@@ -443,9 +505,9 @@ mod tests {
         #[test]
         fn an_event_comes_back_with_its_deadline_in_whole_milliseconds(event in strategies::event(NOW)) {
             let mut facts = Facts::default();
-            let owner = write_effect(&event, NOW, &mut facts).cloned();
-            let back = parse_effect(&facts, owner.as_ref().map(Owner::as_slice), NOW);
-            prop_assert_eq!(back, Ok(event));
+            let arguments = write_effect(&event, NOW, &mut facts).in_order();
+            let back = parse_effect(&facts, [arguments.first().copied(), arguments.get(1).copied()], NOW);
+            prop_assert_eq!(back.as_ref(), Ok(&event));
         }
 
         /// One word of it is one of another event, or anything.
@@ -457,16 +519,20 @@ mod tests {
         ) {
             let written = |event: &Event| {
                 let mut facts = Facts::default();
-                let owner = write_effect(event, NOW, &mut facts).map(|owner| owner.as_slice().to_vec());
-                (facts.to_vec(), owner)
+                let arguments = write_effect(event, NOW, &mut facts).in_order();
+                let arguments: Vec<Vec<u8>> = arguments.into_iter().map(<[u8]>::to_vec).collect();
+                (facts.to_vec(), arguments)
             };
             let words = |facts: &[u8]| facts.split(|byte| *byte == b' ').map(<[u8]>::to_vec).collect::<Vec<_>>();
-            let ((facts, owner), (facts_of_other, _)) = (written(&event), written(&other));
+            let read = |facts: &[u8], arguments: &[Vec<u8>]| {
+                parse_effect(facts, [0, 1].map(|at| arguments.get(at).map(Vec::as_slice)), NOW)
+            };
+            let ((facts, arguments), (facts_of_other, _)) = (written(&event), written(&other));
             let (mut text, others) = (words(&facts), words(&facts_of_other));
             *at.get_mut(&mut text) = anything.unwrap_or_else(|| of_other.get(&others).clone());
-            if let Ok(taken) = parse_effect(&text.join(&b' '), owner.as_deref(), NOW) {
-                let (facts, owner) = written(&taken);
-                prop_assert_eq!(parse_effect(&facts, owner.as_deref(), NOW), Ok(taken));
+            if let Ok(taken) = read(&text.join(&b' '), &arguments) {
+                let (facts, arguments) = written(&taken);
+                prop_assert_eq!(read(&facts, &arguments), Ok(taken));
             }
         }
     }
@@ -492,11 +558,18 @@ mod tests {
             ("cleared away", "cause"),
         ];
         for (facts, wrong) in cases {
-            assert_eq!(parse_effect(facts.as_bytes(), Some(b"o"), NOW), Err(EffectError(wrong)), "{facts}");
+            assert_eq!(parse_effect(facts.as_bytes(), [Some(b"o"), None], NOW), Err(EffectError(wrong)), "{facts}");
         }
         let granted = b"granted mutex exclusive 5 1 1 1 - -";
         for owner in [None, Some(&b""[..]), Some(&[b'o'; 513][..])] {
-            assert_eq!(parse_effect(granted, owner, NOW), Err(EffectError("owner")));
+            assert_eq!(parse_effect(granted, [owner, None], NOW), Err(EffectError("owner")));
         }
+        let noted = b"granted mutex exclusive 5 1 1 1 - - noted";
+        assert_eq!(parse_effect(noted, [None, None], NOW), Err(EffectError("note")));
+        for note in [Some(&b""[..]), Some(&[b'n'; 257][..])] {
+            assert_eq!(parse_effect(noted, [Some(b"o"), note], NOW), Err(EffectError("note")));
+        }
+        assert_eq!(parse_effect(granted, [Some(b"o"), Some(b"n")], NOW), Err(EffectError("too many arguments")));
+        assert_eq!(parse_effect(b"released 5 noted", [Some(b"n"), None], NOW), Err(EffectError("note")));
     }
 }

@@ -3,6 +3,8 @@
 //! One event type serves replication, the append-only file, keyspace events, statistics and tests. An event names a
 //! hold by its fencing token, which is unique on a server, so only the grant itself carries the owner.
 
+use alloc::boxed::Box;
+
 use crate::bytes::Owner;
 use crate::kind::{Kind, Mode};
 use crate::named::named;
@@ -24,6 +26,19 @@ pub struct Terms {
     pub session_ms: Option<u64>,
     /// The phase of the hold.
     pub phase: Phase,
+    /// `NOTE text`.
+    pub note: Option<Note>,
+}
+
+/// A text of 1 to 256 bytes for people, stored with a hold.
+pub type Note = Box<[u8]>;
+
+/// The note of a hold after a request: without `NOTE` it stays, an empty text removes it.
+pub(crate) fn note_after(before: Option<Note>, given: Option<&[u8]>) -> Option<Note> {
+    match given {
+        None => before,
+        Some(text) => Some(text).filter(|text| !text.is_empty()).map(Into::into),
+    }
 }
 
 /// The phase of a hold.

@@ -43,11 +43,11 @@ pub use bytes::{Bytes, Key, KeyName, KeyRef, Owner};
 pub use channels::Channels;
 pub use codec::{DecodeError, decode, encode};
 pub use collections::{Alarm, Deadlines};
-pub use effect::{EffectError, Facts, parse_effect, write_effect};
+pub use effect::{Arguments, EffectError, Facts, parse_effect, write_effect};
 pub use engine::{
     Acquired, Contended, Engine, HoldsLeft, KindStats, Longest, Offer, Tokens, Transaction, WaitSummary, WaiterView,
 };
-pub use event::{ChangeCause, EndCause, Event, LeaveCause, Phase, Terms};
+pub use event::{ChangeCause, EndCause, Event, LeaveCause, Note, Phase, Terms};
 pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};
 pub use lock::admission::Value;
@@ -56,4 +56,6 @@ pub use outbox::{Answer, Effect, Notice, Outbox, Told};
 pub use place::{Place, Stay};
 pub use request::{Ask, Cancel, Channel, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
 pub use slot::{SlotTags, Tag, slot_of};
-pub use time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, TOKEN_CLOCK_END_US, US_PER_MS};
+pub use time::{
+    MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, TOKEN_CLOCK_END_US, US_PER_MS,
+};

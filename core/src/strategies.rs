@@ -8,10 +8,12 @@ use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
-use crate::time::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN, Now, US_PER_MS};
+use crate::time::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now, US_PER_MS};
 
 /// Under Miri, to which each random byte is a thousand steps, as long as needs memory of its own.
 const LONGEST_OWNER_BYTES: usize = if cfg!(miri) { 48 } else { MAX_OWNER_BYTES };
+
+const LONGEST_NOTE_BYTES: usize = if cfg!(miri) { 8 } else { MAX_NOTE_BYTES };
 
 fn owner() -> impl Strategy<Value = Owner> {
     prop::collection::vec(any::<u8>(), 1..=LONGEST_OWNER_BYTES).prop_map(|bytes| bytes.as_slice().into())
@@ -39,14 +41,16 @@ fn terms(now: Now) -> impl Strategy<Value = Terms> {
         proptest::option::of(request),
         proptest::option::of(0..=MAX_LEASE_MS),
         prop::sample::select(&[Phase::Held, Phase::Unclaimed]),
+        proptest::option::weighted(0.3, prop::collection::vec(any::<u8>(), 1..=LONGEST_NOTE_BYTES)),
     )
-        .prop_map(move |(count, ahead_ms, lease_ms, request, session_ms, phase)| Terms {
+        .prop_map(move |(count, ahead_ms, lease_ms, request, session_ms, phase, note)| Terms {
             count,
             deadline_us: now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms),
             lease_ms,
             request,
             session_ms,
             phase,
+            note: note.map(Into::into),
         })
 }
 

@@ -10,6 +10,9 @@ pub const US_PER_MS: u64 = 1000;
 /// The longest lease (and life of a queue place): 365 days.
 pub const MAX_LEASE_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 
+/// The longest note, in bytes.
+pub const MAX_NOTE_BYTES: usize = 256;
+
 /// The longest owner name.
 pub const MAX_OWNER_BYTES: usize = 512;
 

@@ -119,7 +119,7 @@ impl Engine {
         if let [Decision::Repeat(token)] = decisions.as_slice() {
             let client = tx.keys.client();
             self.confirm(tx, KeyId(0), *token);
-            self.repeat(tx, KeyId(0), *token, request, client);
+            self.repeat(tx, KeyId(0), *token, request, client, tx.note);
             return Ok(Acquired::Granted(smallvec![*token]));
         }
         let earlier = self.earlier(tx, owner, request)?;
@@ -219,7 +219,7 @@ impl Engine {
             if request.session_ms.is_some() || has_session(tx, id, owner, request) { tx.keys.client() } else { None };
         if let Decision::Repeat(token) | Decision::Held(token) = decision {
             self.confirm(tx, id, *token);
-            self.repeat(tx, id, *token, request, client);
+            self.repeat(tx, id, *token, request, client, tx.note);
             return Ok(*token);
         }
         let token = self.grant(tx, id, owner, request, client, Way::AtOnce)?;

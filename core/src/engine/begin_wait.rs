@@ -32,8 +32,15 @@ impl Engine {
     ) -> u64 {
         let names: RequestNames = tx.ids().map(|id| self.intern(tx.keys.key(id))).collect();
         let are_first: SmallVec<[bool; 1]> = names.iter().map(|name| self.queues.len_under(*name) == 0).collect();
-        let entrant =
-            Entrant { names: names.clone(), rank, arrival, owner, request: *request, client: tx.keys.client() };
+        let entrant = Entrant {
+            names: names.clone(),
+            rank,
+            arrival,
+            owner,
+            request: *request,
+            note: tx.note,
+            client: tx.keys.client(),
+        };
         let ticket = self.queues.enter(entrant, tx.now);
         for ((id, name), is_first) in tx.ids().zip(names).zip(are_first) {
             if is_first {

@@ -6,32 +6,36 @@ use smallvec::SmallVec;
 
 use super::connections::Binding;
 use super::state::{Engine, Transaction, terms_of};
-use crate::event::{ChangeCause, Event, Phase, Terms};
+use crate::event::{ChangeCause, Event, Phase, Terms, note_after};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Mode;
 use crate::lock::admission::Value;
 use crate::request::{Refusal, Request, RequestMark};
 
 /// The part of ACQUIRE or RENEW that gives a hold a new lease.
-pub(super) struct Renewal {
+pub(super) struct Renewal<'a> {
     pub(super) lease_ms: Option<u64>,
     pub(super) session_ms: Option<u64>,
     pub(super) client: Option<u64>,
     /// The last numbered request of the hold from now on.
     pub(super) mark: Option<RequestMark>,
+    /// `NOTE text`.
+    pub(super) note: Option<&'a [u8]>,
     /// Propagate it even if nothing changed.
     pub(super) always: bool,
 }
 
 /// Whether a request waited for its grant.
 #[derive(Clone, Copy)]
-pub(super) enum Way {
+pub(super) enum Way<'a> {
     /// It did not wait: its reply is the grant.
     AtOnce,
     /// It waited, so its owner may be gone. A new hold expires with the claim, and an unclaimed hold stays unclaimed.
     AfterWait {
         /// `CLAIM ms`.
         claim_ms: Option<u64>,
+        /// `NOTE text` of the request that waited.
+        note: Option<&'a [u8]>,
     },
 }
 
@@ -60,7 +64,7 @@ impl Engine {
         owner: &[u8],
         request: &Request,
         client: Option<u64>,
-        way: Way,
+        way: Way<'_>,
     ) -> Result<u64, Refusal> {
         let is_vacant = matches!(tx.keys.value(id), Value::Vacant);
         if request.mode.is_alone() && !is_vacant {
@@ -71,7 +75,10 @@ impl Engine {
         }
         let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
         let is_reentry = held.is_some();
-        let claim_ms = if let Way::AfterWait { claim_ms } = way { claim_ms } else { None };
+        let (claim_ms, note) = match way {
+            Way::AtOnce => (None, tx.note),
+            Way::AfterWait { claim_ms, note } => (claim_ms, note),
+        };
         let deadline_us = tx.now.after_ms(claim_ms.unwrap_or(request.lease_ms).min(request.lease_ms));
         let granted = if claim_ms.is_some() { Phase::Unclaimed } else { Phase::Held };
         // Each event is committed where it is made: the compiler then knows which one it is.
@@ -84,6 +91,7 @@ impl Engine {
                     request: RequestMark::after(terms.request, request.request_id, request.verb),
                     session_ms: request.session_ms.or(terms.session_ms),
                     phase: if matches!(way, Way::AtOnce) { Phase::Held } else { terms.phase },
+                    note: note_after(terms.note, note),
                 };
                 self.commit_inline(tx, id, Event::Changed { token, cause: ChangeCause::Reentered, terms });
                 token
@@ -100,6 +108,7 @@ impl Engine {
                     request: RequestMark::after(None, request.request_id, request.verb),
                     session_ms: request.session_ms,
                     phase: granted,
+                    note: note_after(None, note),
                 };
                 let (kind, mode, owner) = (request.kind, request.mode, owner.into());
                 self.commit_inline(tx, id, Event::Granted { kind, owner, mode, token, terms });
@@ -122,6 +131,7 @@ impl Engine {
         token: u64,
         request: &Request,
         client: Option<u64>,
+        note: Option<&[u8]>,
     ) {
         let Some(terms) = terms_of(tx.keys, id, token) else {
             return;
@@ -131,6 +141,7 @@ impl Engine {
             session_ms: request.session_ms,
             client,
             mark: RequestMark::after(terms.request, request.request_id, request.verb),
+            note,
             // So that a WAIT after it proves something.
             always: true,
         };
@@ -144,7 +155,7 @@ impl Engine {
         id: KeyId,
         token: u64,
         terms: Terms,
-        renewal: &Renewal,
+        renewal: &Renewal<'_>,
     ) -> u64 {
         let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
         let renewed = Terms {
@@ -153,6 +164,7 @@ impl Engine {
             session_ms: renewal.session_ms.or(terms.session_ms),
             request: renewal.mark,
             phase: Phase::Held,
+            note: note_after(terms.note.clone(), renewal.note),
             ..terms
         };
         let deadline_us = renewed.deadline_us;

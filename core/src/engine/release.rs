@@ -153,6 +153,7 @@ impl Engine {
             request: RequestMark::after(terms.request, request.request_id, request.verb),
             session_ms: None,
             phase: Phase::Kept,
+            note: None,
             ..terms
         };
         self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Kept, terms });
@@ -183,7 +184,8 @@ impl Engine {
                 engine.confirm(tx, id, token);
                 let client = if terms.session_ms.is_some() { tx.keys.client() } else { None };
                 let mark = terms.request;
-                let renewal = Renewal { lease_ms: request.lease_ms, session_ms: None, client, mark, always: false };
+                let (lease_ms, note) = (request.lease_ms, tx.note);
+                let renewal = Renewal { lease_ms, session_ms: None, client, mark, note, always: false };
                 smallest_us = smallest_us.min(engine.renew_hold(tx, id, token, terms, &renewal));
             }
             Ok(tx.now.left_ms(smallest_us))

@@ -126,11 +126,11 @@ impl Engine {
         let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(&*tx.keys, *token));
         let (token, count) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
-                self.repeat(tx, id, *token, request, waiter.client());
+                self.repeat(tx, id, *token, request, waiter.client(), waiter.note());
                 (*token, 0)
             }
             _ => {
-                let way = Way::AfterWait { claim_ms: request.claim_ms };
+                let way = Way::AfterWait { claim_ms: request.claim_ms, note: waiter.note() };
                 (self.grant(tx, id, owner, request, waiter.client(), way)?, request.count)
             }
         };

@@ -36,6 +36,8 @@ pub struct Transaction<'t, K> {
     pub keys: &'t mut K,
     /// What is left to be done.
     pub out: &'t mut Outbox,
+    /// `NOTE text` of the command.
+    pub note: Option<&'t [u8]>,
     /// The records of the keys' names, as they were found at a state of the table of names.
     names: SmallVec<[(u64, Option<NameId>); 1]>,
 }
@@ -43,7 +45,7 @@ pub struct Transaction<'t, K> {
 impl<'t, K: Keyspace> Transaction<'t, K> {
     /// A transaction that has done nothing yet.
     pub fn new(now: Now, limits: Limits, keys: &'t mut K, out: &'t mut Outbox) -> Self {
-        Self { now, limits, keys, out, names: SmallVec::new() }
+        Self { now, limits, keys, out, note: None, names: SmallVec::new() }
     }
 
     /// Every open key.

@@ -23,6 +23,8 @@ pub struct WaiterView<'a> {
     pub is_notified: bool,
     /// The connection that asked, if it is one that can close.
     pub client: Option<u64>,
+    /// The note of the request.
+    pub note: Option<&'a [u8]>,
 }
 
 impl Engine {
@@ -98,7 +100,7 @@ impl Engine {
         Some(self.view(self.queues.get(ticket)?, now))
     }
 
-    fn view(&self, waiter: &Waiter, now: Now) -> WaiterView<'_> {
+    fn view<'a>(&'a self, waiter: &'a Waiter, now: Now) -> WaiterView<'a> {
         let request = waiter.request();
         WaiterView {
             owner: self.queues.owner_of(waiter),
@@ -107,6 +109,7 @@ impl Engine {
             is_notified: request.notify.is_some(),
             waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
             client: waiter.client(),
+            note: waiter.note(),
         }
     }
 

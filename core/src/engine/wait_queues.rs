@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn records_have_the_sizes_that_the_memory_of_a_million_waiters_rests_on() {
         let sizes = [size_of::<(u32, State)>(), size_of::<OwnerRecord>(), size_of::<NameRecord>()];
-        assert_eq!(sizes, [120, 80, 152]);
+        assert_eq!(sizes, [128, 80, 152]);
         assert_eq!((size_of::<Position>(), size_of::<Wait>()), (16, 24));
     }
 
@@ -476,7 +476,7 @@ mod tests {
                 let (rank, arrival, client) = (Rank::Newcomer, u64::from(number), Some(u64::from(number)));
                 let owner = bytes(number);
                 let names = smallvec::smallvec![name];
-                let entrant = Entrant { names, rank, arrival, owner: owner.as_bytes(), request, client };
+                let entrant = Entrant { names, rank, arrival, owner: owner.as_bytes(), request, note: None, client };
                 queues.enter(entrant, Now { mono_us: 1, wall_us: 1 });
             }
             made = Some(queues);

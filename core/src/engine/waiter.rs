@@ -1,9 +1,12 @@
 //! One request that waits.
 
+use alloc::boxed::Box;
+
 use smallvec::SmallVec;
 
 use super::positions::{NameId, OwnerId, Position, Rank};
 use crate::collections::{Alarm, Optional};
+use crate::event::Note;
 use crate::kind::{Kind, Mode};
 use crate::outbox::{Answer, Notice};
 use crate::request::{Ask, Channel, Request, Verb};
@@ -20,6 +23,7 @@ pub(super) struct Waiter {
     pub(super) arrival: u64,
     pub(super) owner: OwnerId,
     request: Packed,
+    note: Option<Box<Note>>,
     client: Optional,
     pub(super) since_us: u64,
     /// Of a request for many keys: which of them was not to be had when it was last looked at.
@@ -89,13 +93,14 @@ impl Packed {
 impl Waiter {
     /// A request that begins to wait.
     pub(super) fn new(entrant: Entrant<'_>, owner: OwnerId, now: Now) -> Self {
-        let Entrant { names, rank, arrival, owner: _, request, client } = entrant;
+        let Entrant { names, rank, arrival, owner: _, request, note, client } = entrant;
         Self {
             names,
             rank,
             arrival,
             owner,
             request: Packed::of(&request),
+            note: note.filter(|note| !note.is_empty()).map(|note| Box::new(note.into())),
             client: client.into(),
             since_us: now.mono_us,
             held_up_by: 0,
@@ -122,6 +127,11 @@ impl Waiter {
             notify,
             ask: Ask::Wait { until_us: self.request.until_us.get() },
         }
+    }
+
+    /// `NOTE text`.
+    pub(super) fn note(&self) -> Option<&[u8]> {
+        self.note.as_ref().map(|note| &***note)
     }
 
     /// The connection that waits, if it is one that can close.
@@ -175,5 +185,6 @@ pub(super) struct Entrant<'a> {
     pub(super) arrival: u64,
     pub(super) owner: &'a [u8],
     pub(super) request: Request,
+    pub(super) note: Option<&'a [u8]>,
     pub(super) client: Option<u64>,
 }

@@ -242,6 +242,7 @@ mod tests {
                 request: None,
                 session_ms: None,
                 phase: Phase::Held,
+                note: None,
             };
             lock.apply(Event::Granted { kind, owner: owner.as_bytes().into(), mode: *mode, token, terms });
         }
@@ -351,6 +352,7 @@ mod tests {
             request: None,
             session_ms: None,
             phase: Phase::Held,
+            note: None,
         };
         let granted =
             |kind, mode| Event::Granted { kind, owner: b"a"[..].into(), mode, token: 9, terms: terms.clone() };

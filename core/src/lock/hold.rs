@@ -9,8 +9,8 @@ use core::fmt;
 use smallvec::SmallVec;
 
 use crate::bytes::Owner;
-use crate::collections::Chunked;
-use crate::event::{Phase, Terms};
+use crate::collections::{Chunked, Optional};
+use crate::event::{Note, Phase, Terms};
 use crate::kind::Mode;
 use crate::request::RequestMark;
 use crate::time::{MAX_LEASE_MS, Now, US_PER_MS};
@@ -42,6 +42,7 @@ const LEASE_HIGH: u8 = 0b111;
 const UNCLAIMED: u8 = 1 << 6;
 const KEPT: u8 = 1 << 7;
 const _: () = assert!(MAX_LEASE_MS >> u32::BITS <= LEASE_HIGH as u64, "every lease fits");
+const _: () = assert!(size_of::<Extras>() <= 64, "extras are one cache line, and a class of the allocator");
 
 fn phase_bits(phase: Phase) -> u8 {
     match phase {
@@ -52,10 +53,11 @@ fn phase_bits(phase: Phase) -> u8 {
 }
 
 /// What most holds do not have.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Extras {
     request: Option<RequestMark>,
-    session_ms: Option<u64>,
+    session_ms: Optional,
+    note: Option<Box<Note>>,
     /// The connections that the hold is bound to, the one bound last at the end. Never saved, and not part of a copy.
     clients: SmallVec<[u64; 1]>,
     /// The generation of the lock's bindings (see `Lock::unbind_all`) in which they were bound.
@@ -64,8 +66,17 @@ struct Extras {
 }
 
 impl Extras {
-    fn is_needed(&self) -> bool {
-        self.request.is_some() || self.session_ms.is_some() || self.count_high != 0
+    /// The extras that `terms` need, without connections.
+    fn of(terms: &Terms) -> Self {
+        let [_, count_high] = halves(terms.count);
+        let note = terms.note.clone().map(Box::new);
+        let (request, session_ms) = (terms.request, terms.session_ms.into());
+        Self { request, session_ms, note, clients: SmallVec::new(), bound_in: 0, count_high }
+    }
+
+    fn are_needed(terms: &Terms) -> bool {
+        let [_, count_high] = halves(terms.count);
+        terms.request.is_some() || terms.session_ms.is_some() || terms.note.is_some() || count_high != 0
     }
 }
 
@@ -100,20 +111,19 @@ impl Hold {
         let [a, b, c, d, high, ..] = terms.lease_ms.to_le_bytes();
         (self.lease_low, self.lease_high) =
             (u32::from_le_bytes([a, b, c, d]), high & LEASE_HIGH | phase_bits(terms.phase));
-        let [low, high] = halves(terms.count);
+        let [low, _] = halves(terms.count);
         self.count_low = low;
-        if let Some(extras) = &mut self.extras {
-            (extras.request, extras.session_ms, extras.count_high) = (terms.request, terms.session_ms, high);
-            if !extras.is_needed() {
-                self.extras = None;
+        if !Extras::are_needed(terms) {
+            self.extras = None;
+            return;
+        }
+        let wanted = Extras::of(terms);
+        match &mut self.extras {
+            Some(extras) => {
+                let (clients, bound_in) = (core::mem::take(&mut extras.clients), extras.bound_in);
+                **extras = Extras { clients, bound_in, ..wanted };
             }
-        } else if terms.request.is_some() || terms.session_ms.is_some() || high != 0 {
-            self.extras = Some(Box::new(Extras {
-                request: terms.request,
-                session_ms: terms.session_ms,
-                count_high: high,
-                ..Extras::default()
-            }));
+            None => self.extras = Some(Box::new(wanted)),
         }
     }
 
@@ -173,7 +183,13 @@ impl Hold {
     /// The grace after the last connection that the hold is bound to closes.
     #[must_use]
     pub fn session_ms(&self) -> Option<u64> {
-        self.extras.as_ref()?.session_ms
+        self.extras.as_ref()?.session_ms.get()
+    }
+
+    /// The note, if there is one.
+    #[must_use]
+    pub fn note(&self) -> Option<&[u8]> {
+        self.extras.as_ref()?.note.as_ref().map(|note| &***note)
     }
 
     /// The terms as they are.
@@ -186,6 +202,7 @@ impl Hold {
             request: self.request(),
             session_ms: self.session_ms(),
             phase: self.phase(),
+            note: self.note().map(Into::into),
         }
     }
 
@@ -218,7 +235,7 @@ impl Hold {
     /// Binds the hold to one more connection, if it has a session. Returns whether it was not bound to that one, and the
     /// connection that had to give way.
     pub(crate) fn bind(&mut self, client: u64, generation: u32) -> (bool, Option<u64>) {
-        let Some(extras) = self.extras.as_mut().filter(|extras| extras.session_ms.is_some()) else {
+        let Some(extras) = self.extras.as_mut().filter(|extras| extras.session_ms.get().is_some()) else {
             return (false, None);
         };
         if extras.bound_in != generation {
@@ -255,7 +272,8 @@ impl Hold {
     pub(crate) fn heap_bytes(&self) -> usize {
         let extras = self.extras.as_ref().map_or(0, |extras| {
             let spilled = if extras.clients.spilled() { extras.clients.capacity() } else { 0 };
-            size_of::<Extras>().saturating_add(spilled.saturating_mul(size_of::<u64>()))
+            let note = extras.note.as_ref().map_or(0, |note| size_of::<Note>().saturating_add(note.len()));
+            size_of::<Extras>().saturating_add(spilled.saturating_mul(size_of::<u64>())).saturating_add(note)
         });
         self.owner.heap_bytes().saturating_add(extras)
     }
@@ -344,7 +362,7 @@ mod tests {
                     (Some(RequestMark { id: 7, verb: Verb::Acquire }), Phase::Unclaimed),
                     (None, Phase::Kept),
                 ] {
-                    let terms = Terms { count, deadline_us: 9, lease_ms, request, session_ms: None, phase };
+                    let terms = Terms { count, deadline_us: 9, lease_ms, request, session_ms: None, phase, note: None };
                     let mut hold = Hold::new((&b"o"[..]).into(), Mode::Read, 5, &terms);
                     assert_eq!(hold.terms(), terms);
                     hold.set_terms(&Terms { count: 1, request: None, ..terms.clone() });
@@ -358,8 +376,15 @@ mod tests {
 
     #[test]
     fn a_hold_is_bound_to_the_connections_that_used_it_last() {
-        let terms =
-            Terms { count: 1, deadline_us: 9, lease_ms: 1, request: None, session_ms: Some(0), phase: Phase::Held };
+        let terms = Terms {
+            count: 1,
+            deadline_us: 9,
+            lease_ms: 1,
+            request: None,
+            session_ms: Some(0),
+            phase: Phase::Held,
+            note: None,
+        };
         let mut hold = Hold::new((&b"o"[..]).into(), Mode::Read, 5, &terms);
         for client in 0..8 {
             assert_eq!(hold.bind(client, 0), (true, None));

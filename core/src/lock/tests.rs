@@ -12,7 +12,7 @@ use std::string::String;
 const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
 
 fn terms(count: u32, deadline_us: u64) -> Terms {
-    Terms { count, deadline_us, lease_ms: 1000, request: None, session_ms: None, phase: Phase::Held }
+    Terms { count, deadline_us, lease_ms: 1000, request: None, session_ms: None, phase: Phase::Held, note: None }
 }
 
 fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {

@@ -11,7 +11,15 @@ use crate::place::Stay;
 use crate::request::Ask;
 
 fn terms() -> Terms {
-    Terms { count: 1, deadline_us: u64::MAX, lease_ms: 1000, request: None, session_ms: None, phase: Phase::Held }
+    Terms {
+        count: 1,
+        deadline_us: u64::MAX,
+        lease_ms: 1000,
+        request: None,
+        session_ms: None,
+        phase: Phase::Held,
+        note: None,
+    }
 }
 
 fn granted(kind: Kind, owner: &[u8], mode: Mode, token: u64) -> Event {
