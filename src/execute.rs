@@ -5,7 +5,7 @@
 //! also tells other modules of each key while `Keys::finish` creates or deletes it; that step refuses rlock's commands.
 
 use rlock_core::{
-    Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Owner, Refusal, Transaction, slot_of,
+    Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Refusal, Transaction, slot_of,
     write_effect,
 };
 
@@ -212,8 +212,8 @@ fn propagate(ctx: Ctx<'_>, names: &[Arg<'_>], now: Now, out: &Outbox) {
 
 fn propagate_event(ctx: Ctx<'_>, name: Arg<'_>, now: Now, event: &Event) {
     let mut facts = Facts::default();
-    let owner = write_effect(event, now, &mut facts);
-    ctx.replicate_effect(name, &facts, owner.map(Owner::as_slice));
+    let arguments = write_effect(event, now, &mut facts);
+    ctx.replicate_effect(name, &facts, arguments);
 }
 
 /// Answers the waiters that have an answer.

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 
-use rlock_core::{MAX_LEASE_MS, MAX_OWNER_BYTES, MAX_TOKEN};
+use rlock_core::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN};
 use smallvec::SmallVec;
 
 use crate::arguments::{ArgumentError, MAX_PERMITS, integer, key_count};
@@ -25,6 +25,7 @@ pub(crate) enum Opt {
     Req,
     Once,
     Keep,
+    Note,
     Token,
     Tokens,
     Count,
@@ -87,6 +88,7 @@ impl Opt {
             Self::Req => row(c"REQ", c"id", integer(1, MAX, ""), None),
             Self::Once => row(c"ONCE", c"once", Takes::Nothing, None),
             Self::Keep => row(c"KEEP", c"keep-milliseconds", integer(0, MAX_LEASE_MS, YEAR_MS), None),
+            Self::Note => row(c"NOTE", c"text", bytes(0, MAX_NOTE_BYTES), None),
             Self::Token => row(c"TOKEN", c"token", integer(1, MAX_TOKEN, ""), None),
             Self::Tokens => row(c"TOKENS", c"token", Takes::IntegerOfEachKey { min: 1, max: MAX_TOKEN }, None),
             Self::Count => row(c"COUNT", c"count", integer(0, MAX, ""), None),

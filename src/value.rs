@@ -90,8 +90,9 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
     let now = clock::now();
     let mut facts = Facts::default();
     if lock.kind() == Kind::Semaphore {
-        write_effect(&Event::Sized { permits: lock.permits() }, now, &mut facts);
-        save.emit_effect(key, &facts, None);
+        let sized = Event::Sized { permits: lock.permits() };
+        let arguments = write_effect(&sized, now, &mut facts);
+        save.emit_effect(key, &facts, arguments);
     }
     for hold in lock.holds().iter() {
         let granted = Event::Granted {
@@ -101,9 +102,8 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
             token: hold.token(),
             terms: hold.terms(),
         };
-        if let Some(owner) = write_effect(&granted, now, &mut facts) {
-            save.emit_effect(key, &facts, Some(owner.as_slice()));
-        }
+        let arguments = write_effect(&granted, now, &mut facts);
+        save.emit_effect(key, &facts, arguments);
     }
     let Some(queue) = lock.queue() else {
         return;
@@ -112,12 +112,13 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
         let owner = place.owner.into();
         let Place { stay, arrival, request_id, grace_ms, .. } = place;
         let queued = Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false };
-        write_effect(&queued, now, &mut facts);
-        save.emit_effect(key, &facts, Some(place.owner));
+        let arguments = write_effect(&queued, now, &mut facts);
+        save.emit_effect(key, &facts, arguments);
     }
     if let (Some(until_us), Some(head)) = (queue.reserved_until_us(), queue.first()) {
-        write_effect(&Event::Reserved { owner: head.owner.into(), until_us }, now, &mut facts);
-        save.emit_effect(key, &facts, Some(head.owner));
+        let reserved = Event::Reserved { owner: head.owner.into(), until_us };
+        let arguments = write_effect(&reserved, now, &mut facts);
+        save.emit_effect(key, &facts, arguments);
     }
 }
 
@@ -142,6 +143,7 @@ pub(crate) fn digest(digest: &Digest, lock: &Lock) {
             &terms.count.to_le_bytes(),
             &terms.lease_ms.to_le_bytes(),
             request.as_bytes(),
+            hold.note().unwrap_or_default(),
         ]);
     }
     for place in lock.queue().into_iter().flat_map(FairQueue::iter) {

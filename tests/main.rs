@@ -42,6 +42,7 @@ mod many_storm;
 mod monitoring;
 mod moves;
 mod mutations;
+mod note;
 mod notify;
 mod notify_cluster;
 mod notify_crowd;

@@ -84,6 +84,7 @@ pub(super) fn acquire_keys<'c>(
             notify: channel,
             ask: ask(options, may_block, tx.now),
         };
+        tx.note = options.bytes(Opt::Note);
         engine.acquire(tx, owner, &request)
     };
     let (mut waits, mut is_refused) = (None, false);

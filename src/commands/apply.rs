@@ -1,4 +1,4 @@
-//! `RLOCK.APPLY key facts [owner]`: an effect from a master or from the append-only file.
+//! `RLOCK.APPLY key facts [owner] [note]`: an effect from a master or from the append-only file.
 
 use rlock_core::parse_effect;
 
@@ -40,8 +40,8 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     }
     let key = arguments::key(args)?;
     let facts = args.get(2).map_or(&[][..], |facts| facts.bytes());
-    let owner = args.get(3).map(|owner| owner.bytes());
-    let event = match parse_effect(facts, owner, clock::now()) {
+    let arguments = [args.get(3), args.get(4)].map(|argument| Some(argument?.bytes()));
+    let event = match parse_effect(facts, arguments, clock::now()) {
         Ok(event) => event,
         Err(error) => {
             // Nobody reads the reply to a master. The log is where a stream of a newer version would show.

@@ -42,7 +42,7 @@ pub(super) const fn words_of_hold<F: Family>() -> c_int {
 }
 
 /// The options of RENEW.
-pub(super) const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Token];
+pub(super) const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Note, Opt::Token];
 
 /// The arguments behind the key of a command that names a hold: owner, mode if there is a choice, options.
 pub(super) fn arguments_of_hold<F: Family>(options: &[Opt]) -> Vec<ArgumentSpec> {
@@ -93,7 +93,7 @@ impl Family for Mutex {
         waiters: c"RLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once];
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once, Opt::Note];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Keep, Opt::Token];
 }
 
@@ -126,6 +126,7 @@ impl Family for Fair {
         Opt::Session,
         Opt::Req,
         Opt::Once,
+        Opt::Note,
     ];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Keep, Opt::Token];
 }
@@ -149,7 +150,7 @@ impl Family for RwLock {
         waiters: c"RRWLOCK.WAITERS",
     };
     const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once];
+        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once, Opt::Note];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
 }
 
@@ -171,7 +172,17 @@ impl Family for Semaphore {
         info: c"RSEMAPHORE.INFO",
         waiters: c"RSEMAPHORE.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Permits, Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once];
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[
+        Opt::Permits,
+        Opt::Px,
+        Opt::Ex,
+        Opt::Block,
+        Opt::Notify,
+        Opt::Claim,
+        Opt::Session,
+        Opt::Req,
+        Opt::Once,
+        Opt::Note,
+    ];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req, Opt::Token];
 }

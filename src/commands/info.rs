@@ -112,7 +112,8 @@ fn reply_kept(ctx: Ctx<'_>, kept: &Hold, now: Now) {
 }
 
 fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, clients: &[u64]) {
-    ctx.reply_map(8);
+    let note = hold.note();
+    ctx.reply_map(8 + usize::from(note.is_some()));
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(hold.owner().as_slice());
     ctx.reply_bytes(b"mode");
@@ -129,4 +130,8 @@ fn reply_holder(ctx: Ctx<'_>, hold: &Hold, now: Now, clients: &[u64]) {
     ctx.reply_integer(hold.held_ms(now));
     ctx.reply_bytes(b"clients");
     ctx.reply_integers(clients.iter().copied());
+    if let Some(note) = note {
+        ctx.reply_bytes(b"note");
+        ctx.reply_bytes(note);
+    }
 }

@@ -18,7 +18,7 @@ use crate::server;
 
 const RELEASE_OPTIONS: &[Opt] = &[Opt::Req, Opt::Tokens];
 
-const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Tokens];
+const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Note, Opt::Tokens];
 
 pub(super) struct Acquire;
 
@@ -118,7 +118,10 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     execute::on_keys(
         ctx,
         &keys,
-        |engine, tx| renew_keys(engine, tx, &request),
+        |engine, tx| {
+            tx.note = options.bytes(Opt::Note);
+            renew_keys(engine, tx, &request)
+        },
         |renewed| match renewed {
             Ok(left_ms) => ctx.reply_integer(left_ms),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),

@@ -8,7 +8,7 @@ use super::family::{Family, RENEW_OPTIONS, arguments_of_hold, target, words_of_h
 use super::{Failure, check_master, reply_failure};
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
-use crate::options::options;
+use crate::options::{Opt, options};
 
 pub(super) struct Renew<F>(PhantomData<F>);
 
@@ -44,7 +44,10 @@ fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     execute::on_key(
         ctx,
         target.key,
-        |engine, tx| renew_keys(engine, tx, &request),
+        |engine, tx| {
+            tx.note = options.bytes(Opt::Note);
+            renew_keys(engine, tx, &request)
+        },
         |left_ms| ctx.reply_integer(left_ms),
     );
     Ok(())

@@ -1,10 +1,11 @@
 //! `RLOCK.TOP [COUNT n]`: the locks that most clients wait for.
 
-use rlock_core::Key;
+use rlock_core::{Key, Keyspace, Value};
 
 use super::{ENGINE_IN_USE, Failure, reply_failure, with_options};
 use crate::clock;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::execute::KEY;
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
 use crate::options::{Opt, options};
 use crate::state;
 
@@ -43,9 +44,23 @@ fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let may_read = |key: &Key| user.as_ref().is_some_and(|user| user.may_read(ctx.string(key.name.as_slice()).arg()));
     locks.retain(|lock| may_read(&lock.key));
     locks.truncate(limit);
+    let note_of = |key: &Key, token| {
+        if !ctx.select_db(key.db) {
+            return None;
+        }
+        let name = ctx.string(key.name.as_slice());
+        match Keys::open_to_peek(ctx, name.arg()).value(KEY) {
+            Value::Lock(lock) => lock.hold_with_token(token)?.note().map(<[u8]>::to_vec),
+            _ => None,
+        }
+    };
+    // The client stays in the database that it has selected.
+    let selected_db = Keys::open_to_peek(ctx, ctx.string(b"").arg()).key(KEY).db;
+    let notes: Vec<_> = locks.iter().map(|lock| note_of(&lock.key, lock.holder.as_ref()?.1)).collect();
+    ctx.select_db(selected_db);
     ctx.reply_array(locks.len());
-    for lock in locks {
-        ctx.reply_map(if lock.holder.is_some() { 8 } else { 5 });
+    for (lock, note) in locks.into_iter().zip(notes) {
+        ctx.reply_map(if lock.holder.is_some() { 8 } else { 5 } + usize::from(note.is_some()));
         ctx.reply_bytes(b"key");
         ctx.reply_bytes(lock.key.name.as_slice());
         ctx.reply_bytes(b"db");
@@ -63,6 +78,10 @@ fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
             ctx.reply_integer(token);
             ctx.reply_bytes(b"held-ms");
             ctx.reply_integer(held_ms);
+        }
+        if let Some(note) = note {
+            ctx.reply_bytes(b"note");
+            ctx.reply_bytes(&note);
         }
     }
     Ok(())

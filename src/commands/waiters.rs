@@ -58,11 +58,12 @@ fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: us
         let waited_ms = now.wall_us.saturating_sub(place.arrival) / US_PER_MS;
         let waiter = |engine: &mut Engine| {
             let waiter = engine.waiter_at_place(name, place.owner, now)?;
-            Some((waiter.is_notified, waiter.client))
+            Some((waiter.is_notified, waiter.client, waiter.note.map(<[u8]>::to_vec)))
         };
-        let (is_notified, client) = state::with_engine(waiter).flatten().unwrap_or_default();
-        let shown = Shown { mode: Mode::Exclusive, count: 1, waited_ms, is_notified, client };
-        reply_waiter(ctx, place.owner, &shown, place.stay.until_us().is_none());
+        let (is_notified, client, note) = state::with_engine(waiter).flatten().unwrap_or_default();
+        let (mode, count, note) = (Mode::Exclusive, 1, note.as_deref());
+        let shown = WaiterView { owner: place.owner, mode, count, waited_ms, is_notified, client, note };
+        reply_waiter(ctx, &shown, place.stay.until_us().is_none());
     }
 }
 
@@ -71,27 +72,18 @@ fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Op
     state::with_engine(|engine| {
         let waiters: Vec<WaiterView<'_>> = engine.first_waiters(name, now, limit).collect();
         ctx.reply_array(waiters.len());
-        for WaiterView { owner, mode, count, waited_ms, is_notified, client } in waiters {
-            reply_waiter(ctx, owner, &Shown { mode, count, waited_ms, is_notified, client }, true);
+        for waiter in &waiters {
+            reply_waiter(ctx, waiter, true);
         }
     })
-}
-
-/// What is shown of a waiter.
-struct Shown {
-    mode: Mode,
-    count: u32,
-    waited_ms: u64,
-    is_notified: bool,
-    client: Option<u64>,
 }
 
 /// Shown as the client of a place without a connection: ids of clients begin at 1.
 const NO_CLIENT: u64 = 0;
 
-fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], shown: &Shown, is_connected: bool) {
-    let Shown { mode, count, waited_ms, is_notified, client } = *shown;
-    ctx.reply_map(if mode == Mode::Permits { 7 } else { 6 });
+fn reply_waiter(ctx: Ctx<'_>, waiter: &WaiterView<'_>, is_connected: bool) {
+    let WaiterView { owner, mode, count, waited_ms, is_notified, client, note } = *waiter;
+    ctx.reply_map(6 + usize::from(mode == Mode::Permits) + usize::from(note.is_some()));
     ctx.reply_bytes(b"owner");
     ctx.reply_bytes(owner);
     ctx.reply_bytes(b"mode");
@@ -108,4 +100,8 @@ fn reply_waiter(ctx: Ctx<'_>, owner: &[u8], shown: &Shown, is_connected: bool) {
     ctx.reply_integer(is_notified.into());
     ctx.reply_bytes(b"client");
     ctx.reply_integer(client.unwrap_or(NO_CLIENT));
+    if let Some(note) = note {
+        ctx.reply_bytes(b"note");
+        ctx.reply_bytes(note);
+    }
 }

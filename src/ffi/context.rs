@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use redis_module::raw;
+use rlock_core::Arguments;
 use smallvec::SmallVec;
 
 use super::api;
@@ -208,26 +209,15 @@ impl<'c> Ctx<'c> {
         unsafe { api!(RedisModule_WrongArity, self.raw) };
     }
 
-    /// Propagates `RLOCK.APPLY key facts [owner]` to replicas and the append-only file.
+    /// Propagates `RLOCK.APPLY key facts [owner] [note]` to replicas and the append-only file.
     ///
     /// The API call is variadic in C; this is its one use, with its types fixed here.
-    pub(crate) fn replicate_effect(self, key: Arg<'_>, facts: &[u8], owner: Option<&[u8]>) {
+    pub(crate) fn replicate_effect(self, key: Arg<'_>, facts: &[u8], arguments: Arguments<'_>) {
         const COMMAND: &CStr = c"RLOCK.APPLY";
-        // SAFETY: the format says one string, then one or two buffers; the arguments are exactly those.
+        // SAFETY: the format says one string, then the buffers; the arguments are exactly those.
         unsafe {
-            match owner {
-                Some(owner) => api!(
-                    RedisModule_Replicate,
-                    self.raw,
-                    COMMAND.as_ptr(),
-                    c"sbb".as_ptr(),
-                    key.raw,
-                    facts.as_ptr(),
-                    facts.len(),
-                    owner.as_ptr(),
-                    owner.len()
-                ),
-                None => api!(
+            match arguments.in_order()[..] {
+                [] => api!(
                     RedisModule_Replicate,
                     self.raw,
                     COMMAND.as_ptr(),
@@ -235,6 +225,30 @@ impl<'c> Ctx<'c> {
                     key.raw,
                     facts.as_ptr(),
                     facts.len()
+                ),
+                [argument] => api!(
+                    RedisModule_Replicate,
+                    self.raw,
+                    COMMAND.as_ptr(),
+                    c"sbb".as_ptr(),
+                    key.raw,
+                    facts.as_ptr(),
+                    facts.len(),
+                    argument.as_ptr(),
+                    argument.len()
+                ),
+                [owner, note, ..] => api!(
+                    RedisModule_Replicate,
+                    self.raw,
+                    COMMAND.as_ptr(),
+                    c"sbbb".as_ptr(),
+                    key.raw,
+                    facts.as_ptr(),
+                    facts.len(),
+                    owner.as_ptr(),
+                    owner.len(),
+                    note.as_ptr(),
+                    note.len()
                 ),
             }
         };

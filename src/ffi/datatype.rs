@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use redis_module::raw;
-use rlock_core::Lock;
+use rlock_core::{Arguments, Lock};
 
 use super::{Arg, Ctx, api, guard};
 use crate::value;
@@ -120,25 +120,14 @@ impl Save {
         unsafe { api!(RedisModule_SaveStringBuffer, self.0, bytes.as_ptr().cast::<c_char>(), bytes.len()) };
     }
 
-    /// Writes `RLOCK.APPLY key facts [owner]` into an append-only file that is being rewritten. The one use of this
+    /// Writes `RLOCK.APPLY key facts [owner] [note]` into an append-only file that is being rewritten. The one use of this
     /// variadic call, with its types fixed here.
-    pub(crate) fn emit_effect(&self, key: Arg<'_>, facts: &[u8], owner: Option<&[u8]>) {
+    pub(crate) fn emit_effect(&self, key: Arg<'_>, facts: &[u8], arguments: Arguments<'_>) {
         const COMMAND: &CStr = c"RLOCK.APPLY";
-        // SAFETY: the format says one string, then one or two buffers; the arguments are exactly those.
+        // SAFETY: the format says one string, then the buffers; the arguments are exactly those.
         unsafe {
-            match owner {
-                Some(owner) => api!(
-                    RedisModule_EmitAOF,
-                    self.0,
-                    COMMAND.as_ptr(),
-                    c"sbb".as_ptr(),
-                    key.raw(),
-                    facts.as_ptr(),
-                    facts.len(),
-                    owner.as_ptr(),
-                    owner.len()
-                ),
-                None => api!(
+            match arguments.in_order()[..] {
+                [] => api!(
                     RedisModule_EmitAOF,
                     self.0,
                     COMMAND.as_ptr(),
@@ -146,6 +135,30 @@ impl Save {
                     key.raw(),
                     facts.as_ptr(),
                     facts.len()
+                ),
+                [argument] => api!(
+                    RedisModule_EmitAOF,
+                    self.0,
+                    COMMAND.as_ptr(),
+                    c"sbb".as_ptr(),
+                    key.raw(),
+                    facts.as_ptr(),
+                    facts.len(),
+                    argument.as_ptr(),
+                    argument.len()
+                ),
+                [owner, note, ..] => api!(
+                    RedisModule_EmitAOF,
+                    self.0,
+                    COMMAND.as_ptr(),
+                    c"sbbb".as_ptr(),
+                    key.raw(),
+                    facts.as_ptr(),
+                    facts.len(),
+                    owner.as_ptr(),
+                    owner.len(),
+                    note.as_ptr(),
+                    note.len()
                 ),
             }
         };

@@ -204,7 +204,7 @@ impl World {
             for number in 0..out.effects().len() {
                 let Some(event) = out.event(number) else { continue };
                 let mut facts = Facts::default();
-                let owner = write_effect(event, now, &mut facts).map(|owner| owner.as_slice().len());
+                let owner = write_effect(event, now, &mut facts).owner.map(<[u8]>::len);
                 self.costs.replicated_bytes += command_bytes(["RLOCK.APPLY".len(), key, facts.len()], owner);
             }
         }
