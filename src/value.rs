@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rlock_core::{
-    Event, Facts, FairQueue, Hold, Kind, Lock, MAX_LEASE_MS, MAX_TOKEN, Now, Place, TOKEN_AHEAD_LIMIT_US,
+    Event, Facts, FairQueue, Hold, Idle, Kind, Lock, MAX_LEASE_MS, MAX_TOKEN, Now, Place, TOKEN_AHEAD_LIMIT_US,
     TOKEN_CLOCK_END_US, decode, encode, write_effect,
 };
 
@@ -93,6 +93,11 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
         let sized = Event::Sized { permits: lock.permits() };
         let arguments = write_effect(&sized, now, &mut facts);
         save.emit_effect(key, &facts, arguments);
+        if let Some(Idle { idle_ms, until_us }) = lock.idle() {
+            let unused = Event::Unused { idle_ms, until_us };
+            let arguments = write_effect(&unused, now, &mut facts);
+            save.emit_effect(key, &facts, arguments);
+        }
     }
     for hold in lock.holds().iter() {
         let granted = Event::Granted {
@@ -132,7 +137,8 @@ pub(crate) fn free_effort(lock: &Lock) -> usize {
 
 /// What two servers with the same lock agree on: everything but the deadlines.
 pub(crate) fn digest(digest: &Digest, lock: &Lock) {
-    digest.add(&[lock.kind().name().as_bytes(), &lock.permits().to_le_bytes()]);
+    let idle_ms = lock.idle().map_or(0, |idle| idle.idle_ms);
+    digest.add(&[lock.kind().name().as_bytes(), &lock.permits().to_le_bytes(), &idle_ms.to_le_bytes()]);
     for hold in lock.holds().iter() {
         let terms = hold.terms();
         let request = format!("{:?} {:?} {:?}", terms.request, terms.session_ms, terms.phase);

@@ -28,6 +28,7 @@ mod fair_order;
 mod fair_restart;
 mod grace;
 mod holding;
+mod idle;
 mod install;
 mod keep;
 mod kill;

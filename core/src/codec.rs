@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use crate::bytes::Owner;
 use crate::event::{Event, Phase, Terms};
 use crate::kind::{Kind, Mode};
-use crate::lock::{FairQueue, Hold, Lock};
+use crate::lock::{FairQueue, Hold, Idle, Lock};
 use crate::place::{Place, Stay};
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now};
@@ -33,10 +33,18 @@ const GRACE: u64 = 2;
 /// A grace of its own follows.
 const HAS_GRACE: u64 = 4;
 
+/// Beside the number of the kind: an idle time follows the permits.
+const HAS_IDLE: u64 = 4;
+
 /// Appends `lock` to `bytes`.
 pub fn encode(lock: &Lock, now: Now, bytes: &mut Vec<u8>) {
-    push(bytes, kind_number(lock.kind()));
+    let idle = lock.idle();
+    push(bytes, kind_number(lock.kind()) | if idle.is_some() { HAS_IDLE } else { 0 });
     push(bytes, u64::from(lock.permits()));
+    if let Some(Idle { idle_ms, until_us }) = idle {
+        push(bytes, idle_ms);
+        push(bytes, now.to_unix_ms(until_us));
+    }
     push(bytes, lock.holds().len() as u64);
     for hold in lock.holds().iter() {
         encode_hold(hold, now, bytes);
@@ -120,17 +128,23 @@ fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
 /// [`DecodeError`] says what is wrong.
 pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     let mut reader = Reader(bytes);
-    let kind = kind_of(reader.number()?)?;
+    let first = reader.number()?;
+    let (kind, has_idle) = (kind_of(first & !HAS_IDLE)?, first & HAS_IDLE != 0);
     let permits = u32::try_from(reader.number()?).map_err(|_| DecodeError("permits"))?;
     if permits == 0 || (kind != Kind::Semaphore && permits != 1) {
         return Err(DecodeError("permits"));
+    }
+    let mut lock = Lock::new(kind, permits);
+    if has_idle {
+        let idle_ms = reader.number_in(1..=MAX_LEASE_MS, "idle time")?;
+        let until_us = now.within_limits(now.from_unix_ms(reader.number()?));
+        apply(&mut lock, Event::Unused { idle_ms, until_us })?;
     }
     let holds = reader.number()?;
     let is_exclusive = matches!(kind, Kind::Mutex | Kind::Fair);
     if is_exclusive && holds > 1 {
         return Err(DecodeError("more than one holder"));
     }
-    let mut lock = Lock::new(kind, permits);
     for _ in 0..holds {
         decode_hold(&mut reader, now, &mut lock)?;
     }
@@ -358,7 +372,7 @@ mod tests {
         let good = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 0, 0];
         assert!(decode(&good, NOW).is_ok());
         let cases: [(usize, u8, &str); 11] = [
-            (0, 4, "kind"),
+            (0, 8, "kind"),
             (1, 0, "permits"),
             (1, 2, "permits"),
             (2, 2, "more than one holder"),
@@ -377,6 +391,10 @@ mod tests {
         }
         let unknown_flag = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 128, 1, 0];
         assert_eq!(decode(&unknown_flag, NOW), Err(DecodeError("flags")));
+        // A mutex with an idle time; a semaphore without a length of it.
+        assert_eq!(decode(&[4, 1, 9, 9, 0, 0], NOW), Err(DecodeError("the lock is of another kind")));
+        assert_eq!(decode(&[7, 1, 0, 9, 0, 0], NOW), Err(DecodeError("idle time")));
+        assert!(decode(&[7, 1, 9, 9, 0, 0], NOW).is_ok());
         // A fair lock with two places: owner, arrival, request id, stay; then the turn.
         let good = vec![1, 1, 0, 2, 1, b'o', 1, 0, 0, 1, b'p', 1, 7, 1, 9, 0];
         assert!(decode(&good, NOW).is_ok());

@@ -8,6 +8,8 @@
 //! reentered|renewed|partly-released|session-ended|released-kept <token> <terms>
 //! released|expired|forced|undone <token>
 //! sized <permits>
+//! unused <idle-ms> <until-unix-ms>
+//! removed
 //! queued <stay> <arrival> <request-id> tail|head [<grace-ms>]                                       (and the owner)
 //! kept <stay> <request-id> [<grace-ms>]                                                             (and the owner)
 //! left cancelled|timed-out|lapsed|missed                                                            (and the owner)
@@ -132,6 +134,16 @@ fn write_facts<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e 
         Event::Sized { permits } => {
             facts.push(b"sized");
             push_number(facts, u64::from(*permits));
+            None
+        }
+        Event::Unused { idle_ms, until_us } => {
+            facts.push(b"unused");
+            push_number(facts, *idle_ms);
+            push_number(facts, now.to_unix_ms(*until_us));
+            None
+        }
+        Event::Removed => {
+            facts.push(b"removed");
             None
         }
         Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head } => {
@@ -282,6 +294,11 @@ fn parse_facts(facts: &str, owner: Option<&[u8]>, now: Now) -> Result<Event, Eff
         }
         "queue-lapsed" => Event::QueueLapsed,
         "sized" => Event::Sized { permits: small_number(&mut words, "permits")? },
+        "unused" => Event::Unused {
+            idle_ms: number(&mut words, 0..=MAX_LEASE_MS, "idle time")?,
+            until_us: now.within_limits(moment(&mut words, now, "end of the idle time")?),
+        },
+        "removed" => Event::Removed,
         "queued" | "kept" | "left" | "reserved" | "detached" => place_event(verb, &mut words, owner, now)?,
         _ => hold_event(verb, &mut words, now)?,
     };

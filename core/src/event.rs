@@ -141,6 +141,15 @@ pub enum Event {
         /// The permits, at least 1.
         permits: u32,
     },
+    /// A semaphore stays for so long without holders and waiters. Told when it is made, and when the last holder has left.
+    Unused {
+        /// `IDLE ms`; 0 for as long as nobody deletes it.
+        idle_ms: u64,
+        /// When it is over, if there is no holder until then.
+        until_us: u64,
+    },
+    /// The idle time of a semaphore was over, and it is removed.
+    Removed,
     /// An owner took a place in the queue of a fair lock, which this creates if need be.
     Queued {
         /// Who.
@@ -222,8 +231,10 @@ impl Event {
             Self::Granted { .. } => Some(c"rlock.acquire"),
             Self::Reserved { .. } => Some(c"rlock.turn"),
             Self::Changed { cause: ChangeCause::Kept, .. } => Some(c"rlock.keep"),
+            Self::Removed => Some(c"rlock.unused"),
             Self::Changed { .. }
             | Self::Sized { .. }
+            | Self::Unused { .. }
             | Self::Queued { .. }
             | Self::Kept { .. }
             | Self::Left { .. }

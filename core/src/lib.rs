@@ -51,7 +51,7 @@ pub use event::{ChangeCause, EndCause, Event, LeaveCause, Note, Phase, Terms};
 pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};
 pub use lock::admission::Value;
-pub use lock::{FairQueue, Hold, Holds, Lock, seed_hashing};
+pub use lock::{FairQueue, Hold, Holds, Idle, Lock, seed_hashing};
 pub use outbox::{Answer, Effect, Notice, Outbox, Told};
 pub use place::{Place, Stay};
 pub use request::{Ask, Cancel, Channel, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};

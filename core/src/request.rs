@@ -54,6 +54,8 @@ pub struct Limits {
     pub max_places: usize,
     /// How long a fair lock keeps the place of a waiter that lost its connection, and reserves itself for its head.
     pub fair_grace_ms: u64,
+    /// The data set may lack holds that this server gave: nothing is removed because nobody holds.
+    pub is_quarantined: bool,
 }
 
 /// The number that the module has given to a channel.

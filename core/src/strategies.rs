@@ -107,6 +107,8 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
         (owner(), leave).prop_map(|(owner, cause)| Event::Left { owner, cause }),
         (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Reserved { owner, until_us }),
         Just(Event::QueueLapsed),
+        (0..=MAX_LEASE_MS, moment(now)).prop_map(|(idle_ms, until_us)| Event::Unused { idle_ms, until_us }),
+        Just(Event::Removed),
         (prop::sample::select(&[EndCause::Expired, EndCause::Forced]), proptest::option::of(owner()))
             .prop_map(|(cause, except)| Event::Cleared { cause, except }),
         (moment(now), proptest::option::of(moment(now)))
@@ -115,11 +117,15 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
 }
 
 pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
+    let idle = proptest::option::of((1..=MAX_LEASE_MS, moment(now)));
     let place = (owner(), stay(now), 1..=MAX_TOKEN, request_id(), grace_ms());
-    (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5), prop::collection::vec(place, 0..5)).prop_map(
-        move |((kind, mode), holds, places)| {
+    (kind_and_mode(), prop::collection::vec((owner(), terms(now)), 0..5), prop::collection::vec(place, 0..5), idle)
+        .prop_map(move |((kind, mode), holds, places, idle)| {
             let is_exclusive = mode == Mode::Exclusive;
             let mut lock = Lock::new(kind, if kind == Kind::Semaphore { 9 } else { 1 });
+            if let Some((idle_ms, until_us)) = idle.filter(|_| kind == Kind::Semaphore) {
+                lock.apply(Event::Unused { idle_ms, until_us });
+            }
             for (token, (owner, terms)) in (1..).zip(holds) {
                 if (is_exclusive || mode == Mode::Write) && !lock.holds().is_empty() {
                     break;
@@ -131,6 +137,5 @@ pub(crate) fn lock(now: Now) -> impl Strategy<Value = Lock> {
                 lock.apply(Event::Reserved { owner, until_us: now.after_ms(arrival % 1000) });
             }
             lock
-        },
-    )
+        })
 }

@@ -75,8 +75,8 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
         Some(owner) => Mode::ALL.into_iter().filter_map(|mode| lock.live_hold(owner, mode, now)).collect(),
         None => lock.some_live_holds(now, MAX_SHOWN).collect(),
     };
-    let kept = lock.kept(now);
-    ctx.reply_map(if is_semaphore { 6 } else { 4 } + if kept.is_some() { 1 } else { 0 });
+    let (kept, idle) = (lock.kept(now), lock.idle());
+    ctx.reply_map(if is_semaphore { 6 } else { 4 } + usize::from(kept.is_some()) + usize::from(idle.is_some()));
     ctx.reply_bytes(b"kind");
     ctx.reply_bytes(lock.kind().name().as_bytes());
     ctx.reply_bytes(b"holders");
@@ -97,6 +97,10 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
         ctx.reply_integer(lock.permits().into());
         ctx.reply_bytes(b"available");
         ctx.reply_signed(lock.available(now));
+    }
+    if let Some(idle) = idle {
+        ctx.reply_bytes(b"idle-ms");
+        ctx.reply_integer(idle.idle_ms);
     }
 }
 

@@ -1,9 +1,12 @@
-//! `RSEMAPHORE.INIT key permits`
+//! `RSEMAPHORE.INIT key permits [IDLE ms]`
 
-use super::{Failure, check_master, permits_argument, reply_failure};
+use super::{Failure, check_master, permits_argument, reply_failure, with_options};
 use crate::arguments;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
+use crate::options::{Opt, options};
+
+const OPTIONS: &[Opt] = &[Opt::Idle];
 
 pub(super) struct Init;
 
@@ -11,12 +14,12 @@ impl Command for Init {
     const SPEC: CommandSpec = CommandSpec {
         name: c"RSEMAPHORE.INIT",
         flags: c"write deny-oom fast",
-        arity: 3,
+        arity: -3,
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Makes a semaphore with a number of permits, unless there is one; returns whether it did.",
+        summary: c"Makes a semaphore with a number of permits, unless there is one; returns whether it did. With IDLE it is deleted when nobody has used it for so long.",
         complexity: c"O(1)",
-        arguments: || vec![permits_argument()],
+        arguments: || with_options(vec![permits_argument()], OPTIONS),
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) {
@@ -26,7 +29,9 @@ impl Command for Init {
 
 fn init(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, permits) = (arguments::key(args)?, arguments::permits(args, 2)?);
+    let idle_ms = options(args, 3, OPTIONS)?.integer(Opt::Idle);
     check_master()?;
-    execute::on_key(ctx, key, |engine, tx| engine.init_semaphore(tx, permits), |made| ctx.reply_integer(made.into()));
+    let reply = |is_new: bool| ctx.reply_integer(is_new.into());
+    execute::on_key(ctx, key, |engine, tx| engine.init_semaphore(tx, permits, idle_ms), reply);
     Ok(())
 }

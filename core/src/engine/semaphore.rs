@@ -7,28 +7,65 @@ use super::statistics::count;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
-use crate::lock::admission::{self, Decision};
+use crate::lock::admission::{self, Decision, Value};
 use crate::request::{Refusal, Request};
 
 const KEY: KeyId = KeyId(0);
 
 impl Engine {
-    /// INIT: makes a semaphore. Returns whether there was none before.
+    /// INIT: makes a semaphore. Returns whether there was none before. `idle_ms` is its idle time from now on, 0 for none; `None` leaves it.
     ///
     /// # Errors
     ///
     /// [`Refusal::WrongType`] if the key holds something else.
-    pub fn init_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<bool, Refusal> {
+    pub fn init_semaphore(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        permits: u32,
+        idle_ms: Option<u64>,
+    ) -> Result<bool, Refusal> {
         self.run_competing(tx, Kind::Semaphore, |engine, tx| {
-            match tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now) {
-                Ok(_) => Ok(false),
+            let is_new = match tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now) {
+                Ok(_) => false,
                 Err(Refusal::NoSemaphore) => {
                     engine.commit(tx, KEY, Event::Sized { permits });
-                    Ok(true)
+                    true
                 }
-                Err(refusal) => Err(refusal),
-            }
+                Err(refusal) => return Err(refusal),
+            };
+            engine.begin_idle_time(tx, KEY, idle_ms);
+            Ok(is_new)
         })
+    }
+
+    /// Begins the idle time of a semaphore anew, if it has one and nobody holds. `given` is another one for it; 0 takes it away.
+    pub(super) fn begin_idle_time(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, given: Option<u64>) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        let before = lock.idle().map_or(0, |idle| idle.idle_ms);
+        let idle_ms = given.unwrap_or(before);
+        let is_unused = lock.holds().is_empty() && idle_ms != 0;
+        if idle_ms != before || is_unused {
+            self.commit(tx, id, Event::Unused { idle_ms, until_us: tx.now.after_ms(idle_ms) });
+        }
+    }
+
+    /// Removes a semaphore whose idle time is over. It begins anew instead while somebody waits, and in a quarantine, when those who
+    /// hold may be unknown here.
+    pub(super) fn remove_unused(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
+        let Value::Lock(lock) = tx.keys.value(id) else {
+            return;
+        };
+        if !lock.holds().is_empty() || lock.idle().is_none_or(|idle| idle.until_us > tx.now.mono_us) {
+            return;
+        }
+        let is_waited_for = self.name(tx, id).is_some_and(|name| self.queues.len_under(name) > 0);
+        if is_waited_for || tx.limits.is_quarantined {
+            self.begin_idle_time(tx, id, None);
+        } else {
+            self.commit(tx, id, Event::Removed);
+        }
     }
 
     /// RESIZE: gives a semaphore another number of permits. Returns how many are free then; negative if more are in use.

@@ -145,6 +145,7 @@ impl Engine {
         let ringing = self.ringing.take();
         for id in tx.ids() {
             self.reconcile(tx, id, false);
+            self.remove_unused(tx, id);
             // Only now: a value that came back to its name is bound to no connection any more when it has been taken in.
             self.verify_bindings(tx, id);
         }

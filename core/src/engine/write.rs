@@ -56,7 +56,11 @@ impl Engine {
         let name = self.name(tx, id);
         let clears_expire = tx.keys.value(id).clears_expire(&event);
         tx.out.effect(id, &event, clears_expire);
+        let ends_holds = matches!(event, Event::Ended { .. } | Event::Cleared { .. });
         self.apply(tx.keys, id, name, event);
+        if ends_holds && matches!(tx.keys.value(id), Value::Lock(lock) if lock.idle().is_some()) {
+            self.begin_idle_time(tx, id, None);
+        }
     }
 
     fn count_end(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, cause: EndCause, holds: u64) {

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::fair_queue::FairQueue;
 use super::hold::{Hold, Holds};
 use super::hold_index::{HoldIndex, MAX_FEW, MIN_INDEXED};
-use super::{Body, Leftovers, Lock, Wide};
+use super::{Body, Idle, Leftovers, Lock, Wide};
 use crate::bytes::Owner;
 use crate::event::{Event, Terms};
 use crate::kind::{Kind, Mode};
@@ -29,7 +29,7 @@ impl Lock {
                 self.kind == Kind::Fair
             }
             Event::Reserved { .. } | Event::Detached { .. } => self.kind == Kind::Fair,
-            Event::Sized { .. } => self.kind == Kind::Semaphore,
+            Event::Sized { .. } | Event::Unused { .. } | Event::Removed => self.kind == Kind::Semaphore,
             Event::Changed { .. } | Event::Ended { .. } | Event::Cleared { .. } => true,
         };
         if !fits {
@@ -72,9 +72,20 @@ impl Lock {
             }
             Event::Cleared { except, .. } => return Some(self.clear_holds(except.as_ref())),
             Event::Sized { permits } => {
-                if let (Kind::Semaphore, Body::Wide(wide)) = (self.kind, &mut self.body) {
-                    wide.permits = permits;
+                if let Some(capacity) = self.capacity_mut() {
+                    capacity.permits = permits;
                 }
+            }
+            Event::Unused { idle_ms, until_us } => {
+                if let Some(capacity) = self.capacity_mut() {
+                    capacity.idle = (idle_ms != 0).then_some(Idle { idle_ms, until_us });
+                }
+            }
+            // Holds are there only on a copy that has missed something.
+            Event::Removed => {
+                let leftovers = self.clear_holds(None);
+                self.body = Body::Free;
+                return Some(leftovers);
             }
             Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head } if self.kind == Kind::Fair => {
                 let place = Place { owner: owner.as_slice(), stay, arrival, request_id, grace_ms };
@@ -122,7 +133,7 @@ impl Lock {
         let own = except.map(|owner| self.take_holds_of(owner)).unwrap_or_default();
         let mut leftovers = Leftovers::default();
         match mem::replace(&mut self.body, Body::Free) {
-            Body::Free => {}
+            unheld @ (Body::Free | Body::Unused(_)) => self.body = unheld,
             Body::Held(hold) => leftovers.holds.push(hold),
             Body::Wide(mut wide) => {
                 leftovers.holds = mem::take(&mut wide.holds);
@@ -197,7 +208,7 @@ impl Lock {
     /// The last hold takes the place of the one that goes: the same on every server that applies the same events.
     fn take_hold(&mut self, at: usize) -> Option<Hold> {
         match &mut self.body {
-            Body::Free => None,
+            Body::Free | Body::Unused(_) => None,
             Body::Held(_) => match mem::replace(&mut self.body, Body::Free) {
                 Body::Held(hold) => Some(hold),
                 _ => None,
@@ -215,6 +226,7 @@ impl Lock {
     fn widened<R>(&mut self, change: impl FnOnce(&mut Wide) -> R) -> R {
         let mut wide = match mem::replace(&mut self.body, Body::Free) {
             Body::Free => Box::default(),
+            Body::Unused(capacity) => Box::new(Wide { capacity, ..Wide::default() }),
             Body::Held(hold) => {
                 let mut wide = Box::<Wide>::default();
                 wide.holds.push(hold);
@@ -232,7 +244,13 @@ impl Lock {
         let Body::Wide(wide) = &mut self.body else {
             return;
         };
-        if self.kind == Kind::Semaphore || wide.queue.is_some() || wide.holds.len() > 1 {
+        if self.kind == Kind::Semaphore {
+            if wide.holds.is_empty() {
+                self.body = Body::Unused(wide.capacity);
+            }
+            return;
+        }
+        if wide.queue.is_some() || wide.holds.len() > 1 {
             return;
         }
         let bindings = wide.bindings;
@@ -257,7 +275,7 @@ impl Lock {
     pub(crate) fn settle_places(&mut self, count: usize) -> bool {
         match &mut self.body {
             Body::Wide(wide) => wide.queue.as_mut().is_some_and(|queue| queue.settle_some(count)),
-            Body::Free | Body::Held(_) => false,
+            Body::Free | Body::Unused(_) | Body::Held(_) => false,
         }
     }
 

@@ -18,7 +18,7 @@ impl Lock {
     fn generation(&self) -> u32 {
         match &self.body {
             Body::Wide(wide) => wide.bindings,
-            Body::Free | Body::Held(_) => 0,
+            Body::Free | Body::Unused(_) | Body::Held(_) => 0,
         }
     }
 
@@ -57,7 +57,7 @@ impl Lock {
     /// count.
     pub(crate) fn unbind_all(&mut self) {
         match &mut self.body {
-            Body::Free => {}
+            Body::Free | Body::Unused(_) => {}
             Body::Held(hold) => hold.rebase(u32::MAX),
             Body::Wide(wide) => wide.bindings = wide.bindings.wrapping_add(1) & (u32::MAX >> 1),
         }

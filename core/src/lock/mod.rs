@@ -4,7 +4,7 @@
 //! 1. No two holds have the same owner and mode, nor the same token.
 //! 2. Each hold has a count of at least 1 and a deadline: no lock is immortal.
 //! 3. Who holds in a mode that leaves no room for others holds alone, but for holds of its own.
-//! 4. A semaphore is [`Body::Wide`]; another lock only while it has more than one hold, or a queue.
+//! 4. A lock is [`Body::Wide`] while it has more than one hold or a queue; a semaphore while it has a hold.
 //!
 //! What a kind admits is in [`admission`], how the value changes in `apply.rs`. The value is plain data: the server may free it on another thread.
 
@@ -41,7 +41,10 @@ pub struct Lock {
 
 /// Most locks have one hold and nothing else, and take no further allocation.
 enum Body {
+    /// A lock without holds and places. A semaphore is it no more: it is to be removed.
     Free,
+    /// A semaphore without holds.
+    Unused(Capacity),
     Held(Hold),
     Wide(Box<Wide>),
 }
@@ -54,9 +57,26 @@ struct Wide {
     index: Option<HoldIndex>,
     /// The places of a fair lock that is waited for.
     queue: Option<FairQueue>,
-    permits: u32,
+    /// Of a semaphore.
+    capacity: Capacity,
     /// The generation of the bindings of holds to connections: see [`Lock::unbind_all`].
     bindings: u32,
+}
+
+/// What a semaphore was made with.
+#[derive(Clone, Copy, Default)]
+struct Capacity {
+    permits: u32,
+    idle: Option<Idle>,
+}
+
+/// How long a semaphore stays without holders and waiters (`IDLE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Idle {
+    /// The length of that time, in milliseconds.
+    pub idle_ms: u64,
+    /// When it is over, if there is no holder until then.
+    pub until_us: u64,
 }
 
 /// What left a lock in one step and is too much to be cleaned up in one: holds with their ties to connections, and places.
@@ -73,6 +93,7 @@ impl Clone for Lock {
     fn clone(&self) -> Self {
         let body = match &self.body {
             Body::Free => Body::Free,
+            Body::Unused(capacity) => Body::Unused(*capacity),
             Body::Held(hold) => Body::Held(hold.clone()),
             Body::Wide(wide) => Body::Wide(wide.clone()),
         };
@@ -83,7 +104,8 @@ impl Clone for Lock {
 /// The index is part of the list that it is made from, and the alarm is not part of the value.
 impl PartialEq for Lock {
     fn eq(&self, other: &Self) -> bool {
-        (self.kind, self.permits(), self.holds()) == (other.kind, other.permits(), other.holds())
+        (self.kind, self.permits(), self.idle(), self.holds())
+            == (other.kind, other.permits(), other.idle(), other.holds())
             && self.queue() == other.queue()
     }
 }
@@ -95,6 +117,7 @@ impl fmt::Debug for Lock {
         f.debug_struct("Lock")
             .field("kind", &self.kind)
             .field("permits", &self.permits())
+            .field("idle", &self.idle())
             .field("holds", &self.holds())
             .field("queue", &self.queue())
             .finish()
@@ -106,7 +129,7 @@ impl Lock {
     #[must_use]
     pub fn new(kind: Kind, permits: u32) -> Self {
         let body = match kind {
-            Kind::Semaphore => Body::Wide(Box::new(Wide { permits, ..Wide::default() })),
+            Kind::Semaphore => Body::Unused(Capacity { permits, idle: None }),
             _ => Body::Free,
         };
         Self { body, alarm: Alarm::NONE, kind }
@@ -133,12 +156,31 @@ impl Lock {
         self.alarm = alarm;
     }
 
-    /// A semaphore's capacity; 1 for the other kinds.
+    /// The number of permits of a semaphore; 1 for the other kinds.
     #[must_use]
     pub fn permits(&self) -> u32 {
+        self.capacity().map_or(1, |capacity| capacity.permits)
+    }
+
+    /// How long a semaphore stays without holders and waiters; `None` for as long as nobody deletes it.
+    #[must_use]
+    pub fn idle(&self) -> Option<Idle> {
+        self.capacity()?.idle
+    }
+
+    fn capacity(&self) -> Option<&Capacity> {
         match &self.body {
-            Body::Wide(wide) if self.kind == Kind::Semaphore => wide.permits,
-            _ => 1,
+            Body::Unused(capacity) => Some(capacity),
+            Body::Wide(wide) if self.kind == Kind::Semaphore => Some(&wide.capacity),
+            Body::Free | Body::Held(_) | Body::Wide(_) => None,
+        }
+    }
+
+    fn capacity_mut(&mut self) -> Option<&mut Capacity> {
+        match &mut self.body {
+            Body::Unused(capacity) => Some(capacity),
+            Body::Wide(wide) if self.kind == Kind::Semaphore => Some(&mut wide.capacity),
+            Body::Free | Body::Held(_) | Body::Wide(_) => None,
         }
     }
 
@@ -146,7 +188,7 @@ impl Lock {
     #[must_use]
     pub fn holds(&self) -> Holds<'_> {
         match &self.body {
-            Body::Free => Holds::from(None),
+            Body::Free | Body::Unused(_) => Holds::from(None),
             Body::Held(hold) => Holds::from(Some(hold)),
             Body::Wide(wide) => Holds::of_many(&wide.holds),
         }
@@ -154,7 +196,7 @@ impl Lock {
 
     fn hold_mut(&mut self, at: usize) -> Option<&mut Hold> {
         match &mut self.body {
-            Body::Free => None,
+            Body::Free | Body::Unused(_) => None,
             Body::Held(hold) => (at == 0).then_some(hold),
             Body::Wide(wide) => wide.holds.get_mut(at),
         }
@@ -250,13 +292,14 @@ impl Lock {
         self.queue()?.get(owner)
     }
 
-    /// When the next lease, the life of a place, or a reservation ends. At once, if it is free and reserved for nobody, and
+    /// When the next lease, the life of a place, a reservation, or the idle time of a semaphore ends. At once, if it is free and reserved for nobody, and
     /// its head is yet to be served: whoever comes upon such a lock after its master crashed has to be told.
     #[inline]
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         match &self.body {
             Body::Free => None,
+            Body::Unused(capacity) => capacity.idle.map(|idle| idle.until_us),
             Body::Held(hold) => Some(hold.deadline_us()),
             Body::Wide(_) => self.next_deadline_of_many_us(),
         }
@@ -283,10 +326,10 @@ impl Lock {
         }
     }
 
-    /// Whether the key can go: nobody holds, and nobody has a place. A semaphore stays, it is configuration.
+    /// Whether the key can go: nobody holds, and nobody has a place. A semaphore stays until it is removed: it is configuration.
     #[must_use]
     pub fn is_disposable(&self) -> bool {
-        self.kind != Kind::Semaphore && self.holds().is_empty() && self.queue().is_none()
+        matches!(self.body, Body::Free)
     }
 
     /// The hold of a former owner that keeps the lock closed (`KEEP`). Such a lock has no other hold.
@@ -351,7 +394,7 @@ impl Lock {
         let sample: usize = holds.iter().take(SAMPLES).map(Hold::heap_bytes).sum();
         let behind_holds = sample.saturating_mul(holds.len()).checked_div(holds.len().min(SAMPLES)).unwrap_or(0);
         let wide = match &self.body {
-            Body::Free | Body::Held(_) => 0,
+            Body::Free | Body::Unused(_) | Body::Held(_) => 0,
             Body::Wide(wide) => size_of::<Wide>()
                 .saturating_add(wide.holds.heap_bytes())
                 .saturating_add(wide.index.as_ref().map_or(0, HoldIndex::heap_bytes))

@@ -70,7 +70,11 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
         11 => {
             let permits = u32::from(how % 4) + 1;
             let _ = match how & 16 {
-                0 => world.on(&keys, client, |engine, tx| engine.init_semaphore(tx, permits)).map(|_| ()),
+                0 => world
+                    .on(&keys, client, |engine, tx| {
+                        engine.init_semaphore(tx, permits, (how > 127).then_some(how.into()))
+                    })
+                    .map(|_| ()),
                 _ => world.on(&keys, client, |engine, tx| engine.resize_semaphore(tx, permits)).map(|_| ()),
             };
         }

@@ -40,6 +40,8 @@ use oracle::{Oracle, Told, accept_what_is_open};
 
 const OWNERS: u8 = 4;
 const PERMITS: u32 = 3;
+/// The idle time of a semaphore that was deleted and made again.
+const IDLE_MS: u64 = 25;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((world, steps)) = bytes.split_first() else {
@@ -92,7 +94,7 @@ impl Beside {
         let spec = if which % 3 == 2 {
             Spec::Fair(FairOracle::default())
         } else {
-            let made = world.on(&[name(2)], None, |engine, tx| engine.init_semaphore(tx, PERMITS));
+            let made = world.on(&[name(2)], None, |engine, tx| engine.init_semaphore(tx, PERMITS, None));
             assert!(made.is_ok(), "a semaphore can be made");
             let kinds = [oracle::Kind::Mutex, oracle::Kind::ReadWrite, oracle::Kind::Semaphore(Some(PERMITS))];
             Spec::Plain(kinds.map(Oracle::new).into())
@@ -376,9 +378,10 @@ impl Beside {
         let name = name(key);
         if !self.world.values.contains_key(name.name.as_slice()) {
             if key == 2 {
-                let made = self.world.on(&[name], None, |engine, tx| engine.init_semaphore(tx, PERMITS));
+                let idle_ms = Some(IDLE_MS);
+                let made = self.world.on(&[name], None, |engine, tx| engine.init_semaphore(tx, PERMITS, idle_ms));
                 assert_eq!(made, Ok(true), "a semaphore can be made");
-                oracles[key].init(PERMITS, now_ms);
+                oracles[key].init(PERMITS, idle_ms, now_ms);
             }
             return;
         }

@@ -37,7 +37,8 @@ pub(super) struct Crowded {
 impl Crowded {
     pub(super) fn new() -> Self {
         let mut world = World::new();
-        world.limits = Limits { max_waiters: 2 * MANY, max_places: 2 * MANY, fair_grace_ms: GRACE_MS };
+        world.limits =
+            Limits { max_waiters: 2 * MANY, max_places: 2 * MANY, fair_grace_ms: GRACE_MS, is_quarantined: false };
         Self { world, answers: 0, effects: 0, turns: 0 }
     }
 
@@ -170,7 +171,7 @@ pub(super) fn itself(index: usize) -> usize {
 pub(super) fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize) -> usize) -> (Crowded, Key) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     if kind == Kind::Semaphore {
-        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
+        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, 2, None)).unwrap();
         crowded.acquire(from_ref(&lock), HOLDER, &request(kind, held, Ask::Try)).unwrap();
     }
     crowded.acquire(from_ref(&lock), HOLDER, &request(kind, held, Ask::Try)).unwrap();
@@ -184,7 +185,7 @@ pub(super) fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded,
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     if kind == Kind::Semaphore {
         let permits = u32::try_from(MANY).unwrap();
-        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, permits)).unwrap();
+        crowded.command(from_ref(&lock), |engine, tx| engine.init_semaphore(tx, permits, None)).unwrap();
     }
     crowded.crowd(&lock, itself, &Request { session_ms, ..request(kind, mode, Ask::Try) });
     (crowded, lock)

@@ -173,8 +173,8 @@ fn requests() -> u32 {
 
 fn world() -> World {
     let mut world = World::new();
-    world.limits = Limits { max_waiters: 1000, max_places: 1000, fair_grace_ms: 20 };
-    world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2)).unwrap();
+    world.limits = Limits { max_waiters: 1000, max_places: 1000, fair_grace_ms: 20, is_quarantined: false };
+    world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2, None)).unwrap();
     world
 }
 

@@ -57,7 +57,8 @@ fn wait(crowded: &mut Crowded, lock: &Key, owner: usize) {
 /// A world in which the holder holds all locks.
 fn held() -> Crowded {
     let mut crowded = Crowded::new();
-    crowded.world.limits = Limits { max_waiters: 3 * LOCKS, max_places: LOCKS, fair_grace_ms: GRACE_MS };
+    crowded.world.limits =
+        Limits { max_waiters: 3 * LOCKS, max_places: LOCKS, fair_grace_ms: GRACE_MS, is_quarantined: false };
     for number in 0..LOCKS {
         hold(&mut crowded, &lock(number), HOLDER);
     }

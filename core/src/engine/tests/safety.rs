@@ -282,7 +282,7 @@ fn run(world: &mut World, step: Step) {
             let _ = world.on_keys(&several(keys), |engine, tx| engine.renew(tx, &request));
         }
         Step::Init(permits) => {
-            let _ = world.on_key(&name(2), |engine, tx| engine.init_semaphore(tx, permits));
+            let _ = world.on_key(&name(2), |engine, tx| engine.init_semaphore(tx, permits, None));
         }
         Step::Resize(permits) => {
             let _ = world.on_key(&name(2), |engine, tx| engine.resize_semaphore(tx, permits));

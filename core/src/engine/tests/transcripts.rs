@@ -166,7 +166,8 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.arrive(&key(words.at(2)), Value::Lock(lock));
         }
         "init" => {
-            let made = world.on_key(&key(words.at(1)), |engine, tx| engine.init_semaphore(tx, words.count()));
+            let made = world
+                .on_key(&key(words.at(1)), |engine, tx| engine.init_semaphore(tx, words.count(), words.number("idle")));
             told.push(made.map_or_else(refused, |made| format!("{made}")));
         }
         "resize" => {
@@ -435,6 +436,9 @@ fn describe_event(now_us: u64, name: &str, event: &Event) -> String {
             format!("  {name}: {cause:?} all holds{but} at {at}")
         }
         Event::Sized { permits } => format!("  {name}: sized {permits}"),
+        Event::Unused { idle_ms: 0, .. } => format!("  {name}: no idle time"),
+        Event::Unused { until_us, .. } => format!("  {name}: unused until {}", at_ms(*until_us)),
+        Event::Removed => format!("  {name}: removed at {}", at_ms(now_us)),
         Event::Queued { owner, stay, at_head, .. } => {
             format!("  {name}: queued {owner:?} {}{}", stays(*stay), if *at_head { ", at the head" } else { "" })
         }

@@ -16,7 +16,7 @@ use crate::outbox::{Answer, Notice, Outbox, Told};
 use crate::request::{Ask, Limits, Release, Request, Verb};
 use crate::time::{Now, US_PER_MS};
 
-pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20 };
+pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20, is_quarantined: false };
 
 /// What left the engine.
 pub(super) enum Output {

@@ -128,6 +128,8 @@ pub(super) enum Action {
     /// A semaphore is made, if there is none.
     Init {
         key: usize,
+        /// IDLE.
+        idle_ms: Option<u64>,
     },
     Foreign {
         key: usize,

@@ -106,6 +106,8 @@ impl Seen<'_> {
         let engine = &self.world.engine;
         self.word(lock.kind() as u64);
         self.word(lock.permits());
+        self.option(lock.idle().map(|idle| idle.idle_ms));
+        self.time(lock.idle().map(|idle| idle.until_us));
         for hold in lock.holds().iter() {
             self.bytes(hold.owner().as_slice());
             self.word(hold.mode() as u64);

@@ -10,7 +10,7 @@ use super::oracle::repeats::Mark;
 use super::oracle::{Oracle, Told, accept_what_is_open};
 use super::small_world::{SmallWorld, Spec, name};
 use crate::engine::tests::world::Output;
-use crate::kind::Mode;
+use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::outbox::Answer;
 use crate::place::Stay;
@@ -75,6 +75,10 @@ impl SmallWorld {
                     (2, place.owner[0], Mode::Exclusive, 1, until_ms(place.stay), number)
                 }));
             } else {
+                seen.extend(lock.filter(|lock| lock.kind() == Kind::Semaphore).map(|lock| {
+                    let idle = lock.idle().filter(|_| lock.live_holds(now).next().is_none());
+                    seen_semaphore(lock.permits(), idle.map(|idle| idle.until_us / US_PER_MS))
+                }));
                 let waiters = self.world.engine.waiters(name.borrow(), now);
                 seen.extend(waiters.map(|waiter| (2, waiter.owner[0], waiter.mode, waiter.count, 0, None)));
             }
@@ -83,12 +87,16 @@ impl SmallWorld {
     }
 }
 
-/// A hold (0), a reservation (1), a waiter (2), or a kept lock (3): owner, mode, count, when it ends, and the last number of its owner's requests, with
+/// A hold (0), a reservation (1), a waiter (2), a kept lock (3), or a semaphore (4): owner, mode, count, when it ends, and the last number of its owner's requests, with
 /// whether that was a RELEASE. What is remembered beside a lock has to be compared: two states that differ in nothing else are gone on from only once.
 type Seen = (u8, u8, Mode, u32, u64, Option<(u64, bool)>);
 
 fn number(mark: Mark) -> Option<(u64, bool)> {
     mark.map(|(id, verb)| (id, verb == Verb::Release))
+}
+
+fn seen_semaphore(permits: u32, idle_until_ms: Option<u64>) -> Seen {
+    (4, 0, Mode::Permits, permits, idle_until_ms.unwrap_or(0), None)
 }
 
 fn seen_kept(kept: Option<Kept>) -> Option<Seen> {
@@ -101,6 +109,7 @@ fn seen_plain(oracle: &Oracle) -> Vec<Seen> {
         held.map(|held| (0, held.owner, held.mode, held.count, held.until_ms, number(held.mark))).collect();
     seen.sort();
     seen.extend(seen_kept(oracle.kept));
+    seen.extend(oracle.permits().map(|permits| seen_semaphore(permits, oracle.idle_until_ms())));
     seen.extend(oracle.line.iter().map(|one| (2, one.owner, one.wish.mode, one.wish.count, 0, None)));
     seen
 }

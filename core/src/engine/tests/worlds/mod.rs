@@ -120,7 +120,7 @@ fn semaphores_do_what_the_oracle_says() {
         permits: 3,
         actions: || {
             let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Permits };
-            let server = [Action::Delete { key: 0 }, Action::Init { key: 0 }];
+            let server = [Action::Delete { key: 0 }, Action::Init { key: 0, idle_ms: None }];
             let more = [&[renew, Action::Force { key: 0 }, Action::Hear], &server[..]].concat();
             with(commands(1, 3, &[(Mode::Permits, 1), (Mode::Permits, 2)], BOTH), &more)
         },
@@ -144,7 +144,20 @@ fn semaphores_do_what_the_oracle_says() {
         },
         ..PLAIN
     };
+    static IDLE: Setup = Setup {
+        kind: Kind::Semaphore,
+        permits: 2,
+        actions: || {
+            let idle_ms = [None, Some(15), Some(0)];
+            let inits = idle_ms.map(|idle_ms| Action::Init { key: 0, idle_ms });
+            let more =
+                [Action::Resize { permits: 1 }, Action::Force { key: 0 }, Action::Delete { key: 0 }, Action::Hear];
+            with(commands(1, 2, &[(Mode::Permits, 1), (Mode::Permits, 2)], BOTH), &[&inits[..], &more].concat())
+        },
+        ..PLAIN
+    };
     search("semaphore, 1 key, 3 owners", &SETUP);
+    search("IDLE: semaphore, 1 key, 2 owners", &IDLE);
     search("semaphore, 2 keys, 2 owners", &TWO_KEYS);
     search("RESIZE, DRAIN: semaphore, 1 key, 3 owners", &RESIZED);
 }
@@ -190,7 +203,7 @@ fn sessions_do_what_the_oracle_says() {
         let mode = modes[0].0;
         let closing = (0..owners).map(|owner| Action::Close { owner });
         let renewing = (0..owners).map(|owner| Action::Renew { key: 0, owner, mode });
-        let made = if mode == Mode::Permits { &[Action::Init { key: 0 }][..] } else { &[] };
+        let made = if mode == Mode::Permits { &[Action::Init { key: 0, idle_ms: None }][..] } else { &[] };
         let server = [&[Action::Delete { key: 0 }, Action::Promote, Action::Hear], made].concat();
         let more: Vec<Action> = closing.chain(renewing).chain(server).collect();
         with(commands(1, owners, modes, asks), &more)

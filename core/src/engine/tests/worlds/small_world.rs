@@ -167,12 +167,12 @@ impl SmallWorld {
                     Spec::None => {}
                 }
             }
-            Action::Init { key } => {
+            Action::Init { key, idle_ms } => {
                 let permits = self.setup.permits;
-                let made = self.world.on_key(&name(key), |engine, tx| engine.init_semaphore(tx, permits));
+                let made = self.world.on_key(&name(key), |engine, tx| engine.init_semaphore(tx, permits, idle_ms));
                 assert!(made.is_ok(), "a semaphore can be made");
                 if let Spec::Plain(oracles) = &mut self.spec {
-                    oracles[key].init(permits, now_ms);
+                    oracles[key].init(permits, idle_ms, now_ms);
                 }
             }
             Action::FailOver => {

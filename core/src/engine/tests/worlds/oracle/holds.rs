@@ -106,6 +106,7 @@ impl Oracle {
         let left = held.count;
         if left == 0 {
             self.holds.remove(at);
+            self.begin_idle_time(now_ms);
         }
         self.settle(now_ms);
         Told::Left(left)
@@ -125,6 +126,7 @@ impl Oracle {
         if self.live(now_ms).next().is_some() || Kept::at(self.kept, now_ms).is_some() {
             self.holds.clear();
             self.kept = None;
+            self.begin_idle_time(now_ms);
             self.settle(now_ms);
         }
     }

@@ -30,6 +30,7 @@ impl Oracle {
         let over: Vec<InLine> = self.line.extract_if(.., |one| one.until_ms <= now_ms).collect();
         self.answers.extend(over.iter().map(|one| (one.owner, Told::Nil)));
         self.settle(now_ms);
+        self.remove_unused(now_ms);
     }
 
     /// Does what is due: holds end, and who waits is served.
@@ -37,7 +38,9 @@ impl Oracle {
         (self.is_told, self.is_gone) = (false, false);
         self.take_back(now_ms);
         self.end_sessions(now_ms);
-        self.holds.retain(|held| held.until_ms > now_ms);
+        if self.holds.extract_if(.., |held| held.until_ms <= now_ms).count() > 0 {
+            self.begin_idle_time(now_ms);
+        }
         self.kept = Kept::at(self.kept, now_ms);
         self.refuse_if_missing(now_ms);
         while let Some(InLine { owner, wish, until_ms, .. }) = self.line.first().cloned() {
@@ -124,6 +127,6 @@ impl Oracle {
     pub(crate) fn next_ms(&self) -> Option<u64> {
         let ends = self.holds.iter().map(|held| held.until_ms);
         let opens = self.kept.map(|kept| kept.until_ms);
-        ends.chain(opens).chain(self.line.iter().map(|one| one.until_ms)).min()
+        ends.chain(opens).chain(self.idle_until_ms()).chain(self.line.iter().map(|one| one.until_ms)).min()
     }
 }

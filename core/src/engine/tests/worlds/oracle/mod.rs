@@ -49,6 +49,7 @@ use self::holds::Held;
 use self::kept::Kept;
 pub(crate) use self::kinds::Kind;
 use self::line::InLine;
+use self::semaphore::Idle;
 use self::unheard::Grant;
 
 /// What somebody is told.
@@ -87,6 +88,7 @@ pub(crate) struct Oracle {
     kind: Kind,
     pub(crate) holds: Vec<Held>,
     pub(crate) kept: Option<Kept>,
+    idle: Option<Idle>,
     pub(crate) line: Vec<InLine>,
     /// Grants after a wait of which it is not known that they were heard.
     unheard: Vec<Grant>,
@@ -108,6 +110,18 @@ impl Oracle {
     pub(crate) fn new(kind: Kind) -> Self {
         let (holds, line, answers) = (Vec::new(), Vec::new(), Vec::new());
         let (unheard, over, undone) = (Vec::new(), Vec::new(), Vec::new());
-        Self { kind, holds, kept: None, line, unheard, over, undone, is_told: false, is_gone: false, answers }
+        Self {
+            kind,
+            holds,
+            kept: None,
+            idle: None,
+            line,
+            unheard,
+            over,
+            undone,
+            is_told: false,
+            is_gone: false,
+            answers,
+        }
     }
 }

@@ -6,6 +6,8 @@
 //! It can be given another number of permits. Nobody loses any by that; but if more are in use than there are then, none is granted until enough came
 //! back, and who waits for more than there are is refused.
 //!
+//! Made with an idle time, it is removed after so long without holders and waiters, when the timer goes off.
+//!
 //! It has to be made, and a command of the server's may remove it: then whoever asks is refused, and so is whoever waits.
 
 use super::holds::Held;
@@ -14,6 +16,13 @@ use super::repeats::Verdict;
 use super::wish::Wish;
 use super::{Kind, Oracle, Told};
 use crate::kind::Mode;
+
+/// For how long one stays without holders and waiters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idle {
+    idle_ms: u64,
+    until_ms: u64,
+}
 
 /// So many are left.
 pub(super) fn has_room(holds: &[Held], permits: u32, count: u32) -> bool {
@@ -26,12 +35,37 @@ pub(super) fn is_the_same(held: &Held, count: u32) -> bool {
 }
 
 impl Oracle {
-    /// INIT: one that is there stays as it is.
-    pub(crate) fn init(&mut self, permits: u32, now_ms: u64) {
+    /// INIT: one that is there stays as it is, but for its idle time, which begins anew.
+    pub(crate) fn init(&mut self, permits: u32, idle_ms: Option<u64>, now_ms: u64) {
         self.settle(now_ms);
         if self.is_missing() {
             self.kind = Kind::Semaphore(Some(permits));
         }
+        let idle_ms = idle_ms.or(self.idle.map(|idle| idle.idle_ms)).filter(|idle_ms| *idle_ms != 0);
+        self.idle = idle_ms.map(|idle_ms| Idle { idle_ms, until_ms: now_ms + idle_ms });
+    }
+
+    /// A hold has ended.
+    pub(super) fn begin_idle_time(&mut self, now_ms: u64) {
+        if let Some(idle) = self.idle.as_mut().filter(|_| self.holds.is_empty()) {
+            idle.until_ms = now_ms + idle.idle_ms;
+        }
+    }
+
+    /// When the idle time is over, of one that nobody holds.
+    pub(crate) fn idle_until_ms(&self) -> Option<u64> {
+        self.idle.map(|idle| idle.until_ms).filter(|_| self.holds.is_empty())
+    }
+
+    pub(super) fn remove_unused(&mut self, now_ms: u64) {
+        if self.idle_until_ms().is_some_and(|until_ms| until_ms <= now_ms) {
+            if self.line.is_empty() { self.unmake() } else { self.begin_idle_time(now_ms) }
+        }
+    }
+
+    /// The number of permits of a semaphore that is there.
+    pub(crate) fn permits(&self) -> Option<u32> {
+        if let Kind::Semaphore(permits) = self.kind { permits } else { None }
     }
 
     /// RESIZE.
@@ -79,6 +113,7 @@ impl Oracle {
     pub(super) fn unmake(&mut self) {
         if let Kind::Semaphore(permits) = &mut self.kind {
             *permits = None;
+            self.idle = None;
         }
     }
 

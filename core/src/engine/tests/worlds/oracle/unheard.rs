@@ -82,6 +82,7 @@ impl Oracle {
             held.count = held.count.saturating_sub(grant.count);
             if held.count == 0 {
                 self.holds.remove(at);
+                self.begin_idle_time(now_ms);
             } else if held.until_ms > now_ms {
                 held.take_back(&grant, now_ms);
             }
