@@ -38,19 +38,6 @@ impl Engine {
         })
     }
 
-    /// Begins the idle time of a semaphore anew, if it has one and nobody holds. `given` is another one for it; 0 takes it away.
-    pub(super) fn begin_idle_time(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, given: Option<u64>) {
-        let Value::Lock(lock) = tx.keys.value(id) else {
-            return;
-        };
-        let before = lock.idle().map_or(0, |idle| idle.idle_ms);
-        let idle_ms = given.unwrap_or(before);
-        let is_unused = lock.holds().is_empty() && idle_ms != 0;
-        if idle_ms != before || is_unused {
-            self.commit(tx, id, Event::Unused { idle_ms, until_us: tx.now.after_ms(idle_ms) });
-        }
-    }
-
     /// Removes a semaphore whose idle time is over. It begins anew instead while somebody waits, and in a quarantine, when those who
     /// hold may be unknown here.
     pub(super) fn remove_unused(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
