@@ -7,7 +7,7 @@ use crate::Error;
 use crate::acquisition::Acquisition;
 use crate::clock::Moment;
 use crate::hold::Held;
-use crate::kind::{Kind, Read, Reentrant, Write};
+use crate::kind::{Keepable, Kind, Read, Reentrant, Write};
 use crate::options::{SHORTEST, check_span};
 use crate::wire::Family;
 
@@ -163,6 +163,27 @@ impl<K: Kind> Guard<K> {
     /// copy: nobody can tell that from an operator who took it away in that moment. A hold with a `session_grace` of 0 does not: it may have ended
     /// with its connection before.
     pub async fn release(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+}
+
+impl<K: Keepable> Guard<K> {
+    /// Releases, and keeps the lock closed for `keep` from the release on: for jobs that must run at most once per period. Until the lock opens the
+    /// server grants it to no owner, not even this one, and waiters go on waiting. `keep` is 0 to 365 days, rounded up to whole milliseconds; 0 is a
+    /// plain [`release`](Self::release). [`Observer::force_release`](crate::Observer::force_release) opens the lock earlier.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the rest to the background. One that was never polled releases, and keeps nothing closed.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release). After [`Error::NotHeld`] the lock is not kept closed; after [`Error::Connection`] and [`Error::Superseded`] it may
+    /// be. [`Error::Argument`] if `keep` is not in its range, and [`Error::Server`] with `ERR` if the owner holds it several times: then this guard's
+    /// hold is released, and nothing is kept closed.
+    pub async fn release_and_keep(self, keep: Duration) -> Result<(), Error> {
+        check_span("keep", keep, Duration::ZERO)?;
+        self.held.keep(keep);
         self.held.release().await
     }
 }

@@ -14,6 +14,9 @@ pub trait Kind: sealed::Sealed + Send + Sync + 'static {}
 /// A kind whose owner may hold it several times.
 pub trait Reentrant: Kind {}
 
+/// A kind that may stay closed for a while after its release: [`Mutex`] or [`Fair`].
+pub trait Keepable: Kind {}
+
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident is $family:ident),* $(,)?) => {$(
         $(#[$doc])*
@@ -38,6 +41,9 @@ kinds! {
     /// Permits of a [`Semaphore`](crate::Semaphore).
     Permits is Semaphore,
 }
+
+impl Keepable for Mutex {}
+impl Keepable for Fair {}
 
 impl Reentrant for Mutex {}
 impl Reentrant for Fair {}

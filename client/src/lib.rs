@@ -80,7 +80,7 @@ pub use error::Error;
 pub use events::Event;
 pub use follower::Events;
 pub use guard::{Detached, Guard};
-pub use kind::{Fair, Kind, Mutex, Permits, Read, Reentrant, Write};
+pub use kind::{Fair, Keepable, Kind, Mutex, Permits, Read, Reentrant, Write};
 pub use lock::{Lock, RwLock};
 pub use metrics::Metrics;
 pub use multi::{MultiGuard, MultiLock};

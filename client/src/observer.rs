@@ -135,7 +135,7 @@ impl Observer {
         Ok(Some(self.ask(redis::cmd("RLOCK.INFO").arg(&self.key)).await?).filter(|info| *info != Value::Nil))
     }
 
-    /// Whether anybody holds it.
+    /// Whether it has a holder, or its former holder [keeps it closed](crate::Guard::release_and_keep).
     ///
     /// # Errors
     ///
@@ -144,7 +144,8 @@ impl Observer {
         Ok(self.lease_left().await?.is_some())
     }
 
-    /// How long it stays held if nobody renews it: the longest lease of its holders. `None` if nobody holds it.
+    /// How long it stays held if nobody renews it: the longest lease of its holders, or the time until a lock that is
+    /// [kept closed](crate::Guard::release_and_keep) opens. `None` if nobody holds it.
     ///
     /// # Errors
     ///

@@ -65,6 +65,8 @@ pub(crate) struct Grant {
 pub(crate) struct Numbered {
     id: AtomicU64,
     copies: AtomicU32,
+    /// How long the lock stays closed after it.
+    keep_ms: AtomicU64,
 }
 
 impl Numbered {
@@ -72,6 +74,11 @@ impl Numbered {
     pub(crate) fn renumber(&self, id: u64) {
         self.id.store(id, Ordering::Relaxed);
         self.copies.store(0, Ordering::Relaxed);
+    }
+
+    /// The release keeps the lock closed for this long.
+    pub(crate) fn keep(&self, keep: Duration) {
+        self.keep_ms.store(wire::ms(keep), Ordering::Relaxed);
     }
 }
 
@@ -188,7 +195,8 @@ impl Request {
         let patience = self.client.settings.response_timeout;
         let mut is_renumbered = false;
         loop {
-            let command = self.subject.release(tokens, permits, numbered.id.load(Ordering::Relaxed));
+            let keep_ms = numbered.keep_ms.load(Ordering::Relaxed);
+            let command = self.subject.release(tokens, permits, keep_ms, numbered.id.load(Ordering::Relaxed));
             let was_sent = numbered.copies.load(Ordering::Relaxed) > 0;
             let calling = self.client.servers.call_noting(self.slot(), &command, patience, give_up, &numbered.copies);
             let answered = calling.await?;
@@ -212,6 +220,13 @@ impl Request {
                     is_renumbered = true;
                     numbered.renumber(self.gate.next_id());
                 }
+                // The owner has acquired the hold several times. Release this count all the same: the guard is gone, and its count would stay.
+                Err(Error::Server { code, message }) if code == "ERR" && keep_ms > 0 => {
+                    numbered.keep(Duration::ZERO);
+                    numbered.renumber(self.gate.next_id());
+                    let released = Box::pin(self.release(tokens, permits, numbered, ends, give_up)).await;
+                    return released.and(Err(Error::Server { code, message }));
+                }
                 // One of the keys may not be asked for any more, and the server has released none.
                 Err(error @ Error::Permission(_)) if self.subject.family == Family::Many => {
                     Box::pin(self.release_singly(tokens, numbered, give_up)).await;
@@ -230,7 +245,7 @@ impl Request {
         let mut were_held = false;
         for (key, token) in self.subject.keys.iter().zip(tokens) {
             let subject = Subject { keys: Arc::from([key.clone()]), ..self.subject.clone() };
-            let command = subject.release(&[*token], 1, numbered.id.load(Ordering::Relaxed));
+            let command = subject.release(&[*token], 1, 0, numbered.id.load(Ordering::Relaxed));
             let outcome = self.call(&command, give_up).await.and_then(|Answered { said, is_resent, .. }| {
                 were_held |= is_resent;
                 said.map_err(|error| Error::of_hold(&error))

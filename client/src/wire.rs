@@ -68,8 +68,8 @@ pub(crate) struct Acquire<'a> {
 }
 
 /// Whole milliseconds, as the wire has them; parts of one count as one, so that nothing becomes 0 that is not.
-fn ms(span: Duration) -> u64 {
-    u64::try_from(span.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
+pub(crate) fn ms(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// How long a grant after a wait lasts until it is confirmed: more than a round trip, a new connection and a pause of the process. A
@@ -146,11 +146,14 @@ impl Subject {
         }
     }
 
-    /// Gives back so many permits; of any other kind that is 1.
-    pub(crate) fn release(&self, tokens: &[u64], permits: u32, request_id: u64) -> Cmd {
+    /// Gives back so many permits; of any other kind that is 1. If `keep_ms` is not 0, the lock stays closed for that long.
+    pub(crate) fn release(&self, tokens: &[u64], permits: u32, keep_ms: u64, request_id: u64) -> Cmd {
         let mut command = self.command("RELEASE");
         self.add_permits(&mut command, permits);
         command.arg("REQ").arg(request_id);
+        if keep_ms > 0 {
+            command.arg("KEEP").arg(keep_ms);
+        }
         self.add_tokens(&mut command, tokens);
         command
     }
@@ -272,7 +275,9 @@ mod tests {
     fn commands_are_those_of_the_module() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 REQ 7");
-        assert_eq!(words(&mutex.release(&[9], 1, 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
+        assert_eq!(words(&mutex.release(&[9], 1, 0, 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
+        assert_eq!(words(&mutex.release(&[9], 1, 50, 8)), "RLOCK.RELEASE k me REQ 8 KEEP 50 TOKEN 9");
+        assert_eq!(ms(Duration::from_nanos(1)), 1, "it does not become 0");
         let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Wait(None, "c")) };
         assert_eq!(
             words(&mutex.acquire(bound)),
@@ -288,7 +293,7 @@ mod tests {
 
         let semaphore = subject(Family::Semaphore, &["k"], 3);
         assert_eq!(words(&semaphore.acquire(options(Ask::Once))), "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 REQ 7");
-        assert_eq!(words(&semaphore.release(&[9], 3, 8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
+        assert_eq!(words(&semaphore.release(&[9], 3, 0, 8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
 
         let many = subject(Family::Many, &["a", "b"], 1);
         assert_eq!(words(&many.acquire(options(Ask::Once))), "RLOCK.MACQUIRE 2 a b me PX 3000 REQ 7");

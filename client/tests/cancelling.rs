@@ -6,6 +6,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rlock_client::{Client, Kind, Lock};
 
+use crate::keeping::is_kept;
 use crate::memory::live_bytes;
 use crate::support::{Server, seed};
 use crate::{command_stat, connect, connections, eventually};
@@ -216,6 +217,20 @@ async fn a_dropped_release_is_finished_in_the_background() {
         }
     }
     eventually(|| server.client().call("EXISTS k") == 0).await;
+}
+
+#[tokio::test]
+async fn a_dropped_release_that_keeps_the_lock_closed_does_so_in_the_background() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    for turns in 0..100 {
+        let guard = client.lock("k").acquire_timeout(Duration::from_secs(5)).await.expect("a free lock");
+        if let Some(outcome) = Patience::Turns(turns).with(guard.release_and_keep(Duration::from_secs(600))).await {
+            outcome.expect("it was held");
+        }
+        eventually(|| is_kept(&server, "k")).await;
+        assert_eq!(server.client().call("RLOCK.FORCERELEASE k"), 1);
+    }
 }
 
 #[test]

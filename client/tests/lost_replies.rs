@@ -5,6 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error};
 
 use crate::eventually;
+use crate::keeping::is_kept;
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
 use crate::thief::{Thief, holds, use_once};
@@ -36,6 +37,48 @@ async fn an_acquisition_is_counted_once_and_a_release_is_done() {
         assert!(thief.has_stolen());
         assert_eq!(holds(&server), 0);
     }
+}
+
+#[tokio::test]
+async fn a_lock_is_kept_closed_once() {
+    let server = Server::start();
+    let thief = Thief::before(&server).await;
+    let client = thief.client().await;
+    let guard = client.lock("k").acquire().await.expect("free");
+    thief.steal_next();
+    guard.release_and_keep(Duration::from_secs(600)).await.expect("it was held");
+    assert!(thief.has_stolen());
+    assert!(is_kept(&server, "k"));
+    assert_eq!(server.client().call("RLOCK.FORCERELEASE k"), 1);
+
+    // It is open, and held by the next one, before the request is sent again.
+    let guard = client.lock("k").acquire().await.expect("free");
+    let mut next = server.client();
+    thief.steal_next_and(move || {
+        next.call("RLOCK.ACQUIRE k next PX 600000 BLOCK 0").int();
+    });
+    guard.release_and_keep(Duration::from_millis(1)).await.expect("it was held");
+    assert!(thief.has_stolen());
+    assert_eq!(server.client().holder("k").map(|holder| holder.owner), Some("next".to_owned()));
+}
+
+#[tokio::test]
+async fn a_hold_that_was_entered_again_is_released_once() {
+    let server = Server::start();
+    let thief = Thief::before(&server).await;
+    let client = thief.client().await;
+    let outer = client.lock("k").acquire().await.expect("free");
+    let second = outer.reenter().await.expect("a re-entry");
+    // The first reply refuses to keep it closed, the second one is that of the release.
+    for number in [1, 2] {
+        let inner = outer.reenter().await.expect("a re-entry");
+        thief.steal(number);
+        let refused = inner.release_and_keep(Duration::from_secs(600)).await;
+        assert!(matches!(&refused, Err(Error::Server { code, .. }) if code == "ERR"), "{refused:?}");
+        assert!(thief.has_stolen());
+        assert_eq!(holds(&server), 2);
+    }
+    drop((second, outer));
 }
 
 #[tokio::test]

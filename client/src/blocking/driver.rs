@@ -137,6 +137,17 @@ impl<G> Kept<G> {
         let release = Release { end: Box::pin(released), driver: driver.clone() };
         Self { inner, release, driver: driver.clone() }
     }
+
+    /// Ends it by hand.
+    pub(super) fn end<F>(self, end: impl FnOnce(G) -> F) -> Result<(), Error>
+    where
+        F: Future<Output = Result<(), Error>>,
+    {
+        let Self { inner, release, driver } = self;
+        let outcome = driver.wait(end(inner));
+        drop(release);
+        outcome
+    }
 }
 
 impl<G: std::fmt::Debug> std::fmt::Debug for Kept<G> {

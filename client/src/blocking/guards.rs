@@ -6,7 +6,7 @@ use crate::Error;
 use crate::blocking::driver::Kept;
 use crate::blocking::same::{holding, looks, waits};
 use crate::guard::Detached;
-use crate::kind::{Kind, Permits, Read, Reentrant, Write};
+use crate::kind::{Keepable, Kind, Permits, Read, Reentrant, Write};
 
 /// A hold, see [`crate::Guard`]. When it is dropped it has released, or has tried to for 5 s. Dropped in an asynchronous task it
 /// releases in the background.
@@ -34,6 +34,17 @@ impl<K: Kind> Guard<K> {
     pub fn detach(self) -> Result<Detached, Error> {
         let Kept { inner, driver, .. } = self.0;
         driver.wait(inner.detach())
+    }
+}
+
+impl<K: Keepable> Guard<K> {
+    /// See [`crate::Guard::release_and_keep`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release_and_keep(self, keep: Duration) -> Result<(), Error> {
+        self.0.end(|inner| inner.release_and_keep(keep))
     }
 }
 

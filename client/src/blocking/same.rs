@@ -122,10 +122,7 @@ macro_rules! holding {
         ///
         /// As there.
         pub fn release(self) -> Result<(), crate::Error> {
-            let crate::blocking::driver::Kept { inner, release, driver } = self.0;
-            let outcome = driver.wait(inner.release());
-            drop(release);
-            outcome
+            self.0.end(|inner| inner.release())
         }
     };
 }

@@ -112,6 +112,11 @@ impl Held {
         outcome
     }
 
+    /// From now on its release keeps the lock closed for this long, also if the background does it.
+    pub(crate) fn keep(&self, keep: Duration) {
+        self.hold.release.keep(keep);
+    }
+
     /// Gives the hold up without releasing it: it lives until its lease ends.
     pub(crate) fn leave(mut self) {
         self.ending = Ending::Done;
