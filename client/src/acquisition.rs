@@ -62,6 +62,7 @@ impl Acquisition {
             subject,
             lease: options.lease(),
             gate,
+            note: options.note.clone(),
             keeping: Keeping {
                 renews: options.renews(),
                 max_hold: options.max_hold,
@@ -93,6 +94,7 @@ impl Acquisition {
             subject,
             lease,
             gate,
+            note: first.note.clone(),
             keeping: Keeping { ends_by, ..first.keeping },
         };
         Ok(Self { request: Arc::new(request) })

@@ -9,6 +9,9 @@ use rand::{RngCore, TryRngCore};
 /// How many bytes an owner may have.
 const OWNER_BYTES: std::ops::RangeInclusive<usize> = 1..=512;
 
+/// How many bytes a note may have.
+const NOTE_BYTES: usize = 256;
+
 /// An owner that nobody else has: 128 random bits, as text that a person can read in `RLOCK.INFO`.
 ///
 /// They come from the system. A generator in memory is copied by fork(2), and two processes with one owner would both be granted one lock.
@@ -30,6 +33,15 @@ pub(crate) fn check_owner(owner: &[u8]) -> Result<(), crate::Error> {
         Ok(())
     } else {
         Err(crate::Error::Argument(format!("owner has {} bytes, and may have 1 to 512", owner.len())))
+    }
+}
+
+/// Checks a note that the user chose.
+pub(crate) fn check_note(note: &[u8]) -> Result<(), crate::Error> {
+    if note.len() <= NOTE_BYTES {
+        Ok(())
+    } else {
+        Err(crate::Error::Argument(format!("note has {} bytes, and may have 0 to {NOTE_BYTES}", note.len())))
     }
 }
 

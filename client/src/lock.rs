@@ -144,8 +144,8 @@ impl<K: Kind> Lock<K> {
     }
 
     /// Takes over a hold that another guard has [left](Guard::detach), perhaps in another process: renews it on the terms of this handle, and
-    /// keeps it from now on. It keeps its own session grace, whatever this handle says, and is bound to the connection of this client. For permits, the handle
-    /// says how many there are.
+    /// keeps it from now on. It keeps its own session grace, whatever this handle says, and is bound to the connection of this client. A note of this
+    /// handle replaces the note of the hold. For permits, the handle says how many there are.
     ///
     /// # Errors
     ///

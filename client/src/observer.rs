@@ -53,6 +53,8 @@ pub struct Holder {
     pub lease_left: Duration,
     /// Whether it ends with its connection.
     pub is_session: bool,
+    /// The [note](crate::Lock::note) of its holder, up to 256 bytes.
+    pub note: Option<Vec<u8>>,
 }
 
 /// Whoever waits for a lock.
@@ -67,6 +69,8 @@ pub struct Waiter {
     pub waited: Duration,
     /// Whether it is there. Others have only a place in the queue of a fair lock.
     pub is_connected: bool,
+    /// Its [note](crate::Lock::note), up to 256 bytes.
+    pub note: Option<Vec<u8>>,
 }
 
 fn needed<'a>(map: &'a Value, name: &str) -> Result<&'a Value, Error> {
@@ -75,6 +79,10 @@ fn needed<'a>(map: &'a Value, name: &str) -> Result<&'a Value, Error> {
 
 fn mode_of(map: &Value) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(wire::bytes(needed(map, "mode")?)?).into_owned())
+}
+
+fn note_of(map: &Value) -> Result<Option<Vec<u8>>, Error> {
+    field(map, "note").map(|note| wire::bytes(note).map(<[u8]>::to_vec)).transpose()
 }
 
 fn each<T>(list: &Value, read: impl Fn(&Value) -> Result<T, Error>) -> Result<Vec<T>, Error> {
@@ -100,6 +108,7 @@ impl Holder {
                 token: number("token")?,
                 lease_left: Duration::from_millis(number("lease-ms")?),
                 is_session: number("session")? == 1,
+                note: note_of(map)?,
             })
         })
     }
@@ -113,6 +122,7 @@ impl Waiter {
                 mode: mode_of(map)?,
                 waited: wire::milliseconds(needed(map, "waited-ms")?)?,
                 is_connected: wire::number(needed(map, "connected")?)? == 1,
+                note: note_of(map)?,
             })
         })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
-use crate::identity::check_owner;
+use crate::identity::{check_note, check_owner};
 
 /// The lease of a lock for which none was given; such a lock renews itself.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
@@ -31,6 +31,7 @@ pub(crate) struct Options {
     pub(crate) session_grace: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) owner: Option<Arc<[u8]>>,
+    pub(crate) note: Option<Arc<[u8]>>,
     pub(crate) replicas: Option<(u32, Duration)>,
 }
 
@@ -45,6 +46,7 @@ impl Options {
         for (name, span, shortest) in spans {
             span.map_or(Ok(()), |span| check_span(name, span, shortest))?;
         }
+        self.note.as_deref().map_or(Ok(()), check_note)?;
         self.owner.as_deref().map_or(Ok(()), check_owner)
     }
 
@@ -126,6 +128,16 @@ macro_rules! option_methods {
         #[must_use]
         pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
             self.options.owner = Some(owner.as_ref().into());
+            self
+        }
+
+        /// A text for people, up to 256 bytes, that the server stores with the hold: the host and process, or the URL of a build. It is shown with the
+        /// [holder](crate::Holder::note) and, while it waits, with the [waiter](crate::Waiter::note), and nothing else depends on it.
+        ///
+        /// A re-entry with a note replaces that of the hold, and an empty note removes it. Default: none is sent.
+        #[must_use]
+        pub fn note(mut self, note: impl AsRef<[u8]>) -> Self {
+            self.options.note = Some(note.as_ref().into());
             self
         }
 

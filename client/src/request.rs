@@ -32,6 +32,8 @@ pub(crate) struct Request {
     pub(crate) subject: Subject,
     pub(crate) lease: Duration,
     pub(crate) gate: Arc<Gate>,
+    /// The note of the hold; without one, the server leaves the note that the hold has.
+    pub(crate) note: Option<Arc<[u8]>>,
     /// What is promised to whoever is granted it.
     pub(crate) keeping: Keeping,
 }
@@ -94,8 +96,8 @@ impl Request {
     }
 
     pub(crate) fn acquire_command(&self, ask: Ask<'_>, request_id: u64) -> Cmd {
-        let session_grace = self.gate.session_grace;
-        self.subject.acquire(Acquire { lease: self.lease, session_grace, ask, request_id })
+        let (session_grace, note) = (self.gate.session_grace, self.note.as_deref());
+        self.subject.acquire(Acquire { lease: self.lease, session_grace, ask, request_id, note })
     }
 
     /// Sends a command of this request over the shared connection until it is answered.
@@ -288,7 +290,9 @@ impl Request {
 
     /// Renews what this owner has been granted somewhere else.
     pub(crate) async fn take_over(&self, tokens: Vec<u64>, give_up: Moment) -> Result<Grant, Error> {
-        let answered = self.call(&self.subject.renew(&tokens, self.lease), give_up).await?;
+        let mut command = self.subject.renew(&tokens, self.lease);
+        wire::add_note(&mut command, self.note.as_deref());
+        let answered = self.call(&command, give_up).await?;
         let lease = wire::milliseconds(&answered.said.map_err(|error| Error::of_hold(&error))?)?;
         let (counts_from, link) = (answered.sent, answered.link);
         Ok(Grant { tokens, counts_from, lease, link })
@@ -362,6 +366,7 @@ mod tests {
             subject: Subject { family: Family::Mutex, keys, owner, permits: 1 },
             lease: Duration::from_secs(60),
             gate: Gate::new(session_grace),
+            note: None,
             keeping: Keeping { renews: true, max_hold, ends_by: None, replicas: None },
         }
     }

@@ -147,6 +147,7 @@ impl Drain {
             subject,
             lease: self.options.lease(),
             gate: Gate::new(None),
+            note: None,
             keeping: Keeping {
                 renews: self.options.renews(),
                 max_hold: self.options.max_hold,

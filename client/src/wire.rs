@@ -65,6 +65,7 @@ pub(crate) struct Acquire<'a> {
     pub(crate) session_grace: Option<Duration>,
     pub(crate) ask: Ask<'a>,
     pub(crate) request_id: u64,
+    pub(crate) note: Option<&'a [u8]>,
 }
 
 /// Whole milliseconds, as the wire has them; parts of one count as one, so that nothing becomes 0 that is not.
@@ -131,6 +132,7 @@ impl Subject {
             command.arg("SESSION").arg(ms(grace));
         }
         command.arg("REQ").arg(options.request_id);
+        add_note(&mut command, options.note);
         command
     }
 
@@ -180,6 +182,13 @@ impl Subject {
         let mut command = self.command("DRAIN");
         command.arg("PX").arg(ms(lease));
         command
+    }
+}
+
+/// Sets the note of a hold. Without one, the hold keeps the note that it has.
+pub(crate) fn add_note(command: &mut Cmd, note: Option<&[u8]>) {
+    if let Some(note) = note {
+        command.arg("NOTE").arg(note);
     }
 }
 
@@ -268,7 +277,7 @@ mod tests {
     }
 
     fn options(ask: Ask<'_>) -> Acquire<'_> {
-        Acquire { lease: Duration::from_secs(3), session_grace: None, ask, request_id: 7 }
+        Acquire { lease: Duration::from_secs(3), session_grace: None, ask, request_id: 7, note: None }
     }
 
     #[test]
@@ -283,6 +292,9 @@ mod tests {
             words(&mutex.acquire(bound)),
             "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 3000 SESSION 0 REQ 7"
         );
+
+        let noted = Acquire { note: Some(b"host-1"), ..options(Ask::Once) };
+        assert_eq!(words(&mutex.acquire(noted)), "RLOCK.ACQUIRE k me PX 3000 REQ 7 NOTE host-1");
 
         let fair = subject(Family::Fair, &["k"], 1);
         assert_eq!(words(&fair.cancel(7)), "RFAIRLOCK.CANCEL k me");

@@ -284,6 +284,7 @@ async fn errors_name_what_is_wrong() {
     is_argument(client.lock("k").lease(Duration::ZERO).try_acquire().await, "lease");
     is_argument(client.lock("k").owner("").try_acquire().await, "owner");
     is_argument(client.lock("k").owner([b'o'; 513]).try_acquire().await, "owner");
+    is_argument(client.lock("k").note([b'n'; 257]).try_acquire().await, "note has 257 bytes, and may have 0 to 256");
     let year = Duration::from_secs(366 * 24 * 60 * 60);
     is_argument(client.lock("k").session_grace(year).try_acquire().await, "session_grace");
     assert_eq!(server.client().call("EXISTS k"), Reply::Int(0));

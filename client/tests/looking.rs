@@ -56,6 +56,41 @@ async fn a_lock_shows_its_holders_and_waiters_whatever_its_kind() {
 }
 
 #[tokio::test]
+async fn a_note_is_shown_with_its_holder_or_waiter() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let note_of = async |key: &str| client.observe(key).holders().await.expect("an answer")[0].note.clone();
+    let plain = client.lock("plain").acquire().await.expect("free");
+    assert_eq!(note_of("plain").await, None);
+    let guard = client.lock("k").note("host-1").acquire().await.expect("free");
+    let again = guard.reenter().await.expect("a re-entry");
+    assert_eq!(note_of("k").await.as_deref(), Some(b"host-1".as_slice()));
+    let waiter = client.lock("k").note("host-2");
+    let waiter = tokio::spawn(async move { waiter.acquire().await });
+    eventually(|| server.client().waiting_owners("k").len() == 1).await;
+    let waiters = client.observe("k").waiters().await.expect("an answer");
+    assert_eq!(waiters[0].note.as_deref(), Some(b"host-2".as_slice()));
+    again.release().await.expect("it was held");
+    guard.release().await.expect("it was held");
+    let next = waiter.await.expect("no panic").expect("a grant");
+    assert_eq!(note_of("k").await.as_deref(), Some(b"host-2".as_slice()));
+
+    // Who takes it over may have a note of its own.
+    let detached = next.detach().await.expect("it is held");
+    let taken_over = client.lock("k").attach(&detached).await.expect("it is held");
+    assert_eq!(note_of("k").await.as_deref(), Some(b"host-2".as_slice()));
+    let detached = taken_over.detach().await.expect("it is held");
+    let _taken_over = client.lock("k").note("host-3").attach(&detached).await.expect("it is held");
+    assert_eq!(note_of("k").await.as_deref(), Some(b"host-3".as_slice()));
+
+    let both = client.multi_lock(["a", "b"]).note("host-4").acquire().await.expect("free");
+    let notes = [note_of("a").await, note_of("b").await];
+    assert_eq!(notes, [Some(b"host-4".to_vec()), Some(b"host-4".to_vec())]);
+    both.release().await.expect("it was held");
+    plain.release().await.expect("it was held");
+}
+
+#[tokio::test]
 async fn a_hold_changes_hands() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);

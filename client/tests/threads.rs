@@ -42,7 +42,12 @@ fn threads_have_what_tasks_have() {
     let detached = client.lock("k").acquire().expect("free").detach().expect("it is held");
     let guard = client.lock("k").attach(&detached).expect("it is held");
     assert!(!guard.is_suspected() && guard.token() == detached.token);
-    guard.release().expect("it was held");
+    guard.release_and_keep(Duration::from_secs(600)).expect("it was held");
+    assert!(client.lock("k").try_acquire().expect("an answer").is_none());
+    assert!(client.observe("k").force_release().expect("an answer"));
+    let noted = client.lock("k").note("host-1").acquire().expect("free");
+    assert_eq!(client.observe("k").holders().expect("an answer")[0].note.as_deref(), Some(b"host-1".as_slice()));
+    noted.release().expect("it was held");
     let semaphore = client.semaphore("s");
     semaphore.init(3).expect("an answer");
     let (permits, guard) = semaphore.draining().lease(Duration::from_secs(9)).take().expect("an answer").expect("free");

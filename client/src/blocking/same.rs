@@ -48,6 +48,7 @@ macro_rules! all_options {
             session_grace(grace: std::time::Duration);
             max_hold(most: std::time::Duration);
             owner(owner: impl AsRef<[u8]>);
+            note(note: impl AsRef<[u8]>);
             replicas(replicas: u32, timeout: std::time::Duration);
         }
     };

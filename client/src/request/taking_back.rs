@@ -126,10 +126,11 @@ impl Request {
             let subject = Subject { keys: Arc::from([key.clone()]), ..self.subject.clone() };
             // It prolongs nothing, and ends by itself if it is not given back.
             let (lease, session_grace) = (SHORTEST, self.gate.session_grace);
-            let repetition = subject.acquire(Acquire { lease, session_grace, ask: Ask::Once, request_id });
+            let repetition = subject.acquire(Acquire { lease, session_grace, ask: Ask::Once, request_id, note: None });
             let outcome = async {
                 let Some(grant) = self.repeat(&repetition, efforts).await? else { return Ok(()) };
-                let request = Request { subject, gate: self.gate.clone(), client: self.client.clone(), ..*self };
+                let (gate, client) = (self.gate.clone(), self.client.clone());
+                let request = Request { subject, gate, client, note: None, ..*self };
                 let numbered = Numbered::default();
                 numbered.renumber(self.gate.next_id());
                 request.release(&grant.tokens, 1, &numbered, Moment::NEVER, efforts.end).await
