@@ -56,8 +56,8 @@ pub enum Action {
     Release(Release),
     /// Wait until a lock is free, without taking it
     ///
-    /// Free means that nobody holds it and nobody waits for it; of a semaphore, that a permit is available. It looks ten times a
-    /// second. Nothing says that the lock is still free a moment later: to be the next one, use run.
+    /// Free means that it has no holder and no waiter and is not kept closed; of a semaphore, that a permit is available. It looks
+    /// ten times a second. Nothing says that the lock is still free a moment later: to be the next one, use run.
     Wait(Wait),
 }
 

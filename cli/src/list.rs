@@ -35,7 +35,7 @@ pub(crate) async fn list(url: &str, options: Ls) -> Result<u8, Failure> {
     }
     if !options.json {
         rows.sort();
-        print(&text::table(COLUMNS, &rows))?;
+        print(&text::table(&text::with_notes(COLUMNS, &rows), &rows))?;
     }
     observer.all_was_told()?;
     Ok(DONE)

@@ -44,6 +44,20 @@ pub struct Holder {
     pub lease_ms: i64,
     /// Whether the hold is bound to a connection.
     pub session: bool,
+    /// The holder's note.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// A release that keeps the lock closed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Kept {
+    /// The former owner.
+    pub owner: String,
+    /// The fencing token of the hold that has ended.
+    pub token: i64,
+    /// The time until the lock opens.
+    pub keep_ms: i64,
 }
 
 /// Who waits.
@@ -57,6 +71,9 @@ pub struct Waiter {
     pub waited_ms: i64,
     /// Whether over a connection; otherwise it is a place in a fair queue.
     pub connected: bool,
+    /// The waiter's note.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A lock.
@@ -74,6 +91,9 @@ pub struct Lock {
     /// Whether it has more holders than are asked for; then none is listed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub many_holders: bool,
+    /// The release that keeps it closed, if there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Kept>,
     /// How many wait.
     pub waiters: i64,
     /// Of a semaphore: how many permits there are.
@@ -95,7 +115,7 @@ impl Lock {
     pub fn is_free(&self) -> bool {
         match self.available {
             Some(available) => available > 0 && self.waiters == 0,
-            None => self.holders.is_empty() && !self.many_holders && self.waiters == 0,
+            None => self.holders.is_empty() && self.kept.is_none() && !self.many_holders && self.waiters == 0,
         }
     }
 }
@@ -357,6 +377,7 @@ fn contended_lock_of(node: usize, map: &Value) -> Contended {
     let holder = field(map, "owner").map(|owner| Holder {
         owner: printable(bytes(owner)),
         token: number(map, "token").unwrap_or(0),
+        note: note_of(map),
         ..Holder::default()
     });
     let lock = Lock {
@@ -380,12 +401,19 @@ fn lock_of(key: &[u8], info: &Value) -> Option<Lock> {
         token: number(map, "token").unwrap_or(0),
         lease_ms: number(map, "lease-ms").unwrap_or(0),
         session: number(map, "session") == Some(1),
+        note: note_of(map),
+    };
+    let kept = |map: &Value| Kept {
+        owner: words(map, "owner"),
+        token: number(map, "token").unwrap_or(0),
+        keep_ms: number(map, "keep-ms").unwrap_or(0),
     };
     Some(Lock {
         key: printable(key),
         kind: words(info, "kind"),
         holders: holders.iter().map(holder).collect(),
         holders_count: number(info, "holders-count"),
+        kept: field(info, "kept").map(kept),
         waiters: number(info, "waiters").unwrap_or(0),
         permits: number(info, "permits"),
         available: number(info, "available"),
@@ -407,5 +435,10 @@ fn waiter_of(map: &Value) -> Waiter {
         mode: words(map, "mode"),
         waited_ms: number(map, "waited-ms").unwrap_or(0),
         connected: number(map, "connected") == Some(1),
+        note: note_of(map),
     }
+}
+
+fn note_of(map: &Value) -> Option<String> {
+    field(map, "note").map(|note| printable(bytes(note)))
 }

@@ -8,7 +8,7 @@ use crate::arguments::Show;
 use crate::exit::{DONE, Failure, NOTHING};
 use crate::observer::{Lock, Observer, Waiter};
 use crate::span;
-use crate::text::{Align, print, printable, table};
+use crate::text::{Align, print, printable, table, with_notes};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -40,7 +40,10 @@ fn page(lock: &Lock, queue: &[Waiter]) -> String {
         page += &format!(", {available} of {permits} permits available");
     }
     page += "\n";
-    if lock.holders.is_empty() {
+    if let Some(kept) = &lock.kept {
+        let left = span::brief(kept.keep_ms.unsigned_abs());
+        page += &format!("\nnobody holds it; {} has released it and keeps it closed for {left}\n", kept.owner);
+    } else if lock.holders.is_empty() {
         page += "\nnobody holds it\n";
     } else {
         let holder = |holder: &crate::observer::Holder| {
@@ -51,22 +54,26 @@ fn page(lock: &Lock, queue: &[Waiter]) -> String {
                 holder.token.to_string(),
                 span::brief(holder.lease_ms.unsigned_abs()),
                 if holder.session { "yes" } else { "no" }.to_owned(),
+                holder.note.clone().unwrap_or_default(),
             ]
         };
         let (left, right) = (Align::Left, Align::Right);
         let columns =
             [("HOLDER", left), ("MODE", left), ("HOLDS", right), ("TOKEN", right), ("LEASE", right), ("SESSION", left)];
-        page = page + "\n" + &table(&columns, &lock.holders.iter().map(holder).collect::<Vec<_>>());
+        let rows: Vec<_> = lock.holders.iter().map(holder).collect();
+        page = page + "\n" + &table(&with_notes(&columns, &rows), &rows);
         page += &and_more(lock.holders_count.unwrap_or(0), lock.holders.len());
     }
     if !queue.is_empty() {
         let waiter = |waiter: &Waiter| {
             let stay = if waiter.connected { "connected" } else { "has a place" };
             let waited = span::brief(waiter.waited_ms.unsigned_abs());
-            vec![waiter.owner.clone(), waiter.mode.clone(), waited, stay.to_owned()]
+            let note = waiter.note.clone().unwrap_or_default();
+            vec![waiter.owner.clone(), waiter.mode.clone(), waited, stay.to_owned(), note]
         };
         let columns = [("WAITER", Align::Left), ("MODE", Align::Left), ("WAITED", Align::Right), ("", Align::Left)];
-        page = page + "\n" + &table(&columns, &queue.iter().map(waiter).collect::<Vec<_>>());
+        let rows: Vec<_> = queue.iter().map(waiter).collect();
+        page = page + "\n" + &table(&with_notes(&columns, &rows), &rows);
         page += &and_more(lock.waiters, queue.len());
     }
     page

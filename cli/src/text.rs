@@ -47,6 +47,13 @@ pub(crate) fn table(columns: &[(&str, Align)], rows: &[Vec<String>]) -> String {
     out
 }
 
+/// Columns, and one for what rows have after them if one of the rows has something there: its note.
+pub(crate) fn with_notes(columns: &[(&'static str, Align)], rows: &[Vec<String>]) -> Vec<(&'static str, Align)> {
+    let has_note = |row: &Vec<String>| row.get(columns.len()).is_some_and(|note| !note.is_empty());
+    let notes = rows.iter().any(has_note).then_some(("NOTE", Align::Left));
+    columns.iter().copied().chain(notes).collect()
+}
+
 /// How many characters a cell has. Wide ones count as one: they are rare in keys, and only move a column.
 fn width(cell: &str) -> usize {
     cell.chars().count()

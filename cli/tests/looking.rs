@@ -131,6 +131,62 @@ fn show_tells_holders_and_queue() {
 }
 
 #[test]
+fn notes_are_shown_where_there_are_any() {
+    let server = server_with_locks();
+    let note = b"build\x1b[2J 7".as_slice();
+    let acquire = |owner| [b"RLOCK.ACQUIRE".as_slice(), b"noted", owner, b"BLOCK", b"0", b"NOTE", note];
+    server.client().call(acquire(b"alice")).int();
+    let mut waiter = server.client();
+    waiter.send(acquire(b"bob"));
+    wait_for_waiters(&server, "noted", 1);
+    let shown = "build\\u{1b}[2J 7";
+    for line in ["ls", "ls noted", "top --once", "show noted"] {
+        let out = text(&finish(&server, line).stdout);
+        let noted: Vec<_> = out.lines().filter(|line| line.contains(shown)).collect();
+        assert!(out.contains("  NOTE\n") && noted.iter().all(|line| line.ends_with(shown)), "{out}");
+        assert_eq!(noted.len(), if line == "show noted" { 2 } else { 1 }, "{out}");
+    }
+    for line in ["ls fair", "show fair"] {
+        assert!(!text(&finish(&server, line).stdout).contains("NOTE"), "{line}");
+    }
+    let seen = json(&finish(&server, "show noted --json").stdout);
+    assert_eq!((&seen["holders"][0]["note"], &seen["queue"][0]["note"]), (&shown.into(), &shown.into()));
+    assert_eq!(json(&finish(&server, "top --json").stdout)["locks"][0]["holders"][0]["note"], shown);
+    assert_eq!(json(&finish(&server, "ls --json noted").stdout)["holders"][0]["note"], shown);
+    assert!(json(&finish(&server, "show fair --json").stdout)["holders"][0].get("note").is_none());
+}
+
+/// RLOCK.TOP alone tells of them.
+#[test]
+fn top_shows_notes_of_other_databases() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("SELECT 3");
+    client.acquire("k alice PX 600000 NOTE build-7");
+    let mut waiter = server.client();
+    waiter.call("SELECT 3");
+    waiter.send("RLOCK.ACQUIRE k bob BLOCK 0");
+    crate::eventually(|| client.info_number("rlock_waiting") == 1);
+    assert!(text(&finish(&server, "top --once").stdout).ends_with("alice  build-7\n"));
+}
+
+#[test]
+fn a_lock_that_is_kept_closed_is_not_shown_as_free() {
+    let server = Server::start();
+    let token = server.client().acquire("k alice PX 600000");
+    server.client().call("RLOCK.RELEASE k alice KEEP 600000").int();
+    let out = text(&finish(&server, "show k").stdout);
+    assert!(out.contains("nobody holds it; alice has released it and keeps it closed for 9m"), "{out}");
+    let kept = json(&finish(&server, "show k --json").stdout)["kept"].clone();
+    assert_eq!((&kept["owner"], &kept["token"]), (&"alice".into(), &token.into()));
+    assert!(kept["keep_ms"].as_i64().is_some_and(|left| (1..=600_000).contains(&left)), "{kept}");
+    let out = text(&finish(&server, "ls").stdout);
+    let cells: Vec<_> = out.lines().nth(1).expect("a lock").split_whitespace().collect();
+    assert!(cells[..4] == ["k", "mutex", "0", "kept"] && cells[4].starts_with("9m"), "{out}");
+    assert_eq!(status(&server, "wait k --wait 0"), 124);
+}
+
+#[test]
 fn release_takes_a_lock_of_any_kind_away() {
     let server = server_with_locks();
     assert_eq!(status(&server, "release mutex"), 125, "only by force");

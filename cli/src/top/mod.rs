@@ -14,7 +14,7 @@ use crate::arguments::Top;
 use crate::exit::{DONE, FAILED, Failure, without_password};
 use crate::observer::{Lock, Observer};
 use crate::span;
-use crate::text::{Align, print, table};
+use crate::text::{Align, print, table, with_notes};
 use screen::View;
 use survey::Survey;
 
@@ -32,22 +32,25 @@ pub(crate) const COLUMNS: &[(&str, Align)] = &[
     ("OWNER", Align::Left),
 ];
 
-/// A lock in these columns.
+/// A lock in these columns, and its note.
 pub(crate) fn row(lock: &Lock, brief: fn(u64) -> String) -> Vec<String> {
     let first = lock.holders.first();
     let holders = match (lock.many_holders, lock.permits) {
+        _ if lock.kept.is_some() => "kept".to_owned(),
         (true, _) => "many".to_owned(),
         (false, Some(permits)) => format!("{}/{permits}", permits - lock.available.unwrap_or(0)),
         (false, None) => lock.holders_count.map_or_else(|| lock.holders.len().to_string(), |count| count.to_string()),
     };
+    let left_ms = first.map(|holder| holder.lease_ms).or(lock.kept.as_ref().map(|kept| kept.keep_ms));
     vec![
         lock.key.clone(),
         lock.kind.clone(),
         lock.waiters.to_string(),
         lock.longest_wait_ms.map(|ms| brief(ms.unsigned_abs())).unwrap_or_default(),
         holders,
-        first.map(|holder| brief(holder.lease_ms.unsigned_abs())).unwrap_or_default(),
+        left_ms.map(|ms| brief(ms.unsigned_abs())).unwrap_or_default(),
         first.map(|holder| holder.owner.clone()).unwrap_or_default(),
+        first.and_then(|holder| holder.note.clone()).unwrap_or_default(),
     ]
 }
 
@@ -58,7 +61,8 @@ pub(crate) async fn top(url: &str, options: Top) -> Result<u8, Failure> {
         match options.json {
             true => print(&(serde_json::to_string(&survey).unwrap_or_default() + "\n"))?,
             false => {
-                print(&table(COLUMNS, &survey.locks.iter().map(|lock| row(lock, span::brief)).collect::<Vec<_>>()))?;
+                let rows: Vec<_> = survey.locks.iter().map(|lock| row(lock, span::brief)).collect();
+                print(&table(&with_notes(COLUMNS, &rows), &rows))?;
             }
         }
         observer.all_was_told()?;

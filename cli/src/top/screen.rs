@@ -12,7 +12,7 @@ use super::survey::{Survey, Totals, per_second};
 use super::{COLUMNS, row};
 use crate::observer::Lock;
 use crate::span::brief;
-use crate::text::Align;
+use crate::text::{Align, with_notes};
 
 /// By what the table is sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,9 +156,11 @@ fn head_lines(view: &View) -> Vec<Line<'static>> {
 
 fn draw_table(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let most = view.survey.locks.iter().map(|lock| lock.waiters).max().unwrap_or(0).max(1);
-    let shown = view.survey.locks.iter().skip(view.offset).take(usize::from(area.height));
-    let rows = shown.map(|lock| Row::new(cells(lock, most)));
-    let widths = [
+    let shown = || view.survey.locks.iter().skip(view.offset).take(usize::from(area.height));
+    let texts: Vec<_> = shown().map(|lock| row(lock, brief)).collect();
+    let columns = with_notes(COLUMNS, &texts);
+    let rows = shown().zip(texts).map(|(lock, texts)| Row::new(cells(lock, texts, &columns, most)));
+    let mut widths = vec![
         Constraint::Min(16),
         Constraint::Length(9),
         Constraint::Length(7),
@@ -168,16 +170,18 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, view: &View) {
         Constraint::Length(8),
         Constraint::Min(16),
     ];
-    let mut heads: Vec<_> = COLUMNS.iter().map(|(head, align)| cell((*head).to_owned(), *align)).collect();
+    // The bars are a column of their own.
+    widths.resize(columns.len() + 1, Constraint::Min(16));
+    let mut heads: Vec<_> = columns.iter().map(|(head, align)| cell((*head).to_owned(), *align)).collect();
     heads.insert(3, Cell::default());
     let head = Row::new(heads).style(Style::new().fg(Color::Black).bg(Color::Cyan));
     frame.render_widget(Table::new(rows, widths).header(head).column_spacing(1), area);
 }
 
-fn cells(lock: &Lock, most: i64) -> Vec<Cell<'static>> {
-    let mut cells: Vec<_> = row(lock, brief)
+fn cells(lock: &Lock, texts: Vec<String>, columns: &[(&str, Align)], most: i64) -> Vec<Cell<'static>> {
+    let mut cells: Vec<_> = texts
         .into_iter()
-        .zip(COLUMNS)
+        .zip(columns)
         .map(|(text, (head, align))| {
             let style = match *head {
                 "KEY" => Style::new().add_modifier(Modifier::BOLD),
@@ -243,6 +247,19 @@ mod tests {
         assert!(first(&view).starts_with("b "));
         view.scroll(100);
         assert!(first(&view).starts_with("b "), "the last line stays in sight");
+    }
+
+    #[test]
+    fn notes_are_a_column_where_there_are_any() {
+        let mut view = View::new("redis://here");
+        let taken_at = Some(tokio::time::Instant::now());
+        let mut locks = vec![lock("a", 1, 500), lock("b", 40, 90)];
+        view.show(Survey { locks: locks.clone(), taken_at, ..Survey::default() });
+        assert!(!lines(&view)[4].contains("NOTE"), "{:#?}", lines(&view));
+        locks[1].holders[0].note = Some("build 7".to_owned());
+        view.show(Survey { locks, taken_at, ..Survey::default() });
+        let lines = lines(&view);
+        assert!(lines[4].ends_with("NOTE") && lines[5].ends_with("build 7") && lines[6].ends_with("holder of a"));
     }
 
     #[test]
