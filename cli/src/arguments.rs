@@ -88,6 +88,16 @@ pub struct Run {
     /// A semaphore that so many may hold at once. It is made if there is none
     #[arg(long, value_name = "N", group = "kind", value_parser = clap::value_parser!(u32).range(1..))]
     pub semaphore: Option<u32>,
+    /// Keep the lock closed for at least this long from the grant on, also if the command ends earlier or fails: at most one run per period
+    ///
+    /// Only for a mutex or a fair lock. When the command ends, the server keeps the lock closed for the rest of the time, and rlock does not wait
+    /// for that. If the command cannot be started, the lock is released at once. If the lock is lost or rlock is killed, the lock ends as without
+    /// this option.
+    #[arg(long, value_name = "SPAN", value_parser = span::parse_keep, conflicts_with_all = ["read", "write", "semaphore"])]
+    pub at_least: Option<Duration>,
+    /// A text for people, up to 256 bytes, that show, ls and top show with the lock, such as the URL of a build
+    #[arg(long, value_name = "TEXT")]
+    pub note: Option<OsString>,
     /// The name to hold in, 1 to 512 bytes. Default: host:process:random
     ///
     /// Who has the same owner holds together: --owner "$RLOCK_OWNER" lets a command that runs under a lock enter it again.
@@ -204,5 +214,10 @@ mod tests {
         assert!(parse("rlock run k --fair --semaphore 2 -- true").is_err());
         assert!(parse("rlock run k --semaphore 0 -- true").is_err());
         assert!(parse("rlock release k").is_err());
+        assert!(parse("rlock run k --fair --at-least 365d -- true").is_ok());
+        assert!(parse("rlock run k --at-least 366d -- true").is_err());
+        for kind in ["--read", "--write", "--semaphore 2"] {
+            assert!(parse(&format!("rlock run k {kind} --at-least 1s -- true")).is_err(), "{kind}");
+        }
     }
 }

@@ -18,6 +18,12 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds_per_unit).map_err(|_| "the span is too long".to_owned())
 }
 
+/// Reads a span for which the server keeps a lock closed.
+pub(crate) fn parse_keep(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(365 * 86400);
+    parse(text).and_then(|span| if span <= LONGEST { Ok(span) } else { Err("the longest span is 365d".to_owned()) })
+}
+
 /// Writes a span for a table: two digits that matter are enough.
 pub(crate) fn brief(span_ms: u64) -> String {
     let seconds = span_ms / 1000;

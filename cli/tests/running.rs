@@ -108,6 +108,66 @@ fn a_password_is_not_shown() {
     }
 }
 
+/// Also if it fails. Whoever waits, waits until it opens.
+#[test]
+fn a_lock_is_kept_for_what_is_left_of_its_least_time() {
+    let server = Server::start();
+    for (kind, command, expected) in [("", "true", 0), ("", "kill -TERM $$", 143), ("--fair", "exit 7", 7)] {
+        assert_eq!(status(&server, &format!("run k {kind} --at-least 10m -- {command}")), expected);
+        let kept = server.client().call("RLOCK.INFO k").field("kept");
+        assert!((1..=600_000).contains(&kept.field("keep-ms").int()), "{kept:?}");
+        assert_eq!(status(&server, &format!("run k {kind} --wait 0 -- true")), 124);
+        assert_eq!(status(&server, "release --force k"), 0);
+    }
+}
+
+#[test]
+fn a_lock_is_free_when_its_least_time_is_over_before_the_command() {
+    let server = Server::start();
+    for line in ["run k --at-least 1s -- sleep 1.1", "run k --at-least 0 -- true", "run k --at-least 10m"] {
+        let mut tool = rlock(&server, line);
+        let has_command = line.contains(" -- ");
+        if !has_command {
+            tool.args(["--", "/nowhere/at-all"]);
+        }
+        assert_eq!(Running::of(tool).status(), if has_command { 0 } else { 127 }, "{line}");
+        assert_eq!(server.client().call("EXISTS k"), 0, "{line}");
+    }
+}
+
+#[test]
+fn a_lock_is_kept_closed_by_whoever_leaves_it_last() {
+    let server = Server::start();
+    let tool = env!("CARGO_BIN_EXE_rlock");
+    let again = format!("{tool} run k --owner $RLOCK_OWNER --at-least 10m -- true");
+    let output = finish(&server, &format!("run k --at-least 20m -- {again}"));
+    assert_eq!(output.status.code(), Some(0));
+    let complaint = text(&output.stderr);
+    assert!(complaint.starts_with("rlock: k was released, and is not kept closed: KEEP ends a hold"), "{complaint}");
+    assert!(server.client().call("RLOCK.INFO k").field("kept").field("keep-ms").int() > 600_000);
+}
+
+#[test]
+fn only_a_mutex_or_a_fair_lock_has_a_least_time() {
+    let server = Server::start();
+    for kind in ["--read", "--write", "--semaphore=2"] {
+        let output = finish(&server, &format!("run k {kind} --at-least 1s -- true"));
+        assert_eq!(output.status.code(), Some(125), "{kind}");
+        let (complaint, option) = (text(&output.stderr), kind.split('=').next().expect("an option"));
+        assert!(complaint.contains("--at-least") && complaint.contains(option), "{complaint}");
+    }
+}
+
+#[test]
+fn a_note_goes_with_the_lock() {
+    let server = Server::start();
+    let seen = finish(&server, &format!("run k --note build-7 -- {} show k", env!("CARGO_BIN_EXE_rlock")));
+    assert!(text(&seen.stdout).contains("build-7"), "{seen:?}");
+    let refused = finish(&server, &format!("run k --note {} -- true", "n".repeat(257)));
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(text(&refused.stderr).ends_with("note has 257 bytes, and may have 0 to 256\n"), "{refused:?}");
+}
+
 /// A parent that ignores it has the kernel forget how its children have ended.
 #[test]
 fn its_status_is_passed_on_when_the_parent_ignores_the_end_of_children() {

@@ -47,16 +47,21 @@ async fn connect_and_run(url: &str, options: &Run, signals: &mut Signals) -> Res
     };
     let client = unless_signalled(signals, connecting).await?;
     if options.fair {
-        under(client.fair_lock(key), options, signals).await
+        under(client.fair_lock(key), options, signals, Guard::release_and_keep).await
     } else if options.read {
-        under(client.rw_lock(key).read(), options, signals).await
+        under(client.rw_lock(key).read(), options, signals, release).await
     } else if options.write {
-        under(client.rw_lock(key).write(), options, signals).await
+        under(client.rw_lock(key).write(), options, signals, release).await
     } else if options.semaphore.is_some() {
-        under(client.semaphore(key).permits(1), options, signals).await
+        under(client.semaphore(key).permits(1), options, signals, release).await
     } else {
-        under(client.lock(key), options, signals).await
+        under(client.lock(key), options, signals, Guard::release_and_keep).await
     }
+}
+
+/// Releases a lock of a kind that cannot be kept closed.
+async fn release<K: Kind>(guard: Guard<K>, _keep: Duration) -> Result<(), Error> {
+    guard.release().await
 }
 
 /// A failure to connect says where to.
@@ -104,25 +109,35 @@ async fn make_semaphore(client: &Client, url: &str, key: &[u8], wanted: u32) -> 
 }
 
 /// Takes the lock, runs the command, gives the lock back.
-async fn under<K: Kind>(lock: Lock<K>, options: &Run, signals: &mut Signals) -> Result<u8, Failure> {
+async fn under<K: Kind>(
+    lock: Lock<K>,
+    options: &Run,
+    signals: &mut Signals,
+    release: impl AsyncFnOnce(Guard<K>, Duration) -> Result<(), Error>,
+) -> Result<u8, Failure> {
     let name = printable(options.key.as_bytes());
     let owner = options.owner.as_ref().map_or_else(unique_owner, |owner| owner.as_bytes().to_vec());
     let mut lock = lock.lease(options.lease).renewing(true).owner(&owner);
     if let Some(grace) = options.session {
         lock = lock.session_grace(grace);
     }
+    if let Some(note) = &options.note {
+        lock = lock.note(note.as_bytes());
+    }
     let guard = unless_signalled(signals, acquire(&lock, options.wait, &name)).await?;
+    let granted = Instant::now();
     let mut command = match Command::start(options, guard.token(), &owner) {
         Ok(command) => command,
         Err(failure) => {
-            give_back(guard, &name).await?;
+            give_back(guard, Duration::ZERO, release, &name).await?;
             return Err(failure);
         }
     };
     let notice = Notice::new(options);
     let end = attend(&guard, &mut command, signals, notice, &name).await;
     let was_held = guard.is_held();
-    give_back(guard, &name).await?;
+    let keep = options.at_least.unwrap_or_default().saturating_sub(granted.elapsed());
+    give_back(guard, keep, release, &name).await?;
     match end {
         Ok(status) if was_held => Ok(status),
         // Whoever relies on the status is to know, also if the command came to its end by itself.
@@ -143,14 +158,23 @@ async fn acquire<K: Kind>(lock: &Lock<K>, wait: Option<Duration>, name: &str) ->
     guard?.ok_or_else(|| Failure::new(TIMED_OUT, format!("the lock {name} was not free in time")))
 }
 
-/// Releases. An error says that the lock was not held any more, so the command was not alone for all of its life.
-async fn give_back<K: Kind>(guard: Guard<K>, name: &str) -> Result<(), Failure> {
+/// Releases, and keeps the lock closed. An error says that the lock was not held any more, so the command was not alone for all of its life.
+async fn give_back<K: Kind>(
+    guard: Guard<K>,
+    keep: Duration,
+    release: impl AsyncFnOnce(Guard<K>, Duration) -> Result<(), Error>,
+    name: &str,
+) -> Result<(), Failure> {
     let was_held = guard.is_held();
-    match tokio::time::timeout(RELEASE_PATIENCE, guard.release()).await {
+    match tokio::time::timeout(RELEASE_PATIENCE, release(guard, keep)).await {
         Ok(Err(Error::NotHeld)) if was_held => {
             Err(Failure::new(LOST, format!("the lock {name} was lost while the command ran")))
         }
         Ok(Ok(()) | Err(Error::NotHeld)) => Ok(()),
+        Ok(Err(Error::Server { code, message })) if code == "ERR" && !keep.is_zero() => {
+            complain(&format!("{name} was released, and is not kept closed: {message}"));
+            Ok(())
+        }
         Ok(Err(error)) => {
             complain(&format!("{name} was not released, and ends with its lease: {error}"));
             Ok(())
