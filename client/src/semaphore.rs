@@ -1,6 +1,7 @@
 //! Semaphores: permits under one key, and what is done to the semaphore itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::Error;
 use crate::call::Answered;
@@ -14,7 +15,7 @@ use crate::kind::Permits;
 use crate::link::Link;
 use crate::lock::Lock;
 use crate::observer::{Holder, Observer};
-use crate::options::{Options, holding_methods};
+use crate::options::{Options, check_span, holding_methods};
 use crate::request::{Grant, Keeping, Request};
 use crate::wire::{self, Family, Subject};
 
@@ -47,7 +48,24 @@ impl Semaphore {
     ///
     /// [`Error::Server`] with `WRONGTYPE` if something else is under the key.
     pub async fn init(&self, permits: u32) -> Result<bool, Error> {
-        Ok(self.configure("INIT", permits).await? == 1)
+        Ok(self.configure("INIT", permits, None).await? == 1)
+    }
+
+    /// [`init`](Self::init), and the server deletes the semaphore when nobody has held permits or waited for them for `idle`. One that is
+    /// there gets this idle time, and it begins anew. `idle` is 0 to 365 days, rounded up to whole milliseconds; 0 takes the idle time away.
+    ///
+    /// After that, acquisitions fail with [`Error::NoSemaphore`], until somebody makes the semaphore again.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`init`](Self::init).
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](Self::init); [`Error::Argument`] if `idle` is not in its range.
+    pub async fn init_with_idle(&self, permits: u32, idle: Duration) -> Result<bool, Error> {
+        check_span("idle", idle, Duration::ZERO)?;
+        Ok(self.configure("INIT", permits, Some(idle)).await? == 1)
     }
 
     /// Changes the number of permits. Returns how many are available now, which is negative while more are held than there are.
@@ -60,7 +78,7 @@ impl Semaphore {
     ///
     /// [`Error::NoSemaphore`] if there is none.
     pub async fn resize(&self, permits: u32) -> Result<i64, Error> {
-        self.configure("RESIZE", permits).await
+        self.configure("RESIZE", permits, None).await
     }
 
     /// How many permits are free; negative while more are held than there are. `None` if there is no semaphore under the key.
@@ -78,9 +96,9 @@ impl Semaphore {
         self.client.observe(&self.key)
     }
 
-    async fn configure(&self, verb: &str, permits: u32) -> Result<i64, Error> {
+    async fn configure(&self, verb: &str, permits: u32, idle: Option<Duration>) -> Result<i64, Error> {
         let shared = &self.client.shared;
-        let command = wire::configure_semaphore(verb, &self.key, permits);
+        let command = wire::configure_semaphore(verb, &self.key, permits, idle);
         let slot = shared.slot_of(std::slice::from_ref(&self.key));
         let give_up = Moment::now().after(shared.settings.retry_for);
         let answered = shared.servers.call(slot, &command, shared.settings.response_timeout, give_up).await?;

@@ -193,9 +193,12 @@ pub(crate) fn add_note(command: &mut Cmd, note: Option<&[u8]>) {
 }
 
 /// A command about a semaphore itself: INIT or RESIZE.
-pub(crate) fn configure_semaphore(verb: &str, key: &[u8], permits: u32) -> Cmd {
+pub(crate) fn configure_semaphore(verb: &str, key: &[u8], permits: u32, idle: Option<Duration>) -> Cmd {
     let mut command = redis::cmd(&["RSEMAPHORE.", verb].concat());
     command.arg(key).arg(permits);
+    if let Some(idle) = idle {
+        command.arg("IDLE").arg(ms(idle));
+    }
     command
 }
 

@@ -137,6 +137,19 @@ async fn permits_are_taken_waited_for_and_given_back() {
 }
 
 #[tokio::test]
+async fn a_semaphore_with_an_idle_time_is_deleted_when_nobody_uses_it() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let semaphore = client.semaphore("s");
+    let year = Duration::from_secs(365 * 86_400);
+    assert!(matches!(semaphore.init_with_idle(1, 2 * year).await, Err(Error::Argument(_))));
+    assert!(semaphore.init_with_idle(1, year).await.expect("an answer"));
+    assert!(!semaphore.init_with_idle(1, Duration::from_millis(50)).await.expect("an answer"));
+    eventually(|| server.client().call("EXISTS s") == 0).await;
+    assert!(matches!(semaphore.permits(1).try_acquire().await, Err(Error::NoSemaphore)));
+}
+
+#[tokio::test]
 async fn draining_takes_what_is_left() {
     let server = Server::start();
     let client = connect(&server).await;

@@ -73,6 +73,7 @@ pub struct Semaphore(pub(super) On<crate::Semaphore>);
 impl Semaphore {
     waits! { "crate::Semaphore"
         init(permits: u32) -> bool;
+        init_with_idle(permits: u32, idle: Duration) -> bool;
         resize(permits: u32) -> i64;
         available_permits() -> Option<i64>;
     }
