@@ -80,7 +80,7 @@ fn on_turn(ctx: Ctx<'_>) {
     quarantine::look(ctx);
     state::tell(|engine| {
         engine.begin_turn();
-        if engine.has_undelivered_grants() {
+        if engine.has_pending_answers() {
             engine.confirm_grants(waiting::is_answered);
         }
     });

@@ -220,7 +220,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     if is_outdated {
         if is_grant {
             // The request that was sent again has all of it, or waits for it anew.
-            take_back(ticket, Engine::untold);
+            take_back(ticket, Engine::undo_grants);
         }
         return let_go(notice.channel);
     }
@@ -241,9 +241,9 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
         publish(ctx, notice, answer);
     }
     match is_grant {
-        true if !is_heard => take_back(ticket, Engine::unheard),
+        true if !is_heard => take_back(ticket, Engine::nobody_listened),
         // The hold may live on: another request of its owner may have prolonged it.
-        true if is_lapsed => take_back(ticket, Engine::untold),
+        true if is_lapsed => take_back(ticket, Engine::undo_grants),
         true => state::tell(|engine| engine.published(ticket)),
         false => {}
     }

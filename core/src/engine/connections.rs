@@ -1,4 +1,4 @@
-//! What ends with a connection: holds that are bound to it, and grants that it has not heard of.
+//! What ends with a connection: holds that are bound to it.
 //!
 //! Which connections a hold is bound to is kept with the hold. Here is the way back, from a connection to the holds that have
 //! to be looked at when it closes. An entry may outlive its hold, and is ignored then: the hold is what counts.
@@ -21,8 +21,6 @@ pub(super) struct Binding {
 #[derive(Default)]
 pub(super) struct Connections {
     bindings: BTreeSet<Binding>,
-    /// Connections, and the tickets that were granted and have not heard of it.
-    undelivered: BTreeSet<(u64, u64)>,
     /// Connections that have closed, and whose holds were not all looked at yet.
     closed: BTreeSet<u64>,
     /// Bindings of holds that went away all at once: memory to give back.
@@ -47,34 +45,9 @@ impl Connections {
         !self.bindings.is_empty()
     }
 
-    /// Notes that a ticket was granted.
-    pub(super) fn grant(&mut self, client: u64, ticket: u64) {
-        self.undelivered.insert((client, ticket));
-    }
-
-    /// Forgets a grant that was heard of, or is taken back.
-    pub(super) fn forget_grant(&mut self, client: u64, ticket: u64) {
-        self.undelivered.remove(&(client, ticket));
-    }
-
-    /// A ticket of a connection that has not heard of its grant.
-    pub(super) fn undelivered_to(&self, client: u64) -> Option<u64> {
-        self.all_undelivered_to(client).next()
-    }
-
-    /// The tickets of a connection that have not heard of their grants.
-    pub(super) fn all_undelivered_to(&self, client: u64) -> impl Iterator<Item = u64> {
-        self.undelivered.range((client, 0)..=(client, u64::MAX)).map(|(_, ticket)| *ticket)
-    }
-
-    /// Every ticket that was granted and may not have heard of it.
-    pub(super) fn undelivered(&self) -> impl Iterator<Item = u64> {
-        self.undelivered.iter().map(|(_, ticket)| *ticket)
-    }
-
     /// Whether the closing of a connection would change anything.
     pub(super) fn concerns(&self, client: u64) -> bool {
-        self.undelivered_to(client).is_some() || self.first_of(client).is_some()
+        self.first_of(client).is_some()
     }
 
     fn first_of(&self, client: u64) -> Option<&Binding> {

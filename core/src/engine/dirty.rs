@@ -5,7 +5,6 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::positions::Position;
-use crate::event::Terms;
 
 /// What there is to act upon under a name.
 #[derive(Default)]
@@ -18,10 +17,8 @@ pub(super) struct Dirty {
     pub(super) review: Option<Review>,
     /// Holds, by token, that were used without a connection before the look at a value that arrived is at its end: their sessions go on.
     pub(super) spared: BTreeSet<u64>,
-    /// Grants whose waiter was gone before it could hear of them.
-    pub(super) undelivered: Vec<Undelivered>,
-    /// Holds, by token, that their owner has used since such a waiter was gone: all that was granted stays.
-    pub(super) heard: BTreeSet<u64>,
+    /// Pending grants to be undone: the tokens of the holds, and the tickets.
+    pub(super) undone: Vec<(u64, u64)>,
     /// Holds, by token, and connections of theirs that closed.
     pub(super) unbound: Vec<(u64, u64)>,
     /// Owners on a fair lock whose connected waiter is gone; and when it had come, if it was answered nil, and so gives up its place. What happened last
@@ -43,7 +40,7 @@ impl Dirty {
         !self.arrived
             && !self.replaced
             && self.review.is_none()
-            && self.undelivered.is_empty()
+            && self.undone.is_empty()
             && self.unbound.is_empty()
             && self.gone.is_empty()
     }
@@ -51,8 +48,7 @@ impl Dirty {
     /// Takes out what is about the value, and goes with it to another name.
     pub(super) fn take_of_value(&mut self) -> Self {
         Self {
-            undelivered: core::mem::take(&mut self.undelivered),
-            heard: core::mem::take(&mut self.heard),
+            undone: core::mem::take(&mut self.undone),
             unbound: core::mem::take(&mut self.unbound),
             gone: core::mem::take(&mut self.gone),
             ..Self::default()
@@ -65,8 +61,7 @@ impl Dirty {
         self.replaced |= later.replaced;
         self.review = later.review.or(self.review);
         self.spared.append(&mut later.spared);
-        self.undelivered.append(&mut later.undelivered);
-        self.heard.append(&mut later.heard);
+        self.undone.append(&mut later.undone);
         self.unbound.append(&mut later.unbound);
         self.gone.append(&mut later.gone);
         self.offers.append(&mut later.offers);
@@ -96,56 +91,10 @@ pub(super) enum Stage {
     Lives,
 }
 
-/// A grant to a waiter of which it is not known that it was heard.
-pub(super) struct Undelivered {
-    pub(super) token: u64,
-    /// 0 if the owner held already, and the request counts nothing: `ONCE`, or one that was repeated.
-    pub(super) count: u32,
-    /// The waiter's arrival number.
-    pub(super) arrival: u64,
-    /// That of the place that the waiter had on a fair lock, if it was one of its own.
-    pub(super) grace_ms: Option<u64>,
-    /// Of two grants the later one has the higher number.
-    pub(super) number: u64,
-    pub(super) client: Option<u64>,
-    /// It is told on a channel, not over the connection that asked.
-    pub(super) is_published: bool,
-    /// The grant has bound the hold to the waiter's connection, which it was not before, and nobody who has heard of a grant uses that.
-    pub(super) has_bound: bool,
-    pub(super) says: Says,
-    /// The terms of the hold before, if there was one: as if what was taken back since had not been.
-    pub(super) before: Option<Box<Terms>>,
-}
-
-/// What a grant says of its hold that is said by no later one which somebody has heard of: it goes with the grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Says {
-    /// `REQ`.
-    pub(super) request: bool,
-    /// `SESSION`.
-    pub(super) session: bool,
-    pub(super) lease: bool,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use alloc::vec;
-
-    fn undelivered(count: u32) -> Undelivered {
-        Undelivered {
-            token: 1,
-            count,
-            arrival: 1,
-            grace_ms: None,
-            number: 1,
-            client: None,
-            is_published: false,
-            has_bound: false,
-            says: Says { request: false, session: false, lease: true },
-            before: None,
-        }
-    }
 
     /// All that there can be of a value, and all that there can be of a name.
     fn full() -> Dirty {
@@ -154,8 +103,7 @@ mod tests {
             replaced: true,
             review: Some(Review { stage: Stage::Lives, arrived: true }),
             spared: [3].into(),
-            undelivered: vec![undelivered(1)],
-            heard: [1].into(),
+            undone: vec![(1, 7)],
             unbound: vec![(1, 7)],
             gone: [(b"a".as_slice().into(), None)].into(),
             offers: vec![7],
@@ -163,34 +111,31 @@ mod tests {
     }
 
     /// How many there are of each: of a value first, and then of a name.
-    fn counts(dirty: &Dirty) -> ([usize; 4], [usize; 5]) {
-        let Dirty { arrived, replaced, review, spared, undelivered, heard, unbound, gone, offers } = dirty;
+    fn counts(dirty: &Dirty) -> ([usize; 3], [usize; 5]) {
+        let Dirty { arrived, replaced, review, spared, undone, unbound, gone, offers } = dirty;
         let [arrived, replaced, review] = [*arrived, *replaced, review.is_some()].map(usize::from);
-        (
-            [undelivered.len(), heard.len(), unbound.len(), gone.len()],
-            [arrived, replaced, review, spared.len(), offers.len()],
-        )
+        ([undone.len(), unbound.len(), gone.len()], [arrived, replaced, review, spared.len(), offers.len()])
     }
 
     #[test]
     fn what_is_about_a_value_goes_with_it_and_the_rest_stays() {
         let mut dirty = full();
         let taken = dirty.take_of_value();
-        assert_eq!((counts(&taken), counts(&dirty)), (([1; 4], [0; 5]), ([0; 4], [1; 5])));
+        assert_eq!((counts(&taken), counts(&dirty)), (([1; 3], [0; 5]), ([0; 3], [1; 5])));
     }
 
     #[test]
     fn what_has_come_later_is_added() {
         let mut dirty = Dirty::default();
         dirty.merge(full());
-        assert_eq!(counts(&dirty), ([1; 4], [1; 5]));
+        assert_eq!(counts(&dirty), ([1; 3], [1; 5]));
         let mut later = full();
-        (later.heard, later.spared) = ([3].into(), [5].into());
+        later.spared = [5].into();
         later.gone = [(b"b".as_slice().into(), None)].into();
         dirty.merge(later);
-        assert_eq!(counts(&dirty), ([2; 4], [1, 1, 1, 2, 2]));
+        assert_eq!(counts(&dirty), ([2; 3], [1, 1, 1, 2, 2]));
         dirty.merge(Dirty::default());
-        assert_eq!(counts(&dirty), ([2; 4], [1, 1, 1, 2, 2]));
+        assert_eq!(counts(&dirty), ([2; 3], [1, 1, 1, 2, 2]));
         dirty.merge(Dirty { gone: [(b"a".as_slice().into(), Some(1))].into(), ..Dirty::default() });
         assert_eq!(dirty.gone.into_values().collect::<Vec<_>>(), [Some(1), None], "what happened last counts");
     }

@@ -5,9 +5,9 @@
 //! | a client asks | [`Engine::acquire`], [`Engine::release`], [`Engine::renew`], [`Engine::force_release`], [`Engine::cancel`], [`Engine::init_semaphore`], [`Engine::resize_semaphore`], [`Engine::drain_semaphore`] |
 //! | right after, until there is none | [`Engine::next_offer`], [`Engine::take_offer`] |
 //! | the timer | [`Engine::begin_turn`], [`Engine::next_timeout_us`], [`Engine::next_job`], [`Engine::run_job`], [`Engine::postpone`]; while the server takes no writes [`Engine::end_waits`] |
-//! | the server tells | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`], [`Engine::demoted`], [`Engine::channel_gone`], [`Engine::published`], [`Engine::unheard`], [`Engine::untold`] |
+//! | the server tells | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`], [`Engine::demoted`], [`Engine::channel_gone`], [`Engine::published`], [`Engine::undo_grants`], [`Engine::nobody_listened`] |
 //! | a replica, a load | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::has_to_observe`], [`Engine::next_to_observe`], [`Engine::observe`], [`Engine::end_cut_off`] |
-//! | to look at | `views.rs`, `contention.rs`, [`Engine::last_token`], [`Engine::concerns_client`], [`Engine::has_undelivered_grants`], [`Engine::has_offers`], [`Engine::has_cut_off`] |
+//! | to look at | `views.rs`, `contention.rs`, [`Engine::last_token`], [`Engine::concerns_client`], [`Engine::has_pending_answers`], [`Engine::has_offers`], [`Engine::has_cut_off`] |
 //!
 //! Each request brings its keys up to date (`reconcile`), is decided (`admission` of the lock), applied (`write`: the one
 //! write path), and the queue of what it freed is served (`grant_next`). What has to happen outside (propagate, notify, answer
@@ -18,9 +18,9 @@
 //!
 //! | | |
 //! |---|---|
-//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `names`, `waiter`, `notified`, `wait_queues`, `undelivered`, `statistics`; all of it together: `state`, `views`, `contention` |
-//! | what changes | `leave`, `holders`, `write`, `lapse`, `delivery`, `cut_off`, `grant` |
-//! | what the server tells | `server_events`, `closed_connections`, `undo` |
+//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `pending_grants`, `names`, `waiter`, `notified`, `wait_queues`, `statistics`; all of it together: `state`, `views`, `contention` |
+//! | what changes | `leave`, `holders`, `write`, `lapse`, `cut_off`, `grant` |
+//! | what the server tells | `closed_connections`, `undo`, `server_events` |
 //! | who is served | `offers`, `serve`, `grant_next`, `up_to_date`, `multi_key` |
 //! | a key is brought up to date | `review`, `reconcile`, `command` |
 //! | what clients ask | `deadlock`, `begin_wait`, `fair`, `cancel`, `acquire`, `release`, `semaphore` |
@@ -37,7 +37,6 @@ mod contention;
 mod cut_off;
 mod databases;
 mod deadlock;
-mod delivery;
 mod dirty;
 mod fair;
 mod grant;
@@ -52,6 +51,7 @@ mod notified;
 mod observe;
 mod offers;
 mod owners;
+mod pending_grants;
 mod positions;
 mod reconcile;
 mod release;
@@ -65,7 +65,6 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 mod timers;
-mod undelivered;
 mod undo;
 mod up_to_date;
 mod views;

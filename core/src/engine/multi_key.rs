@@ -49,7 +49,7 @@ impl Engine {
         if let Err(refusal) = self.check_tokens(tx, owner.as_slice(), &request) {
             return self.answer(tx, ticket, Answer::Refused(refusal));
         }
-        let Some(waiter) = self.queues.leave_for_grant(ticket) else {
+        let Some(waiter) = self.queues.leave(ticket) else {
             return;
         };
         let mut tokens = Vec::with_capacity(decisions.len());
@@ -67,7 +67,7 @@ impl Engine {
         if freed {
             count(&mut self.stats.of(waiter.request().kind).handed_over);
         }
-        self.expect_delivery(ticket, &waiter);
+        self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
         tx.out.answer(ticket, waiter.notice(), Answer::GrantedMany(tokens.into()));
         self.queues.owners.tidy(waiter.owner);
     }

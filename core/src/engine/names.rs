@@ -2,8 +2,7 @@
 //!
 //! There is none for a lock that nobody waits for and that the server has told nothing about: most of all locks.
 //!
-//! Invariant: a name has a record exactly as long as somebody waits under it, it is dirty, or a grant to one of its waiters
-//! was not delivered yet.
+//! Invariant: a name has a record exactly as long as somebody waits under it, it is dirty, or it has a pending grant.
 
 use alloc::boxed::Box;
 use core::ops::Bound;
@@ -12,6 +11,7 @@ use ahash::RandomState;
 use smallvec::SmallVec;
 
 use super::dirty::Dirty;
+use super::pending_grants::PendingHolds;
 use super::positions::{NameId, OwnerId, Position};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{NameTable, Slots, SmallSet};
@@ -56,8 +56,8 @@ pub(super) struct NameRecord {
     pub(super) is_listed: bool,
     /// The generation of its database in which it was last reconciled: see `databases.rs`.
     pub(super) generation: u32,
-    /// Grants to waiters whose answers were not delivered yet: the tokens, and the tickets.
-    pub(super) undelivered: SmallSet<(u64, u64)>,
+    /// The holds of its key that have pending grants.
+    pub(super) pending: PendingHolds,
 }
 
 impl NameRecord {
@@ -109,7 +109,7 @@ impl NameRecord {
     }
 
     fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.dirty.is_none() && !self.is_listed && self.undelivered.is_empty()
+        self.queue.is_empty() && self.dirty.is_none() && !self.is_listed && self.pending.is_empty()
     }
 }
 
@@ -165,7 +165,7 @@ impl Names {
             dirty: None,
             is_listed: false,
             generation,
-            undelivered: SmallSet::default(),
+            pending: PendingHolds::default(),
         }));
         self.by_key.insert(self.hasher.hash_one(key), number);
         self.state = self.state.wrapping_add(1);

@@ -1,18 +1,16 @@
 //! Gives one waiter what it waits for, or tells it why not.
 
-use alloc::boxed::Box;
-
-use super::dirty::{Says, Undelivered};
 use super::grant::Way;
+use super::pending_grants::PendingGrant;
 use super::state::{Engine, Transaction};
 use super::waiter::Waiter;
 use crate::bytes::Owner;
-use crate::event::{Event, LeaveCause};
+use crate::event::{Event, LeaveCause, Phase};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::{Decision, Value};
 use crate::outbox::Answer;
-use crate::request::Refusal;
+use crate::request::{Refusal, RequestMark};
 use crate::time::Now;
 
 impl Engine {
@@ -44,16 +42,14 @@ impl Engine {
             return false;
         };
         let owner = Owner::from(self.queues.owner_of(waiter));
-        let Some(waiter) = self.queues.leave_for_grant(ticket) else {
+        let Some(waiter) = self.queues.leave(ticket) else {
             return false;
         };
         let given = self.give(tx, id, ticket, owner.as_slice(), &waiter, decision);
         let is_granted = given.is_ok();
         if is_granted {
             self.stats.count_wait(waiter.request().kind, waiter.since_us, tx.now);
-            self.expect_delivery(ticket, &waiter);
-        } else {
-            self.queues.take_undelivered(ticket);
+            self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
         }
         tx.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
         self.queues.owners.tidy(waiter.owner);
@@ -134,20 +130,24 @@ impl Engine {
                 (self.grant(tx, id, owner, request, waiter.client(), way)?, request.count)
             }
         };
-        let undelivered = Undelivered {
-            token,
-            count,
-            arrival: waiter.arrival,
-            grace_ms: request.grace_ms,
-            number: self.queues.next_grant(),
-            client: waiter.client(),
-            is_published: request.notify.is_some(),
-            has_bound: !was_bound && is_bound(&*tx.keys, token),
-            says: Says { request: request.request_id.is_some(), session: request.session_ms.is_some(), lease: true },
-            before: before.map(|(_, terms)| Box::new(terms)),
-        };
         if let Some(name) = self.name(tx, id) {
-            self.queues.remember(ticket, name, undelivered);
+            let claim_ms = request.claim_ms.filter(|_| count > 0);
+            let grant = PendingGrant {
+                ticket,
+                count,
+                deadline_us: tx.now.after_ms(claim_ms.unwrap_or(request.lease_ms).min(request.lease_ms)),
+                lease_ms: request.lease_ms,
+                request: RequestMark::after(None, request.request_id, request.verb),
+                session_ms: request.session_ms,
+                note: waiter.note().map(Into::into),
+                phase: if claim_ms.is_some() { Phase::Unclaimed } else { Phase::Held },
+                arrival: waiter.arrival,
+                grace_ms: request.grace_ms,
+                client: waiter.client(),
+                has_bound: !was_bound && is_bound(&*tx.keys, token),
+                is_confirmed: false,
+            };
+            self.add_pending(name, token, before.map(|(_, terms)| terms), grant);
         }
         Ok(token)
     }

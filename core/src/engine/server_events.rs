@@ -1,9 +1,8 @@
 //! What the server tells: connections that closed, values that came and went. Nothing is decided here, because most of it is
 //! told at moments when deciding is not allowed: it is noted, and acted upon by the next command on the key or by the timer.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-
-use smallvec::SmallVec;
 
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
@@ -22,7 +21,7 @@ impl Engine {
     pub fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
         let gone = self.queues.get(ticket).and_then(|waiter| self.gone(waiter, gave_up));
         let Some(waiter) = self.remove(ticket) else {
-            return self.take_back(ticket);
+            return self.undo_grants(ticket);
         };
         count(&mut self.stats.of(waiter.request().kind).disconnected);
         if let Some(name) = waiter.names.first() {
@@ -30,27 +29,15 @@ impl Engine {
         }
     }
 
-    /// Nobody listened to what there was to be told to a ticket: what it was granted is taken back.
-    pub fn unheard(&mut self, ticket: u64) {
-        count(&mut self.stats.unheard);
-        self.take_back(ticket);
-    }
-
-    /// A ticket was told something else than its grant, or nothing: what it was granted is taken back.
-    pub fn untold(&mut self, ticket: u64) {
-        self.take_back(ticket);
-    }
-
-    /// A connection closed. What it was granted is taken back, but for what it `was_sent`: a server writes its answers and closes connections before
+    /// A connection closed. Its pending grants are undone, but for answers that it `was_sent`: a server writes its answers and closes connections before
     /// it says that a turn is over.
     pub fn client_closed(&mut self, client: u64, was_sent: impl Fn(u64) -> bool) {
-        while let Some(ticket) = self.connections.undelivered_to(client) {
-            if was_sent(ticket) && !self.queues.is_published(ticket) {
+        while let Some(ticket) = self.pending.first_of_client(client) {
+            if was_sent(ticket) && !self.pending.is_published(ticket) {
                 self.confirm_ticket(ticket);
             } else {
-                self.take_back(ticket);
+                self.undo_grants(ticket);
             }
-            self.connections.forget_grant(client, ticket);
         }
         self.connections.close(client);
         self.cut_off_client(client);
@@ -78,15 +65,15 @@ impl Engine {
     /// Whether a blocked connection was granted something, of which it is not confirmed that it has heard, under a ticket that `is_answered`.
     #[must_use]
     pub fn may_have_told(&self, client: u64, is_answered: impl Fn(u64) -> bool) -> bool {
-        self.connections
-            .all_undelivered_to(client)
-            .any(|ticket| is_answered(ticket) && !self.queues.is_published(ticket))
+        self.pending.of_client(client).any(|ticket| is_answered(ticket) && !self.pending.is_published(ticket))
     }
 
     /// Whether the closing of a connection would change anything.
     #[must_use]
     pub fn concerns_client(&self, client: u64) -> bool {
-        self.connections.concerns(client) || self.queues.notified.first_of(client).is_some()
+        self.pending.first_of_client(client).is_some()
+            || self.connections.concerns(client)
+            || self.queues.notified.first_of(client).is_some()
     }
 
     fn mark_key(&mut self, key: KeyRef<'_>, note: impl FnOnce(&mut Dirty)) {
@@ -167,37 +154,41 @@ impl Engine {
             db if db == second => first,
             db => db,
         };
-        let names: SmallVec<[NameId; 4]> = self.dirty.iter().copied().collect();
-        let mut told = Vec::new();
+        let mut names: Vec<NameId> = self.dirty.iter().copied().chain(self.pending.names()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut moved = Vec::new();
         for name in names {
             let Some(record) = self.queues.names.get_mut(name) else {
                 continue;
             };
             let mut key = record.key().to_key();
             key.db = swapped(key.db);
-            if key.db != record.key().db
-                && let Some(dirty) = &mut record.dirty
-            {
+            if key.db != record.key().db {
                 // The sweep comes to a value by its alarm, which one that has just arrived has not.
-                let of_value = Dirty { arrived: dirty.arrived, ..dirty.take_of_value() };
-                if !of_value.is_clean() {
-                    told.push((key, of_value));
-                }
+                let arrived = record.dirty.as_ref().is_some_and(|dirty| dirty.arrived);
+                let of_value = record.dirty.as_mut().map(|dirty| dirty.take_of_value()).unwrap_or_default();
+                moved.push((name, key, Dirty { arrived, ..of_value }, core::mem::take(&mut record.pending)));
             }
         }
-        for (key, of_value) in told {
-            let name = self.intern(key.borrow());
-            self.mark(name, |dirty| dirty.merge(of_value));
+        let mut renamed = BTreeMap::new();
+        for (name, key, of_value, pending) in moved {
+            if !of_value.is_clean() {
+                let other = self.intern(key.borrow());
+                self.mark(other, |dirty| dirty.merge(of_value));
+            }
+            if !pending.is_empty() {
+                // A generation that is behind: the name was swapped.
+                let other = self.queues.names.intern(key.borrow(), 0);
+                if let Some(record) = self.queues.names.get_mut(other) {
+                    record.pending.append(pending);
+                }
+                renamed.insert(name, other);
+            }
         }
-        let mut undelivered = self.undelivered.clone();
-        undelivered.extend(self.connections.undelivered());
-        undelivered.sort_unstable();
-        undelivered.dedup();
-        for ticket in undelivered {
-            // A generation that is behind: the name was swapped.
-            self.queues.rename_undelivered(ticket, |names, key| {
-                names.intern(KeyRef { db: swapped(key.db), ..key.borrow() }, 0)
-            });
+        self.pending.rename(|name| renamed.get(&name).copied().unwrap_or(name));
+        for name in renamed.into_keys() {
+            self.queues.names.tidy(name);
         }
         self.sweep = Some(Sweep::default());
     }

@@ -11,6 +11,7 @@ use super::connections::Connections;
 use super::databases::Databases;
 use super::dirty::Dirty;
 use super::leases::Leases;
+use super::pending_grants::PendingTickets;
 use super::positions::NameId;
 use super::statistics::Statistics;
 use super::wait_queues::WaitQueues;
@@ -70,8 +71,7 @@ pub struct Engine {
     pub(super) grantable: VecDeque<(u64, bool)>,
     /// Waiters that may close a circle, to be searched by the timer.
     pub(super) suspects: VecDeque<u64>,
-    /// Grants that may not have been heard of.
-    pub(super) undelivered: Vec<u64>,
+    pub(super) pending: PendingTickets,
     pub(super) leftovers: Vec<(Key, Leftovers)>,
     /// Which source of work the timer asks first.
     pub(super) next_timer: usize,
@@ -102,7 +102,7 @@ impl Engine {
             sweep: None,
             grantable: VecDeque::new(),
             suspects: VecDeque::new(),
-            undelivered: Vec::new(),
+            pending: PendingTickets::default(),
             leftovers: Vec::new(),
             next_timer: 0,
             ringing: None,

@@ -22,9 +22,7 @@
 use core::ops::Bound;
 
 use ahash::RandomState;
-use smallvec::SmallVec;
 
-use super::dirty::Undelivered;
 use super::names::{Holder, MAX_COPIED, NameRecord, Names};
 use super::notified::Notified;
 use super::owners::{Holding, Owners, Wait};
@@ -35,21 +33,13 @@ use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, Mode, PerKind};
 use crate::time::Now;
 
-pub(super) enum State {
-    Waiting(Waiter),
-    /// It was granted, under these names, and nobody may have heard of it: see `undelivered.rs`.
-    Granted(SmallVec<[(NameId, Undelivered); 1]>),
-}
-
 /// See the head of this file.
 pub(super) struct WaitQueues {
     pub(super) names: Names,
     pub(super) owners: Owners,
     /// By the low half of a ticket. The high half is a running number, so that no ticket is given twice.
-    pub(super) tickets: Slots<(u32, State)>,
+    pub(super) tickets: Slots<(u32, Waiter)>,
     last_number: u32,
-    /// The number of the last grant to a waiter: of two grants, the later one has the higher number.
-    pub(super) last_grant: u64,
     /// The slots of the tickets of those who do not wait for ever.
     timeouts: Deadlines<u32>,
     pub(super) notified: Notified,
@@ -65,7 +55,6 @@ impl WaitQueues {
             owners: Owners::new(hasher.clone()),
             tickets: Slots::default(),
             last_number: 0,
-            last_grant: 0,
             timeouts: Deadlines::default(),
             notified: Notified::default(),
             waiting: 0,
@@ -83,29 +72,15 @@ impl WaitQueues {
         *self.of_kind.of(kind)
     }
 
-    pub(super) fn state(&self, ticket: u64) -> Option<&State> {
-        let (slot, number) = halves(ticket);
-        self.tickets.get(slot).filter(|(known, _)| *known == number).map(|(_, state)| state)
-    }
-
-    pub(super) fn state_mut(&mut self, ticket: u64) -> Option<&mut State> {
-        let (slot, number) = halves(ticket);
-        self.tickets.get_mut(slot).filter(|(known, _)| *known == number).map(|(_, state)| state)
-    }
-
     /// The waiter with a ticket.
     pub(super) fn get(&self, ticket: u64) -> Option<&Waiter> {
-        match self.state(ticket)? {
-            State::Waiting(waiter) => Some(waiter),
-            State::Granted(_) => None,
-        }
+        let (slot, number) = halves(ticket);
+        self.tickets.get(slot).filter(|(known, _)| *known == number).map(|(_, waiter)| waiter)
     }
 
     pub(super) fn get_mut(&mut self, ticket: u64) -> Option<&mut Waiter> {
-        match self.state_mut(ticket)? {
-            State::Waiting(waiter) => Some(waiter),
-            State::Granted(_) => None,
-        }
+        let (slot, number) = halves(ticket);
+        self.tickets.get_mut(slot).filter(|(known, _)| *known == number).map(|(_, waiter)| waiter)
     }
 
     /// The name of a waiter's owner.
@@ -121,7 +96,7 @@ impl WaitQueues {
         let mut waiter = Waiter::new(entrant, owner, now);
         waiter.term = self.notified.term();
         self.last_number = self.last_number.checked_add(1).unwrap_or(1);
-        let slot = self.tickets.insert((self.last_number, State::Waiting(waiter)));
+        let slot = self.tickets.insert((self.last_number, waiter));
         let ticket = ticket_of(slot, self.last_number);
         self.waiting = self.waiting.saturating_add(1);
         let waiting = self.of_kind.of_mut(request.kind);
@@ -131,7 +106,7 @@ impl WaitQueues {
         }
         let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, slot));
         let position = Position::new(rank, arrival, ticket);
-        if let Some((_, State::Waiting(waiter))) = self.tickets.get_mut(slot) {
+        if let Some((_, waiter)) = self.tickets.get_mut(slot) {
             waiter.alarm = alarm.unwrap_or(Alarm::NONE);
         }
         for name in names {
@@ -143,15 +118,9 @@ impl WaitQueues {
     /// Takes a waiter out of its queues. Its names may be idle afterwards, and so may its owner.
     pub(super) fn leave(&mut self, ticket: u64) -> Option<Waiter> {
         self.get(ticket)?;
-        let (_, state) = self.tickets.remove(halves(ticket).0)?;
-        self.unlink(ticket, state)
-    }
-
-    /// The same for a waiter that is being granted: its ticket stays, for [`WaitQueues::remember`].
-    pub(super) fn leave_for_grant(&mut self, ticket: u64) -> Option<Waiter> {
-        self.get(ticket)?;
-        let state = core::mem::replace(self.state_mut(ticket)?, State::Granted(SmallVec::new()));
-        self.unlink(ticket, state)
+        let (_, waiter) = self.tickets.remove(halves(ticket).0)?;
+        self.unlink(ticket, &waiter);
+        Some(waiter)
     }
 
     /// Moves a waiter for WRITE whose owner holds READ to the head of its queues.
@@ -190,10 +159,7 @@ impl WaitQueues {
         self.count_followed(name, position, owner, u32::saturating_sub);
     }
 
-    fn unlink(&mut self, ticket: u64, state: State) -> Option<Waiter> {
-        let State::Waiting(waiter) = state else {
-            return None;
-        };
+    fn unlink(&mut self, ticket: u64, waiter: &Waiter) {
         self.waiting = self.waiting.saturating_sub(1);
         let waiting = self.of_kind.of_mut(waiter.request().kind);
         *waiting = waiting.saturating_sub(1);
@@ -215,7 +181,6 @@ impl WaitQueues {
                 }
             }
         }
-        Some(waiter)
     }
 
     /// Updates `followed` for a request of `owner` that enters a queue at `position`, or has left
@@ -408,19 +373,14 @@ impl WaitQueues {
             assert_eq!(owner.followed, followed);
         }
         let (mut waiting, mut waited_for, mut alarms) = (0, 0, 0);
-        for (_, (_, state)) in self.tickets.iter() {
-            if let State::Waiting(waiter) = state {
-                waiting += 1;
-                waited_for += waiter.names.len();
-                alarms += usize::from(waiter.alarm != Alarm::NONE);
-            }
+        for (_, (_, waiter)) in self.tickets.iter() {
+            waiting += 1;
+            waited_for += waiter.names.len();
+            alarms += usize::from(waiter.alarm != Alarm::NONE);
         }
         assert_eq!((waiting, alarms, holdings), (self.waiting, self.timeouts.len(), holders));
         assert_eq!((in_queues, waits), (waited_for, waited_for));
-        let notified = self.tickets.iter().filter(|(_, (_, state))| match state {
-            State::Waiting(waiter) => waiter.notice().is_some(),
-            State::Granted(_) => false,
-        });
+        let notified = self.tickets.iter().filter(|(_, (_, waiter))| waiter.notice().is_some());
         assert_eq!(notified.count(), self.notified.len());
     }
 }
@@ -443,7 +403,7 @@ mod tests {
 
     #[test]
     fn records_have_the_sizes_that_the_memory_of_a_million_waiters_rests_on() {
-        let sizes = [size_of::<(u32, State)>(), size_of::<OwnerRecord>(), size_of::<NameRecord>()];
+        let sizes = [size_of::<(u32, Waiter)>(), size_of::<OwnerRecord>(), size_of::<NameRecord>()];
         assert_eq!(sizes, [128, 80, 152]);
         assert_eq!((size_of::<Position>(), size_of::<Wait>()), (16, 24));
     }

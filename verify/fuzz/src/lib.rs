@@ -177,7 +177,7 @@ impl World {
             if is_heard {
                 self.engine.published(ticket);
             } else {
-                self.engine.unheard(ticket);
+                self.engine.nobody_listened(ticket);
             }
         }
     }
@@ -191,7 +191,7 @@ impl World {
     pub fn close(&mut self, client: u64) {
         self.engine.client_closed(client, |_| false);
         for (ticket, _) in self.unpublished.extract_if(.., |(_, notice)| notice.client == client).collect::<Vec<_>>() {
-            self.engine.untold(ticket);
+            self.engine.undo_grants(ticket);
         }
         self.end_cut_off();
     }

@@ -132,7 +132,7 @@ impl World {
         }
         assert_eq!((self.engine.leases.len(), self.engine.leases.all()), (alarms, alarms), "no alarm is left behind");
         for (_, record) in self.engine.queues.names.iter() {
-            let is_needed = !record.queue.is_empty() || !record.undelivered.is_empty();
+            let is_needed = !record.queue.is_empty() || !record.pending.is_empty();
             assert!(is_needed, "no record is left behind: {:?}", record.key());
         }
         for binding in self.engine.connections.bindings() {

@@ -19,7 +19,7 @@ impl World {
             if is_heard {
                 self.engine.published(ticket);
             } else {
-                self.engine.unheard(ticket);
+                self.engine.nobody_listened(ticket);
             }
         }
     }

@@ -206,7 +206,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         // What it was told was not its grant.
         "untold" => {
             let ticket = world.ticket(words.at(1).parse().unwrap()).unwrap();
-            world.engine.untold(ticket);
+            world.engine.undo_grants(ticket);
         }
         "swap" => world.swap(),
         // From here on a turn makes one change, and leaves the rest to later ones.

@@ -174,6 +174,6 @@ fn the_server_is_told_what_concerns_it() {
     assert_eq!(shown, [None, Some((false, None)), Some((true, Some(2)))]);
     let concerns = [1, 2, 3].map(|client| world.engine.concerns_client(client));
     assert_eq!(concerns, [true, true, false], "a session, a wait that is answered on a channel, and nothing");
-    world.engine.unheard(ticket);
+    world.engine.nobody_listened(ticket);
     assert_eq!(world.engine.unheard_grants(), 1);
 }

@@ -7,8 +7,9 @@ use std::vec::Vec;
 use ahash::RandomState;
 
 use crate::bytes::{Key, KeyRef};
-use crate::engine::dirty::{Dirty, Says, Stage, Undelivered};
+use crate::engine::dirty::{Dirty, Stage};
 use crate::engine::names::NameRecord;
+use crate::engine::pending_grants::PendingGrant;
 use crate::engine::positions::Position;
 use crate::engine::tests::keyspace::Value;
 use crate::engine::tests::world::World;
@@ -167,8 +168,9 @@ impl Seen<'_> {
             self.option(request.notify.map(|channel| channel.0.get().into()));
             self.word(waiter.held_up_by as u64);
         }
-        for (token, _) in record.undelivered.iter() {
+        for (token, before, grant) in record.pending.iter() {
             self.number(token);
+            self.pending(before, grant);
         }
         if let Some(dirty) = &record.dirty {
             self.dirty(dirty);
@@ -194,12 +196,9 @@ impl Seen<'_> {
                 Stage::Lives => {}
             }
         }
-        for grant in &dirty.undelivered {
-            self.undelivered(grant);
-        }
-        self.word(dirty.heard.len() as u64);
-        for token in &dirty.heard {
+        for (token, ticket) in &dirty.undone {
             self.number(*token);
+            self.number(*ticket);
         }
         for (token, client) in &dirty.unbound {
             self.number(*token);
@@ -213,19 +212,21 @@ impl Seen<'_> {
         self.word(dirty.offers.len() as u64);
     }
 
-    fn undelivered(&mut self, grant: &Undelivered) {
-        self.number(grant.token);
+    fn pending(&mut self, before: Option<&Terms>, grant: &PendingGrant) {
+        if let Some(before) = before {
+            self.terms(before);
+        }
+        self.number(grant.ticket);
         self.number(grant.arrival);
-        self.number(grant.number);
         self.option(grant.grace_ms);
         self.word(grant.count);
         self.client(grant.client);
-        self.word(grant.has_bound);
-        let Says { request, session, lease } = grant.says;
-        self.words.extend([request, session, lease].map(u64::from));
-        if let Some(before) = grant.before.as_deref() {
-            self.terms(before);
-        }
+        self.words.extend([grant.has_bound, grant.is_confirmed].map(u64::from));
+        self.time(Some(grant.deadline_us));
+        self.word(grant.lease_ms);
+        self.mark(grant.request);
+        self.option(grant.session_ms);
+        self.word(grant.phase as u64);
     }
 
     fn lists(&mut self) {
@@ -237,18 +238,20 @@ impl Seen<'_> {
         for key in (0..engine.loaded.len()).filter_map(|at| engine.loaded.get(at)) {
             self.key(key.borrow());
         }
-        for ticket in &engine.undelivered {
-            for (name, grant) in engine.queues.undelivered(*ticket) {
+        for ticket in engine.pending.written() {
+            self.number(*ticket);
+            for (name, token) in engine.pending.holds(*ticket) {
                 self.option(key_of(*name).map(|key| u64::from(key.db)));
-                self.undelivered(grant);
+                self.number(*token);
             }
         }
         for (ticket, notice) in &self.world.unpublished {
             self.words.extend([notice.channel.0.get().into(), notice.id, notice.lasts_ms]);
             self.client(Some(notice.client));
-            for (name, grant) in engine.queues.undelivered(*ticket) {
+            self.number(*ticket);
+            for (name, token) in engine.pending.holds(*ticket) {
                 self.option(key_of(*name).map(|key| u64::from(key.db)));
-                self.undelivered(grant);
+                self.number(*token);
             }
         }
         let waiting = |ticket: &u64| engine.queues.get(*ticket).map(|waiter| waiter.arrival);

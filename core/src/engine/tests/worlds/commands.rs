@@ -160,7 +160,7 @@ impl SmallWorld {
         let is_numbered =
             |ticket: &&Ticket| ticket.asked.id.is_some() && (ticket.key, ticket.owner, ticket.asked.mode) == whose;
         let is_under_way = |ticket: &Ticket| {
-            let is_granted = || self.world.engine.queues.undelivered(ticket.ticket).next().is_some();
+            let is_granted = || self.world.engine.pending.holds(ticket.ticket).next().is_some();
             self.world.engine.is_waiting(ticket.ticket) || is_granted()
         };
         if self.tickets.iter().filter(is_numbered).any(is_under_way) {

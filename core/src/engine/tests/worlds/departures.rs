@@ -12,8 +12,8 @@ impl SmallWorld {
         }
         if is_heard {
             let tickets = self.world.unpublished.iter().map(|(ticket, _)| *ticket);
-            let granted = tickets.flat_map(|ticket| self.world.engine.queues.undelivered(ticket));
-            self.told.extend(granted.map(|(_, grant)| grant.token));
+            let granted = tickets.flat_map(|ticket| self.world.engine.pending.holds(ticket));
+            self.told.extend(granted.map(|(_, token)| *token));
         } else {
             self.lose(|_| true);
         }
@@ -68,9 +68,9 @@ impl SmallWorld {
         for (ticket, notice) in self.world.unpublished.iter().filter(|(_, notice)| is_lost(notice)) {
             let Some(known) = self.tickets.iter().find(|known| known.ticket == *ticket) else { continue };
             assert_eq!(notice.client, self.client(known.owner), "the connection that asked");
-            let granted = self.world.engine.queues.undelivered(*ticket);
-            let unknown = granted.filter(|(_, grant)| !self.told.contains(&grant.token));
-            self.lost.extend(unknown.map(|(_, grant)| (known.key, known.owner, grant.token)));
+            let granted = self.world.engine.pending.holds(*ticket);
+            let unknown = granted.filter(|(_, token)| !self.told.contains(token));
+            self.lost.extend(unknown.map(|(_, token)| (known.key, known.owner, *token)));
         }
     }
 
@@ -99,7 +99,7 @@ impl SmallWorld {
 
     /// What an owner waits for, or has not heard of, comes to nothing: its connection has closed. Whether there was anything.
     pub(super) fn hang_up(&mut self, key: usize, owner: u8) -> bool {
-        let unheard = &self.world.engine.undelivered;
+        let unheard = self.world.engine.pending.written();
         let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));
         let mut leaving: Vec<u64> =
             of_owner.map(|ticket| ticket.ticket).filter(|ticket| unheard.contains(ticket)).collect();

@@ -64,8 +64,8 @@ impl Remembered {
         let (id, hold) = id.zip(hold(world, whose))?;
         // What nobody has heard of is taken back with the next command on the key.
         let record = world.engine.queues.record(name(whose.0).borrow());
-        let undone = record.and_then(|record| record.dirty.as_ref()).map_or(&[][..], |dirty| &dirty.undelivered);
-        if undone.iter().any(|grant| grant.token == hold.token()) {
+        let undone = record.and_then(|record| record.dirty.as_ref()).map_or(&[][..], |dirty| &dirty.undone);
+        if undone.iter().any(|(token, _)| *token == hold.token()) {
             return None;
         }
         let last = self.last.iter().find(|last| last.whose == whose && last.token == hold.token())?;

@@ -145,7 +145,7 @@ impl SmallWorld {
             }
             Action::Leave { key, owner } => return self.leave(key, owner),
             Action::Hear => {
-                if !self.world.engine.has_undelivered_grants() {
+                if !self.world.engine.has_pending_answers() {
                     return false;
                 }
                 self.remember_grants();
@@ -288,7 +288,7 @@ impl SmallWorld {
         for Ticket { ticket, key, owner, asked, .. } in &self.tickets {
             let whose = (*key, *owner, asked.mode);
             let held = remembered::hold(&self.world, whose).map(Hold::token);
-            if self.world.engine.queues.undelivered(*ticket).any(|(_, grant)| Some(grant.token) == held) {
+            if self.world.engine.pending.holds(*ticket).any(|(_, token)| Some(*token) == held) {
                 self.remembered.keep(&self.world, whose, asked.id, Verb::Acquire);
             }
         }
