@@ -115,7 +115,6 @@ fn nothing_is_deleted_in_a_quarantine() {
     eventually(SOON, || !is_there(&mut client));
 }
 
-/// As much as a held mutex, and not more.
 #[test]
 fn an_idle_semaphore_is_small_also_when_it_was_used() {
     const KEYS: usize = 20_000;

@@ -1,14 +1,15 @@
-//! Pending grants: of a waiter that may not have received the answer yet.
+//! Pending grants: grants whose waiter may not have received the answer yet.
 //!
-//! A pending grant is *confirmed* when the answer was sent, or when its owner uses the hold, and *undone* when the answer cannot reach
-//! the waiter. Several grants of one hold may be pending together, and each of them may be confirmed or undone. So a hold is kept as its
-//! terms before the first of them, and what each one adds. To undo one is to leave it out:
+//! A pending grant is *confirmed* when the answer was sent or the owner uses the hold, and *undone* when the answer cannot reach
+//! the waiter. One hold can have several pending grants, and each is confirmed or undone on its own. So this stores the terms before the
+//! first pending grant, and what each grant changes. To undo a grant is to leave it out of the fold:
 //!
 //! ```text
 //! terms of the hold = terms before + first grant + second grant + …
 //! ```
 //!
-//! A confirmed grant becomes part of the terms before, once no earlier one is pending.
+//! Here `+` is [`PendingGrant::after`]: counts add up, the later deadline wins, the lease is replaced, and so are request, session
+//! and note if the grant has them. A confirmed grant becomes part of the terms before as soon as no earlier one is pending.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -20,10 +21,10 @@ use super::positions::NameId;
 use crate::event::{Note, Phase, Terms, note_after};
 use crate::request::RequestMark;
 
-/// What a grant adds to its hold, and what it takes to undo it.
+/// What a grant changes of its hold, and what is needed to undo it.
 pub(super) struct PendingGrant {
     pub(super) ticket: u64,
-    /// 0 if the owner held already, and the request counts nothing: `ONCE`, or one that was repeated.
+    /// What it adds to the count of the hold. 0 for a retry (`ONCE`, or the same `REQ` id).
     pub(super) count: u32,
     pub(super) deadline_us: u64,
     pub(super) lease_ms: u64,
@@ -33,14 +34,14 @@ pub(super) struct PendingGrant {
     pub(super) session_ms: Option<u64>,
     /// `NOTE`.
     pub(super) note: Option<Note>,
-    /// The phase of a hold that begins with it.
+    /// The phase of the hold, if it begins with this grant.
     pub(super) phase: Phase,
     /// The waiter's arrival number.
     pub(super) arrival: u64,
     /// `GRACE` of the place that the waiter had on a fair lock.
     pub(super) grace_ms: Option<u64>,
     pub(super) client: Option<u64>,
-    /// The grant has bound the hold to the connection, and nothing that is confirmed has.
+    /// This grant bound the hold to `client`, and no confirmed grant did: to undo it is to unbind.
     pub(super) has_bound: bool,
     pub(super) is_confirmed: bool,
 }
@@ -78,7 +79,7 @@ struct PendingHold {
 }
 
 impl PendingHold {
-    /// Makes the confirmed grants before the first pending one part of the terms before.
+    /// Merges the confirmed grants at the head of the list into the terms before.
     fn fold_confirmed(&mut self) {
         while self.grants.first().is_some_and(|grant| grant.is_confirmed) {
             let grant = self.grants.remove(0);
@@ -98,7 +99,7 @@ impl PendingHold {
         self.fold_confirmed();
     }
 
-    /// Takes a grant out. What it said of the hold goes, unless a later one has said it anew.
+    /// Takes a pending grant out.
     fn undo(&mut self, ticket: u64) -> Option<Undone> {
         let at = self.grants.iter().position(|grant| grant.ticket == ticket && !grant.is_confirmed)?;
         let grant = self.grants.remove(at);
@@ -116,16 +117,16 @@ impl PendingHold {
     }
 }
 
-/// A grant that was taken out of its hold.
+/// A pending grant that was taken out of its hold.
 pub(super) struct Undone {
     pub(super) grant: PendingGrant,
     /// The terms without it.
     pub(super) left: Option<Terms>,
-    /// No later grant of the hold is there.
+    /// The hold has no later grant.
     pub(super) is_last: bool,
-    /// The session was that of this grant.
+    /// The grant has set `SESSION`, and no later one has.
     pub(super) ends_session: bool,
-    /// The connection to which nothing else binds the hold.
+    /// The connection that only this grant has bound to the hold.
     pub(super) unbinds: Option<u64>,
 }
 
@@ -144,12 +145,12 @@ impl PendingHolds {
         hold.grants.push(grant);
     }
 
-    /// The answer to a ticket was sent.
+    /// Confirms the grant of a ticket.
     pub(super) fn confirm(&mut self, token: u64, ticket: u64) {
         self.change(token, |hold| hold.confirm(ticket));
     }
 
-    /// The owner of a hold has used it, so all of its grants are confirmed. Returns their tickets.
+    /// Confirms all grants of a hold, because its owner has used it. Returns their tickets.
     pub(super) fn confirm_all(&mut self, token: u64) -> SmallVec<[u64; 1]> {
         let hold = self.0.remove(&token);
         hold.into_iter().flat_map(|hold| hold.grants).map(|grant| grant.ticket).collect()
@@ -197,8 +198,8 @@ pub(super) struct PendingTickets {
     tickets: BTreeMap<u64, PendingTicket>,
     /// Connections, and their tickets.
     of_clients: BTreeSet<(u64, u64)>,
-    /// Tickets whose answers are written to a connection.
-    written: Vec<u64>,
+    /// Tickets whose answers go to a connection, and are not known to be sent yet.
+    unsent: Vec<u64>,
 }
 
 impl PendingTickets {
@@ -207,7 +208,7 @@ impl PendingTickets {
         self.tickets.entry(ticket).or_default().holds.push((name, token));
     }
 
-    /// The answer is on its way.
+    /// Notes how the answer to a ticket is sent: to a connection or on a channel.
     pub(super) fn expect(&mut self, ticket: u64, client: Option<u64>, is_published: bool) {
         let Some(pending) = self.tickets.get_mut(&ticket) else {
             return;
@@ -215,7 +216,7 @@ impl PendingTickets {
         (pending.client, pending.is_published) = (client, is_published);
         self.of_clients.extend(client.map(|client| (client, ticket)));
         if !is_published {
-            self.written.push(ticket);
+            self.unsent.push(ticket);
         }
     }
 
@@ -228,14 +229,14 @@ impl PendingTickets {
         taken.holds
     }
 
-    /// Takes out the tickets whose answers were written, and for which `is_answered` holds.
-    pub(super) fn take_written(&mut self, is_answered: impl Fn(u64) -> bool) -> Vec<u64> {
-        self.written.extract_if(.., |ticket| is_answered(*ticket)).collect()
+    /// Takes out the tickets with unsent answers for which `is_sent` is true.
+    pub(super) fn take_sent(&mut self, is_sent: impl Fn(u64) -> bool) -> Vec<u64> {
+        self.unsent.extract_if(.., |ticket| is_sent(*ticket)).collect()
     }
 
-    /// Whether there are answers of which it is not known that they were written.
-    pub(super) fn has_written(&self) -> bool {
-        !self.written.is_empty()
+    /// Whether there are unsent answers.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
     }
 
     /// The tickets of a connection.
@@ -270,7 +271,7 @@ impl PendingTickets {
     }
 
     #[cfg(test)]
-    pub(super) fn written(&self) -> &[u64] {
-        &self.written
+    pub(super) fn unsent(&self) -> &[u64] {
+        &self.unsent
     }
 }

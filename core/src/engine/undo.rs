@@ -22,26 +22,26 @@ impl Engine {
         }
     }
 
-    /// The answers of the tickets for which `is_answered` holds were written, and connections that could not take theirs
-    /// were told of before: their grants are confirmed.
-    pub fn confirm_grants(&mut self, is_answered: impl Fn(u64) -> bool) {
-        for ticket in self.pending.take_written(is_answered) {
+    /// Confirms the grants of the tickets for which `is_sent` is true. Connections that closed before have to be reported first, with
+    /// [`Engine::client_closed`] or [`Engine::waiter_left`].
+    pub fn confirm_grants(&mut self, is_sent: impl Fn(u64) -> bool) {
+        for ticket in self.pending.take_sent(is_sent) {
             self.confirm_ticket(ticket);
         }
     }
 
-    /// The answer to a ticket was published to somebody: its grants are confirmed.
+    /// Confirms the grants of a ticket: at least one client has received the published answer.
     pub fn published(&mut self, ticket: u64) {
         self.confirm_ticket(ticket);
     }
 
-    /// Whether there are answers of which it is not known that they were written.
+    /// Whether there are answers that are not known to be sent yet.
     #[must_use]
     pub fn has_pending_answers(&self) -> bool {
-        self.pending.has_written()
+        self.pending.has_unsent()
     }
 
-    /// The owner of a hold has used it: it knows of it, and of all that was granted together with it.
+    /// Confirms all grants of a hold, and what was granted together with them, because its owner has used it.
     pub(super) fn confirm(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
         if let Some(name) = self.name(tx, id) {
             self.confirm_under(name, token);
@@ -68,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// The answer to a ticket did not reach its waiter: its grants are undone, when each key is reconciled.
+    /// Undoes the grants of a ticket whose answer cannot reach its waiter. It is done when each key is reconciled.
     pub fn undo_grants(&mut self, ticket: u64) {
         for (name, token) in self.pending.take(ticket) {
             self.mark(name, |dirty| dirty.undone.push((token, ticket)));
@@ -106,7 +106,8 @@ impl Engine {
         }
     }
 
-    /// Undoes a grant that leaves something of its hold: `terms`, whose count is what is left. A deadline never comes nearer by that.
+    /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced count. The deadline stays or becomes later,
+    /// except for an unclaimed hold: its last grant must not prolong it.
     fn undo_in_part(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -127,11 +128,10 @@ impl Engine {
         }
         let mut deadline_us = terms.deadline_us;
         if undone.is_last && (left.phase, terms.phase) == (Phase::Unclaimed, Phase::Unclaimed) {
-            // The owner has not claimed the hold, so the undone grant must not prolong it.
             deadline_us = left.deadline_us;
         }
         if undone.ends_session {
-            // Only the end of a session makes a deadline come nearer: that of the grant, which goes with it.
+            // The end of this session may have brought the deadline nearer.
             deadline_us = deadline_us.max(left.deadline_us);
         }
         let changed = Terms { count: terms.count, deadline_us, phase: terms.phase, ..left.clone() };
@@ -148,8 +148,8 @@ impl Engine {
         }
     }
 
-    /// A grant that is undone leaves its owner the place that it had on a fair lock: at the head, for a grace. One that has asked again since, when the
-    /// hold had expired, has a place already, and somebody may wait there.
+    /// Returns the owner of an undone grant of a fair lock to the head of the queue, for the grace (not with `GRACE 0`). An owner that has asked
+    /// again after the hold expired has a place already, where it may wait.
     fn give_place_back(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,

@@ -41,7 +41,7 @@ pub struct Lock {
 
 /// Most locks have one hold and nothing else, and take no further allocation.
 enum Body {
-    /// A lock without holds and places. A semaphore is it no more: it is to be removed.
+    /// Without holds and places. A semaphore in this state is to be removed.
     Free,
     /// A semaphore without holds.
     Unused(Capacity),
@@ -63,19 +63,19 @@ struct Wide {
     bindings: u32,
 }
 
-/// What a semaphore was made with.
+/// The number of permits of a semaphore, and its idle time.
 #[derive(Clone, Copy, Default)]
 struct Capacity {
     permits: u32,
     idle: Option<Idle>,
 }
 
-/// How long a semaphore stays without holders and waiters (`IDLE`).
+/// The idle time of a semaphore (`IDLE`): it is removed after so long without holders and waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idle {
     /// The length of that time, in milliseconds.
     pub idle_ms: u64,
-    /// When it is over, if there is no holder until then.
+    /// When it ends, unless a hold begins before.
     pub until_us: u64,
 }
 
@@ -162,7 +162,7 @@ impl Lock {
         self.capacity().map_or(1, |capacity| capacity.permits)
     }
 
-    /// How long a semaphore stays without holders and waiters; `None` for as long as nobody deletes it.
+    /// The idle time of a semaphore; `None` if it stays until somebody deletes it.
     #[must_use]
     pub fn idle(&self) -> Option<Idle> {
         self.capacity()?.idle
@@ -202,7 +202,7 @@ impl Lock {
         }
     }
 
-    /// The holds whose lease has not ended.
+    /// The holds that have not expired, without one that only keeps the lock closed (`KEEP`).
     pub fn live_holds(&self, now: Now) -> impl Iterator<Item = &Hold> {
         self.holds().iter().filter(move |hold| hold.is_live(now) && hold.phase() != Phase::Kept)
     }
@@ -292,7 +292,7 @@ impl Lock {
         self.queue()?.get(owner)
     }
 
-    /// When the next lease, the life of a place, a reservation, or the idle time of a semaphore ends. At once, if it is free and reserved for nobody, and
+    /// When the next lease, life of a place, reservation or idle time ends. At once, if the lock is free and reserved for nobody, and
     /// its head is yet to be served: whoever comes upon such a lock after its master crashed has to be told.
     #[inline]
     #[must_use]
@@ -326,13 +326,13 @@ impl Lock {
         }
     }
 
-    /// Whether the key can go: nobody holds, and nobody has a place. A semaphore stays until it is removed: it is configuration.
+    /// Whether the key can go: there are no holds and no places. A semaphore stays until an event removes it.
     #[must_use]
     pub fn is_disposable(&self) -> bool {
         matches!(self.body, Body::Free)
     }
 
-    /// The hold of a former owner that keeps the lock closed (`KEEP`). Such a lock has no other hold.
+    /// The ended hold that keeps the lock closed (`KEEP`). It is then the only hold in the value.
     #[must_use]
     pub fn kept(&self, now: Now) -> Option<&Hold> {
         let hold = self.holds().get(0)?;

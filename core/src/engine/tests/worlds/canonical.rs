@@ -238,7 +238,7 @@ impl Seen<'_> {
         for key in (0..engine.loaded.len()).filter_map(|at| engine.loaded.get(at)) {
             self.key(key.borrow());
         }
-        for ticket in engine.pending.written() {
+        for ticket in engine.pending.unsent() {
             self.number(*ticket);
             for (name, token) in engine.pending.holds(*ticket) {
                 self.option(key_of(*name).map(|key| u64::from(key.db)));

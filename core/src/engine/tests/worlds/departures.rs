@@ -99,7 +99,7 @@ impl SmallWorld {
 
     /// What an owner waits for, or has not heard of, comes to nothing: its connection has closed. Whether there was anything.
     pub(super) fn hang_up(&mut self, key: usize, owner: u8) -> bool {
-        let unheard = self.world.engine.pending.written();
+        let unheard = self.world.engine.pending.unsent();
         let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));
         let mut leaving: Vec<u64> =
             of_owner.map(|ticket| ticket.ticket).filter(|ticket| unheard.contains(ticket)).collect();
