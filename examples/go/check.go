@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -51,6 +53,15 @@ func assertFree(key string) {
 }
 
 func holds(key, owner string) int64 { return must(direct.Do(ctx, "RLOCK.HOLDS", key, owner).Int64()) }
+
+// How many requests for locks the server was sent.
+func requests() (made int) {
+	calls := regexp.MustCompile(`(?i)cmdstat_rlock\.(?:acquire|cancel|release):calls=(\d+)`)
+	for _, one := range calls.FindAllStringSubmatch(must(direct.Info(ctx, "commandstats").Result()), -1) {
+		made += must(strconv.Atoi(one[1]))
+	}
+	return made
+}
 
 func acquire(locks *Locks, key string, wait time.Duration) *Hold {
 	limited, cancel := context.WithTimeout(ctx, wait)
@@ -177,6 +188,34 @@ func cutConnections(locks *Locks) {
 	ok("a wait of 6.5 s goes on when its connection, or its subscription, is cut")
 }
 
+func twoWaitersInOneName() {
+	must(direct.Do(ctx, "RLOCK.ACQUIRE", "in-one-name", "holder").Result())
+	before := requests()
+	limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	older, newer := NewLocks(ctx, direct), NewLocks(ctx, direct)
+	superseded, granted := make(chan error, 1), make(chan *Hold, 1)
+	hold := func() *Hold { return &Hold{Key: "in-one-name", Owner: "one-owner", Lease: time.Minute} }
+	go func() {
+		_, err := older.acquire(limited, hold())
+		superseded <- err
+	}()
+	for len(must(direct.Do(ctx, "RLOCK.WAITERS", "in-one-name").Slice())) == 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	go func() { granted <- must(newer.acquire(limited, hold())) }()
+	time.Sleep(5 * time.Second)
+	if made := requests() - before; made >= 10 {
+		log.Panicf("%d requests in 5 s", made)
+	}
+	equal(strings.HasPrefix((<-superseded).Error(), "SUPERSEDED "), true)
+	must(direct.Do(ctx, "RLOCK.RELEASE", "in-one-name", "holder").Result())
+	must(0, newer.Release(ctx, <-granted))
+	assertFree("in-one-name")
+	must(0, errors.Join(older.Close(), newer.Close()))
+	ok("of two that wait in one owner's name the newer goes on, and the older asks no more")
+}
+
 func renewalAndLoss(locks *Locks) {
 	err := locks.Held(ctx, "renewed", 1500*time.Millisecond, func(working context.Context, token int64) error {
 		time.Sleep(3500 * time.Millisecond)
@@ -219,6 +258,7 @@ func main() {
 	manyWaiters(locks)
 	endedWaits(locks)
 	cutConnections(locks)
+	twoWaitersInOneName()
 	renewalAndLoss(locks)
 	lateReply()
 }

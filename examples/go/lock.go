@@ -66,18 +66,24 @@ func (l *Locks) Close() error { return l.pubsub.Close() }
 // Acquire waits until the context ends.
 func (l *Locks) Acquire(ctx context.Context, key string, lease time.Duration) (*Hold, error) {
 	// A name for this one acquisition: nothing that is repeated for it can become a second hold.
-	hold := &Hold{Key: key, Owner: rand.Text(), Lease: lease}
+	return l.acquire(ctx, &Hold{Key: key, Owner: rand.Text(), Lease: lease})
+}
+
+func (l *Locks) acquire(ctx context.Context, hold *Hold) (*Hold, error) {
 	var err error
 	for id := l.lastID.Add(1); hold.Token == 0 && err == nil; {
 		if hold.Token, id, err = l.ask(ctx, hold, id); transient(err) {
 			err = sleep(ctx, 100*time.Millisecond)
 		}
 	}
-	if err != nil {
-		l.settle(hold)
-		return nil, err
+	if err == nil {
+		return hold, nil
 	}
-	return hold, nil
+	// After SUPERSEDED what waits in this owner's name is a newer request, which goes on.
+	if !strings.HasPrefix(err.Error(), "SUPERSEDED ") {
+		l.settle(hold)
+	}
+	return nil, err
 }
 
 // Asks, and waits for a message. The token is 0 if there was none so far; then the id is the one to ask by next.
@@ -101,7 +107,7 @@ func (l *Locks) ask(ctx context.Context, hold *Hold, id int64) (int64, int64, er
 		var what string
 		fmt.Sscan(text, &what, &id, &token)
 		if what == "error" && !strings.Contains(text, " UNBLOCKED ") {
-			return 0, id, errors.New(text)
+			return 0, id, refusal(strings.SplitN(text, " ", 3)[2])
 		}
 		if what != "granted" {
 			id = l.lastID.Add(1) // The number is used up.
@@ -109,6 +115,12 @@ func (l *Locks) ask(ctx context.Context, hold *Hold, id int64) (int64, int64, er
 		return token, id, nil
 	}
 }
+
+// What a message says in place of a grant: an answer of the server as a redis.Error is.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+func (r refusal) RedisError()   {}
 
 // Leaves neither a waiter nor a hold behind, also when the context has ended.
 func (l *Locks) settle(hold *Hold) {

@@ -1,7 +1,8 @@
 // Provokes what goes wrong with locks, and looks whether lock.mjs survives it, on ioredis and on node-redis. `make test-examples` runs it.
 
 import assert from 'node:assert/strict'
-import { randomUUID } from 'node:crypto'
+import crypto, { randomUUID } from 'node:crypto'
+import { syncBuiltinESMExports } from 'node:module'
 import { setTimeout as sleep } from 'node:timers/promises'
 
 import { Redis } from 'ioredis'
@@ -36,6 +37,26 @@ async function assertFree (key) {
 }
 
 const holds = (hold) => direct.call('RLOCK.HOLDS', hold.key, hold.owner)
+
+/** How many requests for locks the server was sent. */
+async function requests () {
+  const stats = await direct.info('commandstats')
+  const calls = stats.matchAll(/cmdstat_rlock\.(?:acquire|cancel|release):calls=(\d+)/gi)
+  return [...calls].reduce((sum, [, number]) => sum + Number(number), 0)
+}
+
+/** What begins in there has one owner's name, where each acquisition has one of its own else. */
+function inOneName (begin) {
+  const { randomUUID } = crypto
+  crypto.randomUUID = () => 'one-owner'
+  syncBuiltinESMExports()
+  try {
+    return begin()
+  } finally {
+    crypto.randomUUID = randomUUID
+    syncBuiltinESMExports()
+  }
+}
 
 async function within (ms, promise) {
   const started = performance.now()
@@ -135,6 +156,27 @@ const checks = {
       assert.equal(await holds(hold), 1)
       assert(await locks.release(hold))
       await assertFree('cutoff')
+    }
+  },
+
+  async 'of two that wait in one name the newer goes on, and the older asks no more' (_, library) {
+    const sessions = [await libraries[library](PORT), await libraries[library](PORT)]
+    const wait = ({ locks }) => inOneName(() => locks.acquire('in-one-name', { waitMs: 20_000 }).catch((error) => error))
+    await direct.call('RLOCK.ACQUIRE', 'in-one-name', 'holder')
+    const before = await requests()
+    const older = wait(sessions[0])
+    while (!(await direct.call('RLOCK.WAITERS', 'in-one-name')).length) await sleep(10)
+    const newer = wait(sessions[1])
+    await sleep(5000)
+    const made = await requests() - before
+    assert(made < 10, `${made} requests in 5 s`)
+    assert.match((await older).message, /^SUPERSEDED /)
+    await direct.call('RLOCK.RELEASE', 'in-one-name', 'holder')
+    assert(await sessions[1].locks.release(await newer))
+    await assertFree('in-one-name')
+    for (const session of sessions) {
+      session.locks.close()
+      session.end()
     }
   },
 

@@ -60,10 +60,14 @@ class Locks {
   async acquire (key, { leaseMs = 30_000, waitMs = 0, signal } = {}) {
     // A name for this one acquisition: nothing that is repeated for it can become a second hold.
     const hold = { key, leaseMs, owner: randomUUID(), token: 0 }
+    let superseded = false
     try {
       hold.token = await this.#token(hold, waitMs, signal)
+    } catch (error) {
+      superseded = word(error) === 'SUPERSEDED' // A newer request in this owner's name goes on.
+      throw error
     } finally {
-      if (!hold.token) await this.#settle(hold) // Leaves neither a waiter nor a hold behind.
+      if (!hold.token && !superseded) await this.#settle(hold) // Leaves neither a waiter nor a hold behind.
     }
     return hold.token ? hold : null
   }

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import uuid
+from unittest import mock
 
 import redis
 import redis.asyncio
@@ -33,6 +34,12 @@ def assert_free(key: str) -> None:
 
 def holds(key: str, owner: str) -> int:
     return direct.execute_command("RLOCK.HOLDS", key, owner)
+
+
+def requests() -> int:
+    """How many requests for locks the server was sent."""
+    stats = direct.info("commandstats")
+    return sum(stats.get(f"cmdstat_rlock.{verb}", {"calls": 0})["calls"] for verb in ("acquire", "cancel", "release"))
 
 
 def lost_replies_without_once() -> None:
@@ -108,6 +115,34 @@ def renewal_and_loss() -> None:
         pass
     assert_free("renewed")
     ok("redis-py: held for longer than its lease; hears of it when it is lost")
+
+
+def two_waiters_in_one_name() -> None:
+    direct.execute_command("RLOCK.ACQUIRE", "in-one-name", "holder")
+    outcomes, before = [], requests()
+
+    def wait(lock: Lock) -> None:
+        try:
+            outcomes.append(lock.acquire(wait_ms=20_000))
+        except redis.ResponseError as error:
+            outcomes.append(str(error).split()[0])
+
+    older, newer = Lock(direct, "in-one-name"), Lock(direct, "in-one-name")
+    with mock.patch("uuid.uuid4", return_value="one-owner"):
+        threading.Thread(target=wait, args=(older,), daemon=True).start()
+        while not direct.execute_command("RLOCK.WAITERS", "in-one-name"):
+            time.sleep(0.01)
+        waiter = threading.Thread(target=wait, args=(newer,), daemon=True)
+        waiter.start()
+        time.sleep(5)
+    assert requests() - before < 10, f"{requests() - before} requests in 5 s"
+    assert outcomes == ["SUPERSEDED"], outcomes
+    direct.execute_command("RLOCK.RELEASE", "in-one-name", "holder")
+    waiter.join(5)
+    assert outcomes == ["SUPERSEDED", True], outcomes
+    assert newer.release()
+    assert_free("in-one-name")
+    ok("redis-py: of two that wait in one owner's name the newer goes on, and the older asks no more")
 
 
 def sessions() -> None:
@@ -214,6 +249,28 @@ async def connections_cut_asyncio(locks: Locks) -> None:
     ok("redis-py asyncio: asks again when its connection, or its subscription, is cut in the middle of a wait")
 
 
+async def two_waiters_in_one_name_asyncio() -> None:
+    direct.execute_command("RLOCK.ACQUIRE", "in-one-name", "holder")
+    before = requests()
+    client = redis.asyncio.Redis(port=PORT)
+    older, newer = await Locks.on(client), await Locks.on(client)
+    with mock.patch("uuid.uuid4", return_value="one-owner"):
+        superseded = asyncio.create_task(older.acquire("in-one-name", wait_ms=20_000))
+        while not direct.execute_command("RLOCK.WAITERS", "in-one-name"):
+            await asyncio.sleep(0.01)
+        waiter = asyncio.create_task(newer.acquire("in-one-name", wait_ms=20_000))
+        await asyncio.sleep(5)
+    assert requests() - before < 10, f"{requests() - before} requests in 5 s"
+    assert superseded.done() and str(superseded.exception()).startswith("SUPERSEDED ")
+    direct.execute_command("RLOCK.RELEASE", "in-one-name", "holder")
+    assert await newer.release(await waiter)
+    assert_free("in-one-name")
+    for locks in (older, newer):
+        await locks.close()
+    await client.aclose()
+    ok("redis-py asyncio: of two that wait in one owner's name the newer goes on, and the older asks no more")
+
+
 async def loss_asyncio(locks: Locks) -> None:
     try:
         async with locks.held("lost", lease_ms=1500, wait_ms=100):
@@ -235,6 +292,7 @@ async def main_asyncio() -> None:
         await many_waiters_over_one_connection()
         await waits_that_end_asyncio(locks)
         await connections_cut_asyncio(locks)
+        await two_waiters_in_one_name_asyncio()
         await loss_asyncio(locks)
     await locks.close()
     await client.aclose()
@@ -247,5 +305,6 @@ if "ROUNDS" not in os.environ:  # Else only what takes that many rounds.
     a_wait_that_ends()
     a_connection_cut_while_it_waits()
     renewal_and_loss()
+    two_waiters_in_one_name()
     sessions()
 asyncio.run(main_asyncio())

@@ -37,7 +37,7 @@ class Lock:
         # A name for this one acquisition: with ONCE, redis-py may then repeat the command after a lost reply.
         self.owner, self.token = str(uuid.uuid4()), 0
         self.lost.clear()
-        deadline = time.monotonic() + wait_ms / 1000
+        deadline, is_superseded = time.monotonic() + wait_ms / 1000, False
         try:
             self.token = self._ask(self.client) or 0
             while not self.token and (left_ms := int((deadline - time.monotonic()) * 1000)) > 0:
@@ -46,9 +46,13 @@ class Lock:
                 except (redis.ConnectionError, redis.TimeoutError):
                     time.sleep(0.1)  # Cut off while it waited: ask again, for what is left.
             return self.token > 0
+        except redis.ResponseError as error:
+            is_superseded = str(error).startswith("SUPERSEDED ")
+            raise
         finally:
-            # Whatever came to pass, an acquisition that is given up leaves neither a waiter nor a hold behind.
-            if not self.token:
+            # Whatever came to pass, an acquisition that is given up leaves neither a waiter nor a hold behind. After SUPERSEDED what waits in
+            # this owner's name is a newer request, which goes on.
+            if not self.token and not is_superseded:
                 self._settle()
 
     def _ask(self, client: redis.Redis, *block) -> int | None:

@@ -67,11 +67,14 @@ class Locks:
 
     async def acquire(self, key: str, lease_ms: int = 30_000, wait_ms: int = 0) -> Hold | None:
         # A name for this one acquisition: nothing that is repeated for it can become a second hold.
-        hold = Hold(key, str(uuid.uuid4()), lease_ms)
+        hold, is_superseded = Hold(key, str(uuid.uuid4()), lease_ms), False
         try:
             hold.token = await self._token(hold, wait_ms)
+        except redis.ResponseError as error:
+            is_superseded = str(error).startswith("SUPERSEDED ")  # A newer request in this owner's name goes on.
+            raise
         finally:
-            if not hold.token:  # Also when the caller was cancelled: leaves neither a waiter nor a hold behind.
+            if not hold.token and not is_superseded:  # Also when the caller was cancelled: leaves neither a waiter nor a hold behind.
                 await asyncio.shield(self._settle(hold))
         return hold if hold.token else None
 

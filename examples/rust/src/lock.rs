@@ -24,7 +24,16 @@ pub struct Hold {
 /// None when the wait is over.
 pub fn acquire(client: &Client, key: &str, lease: Duration, wait: Duration) -> RedisResult<Option<Hold>> {
     // A name for this one acquisition: with ONCE it may be asked for again when a reply was lost.
-    let owner = Uuid::new_v4().to_string();
+    acquire_as(Uuid::new_v4().to_string(), client, key, lease, wait)
+}
+
+pub(crate) fn acquire_as(
+    owner: String,
+    client: &Client,
+    key: &str,
+    lease: Duration,
+    wait: Duration,
+) -> RedisResult<Option<Hold>> {
     let started = Instant::now();
     loop {
         let left = wait.saturating_sub(started.elapsed());
@@ -37,6 +46,8 @@ pub fn acquire(client: &Client, key: &str, lease: Duration, wait: Duration) -> R
             Ok(Some(token)) => return Ok(Some(Hold::new(client, key, owner, token, lease))),
             // Cut off while it waited: asks again, for what is left.
             Err(error) if is_of_the_connection(&error) && !left.is_zero() => thread::sleep(PAUSE),
+            // What waits in this owner's name is a newer request, which goes on.
+            Err(error) if error.code() == Some("SUPERSEDED") => return Err(error),
             given_up => {
                 // Leaves neither a waiter nor a hold behind. NOTOWNER as a rule.
                 for command in ["RLOCK.CANCEL", "RLOCK.RELEASE"] {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::{Client, FromRedisValue, Value, cmd};
 
-use lock::acquire;
+use lock::{acquire, acquire_as};
 
 const LEASE: Duration = Duration::from_secs(30);
 const SECOND: Duration = Duration::from_secs(1);
@@ -34,6 +34,37 @@ fn assert_free(key: &str) {
     assert_eq!(ask::<i64>(&format!("RLOCK.PTTL {key}")), -2);
 }
 
+/// How many requests for locks the server was sent.
+fn requests() -> u64 {
+    let stats = ask::<String>("INFO commandstats").to_lowercase();
+    let calls = ["acquire", "cancel", "release"].map(|verb| {
+        let start = format!("cmdstat_rlock.{verb}:calls=");
+        let calls = stats.lines().find_map(|line| line.strip_prefix(&start)?.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
+    });
+    calls.iter().sum()
+}
+
+fn two_waiters_in_one_name() {
+    ask::<i64>("RLOCK.ACQUIRE in-one-name holder");
+    let before = requests();
+    let wait = || thread::spawn(|| acquire_as("one-owner".into(), &client("PORT"), "in-one-name", LEASE, SECOND * 20));
+    let older = wait();
+    while ask::<Vec<Value>>("RLOCK.WAITERS in-one-name").is_empty() {
+        thread::sleep(SECOND / 100);
+    }
+    let newer = wait();
+    thread::sleep(SECOND * 5);
+    let made = requests() - before;
+    assert!(made < 10, "{made} requests in 5 s");
+    let told = older.join().expect("no panic").err().expect("it is refused");
+    assert_eq!(told.code(), Some("SUPERSEDED"));
+    ask::<i64>("RLOCK.RELEASE in-one-name holder");
+    drop(newer.join().expect("no panic").expect("an answer").expect("it was freed"));
+    assert_free("in-one-name");
+    println!("ok  redis-rs: of two that wait in one owner's name the newer goes on, and the older asks no more");
+}
+
 fn main() {
     let (direct, losing) = (client("PORT"), client("LOSING_PORT"));
     for _ in 0..20 {
@@ -57,6 +88,7 @@ fn main() {
     let second = waiting.join().expect("no panic").expect("it was freed");
     println!("ok  redis-rs: waits end in time, and go on when they are cut off; held for longer than its lease");
 
+    two_waiters_in_one_name();
     ask::<i64>("RLOCK.FORCERELEASE job");
     drop(second);
     let renewed = acquire(&direct, "job", SECOND, SECOND).expect("an answer").expect("it is free");

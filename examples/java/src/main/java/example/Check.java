@@ -10,8 +10,10 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
+import java.util.regex.Pattern;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.JedisPool;
@@ -45,6 +47,36 @@ public final class Check {
     private static void assertFree(String key) {
         equal(waiters(key), 0);
         equal(ask("RLOCK.PTTL", key), -2L);
+    }
+
+    /** How many requests for locks the server was sent. */
+    private static int requests() {
+        var calls = Pattern.compile("cmdstat_rlock\\.(?:acquire|cancel|release):calls=(\\d+)", Pattern.CASE_INSENSITIVE);
+        return calls.matcher(DIRECT.info("commandstats")).results().mapToInt(one -> Integer.parseInt(one.group(1))).sum();
+    }
+
+    /** Of two that wait in one owner's name. */
+    private static void inOneName(String library, Callable<Boolean> older, Callable<Boolean> newer) throws Exception {
+        ask("RLOCK.ACQUIRE", "in-one-name", "holder");
+        var before = requests();
+        var threads = Executors.newFixedThreadPool(2);
+        var superseded = threads.submit(older);
+        while (waiters("in-one-name") == 0) Thread.sleep(10);
+        var granted = threads.submit(newer);
+        threads.shutdown(); // Otherwise its threads outlive a failed check.
+        Thread.sleep(5000);
+        var made = requests() - before;
+        if (made >= 10) throw new AssertionError(made + " requests in 5 s");
+        try {
+            superseded.get();
+            throw new AssertionError("the older one was not told");
+        } catch (ExecutionException told) {
+            equal(told.getCause().getMessage().startsWith("SUPERSEDED "), true);
+        }
+        ask("RLOCK.RELEASE", "in-one-name", "holder");
+        equal(granted.get(), true);
+        assertFree("in-one-name");
+        ok(library + ": of two that wait in one owner's name the newer goes on, and the older asks no more");
     }
 
     private static <T> T within(long ms, Callable<T> work) throws Exception {
@@ -96,6 +128,24 @@ public final class Check {
             assertFree("job");
             helper.shutdown();
             ok("Jedis: a wait that ends leaves nothing behind; one of 3.5 s, beyond the timeout of 2 s, goes on when it is cut off");
+        }
+    }
+
+    private static boolean jedisInOneName(JedisPool pool) throws InterruptedException {
+        var lock = new JedisLock(pool, SERVER, "in-one-name", LEASE);
+        return lock.acquire("one-owner", Duration.ofSeconds(20)) && lock.release();
+    }
+
+    private static boolean lettuceInOneName(LettuceLocks locks) throws InterruptedException {
+        return locks.release(locks.acquire("in-one-name", "one-owner", LEASE, Duration.ofSeconds(20)));
+    }
+
+    private static void inOneName() throws Exception {
+        try (var pool = new JedisPool(SERVER.getHost(), SERVER.getPort())) {
+            inOneName("Jedis", () -> jedisInOneName(pool), () -> jedisInOneName(pool));
+        }
+        try (var client = lettuceOf(SERVER, Duration.ofSeconds(60)); var older = new LettuceLocks(client); var newer = new LettuceLocks(client)) {
+            inOneName("Lettuce", () -> lettuceInOneName(older), () -> lettuceInOneName(newer));
         }
     }
 
@@ -189,6 +239,7 @@ public final class Check {
         jedis();
         lostReplies();
         lettuce();
+        inOneName();
         System.exit(0);
     }
 }

@@ -33,8 +33,13 @@ public final class JedisLock {
 
     public boolean acquire(Duration wait) throws InterruptedException {
         // A name for this one acquisition: with ONCE a repeated command is no second hold.
-        owner = UUID.randomUUID().toString();
+        return acquire(UUID.randomUUID().toString(), wait);
+    }
+
+    boolean acquire(String owner, Duration wait) throws InterruptedException {
+        this.owner = owner;
         token = 0;
+        boolean isSuperseded = false;
         long deadline = System.nanoTime() + wait.toNanos();
         long left = Math.max(1, wait.toMillis());
         try {
@@ -42,6 +47,7 @@ public final class JedisLock {
                 try {
                     token = waitFor((int) left);
                 } catch (JedisDataException refused) {
+                    isSuperseded = refused.getMessage().startsWith("SUPERSEDED "); // A newer request in this owner's name goes on.
                     throw refused;
                 } catch (JedisException ofTheConnection) {
                     Thread.sleep(100); // Cut off while it waited: ask again, for what is left.
@@ -50,7 +56,7 @@ public final class JedisLock {
             }
             return token != 0;
         } finally {
-            if (token == 0) settle();
+            if (token == 0 && !isSuperseded) settle();
         }
     }
 

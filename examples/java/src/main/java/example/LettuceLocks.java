@@ -61,12 +61,19 @@ public final class LettuceLocks implements AutoCloseable {
     /** A hold, or null when the wait is over. */
     public Hold acquire(String key, Duration lease, Duration wait) throws InterruptedException {
         // A name for this one acquisition: nothing that is repeated for it can become a second hold.
-        var owner = UUID.randomUUID().toString();
+        return acquire(key, UUID.randomUUID().toString(), lease, wait);
+    }
+
+    Hold acquire(String key, String owner, Duration lease, Duration wait) throws InterruptedException {
         long token = 0;
+        boolean isSuperseded = false;
         try {
             token = token(key, owner, lease, System.nanoTime() + wait.toNanos());
+        } catch (RedisCommandExecutionException refused) {
+            isSuperseded = refused.getMessage().startsWith("SUPERSEDED "); // A newer request in this owner's name goes on.
+            throw refused;
         } finally {
-            if (token == 0) settle(key, owner);
+            if (token == 0 && !isSuperseded) settle(key, owner);
         }
         return token == 0 ? null : new Hold(key, owner, lease, token);
     }
