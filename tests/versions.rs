@@ -137,6 +137,34 @@ fn what_each_older_version_wrote_is_read() {
     }
 }
 
+/// A payload begins as it did in 0.1.0: with the same version, and in one string. What is in the string is compared in `core/src/codec.rs`, without a
+/// clock.
+#[test]
+fn a_payload_has_the_frame_of_0_1_0() {
+    const OPCODE_OF_KEYS: u8 = 7;
+    // The kind of payload, the name and version of the type, and the mark of a string.
+    const FRAME: usize = 11;
+    // The version of the snapshot format, and a checksum.
+    const FOOTER: usize = 10;
+    let snapshot = fs::read(data().join("0.1.0").join(SNAPSHOT)).expect("a snapshot");
+    let clock = WallClock::new();
+    let server = Server::with_wall_clock(&clock, &["rdbcompression no"]);
+    let mut client = server.client();
+    make_locks(&mut client, &clock);
+    for key in KEYS {
+        let named = [&[OPCODE_OF_KEYS, u8::try_from(key.len()).expect("a short name")], key.as_bytes()].concat();
+        let at = snapshot.windows(named.len()).position(|bytes| bytes == named).expect("a key") + named.len();
+        let payload = client.call(format!("DUMP {key}")).bytes().to_vec();
+        assert_eq!(payload[0], OPCODE_OF_KEYS, "{key}");
+        assert_eq!(payload[1..FRAME], snapshot[at..at + FRAME - 1], "{key}");
+        if key == "idle" {
+            // It has no time in it.
+            let all = &payload[1..payload.len() - FOOTER];
+            assert_eq!(*all, snapshot[at..at + all.len()], "{key}");
+        }
+    }
+}
+
 #[test]
 fn what_this_version_writes_is_read() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -366,6 +366,47 @@ mod tests {
         }
     }
 
+    /// The values of `tests/data/0.1.0/snapshot.rdb`: a hold has no claim, no KEEP and no note, and a place has no grace of its own.
+    const WRITTEN_BY_0_1_0: [(&str, &str); 7] = [
+        ("mutex", "000101016100f59ad2faeb9998030299f186c5803580a0cfc760010200"),
+        (
+            "fair",
+            "010101016100aec9d2faeb999803019df186c5803580a0cfc7600002016287ccd2faeb99980307019ef186c580350164b9e8d2faeb999803\
+             0001a1f186c5803500",
+        ),
+        ("queue", "010100010162a6a7d3faeb9998030001a9f186c58035a9f186c58035"),
+        (
+            "readers",
+            "020102016101d0fbd3faeb99980301b4f186c5803580a0cfc76000016201edffd3faeb99980301b5f186c5803580a0cfc7600480d8c4bd\
+             7500",
+        ),
+        (
+            "writer",
+            "020102016102eaa3d4faeb99980301b9f186c5803580a0cfc76000016101c5d4d4faeb99980301c0f186c5803580a0cfc7600000",
+        ),
+        (
+            "semaphore",
+            "030702016103c0a1d5faeb99980302c9f186c5803580a0cfc7600302016203d6abd5faeb99980301cbf186c5803580a0cfc7600000",
+        ),
+        ("idle", "03ffffffff0f0000"),
+    ];
+
+    /// Version 0.1.0 can read it: a server may go back to it, and a replica may have it still.
+    #[test]
+    fn a_value_without_new_fields_is_written_with_the_bytes_of_0_1_0() {
+        for (name, written) in WRITTEN_BY_0_1_0 {
+            let lock = decode(&from_hex(written), NOW).expect(name);
+            let mut bytes = Vec::new();
+            encode(&lock, NOW, &mut bytes);
+            assert_eq!(bytes, from_hex(written), "{name}");
+        }
+    }
+
+    fn from_hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit as u8).collect();
+        digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+    }
+
     #[test]
     fn each_part_is_checked() {
         // kind, permits, holds, then owner, mode, token, count, deadline, lease, flags; places.

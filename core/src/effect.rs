@@ -497,6 +497,34 @@ mod tests {
         assert_eq!(arguments.in_order()[..], [&b"worker 1"[..], b"host 1"]);
     }
 
+    /// What `tests/data/0.1.0/effects.aof` says, each sort once: no claim, no KEEP, no note, and no grace of its own. Version 0.1.0 can read it: a
+    /// replica may have that version still.
+    #[test]
+    fn an_effect_without_new_fields_is_written_with_the_text_of_0_1_0() {
+        const THEN: Now = Now { mono_us: 5_000_000, wall_us: 1_795_290_949_000_000 };
+        for (text, owner) in [
+            ("granted mutex exclusive 1795290949782901 1 1795291009783 60000 1a -", true),
+            ("reentered 1795290949782901 2 1821210949784 25920000000 2a -", false),
+            ("renewed 1795290949782901 2 1821210949785 25920000000 2a -", false),
+            ("queued polled:1821210949790 1795290949789191 7 tail", true),
+            ("left cancelled", true),
+            ("reserved 1821210949801", true),
+            ("granted rwlock read 1795290949812205 1 1821210949813 25920000000 - 31536000000", true),
+            ("sized 7", false),
+            ("partly-released 1795290949832896 2 1821210949833 25920000000 2r -", false),
+            ("forced 1795290949844730", false),
+            ("expired 1795290949849257", false),
+            ("released 1795290949796866", false),
+        ] {
+            let owner = owner.then_some(&b"a"[..]);
+            let event = parse_effect(text.as_bytes(), [owner, None], THEN).expect(text);
+            let mut facts = Facts::default();
+            let arguments = write_effect(&event, THEN, &mut facts);
+            assert_eq!((str::from_utf8(&facts), arguments.owner), (Ok(text), owner));
+            assert_eq!(arguments.note, None, "{text}");
+        }
+    }
+
     #[test]
     fn the_longest_text_has_room() {
         const WIDEST: Now = Now { mono_us: 0, wall_us: u64::MAX };
