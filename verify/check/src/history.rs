@@ -66,6 +66,11 @@ pub enum Call {
         /// `REQ id`.
         request_id: Option<u64>,
     },
+    /// `RELEASE … KEEP ms`: the hold ends, and the lock stays closed to every owner.
+    Keep {
+        /// For how long.
+        keep_ms: u64,
+    },
     /// The key was removed or moved away, by a command of the server's, which asks no module.
     Remove,
     /// RENEW.

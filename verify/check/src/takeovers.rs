@@ -99,6 +99,7 @@ fn end_at(one: &mut Operation, killed_us: u64) {
     }
     match &mut one.call {
         Call::Acquire { lease_ms, .. } | Call::Renew { lease_ms, .. } => *lease_ms = (*lease_ms).min(left_ms),
+        Call::Keep { keep_ms } => *keep_ms = (*keep_ms).min(left_ms),
         Call::Release { .. } | Call::Remove | Call::Cancel { .. } | Call::Close { .. } | Call::Look => {}
     }
 }

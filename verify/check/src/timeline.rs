@@ -9,12 +9,13 @@
 //! An owner makes one call at a time, so its calls in the order of their answers are the order in which they took effect.
 //!
 //! `owner.rs` says what is known of an owner, and there is a file for what each group of commands tells: `asked.rs` (ACQUIRE), `given_up.rs`
-//! (RELEASE, and the end of a session), `lease.rs` (RENEW and HOLDS), and `meant.rs` (TOKEN and CANCEL).
+//! (RELEASE, and the end of a session), `kept.rs` (RELEASE with KEEP), `lease.rs` (RENEW and HOLDS), and `meant.rs` (TOKEN and CANCEL).
 
 mod answers;
 mod asked;
 mod excuses;
 mod given_up;
+mod kept;
 mod lease;
 mod meant;
 mod owner;

@@ -1,5 +1,8 @@
 //! What a client does that takes more than one connection, or more than one key.
 
+use std::thread;
+use std::time::Duration;
+
 use anyhow::{Result, bail, ensure};
 use redis::{RedisError, Value};
 
@@ -10,6 +13,12 @@ use crate::timeline::SLACK_US;
 
 /// A lease that ends while somebody waits for it.
 const FORGOTTEN_LEASE_MS: u64 = 100;
+
+/// How much later than its claim an owner comes that has not claimed in time.
+const EXPIRED_BY_MS: u64 = 15;
+
+/// How long a lock is kept closed at most.
+const LONGEST_KEEP_MS: u64 = 100;
 
 /// How long a session lasts at most that is to last.
 const LONG_SESSION_US: u64 = 300_000;
@@ -268,6 +277,69 @@ impl Worker {
         Ok(())
     }
 
+    /// A request that waits with CLAIM on a blocked connection, and claims what it is granted, or comes when the claim has expired. On a key that nobody
+    /// else uses, so that it is known that it has waited.
+    pub(super) fn claim(&mut self) -> Result<()> {
+        let mut holder = self.own_party();
+        if !self.acquire(&mut holder, Wish::WAIT) {
+            return Ok(());
+        }
+        let wish = self.limit(Wish::WAIT);
+        let is_claimed = rand::Rng::random_bool(&mut self.random, 0.5);
+        let claim_ms = if is_claimed { wish.lease_ms.div_ceil(3) } else { FORGOTTEN_LEASE_MS };
+        let Behind { party, wish, connection, sent_us } =
+            self.wait_in_line(Wish { claim_ms: Some(claim_ms), ..wish }, 1)?;
+        self.release(&holder, 1, None);
+        let behind = Behind { party, wish: wish.after_wait(), connection, sent_us };
+        let Some(party) = self.be_answered(behind) else { return Ok(()) };
+        if !is_claimed {
+            thread::sleep(Duration::from_millis(claim_ms + EXPIRED_BY_MS));
+        }
+        self.renew(&party, wish.lease_ms);
+        self.look(&party);
+        self.release(&party, 1, None);
+        Ok(())
+    }
+
+    /// A lock that stays closed when its hold has ended, until its time is over or its former owner frees it.
+    pub(super) fn keep_closed(&mut self) -> Result<()> {
+        // On a key that nobody else uses no other request finds that the time is over.
+        let is_alone = rand::Rng::random_bool(&mut self.random, 0.3);
+        let mut party =
+            if is_alone { self.own_party() } else { self.party(|kind| matches!(kind, Kind::Mutex | Kind::Fair)) };
+        if !self.acquire(&mut party, Wish::WAIT) {
+            return Ok(());
+        }
+        let keep_ms = rand::Rng::random_range(&mut self.random, 1..=LONGEST_KEEP_MS);
+        if self.release_and_keep(&party, keep_ms) != Outcome::Number(1) {
+            return Ok(());
+        }
+        // It may be open at once.
+        let next = if is_alone { Some(self.stand_in_line(0)?) } else { None };
+        // Its own wait would be behind the other one, whose grant is given back later.
+        let last = if is_alone { 4 } else { 5 };
+        match rand::Rng::random_range(&mut self.random, 0..=last) {
+            0 => {}
+            1 => self.release_and_remember(party, 1),
+            2 => {
+                self.release_and_keep(&party, LONGEST_KEEP_MS);
+            }
+            3 => {
+                self.renew(&party, LONGEST_KEEP_MS);
+                self.look(&party);
+            }
+            tries => {
+                if self.acquire(&mut party, if tries == 4 { Wish::TRY } else { Wish::WAIT }) {
+                    self.release(&party, 1, None);
+                }
+            }
+        }
+        if let Some(next) = next {
+            self.take_turn(next);
+        }
+        Ok(())
+    }
+
     /// A hold that somebody else ends, with the key or without, and a request that waits for it. On a key that nobody else uses, so that it is known
     /// who is next.
     pub(super) fn be_removed(&mut self) -> Result<()> {
@@ -309,7 +381,12 @@ impl Worker {
 
     /// Lets a request wait for this client's own key, and looks until so many wait.
     pub(super) fn stand_in_line(&mut self, waiters: usize) -> Result<Behind> {
-        let (party, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
+        let wish = self.limit(Wish::WAIT);
+        self.wait_in_line(wish, waiters)
+    }
+
+    fn wait_in_line(&mut self, wish: Wish, waiters: usize) -> Result<Behind> {
+        let party = self.own_waiter();
         let mut connection = Connection::open(self.address)?;
         let sent_us = now_us();
         let sent = connection.send(&self.wish(&party, wish));
@@ -323,12 +400,17 @@ impl Worker {
 
     /// The one behind is answered, and gives back what it was granted.
     pub(super) fn take_turn(&mut self, behind: Behind) {
+        if let Some(party) = self.be_answered(behind) {
+            self.release(&party, 1, None);
+        }
+    }
+
+    /// The one behind is answered. Returns who it is, if it was granted the lock.
+    fn be_answered(&mut self, behind: Behind) -> Option<Party> {
         let Behind { party, wish, mut connection, sent_us } = behind;
         let outcome = as_grant(connection.receive());
         self.record(&party, sent_us, now_us(), wish.call(), outcome);
-        if matches!(outcome, Outcome::Granted(_)) {
-            self.release(&party, 1, None);
-        }
+        matches!(outcome, Outcome::Granted(_)).then_some(party)
     }
 
     /// Waits until so many wait for this client's own key.

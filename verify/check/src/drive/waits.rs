@@ -37,13 +37,13 @@ impl Worker {
         let party = self.party(|_| true);
         let party = Party { asked: 1, ..party };
         let wish = self.limit(Wish { request_id: Some(party.owner), ..Wish::WAIT });
-        let claim_ms = wish.lease_ms.div_ceil(3);
-        let words = format!("{} NOTIFY {} CLAIM {claim_ms}", self.wish(&party, wish), self.channel());
+        let wish = Wish { claim_ms: Some(wish.lease_ms.div_ceil(3)), ..wish };
+        let words = format!("{} NOTIFY {}", self.wish(&party, wish), self.channel());
         let answer = self.connection.call(&words);
         let sent_us = self.connection.sent_us();
         let has_waited = answer == Outcome::Waiting;
         let lease_ms = wish.lease_ms;
-        let wish = if has_waited { Wish { lease_ms: claim_ms, ..wish } } else { wish };
+        let wish = if has_waited { wish.after_wait() } else { wish };
         let outcome = match answer {
             Outcome::Waiting => self.hear(&mut subscriber, party.owner, wish),
             answer => Ok(as_grant(answer)),

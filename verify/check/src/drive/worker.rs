@@ -79,6 +79,7 @@ pub(super) struct Wish {
     pub(super) request_id: Option<u64>,
     pub(super) session_ms: Option<u64>,
     pub(super) queue_ms: Option<u64>,
+    pub(super) claim_ms: Option<u64>,
     pub(super) is_once: bool,
 }
 
@@ -90,9 +91,15 @@ impl Wish {
         request_id: None,
         session_ms: None,
         queue_ms: None,
+        claim_ms: None,
         is_once: false,
     };
     pub(super) const TRY: Self = Self { block_ms: None, ..Self::WAIT };
+
+    /// The same after a wait: what is granted lasts as long as the claim.
+    pub(super) fn after_wait(self) -> Self {
+        Self { lease_ms: self.claim_ms.unwrap_or(self.lease_ms), ..self }
+    }
 
     pub(super) fn call(self) -> Call {
         let Self { count, lease_ms, block_ms, request_id, queue_ms, is_once, .. } = self;
@@ -193,7 +200,9 @@ impl Worker {
             self.keep();
         }
         match self.random.random_range(0..100) {
-            0..19 => self.hold_once(),
+            0..13 => self.hold_once(),
+            13..16 => self.keep_closed()?,
+            16..19 => self.claim()?,
             19..21 => self.ask_alone(),
             21..23 => self.come_back_late(),
             23..25 => self.drain()?,
@@ -285,12 +294,13 @@ impl Worker {
     pub(super) fn wish(&self, party: &Party, wish: Wish) -> String {
         let permits = Self::permits(party, wish.count);
         let option = |name: &str, value: Option<u64>| value.map(|value| format!(" {name} {value}")).unwrap_or_default();
-        let Wish { lease_ms, block_ms, request_id, session_ms, queue_ms, is_once, .. } = wish;
+        let Wish { lease_ms, block_ms, request_id, session_ms, queue_ms, claim_ms, is_once, .. } = wish;
         let words = self.words(party, "ACQUIRE");
         let (block, queue) = (option("BLOCK", block_ms), option("QUEUE", queue_ms));
         let (request, session) = (option("REQ", request_id), option("SESSION", session_ms));
+        let claim = option("CLAIM", claim_ms);
         let once = if is_once { " ONCE" } else { "" };
-        format!("{words}{permits} PX {lease_ms}{block}{queue}{request}{session}{once}")
+        format!("{words}{permits} PX {lease_ms}{block}{queue}{claim}{request}{session}{once}")
     }
 
     /// The option that says how many permits are meant.
@@ -342,6 +352,12 @@ impl Worker {
         let request = request_id.map(|id| format!(" REQ {id}")).unwrap_or_default();
         let words = format!("{}{permits}{request}", self.words(party, "RELEASE"));
         self.ask(party, &words, Call::Release { count, token: None, request_id })
+    }
+
+    /// `RELEASE … KEEP ms`.
+    pub(super) fn release_and_keep(&mut self, party: &Party, keep_ms: u64) -> Outcome {
+        let words = format!("{} KEEP {keep_ms}", self.words(party, "RELEASE"));
+        self.ask(party, &words, Call::Keep { keep_ms })
     }
 
     pub(super) fn renew(&mut self, party: &Party, lease_ms: u64) {

@@ -51,7 +51,7 @@ fn check_answers(history: &History, violations: &mut Vec<Violation>) {
 fn check_refusals(history: &History, violations: &mut Vec<Violation>) {
     let is_refused = |one: &&Operation| one.outcome == Outcome::Refused;
     let must_be_taken = |one: &&Operation| match one.call {
-        Call::Release { .. } | Call::Renew { .. } | Call::Cancel { .. } => true,
+        Call::Release { .. } | Call::Keep { .. } | Call::Renew { .. } | Call::Cancel { .. } => true,
         Call::Acquire { .. } if !history.refuses_acquisitions => true,
         Call::Acquire { block_ms: Some(_), .. } => one.answered_us > one.sent_us + SLACK_US,
         Call::Acquire { .. } | Call::Remove | Call::Close { .. } | Call::Look => false,

@@ -128,7 +128,12 @@ impl Owner<'_> {
             believe(one, held, one.answered_us, timeline);
             timeline.may_be_held(held.possible_from_us, held.possible_until_us);
         }
+        if let Some(mut kept) = self.kept.take() {
+            believe(one, &mut kept, u64::MAX, timeline);
+            timeline.was_given_up(kept.possible_from_us, kept.possible_until_us.min(one.answered_us));
+        }
         *slot = Some(Held {
+            owner: one.owner,
             token,
             count,
             since_us: one.answered_us,

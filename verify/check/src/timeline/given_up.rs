@@ -14,7 +14,11 @@ impl Owner<'_> {
         violations: &mut Vec<Violation>,
     ) {
         let circumstances = self.circumstances;
-        let slot = &mut self.held[one.mode as usize];
+        let slot = match &mut self.held[one.mode as usize] {
+            // It frees what it keeps closed.
+            None => &mut self.kept,
+            held => held,
+        };
         let Some(held) = slot else {
             if let Outcome::Number(_) = one.outcome {
                 let story = format!("{} of {} released what it did not hold", one.owner, one.key);

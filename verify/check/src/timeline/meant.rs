@@ -14,9 +14,9 @@ pub(super) struct Cancelled {
 }
 
 impl Owner<'_> {
-    /// Whether a TOKEN is not that of the hold which this owner has.
+    /// Whether a TOKEN is not that of the hold which this owner has, or ended with KEEP.
     pub(super) fn means_another(&self, one: &Operation, token: u64) -> bool {
-        self.held[one.mode as usize].is_some_and(|held| held.token != token)
+        self.held[one.mode as usize].or(self.kept).is_some_and(|held| held.token != token)
     }
 
     pub(super) fn cancel(&mut self, one: &Operation, is_waiting: bool) {

@@ -8,6 +8,8 @@ use crate::history::{Call, Mode, Operation, Rule, Violation};
 /// What an owner has in one mode, as far as it knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
+    /// Who holds; [`NOBODY`](super::kept::NOBODY) while the lock is kept.
+    pub(super) owner: u64,
     pub(super) token: u64,
     pub(super) count: u32,
     /// From when it has had this count.
@@ -87,6 +89,8 @@ pub(super) struct Owner<'h> {
     /// It keeps a place when its wait was cut off.
     pub(super) is_fair: bool,
     pub(super) held: [Option<Held>; 4],
+    /// The lock, after its hold ended with KEEP: it may be closed still.
+    pub(super) kept: Option<Held>,
     /// The order of its first request that waited or kept a place, while it has no answer.
     pub(super) asked: Option<u64>,
     /// When it first asked for something without an answer: what a later request is told may have been granted by that one.
@@ -107,7 +111,18 @@ impl<'h> Owner<'h> {
         let held = [None; 4];
         let has_session = of_owner.iter().any(|one| matches!(one.call, Call::Close { .. }));
         let (asked, unanswered_us, has_given_up, closed_us, cancelled) = (None, None, false, None, Vec::new());
-        Self { is_fair, held, asked, unanswered_us, has_given_up, closed_us, has_session, cancelled, circumstances }
+        Self {
+            is_fair,
+            held,
+            kept: None,
+            asked,
+            unanswered_us,
+            has_given_up,
+            closed_us,
+            has_session,
+            cancelled,
+            circumstances,
+        }
     }
 
     /// Until when a lease lasts surely that was asked for by a request.
@@ -128,6 +143,7 @@ impl<'h> Owner<'h> {
                 check_untouched(one, token, violations);
             }
             Call::Release { count, request_id, .. } => self.release(one, count, request_id, timeline, violations),
+            Call::Keep { keep_ms } => self.keep(one, keep_ms, timeline, violations),
             Call::Remove => self.release(one, 1, None, timeline, violations),
             Call::Renew { lease_ms, .. } => self.renew(one, lease_ms, violations),
             Call::Cancel { is_waiting } => self.cancel(one, is_waiting),
@@ -139,7 +155,8 @@ impl<'h> Owner<'h> {
     /// What was never given up lasts as long as its lease.
     pub(super) fn end(&mut self, operations: &[Operation], timeline: &mut Timeline) {
         let Some(last) = operations.last() else { return };
-        for (slot, mode) in self.held.iter_mut().zip([Mode::Exclusive, Mode::Read, Mode::Write, Mode::Permits]) {
+        let modes = [Mode::Exclusive, Mode::Read, Mode::Write, Mode::Permits];
+        for (slot, mode) in self.held.iter_mut().zip(modes).chain([(&mut self.kept, Mode::Exclusive)]) {
             if let Some(mut held) = slot.take() {
                 believe(&Operation { mode, ..*last }, &mut held, u64::MAX, timeline);
                 timeline.may_be_held(held.possible_from_us, held.possible_until_us);
@@ -158,8 +175,8 @@ pub(super) fn lost(one: &Operation, held: &Held) -> Violation {
 pub(super) fn believe(one: &Operation, held: &mut Held, until_us: u64, timeline: &mut Timeline) {
     let until_us = until_us.min(held.sure_until_us);
     if until_us > held.since_us {
-        let Held { token, count, since_us: from_us, .. } = *held;
-        let (owner, mode) = (one.owner, one.mode);
+        let Held { owner, token, count, since_us: from_us, .. } = *held;
+        let mode = one.mode;
         timeline.beliefs.push(Belief { owner, mode, count, from_us, until_us, token });
     }
 }

@@ -2,6 +2,7 @@
 
 mod exclusion;
 mod holds;
+mod kept;
 mod order;
 mod refusals;
 mod tokens;

@@ -1,0 +1,57 @@
+//! RELEASE with KEEP: the hold ends, and the lock stays closed to every owner until its time is over, or its former owner frees it.
+
+use super::owner::{Held, Owner, believe, lost};
+use super::{Timeline, US_PER_MS};
+use crate::history::{Operation, Outcome, Rule, Violation};
+
+/// Who holds a kept lock: its former owner is not admitted either. No client has this number.
+pub(super) const NOBODY: u64 = 0;
+
+impl Owner<'_> {
+    pub(super) fn keep(
+        &mut self,
+        one: &Operation,
+        keep_ms: u64,
+        timeline: &mut Timeline,
+        violations: &mut Vec<Violation>,
+    ) {
+        let slot = &mut self.held[one.mode as usize];
+        match (slot.as_ref().or(self.kept.as_ref()), one.outcome) {
+            (None, Outcome::Number(_)) => {
+                let story = format!("{} of {} kept closed what it did not hold", one.owner, one.key);
+                violations.push(Violation { rule: Rule::CountsAreRight, story });
+            }
+            (Some(held), Outcome::Number(told)) => {
+                self.circumstances.check_outlived(one, held, violations);
+                if told != 1 {
+                    let story = format!("{} of {} keeps the lock closed, and was told {told}", one.owner, one.key);
+                    violations.push(Violation { rule: Rule::CountsAreRight, story });
+                }
+            }
+            (Some(held), Outcome::NotOwner) if held.sure_until_us > one.answered_us => {
+                violations.push(lost(one, held));
+            }
+            _ => {}
+        }
+        if one.outcome == Outcome::Refused {
+            return;
+        }
+        // Who keeps the lock closed already changes nothing.
+        let Some(mut held) = slot.take() else { return };
+        believe(one, &mut held, one.sent_us, timeline);
+        let possible_until_us = one.answered_us + keep_ms * US_PER_MS;
+        match one.outcome {
+            Outcome::Number(_) => {
+                let sure_until_us = self.sure_until_us(one, keep_ms);
+                let since_us = one.answered_us;
+                self.kept = Some(Held { owner: NOBODY, since_us, sure_until_us, possible_until_us, ..held });
+                self.has_given_up = true;
+            }
+            Outcome::NotOwner => {
+                timeline.was_given_up(held.possible_from_us, one.answered_us.min(held.possible_until_us));
+                self.has_given_up = true;
+            }
+            _ => timeline.may_be_held(held.possible_from_us, held.possible_until_us.max(possible_until_us)),
+        }
+    }
+}
