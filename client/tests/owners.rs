@@ -221,6 +221,38 @@ async fn two_clients_that_wait_in_one_name_do_not_both_wait() {
     later.await.expect("no panic").expect("a grant").release().await.expect("it was held");
 }
 
+/// Two clients that supersede each other by turns would do nothing else.
+#[tokio::test]
+async fn of_two_clients_that_wait_in_one_name_the_earlier_asks_no_more() {
+    let server = Server::start();
+    let (one, other) = (connect(&server).await, connect(&server).await);
+    let commands = ["RLOCK.ACQUIRE", "RFAIRLOCK.ACQUIRE", "RLOCK.CANCEL", "RFAIRLOCK.CANCEL"];
+    let requests = || commands.iter().map(|command| answered(&server, command)).sum::<i64>();
+    for (key, family) in [("k", "RLOCK"), ("f", "RFAIRLOCK")] {
+        server.client().call(format!("{family}.ACQUIRE {key} somebody"));
+        let before = requests();
+        let wait = |client: &Client| {
+            let (mutex, fair) = (client.lock(key).owner("me"), client.fair_lock(key).owner("me"));
+            tokio::spawn(async move {
+                match family {
+                    "RLOCK" => mutex.acquire().await.map(drop),
+                    _ => fair.acquire().await.map(drop),
+                }
+            })
+        };
+        let earlier = wait(&one);
+        eventually(|| server.client().waiting_owners(key).len() == 1).await;
+        let later = wait(&other);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let made = requests() - before;
+        assert!(made < 10, "{made} requests in 5 s");
+        assert!(earlier.is_finished() && !later.is_finished());
+        assert!(matches!(earlier.await.expect("no panic"), Err(Error::Superseded)));
+        server.client().call(format!("{family}.RELEASE {key} somebody"));
+        later.await.expect("no panic").expect("a grant");
+    }
+}
+
 /// The same key in two databases is two locks.
 #[tokio::test]
 async fn databases_of_one_server_are_two_places() {
