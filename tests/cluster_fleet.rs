@@ -12,12 +12,25 @@ const SOON: Duration = Duration::from_secs(20);
 /// A blocked client knows in that time that its lock is served elsewhere.
 const NO_LONGER_THAN_MS: u64 = 2000;
 
-/// What a slot is moved with: a held lock with waiters, and a fair lock with a queue of connected and detached places.
+/// What a slot is moved with: a held lock with waiters, a fair lock with a queue of connected and detached places, and one value for each
+/// option that is stored.
 struct Loaded {
     slot: i64,
     token: i64,
     fair_token: i64,
     blocked: Vec<Client>,
+    /// Of [`WITH_OPTIONS`].
+    digests: Reply,
+}
+
+/// A hold with a note, a kept lock, a semaphore with an idle time, and a place with a grace of its own.
+const WITH_OPTIONS: &str = "{x}noted {x}kept {x}idle {x}grace";
+
+const KEEP_MS: i64 = 90_000;
+
+#[track_caller]
+fn digests(client: &mut Client) -> Reply {
+    client.call(format!("DEBUG DIGEST-VALUE {WITH_OPTIONS}"))
 }
 
 const FAIR_QUEUE: [&str; 4] = ["p1", "p2", "p3", "p4"];
@@ -38,7 +51,14 @@ fn load_slot(source: &Server) -> Loaded {
             _ => blocked.push(source.waiter(ask("BLOCK 0"))),
         }
     }
-    Loaded { slot, token, fair_token, blocked }
+    client.acquire("{x}noted a PX 120000 NOTE host-1");
+    client.acquire("{x}kept a PX 120000");
+    assert_eq!(client.call(format!("RLOCK.RELEASE {{x}}kept a KEEP {KEEP_MS}")), 1);
+    assert_eq!(client.call("RSEMAPHORE.INIT {x}idle 2 IDLE 600000"), 1);
+    client.acquire_fair("{x}grace a PX 120000");
+    blocked.push(source.waiter("RFAIRLOCK.ACQUIRE {x}grace b PX 60000 BLOCK 0 GRACE 90000"));
+    let digests = digests(&mut client);
+    Loaded { slot, token, fair_token, blocked, digests }
 }
 
 impl Loaded {
@@ -58,6 +78,8 @@ impl Loaded {
         let mut client = target.client();
         assert_eq!(client.holder("{x}lock").expect("it is held").identity(), ("a", 2, self.token));
         assert_eq!(client.holder("{x}fair").expect("it is held").identity(), ("a", 1, self.fair_token));
+        assert_eq!(digests(&mut client), self.digests, "note, KEEP, IDLE and GRACE have moved");
+        assert!((1..=KEEP_MS).contains(&client.call("RLOCK.PTTL {x}kept").int()));
         // A node settles what it was given a moment after the slot is its own.
         eventually(SOON, || client.places("{x}fair") == FAIR_QUEUE.map(|owner| format!("{owner} detached")));
 
@@ -155,7 +177,8 @@ fn a_slot_moves_with_its_locks_and_its_fair_queue() {
     assert_eq!(on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0])), "OK");
     assert_eq!(on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1])), "OK");
     assert_held_once([source, target], &mut loaded.blocked);
-    let mut migrate = Command::from(format!("MIGRATE 127.0.0.1 {} _ 0 5000 KEYS {{x}}lock {{x}}fair", target.port()));
+    let keys = format!("{{x}}lock {{x}}fair {WITH_OPTIONS}");
+    let mut migrate = Command::from(format!("MIGRATE 127.0.0.1 {} _ 0 5000 KEYS {keys}", target.port()));
     migrate.0[3] = Vec::new();
     assert_eq!(on_source.call(migrate), "OK");
     assert_held_once([source, target], &mut loaded.blocked);
