@@ -1,7 +1,7 @@
 //! Ends the waits of requests without a blocked connection for which nobody waits any more: see `notified.rs`.
 
+use super::end_wait::PlaceAfter;
 use super::state::Engine;
-use super::statistics::count;
 use super::work::{ANSWER, PARTS_PER_CHANGE};
 use crate::outbox::Outbox;
 use crate::request::Channel;
@@ -58,18 +58,7 @@ impl Engine {
                 return true;
             }
         };
-        let Some(waiter) = self.queues.get(ticket) else {
-            return true;
-        };
-        let gone = self.gone(waiter, false);
-        let Some(waiter) = self.remove(ticket) else {
-            return true;
-        };
-        count(&mut self.stats.of(waiter.request().kind).disconnected);
-        out.answer(ticket, waiter.notice(), answer);
-        if let Some(name) = waiter.names.first() {
-            self.mark(*name, |dirty| dirty.gone.extend(gone));
-        }
+        self.answer_unopened(out, ticket, answer, PlaceAfter::Kept);
         true
     }
 }

@@ -19,7 +19,7 @@
 //! | | |
 //! |---|---|
 //! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `pending_grants`, `names`, `waiter`, `notified`, `wait_queues`, `statistics`; all of it together: `state`, `views`, `contention` |
-//! | what changes | `leave`, `holders`, `write`, `lapse`, `cut_off`, `grant` |
+//! | what changes | `end_wait`, `holders`, `write`, `lapse`, `cut_off`, `grant` |
 //! | what the server tells | `closed_connections`, `undo`, `server_events` |
 //! | who is served | `offers`, `serve`, `grant_next`, `up_to_date`, `multi_key` |
 //! | a key is brought up to date | `review`, `reconcile`, `command` |
@@ -38,13 +38,13 @@ mod cut_off;
 mod databases;
 mod deadlock;
 mod dirty;
+mod end_wait;
 mod fair;
 mod grant;
 mod grant_next;
 mod holders;
 mod lapse;
 mod leases;
-mod leave;
 mod multi_key;
 mod names;
 mod notified;

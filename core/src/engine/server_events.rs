@@ -7,25 +7,22 @@ use alloc::vec::Vec;
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
 use crate::lock::Lock;
+use crate::outbox::Answer;
 
 use super::backlog::Sweep;
 use super::connections::Binding;
 use super::dirty::Dirty;
+use super::end_wait::PlaceAfter;
 use super::positions::NameId;
 use super::state::Engine;
-use super::statistics::count;
 
 impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
     /// was granted without hearing of it. `gave_up` tells that it was answered nil.
     pub fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
-        let gone = self.queues.get(ticket).and_then(|waiter| self.gone(waiter, gave_up));
-        let Some(waiter) = self.remove(ticket) else {
-            return self.undo_grants(ticket);
-        };
-        count(&mut self.stats.of(waiter.request().kind).disconnected);
-        if let Some(name) = waiter.names.first() {
-            self.mark(*name, |dirty| dirty.gone.extend(gone));
+        let place = if gave_up { PlaceAfter::GivenUp } else { PlaceAfter::Kept };
+        if self.end_wait(ticket, &Answer::Closed, place).is_none() {
+            self.undo_grants(ticket);
         }
     }
 

@@ -5,14 +5,15 @@
 
 use super::connections::Binding;
 use super::deadlock::{self, Outcome};
+use super::end_wait::PlaceAfter;
 use super::state::{Engine, Transaction};
-use super::statistics::count;
 use super::sweep::Rang;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
 use crate::keyspace::Keyspace;
 use crate::outbox::{Answer, Outbox};
+use crate::request::Refusal;
 use crate::time::Now;
 
 /// Where something to do comes from. They are served in turn, so that a flood of one kind keeps none of the others waiting.
@@ -202,23 +203,10 @@ impl Engine {
         let Some(ticket) = self.queues.next_over(now) else {
             return Rang::No;
         };
-        let Some(waiter) = self.queues.get(ticket).filter(|_| self.work.take(ANSWER)) else {
+        if !self.work.take(ANSWER) {
             return Rang::No;
-        };
-        let name = waiter.names.first().copied();
-        let gone = self.gone(waiter, true);
-        let was_first = name.and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
-        let kind = waiter.request().kind;
-        let notice = self.remove(ticket).and_then(|waiter| waiter.notice());
-        count(&mut self.stats.of(kind).timed_out);
-        out.answer(ticket, notice, Answer::TimedOut);
-        if let Some(name) = name {
-            if was_first || gone.is_some() {
-                self.mark(name, |dirty| dirty.gone.extend(gone));
-            } else {
-                self.queues.names.tidy(name);
-            }
         }
+        self.answer_unopened(out, ticket, Answer::TimedOut, PlaceAfter::GivenUp);
         Rang::Done
     }
 
@@ -238,13 +226,8 @@ impl Engine {
                     waiter.is_suspected = false;
                 }
                 if let Outcome::Cycle(cycle) = outcome {
-                    let mut gone = self.queues.get(ticket).and_then(|waiter| self.gone(waiter, false));
-                    let Some(waiter) = self.remove(ticket) else { return Rang::Done };
-                    count(&mut self.stats.of(waiter.request().kind).deadlocks);
-                    out.answer(ticket, waiter.notice(), Answer::Refused(crate::Refusal::Deadlock(cycle)));
-                    for name in waiter.names {
-                        self.mark(name, |dirty| dirty.gone.extend(gone.take()));
-                    }
+                    let refused = Answer::Refused(Refusal::Deadlock(cycle));
+                    self.answer_unopened(out, ticket, refused, PlaceAfter::Kept);
                 }
             }
         }
