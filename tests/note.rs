@@ -89,6 +89,7 @@ fn top_shows_the_notes_of_holders_in_all_databases_and_leaves_the_client_in_its_
         waiter
     });
     eventually(SOON, || client.call("RLOCK.TOP").array().len() == 2);
+    let misses = client.info_number("keyspace_misses");
     for top in ["RLOCK.TOP".into(), in_script("RLOCK.TOP".into())] {
         let shown = client.call(top);
         for lock in shown.array() {
@@ -97,6 +98,7 @@ fn top_shows_the_notes_of_holders_in_all_databases_and_leaves_the_client_in_its_
         }
         assert_eq!(client.call("RLOCK.HOLDS bare a"), 1, "the client is still in its database");
     }
+    assert_eq!(client.info_number("keyspace_misses"), misses);
 }
 
 /// Rule E4.

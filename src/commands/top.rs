@@ -1,6 +1,6 @@
 //! `RLOCK.TOP [COUNT n]`: the locks that most clients wait for.
 
-use rlock_core::{Key, Keyspace, Value};
+use rlock_core::{Contended, Key, Keyspace, Value};
 
 use super::{ENGINE_IN_USE, Failure, reply_failure, with_options};
 use crate::clock;
@@ -55,9 +55,10 @@ fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         }
     };
     // The client stays in the database that it has selected.
-    let selected_db = Keys::open_to_peek(ctx, ctx.string(b"").arg()).key(KEY).db;
-    let notes: Vec<_> = locks.iter().map(|lock| note_of(&lock.key, lock.holder.as_ref()?.1)).collect();
-    ctx.select_db(selected_db);
+    let selected_db = Keys::selected_db(ctx);
+    let note_of_holder = |lock: &Contended| selected_db.and_then(|_| note_of(&lock.key, lock.holder.as_ref()?.1));
+    let notes: Vec<_> = locks.iter().map(note_of_holder).collect();
+    selected_db.map(|db| ctx.select_db(db));
     ctx.reply_array(locks.len());
     for (lock, note) in locks.into_iter().zip(notes) {
         ctx.reply_map(if lock.holder.is_some() { 8 } else { 5 } + usize::from(note.is_some()));

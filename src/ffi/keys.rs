@@ -96,6 +96,12 @@ impl<'c> Keys<'c> {
         Self::open_with(ctx, name, raw::REDISMODULE_READ)
     }
 
+    /// The database that the client has selected.
+    pub(crate) fn selected_db(ctx: Ctx<'c>) -> Option<u32> {
+        // A handle to read a missing key would count as a miss, and be told to the listeners of misses.
+        Open::new(ctx, ctx.string(b"").arg(), VACANT).db()
+    }
+
     /// Opens one key to look at it from a notification, without counting as an access to it.
     pub(crate) fn open_to_peek(ctx: Ctx<'c>, name: Arg<'c>) -> Self {
         Self::open_with(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH)

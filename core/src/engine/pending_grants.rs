@@ -70,6 +70,10 @@ impl PendingGrant {
     }
 }
 
+/// How many grants of one hold are kept pending, so that no step takes long. Of more the oldest counts as confirmed: if it was lost, its count
+/// stays until the lease ends.
+const MAX_PENDING: usize = 32;
+
 /// A hold with pending grants.
 struct PendingHold {
     /// The terms before the first pending grant; `None` if the hold began with it.
@@ -85,6 +89,13 @@ impl PendingHold {
             let grant = self.grants.remove(0);
             self.before = Some(grant.after(self.before.take()));
         }
+    }
+
+    fn add(&mut self, grant: PendingGrant) {
+        if let Some(oldest) = self.grants.first().filter(|_| self.grants.len() >= MAX_PENDING) {
+            self.confirm(oldest.ticket);
+        }
+        self.grants.push(grant);
     }
 
     fn confirm(&mut self, ticket: u64) {
@@ -142,7 +153,7 @@ impl PendingHolds {
     /// Adds a grant. `before` are the terms that the hold had, if it was there.
     pub(super) fn add(&mut self, token: u64, before: Option<Terms>, grant: PendingGrant) {
         let hold = self.0.entry(token).or_insert_with(|| Box::new(PendingHold { before, grants: SmallVec::new() }));
-        hold.grants.push(grant);
+        hold.add(grant);
     }
 
     /// Confirms the grant of a ticket.
@@ -273,5 +284,54 @@ impl PendingTickets {
     #[cfg(test)]
     pub(super) fn unsent(&self) -> &[u64] {
         &self.unsent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant(ticket: u64) -> PendingGrant {
+        PendingGrant {
+            ticket,
+            count: 1,
+            deadline_us: ticket,
+            lease_ms: 1,
+            request: None,
+            session_ms: None,
+            note: None,
+            phase: Phase::Held,
+            arrival: 1,
+            grace_ms: None,
+            client: None,
+            has_bound: false,
+            is_confirmed: false,
+        }
+    }
+
+    #[test]
+    fn of_very_many_grants_of_a_hold_the_latest_are_pending() {
+        const MANY: u64 = 1000;
+        let mut holds = PendingHolds::default();
+        (1..=MANY).for_each(|ticket| holds.add(7, None, grant(ticket)));
+        assert!(holds.undo(7, 1).is_none(), "the oldest is confirmed");
+        assert_eq!(holds.iter().count(), MAX_PENDING);
+        let undone = holds.undo(7, MANY).expect("the newest is pending");
+        let left = undone.left.expect("others");
+        assert_eq!((u64::from(left.count), left.deadline_us), (MANY - 1, MANY - 1));
+    }
+
+    #[test]
+    fn a_confirmed_grant_outlives_an_earlier_one_that_is_undone() {
+        let mut holds = PendingHolds::default();
+        let mark = |id| RequestMark::after(None, Some(id), crate::request::Verb::Acquire);
+        for (ticket, id) in [(1, 5), (2, 6), (3, 7)] {
+            holds.add(7, None, PendingGrant { request: mark(id), ..grant(ticket) });
+        }
+        holds.confirm(7, 2);
+        assert_eq!(holds.undo(7, 3).and_then(|undone| undone.left).and_then(|left| left.request), mark(6));
+        let left = holds.undo(7, 1).and_then(|undone| undone.left).expect("the confirmed one");
+        assert_eq!((left.count, left.request), (1, mark(6)));
+        assert!(holds.is_empty(), "nothing is pending any more");
     }
 }

@@ -12,6 +12,9 @@ use crate::request::{Refusal, Request};
 
 const KEY: KeyId = KeyId(0);
 
+/// A semaphore that cannot be removed now is looked at again after so long, however short its idle time is: each time is told to replicas.
+const LOOKS_AGAIN_MS: u64 = 1000;
+
 impl Engine {
     /// INIT: makes a semaphore. Returns whether there was none before. `idle_ms` is its idle time from now on, 0 for none; `None` leaves it.
     ///
@@ -44,12 +47,13 @@ impl Engine {
         let Value::Lock(lock) = tx.keys.value(id) else {
             return;
         };
-        if !lock.holds().is_empty() || lock.idle().is_none_or(|idle| idle.until_us > tx.now.mono_us) {
+        let Some(idle) = lock.idle().filter(|idle| lock.holds().is_empty() && idle.until_us <= tx.now.mono_us) else {
             return;
-        }
+        };
         let is_waited_for = self.name(tx, id).is_some_and(|name| self.queues.len_under(name) > 0);
         if is_waited_for || tx.limits.is_quarantined {
-            self.begin_idle_time(tx, id, None);
+            let until_us = tx.now.after_ms(idle.idle_ms.max(LOOKS_AGAIN_MS));
+            self.commit(tx, id, Event::Unused { idle_ms: idle.idle_ms, until_us });
         } else {
             self.commit(tx, id, Event::Removed);
         }

@@ -127,14 +127,22 @@ impl Engine {
             self.unbind(tx, id, token, client);
         }
         let mut deadline_us = terms.deadline_us;
-        if undone.is_last && (left.phase, terms.phase) == (Phase::Unclaimed, Phase::Unclaimed) {
+        if undone.is_last && terms.phase == Phase::Unclaimed {
             deadline_us = left.deadline_us;
         }
         if undone.ends_session {
             // The end of this session may have brought the deadline nearer.
             deadline_us = deadline_us.max(left.deadline_us);
         }
-        let changed = Terms { count: terms.count, deadline_us, phase: terms.phase, ..left.clone() };
+        // What the grant did not set is not touched: another value may have come under the key since.
+        let changed = Terms {
+            deadline_us,
+            lease_ms: left.lease_ms,
+            request: if undone.grant.request.is_some() { left.request } else { terms.request },
+            session_ms: if undone.grant.session_ms.is_some() { left.session_ms } else { terms.session_ms },
+            note: if undone.grant.note.is_some() { left.note.clone() } else { terms.note.clone() },
+            ..terms
+        };
         let is_longer = changed.deadline_us > terms.deadline_us;
         if changed.session_ms.is_none() {
             self.unbind_hold(tx, id, token);

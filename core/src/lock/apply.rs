@@ -85,7 +85,7 @@ impl Lock {
             Event::Removed => {
                 let leftovers = self.clear_holds(None);
                 self.body = Body::Free;
-                return Some(leftovers);
+                return (!leftovers.holds.is_empty()).then_some(leftovers);
             }
             Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head } if self.kind == Kind::Fair => {
                 let place = Place { owner: owner.as_slice(), stay, arrival, request_id, grace_ms };

@@ -177,3 +177,18 @@ fn the_server_is_told_what_concerns_it() {
     world.engine.nobody_listened(ticket);
     assert_eq!(world.engine.unheard_grants(), 1);
 }
+
+/// However short its idle time is, a semaphore costs one effect a second in a quarantine.
+#[test]
+fn an_idle_time_that_ends_in_a_quarantine_begins_again_and_lasts_a_second() {
+    let mut world = World::new();
+    world.limits.is_quarantined = true;
+    world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2, Some(1))).unwrap();
+    world.advance(1);
+    world.run_timer();
+    assert_eq!(world.lock(&key("s")).and_then(|lock| lock.idle()).map(|idle| idle.until_us), Some(1_001_000));
+    world.limits.is_quarantined = false;
+    world.advance(1000);
+    world.run_timer();
+    assert!(world.lock(&key("s")).is_none());
+}

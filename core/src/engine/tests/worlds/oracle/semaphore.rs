@@ -59,7 +59,8 @@ impl Oracle {
 
     pub(super) fn remove_unused(&mut self, now_ms: u64) {
         if self.idle_until_ms().is_some_and(|until_ms| until_ms <= now_ms) {
-            if self.line.is_empty() { self.unmake() } else { self.begin_idle_time(now_ms) }
+            let Some(idle) = self.idle.as_mut().filter(|_| !self.line.is_empty()) else { return self.unmake() };
+            idle.until_ms = now_ms + idle.idle_ms.max(1000);
         }
     }
 
