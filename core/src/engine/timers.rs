@@ -212,6 +212,10 @@ impl Engine {
 
     /// Answers a waiter that closes a circle.
     fn check_suspect(&mut self, now: Now, out: &mut Outbox) -> Rang {
+        if self.sweep.is_some() || !self.dirty.is_empty() {
+            // After a promotion or a swap the holders of a name are known when its key is reconciled.
+            return Rang::No;
+        }
         let Some(ticket) = self.suspects.pop_front() else {
             self.suspects.shrink_to(KEPT_ENTRIES);
             return Rang::No;
