@@ -31,28 +31,28 @@ const BUDGET: Duration = Duration::from_millis(1);
 const LOOKS_IN_VAIN: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ear {
+enum Subscribers {
     /// Nobody has listened yet: whoever asks before it subscribes is given the time to do so.
-    Nobody,
-    Somebody,
+    NotYet,
+    Present,
     /// The engine was told.
-    Lost,
+    Gone,
 }
 
 #[derive(Default)]
 struct Slot {
-    channels: BTreeMap<Channel, Ear>,
+    channels: BTreeMap<Channel, Subscribers>,
     last_look: Option<Channel>,
 }
 
 impl Slot {
     /// The channel after that which was looked at last.
-    fn next(&mut self) -> Option<(Channel, Ear)> {
+    fn next(&mut self) -> Option<(Channel, Subscribers)> {
         let from = self.last_look.map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.channels.range((from, Bound::Unbounded)).next().or_else(|| self.channels.first_key_value());
-        let (channel, ear) = next.map(|(channel, ear)| (*channel, *ear))?;
+        let (channel, subscribers) = next.map(|(channel, subscribers)| (*channel, *subscribers))?;
         self.last_look = Some(channel);
-        Some((channel, ear))
+        Some((channel, subscribers))
     }
 }
 
@@ -78,9 +78,9 @@ impl ShardChannels {
         self.visit = next.map(|(slot, known)| Visit { slot: *slot, left: known.channels.len(), in_vain: 0 });
     }
 
-    fn set(&mut self, slot: u16, channel: Channel, ear: Ear) {
+    fn set(&mut self, slot: u16, channel: Channel, subscribers: Subscribers) {
         if let Some(known) = self.slots.get_mut(&slot).and_then(|slot| slot.channels.get_mut(&channel)) {
-            *known = ear;
+            *known = subscribers;
         }
     }
 }
@@ -94,7 +94,7 @@ fn with<R>(body: impl FnOnce(&mut ShardChannels) -> R) -> Option<R> {
 /// A channel is known from now on.
 pub(crate) fn add(channel: Channel, name: &[u8]) {
     if server::is_cluster() {
-        with(|known| known.slots.entry(slot_of(name)).or_default().channels.insert(channel, Ear::Nobody));
+        with(|known| known.slots.entry(slot_of(name)).or_default().channels.insert(channel, Subscribers::NotYet));
     }
 }
 
@@ -124,9 +124,9 @@ pub(crate) fn waited_for(ctx: Ctx<'_>, channel: Channel) {
     };
     let slot = slot_of(name.arg().bytes());
     let known = with(|known| known.slots.get(&slot).and_then(|slot| slot.channels.get(&channel)).copied());
-    if known.flatten() != Some(Ear::Somebody) {
-        let ear = if ctx.listeners(name.arg(), true) > 0 { Ear::Somebody } else { Ear::Nobody };
-        with(|known| known.set(slot, channel, ear));
+    if known.flatten() != Some(Subscribers::Present) {
+        let subscribers = if ctx.listeners(name.arg(), true) > 0 { Subscribers::Present } else { Subscribers::NotYet };
+        with(|known| known.set(slot, channel, subscribers));
     }
 }
 
@@ -165,11 +165,11 @@ fn look_at_next(ctx: Ctx<'_>) -> bool {
         return false;
     };
     let next = with(|known| known.slots.get_mut(&visit.slot).and_then(Slot::next)).flatten();
-    let Some((channel, ear)) = next.filter(|_| visit.left > 0 && visit.in_vain < LOOKS_IN_VAIN) else {
+    let Some((channel, subscribers)) = next.filter(|_| visit.left > 0 && visit.in_vain < LOOKS_IN_VAIN) else {
         with(|known| known.visit_from(Bound::Excluded(visit.slot)));
         return true;
     };
-    let is_heard = look(ctx, visit.slot, channel, ear);
+    let is_heard = look(ctx, visit.slot, channel, subscribers);
     with(|known| match is_heard {
         Some(true) => known.visit_from(Bound::Excluded(visit.slot)),
         _ => {
@@ -181,20 +181,20 @@ fn look_at_next(ctx: Ctx<'_>) -> bool {
 }
 
 /// Whether somebody listens to a channel: `None` if nobody does who is missed.
-fn look(ctx: Ctx<'_>, slot: u16, channel: Channel, ear: Ear) -> Option<bool> {
-    if ear == Ear::Lost {
+fn look(ctx: Ctx<'_>, slot: u16, channel: Channel, subscribers: Subscribers) -> Option<bool> {
+    if subscribers == Subscribers::Gone {
         return Some(false);
     }
     let name = notices::name_of(ctx, channel)?;
     if ctx.listeners(name.arg(), true) > 0 {
-        with(|known| known.set(slot, channel, Ear::Somebody));
+        with(|known| known.set(slot, channel, Subscribers::Present));
         return Some(true);
     }
     // A slot that is on its way is not served either, for a name that is no key; nobody listens all the same.
-    if ear == Ear::Nobody && ctx.serves(&[name.arg()]) {
+    if subscribers == Subscribers::NotYet && ctx.serves(&[name.arg()]) {
         return None;
     }
-    with(|known| known.set(slot, channel, Ear::Lost));
+    with(|known| known.set(slot, channel, Subscribers::Gone));
     state::tell(|engine| engine.channel_gone(channel));
     timer::arm_soon();
     Some(false)

@@ -310,7 +310,7 @@ impl Engine {
                 continue;
             }
             if is_same {
-                let is_suspected = waiter.is_suspected || self.is_out(waiter, tx.now);
+                let is_suspected = waiter.is_suspected || self.is_wait_over(waiter, tx.now);
                 earlier.place = Some(Place { rank: waiter.rank, arrival: waiter.arrival, is_suspected });
             }
             earlier.tickets.push(ticket);

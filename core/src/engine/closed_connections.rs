@@ -86,7 +86,7 @@ impl Engine {
         };
         let dirty = self.queues.names.get_mut(name).and_then(|record| record.dirty.as_mut());
         if let Some(gave_up) = dirty.and_then(|dirty| dirty.gone.remove(owner)) {
-            self.work.take_whole(CHANGE);
+            self.work.take_or_end_turn(CHANGE);
             self.release_abandoned(tx, id, name, owner, gave_up);
         }
         let Value::Lock(lock) = tx.keys.value(id) else {
@@ -95,7 +95,7 @@ impl Engine {
         // A waiter keeps its place, even if `rejoin` has not marked it as connected yet.
         let waits = self.queues.own_place(owner, name).is_some();
         if !waits && lock.place(owner).is_some_and(|place| !place.is_live(tx.now)) {
-            self.work.take_whole(CHANGE);
+            self.work.take_or_end_turn(CHANGE);
             self.commit(tx, id, Event::Left { owner: owner.into(), cause: LeaveCause::Lapsed });
         }
     }

@@ -16,7 +16,7 @@ pub(super) struct Dirty {
     /// How far the look at a new value and its waiters has come.
     pub(super) review: Option<Review>,
     /// Holds, by token, that were used without a connection before the look at a value that arrived is at its end: their sessions go on.
-    pub(super) spared: BTreeSet<u64>,
+    pub(super) sessions_kept: BTreeSet<u64>,
     /// Pending grants to be undone: the tokens of the holds, and the tickets.
     pub(super) undone: Vec<(u64, u64)>,
     /// Holds, by token, and connections of theirs that closed.
@@ -60,7 +60,7 @@ impl Dirty {
         self.arrived |= later.arrived;
         self.replaced |= later.replaced;
         self.review = later.review.or(self.review);
-        self.spared.append(&mut later.spared);
+        self.sessions_kept.append(&mut later.sessions_kept);
         self.undone.append(&mut later.undone);
         self.unbound.append(&mut later.unbound);
         self.gone.append(&mut later.gone);
@@ -102,7 +102,7 @@ mod tests {
             arrived: true,
             replaced: true,
             review: Some(Review { stage: Stage::Lives, arrived: true }),
-            spared: [3].into(),
+            sessions_kept: [3].into(),
             undone: vec![(1, 7)],
             unbound: vec![(1, 7)],
             gone: [(b"a".as_slice().into(), None)].into(),
@@ -112,9 +112,9 @@ mod tests {
 
     /// How many there are of each: of a value first, and then of a name.
     fn counts(dirty: &Dirty) -> ([usize; 3], [usize; 5]) {
-        let Dirty { arrived, replaced, review, spared, undone, unbound, gone, offers } = dirty;
+        let Dirty { arrived, replaced, review, sessions_kept, undone, unbound, gone, offers } = dirty;
         let [arrived, replaced, review] = [*arrived, *replaced, review.is_some()].map(usize::from);
-        ([undone.len(), unbound.len(), gone.len()], [arrived, replaced, review, spared.len(), offers.len()])
+        ([undone.len(), unbound.len(), gone.len()], [arrived, replaced, review, sessions_kept.len(), offers.len()])
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
         dirty.merge(full());
         assert_eq!(counts(&dirty), ([1; 3], [1; 5]));
         let mut later = full();
-        later.spared = [5].into();
+        later.sessions_kept = [5].into();
         later.gone = [(b"b".as_slice().into(), None)].into();
         dirty.merge(later);
         assert_eq!(counts(&dirty), ([2; 3], [1, 1, 1, 2, 2]));

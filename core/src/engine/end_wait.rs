@@ -38,7 +38,7 @@ impl Engine {
         }
         if waiter.is_many() {
             // It left the queue of each of its keys. If the budget is too small for that, the turn ends.
-            self.work.take_whole(u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE));
+            self.work.take_or_end_turn(u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE));
             for name in &waiter.names {
                 self.mark(*name, |_| {});
             }

@@ -117,7 +117,7 @@ impl Engine {
         };
         match client {
             Some(client) => self.bind(tx, id, token, client),
-            None if is_reentry => self.spare(tx, id, token),
+            None if is_reentry => self.keep_session(tx, id, token),
             None => {}
         }
         Ok(token)
@@ -173,21 +173,21 @@ impl Engine {
         }
         match renewal.client {
             Some(client) => self.bind(tx, id, token, client),
-            None => self.spare(tx, id, token),
+            None => self.keep_session(tx, id, token),
         }
         deadline_us
     }
 
     /// A hold was used without a connection, as in a script. If the look at a value that arrived, or at a connection that closed, has yet to end its
     /// session, it does not: what was answered holds.
-    fn spare(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
+    fn keep_session(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
         self.unbind_closed(tx, id, token);
         let record = self.name(tx, id).and_then(|name| self.queues.names.get_mut(name));
         if let Some(dirty) = record.and_then(|record| record.dirty.as_mut())
             && dirty.review.is_some_and(|review| review.arrived)
             && terms_of(tx.keys, id, token).is_some_and(|terms| terms.session_ms.is_some())
         {
-            dirty.spared.insert(token);
+            dirty.sessions_kept.insert(token);
         }
     }
 

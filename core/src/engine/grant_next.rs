@@ -127,12 +127,12 @@ impl Engine {
             return Served::Waits;
         };
         let (owner, kind) = (self.queues.owner_of(waiter), waiter.request().kind);
-        let is_out = self.is_out(waiter, tx.now);
+        let is_wait_over = self.is_wait_over(waiter, tx.now);
         let decision = admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request(), tx.now);
-        if !is_out && decision == Decision::Wait {
+        if !is_wait_over && decision == Decision::Wait {
             return Served::Waits;
         }
-        let is_offer = !is_out && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
+        let is_offer = !is_wait_over && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
         if is_offer {
             self.offer(tx, ticket, freed);
             return Served::Waits;
@@ -141,7 +141,7 @@ impl Engine {
             self.leave_to_timer(tx.keys.key(id));
             return Served::Waits;
         }
-        if self.end_if_out(tx, id, ticket) {
+        if self.end_if_over(tx, id, ticket) {
             return Served::Answered;
         }
         if self.serve(tx, id, ticket, decision) && freed {

@@ -21,7 +21,7 @@ impl Engine {
     }
 
     fn take_offer_of(&mut self, tx: &mut Transaction<'_, impl Keyspace>, Offer { ticket, freed }: Offer) {
-        if self.end_if_out(tx, KeyId(0), ticket) {
+        if self.end_if_over(tx, KeyId(0), ticket) {
             return;
         }
         let Some(waiter) = self.queues.get(ticket) else {

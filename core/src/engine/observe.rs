@@ -2,7 +2,7 @@
 
 use super::positions::NameId;
 use super::state::Engine;
-use super::sweep::Rang;
+use super::sweep::TimerStep;
 use crate::bytes::Key;
 use crate::keyspace::{KeyId, Keyspace};
 
@@ -12,8 +12,8 @@ impl Engine {
     pub fn next_to_observe(&mut self) -> Option<Key> {
         self.work.begin_timer();
         // What is behind is so until a promotion, which sweeps again.
-        while !matches!(self.sweep_on(), Rang::No) {}
-        while !matches!(self.clean_up(), Rang::No) {}
+        while !matches!(self.sweep_on(), TimerStep::Nothing) {}
+        while !matches!(self.clean_up(), TimerStep::Nothing) {}
         while self.drop_bindings() {}
         self.next_dirty().or_else(|| self.next_loaded())
     }

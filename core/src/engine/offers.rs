@@ -70,7 +70,7 @@ impl Engine {
         let waiter = self.queues.get(ticket)?;
         let names = || waiter.names.iter().filter_map(|name| Some(self.queues.names.get(*name)?.key()));
         let changes = u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE);
-        if !names().next().is_some_and(can_be_opened) || !self.work.take_whole(changes.saturating_add(ANSWER)) {
+        if !names().next().is_some_and(can_be_opened) || !self.work.take_or_end_turn(changes.saturating_add(ANSWER)) {
             return None;
         }
         self.grantable.pop_front();

@@ -55,7 +55,7 @@ impl Engine {
             dirty.review = Some(Review { stage: Stage::Misfits(None), arrived });
             (dirty.arrived, dirty.replaced) = (false, false);
             if has_come {
-                dirty.spared.clear();
+                dirty.sessions_kept.clear();
             }
             self.take_in(tx, id, name, has_come);
         }

@@ -24,15 +24,15 @@ const KEPT: u32 = 1;
 /// The holds that are left of a request's keys, in their order.
 pub type HoldsLeft = SmallVec<[u32; 1]>;
 
-/// What RELEASE meets: the token and the count of a hold, and whether it is a repeat.
-struct Met {
+/// The hold that RELEASE is about: its token and count, and whether the request is a repeat.
+struct ReleaseTarget {
     token: u64,
     count: u32,
     /// The request repeats an earlier one: it changes nothing and gets the same answer.
     is_repeat: bool,
 }
 
-impl Met {
+impl ReleaseTarget {
     /// Checks a release against the hold that it means under a key, if there is one.
     fn under(tx: &Transaction<'_, impl Keyspace>, id: KeyId, request: &Release<'_>) -> Result<Option<Self>, Refusal> {
         let hold = tx.keys.value(id).hold_or_kept(request.kind, request.owner, request.mode, tx.now)?;
@@ -70,20 +70,20 @@ impl Engine {
             return self.release_at_rest(tx, request);
         }
         self.run_plain(tx, |engine, tx| {
-            let mut met: SmallVec<[Option<Met>; 1]> = SmallVec::new();
+            let mut targets: SmallVec<[Option<ReleaseTarget>; 1]> = SmallVec::new();
             for id in tx.ids() {
-                met.push(Met::under(tx, id, request)?);
+                targets.push(ReleaseTarget::under(tx, id, request)?);
             }
-            let was_done = met.iter().flatten().any(|met| met.is_repeat);
-            if let Some(position) = met.iter().position(Option::is_none).filter(|_| !was_done) {
+            let was_done = targets.iter().flatten().any(|target| target.is_repeat);
+            if let Some(position) = targets.iter().position(Option::is_none).filter(|_| !was_done) {
                 return Err(Refusal::NotOwner { position });
             }
             let mut left = HoldsLeft::new();
-            for (id, met) in tx.ids().zip(&met) {
-                left.push(match met {
+            for (id, target) in tx.ids().zip(&targets) {
+                left.push(match target {
                     None => 0,
-                    Some(Met { count, is_repeat: true, .. }) => *count,
-                    Some(met) => engine.give_back(tx, id, request, met),
+                    Some(ReleaseTarget { count, is_repeat: true, .. }) => *count,
+                    Some(target) => engine.give_back(tx, id, request, target),
                 });
             }
             for id in tx.ids() {
@@ -99,11 +99,11 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
-        let met = Met::under(tx, KEY, request)?.ok_or(Refusal::NotOwner { position: 0 })?;
-        if met.is_repeat {
-            return Ok(HoldsLeft::from_elem(met.count, 1));
+        let target = ReleaseTarget::under(tx, KEY, request)?.ok_or(Refusal::NotOwner { position: 0 })?;
+        if target.is_repeat {
+            return Ok(HoldsLeft::from_elem(target.count, 1));
         }
-        let left = self.give_back(tx, KEY, request, &met);
+        let left = self.give_back(tx, KEY, request, &target);
         self.close_key(tx.keys, KEY);
         Ok(HoldsLeft::from_elem(left, 1))
     }
@@ -114,7 +114,7 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         id: KeyId,
         request: &Release<'_>,
-        Met { token, count, .. }: &Met,
+        ReleaseTarget { token, count, .. }: &ReleaseTarget,
     ) -> u32 {
         let token = *token;
         self.confirm(tx, id, token);
@@ -173,14 +173,14 @@ impl Engine {
     /// [`Refusal::NotOwner`] names the first key that is not held, or not with its token; nothing was changed.
     pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
         self.run_plain(tx, |engine, tx| {
-            let mut met: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
+            let mut holds: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
             for id in tx.ids() {
                 let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?
                     .filter(|(token, _)| is_meant(request.tokens, id.0, *token));
-                met.push(held.ok_or(Refusal::NotOwner { position: id.0 })?);
+                holds.push(held.ok_or(Refusal::NotOwner { position: id.0 })?);
             }
             let mut smallest_us = u64::MAX;
-            for (id, (token, terms)) in tx.ids().zip(met) {
+            for (id, (token, terms)) in tx.ids().zip(holds) {
                 engine.confirm(tx, id, token);
                 let client = if terms.session_ms.is_some() { tx.keys.client() } else { None };
                 let mark = terms.request;

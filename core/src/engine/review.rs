@@ -27,7 +27,7 @@ impl Engine {
         let mut freed = false;
         while let Some(review) = dirty.review {
             let is_first_stage = matches!(review.stage, Stage::Misfits(_));
-            match self.review_stage(tx, id, name, review, &dirty.spared) {
+            match self.review_stage(tx, id, name, review, &dirty.sessions_kept) {
                 Ok(stage) => dirty.review = stage.map(|stage| Review { stage, ..review }),
                 Err(Stopped(stage)) => {
                     dirty.review = Some(Review { stage, ..review });
@@ -35,7 +35,7 @@ impl Engine {
                 }
             }
             if dirty.review.is_none() {
-                dirty.spared.clear();
+                dirty.sessions_kept.clear();
             }
             if is_first_stage {
                 // A lock that was over when it came goes at once: waiters of another kind need the name free, here and on
@@ -54,7 +54,7 @@ impl Engine {
         id: KeyId,
         name: NameId,
         Review { stage, arrived }: Review,
-        spared: &BTreeSet<u64>,
+        sessions_kept: &BTreeSet<u64>,
     ) -> Result<Option<Stage>, Stopped> {
         match stage {
             Stage::Misfits(after) => {
@@ -67,7 +67,7 @@ impl Engine {
                     _ => Stage::Holders(None),
                 }))
             }
-            Stage::Sessions(below) => match self.close_sessions(tx, id, below, spared) {
+            Stage::Sessions(below) => match self.close_sessions(tx, id, below, sessions_kept) {
                 0 => Ok(Some(Stage::Holders(None))),
                 below => Err(Stopped(Stage::Sessions(below))),
             },
@@ -92,7 +92,7 @@ impl Engine {
             }
             Stage::Lives => {
                 while tx.keys.lock_mut(id).is_some_and(|lock| lock.settle_places(LIVES_AT_ONCE)) {
-                    if !self.work.take_whole(COST_OF_LIVES) {
+                    if !self.work.take_or_end_turn(COST_OF_LIVES) {
                         return Err(Stopped(Stage::Lives));
                     }
                 }
@@ -153,14 +153,14 @@ impl Engine {
     }
 
     /// Of a value that came by other means than a grant no hold is bound to a connection, and its sessions count as closed: but for
-    /// those that were bound since it came, by RENEW or by a grant, and those that are spared because they were used without a connection.
+    /// those that were bound since it came, by RENEW or by a grant, and those whose sessions go on because they were used without a connection.
     /// Looks at the holds below an index, and returns below which it has yet to look.
     fn close_sessions(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         id: KeyId,
         below: usize,
-        spared: &BTreeSet<u64>,
+        sessions_kept: &BTreeSet<u64>,
     ) -> usize {
         // A hold that ends meanwhile is replaced by the last one, which was looked at already or granted since.
         for at in (0..below).rev() {
@@ -173,7 +173,7 @@ impl Engine {
             if let Some(hold) = lock.holds().get(at)
                 && hold.session_ms().is_some()
                 && lock.clients(hold.token()).is_empty()
-                && !spared.contains(&hold.token())
+                && !sessions_kept.contains(&hold.token())
             {
                 self.end_session(tx, id, hold.token());
             }
@@ -212,7 +212,7 @@ impl Engine {
 
     /// Serves a waiter whose owner holds already, past the queue: it need not wait any longer.
     fn serve_holder(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
-        if self.end_if_out(tx, id, ticket) {
+        if self.end_if_over(tx, id, ticket) {
             return;
         }
         let Some(waiter) = self.queues.get(ticket) else {

@@ -67,12 +67,12 @@ impl Engine {
     }
 
     /// Whether a wait is over, by its time or because the request is cut off.
-    pub(super) fn is_out(&self, waiter: &Waiter, now: Now) -> bool {
+    pub(super) fn is_wait_over(&self, waiter: &Waiter, now: Now) -> bool {
         waiter.is_over(now) || self.queues.notified.cut_off(waiter).is_some()
     }
 
     /// Answers a waiter whose wait is over. `false` if it is not.
-    pub(super) fn end_if_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) -> bool {
+    pub(super) fn end_if_over(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) -> bool {
         let Some(waiter) = self.queues.get(ticket) else {
             return true;
         };

@@ -10,10 +10,10 @@ use crate::collections::Alarm;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::lock::admission::Value;
 
-/// What a timer comes to.
-pub(super) enum Rang {
+/// What one source of the timer had to do.
+pub(super) enum TimerStep {
     /// There is nothing to do now.
-    No,
+    Nothing,
     /// Something was done that needs no key.
     Done,
     /// There is something to do about a key.
@@ -22,11 +22,11 @@ pub(super) enum Rang {
 
 impl Engine {
     /// Goes on with the sweep.
-    pub(super) fn sweep_on(&mut self) -> Rang {
+    pub(super) fn sweep_on(&mut self) -> TimerStep {
         for part in 0..self.work.parts {
             // It stops at whatever is found: only what it has passed over counts.
             if self.sweep.is_none() || (part.is_multiple_of(PARTS_PER_CHANGE) && !self.work.take(CHANGE)) {
-                return if part == 0 { Rang::No } else { Rang::Done };
+                return if part == 0 { TimerStep::Nothing } else { TimerStep::Done };
             }
             match self.sweep.take() {
                 None => break,
@@ -37,7 +37,7 @@ impl Engine {
                         let behind =
                             found.filter(|(_, record)| record.generation < self.databases.generation(record.key().db));
                         if let Some((_, record)) = behind {
-                            return Rang::Key(record.key().to_key());
+                            return TimerStep::Key(record.key().to_key());
                         }
                     }
                 },
@@ -54,21 +54,21 @@ impl Engine {
                     if let Some(next) = self.connections.next_after(after.as_ref()).cloned() {
                         let key = next.key.clone();
                         self.sweep = Some(Sweep::Bindings(Some(next)));
-                        return Rang::Key(key);
+                        return TimerStep::Key(key);
                     }
                 }
             }
         }
-        Rang::Done
+        TimerStep::Done
     }
 
-    fn sweep_lease(&mut self, alarm: Alarm) -> Option<Rang> {
+    fn sweep_lease(&mut self, alarm: Alarm) -> Option<TimerStep> {
         let reconciled_in = self.leases.reconciled_in(alarm)?;
         let Some(key) = self.leases.key(alarm, &self.databases) else {
             self.leases.remove(alarm, &self.databases);
             return None;
         };
-        (reconciled_in < self.databases.generation(key.db)).then_some(Rang::Key(key))
+        (reconciled_in < self.databases.generation(key.db)).then_some(TimerStep::Key(key))
     }
 
     /// The sweep has come to a hold that is said to be bound to a connection: if it is not, that is forgotten.

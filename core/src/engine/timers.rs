@@ -7,7 +7,7 @@ use super::connections::Binding;
 use super::deadlock::{self, Outcome};
 use super::end_wait::PlaceAfter;
 use super::state::{Engine, Transaction};
-use super::sweep::Rang;
+use super::sweep::TimerStep;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
@@ -89,9 +89,9 @@ impl Engine {
         self.ringing = None;
         while !self.work.is_used_up() {
             match self.ring_next(now, out) {
-                Rang::No => return None,
-                Rang::Done => {}
-                Rang::Key(key) => return Some(key),
+                TimerStep::Nothing => return None,
+                TimerStep::Done => {}
+                TimerStep::Key(key) => return Some(key),
             }
         }
         None
@@ -102,36 +102,36 @@ impl Engine {
     #[must_use]
     pub fn end_waits(&mut self, now: Now, out: &mut Outbox) -> bool {
         self.work.begin_timer();
-        while matches!(self.time_out_next(now, out), Rang::Done) || self.end_next_cut_off(out) {}
+        while matches!(self.time_out_next(now, out), TimerStep::Done) || self.end_next_cut_off(out) {}
         self.work.is_used_up()
     }
 
     /// Asks each source of work once, beginning with the one after that which had something last.
-    fn ring_next(&mut self, now: Now, out: &mut Outbox) -> Rang {
+    fn ring_next(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
         let in_turn = Timer::ALL.into_iter().enumerate().cycle().skip(self.next_timer).take(Timer::ALL.len());
         for (at, timer) in in_turn {
             let rang = self.ring(timer, now, out);
-            if !matches!(rang, Rang::No) {
+            if !matches!(rang, TimerStep::Nothing) {
                 self.next_timer = at.saturating_add(1);
                 return rang;
             }
         }
-        Rang::No
+        TimerStep::Nothing
     }
 
-    fn ring(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> Rang {
+    fn ring(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> TimerStep {
         match timer {
-            Timer::Dirty => self.next_dirty().map_or(Rang::No, Rang::Key),
-            Timer::Loaded => self.next_loaded().map_or(Rang::No, Rang::Key),
+            Timer::Dirty => self.next_dirty().map_or(TimerStep::Nothing, TimerStep::Key),
+            Timer::Loaded => self.next_loaded().map_or(TimerStep::Nothing, TimerStep::Key),
             Timer::Lease => self.ring_lease(now),
             Timer::Timeout => self.time_out_next(now, out),
             Timer::Suspect => self.check_suspect(now, out),
             Timer::Closed => self.look_at_closed(),
             Timer::CutOff => {
                 if self.end_next_cut_off(out) {
-                    Rang::Done
+                    TimerStep::Done
                 } else {
-                    Rang::No
+                    TimerStep::Nothing
                 }
             }
             Timer::Leftovers => self.clean_up(),
@@ -182,48 +182,48 @@ impl Engine {
         Some(Key { name, db: self.databases.current(stable) })
     }
 
-    fn ring_lease(&mut self, now: Now) -> Rang {
+    fn ring_lease(&mut self, now: Now) -> TimerStep {
         let Some(alarm) = self.leases.ring(now) else {
-            return Rang::No;
+            return TimerStep::Nothing;
         };
         match self.leases.key(alarm, &self.databases) {
             Some(key) => {
                 self.ringing = Some(alarm);
-                Rang::Key(key)
+                TimerStep::Key(key)
             }
             None => {
                 self.leases.remove(alarm, &self.databases);
-                Rang::Done
+                TimerStep::Done
             }
         }
     }
 
     /// Answers a waiter whose time is over.
-    fn time_out_next(&mut self, now: Now, out: &mut Outbox) -> Rang {
+    fn time_out_next(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
         let Some(ticket) = self.queues.next_over(now) else {
-            return Rang::No;
+            return TimerStep::Nothing;
         };
         if !self.work.take(ANSWER) {
-            return Rang::No;
+            return TimerStep::Nothing;
         }
         self.answer_unopened(out, ticket, Answer::TimedOut, PlaceAfter::GivenUp);
-        Rang::Done
+        TimerStep::Done
     }
 
     /// Answers a waiter that closes a circle.
-    fn check_suspect(&mut self, now: Now, out: &mut Outbox) -> Rang {
+    fn check_suspect(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
         if self.sweep.is_some() || !self.dirty.is_empty() {
             // After a promotion or a swap the holders of a name are known when its key is reconciled.
-            return Rang::No;
+            return TimerStep::Nothing;
         }
         let Some(ticket) = self.suspects.pop_front() else {
             self.suspects.shrink_to(KEPT_ENTRIES);
-            return Rang::No;
+            return TimerStep::Nothing;
         };
         match deadlock::check(self, ticket, &[], now) {
             Outcome::NotNow => {
                 self.suspects.push_front(ticket);
-                return Rang::No;
+                return TimerStep::Nothing;
             }
             outcome => {
                 if let Some(waiter) = self.queues.get_mut(ticket) {
@@ -236,14 +236,14 @@ impl Engine {
             }
         }
         self.work.take(CHANGE);
-        Rang::Done
+        TimerStep::Done
     }
 
-    fn look_at_closed(&mut self) -> Rang {
+    fn look_at_closed(&mut self) -> TimerStep {
         if self.connections.has_closed() && self.work.take(CHANGE) && self.end_next_binding() {
-            return Rang::Done;
+            return TimerStep::Done;
         }
-        if self.drop_bindings() { Rang::Done } else { Rang::No }
+        if self.drop_bindings() { TimerStep::Done } else { TimerStep::Nothing }
     }
 
     /// Gives back some memory of bindings that went away all at once. `false` if there is none, or enough was done for this turn.
@@ -260,18 +260,18 @@ impl Engine {
     }
 
     /// Cleans up after holds and places that ended all at once, and after the last of a great many locks or waiters.
-    pub(super) fn clean_up(&mut self) -> Rang {
+    pub(super) fn clean_up(&mut self) -> TimerStep {
         if self.has_retired() && self.work.take_parts() {
             self.leases.give_back();
             self.queues.give_back();
-            return Rang::Done;
+            return TimerStep::Done;
         }
         let Some((key, mut leftovers)) = self.leftovers.pop() else {
-            return Rang::No;
+            return TimerStep::Nothing;
         };
         if !self.work.take_parts() {
             self.leftovers.push((key, leftovers));
-            return Rang::No;
+            return TimerStep::Nothing;
         }
         for _ in 0..self.work.parts {
             let Some(hold) = leftovers.holds.pop() else {
@@ -287,7 +287,7 @@ impl Engine {
         if has_places || has_index || !leftovers.holds.is_empty() {
             self.leftovers.push((key, leftovers));
         }
-        Rang::Done
+        TimerStep::Done
     }
 
     /// Leaves a key alone for a while, about which nothing may be decided now: another node of the cluster serves it, or none. If its alarm has just gone
@@ -299,13 +299,13 @@ impl Engine {
         self.postponed.push(key.to_key(), now);
     }
 
-    fn ring_postponed(&mut self, now: Now) -> Rang {
+    fn ring_postponed(&mut self, now: Now) -> TimerStep {
         match self.postponed.pop(now) {
             Some(key) => {
                 self.value_changed(key.borrow());
-                Rang::Done
+                TimerStep::Done
             }
-            None => Rang::No,
+            None => TimerStep::Nothing,
         }
     }
 }

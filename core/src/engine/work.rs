@@ -126,7 +126,7 @@ impl Work {
 
     /// The same for what cannot be divided. If there is not enough left for it, the turn has done enough, and the next one begins
     /// with it.
-    pub(super) fn take_whole(&mut self, units: u32) -> bool {
+    pub(super) fn take_or_end_turn(&mut self, units: u32) -> bool {
         let is_enough = self.take(units);
         if !is_enough {
             self.shared = 0;
