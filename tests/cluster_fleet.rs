@@ -12,7 +12,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// A blocked client knows in that time that its lock is served elsewhere.
 const NO_LONGER_THAN_MS: u64 = 2000;
 
-/// What a slot is moved with: a held lock with waiters, a fair lock with a queue of connected and detached places, and one value for each
+/// The values of a slot that moves: a held lock with waiters, a fair lock with a queue of connected and detached places, and one value for each
 /// option that is stored.
 struct Loaded {
     slot: i64,

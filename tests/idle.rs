@@ -1,4 +1,4 @@
-//! IDLE: semaphores that are deleted when nobody uses them.
+//! IDLE: semaphores that are deleted after a time without holders and waiters.
 
 use std::time::Duration;
 

@@ -143,7 +143,7 @@ pub enum Event {
     },
     /// A semaphore stays for so long without holders and waiters. Told when it is made, and when the last holder has left.
     Unused {
-        /// `IDLE ms`; 0 for as long as nobody deletes it.
+        /// `IDLE ms`; 0 if it is never removed.
         idle_ms: u64,
         /// When it is over, if there is no holder until then.
         until_us: u64,

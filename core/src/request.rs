@@ -54,7 +54,7 @@ pub struct Limits {
     pub max_places: usize,
     /// How long a fair lock keeps the place of a waiter that lost its connection, and reserves itself for its head.
     pub fair_grace_ms: u64,
-    /// The data set may lack holds that this server gave: nothing is removed because nobody holds.
+    /// The data set may lack holds that this server has granted, so no idle semaphore is removed.
     pub is_quarantined: bool,
 }
 

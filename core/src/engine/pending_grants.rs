@@ -332,6 +332,6 @@ mod tests {
         assert_eq!(holds.undo(7, 3).and_then(|undone| undone.left).and_then(|left| left.request), mark(6));
         let left = holds.undo(7, 1).and_then(|undone| undone.left).expect("the confirmed one");
         assert_eq!((left.count, left.request), (1, mark(6)));
-        assert!(holds.is_empty(), "nothing is pending any more");
+        assert!(holds.is_empty(), "no grant is pending");
     }
 }

@@ -41,8 +41,8 @@ impl Engine {
         })
     }
 
-    /// Removes a semaphore whose idle time is over. It begins anew instead while somebody waits, and in a quarantine, when those who
-    /// hold may be unknown here.
+    /// Removes a semaphore whose idle time has ended. With a waiter the time begins again instead. So it does in a quarantine: the data set may
+    /// lack holds.
     pub(super) fn remove_unused(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
         let Value::Lock(lock) = tx.keys.value(id) else {
             return;

@@ -26,8 +26,8 @@ impl Engine {
         }
     }
 
-    /// A connection closed. Its pending grants are undone, but for answers that it `was_sent`: a server writes its answers and closes connections before
-    /// it says that a turn is over.
+    /// A connection closed. Undoes its pending grants, except those whose answer `was_sent`: the server writes answers and closes connections before
+    /// it reports the end of a turn.
     pub fn client_closed(&mut self, client: u64, was_sent: impl Fn(u64) -> bool) {
         while let Some(ticket) = self.pending.first_of_client(client) {
             if was_sent(ticket) && !self.pending.is_published(ticket) {

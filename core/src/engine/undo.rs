@@ -41,7 +41,7 @@ impl Engine {
         self.pending.has_unsent()
     }
 
-    /// Confirms all grants of a hold, and what was granted together with them, because its owner has used it.
+    /// Confirms all grants of a hold, with the other grants of their requests, because its owner has used it.
     pub(super) fn confirm(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
         if let Some(name) = self.name(tx, id) {
             self.confirm_under(name, token);
@@ -134,7 +134,7 @@ impl Engine {
             // The end of this session may have brought the deadline nearer.
             deadline_us = deadline_us.max(left.deadline_us);
         }
-        // What the grant did not set is not touched: another value may have come under the key since.
+        // Only the fields that the grant has set: another value may have come under the key since.
         let changed = Terms {
             deadline_us,
             lease_ms: left.lease_ms,

@@ -63,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// Begins the idle time of a semaphore anew, if it has one and nobody holds. `given` is another one for it; 0 takes it away.
+    /// Begins the idle time of a semaphore without holds again. `given` replaces its length; 0 removes it.
     pub(super) fn begin_idle_time(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, given: Option<u64>) {
         let Value::Lock(lock) = tx.keys.value(id) else {
             return;

@@ -162,7 +162,7 @@ impl Lock {
         self.capacity().map_or(1, |capacity| capacity.permits)
     }
 
-    /// The idle time of a semaphore; `None` if it stays until somebody deletes it.
+    /// The idle time of a semaphore; `None` if it stays until DEL.
     #[must_use]
     pub fn idle(&self) -> Option<Idle> {
         self.capacity()?.idle
@@ -292,7 +292,7 @@ impl Lock {
         self.queue()?.get(owner)
     }
 
-    /// When the next lease, life of a place, reservation or idle time ends. At once, if the lock is free and reserved for nobody, and
+    /// When the next lease, life of a place, reservation or idle time ends. At once, if the lock is free, without a reservation, and
     /// its head is yet to be served: whoever comes upon such a lock after its master crashed has to be told.
     #[inline]
     #[must_use]

@@ -35,7 +35,7 @@ pub(super) fn is_the_same(held: &Held, count: u32) -> bool {
 }
 
 impl Oracle {
-    /// INIT: one that is there stays as it is, but for its idle time, which begins anew.
+    /// INIT: a semaphore that exists keeps its permits, and its idle time begins again.
     pub(crate) fn init(&mut self, permits: u32, idle_ms: Option<u64>, now_ms: u64) {
         self.settle(now_ms);
         if self.is_missing() {
@@ -52,7 +52,7 @@ impl Oracle {
         }
     }
 
-    /// When the idle time is over, of one that nobody holds.
+    /// When the idle time ends, if there are no holds.
     pub(crate) fn idle_until_ms(&self) -> Option<u64> {
         self.idle.map(|idle| idle.until_ms).filter(|_| self.holds.is_empty())
     }
