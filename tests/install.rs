@@ -69,8 +69,12 @@ fn make_run_refuses_a_port_in_use_before_it_builds() {
 fn ctrl_c_ends_the_server_of_make_run_and_removes_its_data() {
     let temporary = tempfile::tempdir().expect("a temporary folder");
     let port = free_port();
-    let mut run = Command::new("scripts/run");
-    run.env("TMPDIR", temporary.path()).env("MODULE", module_path()).env("PORT", port.to_string());
+    // Whoever runs the tests in the background may have them ignore Ctrl-C.
+    let mut run = Command::new("env");
+    run.args(["--default-signal=INT", "scripts/run"])
+        .env("TMPDIR", temporary.path())
+        .env("MODULE", module_path())
+        .env("PORT", port.to_string());
     run.env("SERVER", server_program()).stdout(Stdio::null());
     // As in a terminal, where Ctrl-C goes to all processes of a command.
     let child = run.process_group(0).spawn().expect("it runs");
