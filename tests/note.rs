@@ -72,6 +72,23 @@ fn a_note_of_a_request_that_waits_is_shown_there_and_then_with_the_hold() {
     }
 }
 
+/// Rule E2.
+#[test]
+fn an_empty_note_of_a_request_that_waits_removes_the_note_of_the_hold() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT job 2");
+    client.call("RSEMAPHORE.ACQUIRE job a PX 60000 NOTE first").int();
+    client.call("RSEMAPHORE.ACQUIRE job b PX 60000").int();
+    let words: [&[u8]; 9] = [b"RSEMAPHORE.ACQUIRE", b"job", b"a", b"PX", b"60000", b"BLOCK", b"0", b"NOTE", b""];
+    let mut waiter = server.waiter(Command::from(words));
+    let shown = client.call("RLOCK.WAITERS job").array()[0].clone();
+    assert!(!shown.field_names().contains(&"note".to_owned()), "{shown:?}");
+    client.call("RSEMAPHORE.RELEASE job b").int();
+    waiter.reply().int();
+    assert_eq!(note(&mut client, "job"), None);
+}
+
 /// Rules E1 and I3.
 #[test]
 fn top_shows_the_notes_of_holders_in_all_databases_and_leaves_the_client_in_its_own() {

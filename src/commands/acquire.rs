@@ -1,4 +1,4 @@
-//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [NOTIFY channel] [CLAIM ms] [SESSION ms] [REQ id] [ONCE]`, on a fair lock with `[QUEUE ms] [GRACE ms]`, on a
+//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [NOTIFY channel] [CLAIM ms] [SESSION ms] [REQ id] [ONCE] [NOTE text]`, on a fair lock with `[QUEUE ms] [GRACE ms]`, on a
 //! read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
 
 use std::ffi::CStr;

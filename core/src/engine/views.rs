@@ -109,7 +109,7 @@ impl Engine {
             is_notified: request.notify.is_some(),
             waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
             client: waiter.client(),
-            note: waiter.note(),
+            note: waiter.note().filter(|note| !note.is_empty()),
         }
     }
 

@@ -100,7 +100,7 @@ impl Waiter {
             arrival,
             owner,
             request: Packed::of(&request),
-            note: note.filter(|note| !note.is_empty()).map(|note| Box::new(note.into())),
+            note: note.map(|note| Box::new(note.into())),
             client: client.into(),
             since_us: now.mono_us,
             held_up_by: 0,
@@ -129,7 +129,7 @@ impl Waiter {
         }
     }
 
-    /// `NOTE text`.
+    /// `NOTE text`. An empty text removes the note of the hold.
     pub(super) fn note(&self) -> Option<&[u8]> {
         self.note.as_ref().map(|note| &***note)
     }
