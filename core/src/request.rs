@@ -91,6 +91,14 @@ pub struct Request {
     pub ask: Ask,
 }
 
+impl Request {
+    /// How long a hold lasts that begins after a wait, unless its owner claims it: `CLAIM`, or else the lease.
+    #[must_use]
+    pub fn unclaimed_ms(&self) -> u64 {
+        self.claim_ms.unwrap_or(self.lease_ms).min(self.lease_ms)
+    }
+}
+
 /// RELEASE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release<'a> {

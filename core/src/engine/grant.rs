@@ -32,11 +32,19 @@ pub(super) enum Way<'a> {
     AtOnce,
     /// It waited, so its owner may be gone. A new hold expires with the claim, and an unclaimed hold stays unclaimed.
     AfterWait {
-        /// `CLAIM ms`.
-        claim_ms: Option<u64>,
         /// `NOTE text` of the request that waited.
         note: Option<&'a [u8]>,
     },
+}
+
+impl Way<'_> {
+    /// How long a hold lasts that begins so, and its phase.
+    pub(super) fn begins(self, request: &Request) -> (u64, Phase) {
+        match self {
+            Way::AfterWait { .. } if request.claim_ms.is_some() => (request.unclaimed_ms(), Phase::Unclaimed),
+            Way::AfterWait { .. } | Way::AtOnce => (request.lease_ms, Phase::Held),
+        }
+    }
 }
 
 impl Engine {
@@ -75,12 +83,12 @@ impl Engine {
         }
         let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
         let is_reentry = held.is_some();
-        let (claim_ms, note) = match way {
-            Way::AtOnce => (None, tx.note),
-            Way::AfterWait { claim_ms, note } => (claim_ms, note),
+        let note = match way {
+            Way::AtOnce => tx.note,
+            Way::AfterWait { note } => note,
         };
-        let deadline_us = tx.now.after_ms(claim_ms.unwrap_or(request.lease_ms).min(request.lease_ms));
-        let granted = if claim_ms.is_some() { Phase::Unclaimed } else { Phase::Held };
+        let (lasts_ms, phase) = way.begins(request);
+        let deadline_us = tx.now.after_ms(lasts_ms);
         // Each event is committed where it is made: the compiler then knows which one it is.
         let token = match held {
             Some((token, terms)) => {
@@ -107,7 +115,7 @@ impl Engine {
                     lease_ms: request.lease_ms,
                     request: RequestMark::after(None, request.request_id, request.verb),
                     session_ms: request.session_ms,
-                    phase: granted,
+                    phase,
                     note: note_after(None, note),
                 };
                 let (kind, mode, owner) = (request.kind, request.mode, owner.into());

@@ -5,7 +5,7 @@ use super::pending_grants::PendingGrant;
 use super::state::{Engine, Transaction};
 use super::waiter::Waiter;
 use crate::bytes::Owner;
-use crate::event::{Event, LeaveCause, Phase};
+use crate::event::{Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::{Decision, Value};
@@ -120,27 +120,26 @@ impl Engine {
         let is_bound =
             |keys: &_, token| waiter.client().is_some_and(|client| clients_of(keys, id, token).contains(&client));
         let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(&*tx.keys, *token));
-        let (token, count) = match decision {
+        let (token, count, (lasts_ms, phase)) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
                 self.repeat(tx, id, *token, request, waiter.client(), waiter.note());
-                (*token, 0)
+                (*token, 0, Way::AtOnce.begins(request))
             }
             _ => {
-                let way = Way::AfterWait { claim_ms: request.claim_ms, note: waiter.note() };
-                (self.grant(tx, id, owner, request, waiter.client(), way)?, request.count)
+                let way = Way::AfterWait { note: waiter.note() };
+                (self.grant(tx, id, owner, request, waiter.client(), way)?, request.count, way.begins(request))
             }
         };
         if let Some(name) = self.name(tx, id) {
-            let claim_ms = request.claim_ms.filter(|_| count > 0);
             let grant = PendingGrant {
                 ticket,
                 count,
-                deadline_us: tx.now.after_ms(claim_ms.unwrap_or(request.lease_ms).min(request.lease_ms)),
+                deadline_us: tx.now.after_ms(lasts_ms),
                 lease_ms: request.lease_ms,
                 request: RequestMark::after(None, request.request_id, request.verb),
                 session_ms: request.session_ms,
                 note: waiter.note().map(Into::into),
-                phase: if claim_ms.is_some() { Phase::Unclaimed } else { Phase::Held },
+                phase,
                 arrival: waiter.arrival,
                 grace_ms: request.grace_ms,
                 client: waiter.client(),

@@ -152,8 +152,7 @@ impl Waiter {
     /// Where its answer is published, if no connection is blocked for it.
     pub(super) fn notice(&self) -> Option<Notice> {
         let Packed { notify, request_id, .. } = self.request;
-        let Request { lease_ms, claim_ms, .. } = self.request();
-        let lasts_ms = claim_ms.map_or(lease_ms, |claim_ms| claim_ms.min(lease_ms));
+        let lasts_ms = self.request().unclaimed_ms();
         Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lasts_ms })
     }
 
