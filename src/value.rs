@@ -89,26 +89,24 @@ pub(crate) fn save(save: &Save, lock: &Lock) {
 pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
     let now = clock::now();
     let mut facts = Facts::default();
-    if lock.kind() == Kind::Semaphore {
-        let sized = Event::Sized { permits: lock.permits() };
-        let arguments = write_effect(&sized, now, &mut facts);
+    let mut emit = |event: Event| {
+        let arguments = write_effect(&event, now, &mut facts);
         save.emit_effect(key, &facts, arguments);
+    };
+    if lock.kind() == Kind::Semaphore {
+        emit(Event::Sized { permits: lock.permits() });
         if let Some(Idle { idle_ms, until_us }) = lock.idle() {
-            let unused = Event::Unused { idle_ms, until_us };
-            let arguments = write_effect(&unused, now, &mut facts);
-            save.emit_effect(key, &facts, arguments);
+            emit(Event::Unused { idle_ms, until_us });
         }
     }
     for hold in lock.holds().iter() {
-        let granted = Event::Granted {
+        emit(Event::Granted {
             kind: lock.kind(),
             owner: hold.owner().clone(),
             mode: hold.mode(),
             token: hold.token(),
             terms: hold.terms(),
-        };
-        let arguments = write_effect(&granted, now, &mut facts);
-        save.emit_effect(key, &facts, arguments);
+        });
     }
     let Some(queue) = lock.queue() else {
         return;
@@ -116,14 +114,10 @@ pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
     for place in queue.iter() {
         let owner = place.owner.into();
         let Place { stay, arrival, request_id, grace_ms, .. } = place;
-        let queued = Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false };
-        let arguments = write_effect(&queued, now, &mut facts);
-        save.emit_effect(key, &facts, arguments);
+        emit(Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false });
     }
     if let (Some(until_us), Some(head)) = (queue.reserved_until_us(), queue.first()) {
-        let reserved = Event::Reserved { owner: head.owner.into(), until_us };
-        let arguments = write_effect(&reserved, now, &mut facts);
-        save.emit_effect(key, &facts, arguments);
+        emit(Event::Reserved { owner: head.owner.into(), until_us });
     }
 }
 

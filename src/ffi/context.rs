@@ -214,43 +214,22 @@ impl<'c> Ctx<'c> {
     /// The API call is variadic in C; this is its one use, with its types fixed here.
     pub(crate) fn replicate_effect(self, key: Arg<'_>, facts: &[u8], arguments: Arguments<'_>) {
         const COMMAND: &CStr = c"RLOCK.APPLY";
-        // SAFETY: the format says one string, then the buffers; the arguments are exactly those.
+        let (format, [first, second]) = effect_format(arguments);
+        // SAFETY: the format says one string, then as many buffers as there are; a variadic function reads no argument beyond its format.
         unsafe {
-            match arguments.in_order()[..] {
-                [] => api!(
-                    RedisModule_Replicate,
-                    self.raw,
-                    COMMAND.as_ptr(),
-                    c"sb".as_ptr(),
-                    key.raw,
-                    facts.as_ptr(),
-                    facts.len()
-                ),
-                [argument] => api!(
-                    RedisModule_Replicate,
-                    self.raw,
-                    COMMAND.as_ptr(),
-                    c"sbb".as_ptr(),
-                    key.raw,
-                    facts.as_ptr(),
-                    facts.len(),
-                    argument.as_ptr(),
-                    argument.len()
-                ),
-                [owner, note, ..] => api!(
-                    RedisModule_Replicate,
-                    self.raw,
-                    COMMAND.as_ptr(),
-                    c"sbbb".as_ptr(),
-                    key.raw,
-                    facts.as_ptr(),
-                    facts.len(),
-                    owner.as_ptr(),
-                    owner.len(),
-                    note.as_ptr(),
-                    note.len()
-                ),
-            }
+            api!(
+                RedisModule_Replicate,
+                self.raw,
+                COMMAND.as_ptr(),
+                format.as_ptr(),
+                key.raw,
+                facts.as_ptr(),
+                facts.len(),
+                first.as_ptr(),
+                first.len(),
+                second.as_ptr(),
+                second.len()
+            )
         };
     }
 
@@ -383,4 +362,15 @@ fn log(level: &CStr, message: &str) {
 
 fn to_long(len: usize) -> c_long {
     c_long::try_from(len).unwrap_or(c_long::MAX)
+}
+
+/// The format of an effect for the variadic calls of the API, and its arguments behind the facts; empty ones are not in the format.
+pub(super) fn effect_format(arguments: Arguments<'_>) -> (&'static CStr, [&[u8]; 2]) {
+    let arguments = arguments.in_order();
+    let format = match arguments {
+        [None, _] => c"sb",
+        [Some(_), None] => c"sbb",
+        [Some(_), Some(_)] => c"sbbb",
+    };
+    (format, arguments.map(Option::unwrap_or_default))
 }

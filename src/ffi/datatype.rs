@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use redis_module::raw;
 use rlock_core::{Arguments, Lock};
 
+use super::context::effect_format;
 use super::{Arg, Ctx, api, guard};
 use crate::value;
 
@@ -124,43 +125,22 @@ impl Save {
     /// variadic call, with its types fixed here.
     pub(crate) fn emit_effect(&self, key: Arg<'_>, facts: &[u8], arguments: Arguments<'_>) {
         const COMMAND: &CStr = c"RLOCK.APPLY";
-        // SAFETY: the format says one string, then the buffers; the arguments are exactly those.
+        let (format, [first, second]) = effect_format(arguments);
+        // SAFETY: the format says one string, then as many buffers as there are; a variadic function reads no argument beyond its format.
         unsafe {
-            match arguments.in_order()[..] {
-                [] => api!(
-                    RedisModule_EmitAOF,
-                    self.0,
-                    COMMAND.as_ptr(),
-                    c"sb".as_ptr(),
-                    key.raw(),
-                    facts.as_ptr(),
-                    facts.len()
-                ),
-                [argument] => api!(
-                    RedisModule_EmitAOF,
-                    self.0,
-                    COMMAND.as_ptr(),
-                    c"sbb".as_ptr(),
-                    key.raw(),
-                    facts.as_ptr(),
-                    facts.len(),
-                    argument.as_ptr(),
-                    argument.len()
-                ),
-                [owner, note, ..] => api!(
-                    RedisModule_EmitAOF,
-                    self.0,
-                    COMMAND.as_ptr(),
-                    c"sbbb".as_ptr(),
-                    key.raw(),
-                    facts.as_ptr(),
-                    facts.len(),
-                    owner.as_ptr(),
-                    owner.len(),
-                    note.as_ptr(),
-                    note.len()
-                ),
-            }
+            api!(
+                RedisModule_EmitAOF,
+                self.0,
+                COMMAND.as_ptr(),
+                format.as_ptr(),
+                key.raw(),
+                facts.as_ptr(),
+                facts.len(),
+                first.as_ptr(),
+                first.len(),
+                second.as_ptr(),
+                second.len()
+            )
         };
     }
 }

@@ -47,7 +47,6 @@ proptest! {
                 if let Output::Effect { event, .. } = output {
                     let mut facts = Facts::default();
                     let arguments = write_effect(&event, now, &mut facts).in_order();
-                    let arguments = [arguments.first().copied(), arguments.get(1).copied()];
                     prop_assert!(parse_effect(&facts, arguments, now).is_ok());
                 }
             }
