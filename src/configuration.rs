@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use rlock_core::{Limits, MAX_LEASE_MS};
 
 use crate::ffi::{Args, ConfigSpec, LoadError, Registrar};
-use crate::quarantine;
 
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(0);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(0);
@@ -68,11 +67,11 @@ pub(crate) fn quarantine_ms() -> u64 {
 }
 
 /// What the server allows.
-pub(crate) fn limits() -> Limits {
+pub(crate) fn limits(is_quarantined: bool) -> Limits {
     Limits {
         max_waiters: usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(0),
         max_places: usize::try_from(MAX_PLACES.load(Ordering::Relaxed)).unwrap_or(0),
         fair_grace_ms: FAIR_GRACE_MS.load(Ordering::Relaxed).unsigned_abs(),
-        is_quarantined: quarantine::remaining_ms() > 0,
+        is_quarantined,
     }
 }

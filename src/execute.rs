@@ -16,6 +16,7 @@ use crate::configuration;
 use crate::ffi::{Arg, Asks, Ctx, Keys, MainThreadNumber, guard, log_warning};
 use crate::notices;
 use crate::propagation;
+use crate::quarantine;
 use crate::reply;
 use crate::server;
 use crate::state;
@@ -153,7 +154,7 @@ fn transact<'c, R>(
 ) -> Option<(R, Next)> {
     let (first, rest) = names.split_first()?;
     let mut keys = Keys::open(ctx, *first, rest, asks);
-    let (now, limits) = (clock::now(), configuration::limits());
+    let (now, limits) = (clock::now(), configuration::limits(quarantine::remaining_ms() > 0));
     let db = keys.key(KEY).db;
     let result = guard(None, || {
         state::with_engine(|engine| {
