@@ -30,6 +30,14 @@ pub struct Terms {
     pub note: Option<Note>,
 }
 
+#[cfg(test)]
+impl Terms {
+    /// Terms with a lease of a second and nothing else.
+    pub(crate) fn plain(count: u32, deadline_us: u64) -> Self {
+        Self { count, deadline_us, lease_ms: 1000, request: None, session_ms: None, phase: Phase::Held, note: None }
+    }
+}
+
 /// A text of 1 to 256 bytes for people, stored with a hold.
 pub type Note = Box<[u8]>;
 

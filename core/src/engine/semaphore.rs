@@ -50,8 +50,7 @@ impl Engine {
         let Some(idle) = lock.idle().filter(|idle| lock.holds().is_empty() && idle.until_us <= tx.now.mono_us) else {
             return;
         };
-        let is_waited_for = self.name(tx, id).is_some_and(|name| self.queues.len_under(name) > 0);
-        if is_waited_for || tx.limits.is_quarantined {
+        if self.is_waited_for(tx, id) || tx.limits.is_quarantined {
             let until_us = tx.now.after_ms(idle.idle_ms.max(LOOKS_AGAIN_MS));
             self.commit(tx, id, Event::Unused { idle_ms: idle.idle_ms, until_us });
         } else {

@@ -227,7 +227,7 @@ pub(crate) fn is_repeat(hold: &Hold, id: Option<u64>, verb: Verb) -> Result<bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Phase, Terms};
+    use crate::event::Terms;
 
     const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
 
@@ -235,15 +235,7 @@ mod tests {
         let mut lock = Lock::new(kind, permits);
         for (token, (owner, mode, count)) in (1..).zip(holds) {
             let deadline_us = NOW.mono_us + 1;
-            let terms = Terms {
-                count: *count,
-                deadline_us,
-                lease_ms: 1000,
-                request: None,
-                session_ms: None,
-                phase: Phase::Held,
-                note: None,
-            };
+            let terms = Terms::plain(*count, deadline_us);
             lock.apply(Event::Granted { kind, owner: owner.as_bytes().into(), mode: *mode, token, terms });
         }
         lock
@@ -345,15 +337,7 @@ mod tests {
     #[test]
     fn an_expire_is_cleared_when_a_holder_comes_and_not_when_readers_come_to_readers() {
         use Mode::{Exclusive, Permits, Read, Write};
-        let terms = Terms {
-            count: 1,
-            deadline_us: NOW.mono_us + 1,
-            lease_ms: 1000,
-            request: None,
-            session_ms: None,
-            phase: Phase::Held,
-            note: None,
-        };
+        let terms = Terms::plain(1, NOW.mono_us + 1);
         let granted =
             |kind, mode| Event::Granted { kind, owner: b"a"[..].into(), mode, token: 9, terms: terms.clone() };
         let read = with(Kind::RwLock, 1, &[("b", Read, 1)]);

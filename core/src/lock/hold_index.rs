@@ -196,7 +196,7 @@ fn to_u32(at: usize) -> u32 {
 mod tests {
     use super::*;
     use crate::collections::Chunked;
-    use crate::event::{Phase, Terms};
+    use crate::event::Terms;
     use std::collections::BTreeMap;
 
     #[test]
@@ -206,15 +206,7 @@ mod tests {
         let mut holds = Chunked::default();
         for number in 0..MANY {
             let deadline_us = u64::from(number) / 100 + 1;
-            let terms = Terms {
-                count: 2,
-                deadline_us,
-                lease_ms: 1000,
-                request: None,
-                session_ms: None,
-                phase: Phase::Held,
-                note: None,
-            };
+            let terms = Terms::plain(2, deadline_us);
             let owner = number.to_le_bytes().as_slice().into();
             holds.push(Hold::new(owner, Mode::Permits, u64::from(number) + 1, &terms));
         }
@@ -239,15 +231,7 @@ mod tests {
             })
             .unwrap();
         assert!(second > 1_000, "the names before it have hashes of their own");
-        let terms = Terms {
-            count: 1,
-            deadline_us: 1,
-            lease_ms: 1000,
-            request: None,
-            session_ms: None,
-            phase: Phase::Held,
-            note: None,
-        };
+        let terms = Terms::plain(1, 1);
         holds.push(Hold::new(first.to_le_bytes().as_slice().into(), Mode::Read, 1, &terms));
         let index = HoldIndex::of(Holds::of_many(&holds));
         let found = [first, second].map(|owner| index.find(Holds::of_many(&holds), &owner.to_le_bytes(), Mode::Read));

@@ -3,17 +3,13 @@
 use super::hold_index::{MAX_FEW, MIN_INDEXED};
 use super::*;
 use crate::bytes::Owner;
-use crate::event::{EndCause, Event, Phase, Terms};
+use crate::event::{EndCause, Event, Terms};
 use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
 use std::format;
 use std::string::String;
 
 const NOW: Now = Now { mono_us: 1_000_000, wall_us: 1_700_000_000_000_000 };
-
-fn terms(count: u32, deadline_us: u64) -> Terms {
-    Terms { count, deadline_us, lease_ms: 1000, request: None, session_ms: None, phase: Phase::Held, note: None }
-}
 
 fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {
     let mut lock = Lock::new(kind, permits);
@@ -23,7 +19,7 @@ fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {
             owner: owner.as_bytes().into(),
             mode: *mode,
             token,
-            terms: terms(*count, NOW.mono_us + 1),
+            terms: Terms::plain(*count, NOW.mono_us + 1),
         });
     }
     lock
@@ -45,7 +41,7 @@ fn events_about_a_hold_that_is_not_here_change_nothing() {
     let mut lock = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]);
     let before = lock.clone();
     lock.apply(Event::Ended { token: 99, cause: EndCause::Expired });
-    lock.apply(Event::Changed { token: 99, cause: crate::event::ChangeCause::Renewed, terms: terms(5, 7) });
+    lock.apply(Event::Changed { token: 99, cause: crate::event::ChangeCause::Renewed, terms: Terms::plain(5, 7) });
     assert_eq!(lock, before);
 }
 
@@ -100,13 +96,13 @@ proptest! {
             let at = list.iter().position(|entry| entry.0 == owner);
             match (at, grows || what > 2) {
                 (None, _) => {
-                    let terms = terms(count, deadline_us);
+                    let terms = Terms::plain(count, deadline_us);
                     lock.apply(Event::Granted { kind, owner: (&[owner][..]).into(), mode, token, terms });
                     list.push((owner, token, count, deadline_us));
                 }
                 (Some(at), true) => {
                     let cause = crate::event::ChangeCause::Renewed;
-                    lock.apply(Event::Changed { token: list[at].1, cause, terms: terms(count, deadline_us) });
+                    lock.apply(Event::Changed { token: list[at].1, cause, terms: Terms::plain(count, deadline_us) });
                     (list[at].2, list[at].3) = (count, deadline_us);
                 }
                 (Some(at), false) => {
@@ -161,7 +157,7 @@ fn a_lock_has_an_index_while_many_hold_it() {
     let mut lock = Lock::new(Kind::Semaphore, 100);
     let grant = |lock: &mut Lock, number: u8| {
         let (kind, mode, token) = (Kind::Semaphore, Mode::Permits, u64::from(number) + 1);
-        lock.apply(Event::Granted { kind, owner: (&[number][..]).into(), mode, token, terms: terms(1, 7) });
+        lock.apply(Event::Granted { kind, owner: (&[number][..]).into(), mode, token, terms: Terms::plain(1, 7) });
     };
     for number in 0..100 {
         grant(&mut lock, number);
@@ -196,7 +192,7 @@ fn what_is_said_of_memory_is_what_was_taken() {
     // Longer than what a value keeps in place.
     let owner = |number: u64| Owner::from(format!("{number:060}").as_bytes());
     let grant = |lock: &mut Lock, token: u64, mode: Mode| {
-        let (kind, owner, terms) = (lock.kind(), owner(token), terms(1, NOW.mono_us + token));
+        let (kind, owner, terms) = (lock.kind(), owner(token), Terms::plain(1, NOW.mono_us + token));
         lock.apply(Event::Granted { kind, owner, mode, token, terms });
     };
     let free = told_and_taken(Kind::Mutex, |_| {});
@@ -205,7 +201,7 @@ fn what_is_said_of_memory_is_what_was_taken() {
     assert_eq!(held.0, held.1, "one hold is told to the byte");
     let numbered = told_and_taken(Kind::Mutex, |lock| {
         let request = RequestMark { id: 7, verb: Verb::Acquire };
-        let terms = Terms { session_ms: Some(5), request: Some(request), ..terms(1, NOW.mono_us + 1) };
+        let terms = Terms { session_ms: Some(5), request: Some(request), ..Terms::plain(1, NOW.mono_us + 1) };
         lock.apply(Event::Granted { kind: Kind::Mutex, owner: owner(1), mode: Mode::Exclusive, token: 1, terms });
         for client in 0..9 {
             lock.bind(1, client);
@@ -233,7 +229,7 @@ fn no_lease_lasts_longer_than_leases_may() {
     let mut lock = Lock::new(Kind::Semaphore, 9);
     for (token, deadline_us) in (1..).zip(far) {
         let (kind, mode, owner) = (Kind::Semaphore, Mode::Permits, Owner::from(&[b'0', token as u8][..]));
-        lock.apply(Event::Granted { kind, owner, mode, token, terms: terms(1, deadline_us) });
+        lock.apply(Event::Granted { kind, owner, mode, token, terms: Terms::plain(1, deadline_us) });
     }
     lock.shorten_leases(NOW);
     let deadlines: Vec<_> = lock.holds().iter().map(|hold| hold.terms().deadline_us).collect();

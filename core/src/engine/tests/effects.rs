@@ -4,22 +4,14 @@ use std::vec::Vec;
 
 use super::world::{World, asking, key};
 use crate::engine::{Acquired, Engine};
-use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
+use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::place::Stay;
 use crate::request::Ask;
 
 fn terms() -> Terms {
-    Terms {
-        count: 1,
-        deadline_us: u64::MAX,
-        lease_ms: 1000,
-        request: None,
-        session_ms: None,
-        phase: Phase::Held,
-        note: None,
-    }
+    Terms::plain(1, u64::MAX)
 }
 
 fn granted(kind: Kind, owner: &[u8], mode: Mode, token: u64) -> Event {
