@@ -154,8 +154,8 @@ impl Observer {
         Ok(self.lease_left().await?.is_some())
     }
 
-    /// How long it stays held if nobody renews it: the longest lease of its holders, or the time until a lock that is
-    /// [kept closed](crate::Guard::release_and_keep) opens. `None` if nobody holds it.
+    /// The time until the last lease of its holders ends, or until a lock that is
+    /// [kept closed](crate::Guard::release_and_keep) opens. `None` if the lock is free.
     ///
     /// # Errors
     ///

@@ -222,7 +222,7 @@ impl Request {
                     is_renumbered = true;
                     numbered.renumber(self.gate.next_id());
                 }
-                // The owner has acquired the hold several times. Release this count all the same: the guard is gone, and its count would stay.
+                // The owner has acquired the hold several times. Release this count without KEEP: no guard is left that would do it.
                 Err(Error::Server { code, message }) if code == "ERR" && keep_ms > 0 => {
                     numbered.keep(Duration::ZERO);
                     numbered.renumber(self.gate.next_id());

@@ -51,10 +51,10 @@ impl Semaphore {
         Ok(self.configure("INIT", permits, None).await? == 1)
     }
 
-    /// [`init`](Self::init), and the server deletes the semaphore when nobody has held permits or waited for them for `idle`. One that is
-    /// there gets this idle time, and it begins anew. `idle` is 0 to 365 days, rounded up to whole milliseconds; 0 takes the idle time away.
+    /// [`init`](Self::init) with an idle time: the server deletes the semaphore after `idle` without holders and waiters. A semaphore that
+    /// exists gets this idle time, which begins again. `idle` is 0 to 365 days, rounded up to whole milliseconds; 0 removes the idle time.
     ///
-    /// After that, acquisitions fail with [`Error::NoSemaphore`], until somebody makes the semaphore again.
+    /// After the deletion acquisitions fail with [`Error::NoSemaphore`], until a client calls `init` again.
     ///
     /// # Cancel safety
     ///

@@ -148,7 +148,7 @@ impl Subject {
         }
     }
 
-    /// Gives back so many permits; of any other kind that is 1. If `keep_ms` is not 0, the lock stays closed for that long.
+    /// Gives back `permits` of a semaphore, or one count of any other lock. If `keep_ms` is not 0, the lock stays closed for that long.
     pub(crate) fn release(&self, tokens: &[u64], permits: u32, keep_ms: u64, request_id: u64) -> Cmd {
         let mut command = self.command("RELEASE");
         self.add_permits(&mut command, permits);

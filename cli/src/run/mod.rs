@@ -158,7 +158,7 @@ async fn acquire<K: Kind>(lock: &Lock<K>, wait: Option<Duration>, name: &str) ->
     guard?.ok_or_else(|| Failure::new(TIMED_OUT, format!("the lock {name} was not free in time")))
 }
 
-/// Releases, and keeps the lock closed. An error says that the lock was not held any more, so the command was not alone for all of its life.
+/// Releases the lock, and keeps it closed for `keep`. An error says that the hold had ended before, so the command may not have run alone to its end.
 async fn give_back<K: Kind>(
     guard: Guard<K>,
     keep: Duration,

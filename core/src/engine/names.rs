@@ -2,7 +2,7 @@
 //!
 //! There is none for a lock that nobody waits for and that the server has told nothing about: most of all locks.
 //!
-//! Invariant: a name has a record exactly as long as somebody waits under it, it is dirty, or it has a pending grant.
+//! Invariant: a name has a record exactly as long as it has a waiter or a pending grant, or is dirty.
 
 use alloc::boxed::Box;
 use core::ops::Bound;

@@ -21,10 +21,10 @@ use super::positions::NameId;
 use crate::event::{Note, Phase, Terms, note_after};
 use crate::request::RequestMark;
 
-/// What a grant changes of its hold, and what is needed to undo it.
+/// A pending grant: the terms that it sets, and the data to undo it.
 pub(super) struct PendingGrant {
     pub(super) ticket: u64,
-    /// What it adds to the count of the hold. 0 for a retry (`ONCE`, or the same `REQ` id).
+    /// The count that it adds to the hold. 0 for a retry (`ONCE`, or the same `REQ` id).
     pub(super) count: u32,
     pub(super) deadline_us: u64,
     pub(super) lease_ms: u64,

@@ -12,7 +12,7 @@ use crate::request::{Refusal, Request};
 
 const KEY: KeyId = KeyId(0);
 
-/// A semaphore that cannot be removed now is looked at again after so long, however short its idle time is: each time is told to replicas.
+/// The least idle time of a semaphore that cannot be removed now: each new time is propagated.
 const LOOKS_AGAIN_MS: u64 = 1000;
 
 impl Engine {
@@ -41,8 +41,8 @@ impl Engine {
         })
     }
 
-    /// Removes a semaphore whose idle time has ended. With a waiter the time begins again instead. So it does in a quarantine: the data set may
-    /// lack holds.
+    /// Removes a semaphore whose idle time has ended. With a waiter the time begins again instead, and also in a quarantine, because the data
+    /// set may lack holds.
     pub(super) fn remove_unused(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
         let Value::Lock(lock) = tx.keys.value(id) else {
             return;
