@@ -80,8 +80,12 @@ fn a_subscriber_that_is_killed_by_its_output_buffer_keeps_nothing_that_is_bound_
             assert_eq!(both.call(ask), "WAITING");
         }
         let mut next = server.waiter("LOCK.ACQUIRE job-7 c PX 60000 BLOCK 0");
-        let releases: Vec<Command> = keys.iter().map(|key| format!("LOCK.RELEASE {key} a").into()).collect();
-        client.call_in_one_step(&releases);
+        // In one transaction: a server that reads the releases in parts publishes in parts, which the buffer may have room for.
+        client.call("MULTI");
+        for key in &keys {
+            client.call(format!("LOCK.RELEASE {key} a"));
+        }
+        assert_eq!(client.call("EXEC").array().len(), LOCKS);
         next.reply_within(SOON).expect("it is granted").int();
         eventually(SOON, || client.info_number("rlock_held") == 1);
         assert_eq!(client.info_number("rlock_waiting"), 0);
