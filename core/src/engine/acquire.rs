@@ -11,8 +11,9 @@ use smallvec::{SmallVec, smallvec};
 
 use super::grant::Way;
 use super::positions::{NameId, Position, Rank};
-use super::state::{Engine, Transaction};
+use super::state::Engine;
 use super::statistics::count;
+use super::transaction::{At, Transaction};
 use super::waiter::Waiter;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
@@ -32,6 +33,9 @@ pub enum Acquired {
     /// The request waits under this ticket.
     Waiting(u64),
 }
+
+/// The key of a request that has one.
+const KEY: KeyId = KeyId(0);
 
 type Decisions = SmallVec<[Decision; 1]>;
 
@@ -84,13 +88,12 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Option<Result<Acquired, Refusal>> {
-        const KEY: KeyId = KeyId(0);
-        if tx.keys.count() != 1 || request.request_id.is_some() || !self.is_at_rest(tx, KEY) {
+        if tx.keys.count() != 1 || request.request_id.is_some() || !self.is_at_rest(&mut tx.at(KEY)) {
             return None;
         }
         match admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now) {
             Decision::Grant => {
-                let granted = self.grant_key(tx, KEY, owner, request, &Decision::Grant);
+                let granted = self.grant_key(&mut tx.at(KEY), owner, request, &Decision::Grant);
                 self.close_key(tx.keys, KEY);
                 Some(granted.map(|token| {
                     count(&mut self.stats.of(request.kind).granted_at_once);
@@ -112,14 +115,14 @@ impl Engine {
         request: &Request,
     ) -> Result<Acquired, Refusal> {
         if request.kind == Kind::Fair {
-            self.release_own_place(tx, KeyId(0), owner);
+            self.release_own_place(&mut tx.at(KEY), owner);
         }
         let mut decisions = self.decide(tx, owner, request, Position::LAST)?;
         check_claim(tx, owner, request, &decisions)?;
         if let [Decision::Repeat(token)] = decisions.as_slice() {
-            let client = tx.keys.client();
-            self.confirm(tx, KeyId(0), *token);
-            self.repeat(tx, KeyId(0), *token, request, client, tx.note);
+            let (client, note) = (tx.keys.client(), tx.note);
+            self.confirm(&mut tx.at(KEY), *token);
+            self.repeat(&mut tx.at(KEY), *token, request, client, note);
             return Ok(Acquired::Granted(smallvec![*token]));
         }
         let earlier = self.earlier(tx, owner, request)?;
@@ -148,7 +151,7 @@ impl Engine {
 
     fn reconcile_all(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
         for id in tx.ids() {
-            self.reconcile(tx, id, false);
+            self.reconcile(&mut tx.at(id), false);
         }
     }
 
@@ -162,7 +165,7 @@ impl Engine {
     ) -> Result<Decisions, Refusal> {
         let mut decisions = Decisions::new();
         for id in tx.ids() {
-            let ahead = self.ahead(tx, id, request.kind, position);
+            let ahead = self.ahead(&mut tx.at(id), request.kind, position);
             match admission::decide(tx.keys.value(id), ahead, owner, request, tx.now) {
                 Decision::Refuse(refusal) => return Err(refusal),
                 decision => decisions.push(decision),
@@ -172,14 +175,8 @@ impl Engine {
     }
 
     /// Who waits ahead of a request at a position.
-    pub(super) fn ahead(
-        &self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        kind: Kind,
-        position: Position,
-    ) -> Ahead {
-        let record = self.name(tx, id).and_then(|name| self.queues.names.get(name));
+    pub(super) fn ahead(&self, at: &mut At<'_, '_, impl Keyspace>, kind: Kind, position: Position) -> Ahead {
+        let record = self.name(at).and_then(|name| self.queues.names.get(name));
         let waiting = record.and_then(|record| Some((record, record.queue.first()?)));
         let Some((record, first)) = waiting.filter(|(_, first)| *first < position) else {
             return Ahead::default();
@@ -198,7 +195,7 @@ impl Engine {
         let had_place = self.has_place(tx, owner, request.kind);
         let mut tokens = Tokens::new();
         for (id, decision) in tx.ids().zip(decisions) {
-            tokens.push(self.grant_key(tx, id, owner, request, decision)?);
+            tokens.push(self.grant_key(&mut tx.at(id), owner, request, decision)?);
         }
         let stats = self.stats.of(request.kind);
         count(if had_place { &mut stats.granted_after_waiting } else { &mut stats.granted_at_once });
@@ -209,21 +206,20 @@ impl Engine {
     #[inline(always)]
     fn grant_key(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
         decision: &Decision,
     ) -> Result<u64, Refusal> {
         let client =
-            if request.session_ms.is_some() || has_session(tx, id, owner, request) { tx.keys.client() } else { None };
+            if request.session_ms.is_some() || has_session(at, owner, request) { at.keys.client() } else { None };
         if let Decision::Repeat(token) | Decision::Held(token) = decision {
-            self.confirm(tx, id, *token);
-            self.repeat(tx, id, *token, request, client, tx.note);
+            self.confirm(at, *token);
+            self.repeat(at, *token, request, client, at.note);
             return Ok(*token);
         }
-        let token = self.grant(tx, id, owner, request, client, Way::AtOnce)?;
-        if let Some(name) = self.name(tx, id) {
+        let token = self.grant(at, owner, request, client, Way::AtOnce)?;
+        if let Some(name) = self.name(at) {
             self.confirm_under(name, token);
         }
         Ok(token)
@@ -287,7 +283,7 @@ impl Engine {
         if self.queues.len() == 0 {
             return Ok(earlier);
         }
-        let names: SmallVec<[Option<NameId>; 1]> = tx.ids().map(|id| self.name(tx, id)).collect();
+        let names: SmallVec<[Option<NameId>; 1]> = tx.ids().map(|id| self.name(&mut tx.at(id))).collect();
         for name in names.iter().flatten() {
             let ticket = self.queues.own_wait(owner, *name);
             let Some(ticket) = ticket.filter(|ticket| !earlier.tickets.contains(ticket)) else {
@@ -356,7 +352,7 @@ fn rank_of(tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request)
 }
 
 /// Whether the owner has a hold with a session, which is bound to each connection that uses it.
-fn has_session(tx: &Transaction<'_, impl Keyspace>, id: KeyId, owner: &[u8], request: &Request) -> bool {
-    let hold = tx.keys.value(id).hold(request.kind, owner, request.mode, tx.now);
+fn has_session(at: &At<'_, '_, impl Keyspace>, owner: &[u8], request: &Request) -> bool {
+    let hold = at.value().hold(request.kind, owner, request.mode, at.now);
     hold.is_ok_and(|hold| hold.is_some_and(|hold| hold.session_ms().is_some()))
 }

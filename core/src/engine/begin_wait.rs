@@ -4,7 +4,8 @@ use smallvec::SmallVec;
 
 use super::deadlock;
 use super::positions::Rank;
-use super::state::{Engine, Transaction};
+use super::state::Engine;
+use super::transaction::Transaction;
 use super::waiter::{Entrant, RequestNames};
 use crate::keyspace::Keyspace;
 use crate::request::{Refusal, Request};

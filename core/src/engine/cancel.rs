@@ -1,6 +1,7 @@
 //! CANCEL: an owner takes back the request with which it waits.
 
-use super::state::{Engine, Transaction};
+use super::state::Engine;
+use super::transaction::Transaction;
 use super::waiter::Waiter;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace};
@@ -19,7 +20,7 @@ impl Engine {
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn cancel(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Cancel<'_>) -> Result<bool, Refusal> {
         self.work.begin_command(tx.keys.count());
-        self.reconcile(tx, KEY, false);
+        self.reconcile(&mut tx.at(KEY), false);
         let ended = self.cancel_reconciled(tx, request);
         self.close(tx);
         ended
@@ -35,7 +36,7 @@ impl Engine {
             Err(refusal) => return Err(refusal),
         }
         let has_place = self.gives_place_up(tx, request)?;
-        let own = self.name(tx, KEY).and_then(|name| self.queues.own_wait(request.owner, name));
+        let own = self.name(&mut tx.at(KEY)).and_then(|name| self.queues.own_wait(request.owner, name));
         let is_meant = |ticket: &u64| {
             self.queues.get(*ticket).map(Waiter::request).is_some_and(|waiting| {
                 let has_id = request.request_id.is_none_or(|id| waiting.request_id == Some(id));
@@ -48,11 +49,11 @@ impl Engine {
             self.answer(tx, ticket, Answer::Cancelled);
         }
         if has_place {
-            self.commit(tx, KEY, Event::Left { owner: request.owner.into(), cause: LeaveCause::Cancelled });
+            self.commit(&mut tx.at(KEY), Event::Left { owner: request.owner.into(), cause: LeaveCause::Cancelled });
         }
         let has_ended = ticket.is_some() || has_place;
         if has_ended {
-            self.reconcile(tx, KEY, false);
+            self.reconcile(&mut tx.at(KEY), false);
         }
         Ok(has_ended)
     }

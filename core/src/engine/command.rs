@@ -1,6 +1,7 @@
 //! The frame of every command: it has an allowance, meets keys that are up to date, and leaves them as they have to be.
 
-use super::state::{Engine, Transaction};
+use super::state::Engine;
+use super::transaction::Transaction;
 use crate::keyspace::Keyspace;
 use crate::kind::Kind;
 
@@ -15,8 +16,8 @@ impl Engine {
     ) -> R {
         self.work.begin_command(tx.keys.count());
         for id in tx.ids() {
-            self.reconcile(tx, id, false);
-            self.make_room(tx, id, kind);
+            self.reconcile(&mut tx.at(id), false);
+            self.make_room(&mut tx.at(id), kind);
         }
         let decided = decide(self, tx);
         self.close(tx);
@@ -31,7 +32,7 @@ impl Engine {
     ) -> R {
         self.work.begin_command(tx.keys.count());
         for id in tx.ids() {
-            self.reconcile_if_dirty(tx, id);
+            self.reconcile_if_dirty(&mut tx.at(id));
         }
         let decided = decide(self, tx);
         self.close(tx);

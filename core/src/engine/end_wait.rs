@@ -1,7 +1,8 @@
 //! The one exit of a wait that ends without a grant, whatever the reason.
 
-use super::state::{Engine, Transaction};
+use super::state::Engine;
 use super::statistics::count;
+use super::transaction::Transaction;
 use super::waiter::Waiter;
 use super::work::CHANGE;
 use crate::keyspace::Keyspace;

@@ -4,7 +4,8 @@
 //! waiters of the name, by which it is answered.
 
 use super::positions::Rank;
-use super::state::{Engine, Transaction};
+use super::state::Engine;
+use super::transaction::Transaction;
 use super::waiter::Waiter;
 use crate::bytes::Owner;
 use crate::event::Event;
@@ -41,7 +42,7 @@ impl Engine {
         if mine.is_none() && queue.map_or(0, |queue| queue.len()) >= limit {
             return Err(Refusal::MaxPlaces { limit });
         }
-        let is_rejoining = self.is_rejoining(tx, KEY);
+        let is_rejoining = self.is_rejoining(&mut tx.at(KEY));
         if is_rejoining && mine.is_none() && stay != Stay::Connected {
             // The places of those who waited before are being made anew, and this one must not come before them.
             return Ok(None);
@@ -78,9 +79,10 @@ impl Engine {
         match mine {
             // A place that is yet to be made anew comes with its waiter.
             None if is_rejoining => {}
-            None => self.commit(tx, KEY, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false }),
+            None => self
+                .commit(&mut tx.at(KEY), Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false }),
             Some((was, ..)) if was != stay || request_id != known_id || grace_ms != known_grace_ms => {
-                self.commit(tx, KEY, Event::Kept { owner, stay, request_id, grace_ms });
+                self.commit(&mut tx.at(KEY), Event::Kept { owner, stay, request_id, grace_ms });
             }
             Some(_) => {}
         }
@@ -105,9 +107,9 @@ impl Engine {
         let request_id = request.request_id;
         self.answer(tx, ticket, Answer::Superseded);
         if self.place_of(tx, owner).is_ok_and(|place| place.is_some()) {
-            self.release_place(tx, KEY, owner, request_id, false);
+            self.release_place(&mut tx.at(KEY), owner, request_id, false);
         }
-        self.reconcile(tx, KEY, false);
+        self.reconcile(&mut tx.at(KEY), false);
     }
 
     /// Whether an owner that is about to be granted has had a place.

@@ -5,7 +5,8 @@
 use smallvec::SmallVec;
 
 use super::connections::Binding;
-use super::state::{Engine, Transaction, terms_of};
+use super::state::Engine;
+use super::transaction::{At, Transaction};
 use crate::event::{ChangeCause, Event, Phase, Terms, note_after};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Mode;
@@ -59,7 +60,10 @@ impl Engine {
         if left >= tx.keys.count() as u64 {
             return Ok(());
         }
-        let is_new = |id: &KeyId| !matches!(Self::live_terms(tx, *id, request.kind, owner, request.mode), Ok(Some(_)));
+        let is_new = |id: &KeyId| {
+            let hold = tx.keys.value(*id).hold(request.kind, owner, request.mode, tx.now);
+            !matches!(hold, Ok(Some(_)))
+        };
         if left < tx.ids().filter(is_new).count() as u64 { Err(Refusal::NoTokens) } else { Ok(()) }
     }
 
@@ -67,28 +71,27 @@ impl Engine {
     /// made sure that the lock admits it. `client` is the connection that the hold is bound to, if it has a session.
     pub(super) fn grant(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
         client: Option<u64>,
         way: Way<'_>,
     ) -> Result<u64, Refusal> {
-        let is_vacant = matches!(tx.keys.value(id), Value::Vacant);
+        let is_vacant = matches!(at.value(), Value::Vacant);
         if request.mode.is_alone() && !is_vacant {
             // Who holds alone is alone in the value, too.
-            self.clear_lapsed(tx, id, Some(owner));
+            self.clear_lapsed(at, Some(owner));
         } else if request.mode == Mode::Read {
-            self.end_lapsed_writer(tx, id, owner);
+            self.end_lapsed_writer(at, owner);
         }
-        let held = if is_vacant { None } else { Self::live_terms(tx, id, request.kind, owner, request.mode)? };
+        let held = if is_vacant { None } else { at.live_terms(request.kind, owner, request.mode)? };
         let is_reentry = held.is_some();
         let note = match way {
-            Way::AtOnce => tx.note,
+            Way::AtOnce => at.note,
             Way::AfterWait { note } => note,
         };
         let (lasts_ms, phase) = way.begins(request);
-        let deadline_us = tx.now.after_ms(lasts_ms);
+        let deadline_us = at.now.after_ms(lasts_ms);
         // Each event is committed where it is made: the compiler then knows which one it is.
         let token = match held {
             Some((token, terms)) => {
@@ -101,13 +104,13 @@ impl Engine {
                     phase: if matches!(way, Way::AtOnce) { Phase::Held } else { terms.phase },
                     note: note_after(terms.note, note),
                 };
-                self.commit_inline(tx, id, Event::Changed { token, cause: ChangeCause::Reentered, terms });
+                self.commit_inline(at, Event::Changed { token, cause: ChangeCause::Reentered, terms });
                 token
             }
             None => {
-                let token = self.next_number(tx.now)?;
+                let token = self.next_number(at.now)?;
                 if !is_vacant {
-                    self.end_lapsed_own(tx, id, owner, request.mode);
+                    self.end_lapsed_own(at, owner, request.mode);
                 }
                 let terms = Terms {
                     count: request.count,
@@ -119,13 +122,13 @@ impl Engine {
                     note: note_after(None, note),
                 };
                 let (kind, mode, owner) = (request.kind, request.mode, owner.into());
-                self.commit_inline(tx, id, Event::Granted { kind, owner, mode, token, terms });
+                self.commit_inline(at, Event::Granted { kind, owner, mode, token, terms });
                 token
             }
         };
         match client {
-            Some(client) => self.bind(tx, id, token, client),
-            None if is_reentry => self.keep_session(tx, id, token),
+            Some(client) => self.bind(at, token, client),
+            None if is_reentry => self.keep_session(at, token),
             None => {}
         }
         Ok(token)
@@ -134,14 +137,13 @@ impl Engine {
     /// A request for what its owner has already is answered with that, and renews the lease.
     pub(super) fn repeat(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         token: u64,
         request: &Request,
         client: Option<u64>,
         note: Option<&[u8]>,
     ) {
-        let Some(terms) = terms_of(tx.keys, id, token) else {
+        let Some(terms) = at.terms_of(token) else {
             return;
         };
         let renewal = Renewal {
@@ -153,21 +155,20 @@ impl Engine {
             // So that a WAIT after it proves something.
             always: true,
         };
-        self.renew_hold(tx, id, token, terms, &renewal);
+        self.renew_hold(at, token, terms, &renewal);
     }
 
     /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
     pub(super) fn renew_hold(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         token: u64,
         terms: Terms,
         renewal: &Renewal<'_>,
     ) -> u64 {
         let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
         let renewed = Terms {
-            deadline_us: terms.deadline_us.max(tx.now.after_ms(lease_ms)),
+            deadline_us: terms.deadline_us.max(at.now.after_ms(lease_ms)),
             lease_ms,
             session_ms: renewal.session_ms.or(terms.session_ms),
             request: renewal.mark,
@@ -177,40 +178,40 @@ impl Engine {
         };
         let deadline_us = renewed.deadline_us;
         if renewal.always || renewed != terms {
-            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
+            self.commit(at, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
         }
         match renewal.client {
-            Some(client) => self.bind(tx, id, token, client),
-            None => self.keep_session(tx, id, token),
+            Some(client) => self.bind(at, token, client),
+            None => self.keep_session(at, token),
         }
         deadline_us
     }
 
     /// A hold was used without a connection, as in a script. If the look at a value that arrived, or at a connection that closed, has yet to end its
     /// session, it does not: what was answered holds.
-    fn keep_session(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
-        self.unbind_closed(tx, id, token);
-        let record = self.name(tx, id).and_then(|name| self.queues.names.get_mut(name));
+    fn keep_session(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
+        self.unbind_closed(at, token);
+        let record = self.name(at).and_then(|name| self.queues.names.get_mut(name));
         if let Some(dirty) = record.and_then(|record| record.dirty.as_mut())
             && dirty.review.is_some_and(|review| review.arrived)
-            && terms_of(tx.keys, id, token).is_some_and(|terms| terms.session_ms.is_some())
+            && at.terms_of(token).is_some_and(|terms| terms.session_ms.is_some())
         {
             dirty.sessions_kept.insert(token);
         }
     }
 
     /// Unbinds a hold from connections that have closed, so that nothing is left to be done about them.
-    fn unbind_closed(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
-        let Value::Lock(lock) = tx.keys.value(id) else {
+    fn unbind_closed(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
+        let Some(lock) = at.lock() else {
             return;
         };
         let is_closed = |client: &u64| {
-            let binding = Binding { client: *client, token, key: tx.keys.key(id).to_key() };
+            let binding = Binding { client: *client, token, key: at.key().to_key() };
             self.connections.has_lost(&binding)
         };
         let closed: SmallVec<[u64; 1]> = lock.clients(token).iter().copied().filter(is_closed).collect();
         for client in closed {
-            self.unbind(tx, id, token, client);
+            self.unbind(at, token, client);
         }
     }
 }

@@ -11,12 +11,13 @@
 //! | free | a place without a connection, the reservation is over | it has missed it, and loses its place |
 //! | | a place at the end of its life | it loses its place, wherever it stands |
 
-use super::state::{Engine, Transaction};
+use super::state::Engine;
 use super::statistics::count;
+use super::transaction::At;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
-use crate::keyspace::{KeyId, Keyspace};
+use crate::keyspace::Keyspace;
 use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::place::Stay;
 
@@ -51,42 +52,42 @@ enum Served {
 
 impl Engine {
     /// See the head of this file. `freed` tells that a hold has just ended.
-    pub(super) fn grant_next(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, freed: bool) {
-        if self.is_rejoining(tx, id) {
+    pub(super) fn grant_next(&mut self, at: &mut At<'_, '_, impl Keyspace>, freed: bool) {
+        if self.is_rejoining(at) {
             // Until `rejoin` has finished, places of connected waiters may look expired. The timer continues the rejoin.
-            return self.leave_to_timer(tx.keys.key(id));
+            return self.leave_to_timer(at.key());
         }
-        self.drop_lapsed_places(tx, id);
+        self.drop_lapsed_places(at);
         loop {
-            match self.head(tx, id) {
+            match self.head(at) {
                 Head::Nobody => return,
                 Head::Waiter(ticket) => {
-                    if self.serve_head(tx, id, ticket, freed) == Served::Waits {
+                    if self.serve_head(at, ticket, freed) == Served::Waits {
                         return;
                     }
                 }
-                _ if !self.work.take(CHANGE) => return self.leave_to_timer(tx.keys.key(id)),
+                _ if !self.work.take(CHANGE) => return self.leave_to_timer(at.key()),
                 Head::Reserve { owner, until_us } => {
-                    return self.commit(tx, id, Event::Reserved { owner, until_us });
+                    return self.commit(at, Event::Reserved { owner, until_us });
                 }
-                Head::Drop { owner, cause } => self.commit(tx, id, Event::Left { owner, cause }),
+                Head::Drop { owner, cause } => self.commit(at, Event::Left { owner, cause }),
                 Head::Abandoned { owner, request_id } => {
-                    self.release_place(tx, id, owner.as_slice(), request_id, false);
+                    self.release_place(at, owner.as_slice(), request_id, false);
                 }
             }
         }
     }
 
     /// Whether waiters of a fair lock have yet to get their places in the value that now lies under the name.
-    pub(super) fn is_rejoining(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
-        let record = self.name(tx, id).and_then(|name| self.queues.names.get(name));
+    pub(super) fn is_rejoining(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
+        let record = self.name(at).and_then(|name| self.queues.names.get(name));
         record.is_some_and(|record| record.is_rejoining)
     }
 
-    fn head(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> Head {
-        let name = self.name(tx, id);
-        let (now, now_us) = (tx.now, tx.now.mono_us);
-        let queue = match tx.keys.value(id) {
+    fn head(&self, at: &mut At<'_, '_, impl Keyspace>) -> Head {
+        let name = self.name(at);
+        let (now, now_us) = (at.now, at.now.mono_us);
+        let queue = match at.value() {
             Value::Lock(lock) if lock.queue().is_some() => {
                 if lock.is_held(now) {
                     return Head::Nobody;
@@ -114,7 +115,7 @@ impl Engine {
             Some(_) => Head::Nobody,
             None => {
                 let grace_us =
-                    now.after_ms(first.grace_ms.filter(|grace_ms| *grace_ms != 0).unwrap_or(tx.limits.fair_grace_ms));
+                    now.after_ms(first.grace_ms.filter(|grace_ms| *grace_ms != 0).unwrap_or(at.limits.fair_grace_ms));
                 let until_us = first.stay.until_us().map_or(grace_us, |life_us| life_us.min(grace_us));
                 Head::Reserve { owner, until_us }
             }
@@ -122,29 +123,29 @@ impl Engine {
     }
 
     /// Serves the head of a queue.
-    fn serve_head(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64, freed: bool) -> Served {
+    fn serve_head(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, freed: bool) -> Served {
         let Some(waiter) = self.queues.get(ticket) else {
             return Served::Waits;
         };
         let (owner, kind) = (self.queues.owner_of(waiter), waiter.request().kind);
-        let is_wait_over = self.is_wait_over(waiter, tx.now);
-        let decision = admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request(), tx.now);
+        let is_wait_over = self.is_wait_over(waiter, at.now);
+        let decision = admission::decide(at.value(), Ahead::default(), owner, &waiter.request(), at.now);
         if !is_wait_over && decision == Decision::Wait {
             return Served::Waits;
         }
         let is_offer = !is_wait_over && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
         if is_offer {
-            self.offer(tx, ticket, freed);
+            self.offer(at, ticket, freed);
             return Served::Waits;
         }
         if !self.work.take(ANSWER) {
-            self.leave_to_timer(tx.keys.key(id));
+            self.leave_to_timer(at.key());
             return Served::Waits;
         }
-        if self.end_if_over(tx, id, ticket) {
+        if self.end_if_over(at, ticket) {
             return Served::Answered;
         }
-        if self.serve(tx, id, ticket, decision) && freed {
+        if self.serve(at, ticket, decision) && freed {
             count(&mut self.stats.of(kind).handed_over);
         }
         Served::Answered

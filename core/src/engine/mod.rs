@@ -18,7 +18,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `pending_grants`, `names`, `waiter`, `notified`, `wait_queues`, `statistics`; all of it together: `state`, `views`, `contention` |
+//! | what is known | `work`, `databases`, `leases`, `connections`, `backlog`, `positions`, `dirty`, `owners`, `pending_grants`, `names`, `waiter`, `notified`, `wait_queues`, `statistics`; what a request is decided with: `transaction`; all of it together: `state`, `views`, `contention` |
 //! | what changes | `end_wait`, `holders`, `write`, `lapse`, `cut_off`, `grant` |
 //! | what the server tells | `closed_connections`, `undo`, `server_events` |
 //! | who is served | `offers`, `serve`, `grant_next`, `up_to_date`, `multi_key` |
@@ -65,6 +65,7 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod transaction;
 mod undo;
 mod up_to_date;
 mod views;
@@ -77,6 +78,7 @@ pub use acquire::{Acquired, Tokens};
 pub use contention::{Contended, Longest};
 pub use offers::Offer;
 pub use release::HoldsLeft;
-pub use state::{Engine, Transaction};
+pub use state::Engine;
 pub use statistics::{KindStats, WaitSummary};
+pub use transaction::Transaction;
 pub use views::WaiterView;

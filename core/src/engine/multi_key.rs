@@ -3,8 +3,9 @@
 use alloc::vec::Vec;
 
 use super::offers::Offer;
-use super::state::{Engine, Transaction};
+use super::state::Engine;
 use super::statistics::count;
+use super::transaction::Transaction;
 use crate::bytes::Owner;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::lock::admission::{self, Ahead, Decision};
@@ -21,7 +22,7 @@ impl Engine {
     }
 
     fn take_offer_of(&mut self, tx: &mut Transaction<'_, impl Keyspace>, Offer { ticket, freed }: Offer) {
-        if self.end_if_over(tx, KeyId(0), ticket) {
+        if self.end_if_over(&mut tx.at(KeyId(0)), ticket) {
             return;
         }
         let Some(waiter) = self.queues.get(ticket) else {
@@ -30,13 +31,15 @@ impl Engine {
         let (owner, request) = (Owner::from(self.queues.owner_of(waiter)), waiter.request());
         let mut decisions = Vec::with_capacity(tx.keys.count());
         for id in tx.ids() {
-            let is_first =
-                self.name(tx, id).and_then(|name| self.queues.first(name)).is_some_and(|(first, _)| first == ticket);
+            let is_first = self
+                .name(&mut tx.at(id))
+                .and_then(|name| self.queues.first(name))
+                .is_some_and(|(first, _)| first == ticket);
             let ahead = Ahead { any: !is_first, ..Ahead::default() };
             match admission::decide(tx.keys.value(id), ahead, owner.as_slice(), &request, tx.now) {
                 Decision::Refuse(refusal) => return self.answer(tx, ticket, Answer::Refused(refusal)),
                 Decision::Wait => return,
-                _ if self.is_unsettled(tx, id) => {
+                _ if self.is_unsettled(&mut tx.at(id)) => {
                     let name = self.intern(tx.keys.key(id));
                     return self.mark(name, |dirty| dirty.offers.push(ticket));
                 }
@@ -54,7 +57,7 @@ impl Engine {
         };
         let mut tokens = Vec::with_capacity(decisions.len());
         for (id, decision) in tx.ids().zip(&decisions) {
-            match self.give(tx, id, ticket, owner.as_slice(), &waiter, decision) {
+            match self.give(&mut tx.at(id), ticket, owner.as_slice(), &waiter, decision) {
                 Ok(token) => tokens.push(token),
                 Err(refusal) => {
                     // Each key has said that it admits the request. If that was not so, what was given is taken back.

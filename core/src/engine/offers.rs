@@ -4,7 +4,8 @@
 use alloc::vec::Vec;
 
 use super::positions::NameId;
-use super::state::{Engine, Transaction};
+use super::state::Engine;
+use super::transaction::Transaction;
 use super::waiter::Waiter;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};

@@ -3,44 +3,45 @@
 
 use super::dirty::{Review, Stage};
 use super::positions::NameId;
-use super::state::{Engine, Transaction};
-use crate::keyspace::{KeyId, Keyspace};
+use super::state::Engine;
+use super::transaction::At;
+use crate::keyspace::Keyspace;
 use crate::kind::Kind;
 
 impl Engine {
     /// Brings a key up to date. `freed` tells that the caller has just ended a hold.
-    pub(super) fn reconcile(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, freed: bool) {
-        if self.is_at_rest(tx, id) {
+    pub(super) fn reconcile(&mut self, at: &mut At<'_, '_, impl Keyspace>, freed: bool) {
+        if self.is_at_rest(at) {
             return;
         }
         let mut freed = freed;
-        let changes = tx.out.effects().len();
-        if self.is_dirty(tx, id) {
-            freed |= self.act(tx, id);
+        let changes = at.out.effects().len();
+        if self.is_dirty(at) {
+            freed |= self.act(at);
         }
-        freed |= self.expire(tx, id);
-        self.drop_lapsed_queue(tx, id);
-        self.grant_next(tx, id, freed);
-        if tx.out.effects().len() != changes {
+        freed |= self.expire(at);
+        self.drop_lapsed_queue(at);
+        self.grant_next(at, freed);
+        if at.out.effects().len() != changes {
             // A value that was made here and has no alarm would be taken for one that arrived, if the same command comes here
             // again.
-            self.set_alarm(tx.keys, id);
+            self.set_alarm(at.tx.keys, at.id);
         }
     }
 
     /// Brings a key up to date if the server has told something about it. What commands do that do not compete for the lock:
     /// to them a lease that ended is just not there, and the queue can wait for the timer.
-    pub(super) fn reconcile_if_dirty(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
-        if self.is_dirty(tx, id) {
-            self.reconcile(tx, id, false);
+    pub(super) fn reconcile_if_dirty(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+        if self.is_dirty(at) {
+            self.reconcile(at, false);
         }
     }
 
     /// Acts upon what the server has told of a key, as far as the allowance goes. Returns whether a lease of what came was over.
-    fn act(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
-        let generation = self.databases.generation(tx.keys.key(id).db);
-        let is_behind = self.is_behind(tx.keys, id, generation);
-        let name = self.intern(tx.keys.key(id));
+    fn act(&mut self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
+        let generation = self.databases.generation(at.key().db);
+        let is_behind = self.is_behind(at, generation);
+        let name = self.intern(at.key());
         let Some(record) = self.queues.names.get_mut(name) else {
             return false;
         };
@@ -57,16 +58,16 @@ impl Engine {
             if has_come {
                 dirty.sessions_kept.clear();
             }
-            self.take_in(tx, id, name, has_come);
+            self.take_in(at, name, has_come);
         }
         // First: a grant that is taken back takes its SESSION along, and leaves its owner a place, also if its lease is over by now.
-        self.undo(tx, id, name, &mut dirty);
-        let freed = self.review(tx, id, name, &mut dirty);
-        self.end_sessions(tx, id, &mut dirty.unbound);
-        self.release_places(tx, id, name, &mut dirty.gone);
+        self.undo(at, name, &mut dirty);
+        let freed = self.review(at, name, &mut dirty);
+        self.end_sessions(at, &mut dirty.unbound);
+        self.release_places(at, name, &mut dirty.gone);
         if dirty.has_offers_only() {
             for ticket in core::mem::take(&mut dirty.offers) {
-                self.offer(tx, ticket, false);
+                self.offer(at, ticket, false);
             }
         }
         if let Some(record) = self.queues.names.get_mut(name) {
@@ -82,18 +83,18 @@ impl Engine {
     }
 
     /// Takes note of another value under a name. `has_come` tells that it came by other means than a grant.
-    fn take_in(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId, has_come: bool) {
-        let generation = self.databases.generation(tx.keys.key(id).db);
-        if let Some(lock) = tx.keys.lock_mut(id).filter(|_| has_come) {
+    fn take_in(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, has_come: bool) {
+        let generation = self.databases.generation(at.key().db);
+        if let Some(lock) = at.lock_mut().filter(|_| has_come) {
             lock.unbind_all();
             let alarm = lock.alarm();
-            if self.is_alarm_of(alarm, tx.keys.key(id)) {
+            if self.is_alarm_of(alarm, at.key()) {
                 self.leases.set_reconciled_in(alarm, generation);
             }
             // One without an alarm gets it now: that it has one says that it was taken in.
-            self.set_alarm(tx.keys, id);
+            self.set_alarm(at.tx.keys, at.id);
         }
-        self.copy_holders(tx.keys, id, name);
+        self.copy_holders(at.tx.keys, at.id, name);
         if let Some(record) = self.queues.names.get_mut(name) {
             // From now on until all of those who wait have their places, nobody takes one before them.
             record.is_rejoining = record.has_kind(Kind::Fair);

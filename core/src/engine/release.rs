@@ -7,7 +7,8 @@ use alloc::vec::Vec;
 use smallvec::SmallVec;
 
 use super::grant::Renewal;
-use super::state::{Engine, Transaction, terms_of};
+use super::state::Engine;
+use super::transaction::{At, Transaction};
 use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
@@ -34,9 +35,9 @@ struct ReleaseTarget {
 
 impl ReleaseTarget {
     /// Checks a release against the hold that it means under a key, if there is one.
-    fn under(tx: &Transaction<'_, impl Keyspace>, id: KeyId, request: &Release<'_>) -> Result<Option<Self>, Refusal> {
-        let hold = tx.keys.value(id).hold_or_kept(request.kind, request.owner, request.mode, tx.now)?;
-        let hold = hold.filter(|hold| is_meant(request.tokens, id.0, hold.token()));
+    fn under(at: &At<'_, '_, impl Keyspace>, request: &Release<'_>) -> Result<Option<Self>, Refusal> {
+        let hold = at.value().hold_or_kept(request.kind, request.owner, request.mode, at.now)?;
+        let hold = hold.filter(|hold| is_meant(request.tokens, at.id.0, hold.token()));
         hold.map(|hold| Self::of(hold, request)).transpose()
     }
 
@@ -66,13 +67,13 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
-        if tx.keys.count() == 1 && request.request_id.is_none() && self.is_at_rest(tx, KEY) {
+        if tx.keys.count() == 1 && request.request_id.is_none() && self.is_at_rest(&mut tx.at(KEY)) {
             return self.release_at_rest(tx, request);
         }
         self.run_plain(tx, |engine, tx| {
             let mut targets: SmallVec<[Option<ReleaseTarget>; 1]> = SmallVec::new();
             for id in tx.ids() {
-                targets.push(ReleaseTarget::under(tx, id, request)?);
+                targets.push(ReleaseTarget::under(&mut tx.at(id), request)?);
             }
             let was_done = targets.iter().flatten().any(|target| target.is_repeat);
             if let Some(position) = targets.iter().position(Option::is_none).filter(|_| !was_done) {
@@ -83,11 +84,11 @@ impl Engine {
                 left.push(match target {
                     None => 0,
                     Some(ReleaseTarget { count, is_repeat: true, .. }) => *count,
-                    Some(target) => engine.give_back(tx, id, request, target),
+                    Some(target) => engine.give_back(&mut tx.at(id), request, target),
                 });
             }
             for id in tx.ids() {
-                engine.hand_over(tx, id);
+                engine.hand_over(&mut tx.at(id));
             }
             Ok(left)
         })
@@ -99,11 +100,11 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
-        let target = ReleaseTarget::under(tx, KEY, request)?.ok_or(Refusal::NotOwner { position: 0 })?;
+        let target = ReleaseTarget::under(&mut tx.at(KEY), request)?.ok_or(Refusal::NotOwner { position: 0 })?;
         if target.is_repeat {
             return Ok(HoldsLeft::from_elem(target.count, 1));
         }
-        let left = self.give_back(tx, KEY, request, &target);
+        let left = self.give_back(&mut tx.at(KEY), request, &target);
         self.close_key(tx.keys, KEY);
         Ok(HoldsLeft::from_elem(left, 1))
     }
@@ -111,58 +112,50 @@ impl Engine {
     /// Takes the count of a request off a hold, or ends it. Returns what is left.
     fn give_back(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         request: &Release<'_>,
         ReleaseTarget { token, count, .. }: &ReleaseTarget,
     ) -> u32 {
         let token = *token;
-        self.confirm(tx, id, token);
+        self.confirm(at, token);
         if let Some(keep_ms) = request.keep_ms {
-            self.keep(tx, id, token, request, keep_ms);
+            self.keep(at, token, request, keep_ms);
             return KEPT;
         }
         let left = count.saturating_sub(request.count);
-        let terms = if left == 0 { None } else { terms_of(tx.keys, id, token) };
+        let terms = if left == 0 { None } else { at.terms_of(token) };
         match terms {
-            None => self.commit_inline(tx, id, Event::Ended { token, cause: EndCause::Released }),
+            None => self.commit_inline(at, Event::Ended { token, cause: EndCause::Released }),
             Some(terms) => {
                 let mark = RequestMark::after(terms.request, request.request_id, request.verb);
                 let terms = Terms { count: left, request: mark, ..terms };
-                self.commit_inline(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms });
+                self.commit_inline(at, Event::Changed { token, cause: ChangeCause::Released, terms });
             }
         }
         left
     }
 
     /// Ends a hold and keeps the lock closed for `keep_ms`.
-    fn keep(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        token: u64,
-        request: &Release<'_>,
-        keep_ms: u64,
-    ) {
-        let Some(terms) = terms_of(tx.keys, id, token) else {
+    fn keep(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, request: &Release<'_>, keep_ms: u64) {
+        let Some(terms) = at.terms_of(token) else {
             return;
         };
-        self.unbind_hold(tx, id, token);
+        self.unbind_hold(at, token);
         let terms = Terms {
-            deadline_us: tx.now.after_ms(keep_ms),
+            deadline_us: at.now.after_ms(keep_ms),
             request: RequestMark::after(terms.request, request.request_id, request.verb),
             session_ms: None,
             phase: Phase::Kept,
             note: None,
             ..terms
         };
-        self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Kept, terms });
+        self.commit(at, Event::Changed { token, cause: ChangeCause::Kept, terms });
     }
 
     /// After a hold ended or gave permits back: whoever can be served is.
-    fn hand_over(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
-        if self.is_waited_for(tx, id) || has_queue(tx, id) {
-            self.reconcile(tx, id, true);
+    fn hand_over(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+        if self.is_waited_for(at) || has_queue(at) {
+            self.reconcile(at, true);
         }
     }
 
@@ -175,18 +168,20 @@ impl Engine {
         self.run_plain(tx, |engine, tx| {
             let mut holds: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
             for id in tx.ids() {
-                let held = Self::live_terms(tx, id, request.kind, request.owner, request.mode)?
+                let held = tx
+                    .at(id)
+                    .live_terms(request.kind, request.owner, request.mode)?
                     .filter(|(token, _)| is_meant(request.tokens, id.0, *token));
                 holds.push(held.ok_or(Refusal::NotOwner { position: id.0 })?);
             }
             let mut smallest_us = u64::MAX;
             for (id, (token, terms)) in tx.ids().zip(holds) {
-                engine.confirm(tx, id, token);
+                engine.confirm(&mut tx.at(id), token);
                 let client = if terms.session_ms.is_some() { tx.keys.client() } else { None };
                 let mark = terms.request;
                 let (lease_ms, note) = (request.lease_ms, tx.note);
                 let renewal = Renewal { lease_ms, session_ms: None, client, mark, note, always: false };
-                smallest_us = smallest_us.min(engine.renew_hold(tx, id, token, terms, &renewal));
+                smallest_us = smallest_us.min(engine.renew_hold(&mut tx.at(id), token, terms, &renewal));
             }
             Ok(tx.now.left_ms(smallest_us))
         })
@@ -222,10 +217,10 @@ impl Engine {
             };
             let was_held = !events.is_empty();
             for event in events {
-                engine.commit(tx, KEY, event);
+                engine.commit(&mut tx.at(KEY), event);
             }
             if was_held {
-                engine.hand_over(tx, KEY);
+                engine.hand_over(&mut tx.at(KEY));
             }
             Ok(was_held)
         })
@@ -236,6 +231,6 @@ fn forced(hold: &Hold) -> Event {
     Event::Ended { token: hold.token(), cause: EndCause::Forced }
 }
 
-fn has_queue(tx: &Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
-    matches!(tx.keys.value(id), admission::Value::Lock(lock) if lock.queue().is_some())
+fn has_queue(at: &At<'_, '_, impl Keyspace>) -> bool {
+    matches!(at.value(), admission::Value::Lock(lock) if lock.queue().is_some())
 }

@@ -5,11 +5,12 @@ use core::ops::Bound;
 
 use super::dirty::{Dirty, Review, Stage};
 use super::positions::{NameId, Position, Rank};
-use super::state::{Engine, Transaction};
+use super::state::Engine;
+use super::transaction::At;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::Event;
-use crate::keyspace::{KeyId, Keyspace};
+use crate::keyspace::Keyspace;
 use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::outbox::Answer;
@@ -17,17 +18,11 @@ use crate::place::Stay;
 
 impl Engine {
     /// Goes on with the look at a value that came, and at those who wait for it. Returns whether a lease was over.
-    pub(super) fn review(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        name: NameId,
-        dirty: &mut Dirty,
-    ) -> bool {
+    pub(super) fn review(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, dirty: &mut Dirty) -> bool {
         let mut freed = false;
         while let Some(review) = dirty.review {
             let is_first_stage = matches!(review.stage, Stage::Misfits(_));
-            match self.review_stage(tx, id, name, review, &dirty.sessions_kept) {
+            match self.review_stage(at, name, review, &dirty.sessions_kept) {
                 Ok(stage) => dirty.review = stage.map(|stage| Review { stage, ..review }),
                 Err(Stopped(stage)) => {
                     dirty.review = Some(Review { stage, ..review });
@@ -40,8 +35,8 @@ impl Engine {
             if is_first_stage {
                 // A lock that was over when it came goes at once: waiters of another kind need the name free, here and on
                 // each copy.
-                freed |= self.expire(tx, id);
-                self.close_key(tx.keys, id);
+                freed |= self.expire(at);
+                self.close_key(at.tx.keys, at.id);
             }
         }
         freed
@@ -50,16 +45,15 @@ impl Engine {
     /// Takes one stage of a review to its end, and returns the next one.
     fn review_stage(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         name: NameId,
         Review { stage, arrived }: Review,
         sessions_kept: &BTreeSet<u64>,
     ) -> Result<Option<Stage>, Stopped> {
         match stage {
             Stage::Misfits(after) => {
-                self.refuse_misfits(tx, id, name, after).map_err(|after| Stopped(Stage::Misfits(after)))?;
-                let holds = if let Value::Lock(lock) = tx.keys.value(id) { lock.holds().len() } else { 0 };
+                self.refuse_misfits(at, name, after).map_err(|after| Stopped(Stage::Misfits(after)))?;
+                let holds = if let Some(lock) = at.lock() { lock.holds().len() } else { 0 };
                 Ok(Some(match holds {
                     _ if arrived => Stage::Sessions(holds),
                     0 => Stage::Places(None),
@@ -67,23 +61,23 @@ impl Engine {
                     _ => Stage::Holders(None),
                 }))
             }
-            Stage::Sessions(below) => match self.close_sessions(tx, id, below, sessions_kept) {
+            Stage::Sessions(below) => match self.close_sessions(at, below, sessions_kept) {
                 0 => Ok(Some(Stage::Holders(None))),
                 below => Err(Stopped(Stage::Sessions(below))),
             },
             Stage::Holders(after) => {
-                self.grant_to_holders(tx, id, name, after).map_err(|after| Stopped(Stage::Holders(after)))?;
+                self.grant_to_holders(at, name, after).map_err(|after| Stopped(Stage::Holders(after)))?;
                 if arrived {
-                    self.detach_places(tx, id, name);
+                    self.detach_places(at, name);
                 }
                 Ok(Some(Stage::Places(None)))
             }
             Stage::Places(after) => {
                 if self.queues.names.get(name).is_some_and(|record| record.has_kind(Kind::Fair)) {
                     // A place is taken in the queue of a fair lock, and not of what is left of another one.
-                    self.make_room(tx, id, Kind::Fair);
+                    self.make_room(at, Kind::Fair);
                 }
-                let rejoined = self.rejoin(tx, id, name, after);
+                let rejoined = self.rejoin(at, name, after);
                 if let Some(record) = self.queues.names.get_mut(name) {
                     record.is_rejoining = rejoined.is_err();
                 }
@@ -91,7 +85,7 @@ impl Engine {
                 Ok(Some(Stage::Lives))
             }
             Stage::Lives => {
-                while tx.keys.lock_mut(id).is_some_and(|lock| lock.settle_places(LIVES_AT_ONCE)) {
+                while at.lock_mut().is_some_and(|lock| lock.settle_places(LIVES_AT_ONCE)) {
                     if !self.work.take_or_end_turn(COST_OF_LIVES) {
                         return Err(Stopped(Stage::Lives));
                     }
@@ -104,15 +98,14 @@ impl Engine {
     /// Answers waiters that what lies under their name now cannot serve. Fails with how far it came, if not to the end.
     pub(super) fn refuse_misfits(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         name: NameId,
         after: Option<Position>,
     ) -> Result<(), Option<Position>> {
         let Some(record) = self.queues.names.get(name) else {
             return Ok(());
         };
-        let may_have = match tx.keys.value(id) {
+        let may_have = match at.value() {
             Value::Foreign => true,
             Value::Lock(lock) if lock.kind() == Kind::Semaphore => true,
             Value::Lock(lock) => record.has_other_kind(lock.kind()),
@@ -125,9 +118,9 @@ impl Engine {
             let Some(waiter) = engine.queues.get(ticket) else {
                 return;
             };
-            if let Err(refusal) = admission::check_possible(tx.keys.value(id), &waiter.request(), tx.now) {
+            if let Err(refusal) = admission::check_possible(at.value(), &waiter.request(), at.now) {
                 engine.work.take(ANSWER);
-                engine.answer(tx, ticket, Answer::Refused(refusal));
+                engine.answer(at, ticket, Answer::Refused(refusal));
             }
         })
     }
@@ -157,25 +150,24 @@ impl Engine {
     /// Looks at the holds below an index, and returns below which it has yet to look.
     fn close_sessions(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         below: usize,
         sessions_kept: &BTreeSet<u64>,
     ) -> usize {
         // A hold that ends meanwhile is replaced by the last one, which was looked at already or granted since.
-        for at in (0..below).rev() {
+        for index in (0..below).rev() {
             if !self.work.take(CHANGE) {
-                return at.saturating_add(1);
+                return index.saturating_add(1);
             }
-            let Value::Lock(lock) = tx.keys.value(id) else {
+            let Some(lock) = at.lock() else {
                 return 0;
             };
-            if let Some(hold) = lock.holds().get(at)
+            if let Some(hold) = lock.holds().get(index)
                 && hold.session_ms().is_some()
                 && lock.clients(hold.token()).is_empty()
                 && !sessions_kept.contains(&hold.token())
             {
-                self.end_session(tx, id, hold.token());
+                self.end_session(at, hold.token());
             }
         }
         0
@@ -184,8 +176,7 @@ impl Engine {
     /// Grants what owners wait for and turn out to hold. Fails with how far it came, if not to the end.
     fn grant_to_holders(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         name: NameId,
         after: Option<Position>,
     ) -> Result<(), Option<Position>> {
@@ -194,52 +185,52 @@ impl Engine {
                 return;
             };
             let owner = engine.queues.owner_of(waiter);
-            let Value::Lock(lock) = tx.keys.value(id) else {
+            let Some(lock) = at.lock() else {
                 return;
             };
-            let is_reader = waiter.request().mode == Mode::Write && lock.live_hold(owner, Mode::Read, tx.now).is_some();
+            let is_reader = waiter.request().mode == Mode::Write && lock.live_hold(owner, Mode::Read, at.now).is_some();
             if is_reader && waiter.rank == Rank::Newcomer {
                 // The waiters ahead wait for its READ, so behind them it would never be served.
                 return engine.queues.upgrade(ticket);
             }
             let meets = |mode: &Mode| waiter.request().is_met_by(*mode);
-            if Mode::ALL.iter().any(|mode| meets(mode) && lock.live_hold(owner, *mode, tx.now).is_some()) {
+            if Mode::ALL.iter().any(|mode| meets(mode) && lock.live_hold(owner, *mode, at.now).is_some()) {
                 engine.work.take(ANSWER);
-                engine.serve_holder(tx, id, ticket);
+                engine.serve_holder(at, ticket);
             }
         })
     }
 
     /// Serves a waiter whose owner holds already, past the queue: it need not wait any longer.
-    fn serve_holder(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
-        if self.end_if_over(tx, id, ticket) {
+    fn serve_holder(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) {
+        if self.end_if_over(at, ticket) {
             return;
         }
         let Some(waiter) = self.queues.get(ticket) else {
             return;
         };
         if waiter.is_many() {
-            return self.offer(tx, ticket, false);
+            return self.offer(at, ticket, false);
         }
         let owner = self.queues.owner_of(waiter);
-        match admission::decide(tx.keys.value(id), Ahead::default(), owner, &waiter.request(), tx.now) {
+        match admission::decide(at.value(), Ahead::default(), owner, &waiter.request(), at.now) {
             Decision::Wait => {}
             decision => {
-                self.serve(tx, id, ticket, decision);
+                self.serve(at, ticket, decision);
             }
         }
     }
 
     /// Cuts the places of a fair lock that came off from their connections.
-    fn detach_places(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId) {
-        if let Value::Lock(lock) = tx.keys.value(id)
+    fn detach_places(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId) {
+        if let Some(lock) = at.lock()
             && let Some(queue) = lock.queue()
         {
             // What an earlier cutting off has left to some goes on. A copy need not know of that one, so the event says it.
             let left_us = queue.detached_until_us();
-            let until_us = tx.now.after_ms(tx.limits.fair_grace_ms).max(left_us);
-            let at_us = queue.has_graces().then_some(tx.now.mono_us);
-            self.commit(tx, id, Event::Detached { until_us, at_us });
+            let until_us = at.now.after_ms(at.limits.fair_grace_ms).max(left_us);
+            let at_us = queue.has_graces().then_some(at.now.mono_us);
+            self.commit(at, Event::Detached { until_us, at_us });
             // Places whose life was over live again: who waits for a lock of another kind may have been passed over.
             self.note_kind(Some(name), Kind::Fair);
         }
@@ -249,8 +240,7 @@ impl Engine {
     /// the old order. Fails with how far it came, if not to the end.
     fn rejoin(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         name: NameId,
         after: Option<Position>,
     ) -> Result<(), Option<Position>> {
@@ -264,7 +254,7 @@ impl Engine {
             let (owner, arrival) = (Owner::from(engine.queues.owner_of(waiter)), waiter.arrival);
             let (stay, request_id, grace_ms) =
                 (Stay::Connected, waiter.request().request_id, waiter.request().grace_ms);
-            let Ok(lock) = tx.keys.value(id).of_kind(Kind::Fair, tx.now) else {
+            let Ok(lock) = at.value().of_kind(Kind::Fair, at.now) else {
                 return;
             };
             let place = lock
@@ -276,10 +266,10 @@ impl Engine {
                     // Who waits without a number has perhaps asked with one before.
                     let request_id = request_id.or(known_id);
                     let grace_ms = grace_ms.or(known_grace_ms);
-                    engine.commit(tx, id, Event::Kept { owner, stay, request_id, grace_ms });
+                    engine.commit(at, Event::Kept { owner, stay, request_id, grace_ms });
                 }
                 None => {
-                    engine.commit(tx, id, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false });
+                    engine.commit(at, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false });
                 }
             }
         })

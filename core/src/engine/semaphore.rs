@@ -2,12 +2,13 @@
 
 use super::grant::Way;
 use super::positions::{NameId, Position};
-use super::state::{Engine, Transaction};
+use super::state::Engine;
 use super::statistics::count;
+use super::transaction::{At, Transaction};
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
-use crate::lock::admission::{self, Decision, Value};
+use crate::lock::admission::{self, Decision};
 use crate::request::{Refusal, Request};
 
 const KEY: KeyId = KeyId(0);
@@ -31,30 +32,30 @@ impl Engine {
             let is_new = match tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now) {
                 Ok(_) => false,
                 Err(Refusal::NoSemaphore) => {
-                    engine.commit(tx, KEY, Event::Sized { permits });
+                    engine.commit(&mut tx.at(KEY), Event::Sized { permits });
                     true
                 }
                 Err(refusal) => return Err(refusal),
             };
-            engine.begin_idle_time(tx, KEY, idle_ms);
+            engine.begin_idle_time(&mut tx.at(KEY), idle_ms);
             Ok(is_new)
         })
     }
 
     /// Removes a semaphore whose idle time has ended. With a waiter the time begins again instead, and also in a quarantine, because the data
     /// set may lack holds.
-    pub(super) fn remove_unused(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) {
-        let Value::Lock(lock) = tx.keys.value(id) else {
+    pub(super) fn remove_unused(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+        let Some(lock) = at.lock() else {
             return;
         };
-        let Some(idle) = lock.idle().filter(|idle| lock.holds().is_empty() && idle.until_us <= tx.now.mono_us) else {
+        let Some(idle) = lock.idle().filter(|idle| lock.holds().is_empty() && idle.until_us <= at.now.mono_us) else {
             return;
         };
-        if self.is_waited_for(tx, id) || tx.limits.is_quarantined {
-            let until_us = tx.now.after_ms(idle.idle_ms.max(LOOKS_AGAIN_MS));
-            self.commit(tx, id, Event::Unused { idle_ms: idle.idle_ms, until_us });
+        if self.is_waited_for(at) || at.limits.is_quarantined {
+            let until_us = at.now.after_ms(idle.idle_ms.max(LOOKS_AGAIN_MS));
+            self.commit(at, Event::Unused { idle_ms: idle.idle_ms, until_us });
         } else {
-            self.commit(tx, id, Event::Removed);
+            self.commit(at, Event::Removed);
         }
     }
 
@@ -71,18 +72,18 @@ impl Engine {
     fn resize_reconciled(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
         let before = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map(|lock| lock.permits());
         if before != Some(permits) {
-            self.commit(tx, KEY, Event::Sized { permits });
+            self.commit(&mut tx.at(KEY), Event::Sized { permits });
         }
-        if let Some(name) = self.name(tx, KEY).filter(|name| self.queues.len_under(*name) > 0) {
+        if let Some(name) = self.name(&mut tx.at(KEY)).filter(|name| self.queues.len_under(*name) > 0) {
             self.review_waiters(tx, name);
-            self.reconcile(tx, KEY, false);
+            self.reconcile(&mut tx.at(KEY), false);
         }
         Ok(tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map_or(0, |lock| lock.available(tx.now)))
     }
 
     /// Tells waiters that what they want can never be had now.
     fn review_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>, name: NameId) {
-        if self.refuse_misfits(tx, KEY, name, None).is_err() {
+        if self.refuse_misfits(&mut tx.at(KEY), name, None).is_err() {
             // The timer goes on, from the head again: those who were told have left.
             self.mark(name, |dirty| dirty.replaced = true);
         }
@@ -111,13 +112,13 @@ impl Engine {
         let lock = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?;
         let permits = u32::try_from(lock.map_or(0, |lock| lock.available(tx.now))).unwrap_or(0);
         let request = Request { count: permits, ..*request };
-        let ahead = self.ahead(tx, KEY, Kind::Semaphore, Position::LAST);
+        let ahead = self.ahead(&mut tx.at(KEY), Kind::Semaphore, Position::LAST);
         if permits == 0 || admission::decide(tx.keys.value(KEY), ahead, owner, &request, tx.now) != Decision::Grant {
             return Ok(0);
         }
         let client = tx.keys.client();
-        let token = self.grant(tx, KEY, owner, &request, client, Way::AtOnce)?;
-        self.confirm(tx, KEY, token);
+        let token = self.grant(&mut tx.at(KEY), owner, &request, client, Way::AtOnce)?;
+        self.confirm(&mut tx.at(KEY), token);
         count(&mut self.stats.of(Kind::Semaphore).granted_at_once);
         Ok(permits)
     }

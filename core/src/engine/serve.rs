@@ -2,42 +2,31 @@
 
 use super::grant::Way;
 use super::pending_grants::PendingGrant;
-use super::state::{Engine, Transaction};
+use super::state::Engine;
+use super::transaction::{At, Transaction};
 use super::waiter::Waiter;
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
-use crate::keyspace::{KeyId, Keyspace};
+use crate::keyspace::Keyspace;
 use crate::kind::Kind;
-use crate::lock::admission::{Decision, Value};
+use crate::lock::admission::Decision;
 use crate::outbox::Answer;
 use crate::request::{Refusal, RequestMark};
 use crate::time::Now;
 
 impl Engine {
     /// Answers a waiter for one key what was decided. Returns whether it was granted.
-    pub(super) fn serve(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        ticket: u64,
-        decision: Decision,
-    ) -> bool {
+    pub(super) fn serve(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: Decision) -> bool {
         match decision {
-            Decision::Refuse(refusal) => self.answer(tx, ticket, Answer::Refused(refusal)),
-            _ if !self.is_permitted(tx, ticket) => self.give_up(tx, id, ticket, Answer::Refused(Refusal::NoPermission)),
-            decision => return self.grant_to_waiter(tx, id, ticket, &decision),
+            Decision::Refuse(refusal) => self.answer(at, ticket, Answer::Refused(refusal)),
+            _ if !self.is_permitted(at, ticket) => self.give_up(at, ticket, Answer::Refused(Refusal::NoPermission)),
+            decision => return self.grant_to_waiter(at, ticket, &decision),
         }
         false
     }
 
     /// Grants a waiter for one key what was decided. Returns whether there was a token for it.
-    fn grant_to_waiter(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        ticket: u64,
-        decision: &Decision,
-    ) -> bool {
+    fn grant_to_waiter(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: &Decision) -> bool {
         let Some(waiter) = self.queues.get(ticket) else {
             return false;
         };
@@ -45,17 +34,17 @@ impl Engine {
         let Some(waiter) = self.queues.leave(ticket) else {
             return false;
         };
-        let given = self.give(tx, id, ticket, owner.as_slice(), &waiter, decision);
+        let given = self.give(at, ticket, owner.as_slice(), &waiter, decision);
         let is_granted = given.is_ok();
         if is_granted {
-            self.stats.count_wait(waiter.request().kind, waiter.since_us, tx.now);
+            self.stats.count_wait(waiter.request().kind, waiter.since_us, at.now);
             self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
         }
-        tx.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
+        at.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
         self.queues.owners.tidy(waiter.owner);
-        let has_place = matches!(tx.keys.value(id), Value::Lock(lock) if lock.place(owner.as_slice()).is_some());
+        let has_place = at.lock().is_some_and(|lock| lock.place(owner.as_slice()).is_some());
         if !is_granted && has_place {
-            self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
+            self.commit(at, Event::Left { owner, cause: LeaveCause::TimedOut });
         }
         is_granted
     }
@@ -72,42 +61,41 @@ impl Engine {
     }
 
     /// Answers a waiter whose wait is over. `false` if it is not.
-    pub(super) fn end_if_over(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) -> bool {
+    pub(super) fn end_if_over(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) -> bool {
         let Some(waiter) = self.queues.get(ticket) else {
             return true;
         };
-        if waiter.is_over(tx.now) {
-            self.time_out(tx, id, ticket);
+        if waiter.is_over(at.now) {
+            self.time_out(at, ticket);
             return true;
         }
         let cut_off = self.queues.notified.cut_off(waiter);
         let is_cut_off = cut_off.is_some();
         if let Some(answer) = cut_off {
-            self.answer(tx, ticket, answer);
+            self.answer(at, ticket, answer);
         }
         is_cut_off
     }
 
     /// Answers a waiter whose time is over.
-    pub(super) fn time_out(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64) {
-        self.give_up(tx, id, ticket, Answer::TimedOut);
+    pub(super) fn time_out(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) {
+        self.give_up(at, ticket, Answer::TimedOut);
     }
 
     /// Answers a waiter that is not granted, and leaves it no place on a fair lock.
-    fn give_up(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, ticket: u64, answer: Answer) {
+    fn give_up(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, answer: Answer) {
         let waiter = self.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair);
         let owner: Option<Owner> = waiter.map(|waiter| self.queues.owner_of(waiter).into());
-        self.answer(tx, ticket, answer);
+        self.answer(at, ticket, answer);
         if let Some(owner) = owner {
-            self.commit(tx, id, Event::Left { owner, cause: LeaveCause::TimedOut });
+            self.commit(at, Event::Left { owner, cause: LeaveCause::TimedOut });
         }
     }
 
     /// Gives a waiter one of the keys that it is granted, and remembers what it takes to undo that.
     pub(super) fn give(
         &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
+        at: &mut At<'_, '_, impl Keyspace>,
         ticket: u64,
         owner: &[u8],
         waiter: &Waiter,
@@ -115,26 +103,26 @@ impl Engine {
     ) -> Result<u64, Refusal> {
         let request = &waiter.request();
         // A lock of another kind may be here still, if it is over and had very many holds: they are taken away in parts.
-        self.make_room(tx, id, request.kind);
-        let before = Self::live_terms(tx, id, request.kind, owner, request.mode)?;
+        self.make_room(at, request.kind);
+        let before = at.live_terms(request.kind, owner, request.mode)?;
         let is_bound =
-            |keys: &_, token| waiter.client().is_some_and(|client| clients_of(keys, id, token).contains(&client));
-        let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(&*tx.keys, *token));
+            |at: &At<'_, '_, _>, token| waiter.client().is_some_and(|client| at.clients(token).contains(&client));
+        let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(at, *token));
         let (token, count, (lasts_ms, phase)) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
-                self.repeat(tx, id, *token, request, waiter.client(), waiter.note());
+                self.repeat(at, *token, request, waiter.client(), waiter.note());
                 (*token, 0, Way::AtOnce.begins(request))
             }
             _ => {
                 let way = Way::AfterWait { note: waiter.note() };
-                (self.grant(tx, id, owner, request, waiter.client(), way)?, request.count, way.begins(request))
+                (self.grant(at, owner, request, waiter.client(), way)?, request.count, way.begins(request))
             }
         };
-        if let Some(name) = self.name(tx, id) {
+        if let Some(name) = self.name(at) {
             let grant = PendingGrant {
                 ticket,
                 count,
-                deadline_us: tx.now.after_ms(lasts_ms),
+                deadline_us: at.now.after_ms(lasts_ms),
                 lease_ms: request.lease_ms,
                 request: RequestMark::after(None, request.request_id, request.verb),
                 session_ms: request.session_ms,
@@ -143,18 +131,11 @@ impl Engine {
                 arrival: waiter.arrival,
                 grace_ms: request.grace_ms,
                 client: waiter.client(),
-                has_bound: !was_bound && is_bound(&*tx.keys, token),
+                has_bound: !was_bound && is_bound(at, token),
                 is_confirmed: false,
             };
             self.add_pending(name, token, before.map(|(_, terms)| terms), grant);
         }
         Ok(token)
-    }
-}
-
-fn clients_of(keys: &impl Keyspace, id: KeyId, token: u64) -> &[u64] {
-    match keys.value(id) {
-        Value::Lock(lock) => lock.clients(token),
-        Value::Vacant | Value::Foreign => &[],
     }
 }

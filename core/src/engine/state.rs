@@ -4,7 +4,6 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use ahash::RandomState;
-use smallvec::SmallVec;
 
 use super::backlog::{Postponed, Sweep};
 use super::connections::Connections;
@@ -14,46 +13,15 @@ use super::leases::Leases;
 use super::pending_grants::PendingTickets;
 use super::positions::NameId;
 use super::statistics::Statistics;
+use super::transaction::At;
 use super::wait_queues::WaitQueues;
 use super::work::Work;
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{Alarm, Chunked};
-use crate::event::Terms;
-use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::{Kind, Mode};
-use crate::lock::admission::Value;
-use crate::lock::{Hold, Leftovers};
-use crate::outbox::Outbox;
-use crate::request::{Limits, Refusal};
+use crate::keyspace::Keyspace;
+use crate::lock::Leftovers;
+use crate::request::Refusal;
 use crate::time::{MAX_TOKEN, Now, TOKEN_CLOCK_END_US};
-
-/// What one request is decided with: the time, the open keys, and a place for what it leaves to be done.
-pub struct Transaction<'t, K> {
-    /// The time, read once.
-    pub now: Now,
-    /// What the server allows.
-    pub limits: Limits,
-    /// The open keys.
-    pub keys: &'t mut K,
-    /// What is left to be done.
-    pub out: &'t mut Outbox,
-    /// `NOTE text` of the command.
-    pub note: Option<&'t [u8]>,
-    /// The records of the keys' names, as they were found at a state of the table of names.
-    names: SmallVec<[(u64, Option<NameId>); 1]>,
-}
-
-impl<'t, K: Keyspace> Transaction<'t, K> {
-    /// A transaction that has done nothing yet.
-    pub fn new(now: Now, limits: Limits, keys: &'t mut K, out: &'t mut Outbox) -> Self {
-        Self { now, limits, keys, out, note: None, names: SmallVec::new() }
-    }
-
-    /// Every open key.
-    pub(super) fn ids(&self) -> impl Iterator<Item = KeyId> + use<K> {
-        (0..self.keys.count()).map(KeyId)
-    }
-}
 
 /// The state of one server's locks beyond their values: who waits, what is due, which connections matter.
 pub struct Engine {
@@ -137,30 +105,13 @@ impl Engine {
 
     /// The record of a key's name, if there is one.
     #[inline]
-    pub(super) fn name<K: Keyspace>(&self, tx: &mut Transaction<'_, K>, id: KeyId) -> Option<NameId> {
-        if self.queues.names.is_empty() { None } else { self.find_name(tx, id) }
-    }
-
-    fn find_name<K: Keyspace>(&self, tx: &mut Transaction<'_, K>, id: KeyId) -> Option<NameId> {
-        let state = self.queues.names.state();
-        if let Some((found_at, name)) = tx.names.get(id.0)
-            && *found_at == state
-        {
-            return *name;
-        }
-        let name = self.queues.names.find(tx.keys.key(id));
-        if tx.names.len() <= id.0 {
-            tx.names.resize(id.0.saturating_add(1), (0, None));
-        }
-        if let Some(known) = tx.names.get_mut(id.0) {
-            *known = (state, name);
-        }
-        name
+    pub(super) fn name(&self, at: &mut At<'_, '_, impl Keyspace>) -> Option<NameId> {
+        if self.queues.names.is_empty() { None } else { at.name(&self.queues.names) }
     }
 
     /// Whether anybody waits under the name of a key.
-    pub(super) fn is_waited_for(&self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId) -> bool {
-        self.name(tx, id).is_some_and(|name| self.queues.len_under(name) > 0)
+    pub(super) fn is_waited_for(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
+        self.name(at).is_some_and(|name| self.queues.len_under(name) > 0)
     }
 
     /// The record of a key's name, made if need be.
@@ -196,27 +147,7 @@ impl Engine {
         }
     }
 
-    /// The token and the terms of the live hold of an owner.
-    pub(super) fn live_terms(
-        tx: &Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        kind: Kind,
-        owner: &[u8],
-        mode: Mode,
-    ) -> Result<Option<(u64, Terms)>, Refusal> {
-        let hold = tx.keys.value(id).hold(kind, owner, mode, tx.now)?;
-        Ok(hold.map(|hold| (hold.token(), hold.terms())))
-    }
-
     pub(super) fn is_alarm_of(&self, alarm: Alarm, key: KeyRef<'_>) -> bool {
         self.leases.is_of(alarm, key, &self.databases)
-    }
-}
-
-/// The terms of the hold with a token.
-pub(super) fn terms_of(keys: &impl Keyspace, id: KeyId, token: u64) -> Option<Terms> {
-    match keys.value(id) {
-        Value::Lock(lock) => lock.hold_with_token(token).map(Hold::terms),
-        Value::Vacant | Value::Foreign => None,
     }
 }

@@ -3,11 +3,12 @@
 
 use super::backlog::Sweep;
 use super::connections::Binding;
-use super::state::{Engine, Transaction};
+use super::state::Engine;
+use super::transaction::At;
 use super::work::{CHANGE, PARTS_PER_CHANGE};
 use crate::bytes::Key;
 use crate::collections::Alarm;
-use crate::keyspace::{KeyId, Keyspace};
+use crate::keyspace::Keyspace;
 use crate::lock::admission::Value;
 
 /// What one source of the timer had to do.
@@ -72,16 +73,16 @@ impl Engine {
     }
 
     /// The sweep has come to a hold that is said to be bound to a connection: if it is not, that is forgotten.
-    pub(super) fn verify_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId) {
+    pub(super) fn verify_bindings(&mut self, at: &At<'_, '_, impl Keyspace>) {
         let Some(Sweep::Bindings(Some(binding))) = &self.sweep else {
             return;
         };
         let Binding { client, token, key } = binding;
-        let is_bound = match tx.keys.value(id) {
+        let is_bound = match at.value() {
             Value::Lock(lock) => lock.clients(*token).contains(client),
             Value::Vacant | Value::Foreign => false,
         };
-        if key.borrow() == tx.keys.key(id) && !is_bound {
+        if key.borrow() == at.key() && !is_bound {
             let binding = binding.clone();
             self.connections.unbind(&binding);
         }

@@ -6,8 +6,9 @@
 use super::connections::Binding;
 use super::deadlock::{self, Outcome};
 use super::end_wait::PlaceAfter;
-use super::state::{Engine, Transaction};
+use super::state::Engine;
 use super::sweep::TimerStep;
+use super::transaction::Transaction;
 use super::work::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
@@ -151,10 +152,10 @@ impl Engine {
         self.work.begin_timer();
         let ringing = self.ringing.take();
         for id in tx.ids() {
-            self.reconcile(tx, id, false);
-            self.remove_unused(tx, id);
+            self.reconcile(&mut tx.at(id), false);
+            self.remove_unused(&mut tx.at(id));
             // Only now: a value that came back to its name is bound to no connection any more when it has been taken in.
-            self.verify_bindings(tx, id);
+            self.verify_bindings(&mut tx.at(id));
         }
         self.close(tx);
         self.forget_if_rung(ringing);

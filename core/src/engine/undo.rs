@@ -1,16 +1,15 @@
 //! Pending grants are confirmed or undone: see `pending_grants.rs`.
 
-use super::closed_connections::is_bound_to;
 use super::dirty::Dirty;
 use super::pending_grants::{PendingGrant, Undone};
 use super::positions::NameId;
-use super::state::{Engine, Transaction, terms_of};
+use super::state::Engine;
 use super::statistics::count;
+use super::transaction::At;
 use super::work::CHANGE;
 use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
-use crate::keyspace::{KeyId, Keyspace};
+use crate::keyspace::Keyspace;
 use crate::kind::Kind;
-use crate::lock::admission::Value;
 use crate::place::Stay;
 
 impl Engine {
@@ -42,8 +41,8 @@ impl Engine {
     }
 
     /// Confirms all grants of a hold, with the other grants of their requests, because its owner has used it.
-    pub(super) fn confirm(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
-        if let Some(name) = self.name(tx, id) {
+    pub(super) fn confirm(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
+        if let Some(name) = self.name(at) {
             self.confirm_under(name, token);
         }
     }
@@ -82,41 +81,34 @@ impl Engine {
     }
 
     /// Undoes the grants of a name that are to be undone, as far as the budget goes.
-    pub(super) fn undo(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, name: NameId, dirty: &mut Dirty) {
+    pub(super) fn undo(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, dirty: &mut Dirty) {
         while !dirty.undone.is_empty() && self.work.take(CHANGE) {
             let Some((token, ticket)) = dirty.undone.pop() else {
                 return;
             };
             let undone = self.queues.names.get_mut(name).and_then(|record| record.pending.undo(token, ticket));
-            let (Some(undone), Some(terms)) = (undone, terms_of(tx.keys, id, token)) else {
+            let (Some(undone), Some(terms)) = (undone, at.terms_of(token)) else {
                 continue;
             };
             if undone.grant.count > 0
-                && let Value::Lock(lock) = tx.keys.value(id)
+                && let Some(lock) = at.lock()
             {
                 count(&mut self.stats.of(lock.kind()).undone);
             }
             let count = terms.count.saturating_sub(undone.grant.count);
             if count == 0 {
-                self.give_place_back(tx, id, token, &undone.grant);
-                self.commit(tx, id, Event::Ended { token, cause: EndCause::Undone });
+                self.give_place_back(at, token, &undone.grant);
+                self.commit(at, Event::Ended { token, cause: EndCause::Undone });
             } else {
-                self.undo_in_part(tx, id, token, &undone, Terms { count, ..terms });
+                self.undo_in_part(at, token, &undone, Terms { count, ..terms });
             }
         }
     }
 
     /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced count. The deadline stays or becomes later,
     /// except for an unclaimed hold: its last grant must not prolong it.
-    fn undo_in_part(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        token: u64,
-        undone: &Undone,
-        terms: Terms,
-    ) {
-        if terms.deadline_us <= tx.now.mono_us {
+    fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: &Undone, terms: Terms) {
+        if terms.deadline_us <= at.now.mono_us {
             // It has expired, and the deadline without the grant would bring it back.
             return;
         }
@@ -124,7 +116,7 @@ impl Engine {
             return;
         };
         if let Some(client) = undone.unbinds {
-            self.unbind(tx, id, token, client);
+            self.unbind(at, token, client);
         }
         let mut deadline_us = terms.deadline_us;
         if undone.is_last && terms.phase == Phase::Unclaimed {
@@ -145,39 +137,33 @@ impl Engine {
         };
         let is_longer = changed.deadline_us > terms.deadline_us;
         if changed.session_ms.is_none() {
-            self.unbind_hold(tx, id, token);
+            self.unbind_hold(at, token);
         }
         if changed != terms || undone.grant.count > 0 {
-            self.commit(tx, id, Event::Changed { token, cause: ChangeCause::Released, terms: changed });
+            self.commit(at, Event::Changed { token, cause: ChangeCause::Released, terms: changed });
         }
-        if (undone.unbinds.is_some() || is_longer) && is_bound_to(tx.keys, id, token, <[u64]>::is_empty) {
+        if (undone.unbinds.is_some() || is_longer) && at.is_unbound(token) {
             // The other connections have closed meanwhile.
-            self.end_session(tx, id, token);
+            self.end_session(at, token);
         }
     }
 
     /// Returns the owner of an undone grant of a fair lock to the head of the queue, for the grace (not with `GRACE 0`). An owner that has asked
     /// again after the hold expired has a place already, where it may wait.
-    fn give_place_back(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        id: KeyId,
-        token: u64,
-        grant: &PendingGrant,
-    ) {
-        let Value::Lock(lock) = tx.keys.value(id) else {
+    fn give_place_back(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, grant: &PendingGrant) {
+        let Some(lock) = at.lock() else {
             return;
         };
         let hold = lock.hold_with_token(token).filter(|_| lock.kind() == Kind::Fair);
         if let Some(hold) = hold.filter(|hold| lock.place(hold.owner().as_slice()).is_none()) {
             let (owner, request_id) = (hold.owner().clone(), hold.request().map(|request| request.id));
-            let grace_ms = grant.grace_ms.unwrap_or(tx.limits.fair_grace_ms);
+            let grace_ms = grant.grace_ms.unwrap_or(at.limits.fair_grace_ms);
             if grace_ms == 0 {
                 return;
             }
-            let stay = Stay::Grace { until_us: tx.now.after_ms(grace_ms) };
+            let stay = Stay::Grace { until_us: at.now.after_ms(grace_ms) };
             let (arrival, grace_ms) = (grant.arrival, grant.grace_ms);
-            self.commit(tx, id, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: true });
+            self.commit(at, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: true });
         }
     }
 }

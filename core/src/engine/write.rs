@@ -10,8 +10,9 @@ use smallvec::SmallVec;
 
 use super::connections::Binding;
 use super::positions::NameId;
-use super::state::{Engine, Transaction};
+use super::state::Engine;
 use super::statistics::count;
+use super::transaction::{At, Transaction};
 use crate::bytes::Owner;
 use crate::collections::Alarm;
 use crate::event::{EndCause, Event, Phase};
@@ -23,61 +24,62 @@ use crate::lock::admission::Value;
 impl Engine {
     /// Makes an event true here and leaves it in the outbox for everywhere else.
     #[inline(never)]
-    pub(super) fn commit(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
-        self.commit_inline(tx, id, event);
+    pub(super) fn commit(&mut self, at: &mut At<'_, '_, impl Keyspace>, event: Event) {
+        self.commit_inline(at, event);
     }
 
     /// The body of [`Engine::commit`], compiled into its caller. Grants and releases are most of all commits, and the compiler
     /// drops what is not about their kind of event.
     #[inline(always)]
-    pub(super) fn commit_inline(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, event: Event) {
+    pub(super) fn commit_inline(&mut self, at: &mut At<'_, '_, impl Keyspace>, event: Event) {
         match &event {
             Event::Ended { token, cause } => {
-                self.count_end(tx, id, *cause, 1);
+                self.count_end(at, *cause, 1);
                 if *cause == EndCause::Expired
-                    && let Value::Lock(lock) = tx.keys.value(id)
+                    && let Some(lock) = at.lock()
                     && lock.hold_with_token(*token).is_some_and(|hold| hold.phase() == Phase::Unclaimed)
                 {
                     count(&mut self.stats.of(lock.kind()).unclaimed);
                 }
-                self.forget_bindings(tx, id, *token);
+                self.forget_bindings(at, *token);
             }
             Event::Cleared { cause, except } => {
-                let ended = tx.keys.lock_mut(id).map_or(0, |lock| {
+                let ended = at.lock_mut().map_or(0, |lock| {
                     let of_owner = |owner: &Owner| {
                         Mode::ALL.iter().filter(|mode| lock.hold(owner.as_slice(), **mode).is_some()).count()
                     };
                     lock.holds().len().saturating_sub(except.as_ref().map_or(0, of_owner))
                 });
-                self.count_end(tx, id, *cause, ended as u64);
+                self.count_end(at, *cause, ended as u64);
             }
             _ => {}
         }
-        let name = self.name(tx, id);
-        let clears_expire = tx.keys.value(id).clears_expire(&event);
-        tx.out.effect(id, &event, clears_expire);
+        let name = self.name(at);
+        let clears_expire = at.value().clears_expire(&event);
+        let id = at.id;
+        at.out.effect(id, &event, clears_expire);
         let ends_holds = matches!(event, Event::Ended { .. } | Event::Cleared { .. });
-        self.apply(tx.keys, id, name, event);
-        if ends_holds && matches!(tx.keys.value(id), Value::Lock(lock) if lock.idle().is_some()) {
-            self.begin_idle_time(tx, id, None);
+        self.apply(at.tx.keys, id, name, event);
+        if ends_holds && at.lock().is_some_and(|lock| lock.idle().is_some()) {
+            self.begin_idle_time(at, None);
         }
     }
 
     /// Begins the idle time of a semaphore without holds again. `given` replaces its length; 0 removes it.
-    pub(super) fn begin_idle_time(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, given: Option<u64>) {
-        let Value::Lock(lock) = tx.keys.value(id) else {
+    pub(super) fn begin_idle_time(&mut self, at: &mut At<'_, '_, impl Keyspace>, given: Option<u64>) {
+        let Some(lock) = at.lock() else {
             return;
         };
         let before = lock.idle().map_or(0, |idle| idle.idle_ms);
         let idle_ms = given.unwrap_or(before);
         let is_unused = lock.holds().is_empty() && idle_ms != 0;
         if idle_ms != before || is_unused {
-            self.commit(tx, id, Event::Unused { idle_ms, until_us: tx.now.after_ms(idle_ms) });
+            self.commit(at, Event::Unused { idle_ms, until_us: at.now.after_ms(idle_ms) });
         }
     }
 
-    fn count_end(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, cause: EndCause, holds: u64) {
-        let Value::Lock(lock) = tx.keys.value(id) else {
+    fn count_end(&mut self, at: &At<'_, '_, impl Keyspace>, cause: EndCause, holds: u64) {
+        let Some(lock) = at.lock() else {
             return;
         };
         let counter = match cause {
@@ -89,10 +91,10 @@ impl Engine {
     }
 
     #[inline(always)]
-    fn forget_bindings(&mut self, tx: &Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
-        if let Value::Lock(lock) = tx.keys.value(id) {
+    fn forget_bindings(&mut self, at: &At<'_, '_, impl Keyspace>, token: u64) {
+        if let Some(lock) = at.lock() {
             for client in lock.clients(token) {
-                self.connections.unbind(&Binding { client: *client, token, key: tx.keys.key(id).to_key() });
+                self.connections.unbind(&Binding { client: *client, token, key: at.key().to_key() });
             }
         }
     }
@@ -141,35 +143,35 @@ impl Engine {
     }
 
     /// Binds a hold to a connection, if it has a session.
-    pub(super) fn bind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: u64) {
-        let Some(lock) = tx.keys.lock_mut(id) else {
+    pub(super) fn bind(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, client: u64) {
+        let Some(lock) = at.lock_mut() else {
             return;
         };
         let (is_new, gives_way) = lock.bind(token, client);
         if is_new {
-            self.connections.bind(Binding { client, token, key: tx.keys.key(id).to_key() });
+            self.connections.bind(Binding { client, token, key: at.key().to_key() });
         }
         if let Some(client) = gives_way {
-            self.connections.unbind(&Binding { client, token, key: tx.keys.key(id).to_key() });
+            self.connections.unbind(&Binding { client, token, key: at.key().to_key() });
         }
     }
 
     /// Unbinds a hold from a connection.
-    pub(super) fn unbind(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64, client: u64) {
-        if let Some(lock) = tx.keys.lock_mut(id) {
+    pub(super) fn unbind(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, client: u64) {
+        if let Some(lock) = at.lock_mut() {
             lock.unbind(token, client);
         }
-        self.connections.unbind(&Binding { client, token, key: tx.keys.key(id).to_key() });
+        self.connections.unbind(&Binding { client, token, key: at.key().to_key() });
     }
 
     /// Unbinds a hold from all of its connections.
-    pub(super) fn unbind_hold(&mut self, tx: &mut Transaction<'_, impl Keyspace>, id: KeyId, token: u64) {
-        let clients: SmallVec<[u64; 1]> = match tx.keys.value(id) {
+    pub(super) fn unbind_hold(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
+        let clients: SmallVec<[u64; 1]> = match at.value() {
             Value::Lock(lock) => lock.clients(token).into(),
             Value::Vacant | Value::Foreign => return,
         };
         for client in clients {
-            self.unbind(tx, id, token, client);
+            self.unbind(at, token, client);
         }
     }
 
@@ -177,7 +179,7 @@ impl Engine {
     pub(super) fn close(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
         for id in tx.ids() {
             self.close_key(tx.keys, id);
-            if let Some(name) = self.name(tx, id) {
+            if let Some(name) = self.name(&mut tx.at(id)) {
                 self.queues.names.tidy(name);
             }
         }
