@@ -20,6 +20,9 @@
 
 extern crate alloc;
 
+mod alarms;
+mod backlog;
+mod budget;
 mod bytes;
 mod channels;
 mod codec;
@@ -32,9 +35,13 @@ mod kind;
 mod lock;
 mod named;
 mod outbox;
+mod pending_grants;
 mod place;
+mod registry;
 mod request;
+mod sessions;
 mod slot;
+mod statistics;
 #[cfg(test)]
 mod strategies;
 mod time;
@@ -44,9 +51,7 @@ pub use channels::Channels;
 pub use codec::{DecodeError, decode, encode};
 pub use collections::{Alarm, Deadlines};
 pub use effect::{Arguments, EffectError, Facts, parse_effect, write_effect};
-pub use engine::{
-    Acquired, Contended, Engine, HoldsLeft, KindStats, Longest, Offer, Tokens, Transaction, WaitSummary, WaiterView,
-};
+pub use engine::{Acquired, Contended, Engine, HoldsLeft, Longest, Offer, Tokens, Transaction, WaiterView};
 pub use event::{ChangeCause, EndCause, Event, LeaveCause, Note, Phase, Terms};
 pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};
@@ -56,6 +61,7 @@ pub use outbox::{Answer, Effect, Notice, Outbox, Told};
 pub use place::{Place, Stay};
 pub use request::{Ask, Cancel, Channel, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
 pub use slot::{SlotTags, Tag, slot_of};
+pub use statistics::{KindStats, WaitSummary};
 pub use time::{
     MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now, TOKEN_AHEAD_LIMIT_US, TOKEN_CLOCK_END_US, US_PER_MS,
 };

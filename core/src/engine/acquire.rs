@@ -9,16 +9,16 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use super::Engine;
 use super::grant::Way;
-use super::positions::{NameId, Position, Rank};
-use super::state::Engine;
-use super::statistics::count;
 use super::transaction::{At, Transaction};
-use super::waiter::Waiter;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::{self, Ahead, Decision};
+use crate::registry::Waiter;
+use crate::registry::{NameId, Position, Rank};
 use crate::request::{Ask, Refusal, Request, Verb};
+use crate::statistics::count;
 
 /// The tokens of a request's keys, in their order.
 pub type Tokens = SmallVec<[u64; 1]>;
@@ -176,12 +176,15 @@ impl Engine {
 
     /// Who waits ahead of a request at a position.
     pub(super) fn ahead(&self, at: &mut At<'_, '_, impl Keyspace>, kind: Kind, position: Position) -> Ahead {
-        let record = self.name(at).and_then(|name| self.queues.names.get(name));
-        let waiting = record.and_then(|record| Some((record, record.queue.first()?)));
-        let Some((record, first)) = waiting.filter(|(_, first)| *first < position) else {
+        let waiting = self.name(at).and_then(|name| Some((name, self.registry.first_position(name)?)));
+        let Some((name, first)) = waiting.filter(|(_, first)| *first < position) else {
             return Ahead::default();
         };
-        Ahead { any: true, upgrade: first.rank() == Rank::Upgrade, other_kind: record.has_other_kind(kind) }
+        Ahead {
+            any: true,
+            upgrade: first.rank() == Rank::Upgrade,
+            other_kind: self.registry.has_other_kind(name, kind),
+        }
     }
 
     /// Grants each key what it has decided.
@@ -219,9 +222,7 @@ impl Engine {
             return Ok(*token);
         }
         let token = self.grant(at, owner, request, client, Way::AtOnce)?;
-        if let Some(name) = self.name(at) {
-            self.confirm_under(name, token);
-        }
+        self.confirm(at, token);
         Ok(token)
     }
 
@@ -259,7 +260,7 @@ impl Engine {
     /// request, and at that moment the earlier ones are gone already.
     fn supersede(&mut self, tx: &mut Transaction<'_, impl Keyspace>, earlier: &Earlier, request: &Request) {
         for ticket in &earlier.tickets {
-            if let Some(waiter) = self.queues.get(*ticket) {
+            if let Some(waiter) = self.registry.get(*ticket) {
                 let answer = waiter.answer_to_succeeded(request);
                 self.answer(tx, *ticket, answer);
             }
@@ -280,16 +281,16 @@ impl Engine {
         request: &Request,
     ) -> Result<Earlier, Refusal> {
         let mut earlier = Earlier::default();
-        if self.queues.len() == 0 {
+        if self.registry.len() == 0 {
             return Ok(earlier);
         }
         let names: SmallVec<[Option<NameId>; 1]> = tx.ids().map(|id| self.name(&mut tx.at(id))).collect();
         for name in names.iter().flatten() {
-            let ticket = self.queues.own_wait(owner, *name);
+            let ticket = self.registry.own_wait(owner, *name);
             let Some(ticket) = ticket.filter(|ticket| !earlier.tickets.contains(ticket)) else {
                 continue;
             };
-            let Some(waiter) = self.queues.get(ticket) else {
+            let Some(waiter) = self.registry.get(ticket) else {
                 continue;
             };
             let is_same = is_same_thing(waiter, request, &names);
@@ -306,8 +307,8 @@ impl Engine {
                 continue;
             }
             if is_same {
-                let is_suspected = waiter.is_suspected || self.is_wait_over(waiter, tx.now);
-                earlier.place = Some(Place { rank: waiter.rank, arrival: waiter.arrival, is_suspected });
+                let is_suspected = waiter.is_suspected() || self.registry.is_wait_over(waiter, tx.now);
+                earlier.place = Some(Place { rank: waiter.rank(), arrival: waiter.arrival(), is_suspected });
             }
             earlier.tickets.push(ticket);
         }
@@ -320,8 +321,8 @@ fn is_same_thing(waiter: &Waiter, request: &Request, names: &[Option<NameId>]) -
     let waiting = waiter.request();
     (waiting.verb, waiting.kind, waiting.mode, waiting.count)
         == (request.verb, request.kind, request.mode, request.count)
-        && waiter.names.len() == names.len()
-        && names.iter().all(|name| name.is_some_and(|name| waiter.names.contains(&name)))
+        && waiter.names().len() == names.len()
+        && names.iter().all(|name| name.is_some_and(|name| waiter.names().contains(&name)))
 }
 
 /// Refuses `CLAIM` on a MACQUIRE whose owner holds some of the keys: a claim limits a new hold, and here only some would be new.

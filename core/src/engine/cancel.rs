@@ -1,12 +1,12 @@
 //! CANCEL: an owner takes back the request with which it waits.
 
-use super::state::Engine;
+use super::Engine;
 use super::transaction::Transaction;
-use super::waiter::Waiter;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::outbox::Answer;
+use crate::registry::Waiter;
 use crate::request::{Cancel, Refusal};
 
 const KEY: KeyId = KeyId(0);
@@ -19,7 +19,7 @@ impl Engine {
     ///
     /// [`Refusal::WrongType`] if the key holds something else.
     pub fn cancel(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Cancel<'_>) -> Result<bool, Refusal> {
-        self.work.begin_command(tx.keys.count());
+        self.budget.begin_command(tx.keys.count());
         self.reconcile(&mut tx.at(KEY), false);
         let ended = self.cancel_reconciled(tx, request);
         self.close(tx);
@@ -36,9 +36,9 @@ impl Engine {
             Err(refusal) => return Err(refusal),
         }
         let has_place = self.gives_place_up(tx, request)?;
-        let own = self.name(&mut tx.at(KEY)).and_then(|name| self.queues.own_wait(request.owner, name));
+        let own = self.name(&mut tx.at(KEY)).and_then(|name| self.registry.own_wait(request.owner, name));
         let is_meant = |ticket: &u64| {
-            self.queues.get(*ticket).map(Waiter::request).is_some_and(|waiting| {
+            self.registry.get(*ticket).map(Waiter::request).is_some_and(|waiting| {
                 let has_id = request.request_id.is_none_or(|id| waiting.request_id == Some(id));
                 // A request without an id may have taken over the place of the one that is meant.
                 waiting.kind == request.kind && (has_id || has_place)

@@ -5,18 +5,18 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use super::positions::NameId;
-use super::state::Engine;
+use super::Engine;
 use super::transaction::At;
-use super::work::CHANGE;
+use crate::budget::CHANGE;
 use crate::event::{ChangeCause, Event, LeaveCause, Terms};
 use crate::keyspace::Keyspace;
 use crate::place::Stay;
+use crate::registry::NameId;
 
 impl Engine {
     /// Unbinds holds from connections that have closed, and ends the sessions of those that are bound to no other.
     pub(super) fn end_sessions(&mut self, at: &mut At<'_, '_, impl Keyspace>, unbound: &mut Vec<(u64, u64)>) {
-        while !unbound.is_empty() && self.work.take(CHANGE) {
+        while !unbound.is_empty() && self.budget.take(CHANGE) {
             let Some((token, client)) = unbound.pop() else {
                 return;
             };
@@ -51,7 +51,7 @@ impl Engine {
         name: NameId,
         gone: &mut BTreeMap<Box<[u8]>, Option<u64>>,
     ) {
-        while !gone.is_empty() && self.work.take(CHANGE) {
+        while !gone.is_empty() && self.budget.take(CHANGE) {
             let Some((owner, gave_up)) = gone.pop_first() else {
                 return;
             };
@@ -77,18 +77,17 @@ impl Engine {
         let Some(name) = self.name(at) else {
             return;
         };
-        let dirty = self.queues.names.get_mut(name).and_then(|record| record.dirty.as_mut());
-        if let Some(gave_up) = dirty.and_then(|dirty| dirty.gone.remove(owner)) {
-            self.work.take_or_end_turn(CHANGE);
+        if let Some(gave_up) = self.registry.dirty_mut(name).and_then(|dirty| dirty.gone.remove(owner)) {
+            self.budget.take_or_end_turn(CHANGE);
             self.release_abandoned(at, name, owner, gave_up);
         }
         let Some(lock) = at.lock() else {
             return;
         };
         // A waiter keeps its place, even if `rejoin` has not marked it as connected yet.
-        let waits = self.queues.own_place(owner, name).is_some();
+        let waits = self.registry.own_place(owner, name).is_some();
         if !waits && lock.place(owner).is_some_and(|place| !place.is_live(at.now)) {
-            self.work.take_or_end_turn(CHANGE);
+            self.budget.take_or_end_turn(CHANGE);
             self.commit(at, Event::Left { owner: owner.into(), cause: LeaveCause::Lapsed });
         }
     }
@@ -135,7 +134,7 @@ impl Engine {
             Stay::Grace { .. } => gave_up == Some(place.arrival),
             Stay::Polled { .. } => false,
         };
-        let waits = self.queues.own_place(owner, name).is_some();
+        let waits = self.registry.own_place(owner, name).is_some();
         (is_left && !waits).then_some(place.request_id)
     }
 }

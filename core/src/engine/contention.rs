@@ -3,10 +3,10 @@
 
 use alloc::vec::Vec;
 
-use super::positions::NameId;
-use super::state::Engine;
+use super::Engine;
 use crate::bytes::{Key, Owner};
 use crate::kind::Kind;
+use crate::registry::NameId;
 use crate::time::{Now, US_PER_MS};
 
 /// What looking at a name that is waited for costs, against passing over a free slot.
@@ -54,15 +54,17 @@ impl Engine {
     /// The locks that most clients wait for, the most contended one first, `limit` of them at most.
     pub fn most_contended(&mut self, limit: usize, now: Now) -> Vec<Contended> {
         let names = self.look_at_names(FOR_TOP);
-        let mut lengths: Vec<(usize, u64, NameId)> =
-            names.into_iter().map(|name| (self.queues.len_under(name), self.oldest_wait_ms(name, now), name)).collect();
+        let mut lengths: Vec<(usize, u64, NameId)> = names
+            .into_iter()
+            .map(|name| (self.registry.len_under(name), self.oldest_wait_ms(name, now), name))
+            .collect();
         lengths.sort_unstable_by(|a, b| b.cmp(a));
         lengths.truncate(limit);
         let describe = |(waiters, oldest_wait_ms, name)| {
-            let (_, first) = self.queues.first(name)?;
+            let (_, first) = self.registry.first(name)?;
             let holder = self.oldest_holder(name, now);
             let holder = holder.map(|(owner, token, held_ms)| (Owner::from(owner), token, held_ms));
-            let key = self.queues.names.get(name)?.key().to_key();
+            let key = self.registry.key(name)?.to_key();
             Some(Contended { key, kind: first.request().kind, waiters, oldest_wait_ms, holder })
         };
         lengths.into_iter().filter_map(describe).collect()
@@ -75,16 +77,14 @@ impl Engine {
         let mut names = Vec::new();
         while allowance > 0 && !(has_wrapped && slot >= begin) {
             allowance = allowance.saturating_sub(1);
-            let Some(record) = self.queues.names.in_slot(slot) else {
+            let Some(name) = self.registry.in_slot(slot) else {
                 if has_wrapped {
                     break;
                 }
                 (slot, has_wrapped) = (0, true);
                 continue;
             };
-            if let Some((name, record)) = record
-                && !record.queue.is_empty()
-            {
+            if let Some(name) = name.filter(|name| self.registry.len_under(*name) > 0) {
                 names.push(name);
                 allowance = allowance.saturating_sub(NAME);
             }
@@ -97,15 +97,14 @@ impl Engine {
     /// For how long the waiter under a name has waited that waits longest. A reader that asks for WRITE may have come later
     /// than the one behind it.
     fn oldest_wait_ms(&self, name: NameId, now: Now) -> u64 {
-        let heads = self.queues.in_order(name).take(2);
-        let waits = heads.map(|(_, waiter)| now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS);
+        let heads = self.registry.in_order(name).take(2);
+        let waits = heads.map(|(_, waiter)| now.mono_us.saturating_sub(waiter.since_us()) / US_PER_MS);
         waits.max().unwrap_or(0)
     }
 
     /// Who has held a lock longest that is waited for: a token is the time of its grant, nearly always.
     fn oldest_holder(&self, name: NameId, now: Now) -> Option<(&[u8], u64, u64)> {
-        let holder = self.queues.names.get(name)?.holders.first()?;
-        let held_ms = now.wall_us.saturating_sub(holder.token) / US_PER_MS;
-        Some((self.queues.owners.bytes(holder.owner), holder.token, held_ms))
+        let (owner, token) = self.registry.oldest_holder(name)?;
+        Some((owner, token, now.wall_us.saturating_sub(token) / US_PER_MS))
     }
 }

@@ -3,16 +3,16 @@
 //! A connected waiter of a fair lock is in both: it has a place in the value, which gives its order, and a ticket among the
 //! waiters of the name, by which it is answered.
 
-use super::positions::Rank;
-use super::state::Engine;
+use super::Engine;
 use super::transaction::Transaction;
-use super::waiter::Waiter;
 use crate::bytes::Owner;
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::outbox::Answer;
 use crate::place::{Place, Stay};
+use crate::registry::Rank;
+use crate::registry::Waiter;
 use crate::request::{Ask, Refusal, Request};
 
 const KEY: KeyId = KeyId(0);
@@ -51,11 +51,11 @@ impl Engine {
             self.check_waiters(tx)?;
         }
         // Who waits already has come when that request came, also if its place is yet to be made anew.
-        let waiter = earlier.and_then(|ticket| self.queues.get(ticket));
+        let waiter = earlier.and_then(|ticket| self.registry.get(ticket));
         let waits_since = waiter.filter(|waiter| waiter.request().kind == Kind::Fair);
         let arrival = match (mine, waits_since) {
             (Some((_, arrival, ..)), _) => arrival,
-            (None, Some(waiter)) => waiter.arrival,
+            (None, Some(waiter)) => waiter.arrival(),
             (None, None) => self.next_number(tx.now)?,
         };
         let known_id = mine.and_then(|(_, _, request_id, _)| request_id);
@@ -71,7 +71,7 @@ impl Engine {
             }
             _ => None,
         };
-        if let Some((earlier, waiter)) = earlier.and_then(|ticket| Some((ticket, self.queues.get(ticket)?))) {
+        if let Some((earlier, waiter)) = earlier.and_then(|ticket| Some((ticket, self.registry.get(ticket)?))) {
             let answer = waiter.answer_to_succeeded(request);
             self.answer(tx, earlier, answer);
         }
@@ -98,7 +98,7 @@ impl Engine {
         earlier: Option<u64>,
     ) {
         let is_it = |ticket: &u64| {
-            let waiting = self.queues.get(*ticket).map(Waiter::request);
+            let waiting = self.registry.get(*ticket).map(Waiter::request);
             waiting.is_some_and(|waiting| waiting.kind == Kind::Fair && waiting.request_id == request.request_id)
         };
         let Some(ticket) = earlier.filter(|_| request.request_id.is_some()).filter(is_it) else {

@@ -4,14 +4,14 @@
 
 use smallvec::SmallVec;
 
-use super::connections::Binding;
-use super::state::Engine;
+use super::Engine;
 use super::transaction::{At, Transaction};
 use crate::event::{ChangeCause, Event, Phase, Terms, note_after};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Mode;
 use crate::lock::admission::Value;
 use crate::request::{Refusal, Request, RequestMark};
+use crate::sessions::Binding;
 
 /// The part of ACQUIRE or RENEW that gives a hold a new lease.
 pub(super) struct Renewal<'a> {
@@ -191,8 +191,8 @@ impl Engine {
     /// session, it does not: what was answered holds.
     fn keep_session(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         self.unbind_closed(at, token);
-        let record = self.name(at).and_then(|name| self.queues.names.get_mut(name));
-        if let Some(dirty) = record.and_then(|record| record.dirty.as_mut())
+        let name = self.name(at);
+        if let Some(dirty) = name.and_then(|name| self.registry.dirty_mut(name))
             && dirty.review.is_some_and(|review| review.arrived)
             && at.terms_of(token).is_some_and(|terms| terms.session_ms.is_some())
         {
@@ -207,7 +207,7 @@ impl Engine {
         };
         let is_closed = |client: &u64| {
             let binding = Binding { client: *client, token, key: at.key().to_key() };
-            self.connections.has_lost(&binding)
+            self.sessions.has_lost(&binding)
         };
         let closed: SmallVec<[u64; 1]> = lock.clients(token).iter().copied().filter(is_closed).collect();
         for client in closed {

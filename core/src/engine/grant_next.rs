@@ -11,15 +11,15 @@
 //! | free | a place without a connection, the reservation is over | it has missed it, and loses its place |
 //! | | a place at the end of its life | it loses its place, wherever it stands |
 
-use super::state::Engine;
-use super::statistics::count;
+use super::Engine;
 use super::transaction::At;
-use super::work::{ANSWER, CHANGE};
+use crate::budget::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::Keyspace;
 use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::place::Stay;
+use crate::statistics::count;
 
 /// Who or what is first in a queue.
 enum Head {
@@ -66,7 +66,7 @@ impl Engine {
                         return;
                     }
                 }
-                _ if !self.work.take(CHANGE) => return self.leave_to_timer(at.key()),
+                _ if !self.budget.take(CHANGE) => return self.leave_to_timer(at.key()),
                 Head::Reserve { owner, until_us } => {
                     return self.commit(at, Event::Reserved { owner, until_us });
                 }
@@ -80,8 +80,7 @@ impl Engine {
 
     /// Whether waiters of a fair lock have yet to get their places in the value that now lies under the name.
     pub(super) fn is_rejoining(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        let record = self.name(at).and_then(|name| self.queues.names.get(name));
-        record.is_some_and(|record| record.is_rejoining)
+        self.name(at).is_some_and(|name| self.registry.is_rejoining(name))
     }
 
     fn head(&self, at: &mut At<'_, '_, impl Keyspace>) -> Head {
@@ -97,14 +96,14 @@ impl Engine {
             _ => None,
         };
         let Some((queue, first)) = queue.and_then(|queue| Some((queue, queue.first()?))) else {
-            let first = name.and_then(|name| self.queues.first(name));
+            let first = name.and_then(|name| self.registry.first(name));
             return first.map_or(Head::Nobody, |(ticket, _)| Head::Waiter(ticket));
         };
         let owner = Owner::from(first.owner);
         if !first.is_live(now) {
             return Head::Drop { owner, cause: LeaveCause::Lapsed };
         }
-        if let Some(ticket) = name.and_then(|name| self.queues.own_place(first.owner, name)) {
+        if let Some(ticket) = name.and_then(|name| self.registry.own_place(first.owner, name)) {
             return Head::Waiter(ticket);
         }
         if first.stay == Stay::Connected {
@@ -124,11 +123,11 @@ impl Engine {
 
     /// Serves the head of a queue.
     fn serve_head(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, freed: bool) -> Served {
-        let Some(waiter) = self.queues.get(ticket) else {
+        let Some(waiter) = self.registry.get(ticket) else {
             return Served::Waits;
         };
-        let (owner, kind) = (self.queues.owner_of(waiter), waiter.request().kind);
-        let is_wait_over = self.is_wait_over(waiter, at.now);
+        let (owner, kind) = (self.registry.owner_of(waiter), waiter.request().kind);
+        let is_wait_over = self.registry.is_wait_over(waiter, at.now);
         let decision = admission::decide(at.value(), Ahead::default(), owner, &waiter.request(), at.now);
         if !is_wait_over && decision == Decision::Wait {
             return Served::Waits;
@@ -138,7 +137,7 @@ impl Engine {
             self.offer(at, ticket, freed);
             return Served::Waits;
         }
-        if !self.work.take(ANSWER) {
+        if !self.budget.take(ANSWER) {
             self.leave_to_timer(at.key());
             return Served::Waits;
         }

@@ -6,36 +6,35 @@
 
 use alloc::vec::Vec;
 
-use super::names::MAX_COPIED;
-use super::positions::NameId;
-use super::state::Engine;
-use super::waiter::Waiter;
+use super::Engine;
 use crate::event::{ChangeCause, Event, Phase};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::lock::admission::Value;
+use crate::registry::NameId;
+use crate::registry::Waiter;
+use crate::registry::{MAX_COPIED, Registry};
 
 impl Engine {
     /// Follows an event.
     pub(super) fn note_holder(&mut self, keys: &mut impl Keyspace, id: KeyId, name: NameId, event: &Event) {
-        if self.queues.len_under(name) == 0 {
+        if self.registry.len_under(name) == 0 {
             return;
         }
         match event {
             // Nobody is in anybody's way by name on a semaphore.
             Event::Granted { kind: Kind::Semaphore, .. } => {}
             Event::Granted { owner, mode, token, terms, .. } => {
-                self.queues.set_holder(name, owner.as_slice(), *token, *mode, terms.deadline_us);
+                self.registry.set_holder(name, owner.as_slice(), *token, *mode, terms.deadline_us);
             }
             // A former owner blocks no waiter, even while it keeps the lock closed.
             Event::Ended { token, .. } | Event::Changed { token, cause: ChangeCause::Kept, .. } => {
                 // A request for many keys that had this one already waits for it from now on.
-                if let Some(owner) = self.queues.remove_holder(name, *token)
-                    && let Some(wait) = self.queues.wait_of(owner, name)
-                    && self.queues.get(wait.ticket).is_some_and(Waiter::is_many)
+                if let Some(ticket) = self.registry.remove_holder(name, *token)
+                    && self.registry.get(ticket).is_some_and(Waiter::is_many)
                 {
-                    self.suspect(wait.ticket);
+                    self.suspect(ticket);
                 }
                 if let Value::Lock(lock) = keys.value(id)
                     && lock.holds().len() == MAX_COPIED / 2
@@ -45,9 +44,7 @@ impl Engine {
                 }
             }
             Event::Changed { token, terms, .. } => {
-                if let Some(holder) = self.queues.names.get_mut(name).and_then(|record| record.holder_mut(*token)) {
-                    holder.deadline_us = terms.deadline_us;
-                }
+                self.registry.set_deadline(name, *token, terms.deadline_us);
             }
             Event::Cleared { .. } => self.copy_holders(keys, id, name),
             _ => {}
@@ -56,31 +53,29 @@ impl Engine {
 
     /// Takes the copy anew from the value.
     pub(super) fn copy_holders(&mut self, keys: &impl Keyspace, id: KeyId, name: NameId) {
-        self.queues.forget_holders(name);
-        if self.queues.len_under(name) == 0 {
+        self.registry.forget_holders(name);
+        if self.registry.len_under(name) == 0 {
             return;
         }
-        let Self { queues, .. } = self;
+        let registry = &mut self.registry;
         match keys.value(id) {
             Value::Lock(lock) if lock.kind() == Kind::Semaphore => {}
             Value::Lock(lock) if lock.holds().len() <= MAX_COPIED => {
                 for hold in lock.holds().iter().filter(|hold| hold.phase() != Phase::Kept) {
                     let owner = hold.owner().as_slice();
-                    queues.set_holder(name, owner, hold.token(), hold.mode(), hold.deadline_us());
+                    registry.set_holder(name, owner, hold.token(), hold.mode(), hold.deadline_us());
                 }
             }
             Value::Lock(lock) => {
-                let waiting = queues.in_order(name).take(MAX_COPIED);
-                let waiting: Vec<Vec<u8>> = waiting.map(|(_, waiter)| queues.owner_of(waiter).to_vec()).collect();
+                let waiting = registry.in_order(name).take(MAX_COPIED);
+                let waiting: Vec<Vec<u8>> = waiting.map(|(_, waiter)| registry.owner_of(waiter).to_vec()).collect();
                 for owner in &waiting {
-                    Self::copy_holds_of(queues, lock, name, owner);
+                    Self::copy_holds_of(registry, lock, name, owner);
                 }
             }
             Value::Vacant | Value::Foreign => {}
         }
-        if let Some(record) = self.queues.names.get_mut(name) {
-            record.knows_holders = true;
-        }
+        self.registry.set_holders_known(name);
     }
 
     /// Adds to an incomplete copy what an owner holds that has come to wait there.
@@ -88,26 +83,19 @@ impl Engine {
         if let Value::Lock(lock) = keys.value(id)
             && self.lacks_holders(name, lock)
         {
-            Self::copy_holds_of(&mut self.queues, lock, name, owner);
+            Self::copy_holds_of(&mut self.registry, lock, name, owner);
         }
     }
 
     /// Whether not all holders of a lock are in the copy that is beside its queue.
     fn lacks_holders(&self, name: NameId, lock: &Lock) -> bool {
-        let copied = self.queues.names.get(name).map_or(0, |record| record.holders.len());
-        lock.kind() == Kind::RwLock && copied < lock.holds().len() && self.knows_holders(name)
+        let copied = self.registry.holders(name).len();
+        lock.kind() == Kind::RwLock && copied < lock.holds().len() && self.registry.knows_holders(name, &self.alarms)
     }
 
-    fn copy_holds_of(queues: &mut super::wait_queues::WaitQueues, lock: &Lock, name: NameId, owner: &[u8]) {
+    fn copy_holds_of(registry: &mut Registry, lock: &Lock, name: NameId, owner: &[u8]) {
         for hold in [Mode::Read, Mode::Write].into_iter().filter_map(|mode| lock.hold(owner, mode)) {
-            queues.set_holder(name, owner, hold.token(), hold.mode(), hold.deadline_us());
+            registry.set_holder(name, owner, hold.token(), hold.mode(), hold.deadline_us());
         }
-    }
-
-    /// Whether the copy of the holders of a name is true.
-    pub(super) fn knows_holders(&self, name: NameId) -> bool {
-        self.queues.names.get(name).is_some_and(|record| {
-            record.knows_holders && record.generation == self.databases.generation(record.key().db)
-        })
     }
 }

@@ -1,8 +1,8 @@
 //! What is over goes: leases, places of a fair lock, and what is left of a lock of another kind.
 
-use super::state::Engine;
+use super::Engine;
 use super::transaction::At;
-use super::work::CHANGE;
+use crate::budget::CHANGE;
 use crate::bytes::Owner;
 use crate::event::{EndCause, Event, LeaveCause, Phase};
 use crate::keyspace::Keyspace;
@@ -16,7 +16,7 @@ impl Engine {
     pub(super) fn expire(&mut self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         let mut any = false;
         while let Some(end) = lapsed(at)
-            && self.work.take(CHANGE)
+            && self.budget.take(CHANGE)
         {
             self.commit(at, end);
             any = true;
@@ -71,7 +71,7 @@ impl Engine {
                 return;
             };
             let owner = Owner::from(place.owner);
-            if !self.work.take(CHANGE) {
+            if !self.budget.take(CHANGE) {
                 // Its timer is due, and goes off again at once.
                 return;
             }
@@ -98,7 +98,7 @@ impl Engine {
             self.clear_lapsed(at, None);
             self.drop_lapsed_queue(at);
             self.close_key(at.tx.keys, at.id);
-            if self.name(at).is_some_and(|name| self.queues.first(name).is_some()) {
+            if self.name(at).is_some_and(|name| self.registry.first(name).is_some()) {
                 self.leave_to_timer(at.key());
             }
         }

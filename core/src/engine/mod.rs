@@ -27,58 +27,147 @@
 //! | what is due | `sweep`, `timers`, `observe` |
 
 mod acquire;
-mod backlog;
-mod begin_wait;
 mod cancel;
 mod closed_connections;
-mod command;
-mod connections;
 mod contention;
-mod cut_off;
-mod databases;
-mod deadlock;
-mod dirty;
-mod end_wait;
 mod fair;
 mod grant;
 mod grant_next;
 mod holders;
 mod lapse;
-mod leases;
-mod multi_key;
-mod names;
-mod notified;
-mod observe;
 mod offers;
-mod owners;
-mod pending_grants;
-mod positions;
 mod reconcile;
 mod release;
 mod review;
 mod semaphore;
 mod serve;
 mod server_events;
-mod state;
-mod statistics;
 mod sweep;
 #[cfg(test)]
 mod tests;
 mod timers;
 mod transaction;
 mod undo;
-mod up_to_date;
 mod views;
-mod wait_queues;
-mod waiter;
-mod work;
+mod waits;
 mod write;
 
+use ahash::RandomState;
+
+use crate::alarms::Alarms;
+use crate::backlog::Backlog;
+use crate::budget::Budget;
+use crate::bytes::KeyRef;
+use crate::keyspace::Keyspace;
+use crate::pending_grants::PendingGrants;
+use crate::registry::{Dirty, NameId, Registry};
+use crate::request::Refusal;
+use crate::sessions::Sessions;
+use crate::statistics::Statistics;
+use crate::time::{MAX_TOKEN, Now, TOKEN_CLOCK_END_US};
+
+use self::transaction::At;
+
+pub use crate::backlog::Offer;
 pub use acquire::{Acquired, Tokens};
 pub use contention::{Contended, Longest};
-pub use offers::Offer;
 pub use release::HoldsLeft;
-pub use state::Engine;
-pub use statistics::{KindStats, WaitSummary};
 pub use transaction::Transaction;
 pub use views::WaiterView;
+
+/// The state of one server's locks beyond their values. Each part keeps its own state private; the files of this folder decide with
+/// the verbs of the parts.
+pub struct Engine {
+    /// Who waits, under which names.
+    registry: Registry,
+    /// When the values are due.
+    alarms: Alarms,
+    /// Which holds are bound to which connections.
+    sessions: Sessions,
+    pending: PendingGrants,
+    backlog: Backlog,
+    /// Which source of work the timer asks first.
+    next_timer: usize,
+    budget: Budget,
+    last_token: u64,
+    stats: Statistics,
+    /// Where the next look at the names that are waited for begins.
+    next_look: u32,
+}
+
+impl Engine {
+    /// An engine with nothing in it. The seeds make the hashing of client-chosen names unpredictable.
+    #[must_use]
+    pub fn new(seeds: [u64; 4]) -> Self {
+        let [a, b, c, d] = seeds;
+        let hasher = RandomState::with_seeds(a, b, c, d);
+        Self {
+            registry: Registry::new(&hasher),
+            alarms: Alarms::new(&hasher),
+            sessions: Sessions::default(),
+            pending: PendingGrants::default(),
+            backlog: Backlog::default(),
+            next_timer: 0,
+            budget: Budget::default(),
+            last_token: 0,
+            stats: Statistics::default(),
+            next_look: 0,
+        }
+    }
+
+    /// The last token given or seen.
+    #[must_use]
+    pub fn last_token(&self) -> u64 {
+        self.last_token
+    }
+
+    /// Makes sure that every later token is above `token`.
+    pub fn raise_token(&mut self, token: u64) {
+        self.last_token = self.last_token.max(token.min(MAX_TOKEN));
+    }
+
+    /// The next fencing token, or arrival number: both come from one sequence, so that both keep rising over a restart
+    /// and a failover.
+    fn next_number(&mut self, now: Now) -> Result<u64, Refusal> {
+        if self.last_token >= MAX_TOKEN {
+            return Err(Refusal::NoTokens);
+        }
+        self.last_token = self.last_token.saturating_add(1).max(now.wall_us.min(TOKEN_CLOCK_END_US));
+        Ok(self.last_token)
+    }
+
+    /// The record of a key's name, if there is one.
+    #[inline]
+    fn name(&self, at: &mut At<'_, '_, impl Keyspace>) -> Option<NameId> {
+        if self.registry.is_empty() { None } else { at.name(&self.registry) }
+    }
+
+    /// Whether anybody waits under the name of a key.
+    fn is_waited_for(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
+        self.name(at).is_some_and(|name| self.registry.len_under(name) > 0)
+    }
+
+    /// The record of a key's name, made if need be.
+    fn intern(&mut self, key: KeyRef<'_>) -> NameId {
+        let generation = self.alarms.generation(key.db);
+        self.registry.intern(key, generation)
+    }
+
+    /// Makes a name dirty, or adds to what there is to act upon.
+    fn mark(&mut self, name: NameId, note: impl FnOnce(&mut Dirty)) {
+        self.registry.mark(name, note);
+    }
+
+    /// Nothing more is done for a queue now: the timer goes on.
+    fn leave_to_timer(&mut self, key: KeyRef<'_>) {
+        let name = self.intern(key);
+        self.mark(name, |_| {});
+    }
+
+    /// Notes that a waiter may close a cycle, to be searched by the timer.
+    fn suspect(&mut self, ticket: u64) {
+        if self.registry.set_suspected(ticket, true) {
+            self.backlog.push_suspect(ticket);
+        }
+    }
+}

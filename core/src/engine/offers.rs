@@ -1,91 +1,134 @@
-//! A waiter for many keys at the head of one of them is *offered* all of them, once all are to be had: it is granted right
-//! after, in a transaction in which all of them are open (`multi_key.rs`).
+//! A waiter for many keys at the head of one of them is *offered* all of them, once all are available. It is granted right
+//! after, in a transaction in which all of them are open.
 
 use alloc::vec::Vec;
 
-use super::positions::NameId;
-use super::state::Engine;
+use super::Engine;
 use super::transaction::Transaction;
-use super::waiter::Waiter;
-use super::work::{ANSWER, CHANGE};
-use crate::bytes::{Key, KeyRef};
-use crate::keyspace::Keyspace;
-
-/// A waiter for many keys that may have all of them.
-#[derive(Clone, Copy, Debug)]
-pub struct Offer {
-    pub(super) ticket: u64,
-    pub(super) freed: bool,
-}
+use crate::backlog::Offer;
+use crate::budget::{ANSWER, CHANGE};
+use crate::bytes::{Key, KeyRef, Owner};
+use crate::keyspace::{KeyId, Keyspace};
+use crate::lock::admission::{self, Ahead, Decision};
+use crate::outbox::Answer;
+use crate::registry::{Left, NameId, Waiter};
+use crate::request::Refusal;
+use crate::statistics::count;
 
 impl Engine {
-    /// Offers a waiter for many keys all of them, if all are to be had. Nothing is opened for that: what is known beside the
-    /// queues is enough to see that a key is not to be had.
+    /// Offers a waiter for many keys all of them, if all are available. Nothing is opened for that: what the registry knows is
+    /// enough to see that a key is not available.
     pub(super) fn offer(&mut self, tx: &Transaction<'_, impl Keyspace>, ticket: u64, freed: bool) {
-        let Some(waiter) = self.queues.get(ticket) else {
+        let Some(waiter) = self.registry.get(ticket) else {
             return;
         };
-        if self.grantable.back().is_some_and(|(offered, _)| *offered == ticket) {
+        if self.backlog.last_offer().is_some_and(|offer| offer.ticket == ticket) {
             // A command that frees all of its keys comes here once for each.
             return;
         }
-        let keys = waiter.names.len();
-        let from = waiter.held_up_by as usize;
-        let in_turn = (0..keys).map(|step| step.saturating_add(from).checked_rem(keys).unwrap_or(0));
-        let held_up_by = in_turn
-            .clone()
-            .find(|index| waiter.names.get(*index).is_some_and(|name| !self.is_to_be_had(tx, *name, ticket, waiter)));
-        match held_up_by {
-            Some(index) => {
-                if let Some(waiter) = self.queues.get_mut(ticket) {
-                    waiter.held_up_by = u32::try_from(index).unwrap_or(0);
-                }
-            }
-            None => self.grantable.push_back((ticket, freed)),
+        let names = waiter.names();
+        let from = waiter.held_up_by();
+        let in_turn = (0..names.len()).map(|step| step.saturating_add(from).checked_rem(names.len()).unwrap_or(0));
+        let is_held_up =
+            |index: &usize| names.get(*index).is_some_and(|name| !self.is_available(tx, *name, ticket, waiter));
+        match in_turn.clone().find(is_held_up) {
+            Some(index) => self.registry.set_held_up_by(ticket, index),
+            None => self.backlog.push_offer(Offer { ticket, freed }),
         }
     }
 
     /// Whether a key is held by the waiter's owner already, or is free with the waiter first in its queue. `false` also if that is
     /// not known: then the key is dirty, or has a lease that is over, and brings the waiter back when it is reconciled.
-    fn is_to_be_had(&self, tx: &Transaction<'_, impl Keyspace>, name: NameId, ticket: u64, waiter: &Waiter) -> bool {
-        let Some(record) = self.queues.names.get(name).filter(|_| self.knows_holders(name)) else {
+    fn is_available(&self, tx: &Transaction<'_, impl Keyspace>, name: NameId, ticket: u64, waiter: &Waiter) -> bool {
+        if !self.registry.knows_holders(name, &self.alarms) {
             return false;
-        };
-        if record.holders.iter().any(|holder| holder.owner == waiter.owner && holder.deadline_us > tx.now.mono_us) {
-            return true;
         }
-        record.holders.is_empty() && record.queue.first().is_some_and(|first| first.ticket == ticket)
+        let is_first = self.registry.first_position(name).is_some_and(|first| first.ticket == ticket);
+        self.registry.is_held_by_owner(name, waiter, tx.now) || (self.registry.holders(name).is_empty() && is_first)
     }
 
-    /// Whether a waiter was offered something.
+    /// Whether a waiter was offered its keys.
     #[must_use]
     pub fn has_offers(&self) -> bool {
-        !self.grantable.is_empty()
+        self.backlog.first_offer().is_some()
     }
 
-    /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`]. `None` also if `can_be_opened` says no to one of
-    /// them, which stands for all: they are in one database, and in a cluster in one slot; or if enough was done for this turn. The timer takes what
+    /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`]. `None` also if `can_be_opened` is false for one of
+    /// them, which stands for all: they are in one database, and in a cluster in one slot; or if this turn has done enough. The timer takes what
     /// is left.
     pub fn next_offer(&mut self, can_be_opened: impl FnOnce(KeyRef<'_>) -> bool) -> Option<(Offer, Vec<Key>)> {
-        let (ticket, freed) = self.first_offer()?;
-        let waiter = self.queues.get(ticket)?;
-        let names = || waiter.names.iter().filter_map(|name| Some(self.queues.names.get(*name)?.key()));
-        let changes = u32::try_from(waiter.names.len()).unwrap_or(u32::MAX).saturating_mul(CHANGE);
-        if !names().next().is_some_and(can_be_opened) || !self.work.take_or_end_turn(changes.saturating_add(ANSWER)) {
+        let (offer, waiter) = loop {
+            let offer = self.backlog.first_offer()?;
+            if let Some(waiter) = self.registry.get(offer.ticket) {
+                break (offer, waiter);
+            }
+            self.backlog.pop_offer();
+        };
+        let keys = || waiter.names().iter().filter_map(|name| self.registry.key(*name));
+        let changes = u32::try_from(waiter.names().len()).unwrap_or(u32::MAX).saturating_mul(CHANGE);
+        if !keys().next().is_some_and(can_be_opened) || !self.budget.take_or_end_turn(changes.saturating_add(ANSWER)) {
             return None;
         }
-        self.grantable.pop_front();
-        Some((Offer { ticket, freed }, names().map(KeyRef::to_key).collect()))
+        self.backlog.pop_offer();
+        Some((offer, keys().map(KeyRef::to_key).collect()))
     }
 
-    /// The first that waits still.
-    fn first_offer(&mut self) -> Option<(u64, bool)> {
-        while let Some((ticket, freed)) = self.grantable.front().copied() {
-            if self.queues.get(ticket).is_some() {
-                return Some((ticket, freed));
-            }
-            self.grantable.pop_front();
+    /// Grants a waiter for many keys, which are open in its order. If one of them turns out not to be to be had, it goes on
+    /// waiting.
+    pub fn take_offer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, offer: Offer) {
+        self.budget.begin_timer();
+        self.take_offer_of(tx, offer);
+        self.close(tx);
+    }
+
+    fn take_offer_of(&mut self, tx: &mut Transaction<'_, impl Keyspace>, Offer { ticket, freed }: Offer) {
+        if self.end_if_over(&mut tx.at(KeyId(0)), ticket) {
+            return;
         }
-        None
+        let Some(waiter) = self.registry.get(ticket) else {
+            return;
+        };
+        let (owner, request) = (Owner::from(self.registry.owner_of(waiter)), waiter.request());
+        let mut decisions = Vec::with_capacity(tx.keys.count());
+        for id in tx.ids() {
+            let first = self.name(&mut tx.at(id)).and_then(|name| self.registry.first_position(name));
+            let is_first = first.is_some_and(|first| first.ticket == ticket);
+            let ahead = Ahead { any: !is_first, ..Ahead::default() };
+            match admission::decide(tx.keys.value(id), ahead, owner.as_slice(), &request, tx.now) {
+                Decision::Refuse(refusal) => return self.answer(tx, ticket, Answer::Refused(refusal)),
+                Decision::Wait => return,
+                _ if self.is_unsettled(&mut tx.at(id)) => {
+                    let name = self.intern(tx.keys.key(id));
+                    return self.mark(name, |dirty| dirty.offers.push(ticket));
+                }
+                decision => decisions.push(decision),
+            }
+        }
+        if !self.is_permitted(tx, ticket) {
+            return self.answer(tx, ticket, Answer::Refused(Refusal::NoPermission));
+        }
+        if let Err(refusal) = self.check_tokens(tx, owner.as_slice(), &request) {
+            return self.answer(tx, ticket, Answer::Refused(refusal));
+        }
+        let Some(Left { waiter, .. }) = self.registry.leave(ticket) else {
+            return;
+        };
+        let mut tokens = Vec::with_capacity(decisions.len());
+        for (id, decision) in tx.ids().zip(&decisions) {
+            match self.give(&mut tx.at(id), ticket, owner.as_slice(), &waiter, decision) {
+                Ok(token) => tokens.push(token),
+                Err(refusal) => {
+                    // Each key has said that it admits the request. If that was not so, what was given is taken back.
+                    tx.out.answer(ticket, waiter.notice(), Answer::Refused(refusal));
+                    return self.waiter_left(ticket, true);
+                }
+            }
+        }
+        self.stats.count_wait(waiter.request().kind, waiter.since_us(), tx.now);
+        if freed {
+            count(&mut self.stats.of(waiter.request().kind).handed_over);
+        }
+        self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
+        tx.out.answer(ticket, waiter.notice(), Answer::GrantedMany(tokens.into()));
     }
 }

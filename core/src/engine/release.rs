@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
+use super::Engine;
 use super::grant::Renewal;
-use super::state::Engine;
 use super::transaction::{At, Transaction};
 use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
 use crate::keyspace::{KeyId, Keyspace};

@@ -3,11 +3,9 @@
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
-use super::dirty::{Dirty, Review, Stage};
-use super::positions::{NameId, Position, Rank};
-use super::state::Engine;
+use super::Engine;
 use super::transaction::At;
-use super::work::{ANSWER, CHANGE};
+use crate::budget::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::Event;
 use crate::keyspace::Keyspace;
@@ -15,6 +13,8 @@ use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::outbox::Answer;
 use crate::place::Stay;
+use crate::registry::{Dirty, Review, Stage};
+use crate::registry::{NameId, Position, Rank};
 
 impl Engine {
     /// Goes on with the look at a value that came, and at those who wait for it. Returns whether a lease was over.
@@ -73,20 +73,18 @@ impl Engine {
                 Ok(Some(Stage::Places(None)))
             }
             Stage::Places(after) => {
-                if self.queues.names.get(name).is_some_and(|record| record.has_kind(Kind::Fair)) {
+                if self.registry.has_kind(name, Kind::Fair) {
                     // A place is taken in the queue of a fair lock, and not of what is left of another one.
                     self.make_room(at, Kind::Fair);
                 }
                 let rejoined = self.rejoin(at, name, after);
-                if let Some(record) = self.queues.names.get_mut(name) {
-                    record.is_rejoining = rejoined.is_err();
-                }
+                self.registry.set_rejoining(name, rejoined.is_err());
                 rejoined.map_err(|after| Stopped(Stage::Places(after)))?;
                 Ok(Some(Stage::Lives))
             }
             Stage::Lives => {
                 while at.lock_mut().is_some_and(|lock| lock.settle_places(LIVES_AT_ONCE)) {
-                    if !self.work.take_or_end_turn(COST_OF_LIVES) {
+                    if !self.budget.take_or_end_turn(COST_OF_LIVES) {
                         return Err(Stopped(Stage::Lives));
                     }
                 }
@@ -102,24 +100,21 @@ impl Engine {
         name: NameId,
         after: Option<Position>,
     ) -> Result<(), Option<Position>> {
-        let Some(record) = self.queues.names.get(name) else {
-            return Ok(());
-        };
         let may_have = match at.value() {
             Value::Foreign => true,
             Value::Lock(lock) if lock.kind() == Kind::Semaphore => true,
-            Value::Lock(lock) => record.has_other_kind(lock.kind()),
-            Value::Vacant => record.has_kind(Kind::Semaphore),
+            Value::Lock(lock) => self.registry.has_other_kind(name, lock.kind()),
+            Value::Vacant => self.registry.has_kind(name, Kind::Semaphore),
         };
         if !may_have {
             return Ok(());
         }
         self.each_waiter(name, after, |engine, ticket| {
-            let Some(waiter) = engine.queues.get(ticket) else {
+            let Some(waiter) = engine.registry.get(ticket) else {
                 return;
             };
             if let Err(refusal) = admission::check_possible(at.value(), &waiter.request(), at.now) {
-                engine.work.take(ANSWER);
+                engine.budget.take(ANSWER);
                 engine.answer(at, ticket, Answer::Refused(refusal));
             }
         })
@@ -133,10 +128,8 @@ impl Engine {
         mut look: impl FnMut(&mut Self, u64),
     ) -> Result<(), Option<Position>> {
         let mut after = after;
-        while let Some(position) =
-            self.queues.names.next_in_queue(name, after.map_or(Bound::Unbounded, Bound::Excluded))
-        {
-            if !self.work.take(CHANGE) {
+        while let Some(position) = self.registry.next_in_queue(name, after.map_or(Bound::Unbounded, Bound::Excluded)) {
+            if !self.budget.take(CHANGE) {
                 return Err(after);
             }
             look(self, position.ticket);
@@ -156,7 +149,7 @@ impl Engine {
     ) -> usize {
         // A hold that ends meanwhile is replaced by the last one, which was looked at already or granted since.
         for index in (0..below).rev() {
-            if !self.work.take(CHANGE) {
+            if !self.budget.take(CHANGE) {
                 return index.saturating_add(1);
             }
             let Some(lock) = at.lock() else {
@@ -181,21 +174,21 @@ impl Engine {
         after: Option<Position>,
     ) -> Result<(), Option<Position>> {
         self.each_waiter(name, after, |engine, ticket| {
-            let Some(waiter) = engine.queues.get(ticket) else {
+            let Some(waiter) = engine.registry.get(ticket) else {
                 return;
             };
-            let owner = engine.queues.owner_of(waiter);
+            let owner = engine.registry.owner_of(waiter);
             let Some(lock) = at.lock() else {
                 return;
             };
             let is_reader = waiter.request().mode == Mode::Write && lock.live_hold(owner, Mode::Read, at.now).is_some();
-            if is_reader && waiter.rank == Rank::Newcomer {
+            if is_reader && waiter.rank() == Rank::Newcomer {
                 // The waiters ahead wait for its READ, so behind them it would never be served.
-                return engine.queues.upgrade(ticket);
+                return engine.registry.upgrade(ticket);
             }
             let meets = |mode: &Mode| waiter.request().is_met_by(*mode);
             if Mode::ALL.iter().any(|mode| meets(mode) && lock.live_hold(owner, *mode, at.now).is_some()) {
-                engine.work.take(ANSWER);
+                engine.budget.take(ANSWER);
                 engine.serve_holder(at, ticket);
             }
         })
@@ -206,13 +199,13 @@ impl Engine {
         if self.end_if_over(at, ticket) {
             return;
         }
-        let Some(waiter) = self.queues.get(ticket) else {
+        let Some(waiter) = self.registry.get(ticket) else {
             return;
         };
         if waiter.is_many() {
             return self.offer(at, ticket, false);
         }
-        let owner = self.queues.owner_of(waiter);
+        let owner = self.registry.owner_of(waiter);
         match admission::decide(at.value(), Ahead::default(), owner, &waiter.request(), at.now) {
             Decision::Wait => {}
             decision => {
@@ -244,14 +237,14 @@ impl Engine {
         name: NameId,
         after: Option<Position>,
     ) -> Result<(), Option<Position>> {
-        if !self.queues.names.get(name).is_some_and(|record| record.has_kind(Kind::Fair)) {
+        if !self.registry.has_kind(name, Kind::Fair) {
             return Ok(());
         }
         self.each_waiter(name, after, |engine, ticket| {
-            let Some(waiter) = engine.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair) else {
+            let Some(waiter) = engine.registry.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair) else {
                 return;
             };
-            let (owner, arrival) = (Owner::from(engine.queues.owner_of(waiter)), waiter.arrival);
+            let (owner, arrival) = (Owner::from(engine.registry.owner_of(waiter)), waiter.arrival());
             let (stay, request_id, grace_ms) =
                 (Stay::Connected, waiter.request().request_id, waiter.request().grace_ms);
             let Ok(lock) = at.value().of_kind(Kind::Fair, at.now) else {

@@ -1,15 +1,15 @@
 //! What only a semaphore is asked: to be made, to have another number of permits, to give all that are free.
 
+use super::Engine;
 use super::grant::Way;
-use super::positions::{NameId, Position};
-use super::state::Engine;
-use super::statistics::count;
 use super::transaction::{At, Transaction};
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::{self, Decision};
+use crate::registry::{NameId, Position};
 use crate::request::{Refusal, Request};
+use crate::statistics::count;
 
 const KEY: KeyId = KeyId(0);
 
@@ -74,7 +74,7 @@ impl Engine {
         if before != Some(permits) {
             self.commit(&mut tx.at(KEY), Event::Sized { permits });
         }
-        if let Some(name) = self.name(&mut tx.at(KEY)).filter(|name| self.queues.len_under(*name) > 0) {
+        if let Some(name) = self.name(&mut tx.at(KEY)).filter(|name| self.registry.len_under(*name) > 0) {
             self.review_waiters(tx, name);
             self.reconcile(&mut tx.at(KEY), false);
         }

@@ -1,18 +1,17 @@
 //! Gives one waiter what it waits for, or tells it why not.
 
+use super::Engine;
 use super::grant::Way;
-use super::pending_grants::PendingGrant;
-use super::state::Engine;
 use super::transaction::{At, Transaction};
-use super::waiter::Waiter;
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::Keyspace;
 use crate::kind::Kind;
 use crate::lock::admission::Decision;
 use crate::outbox::Answer;
+use crate::pending_grants::PendingGrant;
+use crate::registry::{Left, Waiter};
 use crate::request::{Refusal, RequestMark};
-use crate::time::Now;
 
 impl Engine {
     /// Answers a waiter for one key what was decided. Returns whether it was granted.
@@ -27,21 +26,16 @@ impl Engine {
 
     /// Grants a waiter for one key what was decided. Returns whether there was a token for it.
     fn grant_to_waiter(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: &Decision) -> bool {
-        let Some(waiter) = self.queues.get(ticket) else {
-            return false;
-        };
-        let owner = Owner::from(self.queues.owner_of(waiter));
-        let Some(waiter) = self.queues.leave(ticket) else {
+        let Some(Left { waiter, owner }) = self.registry.leave(ticket) else {
             return false;
         };
         let given = self.give(at, ticket, owner.as_slice(), &waiter, decision);
         let is_granted = given.is_ok();
         if is_granted {
-            self.stats.count_wait(waiter.request().kind, waiter.since_us, at.now);
+            self.stats.count_wait(waiter.request().kind, waiter.since_us(), at.now);
             self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
         }
         at.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
-        self.queues.owners.tidy(waiter.owner);
         let has_place = at.lock().is_some_and(|lock| lock.place(owner.as_slice()).is_some());
         if !is_granted && has_place {
             self.commit(at, Event::Left { owner, cause: LeaveCause::TimedOut });
@@ -51,25 +45,20 @@ impl Engine {
 
     /// Whether a waiter still may have what it waits for: its user's rights may have been taken away meanwhile.
     pub(super) fn is_permitted(&self, tx: &Transaction<'_, impl Keyspace>, ticket: u64) -> bool {
-        let waiter = self.queues.get(ticket).and_then(|waiter| Some((waiter.client()?, waiter.request())));
+        let waiter = self.registry.get(ticket).and_then(|waiter| Some((waiter.client()?, waiter.request())));
         waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, &request))
-    }
-
-    /// Whether a wait is over, by its time or because the request is cut off.
-    pub(super) fn is_wait_over(&self, waiter: &Waiter, now: Now) -> bool {
-        waiter.is_over(now) || self.queues.notified.cut_off(waiter).is_some()
     }
 
     /// Answers a waiter whose wait is over. `false` if it is not.
     pub(super) fn end_if_over(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) -> bool {
-        let Some(waiter) = self.queues.get(ticket) else {
+        let Some(waiter) = self.registry.get(ticket) else {
             return true;
         };
         if waiter.is_over(at.now) {
             self.time_out(at, ticket);
             return true;
         }
-        let cut_off = self.queues.notified.cut_off(waiter);
+        let cut_off = self.registry.cut_off(waiter);
         let is_cut_off = cut_off.is_some();
         if let Some(answer) = cut_off {
             self.answer(at, ticket, answer);
@@ -84,8 +73,8 @@ impl Engine {
 
     /// Answers a waiter that is not granted, and leaves it no place on a fair lock.
     fn give_up(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, answer: Answer) {
-        let waiter = self.queues.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair);
-        let owner: Option<Owner> = waiter.map(|waiter| self.queues.owner_of(waiter).into());
+        let waiter = self.registry.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair);
+        let owner: Option<Owner> = waiter.map(|waiter| self.registry.owner_of(waiter).into());
         self.answer(at, ticket, answer);
         if let Some(owner) = owner {
             self.commit(at, Event::Left { owner, cause: LeaveCause::TimedOut });
@@ -128,13 +117,14 @@ impl Engine {
                 session_ms: request.session_ms,
                 note: waiter.note().map(Into::into),
                 phase,
-                arrival: waiter.arrival,
+                arrival: waiter.arrival(),
                 grace_ms: request.grace_ms,
                 client: waiter.client(),
                 has_bound: !was_bound && is_bound(at, token),
                 is_confirmed: false,
             };
-            self.add_pending(name, token, before.map(|(_, terms)| terms), grant);
+            self.pending.add(name, token, before.map(|(_, terms)| terms), grant);
+            self.registry.set_pending(name, true);
         }
         Ok(token)
     }

@@ -9,12 +9,11 @@ use crate::collections::Alarm;
 use crate::lock::Lock;
 use crate::outbox::Answer;
 
-use super::backlog::Sweep;
-use super::connections::Binding;
-use super::dirty::Dirty;
-use super::end_wait::PlaceAfter;
-use super::positions::NameId;
-use super::state::Engine;
+use super::Engine;
+use super::waits::PlaceAfter;
+use crate::registry::Dirty;
+use crate::registry::NameId;
+use crate::sessions::Binding;
 
 impl Engine {
     /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
@@ -36,14 +35,14 @@ impl Engine {
                 self.undo_grants(ticket);
             }
         }
-        self.connections.close(client);
-        self.cut_off_client(client);
+        self.sessions.close(client);
+        self.registry.client_closed(client);
         self.look_at_first_closed();
     }
 
     /// Notes what ends with a connection that closed, of a few of its holds at once.
     pub(super) fn look_at_first_closed(&mut self) {
-        for _ in 0..self.work.bindings {
+        for _ in 0..self.budget.bindings() {
             if !self.end_next_binding() {
                 return;
             }
@@ -51,7 +50,7 @@ impl Engine {
     }
 
     pub(super) fn end_next_binding(&mut self) -> bool {
-        let Some(Binding { client, token, key }) = self.connections.next_closed() else {
+        let Some(Binding { client, token, key }) = self.sessions.next_closed() else {
             return false;
         };
         let name = self.intern(key.borrow());
@@ -69,13 +68,13 @@ impl Engine {
     #[must_use]
     pub fn concerns_client(&self, client: u64) -> bool {
         self.pending.first_of_client(client).is_some()
-            || self.connections.concerns(client)
-            || self.queues.notified.first_of(client).is_some()
+            || self.sessions.concerns(client)
+            || self.registry.waits_notified(client)
     }
 
     fn mark_key(&mut self, key: KeyRef<'_>, note: impl FnOnce(&mut Dirty)) {
         let name = self.intern(key);
-        self.queues.forget_holders(name);
+        self.registry.forget_holders(name);
         self.mark(name, note);
     }
 
@@ -92,110 +91,101 @@ impl Engine {
     /// A value was loaded. Until it is looked at it is behind its generation, and reconciled by the first command that meets it.
     pub fn value_loaded(&mut self, key: Key) {
         let Key { name, db } = key;
-        self.loaded.push(Key { name, db: self.databases.stable(db) });
+        self.backlog.push_loaded(Key { name, db: self.alarms.stable(db) });
     }
 
     /// The value under `key` went away. `alarm` is what it had.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
-        self.leases.remove_of(alarm, key, &self.databases);
+        self.alarms.remove_of(alarm, key);
         self.unbind_first(key, lock);
-        if let Some(name) = self.queues.names.find(key) {
-            self.queues.forget_holders(name);
+        if let Some(name) = self.registry.find(key) {
+            self.registry.forget_holders(name);
             self.mark(name, |dirty| dirty.replaced = true);
         }
     }
 
     /// Forgets to which connections the holds of a lock are bound that is gone: of a few of them, and the sweep forgets the rest.
     fn unbind_first(&mut self, key: KeyRef<'_>, lock: &Lock) {
-        if !self.connections.has_bindings() {
+        if !self.sessions.has_bindings() {
             return;
         }
-        let looked_at = self.work.parts as usize;
+        let looked_at = self.budget.parts() as usize;
         let mut bindings = lock.bindings_of_first(looked_at);
-        for (client, token) in bindings.by_ref().take(self.work.bindings) {
-            self.connections.unbind(&Binding { client, token, key: key.to_key() });
+        for (client, token) in bindings.by_ref().take(self.budget.bindings()) {
+            self.sessions.unbind(&Binding { client, token, key: key.to_key() });
         }
         if lock.holds().len() > looked_at || bindings.next().is_some() {
-            self.sweep_bindings();
-        }
-    }
-
-    /// Has the sweep look at all bindings: if it is on its way to them, it will.
-    fn sweep_bindings(&mut self) {
-        if !matches!(self.sweep, Some(Sweep::Names(_) | Sweep::Leases(_))) {
-            self.sweep = Some(Sweep::Bindings(None));
+            self.backlog.sweep_bindings();
         }
     }
 
     /// Every value of a database went away, or of all of them.
     pub fn flushed(&mut self, db: Option<u32>) {
-        match db {
-            Some(db) => {
-                self.databases.flush(db);
-                self.leases.flush(self.databases.stable(db));
-            }
-            None => {
-                self.databases.flush_all();
-                self.leases.flush_all();
-                self.connections.forget_bindings();
-            }
+        self.alarms.flush(db);
+        if db.is_none() {
+            self.sessions.forget_bindings();
         }
-        self.sweep = Some(Sweep::default());
+        self.backlog.begin_sweep();
     }
 
     /// Two databases changed places. Waiters stay with the name, and so with the number of their database.
     pub fn swapped(&mut self, first: u32, second: u32) {
-        self.databases.swap(first, second);
+        self.alarms.swap(first, second);
         let swapped = |db: u32| match db {
             db if db == first => second,
             db if db == second => first,
             db => db,
         };
-        let mut names: Vec<NameId> = self.dirty.iter().copied().chain(self.pending.names()).collect();
+        let mut names: Vec<NameId> = self.registry.dirty_names().chain(self.pending.names()).collect();
         names.sort_unstable();
         names.dedup();
         let mut moved = Vec::new();
         for name in names {
-            let Some(record) = self.queues.names.get_mut(name) else {
+            let Some(mut key) = self.registry.key(name).map(KeyRef::to_key) else {
                 continue;
             };
-            let mut key = record.key().to_key();
-            key.db = swapped(key.db);
-            if key.db != record.key().db {
+            let db = swapped(key.db);
+            if db != key.db {
+                key.db = db;
                 // The sweep comes to a value by its alarm, which one that has just arrived has not.
-                let arrived = record.dirty.as_ref().is_some_and(|dirty| dirty.arrived);
-                let of_value = record.dirty.as_mut().map(|dirty| dirty.take_of_value()).unwrap_or_default();
-                moved.push((name, key, Dirty { arrived, ..of_value }, core::mem::take(&mut record.pending)));
+                let of_value = self
+                    .registry
+                    .dirty_mut(name)
+                    .map(|dirty| Dirty { arrived: dirty.arrived, ..dirty.take_of_value() });
+                moved.push((name, key, of_value.unwrap_or_default()));
             }
         }
         let mut renamed = BTreeMap::new();
-        for (name, key, of_value, pending) in moved {
+        for (name, key, of_value) in moved {
             if !of_value.is_clean() {
                 let other = self.intern(key.borrow());
                 self.mark(other, |dirty| dirty.merge(of_value));
             }
-            if !pending.is_empty() {
+            if self.pending.has(name) {
                 // A generation that is behind: the name was swapped.
-                let other = self.queues.names.intern(key.borrow(), 0);
-                if let Some(record) = self.queues.names.get_mut(other) {
-                    record.pending.append(pending);
-                }
-                renamed.insert(name, other);
+                renamed.insert(name, self.registry.intern(key.borrow(), 0));
             }
         }
         self.pending.rename(|name| renamed.get(&name).copied().unwrap_or(name));
-        for name in renamed.into_keys() {
-            self.queues.names.tidy(name);
+        for name in renamed.into_iter().flat_map(|(name, other)| [name, other]) {
+            self.registry.set_pending(name, self.pending.has(name));
         }
-        self.sweep = Some(Sweep::default());
+        self.backlog.begin_sweep();
+    }
+
+    /// This server became a replica: no client waits here any more. What is bound to its connections counts as closed at a promotion, and no
+    /// replica is told when they close.
+    pub fn demoted(&mut self) {
+        self.sessions.forget_bindings();
+        self.registry.demoted();
     }
 
     /// This server became a master, or is one that has loaded its data: connections of before count as closed, and
     /// everything that became due in the meantime is decided here from now on.
     pub fn promoted(&mut self) {
-        self.databases.renew_all();
-        self.connections.forget_bindings();
-        self.queues.notified.promoted();
-        self.sweep = Some(Sweep::default());
+        self.alarms.renew_all();
+        self.sessions.forget_bindings();
+        self.registry.promoted();
+        self.backlog.begin_sweep();
     }
 }

@@ -3,18 +3,17 @@
 //! The module asks for the next job, opens the key that it is about, and lets the engine do it. What needs no key is done on
 //! the way.
 
-use super::connections::Binding;
-use super::deadlock::{self, Outcome};
-use super::end_wait::PlaceAfter;
-use super::state::Engine;
+use super::Engine;
 use super::sweep::TimerStep;
 use super::transaction::Transaction;
-use super::work::{ANSWER, CHANGE};
+use super::waits::PlaceAfter;
+use crate::budget::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef};
-use crate::collections::Alarm;
 use crate::keyspace::Keyspace;
 use crate::outbox::{Answer, Outbox};
+use crate::registry::Outcome;
 use crate::request::Refusal;
+use crate::sessions::Binding;
 use crate::time::Now;
 
 /// Where something to do comes from. They are served in turn, so that a flood of one kind keeps none of the others waiting.
@@ -60,7 +59,7 @@ impl Timer {
 impl Engine {
     /// A turn of the server's event loop begins, or a run of the timer: see `work.rs`.
     pub fn begin_turn(&mut self) {
-        self.work.begin_turn();
+        self.budget.begin_turn();
     }
 
     /// When there is something to do next; `None` if nothing is ever due.
@@ -76,25 +75,25 @@ impl Engine {
     fn due_us(&self, timer: Timer) -> Option<u64> {
         let now_if = |has_work: bool| has_work.then_some(0);
         match timer {
-            Timer::Dirty => now_if(!self.dirty.is_empty()),
-            Timer::Loaded => now_if(!self.loaded.is_empty()),
-            Timer::Lease => self.leases.next_us(),
-            Timer::Timeout => self.queues.next_timeout_us(),
-            Timer::Suspect => now_if(!self.suspects.is_empty()),
-            Timer::Closed => now_if(self.connections.has_work()),
+            Timer::Dirty => now_if(self.registry.has_dirty()),
+            Timer::Loaded => now_if(self.backlog.has_loaded()),
+            Timer::Lease => self.alarms.next_us(),
+            Timer::Timeout => self.registry.next_timeout_us(),
+            Timer::Suspect => now_if(self.backlog.first_suspect().is_some()),
+            Timer::Closed => now_if(self.sessions.has_work()),
             Timer::CutOff => now_if(self.has_cut_off()),
-            Timer::Leftovers => now_if(!self.leftovers.is_empty() || self.has_retired()),
-            Timer::Sweep => now_if(self.sweep.is_some()),
-            Timer::Postponed => self.postponed.next_us(),
+            Timer::Leftovers => now_if(self.backlog.has_leftovers() || self.has_retired()),
+            Timer::Sweep => now_if(self.backlog.sweep().is_some()),
+            Timer::Postponed => self.backlog.postponed_until_us(),
         }
     }
 
     /// The next key with something to do about it, for [`Engine::run_job`]. What needs no key is done on the way; waiters whose
     /// time is over are answered. `None` also if enough was done for this turn: [`Engine::next_timeout_us`] tells.
     pub fn next_job(&mut self, now: Now, out: &mut Outbox) -> Option<Key> {
-        self.work.begin_timer();
-        self.ringing = None;
-        while !self.work.is_used_up() {
+        self.budget.begin_timer();
+        self.backlog.set_ringing(None);
+        while !self.budget.is_used_up() {
             match self.ring_next(now, out) {
                 TimerStep::Nothing => return None,
                 TimerStep::Done => {}
@@ -108,9 +107,9 @@ impl Engine {
     /// may be written: it changes no value, and what follows from it is done by [`Engine::next_job`] later. Returns whether there may be more to end.
     #[must_use]
     pub fn end_waits(&mut self, now: Now, out: &mut Outbox) -> bool {
-        self.work.begin_timer();
+        self.budget.begin_timer();
         while matches!(self.time_out_next(now, out), TimerStep::Done) || self.end_next_cut_off(out) {}
-        self.work.is_used_up()
+        self.budget.is_used_up()
     }
 
     /// Asks each source of work once, beginning with the one after that which had something last.
@@ -128,7 +127,7 @@ impl Engine {
 
     fn ring(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> TimerStep {
         match timer {
-            Timer::Dirty => self.next_dirty().map_or(TimerStep::Nothing, TimerStep::Key),
+            Timer::Dirty => self.registry.next_dirty().map_or(TimerStep::Nothing, TimerStep::Key),
             Timer::Loaded => self.next_loaded().map_or(TimerStep::Nothing, TimerStep::Key),
             Timer::Lease => self.ring_lease(now),
             Timer::Timeout => self.time_out_next(now, out),
@@ -149,8 +148,8 @@ impl Engine {
 
     /// Does what there is to do about a key.
     pub fn run_job(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
-        self.work.begin_timer();
-        let ringing = self.ringing.take();
+        self.budget.begin_timer();
+        let ringing = self.backlog.take_ringing();
         for id in tx.ids() {
             self.reconcile(&mut tx.at(id), false);
             self.remove_unused(&mut tx.at(id));
@@ -158,48 +157,27 @@ impl Engine {
             self.verify_bindings(&mut tx.at(id));
         }
         self.close(tx);
-        self.forget_if_rung(ringing);
-    }
-
-    /// Removes an alarm that has gone off and was not set anew: the value that it was for is gone, or has another one.
-    pub(super) fn forget_if_rung(&mut self, alarm: Option<Alarm>) {
-        if let Some(alarm) = alarm.filter(|alarm| self.leases.has_rung(*alarm)) {
-            self.leases.remove(alarm, &self.databases);
+        if let Some(ringing) = ringing {
+            self.alarms.forget_if_rung(ringing);
         }
-    }
-
-    pub(super) fn next_dirty(&mut self) -> Option<Key> {
-        while let Some(name) = self.dirty.pop_front() {
-            let Some(record) = self.queues.names.get_mut(name) else {
-                continue;
-            };
-            record.is_listed = false;
-            if record.dirty.is_some() {
-                return Some(record.key().to_key());
-            }
-            self.queues.names.tidy(name);
-        }
-        // There may have been an entry for each of a great many names: that memory goes back.
-        self.dirty.shrink_to(KEPT_ENTRIES);
-        None
     }
 
     pub(super) fn next_loaded(&mut self) -> Option<Key> {
-        let Key { name, db: stable } = self.loaded.pop()?;
-        Some(Key { name, db: self.databases.current(stable) })
+        let Key { name, db: stable } = self.backlog.next_loaded()?;
+        Some(Key { name, db: self.alarms.current(stable) })
     }
 
     fn ring_lease(&mut self, now: Now) -> TimerStep {
-        let Some(alarm) = self.leases.ring(now) else {
+        let Some(alarm) = self.alarms.ring(now) else {
             return TimerStep::Nothing;
         };
-        match self.leases.key(alarm, &self.databases) {
+        match self.alarms.key(alarm) {
             Some(key) => {
-                self.ringing = Some(alarm);
+                self.backlog.set_ringing(Some(alarm));
                 TimerStep::Key(key)
             }
             None => {
-                self.leases.remove(alarm, &self.databases);
+                self.alarms.remove(alarm);
                 TimerStep::Done
             }
         }
@@ -207,47 +185,41 @@ impl Engine {
 
     /// Answers a waiter whose time is over.
     fn time_out_next(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
-        let Some(ticket) = self.queues.next_over(now) else {
+        let Some(ticket) = self.registry.next_over(now) else {
             return TimerStep::Nothing;
         };
-        if !self.work.take(ANSWER) {
+        if !self.budget.take(ANSWER) {
             return TimerStep::Nothing;
         }
-        self.answer_unopened(out, ticket, Answer::TimedOut, PlaceAfter::GivenUp);
+        self.answer_with(out, ticket, Answer::TimedOut, PlaceAfter::GivenUp);
         TimerStep::Done
     }
 
     /// Answers a waiter that closes a circle.
     fn check_suspect(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
-        if self.sweep.is_some() || !self.dirty.is_empty() {
+        if self.backlog.sweep().is_some() || self.registry.has_dirty() {
             // After a promotion or a swap the holders of a name are known when its key is reconciled.
             return TimerStep::Nothing;
         }
-        let Some(ticket) = self.suspects.pop_front() else {
-            self.suspects.shrink_to(KEPT_ENTRIES);
+        let Some(ticket) = self.backlog.first_suspect() else {
             return TimerStep::Nothing;
         };
-        match deadlock::check(self, ticket, &[], now) {
-            Outcome::NotNow => {
-                self.suspects.push_front(ticket);
-                return TimerStep::Nothing;
-            }
-            outcome => {
-                if let Some(waiter) = self.queues.get_mut(ticket) {
-                    waiter.is_suspected = false;
-                }
-                if let Outcome::Cycle(cycle) = outcome {
-                    let refused = Answer::Refused(Refusal::Deadlock(cycle));
-                    self.answer_unopened(out, ticket, refused, PlaceAfter::Kept);
-                }
-            }
+        let outcome = self.search_deadlock(ticket, &[], now);
+        if matches!(outcome, Outcome::NotNow) {
+            return TimerStep::Nothing;
         }
-        self.work.take(CHANGE);
+        self.backlog.pop_suspect();
+        self.registry.set_suspected(ticket, false);
+        if let Outcome::Cycle(cycle) = outcome {
+            let refused = Answer::Refused(Refusal::Deadlock(cycle));
+            self.answer_with(out, ticket, refused, PlaceAfter::Kept);
+        }
+        self.budget.take(CHANGE);
         TimerStep::Done
     }
 
     fn look_at_closed(&mut self) -> TimerStep {
-        if self.connections.has_closed() && self.work.take(CHANGE) && self.end_next_binding() {
+        if self.sessions.has_closed() && self.budget.take(CHANGE) && self.end_next_binding() {
             return TimerStep::Done;
         }
         if self.drop_bindings() { TimerStep::Done } else { TimerStep::Nothing }
@@ -255,44 +227,44 @@ impl Engine {
 
     /// Gives back some memory of bindings that went away all at once. `false` if there is none, or enough was done for this turn.
     pub(super) fn drop_bindings(&mut self) -> bool {
-        let is_to_do = self.connections.has_stale() && self.work.take_parts();
+        let is_to_do = self.sessions.has_stale() && self.budget.take_parts();
         if is_to_do {
-            self.connections.drop_some(self.work.parts as usize);
+            self.sessions.drop_some(self.budget.parts() as usize);
         }
         is_to_do
     }
 
     pub(super) fn has_retired(&self) -> bool {
-        self.leases.has_retired() || self.queues.has_retired()
+        self.alarms.has_retired() || self.registry.has_retired()
     }
 
     /// Cleans up after holds and places that ended all at once, and after the last of a great many locks or waiters.
     pub(super) fn clean_up(&mut self) -> TimerStep {
-        if self.has_retired() && self.work.take_parts() {
-            self.leases.give_back();
-            self.queues.give_back();
+        if self.has_retired() && self.budget.take_parts() {
+            self.alarms.give_back();
+            self.registry.give_back();
             return TimerStep::Done;
         }
-        let Some((key, mut leftovers)) = self.leftovers.pop() else {
+        let Some((key, mut leftovers)) = self.backlog.pop_leftovers() else {
             return TimerStep::Nothing;
         };
-        if !self.work.take_parts() {
-            self.leftovers.push((key, leftovers));
+        if !self.budget.take_parts() {
+            self.backlog.push_leftovers(key, leftovers);
             return TimerStep::Nothing;
         }
-        for _ in 0..self.work.parts {
+        for _ in 0..self.budget.parts() {
             let Some(hold) = leftovers.holds.pop() else {
                 break;
             };
             for client in hold.clients(leftovers.bindings) {
                 let binding = Binding { client: *client, token: hold.token(), key: key.clone() };
-                self.connections.unbind(&binding);
+                self.sessions.unbind(&binding);
             }
         }
-        let has_places = leftovers.queue.as_mut().is_some_and(|queue| queue.drop_some(self.work.parts as usize));
-        let has_index = leftovers.index.as_mut().is_some_and(|index| index.drop_some(self.work.parts as usize));
+        let has_places = leftovers.queue.as_mut().is_some_and(|queue| queue.drop_some(self.budget.parts() as usize));
+        let has_index = leftovers.index.as_mut().is_some_and(|index| index.drop_some(self.budget.parts() as usize));
         if has_places || has_index || !leftovers.holds.is_empty() {
-            self.leftovers.push((key, leftovers));
+            self.backlog.push_leftovers(key, leftovers);
         }
         TimerStep::Done
     }
@@ -300,14 +272,14 @@ impl Engine {
     /// Leaves a key alone for a while, about which nothing may be decided now: another node of the cluster serves it, or none. If its alarm has just gone
     /// off, it does so again: the value may go away meanwhile without a word, and then the alarm has to be forgotten.
     pub fn postpone(&mut self, key: KeyRef<'_>, now: Now) {
-        if let Some(alarm) = self.ringing.take() {
-            self.leases.hasten(alarm, now.after_ms(RINGS_AGAIN_MS));
+        if let Some(alarm) = self.backlog.take_ringing() {
+            self.alarms.hasten(alarm, now.after_ms(RINGS_AGAIN_MS));
         }
-        self.postponed.push(key.to_key(), now);
+        self.backlog.postpone(key.to_key(), now);
     }
 
     fn ring_postponed(&mut self, now: Now) -> TimerStep {
-        match self.postponed.pop(now) {
+        match self.backlog.next_postponed(now) {
             Some(key) => {
                 self.value_changed(key.borrow());
                 TimerStep::Done
@@ -319,6 +291,3 @@ impl Engine {
 
 /// After so long an alarm goes off again whose key was postponed. The key itself is looked at again much earlier.
 const RINGS_AGAIN_MS: u64 = 1000;
-
-/// For how many entries room is kept in a list that is empty now.
-const KEPT_ENTRIES: usize = 1024;

@@ -4,8 +4,6 @@ use core::ops::{Deref, DerefMut};
 
 use smallvec::SmallVec;
 
-use super::names::Names;
-use super::positions::NameId;
 use crate::bytes::KeyRef;
 use crate::event::Terms;
 use crate::keyspace::{KeyId, Keyspace};
@@ -13,6 +11,7 @@ use crate::kind::{Kind, Mode};
 use crate::lock::admission::Value;
 use crate::lock::{Hold, Lock};
 use crate::outbox::Outbox;
+use crate::registry::{NameId, Registry};
 use crate::request::{Limits, Refusal};
 use crate::time::Now;
 
@@ -101,7 +100,7 @@ impl<K: Keyspace> At<'_, '_, K> {
     }
 
     /// The record of its name, looked up once per state of the table of names.
-    pub(super) fn name(&mut self, names: &Names) -> Option<NameId> {
+    pub(super) fn name(&mut self, names: &Registry) -> Option<NameId> {
         let (state, index) = (names.state(), self.id.0);
         if let Some((found_at, name)) = self.tx.names.get(index)
             && *found_at == state

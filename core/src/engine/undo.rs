@@ -1,26 +1,18 @@
 //! Pending grants are confirmed or undone: see `pending_grants.rs`.
 
-use super::dirty::Dirty;
-use super::pending_grants::{PendingGrant, Undone};
-use super::positions::NameId;
-use super::state::Engine;
-use super::statistics::count;
+use super::Engine;
 use super::transaction::At;
-use super::work::CHANGE;
+use crate::budget::CHANGE;
 use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
 use crate::keyspace::Keyspace;
 use crate::kind::Kind;
+use crate::pending_grants::{PendingGrant, Undone};
 use crate::place::Stay;
+use crate::registry::Dirty;
+use crate::registry::NameId;
+use crate::statistics::count;
 
 impl Engine {
-    /// Adds a pending grant to a hold. `before` are the terms of the hold before it, if it was there.
-    pub(super) fn add_pending(&mut self, name: NameId, token: u64, before: Option<Terms>, grant: PendingGrant) {
-        self.pending.add(grant.ticket, name, token);
-        if let Some(record) = self.queues.names.get_mut(name) {
-            record.pending.add(token, before, grant);
-        }
-    }
-
     /// Confirms the grants of the tickets for which `is_sent` is true. Connections that closed before have to be reported first, with
     /// [`Engine::client_closed`] or [`Engine::waiter_left`].
     pub fn confirm_grants(&mut self, is_sent: impl Fn(u64) -> bool) {
@@ -42,28 +34,19 @@ impl Engine {
 
     /// Confirms all grants of a hold, with the other grants of their requests, because its owner has used it.
     pub(super) fn confirm(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
-        if let Some(name) = self.name(at) {
-            self.confirm_under(name, token);
-        }
-    }
-
-    /// [`Engine::confirm`], for a hold under a name.
-    pub(super) fn confirm_under(&mut self, name: NameId, token: u64) {
-        let Some(record) = self.queues.names.get_mut(name).filter(|record| !record.pending.is_empty()) else {
+        if self.pending.is_empty() {
             return;
-        };
-        for ticket in record.pending.confirm_all(token) {
-            self.confirm_ticket(ticket);
         }
-        self.queues.names.tidy(name);
+        if let Some(name) = self.name(at) {
+            for name in self.pending.confirm_hold(name, token) {
+                self.registry.set_pending(name, self.pending.has(name));
+            }
+        }
     }
 
     pub(super) fn confirm_ticket(&mut self, ticket: u64) {
-        for (name, token) in self.pending.take(ticket) {
-            if let Some(record) = self.queues.names.get_mut(name) {
-                record.pending.confirm(token, ticket);
-            }
-            self.queues.names.tidy(name);
+        for name in self.pending.confirm_ticket(ticket) {
+            self.registry.set_pending(name, self.pending.has(name));
         }
     }
 
@@ -76,17 +59,18 @@ impl Engine {
 
     /// Nobody listened on the channel on which the answer to a ticket was published: [`Engine::undo_grants`].
     pub fn nobody_listened(&mut self, ticket: u64) {
-        count(&mut self.stats.unheard);
+        self.stats.count_unheard();
         self.undo_grants(ticket);
     }
 
     /// Undoes the grants of a name that are to be undone, as far as the budget goes.
     pub(super) fn undo(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, dirty: &mut Dirty) {
-        while !dirty.undone.is_empty() && self.work.take(CHANGE) {
+        while !dirty.undone.is_empty() && self.budget.take(CHANGE) {
             let Some((token, ticket)) = dirty.undone.pop() else {
                 return;
             };
-            let undone = self.queues.names.get_mut(name).and_then(|record| record.pending.undo(token, ticket));
+            let undone = self.pending.undo(name, token, ticket);
+            self.registry.set_pending(name, self.pending.has(name));
             let (Some(undone), Some(terms)) = (undone, at.terms_of(token)) else {
                 continue;
             };

@@ -1,11 +1,11 @@
 //! What can be seen of the engine without changing it.
 
-use super::state::Engine;
-use super::statistics::{KindStats, WaitSummary};
-use super::waiter::Waiter;
+use super::Engine;
 use crate::bytes::KeyRef;
 use crate::kind::{Kind, Mode};
 use crate::lock::PASSED_OVER;
+use crate::registry::Waiter;
+use crate::statistics::{KindStats, WaitSummary};
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
 
 /// A waiter, as WAITERS shows it.
@@ -36,78 +36,78 @@ impl Engine {
     /// How many grants were taken back because nobody listened to the channel on which they were to be published.
     #[must_use]
     pub fn unheard_grants(&self) -> u64 {
-        self.stats.unheard
+        self.stats.unheard()
     }
 
     /// How long waits took.
     pub fn wait_summary(&mut self, now: Now) -> WaitSummary {
-        self.stats.waits.summary(now)
+        self.stats.wait_summary(now)
     }
 
     /// How many locks are held.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.leases.len()
+        self.alarms.len()
     }
 
     /// How many requests wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.queues.len()
+        self.registry.len()
     }
 
     /// How many bytes the engine's records of them take, about.
     #[must_use]
     pub fn waiters_bytes(&self) -> usize {
-        self.queues.heap_bytes()
+        self.registry.heap_bytes()
     }
 
     /// How many wait for locks of a kind.
     #[must_use]
     pub fn waiting_for(&self, kind: Kind) -> usize {
-        self.queues.len_of(kind)
+        self.registry.len_of(kind)
     }
 
     /// How many of them have no blocked connection.
     #[must_use]
     pub fn waiting_notified(&self) -> usize {
-        self.queues.notified.len()
+        self.registry.notified_len()
     }
 
     /// How many wait under `key`.
     #[must_use]
     pub fn waiting_on(&self, key: KeyRef<'_>) -> usize {
-        self.queues.record(key).map_or(0, |record| record.queue.len())
+        self.registry.find(key).map_or(0, |name| self.registry.len_under(name))
     }
 
     /// Whether a ticket waits.
     #[must_use]
     pub fn is_waiting(&self, ticket: u64) -> bool {
-        self.queues.get(ticket).is_some()
+        self.registry.get(ticket).is_some()
     }
 
     /// The kind of lock that the first waiter under `key` waits for.
     #[must_use]
     pub fn kind_waited_for(&self, key: KeyRef<'_>) -> Option<Kind> {
-        let (_, waiter) = self.queues.first(self.queues.names.find(key)?)?;
+        let (_, waiter) = self.registry.first(self.registry.find(key)?)?;
         Some(waiter.request().kind)
     }
 
     /// The waiter at an owner's place on a fair lock.
     #[must_use]
     pub fn waiter_at_place(&self, key: KeyRef<'_>, owner: &[u8], now: Now) -> Option<WaiterView<'_>> {
-        let ticket = self.queues.own_place(owner, self.queues.names.find(key)?)?;
-        Some(self.view(self.queues.get(ticket)?, now))
+        let ticket = self.registry.own_place(owner, self.registry.find(key)?)?;
+        Some(self.view(self.registry.get(ticket)?, now))
     }
 
     fn view<'a>(&'a self, waiter: &'a Waiter, now: Now) -> WaiterView<'a> {
         let request = waiter.request();
         WaiterView {
-            owner: self.queues.owner_of(waiter),
+            owner: self.registry.owner_of(waiter),
             mode: request.mode,
             count: request.count,
             is_notified: request.notify.is_some(),
-            waited_ms: now.mono_us.saturating_sub(waiter.since_us) / US_PER_MS,
+            waited_ms: now.mono_us.saturating_sub(waiter.since_us()) / US_PER_MS,
             client: waiter.client(),
             note: waiter.note().filter(|note| !note.is_empty()),
         }
@@ -121,9 +121,9 @@ impl Engine {
 
     /// Who waits under `key`, of the first so many requests of the queue.
     fn waiters_among(&self, key: KeyRef<'_>, now: Now, requests: usize) -> impl Iterator<Item = WaiterView<'_>> {
-        let name = self.queues.names.find(key);
-        let waiters = name.into_iter().flat_map(|name| self.queues.in_order(name)).take(requests);
-        let waits = move |waiter: &Waiter| !waiter.is_over(now) && self.queues.notified.cut_off(waiter).is_none();
+        let name = self.registry.find(key);
+        let waiters = name.into_iter().flat_map(|name| self.registry.in_order(name)).take(requests);
+        let waits = move |waiter: &Waiter| !self.registry.is_wait_over(waiter, now);
         waiters.filter(move |(_, waiter)| waits(waiter)).map(move |(_, waiter)| self.view(waiter, now))
     }
 

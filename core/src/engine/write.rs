@@ -8,10 +8,7 @@
 
 use smallvec::SmallVec;
 
-use super::connections::Binding;
-use super::positions::NameId;
-use super::state::Engine;
-use super::statistics::count;
+use super::Engine;
 use super::transaction::{At, Transaction};
 use crate::bytes::Owner;
 use crate::collections::Alarm;
@@ -20,6 +17,9 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::lock::admission::Value;
+use crate::registry::NameId;
+use crate::sessions::Binding;
+use crate::statistics::count;
 
 impl Engine {
     /// Makes an event true here and leaves it in the outbox for everywhere else.
@@ -94,7 +94,7 @@ impl Engine {
     fn forget_bindings(&mut self, at: &At<'_, '_, impl Keyspace>, token: u64) {
         if let Some(lock) = at.lock() {
             for client in lock.clients(token) {
-                self.connections.unbind(&Binding { client: *client, token, key: at.key().to_key() });
+                self.sessions.unbind(&Binding { client: *client, token, key: at.key().to_key() });
             }
         }
     }
@@ -102,7 +102,7 @@ impl Engine {
     /// Makes an event true, in the value and in the copy of its holders.
     #[inline(always)]
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
-        match name.filter(|name| self.queues.len_under(*name) > 0) {
+        match name.filter(|name| self.registry.len_under(*name) > 0) {
             None => self.change_value(keys, id, name, event),
             Some(waited_for) => self.change_and_note(keys, id, waited_for, event),
         }
@@ -119,7 +119,7 @@ impl Engine {
         match keys.lock_mut(id) {
             Some(lock) => {
                 if let Some(leftovers) = lock.apply(event) {
-                    self.leftovers.push((keys.key(id).to_key(), leftovers));
+                    self.backlog.push_leftovers(keys.key(id).to_key(), leftovers);
                 }
             }
             None => {
@@ -136,7 +136,7 @@ impl Engine {
     /// A lock came under a name: those who wait there for a lock of another kind are told.
     pub(super) fn note_kind(&mut self, name: Option<NameId>, kind: Kind) {
         if let Some(name) = name
-            && self.queues.names.get(name).is_some_and(|record| record.has_other_kind(kind))
+            && self.registry.has_other_kind(name, kind)
         {
             self.mark(name, |dirty| dirty.replaced = true);
         }
@@ -149,10 +149,10 @@ impl Engine {
         };
         let (is_new, gives_way) = lock.bind(token, client);
         if is_new {
-            self.connections.bind(Binding { client, token, key: at.key().to_key() });
+            self.sessions.bind(Binding { client, token, key: at.key().to_key() });
         }
         if let Some(client) = gives_way {
-            self.connections.unbind(&Binding { client, token, key: at.key().to_key() });
+            self.sessions.unbind(&Binding { client, token, key: at.key().to_key() });
         }
     }
 
@@ -161,7 +161,7 @@ impl Engine {
         if let Some(lock) = at.lock_mut() {
             lock.unbind(token, client);
         }
-        self.connections.unbind(&Binding { client, token, key: at.key().to_key() });
+        self.sessions.unbind(&Binding { client, token, key: at.key().to_key() });
     }
 
     /// Unbinds a hold from all of its connections.
@@ -180,7 +180,7 @@ impl Engine {
         for id in tx.ids() {
             self.close_key(tx.keys, id);
             if let Some(name) = self.name(&mut tx.at(id)) {
-                self.queues.names.tidy(name);
+                self.registry.tidy(name);
             }
         }
     }
@@ -189,7 +189,7 @@ impl Engine {
     pub(super) fn close_key(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         match keys.value(id) {
             Value::Lock(lock) if lock.is_disposable() => {
-                self.leases.remove_of(lock.alarm(), keys.key(id), &self.databases);
+                self.alarms.remove_of(lock.alarm(), keys.key(id));
                 keys.remove(id);
             }
             Value::Lock(_) => self.set_alarm(keys, id),
@@ -203,13 +203,13 @@ impl Engine {
             return;
         };
         let (alarm, due_us, key) = (lock.alarm(), lock.next_deadline_us(), keys.key(id));
-        let is_set = self.is_alarm_of(alarm, key);
+        let is_set = self.alarms.is_of(alarm, key);
         let alarm = match due_us {
-            Some(due_us) if is_set => return self.leases.hasten(alarm, due_us),
-            Some(due_us) => self.leases.insert(due_us, key, &self.databases),
+            Some(due_us) if is_set => return self.alarms.hasten(alarm, due_us),
+            Some(due_us) => self.alarms.insert(due_us, key),
             None => {
                 if is_set {
-                    self.leases.remove(alarm, &self.databases);
+                    self.alarms.remove(alarm);
                 }
                 Alarm::NONE
             }
@@ -234,7 +234,7 @@ impl Engine {
         if let Some(number) = event.number() {
             self.raise_token(number);
         }
-        let name = self.queues.names.find(keys.key(id));
+        let name = self.registry.find(keys.key(id));
         self.apply(keys, id, name, event.clone());
         self.close_key(keys, id);
         Ok(())

@@ -6,9 +6,9 @@ use std::vec::Vec;
 use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
 use super::keyspace::Value;
 use super::world::{Output, World, key, releasing};
+use crate::budget::Scarcity;
 use crate::bytes::Key;
 use crate::engine::Acquired;
-use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::outbox::Answer;
 use crate::place::Stay;
@@ -275,11 +275,11 @@ fn a_request_that_is_sent_again_before_it_was_searched_for_circles_is_searched()
             world.expect_answer(ticket)
         };
         ask(&mut world, &y, b"a", None);
-        world.engine.work.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 0, parts: 8, bindings: 8 });
+        world.engine.budget.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 0, parts: 8, bindings: 8 });
         ask(&mut world, &x, b"b", Some(7));
         let last = ask(&mut world, &x, b"b", Some(second_id));
         assert!(world.is_waiting(last));
-        world.engine.work.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 100, parts: 8, bindings: 8 });
+        world.engine.budget.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 100, parts: 8, bindings: 8 });
         world.run_timer();
         let is_deadlock =
             |output: &Output| matches!(output, Output::Answer { answer: Answer::Refused(Refusal::Deadlock(_)), .. });
@@ -298,13 +298,13 @@ fn the_place_of_a_request_that_closes_a_circle_is_kept_for_the_grace() {
     world.on_key(&m, |engine, tx| engine.acquire(tx, b"a", &hold(Kind::Mutex))).unwrap();
     world.on_key(&f, |engine, tx| engine.acquire(tx, b"b", &hold(Kind::Fair))).unwrap();
     world.on_key(&m, |engine, tx| engine.acquire(tx, b"b", &wait(Kind::Mutex))).unwrap();
-    world.engine.work.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 0, parts: 8, bindings: 8 });
+    world.engine.budget.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 0, parts: 8, bindings: 8 });
     let Ok(Acquired::Waiting(closing)) = world.on_key(&f, |engine, tx| engine.acquire(tx, b"a", &wait(Kind::Fair)))
     else {
         panic!("it is not refused while nobody can search")
     };
     let closing = world.expect_answer(closing);
-    world.engine.work.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 100, parts: 8, bindings: 8 });
+    world.engine.budget.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 100, parts: 8, bindings: 8 });
     world.run_timer();
     assert!(!world.is_waiting(closing));
     let stay = |world: &World| match world.values.get(&(0, b"f".to_vec())) {
@@ -319,7 +319,7 @@ fn the_place_of_a_request_that_closes_a_circle_is_kept_for_the_grace() {
 #[test]
 fn a_hold_that_is_over_leaves_nothing_when_its_owner_is_granted_another_one() {
     let (mut world, lock) = (World::new(), key("lock"));
-    world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
+    world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
     let read = Request { session_ms: Some(0), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
     let ask = |world: &mut World, client: u64, owner: &[u8]| {
         world.client = Some(client);
@@ -332,7 +332,7 @@ fn a_hold_that_is_over_leaves_nothing_when_its_owner_is_granted_another_one() {
     // The one change that this turn makes ends the other hold.
     ask(&mut world, 2, b"b");
     world.run_timer();
-    let bindings: Vec<_> = world.engine.connections.bindings().map(|binding| binding.client).collect();
+    let bindings: Vec<_> = world.engine.sessions.bindings().map(|binding| binding.client).collect();
     assert_eq!(bindings, [2], "its connection is tied to the new hold alone");
     assert_eq!(world.engine.stats(Kind::RwLock).expired, 2, "both were counted");
 }
@@ -341,7 +341,7 @@ fn a_hold_that_is_over_leaves_nothing_when_its_owner_is_granted_another_one() {
 #[test]
 fn a_writer_that_is_over_leaves_nothing_when_readers_come() {
     let (mut world, lock) = (World::new(), key("lock"));
-    world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
+    world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
     for (client, owner, mode) in [(1, b"a", Mode::Read), (1, b"a", Mode::Write), (2, b"b", Mode::Read)] {
         if client == 2 {
             // The one change that the next turn makes ends one of the two holds.
@@ -352,7 +352,7 @@ fn a_writer_that_is_over_leaves_nothing_when_readers_come() {
         let granted = world.on_key(&lock, |engine, tx| engine.acquire(tx, owner, &bound));
         assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
     }
-    let bindings: Vec<_> = world.engine.connections.bindings().map(|binding| binding.client).collect();
+    let bindings: Vec<_> = world.engine.sessions.bindings().map(|binding| binding.client).collect();
     assert_eq!(bindings, [2]);
     assert_eq!(world.engine.stats(Kind::RwLock).expired, 2);
 }
@@ -373,7 +373,7 @@ fn of_those_that_are_cleared_away_together_only_those_that_end_are_counted() {
     world.pause(LEASE_MS / 2);
     ask(&mut world, "writer", Mode::Read);
     world.pause(LEASE_MS / 2);
-    world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
+    world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
     ask(&mut world, "writer", Mode::Write);
     assert_eq!(world.lock(&lock).unwrap().holds().len(), 2, "the writer reads and writes");
     assert_eq!(world.engine.stats(Kind::RwLock).expired, OVER as u64);
@@ -454,9 +454,9 @@ fn who_asks_again_for_a_fair_lock_before_a_lost_grant_is_taken_back_goes_on_wait
     world.pause(20);
     world.waiter_left(mine, false);
     world.waiter_left(theirs, false);
-    world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
+    world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
     world.shares_turns = true;
-    assert!(world.engine.work.take(1));
+    assert!(world.engine.budget.take(1));
     let again = ask(&mut world, "mine", 15, FOREVER).unwrap();
     world.run_timer();
     assert!(world.is_waiting(again), "it comes behind the place of somebody else, which is kept for a grace");

@@ -11,6 +11,7 @@ use crate::kind::{Kind, Mode};
 use crate::lock::admission::{self, Ahead, Decision, Value as Lies};
 use crate::lock::{FairQueue, Lock};
 use crate::place::Stay;
+use crate::registry::Holder;
 use crate::time::Now;
 
 impl World {
@@ -19,7 +20,7 @@ impl World {
         if self.is_repeated {
             return;
         }
-        self.engine.queues.assert_consistent();
+        self.engine.registry.assert_consistent();
         for key in self.waited_for() {
             if !self.is_dirty(&key) {
                 self.check_holders(&key);
@@ -40,7 +41,10 @@ impl World {
         self.check_bindings();
         self.check_replica();
         let is_woken = self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us);
-        assert!(is_woken || self.engine.suspects.is_empty(), "the timer goes off for those who may close a circle");
+        assert!(
+            is_woken || self.engine.backlog.suspects().is_empty(),
+            "the timer goes off for those who may close a circle"
+        );
     }
 
     /// After steps that were not checked: so many permits are in use.
@@ -72,11 +76,11 @@ impl World {
                 let key = Key { db: *db, name: name.as_slice().into() };
                 let is_known = self
                     .engine
-                    .connections
+                    .sessions
                     .bindings()
                     .any(|binding| (binding.client, binding.token) == (client, token) && binding.key == key);
-                let is_dirty = self.engine.queues.record(key.borrow()).is_some_and(|record| record.dirty.is_some());
-                let is_behind = self.engine.sweep.is_some();
+                let is_dirty = self.engine.registry.view(key.borrow()).is_some_and(|name| name.dirty.is_some());
+                let is_behind = self.engine.backlog.sweep().is_some();
                 assert!(is_known || is_dirty || is_behind, "connection {client} knows of hold {token}");
             }
         }
@@ -84,21 +88,22 @@ impl World {
 
     /// The names that somebody waits under.
     fn waited_for(&self) -> Vec<Key> {
-        let records = self.engine.queues.names.iter().filter(|(_, record)| !record.queue.is_empty());
-        records.map(|(_, record)| record.key().to_key()).collect()
+        let records = self.engine.registry.views().filter(|name| !name.queue.is_empty());
+        records.map(|name| name.key.to_key()).collect()
     }
 
     /// Whether there is something to act upon under a name.
     pub(super) fn is_dirty(&self, key: &Key) -> bool {
-        self.engine.queues.record(key.borrow()).is_some_and(|record| {
-            record.dirty.is_some() || record.generation < self.engine.databases.generation(key.db)
+        let name = self.engine.registry.find(key.borrow());
+        name.is_some_and(|name| {
+            self.engine.registry.dirty(name).is_some() || self.engine.registry.is_behind(name, &self.engine.alarms)
         })
     }
 
     /// Whether there is something to act upon anywhere.
     pub(super) fn has_dirty(&self) -> bool {
-        let is_dirty = self.engine.queues.names.iter().any(|(_, record)| self.is_dirty(&record.key().to_key()));
-        is_dirty || !self.engine.suspects.is_empty()
+        let is_dirty = self.engine.registry.views().any(|name| self.is_dirty(&name.key.to_key()));
+        is_dirty || !self.engine.backlog.suspects().is_empty()
     }
 
     /// What must hold once everything that was due was done: whoever can hold does, and nothing is left behind.
@@ -116,8 +121,8 @@ impl World {
             assert!(!lock.is_disposable(), "no key is left behind");
             assert!(lock.lapsed_hold(self.now).is_none(), "no lapsed hold is left");
             if let Some(due_us) = lock.next_deadline_us() {
-                assert!(self.engine.is_alarm_of(lock.alarm(), key), "an alarm of its own");
-                let at_us = self.engine.leases.at_us(lock.alarm()).expect("an alarm");
+                assert!(self.engine.alarms.is_of(lock.alarm(), key), "an alarm of its own");
+                let at_us = self.engine.alarms.at_us(lock.alarm()).expect("an alarm");
                 assert!(at_us <= due_us, "an alarm is not later than what it is for");
                 alarms += 1;
             }
@@ -130,12 +135,13 @@ impl World {
                 self.check_head_waits(&key);
             }
         }
-        assert_eq!((self.engine.leases.len(), self.engine.leases.all()), (alarms, alarms), "no alarm is left behind");
-        for (_, record) in self.engine.queues.names.iter() {
-            let is_needed = !record.queue.is_empty() || !record.pending.is_empty();
-            assert!(is_needed, "no record is left behind: {:?}", record.key());
+        assert_eq!((self.engine.alarms.len(), self.engine.alarms.all()), (alarms, alarms), "no alarm is left behind");
+        for name in self.engine.registry.views() {
+            assert_eq!(name.has_pending, self.engine.pending.has(name.id), "pending grants under {:?}", name.key);
+            let is_needed = !name.queue.is_empty() || name.has_pending;
+            assert!(is_needed, "no record is left behind: {:?}", name.key);
         }
-        for binding in self.engine.connections.bindings() {
+        for binding in self.engine.sessions.bindings() {
             let is_bound =
                 self.lock(&binding.key).is_some_and(|lock| lock.clients(binding.token).contains(&binding.client));
             assert!(is_bound, "no binding is left behind: {binding:?}");
@@ -149,23 +155,22 @@ impl World {
         let mut held: Vec<_> =
             holds.map(|hold| (hold.token(), hold.owner().as_slice(), hold.mode(), hold.deadline_us())).collect();
         held.sort_by_key(|(token, ..)| *token);
-        let record = self.engine.queues.record(key.borrow()).unwrap();
-        let owner = |id| self.engine.queues.owners.bytes(id);
-        let holders = record.holders.iter();
-        let holders: Vec<_> =
-            holders.map(|holder| (holder.token, owner(holder.owner), holder.mode, holder.deadline_us)).collect();
+        let registry = &self.engine.registry;
+        let holders = registry.view(key.borrow()).unwrap().holders.iter();
+        let seen = |holder: &Holder| (holder.token, registry.owner_of_holder(holder), holder.mode, holder.deadline_us);
+        let holders: Vec<_> = holders.map(seen).collect();
         assert_eq!(holders, held, "the holders beside the queue of {key:?}");
     }
 
     /// The head of a queue waits for something that is not to be had.
     fn check_head_waits(&self, key: &Key) {
-        let name = self.engine.queues.names.find(key.borrow()).unwrap();
-        let (ticket, head) = self.engine.queues.first(name).unwrap();
-        let owner = self.engine.queues.owner_of(head);
-        let can_have = head.names.iter().all(|name| {
-            let record = self.engine.queues.names.get(*name).unwrap();
-            let is_first = record.queue.first().is_some_and(|first| first.ticket == ticket);
-            let value = self.lock(&record.key().to_key()).map_or(Lies::Vacant, Lies::Lock);
+        let name = self.engine.registry.find(key.borrow()).unwrap();
+        let (ticket, head) = self.engine.registry.first(name).unwrap();
+        let owner = self.engine.registry.owner_of(head);
+        let can_have = head.names().iter().all(|name| {
+            let is_first = self.engine.registry.first_position(*name).is_some_and(|first| first.ticket == ticket);
+            let key = self.engine.registry.key(*name).unwrap().to_key();
+            let value = self.lock(&key).map_or(Lies::Vacant, Lies::Lock);
             let ahead = Ahead { any: !is_first, upgrade: !is_first, other_kind: false };
             admission::decide(value, ahead, owner, &head.request(), self.now) == Decision::Grant
         });

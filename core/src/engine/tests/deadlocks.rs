@@ -12,9 +12,10 @@ use std::vec::Vec;
 
 use super::world::{Output, World, key, releasing};
 use crate::bytes::{Key, Owner};
-use crate::engine::{Acquired, positions::Rank, waiter::Waiter};
+use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
 use crate::outbox::Answer;
+use crate::registry::{Rank, Waiter};
 use crate::request::{Ask, Limits, Refusal, Request, Verb, WaitEdge};
 
 const OWNERS: u32 = 12;
@@ -54,24 +55,24 @@ fn all_keys() -> Vec<Key> {
 /// Whether the request of `about` ends this waiter: an owner waits for a key with at most one request.
 fn is_superseded(world: &World, waiter: &Waiter, about: Option<&About<'_>>) -> bool {
     let Some(About::Refused(keys, (owner, _))) = about else { return false };
-    let queues = &world.engine.queues;
-    let mut names = waiter.names.iter().filter_map(|name| queues.names.get(*name));
-    queues.owner_of(waiter) == owner.as_slice() && names.any(|record| keys.contains(&record.key().to_key()))
+    let queues = &world.engine.registry;
+    let mut names = waiter.names().iter().filter_map(|name| queues.key(*name));
+    queues.owner_of(waiter) == owner.as_slice() && names.any(|key| keys.contains(&key.to_key()))
 }
 
 /// When the waiting request of an owner arrived under a key.
 fn arrival(world: &World, owner: &Owner, key: &Key) -> Option<u64> {
-    let queues = &world.engine.queues;
-    let ticket = queues.own_wait(owner.as_slice(), queues.names.find(key.borrow())?)?;
-    Some(queues.get(ticket)?.arrival)
+    let queues = &world.engine.registry;
+    let ticket = queues.own_wait(owner.as_slice(), queues.find(key.borrow())?)?;
+    Some(queues.get(ticket)?.arrival())
 }
 
 /// The lines of all keys.
 fn lines(world: &World, about: Option<&About<'_>>) -> BTreeMap<Key, Vec<Standing>> {
     let mut lines = BTreeMap::new();
     for key in all_keys() {
-        let queues = &world.engine.queues;
-        let name = queues.names.find(key.borrow());
+        let queues = &world.engine.registry;
+        let name = queues.find(key.borrow());
         let waiters = name.into_iter().flat_map(|name| queues.in_order(name));
         let waiters = waiters.filter(|(_, waiter)| !waiter.is_over(world.now));
         let waiters: Vec<_> = waiters.filter(|(_, waiter)| !is_superseded(world, waiter, about)).collect();
@@ -92,8 +93,8 @@ fn lines(world: &World, about: Option<&About<'_>>) -> BTreeMap<Key, Vec<Standing
             let reads = lock.is_some_and(|lock| lock.live_hold(owner.as_slice(), Mode::Read, world.now).is_some());
             let place = lock.and_then(|lock| lock.place(owner.as_slice()));
             let index = match (request.mode, place) {
-                (Mode::Write, _) if reads => waiters.iter().take_while(|waiter| waiter.rank == Rank::Upgrade).count(),
-                (_, Some(place)) => waiters.iter().take_while(|waiter| waiter.arrival < place.arrival).count(),
+                (Mode::Write, _) if reads => waiters.iter().take_while(|waiter| waiter.rank() == Rank::Upgrade).count(),
+                (_, Some(place)) => waiters.iter().take_while(|waiter| waiter.arrival() < place.arrival).count(),
                 _ => line.len(),
             };
             let standing = Standing { owner: owner.clone(), mode: request.mode, is_asked: true };

@@ -29,16 +29,16 @@ fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
 
 fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
     let indexed = |crowded: &Crowded| -> usize {
-        let leftovers = crowded.world.engine.leftovers.iter();
+        let leftovers = crowded.world.engine.backlog.leftovers().iter();
         leftovers.map(|(_, leftovers)| leftovers.index.as_ref().map_or(0, HoldIndex::len)).sum()
     };
     let left = indexed(crowded);
     assert!(left > MANY / 4, "the command leaves what many held to the timer: {left}");
     crowded.run_timer();
     assert_eq!(indexed(crowded), 0);
-    let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
+    let taken = usize::try_from(crowded.world.engine.budget.taken()).unwrap();
     assert!(taken > left / 10, "{taken} steps for {left} holds");
-    assert_eq!(crowded.world.engine.connections.bindings().count(), 0);
+    assert_eq!(crowded.world.engine.sessions.bindings().count(), 0);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
 fn what_ended_at_once_is_dropped_a_part_at_a_time() {
     let parts = |crowded: &mut Crowded| {
         let mut parts = 0;
-        while !crowded.world.engine.leftovers.is_empty() {
+        while !crowded.world.engine.backlog.leftovers().is_empty() {
             crowded.world.engine.begin_turn();
             crowded.world.engine.clean_up();
             parts += 1;
@@ -86,9 +86,9 @@ fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
         crowded.run_timer();
         crowded.end_turn();
     }
-    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
+    assert!(crowded.world.engine.alarms.has_retired(), "one run does not give all of it back");
     crowded.settle();
-    assert!(!crowded.world.engine.leases.has_retired());
+    assert!(!crowded.world.engine.alarms.has_retired());
 }
 
 #[test]
@@ -110,9 +110,7 @@ fn the_memory_of_a_great_many_waiters_is_given_back_in_parts() {
         crowded.run_timer();
         crowded.end_turn();
     }
-    let queues = &crowded.world.engine.queues;
-    assert!(queues.tickets.has_retired() && queues.names.has_retired(), "one run does not give all of it back");
-    assert!(queues.owners.has_retired());
+    assert_eq!(crowded.world.engine.registry.retired(), [true; 3], "one run does not give all of it back");
     crowded.settle();
     assert!(!has_retired_any(&crowded));
 }
@@ -130,14 +128,13 @@ fn the_memory_of_a_great_many_waiters_for_one_lock_is_given_back() {
     for number in 1..=REQUESTS {
         crowded.world.waiter_left(number, false);
     }
-    assert!(crowded.world.engine.queues.tickets.has_retired());
+    assert!(crowded.world.engine.registry.retired()[0]);
     crowded.settle();
     assert!(!has_retired_any(&crowded));
 }
 
 fn has_retired_any(crowded: &Crowded) -> bool {
-    let queues = &crowded.world.engine.queues;
-    queues.tickets.has_retired() || queues.names.has_retired() || queues.owners.has_retired() || queues.has_retired()
+    crowded.world.engine.registry.has_retired()
 }
 
 #[test]
@@ -152,9 +149,9 @@ fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
     crowded.world.observe_on_replica();
     assert_eq!(crowded.world.engine.held(), 0);
     crowded.run_timer();
-    assert!(crowded.world.engine.leases.has_retired(), "one run does not give all of it back");
+    assert!(crowded.world.engine.alarms.has_retired(), "one run does not give all of it back");
     crowded.settle();
-    assert!(!crowded.world.engine.leases.has_retired());
+    assert!(!crowded.world.engine.alarms.has_retired());
 }
 
 /// A master that another one has replaced: it is a replica from then on, and may load what that one has.
@@ -169,13 +166,13 @@ fn the_memory_of_sessions_is_given_back_by_a_master_that_was_replaced() {
             engine.flushed(None);
             engine.promoted();
         }
-        assert!(engine.connections.has_work(), "there is something to give back");
+        assert!(engine.sessions.has_work(), "there is something to give back");
         while engine.has_to_observe() {
             engine.begin_turn();
             engine.end_cut_off(&mut Outbox::new(false));
             while engine.next_to_observe().is_some() {}
         }
-        assert!(!engine.connections.has_work());
+        assert!(!engine.sessions.has_work());
     }
 }
 
@@ -194,11 +191,11 @@ fn what_is_noted_of_owners_that_are_gone_is_forgotten_in_parts() {
     }
     crowded.world.engine.demoted();
     let gone = |engine: &Engine| -> usize {
-        let dirty = engine.queues.record(lock.borrow()).and_then(|record| record.dirty.as_ref());
+        let dirty = engine.registry.find(lock.borrow()).and_then(|name| engine.registry.dirty(name));
         dirty.map_or(0, |dirty| dirty.gone.len())
     };
     assert_eq!(gone(&crowded.world.engine), MANY);
-    let parts = crowded.world.engine.work.parts as usize;
+    let parts = crowded.world.engine.budget.parts() as usize;
     while crowded.world.engine.has_to_observe() {
         let world = &mut crowded.world;
         world.engine.begin_turn();
@@ -210,7 +207,7 @@ fn what_is_noted_of_owners_that_are_gone_is_forgotten_in_parts() {
             assert!(before - gone(&world.engine) <= parts, "a step is no longer than others");
         }
     }
-    assert!(crowded.world.engine.queues.record(lock.borrow()).is_none());
+    assert!(crowded.world.engine.registry.find(lock.borrow()).is_none());
 }
 
 #[test]
@@ -224,7 +221,7 @@ fn the_list_of_those_who_may_close_a_circle_gives_its_memory_back() {
         let ticket = crowded.world.ticket(number).unwrap();
         crowded.world.engine.suspect(ticket);
     }
-    assert!(crowded.world.engine.suspects.capacity() >= MANY);
+    assert!(crowded.world.engine.backlog.suspects().capacity() >= MANY);
     crowded.settle();
-    assert!(crowded.world.engine.suspects.capacity() < MANY);
+    assert!(crowded.world.engine.backlog.suspects().capacity() < MANY);
 }

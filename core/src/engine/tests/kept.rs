@@ -7,16 +7,16 @@ use std::vec::Vec;
 
 use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
 use super::world::{key, releasing};
+use crate::backlog::Sweep;
 use crate::bytes::Key;
 use crate::engine::Acquired;
-use crate::engine::backlog::Sweep;
-use crate::engine::names::MAX_COPIED;
 use crate::kind::{Kind, Mode};
+use crate::registry::MAX_COPIED;
 use crate::request::{Ask, Refusal, Request};
 
 /// How many holders are kept beside the queue of a lock.
 fn copied(crowded: &Crowded, lock: &Key) -> usize {
-    crowded.world.engine.queues.record(lock.borrow()).unwrap().holders.len()
+    crowded.world.engine.registry.view(lock.borrow()).unwrap().holders.len()
 }
 
 /// A lock that many read, and a writer that waits for it.
@@ -71,7 +71,7 @@ fn readers_who_would_wait_for_each_other_leave_nothing_beside_the_queue() {
         assert!(matches!(refused, Err(Refusal::Deadlock(_))), "{owner} would wait for itself");
         assert!((MAX_COPIED..=MAX_COPIED + 1).contains(&copied(&crowded, &lock)));
     }
-    crowded.world.engine.queues.assert_consistent();
+    crowded.world.engine.registry.assert_consistent();
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn readers_who_were_all_sent_away_are_in_nobodys_way() {
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn of_a_value_that_goes_away_few_holds_are_looked_at_and_the_sweep_forgets_the_rest() {
-    let bindings = |crowded: &Crowded| crowded.world.engine.connections.bindings().count();
+    let bindings = |crowded: &Crowded| crowded.world.engine.sessions.bindings().count();
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.world.client = Some(1);
     let bound = Request { session_ms: Some(5), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
@@ -129,11 +129,11 @@ fn the_sweep_of_bindings_begins_anew_when_another_value_goes_away() {
     crowded.world.client = Some(MANY as u64 + 1);
     let bound = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
     crowded.acquire(from_ref(&other), HOLDER, &bound).unwrap();
-    let of_last = crowded.world.engine.connections.bindings().last().cloned();
-    crowded.world.engine.sweep = Some(Sweep::Bindings(of_last));
+    let of_last = crowded.world.engine.sessions.bindings().last().cloned();
+    crowded.world.engine.backlog.set_sweep(Some(Sweep::Bindings(of_last)));
     crowded.world.unlink(&lock);
     crowded.settle();
-    assert_eq!(crowded.world.engine.connections.bindings().count(), 1);
+    assert_eq!(crowded.world.engine.sessions.bindings().count(), 1);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn what_was_loaded_gives_its_memory_back_when_it_was_looked_at() {
         crowded.world.engine.value_loaded(key(&name(number)));
     }
     crowded.settle();
-    let bytes = crowded.world.engine.loaded.heap_bytes();
+    let bytes = crowded.world.engine.backlog.loaded().heap_bytes();
     assert!(bytes < LOADED / 4 * size_of::<Key>(), "{bytes} bytes are kept");
 }
 
@@ -253,11 +253,11 @@ fn a_search_passes_over_a_queue_once_for_all_of_those_in_its_way() {
         crowded.acquire(from_ref(&far), other, &ask(Mode::Exclusive, FOREVER)).unwrap();
     }
     crowded.world.engine.begin_turn();
-    let steps = crowded.world.engine.work.search_steps;
+    let steps = crowded.world.engine.budget.search_steps();
     let wait = ask(Mode::Exclusive, FOREVER);
     let asked = crowded.command_alone(from_ref(&far), |engine, tx| engine.acquire(tx, name(HOLDER).as_bytes(), &wait));
     assert!(matches!(asked, Ok(Acquired::Waiting(_))), "{asked:?}");
-    let steps = steps - crowded.world.engine.work.search_steps;
+    let steps = steps - crowded.world.engine.budget.search_steps();
     assert!((2..3_000).contains(&steps), "{steps} steps");
 }
 

@@ -88,9 +88,9 @@ fn assert_each_wait_takes(most_steps: u32, crowded: &mut Crowded, mut then: impl
             .command_alone(&[lock(number)], |engine, tx| engine.acquire(tx, name(OWNER).as_bytes(), &mutex(FOREVER)));
         let Ok(Acquired::Waiting(ticket)) = waits else { panic!("{waits:?}") };
         crowded.world.expect_answer(ticket);
-        let steps = crowded.world.engine.work.searched();
+        let steps = crowded.world.engine.budget.searched();
         assert!(steps <= most_steps, "wait {number} of the owner took {steps} steps");
-        assert!(crowded.world.engine.suspects.is_empty());
+        assert!(crowded.world.engine.backlog.suspects().is_empty());
         then(crowded, number);
     }
 }
@@ -100,7 +100,7 @@ fn assert_each_wait_takes(most_steps: u32, crowded: &mut Crowded, mut then: impl
 fn each_wait_of_an_owner_for_another_lock_takes_few_steps() {
     let mut crowded = held();
     assert_each_wait_takes(NONE, &mut crowded, |_, _| {});
-    crowded.world.engine.queues.assert_consistent();
+    crowded.world.engine.registry.assert_consistent();
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn each_wait_of_an_owner_takes_few_steps_though_it_holds_what_another_waits_for(
 fn each_wait_of_an_owner_takes_few_steps_though_others_wait_behind_it() {
     let mut crowded = held();
     assert_each_wait_takes(FEW, &mut crowded, |crowded, number| wait(crowded, &lock(number), OTHERS + number));
-    crowded.world.engine.queues.assert_consistent();
+    crowded.world.engine.registry.assert_consistent();
 }
 
 /// The search for a request behind those of an owner reaches the other waits of that owner only if
@@ -139,7 +139,7 @@ fn a_wait_behind_an_owner_with_many_waits_takes_few_steps() {
         let waits = crowded
             .command_alone(&[lock(number)], |engine, tx| engine.acquire(tx, name(OTHER).as_bytes(), &mutex(FOREVER)));
         assert!(matches!(waits, Ok(Acquired::Waiting(_))), "{waits:?}");
-        let steps = crowded.world.engine.work.searched();
+        let steps = crowded.world.engine.budget.searched();
         assert_eq!(steps, NONE, "wait {number} behind the owner");
     }
 }
@@ -175,13 +175,13 @@ fn waiting(owner: impl Fn(usize) -> usize, ask: Ask) -> Crowded {
 fn assert_one_owner_is_as_many(ask: Ask, end_waits: impl Fn(&mut Crowded)) {
     let turns = |owner: fn(usize) -> usize| {
         let mut crowded = waiting(owner, ask);
-        assert!(crowded.world.engine.suspects.is_empty(), "no search is left to the timer");
+        assert!(crowded.world.engine.backlog.suspects().is_empty(), "no search is left to the timer");
         let others = crowded.world.engine.waiting() - LOCKS;
         end_waits(&mut crowded);
         while crowded.has_work() {
             crowded.run_timer();
             crowded.end_turn();
-            assert_eq!(crowded.world.engine.work.searched(), 0, "the end of a wait needs no search");
+            assert_eq!(crowded.world.engine.budget.searched(), 0, "the end of a wait needs no search");
         }
         assert_eq!((crowded.answers, crowded.world.engine.waiting()), (LOCKS, others));
         crowded.turns
@@ -208,7 +208,7 @@ fn the_waits_of_an_owner_are_granted_as_fast_as_those_of_many_when_the_holder_re
         let release = releasing(Kind::Mutex, Mode::Exclusive, holder.as_bytes());
         for number in 0..LOCKS {
             crowded.command_alone(&[lock(number)], |engine, tx| engine.release(tx, &release)).unwrap();
-            assert_eq!(crowded.world.engine.work.searched(), 0, "a grant needs no search");
+            assert_eq!(crowded.world.engine.budget.searched(), 0, "a grant needs no search");
             crowded.end_turn();
         }
     });

@@ -6,8 +6,8 @@ use std::vec::Vec;
 
 use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, name, request};
 use super::world::{Output, key};
+use crate::budget::Scarcity;
 use crate::engine::Acquired;
-use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::outbox::Answer;
 use crate::request::Ask;
@@ -37,7 +37,7 @@ fn ask_again(asked_before: impl Fn(u64) -> Ask, who: usize, again: Ask) -> (Acqu
 
     // Writes are taken again, and others have used up what this turn may do.
     let (own, shared, search_steps, parts, bindings) = (0, 1, 1000, 1, 1);
-    crowded.world.engine.work.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
+    crowded.world.engine.budget.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
     crowded.world.client = Some(who as u64 + 1);
     let owner = name(who);
     let asked = crowded
@@ -47,7 +47,7 @@ fn ask_again(asked_before: impl Fn(u64) -> Ask, who: usize, again: Ask) -> (Acqu
         crowded.world.expect_answer(ticket);
     }
     let (own, shared) = (1000, 1000);
-    crowded.world.engine.work.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
+    crowded.world.engine.budget.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
     crowded.run_timer();
     crowded.world.pause(2 * LEASE_MS);
     crowded.run_timer();

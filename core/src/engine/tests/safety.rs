@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use super::keyspace::Value;
 use super::model::wait_ms;
 use super::world::{Output, World, asking, key, releasing};
+use crate::budget::Scarcity;
 use crate::bytes::Key;
 use crate::engine::Acquired;
-use crate::engine::work::Scarcity;
 use crate::event::Event;
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
@@ -397,7 +397,7 @@ proptest! {
     ) {
         let mut world = World::new();
         world.shares_turns = shares_turns;
-        world.engine.work.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
+        world.engine.budget.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
         run_all(&mut world, steps);
     }
 }

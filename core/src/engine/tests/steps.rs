@@ -11,8 +11,8 @@ use super::crowd::{
 };
 use super::keyspace::Value;
 use super::world::{World, key, releasing};
+use crate::budget::Scarcity;
 use crate::bytes::Key;
-use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::outbox::Outbox;
 use crate::request::{Ask, Channel, Release, Request, Verb};
@@ -115,7 +115,7 @@ fn places_that_come_with_a_value_are_cut_off_in_parts() {
     let other = key("other");
     crowded.world.arrive(&other, value);
     crowded.run_timer();
-    let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
+    let taken = usize::try_from(crowded.world.engine.budget.taken()).unwrap();
     assert!(taken > MANY / 10, "{taken} steps for {MANY} places");
     crowded.settle();
     crowded.advance(5);
@@ -133,7 +133,7 @@ fn a_turn_that_has_done_enough_writes_few_lives_of_places_down() {
     crowded.world.arrive(&other, value);
     let has_more = |crowded: &Crowded| crowded.world.lock(&other).unwrap().clone().settle_places(0);
     let scarcity = Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 };
-    crowded.world.engine.work.make_scarce(scarcity);
+    crowded.world.engine.budget.make_scarce(scarcity);
     for _ in 0..2 {
         crowded.world.transact(from_ref(&other), |engine, tx| engine.run_job(tx));
         assert!(has_more(&crowded));
@@ -150,16 +150,16 @@ fn a_turn_ends_when_it_has_too_little_left_for_lives_of_places() {
     crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
     let value = crowded.world.unlink(&lock).unwrap();
     crowded.world.arrive(&other, value);
-    let work = &mut crowded.world.engine.work;
+    let work = &mut crowded.world.engine.budget;
     work.begin_timer();
     let allowance = (0..).take_while(|_| work.take(1)).count();
     crowded.world.engine.begin_turn();
-    let work = &mut crowded.world.engine.work;
+    let work = &mut crowded.world.engine.budget;
     work.begin_timer();
     work.take(u32::try_from(allowance).unwrap() - 7);
     assert!(!work.is_used_up());
     crowded.world.transact(from_ref(&other), |engine, tx| engine.run_job(tx));
-    assert!(crowded.world.engine.work.is_used_up());
+    assert!(crowded.world.engine.budget.is_used_up());
 }
 
 #[test]
@@ -184,8 +184,8 @@ fn leases_that_end_together_are_ended_in_parts() {
 fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
     let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1, |_| false);
-    let names = crowded.world.engine.queues.names.iter();
-    let noted: Vec<Key> = names.map(|(_, record)| record.key().to_key()).collect();
+    let names = crowded.world.engine.registry.views();
+    let noted: Vec<Key> = names.map(|name| name.key.to_key()).collect();
     for lock in &noted {
         crowded.command_alone(from_ref(lock), |engine, tx| engine.force_release(tx, Some(Kind::Mutex), None)).unwrap();
     }
@@ -200,7 +200,10 @@ fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
 fn sessions_that_end_with_a_connection_are_ended_in_parts() {
     let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1, |_| false);
-    assert!(crowded.world.engine.dirty.len() < 100, "when the connection closes, a few are looked at");
+    assert!(
+        crowded.world.engine.registry.dirty_names().count() < 100,
+        "when the connection closes, a few are looked at"
+    );
     crowded.settle();
     assert_eq!(crowded.effects, MANY);
     crowded.advance(5);
@@ -216,7 +219,7 @@ fn what_a_sweep_passes_over_is_counted() {
     }
     crowded.world.flush_db(7);
     crowded.run_timer();
-    let taken = usize::try_from(crowded.world.engine.work.taken()).unwrap();
+    let taken = usize::try_from(crowded.world.engine.budget.taken()).unwrap();
     assert!((MANY / 10..MANY / 4).contains(&taken), "{taken} steps for {MANY} locks of a database that stays");
 }
 
@@ -238,7 +241,7 @@ fn swapping_databases_does_not_visit_what_the_sweep_will() {
         crowded.world.engine.value_changed(key(&name(number)).borrow());
     }
     crowded.world.swap();
-    let names = crowded.world.engine.queues.names.iter().count();
+    let names = crowded.world.engine.registry.views().count();
     assert_eq!(names, MANY, "no name of the other database is told anything");
     crowded.settle();
 }
@@ -281,7 +284,7 @@ fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
     let release = Release { verb: Verb::ReleaseMany, ..one };
     crowded.world.engine.begin_turn();
     crowded.world.transact(&keys, |engine, tx| engine.release(tx, &release)).unwrap();
-    assert_eq!(crowded.world.engine.grantable.len(), 1, "and not once for each key");
+    assert_eq!(crowded.world.engine.backlog.offers().len(), 1, "and not once for each key");
     crowded.take_offers();
     crowded.settle();
 }

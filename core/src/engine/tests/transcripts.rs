@@ -8,9 +8,9 @@ use std::vec::Vec;
 
 use super::keyspace::Value;
 use super::world::{Output, World, key};
+use crate::budget::Scarcity;
 use crate::bytes::Key;
 use crate::engine::Acquired;
-use crate::engine::work::Scarcity;
 use crate::event::{ChangeCause, Event, Phase, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
@@ -212,7 +212,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         // From here on a turn makes one change, and leaves the rest to later ones.
         "scarce" => {
             let (search_steps, parts, bindings) = (100, 1, 1);
-            world.engine.work.make_scarce(Scarcity { own: 0, shared: 1, search_steps, parts, bindings });
+            world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps, parts, bindings });
         }
         "show" => told.extend(show(world, words.at(1))),
         other => panic!("no command {other}"),

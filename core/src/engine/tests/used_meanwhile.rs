@@ -5,9 +5,9 @@ use std::format;
 use std::vec::Vec;
 
 use super::world::{World, asking, key, releasing};
+use crate::budget::Scarcity;
 use crate::bytes::Key;
 use crate::engine::Acquired;
-use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::request::{Ask, Renew, Request, Verb};
 
@@ -60,7 +60,7 @@ fn a_session_that_a_script_has_renewed_does_not_end_again_when_the_look_begins_a
     }
     let value = world.unlink(&from).unwrap();
     world.arrive(&to, value);
-    world.engine.work.make_scarce(SCARCE);
+    world.engine.budget.make_scarce(SCARCE);
     while left_ms(&world, &to) != Some(10) {
         world.run_timer_once();
     }
@@ -90,7 +90,7 @@ fn a_place_is_taken_over_behind_many_requests_for_what_was_there_before() {
     }
     let value = world.unlink(&other).unwrap();
     world.arrive(&lock, value);
-    world.engine.work.make_scarce(SCARCE);
+    world.engine.budget.make_scarce(SCARCE);
     let wait = Request { ask: FOREVER, request_id: Some(1), ..fair };
     for _ in 0..2 {
         let waits = world.on_key(&lock, |engine, tx| engine.acquire(tx, b"a", &wait));

@@ -260,7 +260,7 @@ impl World {
                 self.replica.observe(&mut open, KeyId(0));
             }
         }
-        assert!(self.replica.leftovers.is_empty(), "a replica cleans up after what ended at once");
+        assert!(self.replica.backlog.leftovers().is_empty(), "a replica cleans up after what ended at once");
         assert!(!self.replica.has_retired(), "and gives back the memory of what all went");
     }
 
@@ -298,7 +298,7 @@ impl World {
 
     /// The replica takes over, and the master becomes one that has loaded its data. Whoever waited or was connected is gone.
     pub(super) fn fail_over(&mut self) {
-        let work = self.engine.work;
+        let work = self.engine.budget;
         std::mem::swap(&mut self.engine, &mut self.replica);
         std::mem::swap(&mut self.values, &mut self.replica_values);
         self.replica = Engine::new([1, 2, 3, 4]);
@@ -312,7 +312,7 @@ impl World {
             self.replica_values.insert(at.clone(), copy);
             self.replica.value_loaded(Key { db: at.0, name: at.1.as_slice().into() });
         }
-        self.engine.work = work;
+        self.engine.budget = work;
         self.tickets.clear();
         self.waiting.clear();
         self.answered_early.clear();

@@ -7,15 +7,15 @@ use std::vec::Vec;
 use ahash::RandomState;
 
 use crate::bytes::{Key, KeyRef};
-use crate::engine::dirty::{Dirty, Stage};
-use crate::engine::names::NameRecord;
-use crate::engine::pending_grants::PendingGrant;
-use crate::engine::positions::Position;
 use crate::engine::tests::keyspace::Value;
 use crate::engine::tests::world::World;
 use crate::event::Terms;
 use crate::lock::Lock;
+use crate::pending_grants::PendingGrant;
 use crate::place::Stay;
+use crate::registry::NameView;
+use crate::registry::Position;
+use crate::registry::{Dirty, Stage};
 use crate::request::{Ask, RequestMark};
 
 /// A hash of everything that matters of a world, in which the owners have these connections now.
@@ -119,10 +119,10 @@ impl Seen<'_> {
             }
         }
         let alarm = lock.alarm();
-        let is_set = engine.is_alarm_of(alarm, key);
-        self.time(if is_set { engine.leases.at_us(alarm) } else { None });
-        let generation = engine.databases.generation(key.db);
-        self.word(is_set && engine.leases.reconciled_in(alarm) == Some(generation));
+        let is_set = engine.alarms.is_of(alarm, key);
+        self.time(if is_set { engine.alarms.at_us(alarm) } else { None });
+        let generation = engine.alarms.generation(key.db);
+        self.word(is_set && engine.alarms.reconciled_in(alarm) == Some(generation));
         if let Some(queue) = lock.queue() {
             self.word(queue.len() as u64);
             self.time(queue.reserved_until_us());
@@ -138,26 +138,26 @@ impl Seen<'_> {
     }
 
     fn names(&mut self) {
-        let mut records: Vec<&NameRecord> = self.world.engine.queues.names.iter().map(|(_, record)| record).collect();
-        records.sort_by(|a, b| (a.key().db, a.key().name).cmp(&(b.key().db, b.key().name)));
-        for record in records {
-            self.record(record);
+        let mut names: Vec<NameView<'_>> = self.world.engine.registry.views().collect();
+        names.sort_by(|a, b| (a.key.db, a.key.name).cmp(&(b.key.db, b.key.name)));
+        for name in &names {
+            self.name(name);
         }
     }
 
-    fn record(&mut self, record: &NameRecord) {
+    fn name(&mut self, name: &NameView<'_>) {
         let engine = &self.world.engine;
-        self.key(record.key());
-        let is_behind = record.generation < engine.databases.generation(record.key().db);
-        let flags = [record.knows_holders, record.is_rejoining, record.is_listed, is_behind, record.dirty.is_some()];
+        self.key(name.key);
+        let is_behind = name.generation < engine.alarms.generation(name.key.db);
+        let flags = [name.knows_holders, name.is_rejoining, name.is_listed, is_behind, name.dirty.is_some()];
         self.words.extend(flags.map(u64::from));
-        for position in record.queue.iter() {
-            let waiter = engine.queues.get(position.ticket).expect("a waiter");
+        for position in name.queue.iter().copied() {
+            let waiter = engine.registry.get(position.ticket).expect("a waiter");
             self.position(Some(position));
-            self.bytes(engine.queues.owner_of(waiter));
+            self.bytes(engine.registry.owner_of(waiter));
             let request = waiter.request();
             self.words.extend([request.verb as u64, request.kind as u64, request.mode as u64]);
-            self.words.extend([u64::from(request.count), request.lease_ms, u64::from(waiter.is_suspected)]);
+            self.words.extend([u64::from(request.count), request.lease_ms, u64::from(waiter.is_suspected())]);
             self.option(request.request_id);
             self.option(request.session_ms);
             self.option(request.claim_ms);
@@ -166,13 +166,13 @@ impl Seen<'_> {
             self.client(waiter.client());
             self.word(request.is_once);
             self.option(request.notify.map(|channel| channel.0.get().into()));
-            self.word(waiter.held_up_by as u64);
+            self.word(waiter.held_up_by() as u64);
         }
-        for (token, before, grant) in record.pending.iter() {
+        for (token, before, grant) in engine.pending.under(name.id) {
             self.number(token);
             self.pending(before, grant);
         }
-        if let Some(dirty) = &record.dirty {
+        if let Some(dirty) = name.dirty {
             self.dirty(dirty);
         }
     }
@@ -231,11 +231,11 @@ impl Seen<'_> {
 
     fn lists(&mut self) {
         let engine = &self.world.engine;
-        let key_of = |name| engine.queues.names.get(name).map(|record| record.key().to_key());
-        for key in engine.dirty.iter().filter_map(|name| key_of(*name)).collect::<Vec<Key>>() {
+        let key_of = |name| engine.registry.key(name).map(KeyRef::to_key);
+        for key in engine.registry.dirty_names().filter_map(key_of).collect::<Vec<Key>>() {
             self.key(key.borrow());
         }
-        for key in (0..engine.loaded.len()).filter_map(|at| engine.loaded.get(at)) {
+        for key in (0..engine.backlog.loaded().len()).filter_map(|at| engine.backlog.loaded().get(at)) {
             self.key(key.borrow());
         }
         for ticket in engine.pending.unsent() {
@@ -254,20 +254,20 @@ impl Seen<'_> {
                 self.number(*token);
             }
         }
-        let waiting = |ticket: &u64| engine.queues.get(*ticket).map(|waiter| waiter.arrival);
-        for arrival in engine.grantable.iter().filter_map(|(ticket, _)| waiting(ticket)) {
+        let waiting = |ticket: &u64| engine.registry.get(*ticket).map(|waiter| waiter.arrival());
+        for arrival in engine.backlog.offers().iter().filter_map(|offer| waiting(&offer.ticket)) {
             self.number(arrival);
         }
-        for arrival in engine.suspects.iter().filter_map(waiting) {
+        for arrival in engine.backlog.suspects().iter().filter_map(waiting) {
             self.number(arrival);
         }
-        for binding in engine.connections.bindings() {
+        for binding in engine.sessions.bindings() {
             self.client(Some(binding.client));
             self.number(binding.token);
             self.key(binding.key.borrow());
         }
-        self.words.extend([engine.connections.has_closed(), engine.sweep.is_some()].map(u64::from));
-        self.word(engine.leftovers.len() as u64);
+        self.words.extend([engine.sessions.has_closed(), engine.backlog.sweep().is_some()].map(u64::from));
+        self.word(engine.backlog.leftovers().len() as u64);
     }
 
     fn finish(mut self) -> u64 {

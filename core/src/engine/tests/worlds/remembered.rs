@@ -63,8 +63,8 @@ impl Remembered {
     pub(super) fn expect(&self, world: &World, whose: Whose, id: Option<u64>, verb: Verb) -> Option<Known> {
         let (id, hold) = id.zip(hold(world, whose))?;
         // What nobody has heard of is taken back with the next command on the key.
-        let record = world.engine.queues.record(name(whose.0).borrow());
-        let undone = record.and_then(|record| record.dirty.as_ref()).map_or(&[][..], |dirty| &dirty.undone);
+        let record = world.engine.registry.view(name(whose.0).borrow());
+        let undone = record.and_then(|record| record.dirty).map_or(&[][..], |dirty| &dirty.undone);
         if undone.iter().any(|(token, _)| *token == hold.token()) {
             return None;
         }

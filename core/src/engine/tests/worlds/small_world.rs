@@ -11,10 +11,10 @@ use super::oracle::fair::FairOracle;
 use super::oracle::{self, Oracle, Told};
 use super::remembered::{self, Remembered};
 use super::search::Setup;
+use crate::budget::Scarcity;
 use crate::bytes::Key;
 use crate::engine::tests::keyspace::Value;
 use crate::engine::tests::world::{World, key, releasing};
-use crate::engine::work::Scarcity;
 use crate::kind::{Kind, Mode};
 use crate::lock::{Hold, Lock};
 use crate::request::{Cancel, Channel, Release, Verb};
@@ -64,7 +64,7 @@ impl SmallWorld {
         let mut world = World::new();
         if setup.is_in_parts {
             let (own, shared, search_steps, parts, bindings) = (0, 1, 1000, 1, 1);
-            world.engine.work.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
+            world.engine.budget.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
         }
         let plain = |kind| Spec::Plain((0..setup.keys).map(|_| Oracle::new(kind)).collect());
         let spec = match setup.kind {

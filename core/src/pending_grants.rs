@@ -17,33 +17,33 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use super::positions::NameId;
 use crate::event::{Note, Phase, Terms, note_after};
+use crate::registry::NameId;
 use crate::request::RequestMark;
 
 /// A pending grant: the terms that it sets, and the data to undo it.
-pub(super) struct PendingGrant {
-    pub(super) ticket: u64,
+pub(crate) struct PendingGrant {
+    pub(crate) ticket: u64,
     /// The count that it adds to the hold. 0 for a retry (`ONCE`, or the same `REQ` id).
-    pub(super) count: u32,
-    pub(super) deadline_us: u64,
-    pub(super) lease_ms: u64,
+    pub(crate) count: u32,
+    pub(crate) deadline_us: u64,
+    pub(crate) lease_ms: u64,
     /// `REQ`.
-    pub(super) request: Option<RequestMark>,
+    pub(crate) request: Option<RequestMark>,
     /// `SESSION`.
-    pub(super) session_ms: Option<u64>,
+    pub(crate) session_ms: Option<u64>,
     /// `NOTE`.
-    pub(super) note: Option<Note>,
+    pub(crate) note: Option<Note>,
     /// The phase of the hold, if it begins with this grant.
-    pub(super) phase: Phase,
+    pub(crate) phase: Phase,
     /// The waiter's arrival number.
-    pub(super) arrival: u64,
+    pub(crate) arrival: u64,
     /// `GRACE` of the place that the waiter had on a fair lock.
-    pub(super) grace_ms: Option<u64>,
-    pub(super) client: Option<u64>,
+    pub(crate) grace_ms: Option<u64>,
+    pub(crate) client: Option<u64>,
     /// This grant bound the hold to `client`, and no confirmed grant did: to undo it is to unbind.
-    pub(super) has_bound: bool,
-    pub(super) is_confirmed: bool,
+    pub(crate) has_bound: bool,
+    pub(crate) is_confirmed: bool,
 }
 
 impl PendingGrant {
@@ -69,6 +69,9 @@ impl PendingGrant {
         }
     }
 }
+
+/// The names of grants that were confirmed.
+type Names = SmallVec<[NameId; 1]>;
 
 /// How many grants of one hold are kept pending, so that no step takes long. Of more the oldest counts as confirmed: if it was lost, its count
 /// stays until the lease ends.
@@ -129,68 +132,16 @@ impl PendingHold {
 }
 
 /// A pending grant that was taken out of its hold.
-pub(super) struct Undone {
-    pub(super) grant: PendingGrant,
+pub(crate) struct Undone {
+    pub(crate) grant: PendingGrant,
     /// The terms without it.
-    pub(super) left: Option<Terms>,
+    pub(crate) left: Option<Terms>,
     /// The hold has no later grant.
-    pub(super) is_last: bool,
+    pub(crate) is_last: bool,
     /// The grant has set `SESSION`, and no later one has.
-    pub(super) ends_session: bool,
+    pub(crate) ends_session: bool,
     /// The connection that only this grant has bound to the hold.
-    pub(super) unbinds: Option<u64>,
-}
-
-/// The holds under one name that have pending grants, by token.
-#[derive(Default)]
-pub(super) struct PendingHolds(BTreeMap<u64, Box<PendingHold>>);
-
-impl PendingHolds {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Adds a grant. `before` are the terms that the hold had, if it was there.
-    pub(super) fn add(&mut self, token: u64, before: Option<Terms>, grant: PendingGrant) {
-        let hold = self.0.entry(token).or_insert_with(|| Box::new(PendingHold { before, grants: SmallVec::new() }));
-        hold.add(grant);
-    }
-
-    /// Confirms the grant of a ticket.
-    pub(super) fn confirm(&mut self, token: u64, ticket: u64) {
-        self.change(token, |hold| hold.confirm(ticket));
-    }
-
-    /// Confirms all grants of a hold, because its owner has used it. Returns their tickets.
-    pub(super) fn confirm_all(&mut self, token: u64) -> SmallVec<[u64; 1]> {
-        let hold = self.0.remove(&token);
-        hold.into_iter().flat_map(|hold| hold.grants).map(|grant| grant.ticket).collect()
-    }
-
-    /// Takes a grant out, if it is pending still.
-    pub(super) fn undo(&mut self, token: u64, ticket: u64) -> Option<Undone> {
-        self.change(token, |hold| hold.undo(ticket)).flatten()
-    }
-
-    fn change<R>(&mut self, token: u64, change: impl FnOnce(&mut PendingHold) -> R) -> Option<R> {
-        let hold = self.0.get_mut(&token)?;
-        let changed = change(hold);
-        if hold.grants.is_empty() {
-            self.0.remove(&token);
-        }
-        Some(changed)
-    }
-
-    /// Takes over those of another name.
-    pub(super) fn append(&mut self, mut other: Self) {
-        self.0.append(&mut other.0);
-    }
-
-    #[cfg(test)]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Option<&Terms>, &PendingGrant)> {
-        let holds = self.0.iter();
-        holds.flat_map(|(token, hold)| hold.grants.iter().map(|grant| (*token, hold.before.as_ref(), grant)))
-    }
+    pub(crate) unbinds: Option<u64>,
 }
 
 /// A ticket whose grants are pending: one for each key of its request.
@@ -203,9 +154,11 @@ struct PendingTicket {
     holds: SmallVec<[(NameId, u64); 1]>,
 }
 
-/// The tickets whose grants are pending.
+/// See the head of this file.
 #[derive(Default)]
-pub(super) struct PendingTickets {
+pub(crate) struct PendingGrants {
+    /// By name and token.
+    holds: BTreeMap<(NameId, u64), Box<PendingHold>>,
     tickets: BTreeMap<u64, PendingTicket>,
     /// Connections, and their tickets.
     of_clients: BTreeSet<(u64, u64)>,
@@ -213,14 +166,16 @@ pub(super) struct PendingTickets {
     unsent: Vec<u64>,
 }
 
-impl PendingTickets {
-    /// Adds the grant of one key.
-    pub(super) fn add(&mut self, ticket: u64, name: NameId, token: u64) {
-        self.tickets.entry(ticket).or_default().holds.push((name, token));
+impl PendingGrants {
+    /// Adds a grant to a hold. `before` are the terms of the hold before it, if it was there.
+    pub(crate) fn add(&mut self, name: NameId, token: u64, before: Option<Terms>, grant: PendingGrant) {
+        self.tickets.entry(grant.ticket).or_default().holds.push((name, token));
+        let hold = self.holds.entry((name, token));
+        hold.or_insert_with(|| Box::new(PendingHold { before, grants: SmallVec::new() })).add(grant);
     }
 
     /// Notes how the answer to a ticket is sent: to a connection or on a channel.
-    pub(super) fn expect(&mut self, ticket: u64, client: Option<u64>, is_published: bool) {
+    pub(crate) fn expect(&mut self, ticket: u64, client: Option<u64>, is_published: bool) {
         let Some(pending) = self.tickets.get_mut(&ticket) else {
             return;
         };
@@ -231,8 +186,24 @@ impl PendingTickets {
         }
     }
 
-    /// Takes a ticket out, to confirm its grants or to undo them. Returns the names and tokens of its holds.
-    pub(super) fn take(&mut self, ticket: u64) -> SmallVec<[(NameId, u64); 1]> {
+    /// Confirms the grants of a ticket. Returns their names.
+    pub(crate) fn confirm_ticket(&mut self, ticket: u64) -> Names {
+        let holds = self.take(ticket);
+        for (name, token) in &holds {
+            self.change(*name, *token, |hold| hold.confirm(ticket));
+        }
+        holds.into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Confirms all grants of a hold, with the other grants of their requests, because its owner has used it. Returns their names.
+    pub(crate) fn confirm_hold(&mut self, name: NameId, token: u64) -> Names {
+        let hold = self.holds.remove(&(name, token));
+        let tickets = hold.into_iter().flat_map(|hold| hold.grants).map(|grant| grant.ticket);
+        tickets.flat_map(|ticket| self.confirm_ticket(ticket)).collect()
+    }
+
+    /// Takes a ticket out, whose grants are to be undone. Returns the names and tokens of its holds, for [`PendingGrants::undo`].
+    pub(crate) fn take(&mut self, ticket: u64) -> SmallVec<[(NameId, u64); 1]> {
         let taken = self.tickets.remove(&ticket).unwrap_or_default();
         if let Some(client) = taken.client {
             self.of_clients.remove(&(client, ticket));
@@ -240,49 +211,83 @@ impl PendingTickets {
         taken.holds
     }
 
+    /// Takes a grant out of its hold, if it is pending still.
+    pub(crate) fn undo(&mut self, name: NameId, token: u64, ticket: u64) -> Option<Undone> {
+        self.change(name, token, |hold| hold.undo(ticket)).flatten()
+    }
+
+    fn change<R>(&mut self, name: NameId, token: u64, change: impl FnOnce(&mut PendingHold) -> R) -> Option<R> {
+        let hold = self.holds.get_mut(&(name, token))?;
+        let changed = change(hold);
+        if hold.grants.is_empty() {
+            self.holds.remove(&(name, token));
+        }
+        Some(changed)
+    }
+
+    /// Whether any grant is pending.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.holds.is_empty()
+    }
+
+    /// Whether holds under a name have pending grants.
+    pub(crate) fn has(&self, name: NameId) -> bool {
+        self.holds.range((name, 0)..=(name, u64::MAX)).next().is_some()
+    }
+
     /// Takes out the tickets with unsent answers for which `is_sent` is true.
-    pub(super) fn take_sent(&mut self, is_sent: impl Fn(u64) -> bool) -> Vec<u64> {
+    pub(crate) fn take_sent(&mut self, is_sent: impl Fn(u64) -> bool) -> Vec<u64> {
         self.unsent.extract_if(.., |ticket| is_sent(*ticket)).collect()
     }
 
     /// Whether there are unsent answers.
-    pub(super) fn has_unsent(&self) -> bool {
+    pub(crate) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
 
     /// The tickets of a connection.
-    pub(super) fn of_client(&self, client: u64) -> impl Iterator<Item = u64> {
+    pub(crate) fn of_client(&self, client: u64) -> impl Iterator<Item = u64> {
         self.of_clients.range((client, 0)..=(client, u64::MAX)).map(|(_, ticket)| *ticket)
     }
 
-    pub(super) fn first_of_client(&self, client: u64) -> Option<u64> {
+    pub(crate) fn first_of_client(&self, client: u64) -> Option<u64> {
         self.of_client(client).next()
     }
 
-    pub(super) fn is_published(&self, ticket: u64) -> bool {
+    /// Whether the answer to a ticket is published on a channel.
+    pub(crate) fn is_published(&self, ticket: u64) -> bool {
         self.tickets.get(&ticket).is_some_and(|pending| pending.is_published)
     }
 
     /// The names of all.
-    pub(super) fn names(&self) -> impl Iterator<Item = NameId> {
-        self.tickets.values().flat_map(|pending| &pending.holds).map(|(name, _)| *name)
+    pub(crate) fn names(&self) -> impl Iterator<Item = NameId> {
+        self.holds.keys().map(|(name, _)| *name)
     }
 
     /// Holds lie under other names.
-    pub(super) fn rename(&mut self, other: impl Fn(NameId) -> NameId) {
+    pub(crate) fn rename(&mut self, other: impl Fn(NameId) -> NameId) {
         for (name, _) in self.tickets.values_mut().flat_map(|pending| &mut pending.holds) {
             *name = other(*name);
         }
+        let holds = core::mem::take(&mut self.holds).into_iter();
+        self.holds = holds.map(|((name, token), hold)| ((other(name), token), hold)).collect();
+    }
+
+    /// Each pending grant under a name, with the token and the terms before of its hold.
+    #[cfg(test)]
+    pub(crate) fn under(&self, name: NameId) -> impl Iterator<Item = (u64, Option<&Terms>, &PendingGrant)> {
+        let holds = self.holds.range((name, 0)..=(name, u64::MAX));
+        holds.flat_map(|((_, token), hold)| hold.grants.iter().map(|grant| (*token, hold.before.as_ref(), grant)))
     }
 
     /// The names and tokens of the holds of a ticket.
     #[cfg(test)]
-    pub(super) fn holds(&self, ticket: u64) -> impl Iterator<Item = &(NameId, u64)> {
+    pub(crate) fn holds(&self, ticket: u64) -> impl Iterator<Item = &(NameId, u64)> {
         self.tickets.get(&ticket).into_iter().flat_map(|pending| &pending.holds)
     }
 
     #[cfg(test)]
-    pub(super) fn unsent(&self) -> &[u64] {
+    pub(crate) fn unsent(&self) -> &[u64] {
         &self.unsent
     }
 }
@@ -290,6 +295,8 @@ impl PendingTickets {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NAME: NameId = NameId::FIRST;
 
     fn grant(ticket: u64) -> PendingGrant {
         PendingGrant {
@@ -312,26 +319,26 @@ mod tests {
     #[test]
     fn of_very_many_grants_of_a_hold_the_latest_are_pending() {
         const MANY: u64 = 1000;
-        let mut holds = PendingHolds::default();
-        (1..=MANY).for_each(|ticket| holds.add(7, None, grant(ticket)));
-        assert!(holds.undo(7, 1).is_none(), "the oldest is confirmed");
-        assert_eq!(holds.iter().count(), MAX_PENDING);
-        let undone = holds.undo(7, MANY).expect("the newest is pending");
+        let mut pending = PendingGrants::default();
+        (1..=MANY).for_each(|ticket| pending.add(NAME, 7, None, grant(ticket)));
+        assert!(pending.undo(NAME, 7, 1).is_none(), "the oldest is confirmed");
+        assert_eq!(pending.under(NAME).count(), MAX_PENDING);
+        let undone = pending.undo(NAME, 7, MANY).expect("the newest is pending");
         let left = undone.left.expect("others");
         assert_eq!((u64::from(left.count), left.deadline_us), (MANY - 1, MANY - 1));
     }
 
     #[test]
     fn a_confirmed_grant_outlives_an_earlier_one_that_is_undone() {
-        let mut holds = PendingHolds::default();
+        let mut pending = PendingGrants::default();
         let mark = |id| RequestMark::after(None, Some(id), crate::request::Verb::Acquire);
         for (ticket, id) in [(1, 5), (2, 6), (3, 7)] {
-            holds.add(7, None, PendingGrant { request: mark(id), ..grant(ticket) });
+            pending.add(NAME, 7, None, PendingGrant { request: mark(id), ..grant(ticket) });
         }
-        holds.confirm(7, 2);
-        assert_eq!(holds.undo(7, 3).and_then(|undone| undone.left).and_then(|left| left.request), mark(6));
-        let left = holds.undo(7, 1).and_then(|undone| undone.left).expect("the confirmed one");
+        pending.confirm_ticket(2);
+        assert_eq!(pending.undo(NAME, 7, 3).and_then(|undone| undone.left).and_then(|left| left.request), mark(6));
+        let left = pending.undo(NAME, 7, 1).and_then(|undone| undone.left).expect("the confirmed one");
         assert_eq!((left.count, left.request), (1, mark(6)));
-        assert!(holds.is_empty(), "no grant is pending");
+        assert!(pending.is_empty(), "no grant is pending");
     }
 }

@@ -1,55 +1,91 @@
-//! Who waits: requests by ticket, in the queue of each of their names, by owner, and by the end of their time.
+//! The registry: which requests wait, under which key names, of which owners, and what is known of those names.
 //!
 //! Waiters belong to key *names*: they survive the deletion of a key. Each has a position of the whole server, which is
 //! the same in the queue of every name that it waits under, so requests for many keys meet in one order everywhere; and a
-//! ticket, which names who is to be answered. A retry of the same numbered request takes the place over: rank and arrival
-//! number stay, the ticket changes.
+//! ticket, which identifies the request when it is answered. A retry of the same numbered request takes over its place: rank and
+//! arrival number stay, the ticket changes.
 //!
-//! Beside each queue stand the holders that it waits for: a copy of what the value says, so that the search for deadlocks
-//! (`deadlock.rs`) can go from owner to owner in both directions without opening keys.
+//! Beside each queue the registry keeps the holders that it waits for: a copy of what the value says, so that the search for
+//! deadlocks (`deadlock.rs`) can go from owner to owner in both directions without opening keys.
+//!
+//! A name is *dirty* while there is something to act upon under it (`dirty.rs`).
 //!
 //! Entering, leaving from anywhere and looking at the head are O(log n) in the number of waiters, for each name.
 //!
 //! Invariants:
 //! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits. An owner waits under a
 //!    name with one request at most.
-//! 2. A waiter has an alarm in `timeouts` exactly if it does not wait for ever.
-//! 3. A waiter without a blocked connection is in `notified`, under the connection that asked.
+//! 2. A waiter has an alarm in `timeouts` exactly if its wait has a time limit.
+//! 3. A notified waiter is in `notified`, under the connection that asked.
 //! 4. An owner's `followed` is the number of its waits that are not the last in their queue.
 //! 5. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
 //!    owner's holdings. There are none where nobody waits.
+//! 6. A name has a record exactly as long as it has a waiter, is dirty, or has pending grants.
 
+mod deadlock;
+mod dirty;
+#[cfg(test)]
+mod inspection;
+mod names;
+mod notified;
+mod owners;
+mod positions;
+mod waiter;
+
+pub(crate) use self::deadlock::{Outcome, search as search_deadlock};
+pub(crate) use self::dirty::{Dirty, Review, Stage};
+#[cfg(test)]
+pub(crate) use self::inspection::NameView;
+pub(crate) use self::names::{Holder, MAX_COPIED};
+pub(crate) use self::positions::{NameId, Position, Rank};
+pub(crate) use self::waiter::{Entrant, RequestNames, Waiter};
+
+use alloc::collections::VecDeque;
 use core::ops::Bound;
 
 use ahash::RandomState;
 
-use super::names::{Holder, MAX_COPIED, NameRecord, Names};
-use super::notified::Notified;
-use super::owners::{Holding, Owners, Wait};
-use super::positions::{NameId, OwnerId, Position, Rank};
-use super::waiter::{Entrant, Waiter, until_us};
-use crate::bytes::KeyRef;
+use self::names::{NameRecord, Names};
+use self::notified::Notified;
+use self::owners::{Holding, Owners, Wait};
+use self::positions::OwnerId;
+use self::waiter::until_us;
+use crate::alarms::Alarms;
+use crate::bytes::{Key, KeyRef, Owner};
 use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, Mode, PerKind};
+use crate::outbox::Answer;
+use crate::request::Channel;
 use crate::time::Now;
 
+/// A waiter that has left its queues.
+pub(crate) struct Left {
+    /// The waiter.
+    pub(crate) waiter: Waiter,
+    /// The name of its owner.
+    pub(crate) owner: Owner,
+}
+
 /// See the head of this file.
-pub(super) struct WaitQueues {
-    pub(super) names: Names,
-    pub(super) owners: Owners,
+pub(crate) struct Registry {
+    names: Names,
+    owners: Owners,
     /// By the low half of a ticket. The high half is a running number, so that no ticket is given twice.
-    pub(super) tickets: Slots<(u32, Waiter)>,
+    tickets: Slots<(u32, Waiter)>,
     last_number: u32,
-    /// The slots of the tickets of those who do not wait for ever.
+    /// The slots of the tickets of waiters with a time limit.
     timeouts: Deadlines<u32>,
-    pub(super) notified: Notified,
+    notified: Notified,
     waiting: usize,
     /// The same by kind.
     of_kind: PerKind<usize>,
+    /// Dirty names, in the order in which they became dirty.
+    dirty: VecDeque<NameId>,
+    hasher: RandomState,
 }
 
-impl WaitQueues {
-    pub(super) fn new(hasher: &RandomState) -> Self {
+impl Registry {
+    pub(crate) fn new(hasher: &RandomState) -> Self {
         Self {
             names: Names::new(hasher.clone()),
             owners: Owners::new(hasher.clone()),
@@ -59,37 +95,264 @@ impl WaitQueues {
             notified: Notified::default(),
             waiting: 0,
             of_kind: PerKind::default(),
+            dirty: VecDeque::new(),
+            hasher: hasher.clone(),
         }
     }
 
+    /// Whether there is no name.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// A number that changes whenever a name gets or loses its record.
+    pub(crate) fn state(&self) -> u64 {
+        self.names.state()
+    }
+
+    /// Finds the name of a key.
+    pub(crate) fn find(&self, key: KeyRef<'_>) -> Option<NameId> {
+        self.names.find(key)
+    }
+
+    /// Finds the name of a key or adds it. A new name is idle: see [`Registry::tidy`].
+    pub(crate) fn intern(&mut self, key: KeyRef<'_>, generation: u32) -> NameId {
+        self.names.intern(key, generation)
+    }
+
+    /// Forgets a name that is idle.
+    pub(crate) fn tidy(&mut self, name: NameId) {
+        self.names.tidy(name);
+    }
+
+    /// The key of a name.
+    pub(crate) fn key(&self, name: NameId) -> Option<KeyRef<'_>> {
+        self.names.get(name).map(NameRecord::key)
+    }
+
+    /// The name in a slot; `None` if there is no such slot.
+    pub(crate) fn in_slot(&self, slot: u32) -> Option<Option<NameId>> {
+        self.names.in_slot(slot)
+    }
+
+    /// Whether a name was last reconciled in an earlier generation of its database.
+    pub(crate) fn is_behind(&self, name: NameId, alarms: &Alarms) -> bool {
+        self.names.get(name).is_some_and(|record| record.generation < alarms.generation(record.key().db))
+    }
+
+    /// Notes the generation in which a name is reconciled.
+    pub(crate) fn set_generation(&mut self, name: NameId, generation: u32) {
+        if let Some(record) = self.names.get_mut(name) {
+            record.generation = generation;
+        }
+    }
+
+    /// Notes whether a name has pending grants.
+    pub(crate) fn set_pending(&mut self, name: NameId, has_pending: bool) {
+        if let Some(record) = self.names.get_mut(name) {
+            record.has_pending = has_pending;
+        }
+        self.tidy(name);
+    }
+
+    /// Whether a request for a lock of a kind waits under a name.
+    pub(crate) fn has_kind(&self, name: NameId, kind: Kind) -> bool {
+        self.names.get(name).is_some_and(|record| record.has_kind(kind))
+    }
+
+    /// Whether a request for a lock of another kind waits under a name.
+    pub(crate) fn has_other_kind(&self, name: NameId, kind: Kind) -> bool {
+        self.names.get(name).is_some_and(|record| record.has_other_kind(kind))
+    }
+
+    /// Whether waiters of a fair lock have yet to get their places in the value that now lies under a name.
+    pub(crate) fn is_rejoining(&self, name: NameId) -> bool {
+        self.names.get(name).is_some_and(|record| record.is_rejoining)
+    }
+
+    /// Notes whether [`Registry::is_rejoining`] is true.
+    pub(crate) fn set_rejoining(&mut self, name: NameId, is_rejoining: bool) {
+        if let Some(record) = self.names.get_mut(name) {
+            record.is_rejoining = is_rejoining;
+        }
+    }
+
+    /// Makes a name dirty, or adds to what there is to act upon.
+    pub(crate) fn mark(&mut self, name: NameId, note: impl FnOnce(&mut Dirty)) {
+        if let Some(record) = self.names.get_mut(name) {
+            note(record.dirty.get_or_insert_default());
+            if !record.is_listed {
+                record.is_listed = true;
+                self.dirty.push_back(name);
+            }
+        }
+    }
+
+    /// What there is to act upon under a name.
+    pub(crate) fn dirty(&self, name: NameId) -> Option<&Dirty> {
+        self.names.get(name)?.dirty.as_deref()
+    }
+
+    /// The same, to change it.
+    pub(crate) fn dirty_mut(&mut self, name: NameId) -> Option<&mut Dirty> {
+        self.names.get_mut(name)?.dirty.as_deref_mut()
+    }
+
+    /// Takes out what there is to act upon under a name. The name stays dirty until [`Registry::put_back`], so it is not forgotten
+    /// if its last waiter leaves meanwhile.
+    pub(crate) fn take_dirty(&mut self, name: NameId) -> Dirty {
+        let record = self.names.get_mut(name);
+        record.map(|record| core::mem::take(record.dirty.get_or_insert_default().as_mut())).unwrap_or_default()
+    }
+
+    /// Ends what [`Registry::take_dirty`] began. `left` is what there is still to do; more may have been added meanwhile.
+    pub(crate) fn put_back(&mut self, name: NameId, mut left: Dirty) {
+        if let Some(record) = self.names.get_mut(name) {
+            if let Some(added) = record.dirty.take() {
+                left.merge(*added);
+            }
+            if !left.is_clean() {
+                self.mark(name, |dirty| *dirty = left);
+            }
+        }
+    }
+
+    /// A name is not dirty any more.
+    pub(crate) fn forget_dirty(&mut self, name: NameId) {
+        if let Some(record) = self.names.get_mut(name) {
+            record.dirty = None;
+        }
+        self.tidy(name);
+    }
+
+    /// The key of the next dirty name.
+    pub(crate) fn next_dirty(&mut self) -> Option<Key> {
+        while let Some(name) = self.dirty.pop_front() {
+            let Some(record) = self.names.get_mut(name) else {
+                continue;
+            };
+            record.is_listed = false;
+            if record.dirty.is_some() {
+                return Some(record.key().to_key());
+            }
+            self.tidy(name);
+        }
+        // There may have been an entry for each of a great many names: that memory goes back.
+        self.dirty.shrink_to(KEPT_ENTRIES);
+        None
+    }
+
+    /// Whether there are dirty names.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// The dirty names.
+    pub(crate) fn dirty_names(&self) -> impl Iterator<Item = NameId> {
+        self.dirty.iter().copied()
+    }
+
+    /// The next request in the queue of a name.
+    pub(crate) fn next_in_queue(&self, name: NameId, from: Bound<Position>) -> Option<Position> {
+        self.names.next_in_queue(name, from)
+    }
+
+    /// The position of the head of the queue of a name.
+    pub(crate) fn first_position(&self, name: NameId) -> Option<Position> {
+        self.names.get(name)?.queue.first()
+    }
+
+    /// Notes which key a waiter for many keys lacked when it was last looked at.
+    pub(crate) fn set_held_up_by(&mut self, ticket: u64, index: usize) {
+        if let Some(waiter) = self.get_mut(ticket) {
+            waiter.held_up_by = u32::try_from(index).unwrap_or(0);
+        }
+    }
+
+    /// Notes that a waiter may close a cycle, or that it was searched. Returns whether that is new.
+    pub(crate) fn set_suspected(&mut self, ticket: u64, is_suspected: bool) -> bool {
+        let waiter = self.get_mut(ticket);
+        waiter.is_some_and(|waiter| core::mem::replace(&mut waiter.is_suspected, is_suspected) != is_suspected)
+    }
+
+    /// Why a waiter is cut off, if it is: see `notified.rs`.
+    pub(crate) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
+        self.notified.cut_off(waiter)
+    }
+
+    /// Whether a wait is over, because its time is up or the request is cut off.
+    pub(crate) fn is_wait_over(&self, waiter: &Waiter, now: Now) -> bool {
+        waiter.is_over(now) || self.cut_off(waiter).is_some()
+    }
+
+    /// Whether notified waiters have to be looked at: they may be cut off.
+    pub(crate) fn has_cut_off(&self) -> bool {
+        self.notified.has_work()
+    }
+
+    /// The next of them.
+    pub(crate) fn next_cut_off(&mut self) -> Option<u64> {
+        self.notified.next()
+    }
+
+    /// A connection closed: cuts off its notified waits.
+    pub(crate) fn client_closed(&mut self, client: u64) {
+        self.notified.client_closed(client);
+    }
+
+    /// Whether a connection has notified waits.
+    pub(crate) fn waits_notified(&self, client: u64) -> bool {
+        self.notified.first_of(client).is_some()
+    }
+
+    /// A channel is served by another node of the cluster: cuts off the waits whose answers belong there.
+    pub(crate) fn channel_gone(&mut self, channel: Channel) {
+        self.notified.channel_gone(channel);
+    }
+
+    /// The server became a replica: cuts off all notified waits.
+    pub(crate) fn demoted(&mut self) {
+        self.notified.demoted();
+    }
+
+    /// The server became a master: new waits are not cut off.
+    pub(crate) fn promoted(&mut self) {
+        self.notified.promoted();
+    }
+
+    /// How many notified waiters there are.
+    pub(crate) fn notified_len(&self) -> usize {
+        self.notified.len()
+    }
+
     /// How many wait on the whole server.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.waiting
     }
 
     /// How many wait for locks of a kind.
-    pub(super) fn len_of(&self, kind: Kind) -> usize {
+    pub(crate) fn len_of(&self, kind: Kind) -> usize {
         *self.of_kind.of(kind)
     }
 
     /// The waiter with a ticket.
-    pub(super) fn get(&self, ticket: u64) -> Option<&Waiter> {
+    pub(crate) fn get(&self, ticket: u64) -> Option<&Waiter> {
         let (slot, number) = halves(ticket);
         self.tickets.get(slot).filter(|(known, _)| *known == number).map(|(_, waiter)| waiter)
     }
 
-    pub(super) fn get_mut(&mut self, ticket: u64) -> Option<&mut Waiter> {
+    fn get_mut(&mut self, ticket: u64) -> Option<&mut Waiter> {
         let (slot, number) = halves(ticket);
         self.tickets.get_mut(slot).filter(|(known, _)| *known == number).map(|(_, waiter)| waiter)
     }
 
     /// The name of a waiter's owner.
-    pub(super) fn owner_of(&self, waiter: &Waiter) -> &[u8] {
+    pub(crate) fn owner_of(&self, waiter: &Waiter) -> &[u8] {
         self.owners.bytes(waiter.owner)
     }
 
     /// Puts a request into the queue of each of its names. Returns its ticket.
-    pub(super) fn enter(&mut self, entrant: Entrant<'_>, now: Now) -> u64 {
+    pub(crate) fn enter(&mut self, entrant: Entrant<'_>, now: Now) -> u64 {
         let Entrant { rank, arrival, request, client, .. } = entrant;
         let owner = self.owners.intern(entrant.owner);
         let names = entrant.names.clone();
@@ -115,16 +378,17 @@ impl WaitQueues {
         ticket
     }
 
-    /// Takes a waiter out of its queues. Its names may be idle afterwards, and so may its owner.
-    pub(super) fn leave(&mut self, ticket: u64) -> Option<Waiter> {
-        self.get(ticket)?;
+    /// Takes a waiter out of its queues. Its names may be idle afterwards: see [`Registry::tidy`].
+    pub(crate) fn leave(&mut self, ticket: u64) -> Option<Left> {
+        let owner = Owner::from(self.owner_of(self.get(ticket)?));
         let (_, waiter) = self.tickets.remove(halves(ticket).0)?;
         self.unlink(ticket, &waiter);
-        Some(waiter)
+        self.owners.tidy(waiter.owner);
+        Some(Left { waiter, owner })
     }
 
     /// Moves a waiter for WRITE whose owner holds READ to the head of its queues.
-    pub(super) fn upgrade(&mut self, ticket: u64) {
+    pub(crate) fn upgrade(&mut self, ticket: u64) {
         let Some(waiter) = self.get_mut(ticket) else {
             return;
         };
@@ -197,7 +461,7 @@ impl WaitQueues {
     }
 
     /// Bytes on the heap, about: what is known without a look at each waiter.
-    pub(super) fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         // Who is alone in a queue is kept in the record of the name.
         let in_sets = self.waiting.saturating_sub(self.names.len());
         let queued = bytes_in_set::<Position>(in_sets);
@@ -207,43 +471,43 @@ impl WaitQueues {
     }
 
     /// How many wait under a name.
-    pub(super) fn len_under(&self, name: NameId) -> usize {
+    pub(crate) fn len_under(&self, name: NameId) -> usize {
         self.names.get(name).map_or(0, |record| record.queue.len())
     }
 
     /// The head of the queue of a name.
-    pub(super) fn first(&self, name: NameId) -> Option<(u64, &Waiter)> {
+    pub(crate) fn first(&self, name: NameId) -> Option<(u64, &Waiter)> {
         let ticket = self.names.get(name)?.queue.first()?.ticket;
         Some((ticket, self.get(ticket)?))
     }
 
     /// The waiters under a name, in order.
-    pub(super) fn in_order(&self, name: NameId) -> impl Iterator<Item = (u64, &Waiter)> {
+    pub(crate) fn in_order(&self, name: NameId) -> impl Iterator<Item = (u64, &Waiter)> {
         let queue = self.names.get(name).into_iter().flat_map(|record| record.queue.iter());
         queue.filter_map(|position| Some((position.ticket, self.get(position.ticket)?)))
     }
 
     /// Where an owner waits under a name.
-    pub(super) fn wait_of(&self, owner: OwnerId, name: NameId) -> Option<Position> {
+    pub(crate) fn wait_of(&self, owner: OwnerId, name: NameId) -> Option<Position> {
         let from = Bound::Included(Wait { name, position: Position::FIRST });
         let wait = self.owners.get(owner)?.waits.first_from(from)?;
         (wait.name == name).then_some(wait.position)
     }
 
     /// The ticket of the request with which an owner waits under a name.
-    pub(super) fn own_wait(&self, owner: &[u8], name: NameId) -> Option<u64> {
+    pub(crate) fn own_wait(&self, owner: &[u8], name: NameId) -> Option<u64> {
         let owner = self.owners.find(owner)?;
         self.wait_of(owner, name).map(|position| position.ticket)
     }
 
     /// The same, if it waits for a place on a fair lock.
-    pub(super) fn own_place(&self, owner: &[u8], name: NameId) -> Option<u64> {
+    pub(crate) fn own_place(&self, owner: &[u8], name: NameId) -> Option<u64> {
         let ticket = self.own_wait(owner, name)?;
         self.get(ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair).then_some(ticket)
     }
 
     /// A ticket whose time is over.
-    pub(super) fn next_over(&self, now: Now) -> Option<u64> {
+    pub(crate) fn next_over(&self, now: Now) -> Option<u64> {
         let (until_us, alarm) = self.timeouts.peek()?;
         if until_us > now.mono_us {
             return None;
@@ -253,13 +517,13 @@ impl WaitQueues {
     }
 
     /// Whether there is memory to give back.
-    pub(super) fn has_retired(&self) -> bool {
+    pub(crate) fn has_retired(&self) -> bool {
         let has_slots = self.tickets.has_retired() || self.names.has_retired() || self.owners.has_retired();
         has_slots || self.timeouts.has_retired()
     }
 
     /// Gives some of it back.
-    pub(super) fn give_back(&mut self) {
+    pub(crate) fn give_back(&mut self) {
         self.timeouts.give_back();
         self.tickets.give_back();
         self.names.give_back();
@@ -267,12 +531,12 @@ impl WaitQueues {
     }
 
     /// When the next waiter gives up.
-    pub(super) fn next_timeout_us(&self) -> Option<u64> {
+    pub(crate) fn next_timeout_us(&self) -> Option<u64> {
         self.timeouts.peek().map(|(until_us, _)| until_us)
     }
 
     /// Notes a holder under a name that is waited for, if there is room for it.
-    pub(super) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
+    pub(crate) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
         let owner = self.owners.intern(owner);
         let holder = Holder { token, owner, mode, deadline_us };
         let has_room =
@@ -295,11 +559,48 @@ impl WaitQueues {
         }
     }
 
-    /// Notes that a holder holds no longer. Returns who it was, if that one still waits somewhere or holds something.
-    pub(super) fn remove_holder(&mut self, name: NameId, token: u64) -> Option<OwnerId> {
+    /// Notes that a hold has ended. Returns the ticket of its owner's request under the same name, if there is one.
+    pub(crate) fn remove_holder(&mut self, name: NameId, token: u64) -> Option<u64> {
         let owner = self.take_holder(name, token)?;
+        let wait = self.wait_of(owner, name).map(|position| position.ticket);
         self.owners.tidy(owner);
-        Some(owner)
+        wait
+    }
+
+    /// Notes the new deadline of a hold.
+    pub(crate) fn set_deadline(&mut self, name: NameId, token: u64, deadline_us: u64) {
+        if let Some(holder) = self.names.get_mut(name).and_then(|record| record.holder_mut(token)) {
+            holder.deadline_us = deadline_us;
+        }
+    }
+
+    /// The copy of the holders is complete.
+    pub(crate) fn set_holders_known(&mut self, name: NameId) {
+        if let Some(record) = self.names.get_mut(name) {
+            record.knows_holders = true;
+        }
+    }
+
+    /// Whether the copy of the holders of a name is true.
+    pub(crate) fn knows_holders(&self, name: NameId, alarms: &Alarms) -> bool {
+        let record = self.names.get(name);
+        record.is_some_and(|record| record.knows_holders && !self.is_behind(name, alarms))
+    }
+
+    /// The copy of the holders of a name, in the order of their tokens.
+    pub(crate) fn holders(&self, name: NameId) -> &[Holder] {
+        self.names.get(name).map_or(&[], |record| &record.holders)
+    }
+
+    /// Whether the owner of a waiter has a live hold under a name.
+    pub(crate) fn is_held_by_owner(&self, name: NameId, waiter: &Waiter, now: Now) -> bool {
+        self.holders(name).iter().any(|holder| holder.owner == waiter.owner && holder.deadline_us > now.mono_us)
+    }
+
+    /// The owner and the token of the oldest hold under a name.
+    pub(crate) fn oldest_holder(&self, name: NameId) -> Option<(&[u8], u64)> {
+        let holder = self.holders(name).first()?;
+        Some((self.owners.bytes(holder.owner), holder.token))
     }
 
     fn take_holder(&mut self, name: NameId, token: u64) -> Option<OwnerId> {
@@ -328,7 +629,7 @@ impl WaitQueues {
     }
 
     /// Notes that it is not known who holds.
-    pub(super) fn forget_holders(&mut self, name: NameId) {
+    pub(crate) fn forget_holders(&mut self, name: NameId) {
         let Some(record) = self.names.get_mut(name) else {
             return;
         };
@@ -341,14 +642,9 @@ impl WaitQueues {
         }
     }
 
-    /// The record of a key's name.
-    pub(super) fn record(&self, key: KeyRef<'_>) -> Option<&NameRecord> {
-        self.names.get(self.names.find(key)?)
-    }
-
     /// Checks the invariants.
     #[cfg(test)]
-    pub(super) fn assert_consistent(&self) {
+    pub(crate) fn assert_consistent(&self) {
         let (mut in_queues, mut holders, mut waits, mut holdings) = (0, 0, 0, 0);
         for (name, record) in self.names.iter() {
             in_queues += record.queue.len();
@@ -385,26 +681,29 @@ impl WaitQueues {
     }
 }
 
+/// For how many entries room is kept in a list that is empty now.
+const KEPT_ENTRIES: usize = 1024;
+
 fn ticket_of(slot: u32, number: u32) -> u64 {
     (u64::from(number) << u32::BITS) | u64::from(slot)
 }
 
 /// The slot and the running number of a ticket.
-pub(super) fn halves(ticket: u64) -> (u32, u32) {
+fn halves(ticket: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = ticket.to_le_bytes();
     (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
 }
 
 #[cfg(test)]
 mod tests {
+    use self::owners::OwnerRecord;
     use super::*;
-    use crate::engine::owners::OwnerRecord;
     use crate::request::{Ask, Channel, Request, Verb};
 
     #[test]
     fn records_have_the_sizes_that_the_memory_of_a_million_waiters_rests_on() {
         let sizes = [size_of::<(u32, Waiter)>(), size_of::<OwnerRecord>(), size_of::<NameRecord>()];
-        assert_eq!(sizes, [128, 80, 152]);
+        assert_eq!(sizes, [128, 80, 128]);
         assert_eq!((size_of::<Position>(), size_of::<Wait>()), (16, 24));
     }
 
@@ -414,7 +713,7 @@ mod tests {
     fn told_and_taken(names: u32, notify: Option<Channel>) -> (usize, usize) {
         let mut made = None;
         let taken = allocation_counter::measure(|| {
-            let mut queues = WaitQueues::new(&RandomState::with_seeds(1, 2, 3, 4));
+            let mut queues = Registry::new(&RandomState::with_seeds(1, 2, 3, 4));
             for number in 0..MANY {
                 let bytes = |number: u32| std::format!("{number:020}");
                 let key = bytes(number % names);

@@ -11,7 +11,6 @@ use ahash::RandomState;
 use smallvec::SmallVec;
 
 use super::dirty::Dirty;
-use super::pending_grants::PendingHolds;
 use super::positions::{NameId, OwnerId, Position};
 use crate::bytes::{Key, KeyRef};
 use crate::collections::{NameTable, Slots, SmallSet};
@@ -20,15 +19,15 @@ use crate::time::Now;
 
 /// How many holders are kept beside a queue: noting them, and forgetting all of them in one step, must not take long. As many again
 /// are kept of those who wait there themselves.
-pub(super) const MAX_COPIED: usize = 1024;
+pub(crate) const MAX_COPIED: usize = 1024;
 
 /// Who holds under a name that somebody waits for: a copy of what the value says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
-    pub(super) token: u64,
-    pub(super) owner: OwnerId,
-    pub(super) mode: Mode,
-    pub(super) deadline_us: u64,
+pub(crate) struct Holder {
+    pub(crate) token: u64,
+    pub(crate) owner: OwnerId,
+    pub(crate) mode: Mode,
+    pub(crate) deadline_us: u64,
 }
 
 impl Holder {
@@ -56,8 +55,8 @@ pub(super) struct NameRecord {
     pub(super) is_listed: bool,
     /// The generation of its database in which it was last reconciled: see `databases.rs`.
     pub(super) generation: u32,
-    /// The holds of its key that have pending grants.
-    pub(super) pending: PendingHolds,
+    /// Holds of its key have pending grants.
+    pub(super) has_pending: bool,
 }
 
 impl NameRecord {
@@ -109,7 +108,7 @@ impl NameRecord {
     }
 
     fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.dirty.is_none() && !self.is_listed && self.pending.is_empty()
+        self.queue.is_empty() && self.dirty.is_none() && !self.is_listed && !self.has_pending
     }
 }
 
@@ -136,10 +135,10 @@ impl Names {
         self.state
     }
 
-    /// The record in a slot; `None` if there is no such slot.
-    pub(super) fn in_slot(&self, slot: u32) -> Option<Option<(NameId, &NameRecord)>> {
+    /// The name in a slot; `None` if there is no such slot.
+    pub(super) fn in_slot(&self, slot: u32) -> Option<Option<NameId>> {
         let is_there = (slot as usize) < self.slots.capacity();
-        is_there.then(|| self.get(NameId(slot)).map(|record| (NameId(slot), record)))
+        is_there.then(|| self.get(NameId(slot)).map(|_| NameId(slot)))
     }
 
     pub(super) fn find(&self, key: KeyRef<'_>) -> Option<NameId> {
@@ -165,7 +164,7 @@ impl Names {
             dirty: None,
             is_listed: false,
             generation,
-            pending: PendingHolds::default(),
+            has_pending: false,
         }));
         self.by_key.insert(self.hasher.hash_one(key), number);
         self.state = self.state.wrapping_add(1);

@@ -23,11 +23,12 @@ use core::ops::Bound;
 use ahash::RandomState;
 use hashbrown::{HashMap, HashSet};
 
+use super::Registry;
 use super::names::Holder;
 use super::owners::{Holding, Wait};
 use super::positions::{NameId, OwnerId, Position};
-use super::state::Engine;
 use super::waiter::Waiter;
+use crate::alarms::Alarms;
 use crate::kind::Mode;
 use crate::request::WaitEdge;
 use crate::time::Now;
@@ -40,7 +41,7 @@ const MAX_STEPS: u32 = 20_000;
 const TOLD_EDGES: usize = 4;
 
 /// What a search found.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     NoCycle,
     /// The cycle from the owner on.
     Cycle(Box<[WaitEdge]>),
@@ -48,20 +49,21 @@ pub(super) enum Outcome {
     NotNow,
 }
 
-/// Looks for a cycle through the edges of a waiter. `ends` are requests of its owner that are about
-/// to end.
-pub(super) fn check(engine: &mut Engine, ticket: u64, ends: &[u64], now: Now) -> Outcome {
-    let (outcome, steps) = search(engine, ticket, ends, now);
-    engine.work.search_steps = engine.work.search_steps.saturating_sub(steps);
-    outcome
-}
-
-fn search(engine: &Engine, ticket: u64, ends: &[u64], now: Now) -> (Outcome, u32) {
-    let Some(waiter) = engine.queues.get(ticket) else {
+/// Looks for a cycle through the edges of a waiter, in `steps_left` steps. `ends` are requests of its owner that are about to end.
+/// Returns how many steps it took as well.
+pub(crate) fn search(
+    registry: &Registry,
+    alarms: &Alarms,
+    ticket: u64,
+    ends: &[u64],
+    now: Now,
+    steps_left: u32,
+) -> (Outcome, u32) {
+    let Some(waiter) = registry.get(ticket) else {
         return (Outcome::NoCycle, 0);
     };
-    let graph = Graph { engine, me: waiter.owner, ticket, ends, now };
-    let me = engine.queues.owners.get(waiter.owner).filter(|me| me.is_waited_for());
+    let graph = Graph { registry, alarms, me: waiter.owner, ticket, ends, now, steps_left };
+    let me = registry.owners.get(waiter.owner).filter(|me| me.is_waited_for());
     let Some(me) = me.filter(|_| graph.counts(ticket, waiter)) else {
         return (Outcome::NoCycle, 0);
     };
@@ -86,7 +88,7 @@ fn meet(graph: Graph<'_>, from_request: Direction, steps: &mut u32) -> Option<Ou
             if *steps >= MAX_STEPS {
                 return Some(Outcome::NoCycle);
             }
-            if *steps >= graph.engine.work.search_steps {
+            if *steps >= graph.steps_left {
                 return Some(Outcome::NotNow);
             }
             *steps = steps.saturating_add(1);
@@ -101,30 +103,33 @@ fn meet(graph: Graph<'_>, from_request: Direction, steps: &mut u32) -> Option<Ou
 
 #[derive(Clone, Copy)]
 struct Graph<'a> {
-    engine: &'a Engine,
+    registry: &'a Registry,
+    alarms: &'a Alarms,
     me: OwnerId,
     /// The request that the search is for.
     ticket: u64,
     ends: &'a [u64],
     now: Now,
+    /// How many steps the searches of this turn may still take.
+    steps_left: u32,
 }
 
 impl<'a> Graph<'a> {
     /// Whether the owner waits for nobody under this name, because it holds it: part of a request for several keys.
     fn is_own(&self, owner: OwnerId, name: NameId, mode: Mode) -> bool {
         let is_live = |holding: Holding| {
-            let record = self.engine.queues.names.get(name);
+            let record = self.registry.names.get(name);
             let holder = record.and_then(|record| record.next_holder(holding.token.saturating_sub(1)));
             holder.is_some_and(|holder| holder.token == holding.token && holder.deadline_us > self.now.mono_us)
         };
-        let holdings = self.engine.queues.owners.get(owner).map(|owner| &owner.holdings);
+        let holdings = self.registry.owners.get(owner).map(|owner| &owner.holdings);
         let first = holdings.and_then(|holdings| holdings.first_from(Bound::Included(Holding { name, token: 0 })));
         mode == Mode::Exclusive && first.is_some_and(|holding| holding.name == name && is_live(holding))
     }
 
     /// A request that is cut off is granted nothing any more.
     fn is_cut_off(&self, waiter: &Waiter) -> bool {
-        self.engine.queues.notified.cut_off(waiter).is_some()
+        self.registry.cut_off(waiter).is_some()
     }
 
     /// Whether a request makes edges.
@@ -194,7 +199,7 @@ struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     fn new(graph: Graph<'a>, direction: Direction, from_request: bool) -> Self {
-        let hasher = &graph.engine.hasher;
+        let hasher = &graph.registry.hasher;
         let mut walk = Self {
             graph,
             direction,
@@ -232,7 +237,7 @@ impl<'a> Walk<'a> {
         if index == ME && self.from_request {
             return self.todo.push(Task::Request { next: 0 });
         }
-        let is_followed = || self.graph.engine.queues.owners.get(owner).is_some_and(|owner| owner.followed > 0);
+        let is_followed = || self.graph.registry.owners.get(owner).is_some_and(|owner| owner.followed > 0);
         if self.direction == Direction::Forward || is_followed() {
             self.todo.push(Task::Waits { node: index, after: Bound::Unbounded });
         }
@@ -266,7 +271,7 @@ impl<'a> Walk<'a> {
     /// Looks at the next name of the request that the search is for.
     fn next_of_request(&mut self, next: usize) -> Option<Node> {
         let Graph { ticket, me, .. } = self.graph;
-        let waiter = self.graph.engine.queues.get(ticket)?;
+        let waiter = self.graph.registry.get(ticket)?;
         let name = *waiter.names.get(next)?;
         self.todo.push(Task::Request { next: next.saturating_add(1) });
         self.expand_wait(ME, me, name, waiter.request().mode, waiter.position(ticket));
@@ -276,9 +281,9 @@ impl<'a> Walk<'a> {
     /// The next name that a node waits for.
     fn next_wait(&mut self, node: usize, after: Bound<Wait>) -> Option<Node> {
         let owner = self.owner(node)?;
-        let wait = self.graph.engine.queues.owners.get(owner)?.waits.first_from(after)?;
+        let wait = self.graph.registry.owners.get(owner)?.waits.first_from(after)?;
         self.todo.push(Task::Waits { node, after: Bound::Excluded(wait) });
-        let waiter = self.graph.engine.queues.get(wait.position.ticket)?;
+        let waiter = self.graph.registry.get(wait.position.ticket)?;
         if self.graph.counts(wait.position.ticket, waiter) {
             self.expand_wait(node, owner, wait.name, waiter.request().mode, wait.position);
         }
@@ -287,7 +292,7 @@ impl<'a> Walk<'a> {
 
     /// Looks for the edges of a request.
     fn expand_wait(&mut self, node: usize, owner: OwnerId, name: NameId, mode: Mode, position: Position) {
-        if !self.graph.engine.knows_holders(name) {
+        if !self.graph.registry.knows_holders(name, self.graph.alarms) {
             return;
         }
         let done = self.queues.get(&name.0).copied();
@@ -327,11 +332,11 @@ impl<'a> Walk<'a> {
     }
 
     fn next_hold(&mut self, node: usize, after: Bound<Holding>) -> Option<Node> {
-        let queues = &self.graph.engine.queues;
+        let queues = self.graph.registry;
         let holding = queues.owners.get(self.owner(node)?)?.holdings.first_from(after)?;
         let Holding { name, token } = holding;
         self.todo.push(Task::Holds { node, after: Bound::Excluded(holding) });
-        if !self.graph.engine.knows_holders(name) {
+        if !self.graph.registry.knows_holders(name, self.graph.alarms) {
             return None;
         }
         let holder = queues.names.get(name)?.next_holder(token.saturating_sub(1))?;
@@ -343,7 +348,7 @@ impl<'a> Walk<'a> {
     }
 
     fn next_holder(&mut self, node: usize, name: NameId, mode: Mode, after: u64) -> Option<Node> {
-        let holder = self.graph.engine.queues.names.get(name)?.next_holder(after)?;
+        let holder = self.graph.registry.names.get(name)?.next_holder(after)?;
         self.todo.push(Task::Holders { node, name, mode, after: holder.token });
         let is_other = Some(holder.owner) != self.owner(node);
         let is_edge = is_other && holder.is_in_the_way_of(mode, self.graph.now) && self.may_reach(holder.owner, None);
@@ -359,7 +364,7 @@ impl<'a> Walk<'a> {
         held: Option<Holder>,
     ) -> Option<Node> {
         let graph = self.graph;
-        let position = graph.engine.queues.names.next_in_queue(name, after)?;
+        let position = graph.registry.names.next_in_queue(name, after)?;
         let is_over = match end {
             Bound::Unbounded => false,
             Bound::Included(end) => position > end,
@@ -369,7 +374,7 @@ impl<'a> Walk<'a> {
             return None;
         }
         self.todo.push(Task::Queue { node, name, after: Bound::Excluded(position), end, held });
-        let waiter = graph.engine.queues.get(position.ticket)?;
+        let waiter = graph.registry.get(position.ticket)?;
         let (owner, mode) = (waiter.owner, waiter.request().mode);
         let is_edge = Some(owner) != self.owner(node)
             && graph.counts(position.ticket, waiter)
@@ -381,7 +386,7 @@ impl<'a> Walk<'a> {
 
     /// The cycle that an edge to the owner that asks closes, from that owner on.
     fn cycle(&self, last: Node) -> Box<[WaitEdge]> {
-        let queues = &self.graph.engine.queues;
+        let queues = self.graph.registry;
         let name_of = |owner| queues.owners.bytes(owner).into();
         let mut edges = Vec::new();
         let mut edge = &last;

@@ -61,32 +61,46 @@ impl KindStats {
 }
 
 /// One more of what is counted.
-pub(super) fn count(counter: &mut u64) {
+pub(crate) fn count(counter: &mut u64) {
     *counter = counter.saturating_add(1);
 }
 
 /// See the head of this file.
 #[derive(Default)]
-pub(super) struct Statistics {
+pub(crate) struct Statistics {
     kinds: PerKind<KindStats>,
-    pub(super) waits: WaitTimes,
+    waits: WaitTimes,
     /// Grants taken back because nobody listened to the channel on which they were to be published.
-    pub(super) unheard: u64,
+    unheard: u64,
 }
 
 impl Statistics {
-    pub(super) fn of(&mut self, kind: Kind) -> &mut KindStats {
+    pub(crate) fn of(&mut self, kind: Kind) -> &mut KindStats {
         self.kinds.of_mut(kind)
     }
 
+    /// Nobody listened to the channel on which a grant was published.
+    pub(crate) fn count_unheard(&mut self) {
+        count(&mut self.unheard);
+    }
+
+    pub(crate) fn unheard(&self) -> u64 {
+        self.unheard
+    }
+
+    /// How long waits took.
+    pub(crate) fn wait_summary(&mut self, now: Now) -> WaitSummary {
+        self.waits.summary(now)
+    }
+
     /// A request or a waiter is answered with an error.
-    pub(super) fn count_refusal(&mut self, kind: Kind, refusal: &Refusal) {
+    pub(crate) fn count_refusal(&mut self, kind: Kind, refusal: &Refusal) {
         let stats = self.of(kind);
         count(if matches!(refusal, Refusal::Deadlock(_)) { &mut stats.deadlocks } else { &mut stats.refused });
     }
 
     /// A waiter was granted.
-    pub(super) fn count_wait(&mut self, kind: Kind, since_us: u64, now: Now) {
+    pub(crate) fn count_wait(&mut self, kind: Kind, since_us: u64, now: Now) {
         count(&mut self.of(kind).granted_after_waiting);
         self.waits.note(now.mono_us.saturating_sub(since_us), now);
     }
@@ -121,7 +135,7 @@ struct Window {
 const EMPTY: Window = Window { counts: [0; BUCKETS], max_us: 0 };
 
 /// The buckets of two minutes.
-pub(super) struct WaitTimes {
+struct WaitTimes {
     /// The current minute and the one before.
     windows: Box<[Window; 2]>,
     ends_us: u64,
@@ -158,7 +172,7 @@ impl WaitTimes {
         self.ends_us = now.mono_us.saturating_add(WINDOW_US);
     }
 
-    pub(super) fn summary(&mut self, now: Now) -> WaitSummary {
+    fn summary(&mut self, now: Now) -> WaitSummary {
         self.begin_window(now);
         let [current, before] = &*self.windows;
         let max_us = current.max_us.max(before.max_us);

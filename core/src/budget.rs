@@ -13,10 +13,10 @@ const OWN_UNITS: u32 = 8;
 const SHARED_UNITS: u32 = 1_000;
 
 /// What an answer costs: the server has to write it, after the module's own part is done.
-pub(super) const ANSWER: u32 = 6;
+pub(crate) const ANSWER: u32 = 6;
 
 /// What any other change costs.
-pub(super) const CHANGE: u32 = 1;
+pub(crate) const CHANGE: u32 = 1;
 
 /// How many steps all searches for deadlocks of one turn may take.
 const SEARCH_STEPS: u32 = 20_000;
@@ -25,21 +25,19 @@ const SEARCH_STEPS: u32 = 20_000;
 const PARTS: u32 = 256;
 
 /// How many parts cost as much as a change.
-pub(super) const PARTS_PER_CHANGE: u32 = 8;
+pub(crate) const PARTS_PER_CHANGE: u32 = 8;
 
 /// How many bindings of a connection that closed, or of a value that went away, are looked at at once.
 const BINDINGS: usize = 64;
 
 /// The allowances.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Work {
+pub(crate) struct Budget {
     own: u32,
     shared: u32,
-    pub(super) search_steps: u32,
-    /// How many slots, leftovers or holds are one step.
-    pub(super) parts: u32,
-    /// How many bindings are one step.
-    pub(super) bindings: usize,
+    search_steps: u32,
+    parts: u32,
+    bindings: usize,
     #[cfg(test)]
     scarcity: Option<Scarcity>,
 }
@@ -47,16 +45,16 @@ pub(super) struct Work {
 /// Allowances so small that work stops in the middle of everything that can be left to the timer.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scarcity {
-    pub(super) own: u32,
+pub(crate) struct Scarcity {
+    pub(crate) own: u32,
     /// At least 1. What costs more than all of it costs all of it, so that each turn gets somewhere.
-    pub(super) shared: u32,
-    pub(super) search_steps: u32,
-    pub(super) parts: u32,
-    pub(super) bindings: usize,
+    pub(crate) shared: u32,
+    pub(crate) search_steps: u32,
+    pub(crate) parts: u32,
+    pub(crate) bindings: usize,
 }
 
-impl Default for Work {
+impl Default for Budget {
     fn default() -> Self {
         Self {
             own: 0,
@@ -70,9 +68,9 @@ impl Default for Work {
     }
 }
 
-impl Work {
+impl Budget {
     /// A turn of the event loop begins, or a run of the timer.
-    pub(super) fn begin_turn(&mut self) {
+    pub(crate) fn begin_turn(&mut self) {
         #[cfg(test)]
         if let Some(Scarcity { shared, search_steps, parts, bindings, .. }) = self.scarcity {
             *self = Self { own: 0, shared, search_steps, parts, bindings, ..*self };
@@ -82,13 +80,13 @@ impl Work {
     }
 
     #[cfg(test)]
-    pub(super) fn make_scarce(&mut self, scarcity: Scarcity) {
+    pub(crate) fn make_scarce(&mut self, scarcity: Scarcity) {
         self.scarcity = Some(scarcity);
         self.begin_turn();
     }
 
     /// A command on so many keys begins.
-    pub(super) fn begin_command(&mut self, keys: usize) {
+    pub(crate) fn begin_command(&mut self, keys: usize) {
         #[cfg(test)]
         if let Some(Scarcity { own, .. }) = self.scarcity {
             self.own = own;
@@ -98,12 +96,12 @@ impl Work {
     }
 
     /// The timer goes on with something: it has the shared allowance only.
-    pub(super) fn begin_timer(&mut self) {
+    pub(crate) fn begin_timer(&mut self) {
         self.own = 0;
     }
 
     /// Takes from the allowances what something costs. `false` if they are used up.
-    pub(super) fn take(&mut self, units: u32) -> bool {
+    pub(crate) fn take(&mut self, units: u32) -> bool {
         #[cfg(test)]
         let units = self.scarcity.map_or(units, |scarcity| units.min(scarcity.shared));
         if let Some(left) = self.own.checked_sub(units) {
@@ -119,14 +117,34 @@ impl Work {
         }
     }
 
-    /// Takes what one step over [`Work::parts`] costs.
-    pub(super) fn take_parts(&mut self) -> bool {
+    /// How many steps the searches for deadlocks of this turn may still take.
+    pub(crate) fn search_steps(&self) -> u32 {
+        self.search_steps
+    }
+
+    /// A search for deadlocks has taken so many steps.
+    pub(crate) fn take_search_steps(&mut self, steps: u32) {
+        self.search_steps = self.search_steps.saturating_sub(steps);
+    }
+
+    /// How many slots, leftovers or holds are one step.
+    pub(crate) fn parts(&self) -> u32 {
+        self.parts
+    }
+
+    /// How many bindings are one step.
+    pub(crate) fn bindings(&self) -> usize {
+        self.bindings
+    }
+
+    /// Takes what one step over [`Budget::parts`] costs.
+    pub(crate) fn take_parts(&mut self) -> bool {
         self.take(self.parts.div_ceil(PARTS_PER_CHANGE))
     }
 
     /// The same for what cannot be divided. If there is not enough left for it, the turn has done enough, and the next one begins
     /// with it.
-    pub(super) fn take_or_end_turn(&mut self, units: u32) -> bool {
+    pub(crate) fn take_or_end_turn(&mut self, units: u32) -> bool {
         let is_enough = self.take(units);
         if !is_enough {
             self.shared = 0;
@@ -135,7 +153,7 @@ impl Work {
     }
 
     /// Whether nothing is left that the timer could do something with.
-    pub(super) fn is_used_up(&self) -> bool {
+    pub(crate) fn is_used_up(&self) -> bool {
         #[cfg(test)]
         if let Some(scarcity) = self.scarcity {
             return self.shared < ANSWER.min(scarcity.shared);
@@ -145,13 +163,13 @@ impl Work {
 
     /// What was taken from the shared allowance of this turn.
     #[cfg(test)]
-    pub(super) fn taken(&self) -> u32 {
+    pub(crate) fn taken(&self) -> u32 {
         SHARED_UNITS.saturating_sub(self.shared)
     }
 
     /// The steps that the searches of this turn have taken.
     #[cfg(test)]
-    pub(super) fn searched(&self) -> u32 {
+    pub(crate) fn searched(&self) -> u32 {
         SEARCH_STEPS.saturating_sub(self.search_steps)
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Notified {
     /// Counts the promotions that found waits. What began in another term is cut off.
     term: u16,
     /// Connections that have closed, with waits that have not ended yet.
-    pub(super) closed: BTreeSet<u64>,
+    closed: BTreeSet<u64>,
     /// Channels that went away. Their waits are found by one look at all waits, however many channels there are.
     gone: BTreeSet<Channel>,
     /// Up to where that look has come.
@@ -35,7 +35,7 @@ pub(super) struct Notified {
     /// Channels that went away since it began: another look follows.
     gone_since: BTreeSet<Channel>,
     /// This server is no master any more.
-    pub(super) is_demoted: bool,
+    is_demoted: bool,
 }
 
 impl Notified {
@@ -67,6 +67,18 @@ impl Notified {
     pub(super) fn first_of(&self, client: u64) -> Option<u64> {
         let (of, ticket) = self.waits.range((client, 0)..).next()?;
         (*of == client).then_some(*ticket)
+    }
+
+    /// A connection closed: its waits are over.
+    pub(super) fn client_closed(&mut self, client: u64) {
+        if self.first_of(client).is_some() {
+            self.closed.insert(client);
+        }
+    }
+
+    /// This server is no master any more.
+    pub(super) fn demoted(&mut self) {
+        self.is_demoted = true;
     }
 
     pub(super) fn term(&self) -> u16 {

@@ -8,35 +8,35 @@ use super::positions::Position;
 
 /// What there is to act upon under a name.
 #[derive(Default)]
-pub(super) struct Dirty {
+pub(crate) struct Dirty {
     /// A value came here by RESTORE, RENAME and the like: its holds are bound to no connection.
-    pub(super) arrived: bool,
+    pub(crate) arrived: bool,
     /// Another value may lie under the name, or none.
-    pub(super) replaced: bool,
+    pub(crate) replaced: bool,
     /// How far the look at a new value and its waiters has come.
-    pub(super) review: Option<Review>,
+    pub(crate) review: Option<Review>,
     /// Holds, by token, that were used without a connection before the look at a value that arrived is at its end: their sessions go on.
-    pub(super) sessions_kept: BTreeSet<u64>,
+    pub(crate) sessions_kept: BTreeSet<u64>,
     /// Pending grants to be undone: the tokens of the holds, and the tickets.
-    pub(super) undone: Vec<(u64, u64)>,
+    pub(crate) undone: Vec<(u64, u64)>,
     /// Holds, by token, and connections of theirs that closed.
-    pub(super) unbound: Vec<(u64, u64)>,
+    pub(crate) unbound: Vec<(u64, u64)>,
     /// Owners on a fair lock whose connected waiter is gone; and when it had come, if it was answered nil, and so gives up its place. What happened last
     /// counts.
-    pub(super) gone: BTreeMap<Box<[u8]>, Option<u64>>,
+    pub(crate) gone: BTreeMap<Box<[u8]>, Option<u64>>,
     /// Waiters for many keys that could not be granted while there was something to act upon here: they are offered their
     /// keys again.
-    pub(super) offers: Vec<u64>,
+    pub(crate) offers: Vec<u64>,
 }
 
 impl Dirty {
     /// Whether nothing is left.
-    pub(super) fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         self.has_offers_only() && self.offers.is_empty()
     }
 
     /// Whether nothing is left but waiters to be offered their keys again.
-    pub(super) fn has_offers_only(&self) -> bool {
+    pub(crate) fn has_offers_only(&self) -> bool {
         !self.arrived
             && !self.replaced
             && self.review.is_none()
@@ -46,7 +46,7 @@ impl Dirty {
     }
 
     /// Takes out what is about the value, and goes with it to another name.
-    pub(super) fn take_of_value(&mut self) -> Self {
+    pub(crate) fn take_of_value(&mut self) -> Self {
         Self {
             undone: core::mem::take(&mut self.undone),
             unbound: core::mem::take(&mut self.unbound),
@@ -56,7 +56,7 @@ impl Dirty {
     }
 
     /// Adds what has come later.
-    pub(super) fn merge(&mut self, mut later: Self) {
+    pub(crate) fn merge(&mut self, mut later: Self) {
         self.arrived |= later.arrived;
         self.replaced |= later.replaced;
         self.review = later.review.or(self.review);
@@ -70,15 +70,15 @@ impl Dirty {
 
 /// The look at a value that came under a name, and at those who wait there. It is taken in parts, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Review {
-    pub(super) stage: Stage,
+pub(crate) struct Review {
+    pub(crate) stage: Stage,
     /// The value came by other means than a grant.
-    pub(super) arrived: bool,
+    pub(crate) arrived: bool,
 }
 
 /// A part of a [`Review`]; the waiters up to the position were looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     /// Waiters that what lies here now cannot serve are told so.
     Misfits(Option<Position>),
     /// Sessions of holds count as closed, of those below this index in the list of holds.

@@ -13,10 +13,10 @@ use crate::request::{Ask, Channel, Request, Verb};
 use crate::time::Now;
 
 /// The names that a request is about: nearly always one.
-pub(super) type RequestNames = SmallVec<[NameId; 1]>;
+pub(crate) type RequestNames = SmallVec<[NameId; 1]>;
 
 /// A request that waits. There may be millions, so it is kept small.
-pub(super) struct Waiter {
+pub(crate) struct Waiter {
     /// In the order in which they were asked for.
     pub(super) names: RequestNames,
     pub(super) rank: Rank,
@@ -110,8 +110,36 @@ impl Waiter {
         }
     }
 
+    /// Its names, in the order in which they were asked for.
+    pub(crate) fn names(&self) -> &[NameId] {
+        &self.names
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(crate) fn arrival(&self) -> u64 {
+        self.arrival
+    }
+
+    /// When it began to wait.
+    pub(crate) fn since_us(&self) -> u64 {
+        self.since_us
+    }
+
+    /// The index of the key that it lacked when it was last looked at.
+    pub(crate) fn held_up_by(&self) -> usize {
+        self.held_up_by as usize
+    }
+
+    /// It may close a cycle, and was not searched yet.
+    pub(crate) fn is_suspected(&self) -> bool {
+        self.is_suspected
+    }
+
     /// What was asked.
-    pub(super) fn request(&self) -> Request {
+    pub(crate) fn request(&self) -> Request {
         let Packed { count, notify, verb, kind, mode, is_once, .. } = self.request;
         Request {
             verb,
@@ -130,27 +158,27 @@ impl Waiter {
     }
 
     /// `NOTE text`. An empty text removes the note of the hold.
-    pub(super) fn note(&self) -> Option<&[u8]> {
+    pub(crate) fn note(&self) -> Option<&[u8]> {
         self.note.as_ref().map(|note| &***note)
     }
 
     /// The connection that waits, if it is one that can close.
-    pub(super) fn client(&self) -> Option<u64> {
+    pub(crate) fn client(&self) -> Option<u64> {
         self.client.get()
     }
 
     /// Whether its time is over. What was answered nil is never granted, and what is over is answered nil.
-    pub(super) fn is_over(&self, now: Now) -> bool {
+    pub(crate) fn is_over(&self, now: Now) -> bool {
         self.request.until_us.get().is_some_and(|until_us| until_us <= now.mono_us)
     }
 
     /// Whether it is a request for many keys, which may be one.
-    pub(super) fn is_many(&self) -> bool {
+    pub(crate) fn is_many(&self) -> bool {
         self.request.verb == Verb::AcquireMany
     }
 
     /// Where its answer is published, if no connection is blocked for it.
-    pub(super) fn notice(&self) -> Option<Notice> {
+    pub(crate) fn notice(&self) -> Option<Notice> {
         let Packed { notify, request_id, .. } = self.request;
         let lasts_ms = self.request().unclaimed_ms();
         Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lasts_ms })
@@ -158,7 +186,7 @@ impl Waiter {
 
     /// The answer when `later`, a request of the same owner, ends it. The same request on the same channel goes on, and
     /// there is nothing to publish.
-    pub(super) fn answer_to_succeeded(&self, later: &Request) -> Answer {
+    pub(crate) fn answer_to_succeeded(&self, later: &Request) -> Answer {
         let Request { request_id, notify, .. } = self.request();
         let is_continued = notify.is_some() && (request_id, notify) == (later.request_id, later.notify);
         if is_continued { Answer::Continued } else { Answer::Superseded }
@@ -178,12 +206,12 @@ pub(super) fn until_us(request: &Request) -> Option<u64> {
 }
 
 /// A request that wants to wait.
-pub(super) struct Entrant<'a> {
-    pub(super) names: RequestNames,
-    pub(super) rank: Rank,
-    pub(super) arrival: u64,
-    pub(super) owner: &'a [u8],
-    pub(super) request: Request,
-    pub(super) note: Option<&'a [u8]>,
-    pub(super) client: Option<u64>,
+pub(crate) struct Entrant<'a> {
+    pub(crate) names: RequestNames,
+    pub(crate) rank: Rank,
+    pub(crate) arrival: u64,
+    pub(crate) owner: &'a [u8],
+    pub(crate) request: Request,
+    pub(crate) note: Option<&'a [u8]>,
+    pub(crate) client: Option<u64>,
 }

@@ -1,0 +1,201 @@
+//! The alarms of values: when the next lease, life of a place, or reservation of a lock ends.
+//!
+//! An alarm names its key by the name and the stable id of the database, and remembers the generation in which the value was
+//! last reconciled (`databases.rs`). A value knows its alarm, and an alarm may be stale: whoever has one asks whether it is
+//! still that of the key.
+
+mod databases;
+
+use alloc::vec::Vec;
+
+use ahash::RandomState;
+
+use self::databases::Databases;
+use crate::bytes::{Key, KeyName, KeyRef};
+use crate::collections::{Alarm, DeadlineRef, Deadlines};
+use crate::time::Now;
+
+/// An alarm that has gone off, until its value has set it anew.
+const RUNG_US: u64 = u64::MAX;
+
+/// See the head of this file.
+pub(crate) struct Alarms {
+    alarms: Deadlines<KeyName, u32>,
+    /// How many there are, but for stale ones, by the stable id of the database.
+    counts: Vec<usize>,
+    databases: Databases,
+}
+
+impl Alarms {
+    pub(crate) fn new(hasher: &RandomState) -> Self {
+        Self { alarms: Deadlines::default(), counts: Vec::new(), databases: Databases::new(hasher) }
+    }
+
+    /// How many locks have an alarm.
+    pub(crate) fn len(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    fn count(&mut self, stable: u32) -> Option<&mut usize> {
+        let index = stable as usize;
+        if self.counts.len() <= index {
+            self.counts.resize(index.saturating_add(1), 0);
+        }
+        self.counts.get_mut(index)
+    }
+
+    /// Sets an alarm for a value that is up to date.
+    pub(crate) fn insert(&mut self, due_us: u64, key: KeyRef<'_>) -> Alarm {
+        let stable = self.databases.stable(key.db);
+        if let Some(count) = self.count(stable) {
+            *count = count.saturating_add(1);
+        }
+        self.alarms.insert_with(due_us, key.name.into(), stable, self.databases.generation(key.db))
+    }
+
+    /// Lets an alarm go off at `due_us`, if it would go off later.
+    pub(crate) fn hasten(&mut self, alarm: Alarm, due_us: u64) {
+        if self.alarms.get(alarm).is_some_and(|(at_us, _)| due_us < at_us) {
+            self.alarms.set(alarm, due_us);
+        }
+    }
+
+    /// Removes an alarm, if there is one.
+    pub(crate) fn remove(&mut self, alarm: Alarm) {
+        if let Some(DeadlineRef { side, stamp, .. }) = self.alarms.entry(alarm) {
+            self.remove_known(alarm, side, stamp);
+        }
+    }
+
+    /// Removes an alarm, if it is that of a key.
+    pub(crate) fn remove_of(&mut self, alarm: Alarm, key: KeyRef<'_>) {
+        if let Some(DeadlineRef { side, stamp, .. }) = self.entry_of(alarm, key) {
+            self.remove_known(alarm, side, stamp);
+        }
+    }
+
+    fn remove_known(&mut self, alarm: Alarm, stable: u32, reconciled_in: u32) {
+        self.alarms.remove(alarm);
+        if !self.databases.was_flushed(stable, reconciled_in)
+            && let Some(count) = self.count(stable)
+        {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// What there is to an alarm, if it is that of a key.
+    fn entry_of(&self, alarm: Alarm, key: KeyRef<'_>) -> Option<DeadlineRef<'_, KeyName, u32>> {
+        let entry = self.alarms.entry(alarm)?;
+        (entry.value.as_slice() == key.name && self.databases.current(entry.side) == key.db).then_some(entry)
+    }
+
+    /// Whether an alarm is that of a key.
+    pub(crate) fn is_of(&self, alarm: Alarm, key: KeyRef<'_>) -> bool {
+        self.entry_of(alarm, key).is_some()
+    }
+
+    /// In which generation the value was last reconciled that has this alarm.
+    pub(crate) fn reconciled_in(&self, alarm: Alarm) -> Option<u32> {
+        self.alarms.entry(alarm).map(|entry| entry.stamp)
+    }
+
+    /// In which generation the value of a key was last reconciled, if the alarm is its own.
+    pub(crate) fn reconciled_in_of(&self, alarm: Alarm, key: KeyRef<'_>) -> Option<u32> {
+        self.entry_of(alarm, key).map(|entry| entry.stamp)
+    }
+
+    pub(crate) fn set_reconciled_in(&mut self, alarm: Alarm, generation: u32) {
+        self.alarms.set_stamp(alarm, generation);
+    }
+
+    /// The key of an alarm, if its value was not flushed.
+    pub(crate) fn key(&self, alarm: Alarm) -> Option<Key> {
+        let DeadlineRef { value: name, side: stable, stamp: reconciled_in, .. } = self.alarms.entry(alarm)?;
+        let was_flushed = self.databases.was_flushed(stable, reconciled_in);
+        (!was_flushed).then(|| Key { name: name.clone(), db: self.databases.current(stable) })
+    }
+
+    /// When the next alarm goes off.
+    pub(crate) fn next_us(&self) -> Option<u64> {
+        self.alarms.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != RUNG_US)
+    }
+
+    /// An alarm that goes off now. It stays, and goes off no more before it is set.
+    pub(crate) fn ring(&mut self, now: Now) -> Option<Alarm> {
+        let (_, alarm) = self.alarms.peek().filter(|(at_us, _)| *at_us <= now.mono_us && *at_us != RUNG_US)?;
+        self.alarms.set(alarm, RUNG_US);
+        Some(alarm)
+    }
+
+    /// Removes an alarm that has gone off and was not set since: the value that it was for is gone, or has another one.
+    pub(crate) fn forget_if_rung(&mut self, alarm: Alarm) {
+        if self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us == RUNG_US) {
+            self.remove(alarm);
+        }
+    }
+
+    /// Whether there is memory to give back.
+    pub(crate) fn has_retired(&self) -> bool {
+        self.alarms.has_retired()
+    }
+
+    /// Gives some of it back.
+    pub(crate) fn give_back(&mut self) {
+        self.alarms.give_back();
+    }
+
+    /// The alarm in a slot; `None` if there is no such slot.
+    pub(crate) fn in_slot(&self, slot: u32) -> Option<Alarm> {
+        self.alarms.alarm_in_slot(slot)
+    }
+
+    /// Every value of a database went away, or of all of them. Its alarms are stale from now on; the memory goes back in parts.
+    pub(crate) fn flush(&mut self, db: Option<u32>) {
+        let Some(db) = db else {
+            self.databases.flush_all();
+            self.counts.clear();
+            return self.alarms.clear();
+        };
+        self.databases.flush(db);
+        let stable = self.databases.stable(db);
+        if let Some(count) = self.count(stable) {
+            *count = 0;
+        }
+    }
+
+    /// Two databases change places.
+    pub(crate) fn swap(&mut self, first: u32, second: u32) {
+        self.databases.swap(first, second);
+    }
+
+    /// Everything everywhere is to be reconciled.
+    pub(crate) fn renew_all(&mut self) {
+        self.databases.renew_all();
+    }
+
+    /// The generation of a database.
+    pub(crate) fn generation(&self, db: u32) -> u32 {
+        self.databases.generation(db)
+    }
+
+    /// The stable id of a database.
+    pub(crate) fn stable(&self, db: u32) -> u32 {
+        self.databases.stable(db)
+    }
+
+    /// The database that has a stable id now.
+    pub(crate) fn current(&self, stable: u32) -> u32 {
+        self.databases.current(stable)
+    }
+
+    /// How many alarms there are, stale ones included, and when one goes off.
+    #[cfg(test)]
+    pub(crate) fn all(&self) -> usize {
+        self.alarms.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn at_us(&self, alarm: Alarm) -> Option<u64> {
+        self.alarms.get(alarm).map(|(at_us, _)| at_us)
+    }
+}

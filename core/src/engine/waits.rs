@@ -1,0 +1,183 @@
+//! A wait begins and ends. A wait that ends with a grant ends in `serve.rs`.
+
+use smallvec::SmallVec;
+
+use super::Engine;
+use super::transaction::Transaction;
+use crate::budget::{ANSWER, CHANGE, PARTS_PER_CHANGE};
+use crate::keyspace::Keyspace;
+use crate::kind::Kind;
+use crate::outbox::{Answer, Outbox};
+use crate::registry::{Entrant, Left, Outcome, Rank, RequestNames, Waiter, search_deadlock};
+use crate::request::{Channel, Refusal, Request};
+use crate::statistics::count;
+use crate::time::Now;
+
+/// What becomes of the place that the waiter has on a fair lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum PlaceAfter {
+    /// The caller, which has the key open, sees to it.
+    Open,
+    /// The owner keeps it for the grace, from when the key is reconciled.
+    Kept,
+    /// The owner gives it up, when the key is reconciled.
+    GivenUp,
+}
+
+impl Engine {
+    /// Whether one more request may wait. Waits that are cut off take no room: as many of them as it needs are ended now.
+    pub(super) fn check_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>) -> Result<(), Refusal> {
+        let limit = tx.limits.max_waiters;
+        while self.registry.len() >= limit {
+            if !self.end_next_cut_off(tx.out) {
+                return Err(Refusal::MaxWaiters { limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a request into the queue of each of its keys.
+    pub(super) fn enter(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+        rank: Rank,
+        arrival: u64,
+    ) -> u64 {
+        let names: RequestNames = tx.ids().map(|id| self.intern(tx.keys.key(id))).collect();
+        let are_first: SmallVec<[bool; 1]> = names.iter().map(|name| self.registry.len_under(*name) == 0).collect();
+        let entrant = Entrant {
+            names: names.clone(),
+            rank,
+            arrival,
+            owner,
+            request: *request,
+            note: tx.note,
+            client: tx.keys.client(),
+        };
+        let ticket = self.registry.enter(entrant, tx.now);
+        for ((id, name), is_first) in tx.ids().zip(names).zip(are_first) {
+            if is_first {
+                self.copy_holders(tx.keys, id, name);
+            } else {
+                self.copy_own_holds(tx.keys, id, name, owner);
+            }
+        }
+        ticket
+    }
+
+    /// Refuses a request that has just entered its queues, and takes it out again, if its owner would wait for itself once its
+    /// requests in `ends` have ended. If the searches of this turn have used their steps up, the timer searches.
+    pub(super) fn check_deadlock(
+        &mut self,
+        tx: &Transaction<'_, impl Keyspace>,
+        ticket: u64,
+        ends: &[u64],
+    ) -> Result<(), Refusal> {
+        match self.search_deadlock(ticket, ends, tx.now) {
+            Outcome::NoCycle => Ok(()),
+            Outcome::Cycle(cycle) => {
+                // No one was told of this wait, so it is not counted as one that ended.
+                self.registry.leave(ticket);
+                Err(Refusal::Deadlock(cycle))
+            }
+            Outcome::NotNow => {
+                self.suspect(ticket);
+                Ok(())
+            }
+        }
+    }
+
+    /// Searches for a cycle that a waiter closes.
+    pub(super) fn search_deadlock(&mut self, ticket: u64, ends: &[u64], now: Now) -> Outcome {
+        let steps_left = self.budget.search_steps();
+        let (outcome, steps) = search_deadlock(&self.registry, &self.alarms, ticket, ends, now, steps_left);
+        self.budget.take_search_steps(steps);
+        outcome
+    }
+
+    /// The one exit of a wait that ends without a grant: takes the waiter out of its queues and counts why. Unless the caller has its key
+    /// open, the next command on the key, or the timer, serves the queue.
+    pub(super) fn end_wait(&mut self, ticket: u64, why: &Answer, place: PlaceAfter) -> Option<Waiter> {
+        let Left { waiter, owner } = self.registry.leave(ticket)?;
+        let kind = waiter.request().kind;
+        match why {
+            Answer::TimedOut => count(&mut self.stats.of(kind).timed_out),
+            Answer::Refused(refusal) => self.stats.count_refusal(kind, refusal),
+            Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => {
+                count(&mut self.stats.of(kind).disconnected);
+            }
+            Answer::Granted(_)
+            | Answer::GrantedMany(_)
+            | Answer::Superseded
+            | Answer::Continued
+            | Answer::Cancelled => {}
+        }
+        if waiter.is_many() {
+            // It left the queue of each of its keys. If the budget is too small for that, the turn ends.
+            self.budget
+                .take_or_end_turn(u32::try_from(waiter.names().len()).unwrap_or(u32::MAX).saturating_mul(CHANGE));
+            for name in waiter.names() {
+                self.mark(*name, |_| {});
+            }
+        } else if let Some(name) = waiter.names().first().filter(|_| place != PlaceAfter::Open) {
+            let gave_up = (place == PlaceAfter::GivenUp).then_some(waiter.arrival());
+            let gone = (kind == Kind::Fair).then(|| (owner.as_slice().into(), gave_up));
+            self.mark(*name, |dirty| dirty.gone.extend(gone));
+        }
+        Some(waiter)
+    }
+
+    /// Answers a waiter that is not granted, in a transaction with its key.
+    pub(super) fn answer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, ticket: u64, answer: Answer) {
+        self.answer_with(tx.out, ticket, answer, PlaceAfter::Open);
+    }
+
+    /// The same without its key.
+    pub(super) fn answer_with(&mut self, out: &mut Outbox, ticket: u64, answer: Answer, place: PlaceAfter) {
+        let waiter = self.end_wait(ticket, &answer, place);
+        out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
+    }
+
+    /// A channel was taken away, because its slot is served by another node of the cluster: the waits that are to be answered on
+    /// it are over.
+    pub fn channel_gone(&mut self, channel: Channel) {
+        self.registry.channel_gone(channel);
+    }
+
+    /// Ends notified waits that are cut off, as far as the budget goes. The timer does it too; on a replica only this does.
+    pub fn end_cut_off(&mut self, out: &mut Outbox) {
+        self.budget.begin_timer();
+        while self.end_next_cut_off(out) {}
+    }
+
+    /// Whether waits are cut off that have not ended yet.
+    #[must_use]
+    pub fn has_cut_off(&self) -> bool {
+        self.registry.has_cut_off()
+    }
+
+    pub(super) fn end_next_cut_off(&mut self, out: &mut Outbox) -> bool {
+        if !self.has_cut_off() || !self.budget.take(ANSWER) {
+            return false;
+        }
+        // Most of those that are looked at for a channel are for other ones: only what it has passed over counts.
+        let mut looks = ANSWER.saturating_mul(PARTS_PER_CHANGE);
+        let (ticket, answer) = loop {
+            let Some(ticket) = self.registry.next_cut_off() else {
+                return false;
+            };
+            let waiter = self.registry.get(ticket);
+            if let Some(answer) = waiter.and_then(|waiter| self.registry.cut_off(waiter)) {
+                break (ticket, answer);
+            }
+            looks = looks.saturating_sub(1);
+            if looks == 0 {
+                return true;
+            }
+        };
+        self.answer_with(out, ticket, answer, PlaceAfter::Kept);
+        true
+    }
+}
