@@ -36,7 +36,7 @@ impl Engine {
             }
         }
         self.sessions.close(client);
-        self.registry.client_closed(client);
+        self.registry.notified_mut().client_closed(client);
         self.look_at_first_closed();
     }
 
@@ -69,7 +69,7 @@ impl Engine {
     pub fn concerns_client(&self, client: u64) -> bool {
         self.pending.first_of_client(client).is_some()
             || self.sessions.concerns(client)
-            || self.registry.waits_notified(client)
+            || self.registry.notified().first_of(client).is_some()
     }
 
     fn mark_key(&mut self, key: KeyRef<'_>, note: impl FnOnce(&mut Dirty)) {
@@ -177,7 +177,7 @@ impl Engine {
     /// replica is told when they close.
     pub fn demoted(&mut self) {
         self.sessions.forget_bindings();
-        self.registry.demoted();
+        self.registry.notified_mut().demoted();
     }
 
     /// This server became a master, or is one that has loaded its data: connections of before count as closed, and
@@ -185,7 +185,7 @@ impl Engine {
     pub fn promoted(&mut self) {
         self.alarms.renew_all();
         self.sessions.forget_bindings();
-        self.registry.promoted();
+        self.registry.notified_mut().promoted();
         self.backlog.begin_sweep();
     }
 }

@@ -71,7 +71,7 @@ impl Engine {
     /// How many of them have no blocked connection.
     #[must_use]
     pub fn waiting_notified(&self) -> usize {
-        self.registry.notified_len()
+        self.registry.notified().len()
     }
 
     /// How many wait under `key`.

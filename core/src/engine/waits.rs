@@ -143,7 +143,7 @@ impl Engine {
     /// A channel was taken away, because its slot is served by another node of the cluster: the waits that are to be answered on
     /// it are over.
     pub fn channel_gone(&mut self, channel: Channel) {
-        self.registry.channel_gone(channel);
+        self.registry.notified_mut().channel_gone(channel);
     }
 
     /// Ends notified waits that are cut off, as far as the budget goes. The timer does it too; on a replica only this does.
@@ -155,7 +155,7 @@ impl Engine {
     /// Whether waits are cut off that have not ended yet.
     #[must_use]
     pub fn has_cut_off(&self) -> bool {
-        self.registry.has_cut_off()
+        self.registry.notified().has_work()
     }
 
     pub(super) fn end_next_cut_off(&mut self, out: &mut Outbox) -> bool {
@@ -165,7 +165,7 @@ impl Engine {
         // Most of those that are looked at for a channel are for other ones: only what it has passed over counts.
         let mut looks = ANSWER.saturating_mul(PARTS_PER_CHANGE);
         let (ticket, answer) = loop {
-            let Some(ticket) = self.registry.next_cut_off() else {
+            let Some(ticket) = self.registry.notified_mut().next() else {
                 return false;
             };
             let waiter = self.registry.get(ticket);

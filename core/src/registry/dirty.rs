@@ -4,7 +4,9 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use super::positions::Position;
+use super::Registry;
+use super::positions::{NameId, Position};
+use crate::bytes::Key;
 
 /// What there is to act upon under a name.
 #[derive(Default)]
@@ -89,6 +91,86 @@ pub(crate) enum Stage {
     Places(Option<Position>),
     /// The lives of places that came off from their connections are written down.
     Lives,
+}
+
+/// For how many entries room is kept in a list that is empty now.
+const KEPT_ENTRIES: usize = 1024;
+
+impl Registry {
+    /// Makes a name dirty, or adds to what there is to act upon.
+    pub(crate) fn mark(&mut self, name: NameId, note: impl FnOnce(&mut Dirty)) {
+        if let Some(record) = self.names.get_mut(name) {
+            note(record.dirty.get_or_insert_default());
+            if !record.is_listed {
+                record.is_listed = true;
+                self.dirty.push_back(name);
+            }
+        }
+    }
+
+    /// What there is to act upon under a name.
+    pub(crate) fn dirty(&self, name: NameId) -> Option<&Dirty> {
+        self.names.get(name)?.dirty.as_deref()
+    }
+
+    /// The same, to change it.
+    pub(crate) fn dirty_mut(&mut self, name: NameId) -> Option<&mut Dirty> {
+        self.names.get_mut(name)?.dirty.as_deref_mut()
+    }
+
+    /// Takes out what there is to act upon under a name. The name stays dirty until [`Registry::put_back`], so it is not forgotten
+    /// if its last waiter leaves meanwhile.
+    pub(crate) fn take_dirty(&mut self, name: NameId) -> Dirty {
+        let record = self.names.get_mut(name);
+        record.map(|record| core::mem::take(record.dirty.get_or_insert_default().as_mut())).unwrap_or_default()
+    }
+
+    /// Ends what [`Registry::take_dirty`] began. `left` is what there is still to do; more may have been added meanwhile.
+    pub(crate) fn put_back(&mut self, name: NameId, mut left: Dirty) {
+        if let Some(record) = self.names.get_mut(name) {
+            if let Some(added) = record.dirty.take() {
+                left.merge(*added);
+            }
+            if !left.is_clean() {
+                self.mark(name, |dirty| *dirty = left);
+            }
+        }
+    }
+
+    /// A name is not dirty any more.
+    pub(crate) fn forget_dirty(&mut self, name: NameId) {
+        if let Some(record) = self.names.get_mut(name) {
+            record.dirty = None;
+        }
+        self.tidy(name);
+    }
+
+    /// The key of the next dirty name.
+    pub(crate) fn next_dirty(&mut self) -> Option<Key> {
+        while let Some(name) = self.dirty.pop_front() {
+            let Some(record) = self.names.get_mut(name) else {
+                continue;
+            };
+            record.is_listed = false;
+            if record.dirty.is_some() {
+                return Some(record.key().to_key());
+            }
+            self.tidy(name);
+        }
+        // There may have been an entry for each of a great many names: that memory goes back.
+        self.dirty.shrink_to(KEPT_ENTRIES);
+        None
+    }
+
+    /// Whether there are dirty names.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// The dirty names.
+    pub(crate) fn dirty_names(&self) -> impl Iterator<Item = NameId> {
+        self.dirty.iter().copied()
+    }
 }
 
 #[cfg(test)]

@@ -24,47 +24,39 @@
 
 mod deadlock;
 mod dirty;
+mod holders;
 #[cfg(test)]
 mod inspection;
 mod names;
 mod notified;
 mod owners;
 mod positions;
+mod queues;
 mod waiter;
 
 pub(crate) use self::deadlock::{Outcome, search as search_deadlock};
 pub(crate) use self::dirty::{Dirty, Review, Stage};
 #[cfg(test)]
 pub(crate) use self::inspection::NameView;
-pub(crate) use self::names::{Holder, MAX_COPIED};
+#[cfg(test)]
+pub(crate) use self::names::Holder;
+pub(crate) use self::names::MAX_COPIED;
 pub(crate) use self::positions::{NameId, Position, Rank};
+pub(crate) use self::queues::Left;
 pub(crate) use self::waiter::{Entrant, RequestNames, Waiter};
 
 use alloc::collections::VecDeque;
-use core::ops::Bound;
 
 use ahash::RandomState;
 
 use self::names::{NameRecord, Names};
 use self::notified::Notified;
-use self::owners::{Holding, Owners, Wait};
-use self::positions::OwnerId;
-use self::waiter::until_us;
+use self::owners::Owners;
 use crate::alarms::Alarms;
-use crate::bytes::{Key, KeyRef, Owner};
-use crate::collections::{Alarm, Deadlines, Slots, bytes_in_set};
-use crate::kind::{Kind, Mode, PerKind};
+use crate::bytes::KeyRef;
+use crate::collections::{Deadlines, Slots, bytes_in_set};
+use crate::kind::{Kind, PerKind};
 use crate::outbox::Answer;
-use crate::request::Channel;
-use crate::time::Now;
-
-/// A waiter that has left its queues.
-pub(crate) struct Left {
-    /// The waiter.
-    pub(crate) waiter: Waiter,
-    /// The name of its owner.
-    pub(crate) owner: Owner,
-}
 
 /// See the head of this file.
 pub(crate) struct Registry {
@@ -177,287 +169,19 @@ impl Registry {
         }
     }
 
-    /// Makes a name dirty, or adds to what there is to act upon.
-    pub(crate) fn mark(&mut self, name: NameId, note: impl FnOnce(&mut Dirty)) {
-        if let Some(record) = self.names.get_mut(name) {
-            note(record.dirty.get_or_insert_default());
-            if !record.is_listed {
-                record.is_listed = true;
-                self.dirty.push_back(name);
-            }
-        }
-    }
-
-    /// What there is to act upon under a name.
-    pub(crate) fn dirty(&self, name: NameId) -> Option<&Dirty> {
-        self.names.get(name)?.dirty.as_deref()
-    }
-
-    /// The same, to change it.
-    pub(crate) fn dirty_mut(&mut self, name: NameId) -> Option<&mut Dirty> {
-        self.names.get_mut(name)?.dirty.as_deref_mut()
-    }
-
-    /// Takes out what there is to act upon under a name. The name stays dirty until [`Registry::put_back`], so it is not forgotten
-    /// if its last waiter leaves meanwhile.
-    pub(crate) fn take_dirty(&mut self, name: NameId) -> Dirty {
-        let record = self.names.get_mut(name);
-        record.map(|record| core::mem::take(record.dirty.get_or_insert_default().as_mut())).unwrap_or_default()
-    }
-
-    /// Ends what [`Registry::take_dirty`] began. `left` is what there is still to do; more may have been added meanwhile.
-    pub(crate) fn put_back(&mut self, name: NameId, mut left: Dirty) {
-        if let Some(record) = self.names.get_mut(name) {
-            if let Some(added) = record.dirty.take() {
-                left.merge(*added);
-            }
-            if !left.is_clean() {
-                self.mark(name, |dirty| *dirty = left);
-            }
-        }
-    }
-
-    /// A name is not dirty any more.
-    pub(crate) fn forget_dirty(&mut self, name: NameId) {
-        if let Some(record) = self.names.get_mut(name) {
-            record.dirty = None;
-        }
-        self.tidy(name);
-    }
-
-    /// The key of the next dirty name.
-    pub(crate) fn next_dirty(&mut self) -> Option<Key> {
-        while let Some(name) = self.dirty.pop_front() {
-            let Some(record) = self.names.get_mut(name) else {
-                continue;
-            };
-            record.is_listed = false;
-            if record.dirty.is_some() {
-                return Some(record.key().to_key());
-            }
-            self.tidy(name);
-        }
-        // There may have been an entry for each of a great many names: that memory goes back.
-        self.dirty.shrink_to(KEPT_ENTRIES);
-        None
-    }
-
-    /// Whether there are dirty names.
-    pub(crate) fn has_dirty(&self) -> bool {
-        !self.dirty.is_empty()
-    }
-
-    /// The dirty names.
-    pub(crate) fn dirty_names(&self) -> impl Iterator<Item = NameId> {
-        self.dirty.iter().copied()
-    }
-
-    /// The next request in the queue of a name.
-    pub(crate) fn next_in_queue(&self, name: NameId, from: Bound<Position>) -> Option<Position> {
-        self.names.next_in_queue(name, from)
-    }
-
-    /// The position of the head of the queue of a name.
-    pub(crate) fn first_position(&self, name: NameId) -> Option<Position> {
-        self.names.get(name)?.queue.first()
-    }
-
-    /// Notes which key a waiter for many keys lacked when it was last looked at.
-    pub(crate) fn set_held_up_by(&mut self, ticket: u64, index: usize) {
-        if let Some(waiter) = self.get_mut(ticket) {
-            waiter.held_up_by = u32::try_from(index).unwrap_or(0);
-        }
-    }
-
-    /// Notes that a waiter may close a cycle, or that it was searched. Returns whether that is new.
-    pub(crate) fn set_suspected(&mut self, ticket: u64, is_suspected: bool) -> bool {
-        let waiter = self.get_mut(ticket);
-        waiter.is_some_and(|waiter| core::mem::replace(&mut waiter.is_suspected, is_suspected) != is_suspected)
-    }
-
     /// Why a waiter is cut off, if it is: see `notified.rs`.
     pub(crate) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
         self.notified.cut_off(waiter)
     }
 
-    /// Whether a wait is over, because its time is up or the request is cut off.
-    pub(crate) fn is_wait_over(&self, waiter: &Waiter, now: Now) -> bool {
-        waiter.is_over(now) || self.cut_off(waiter).is_some()
+    /// The notified waiters.
+    pub(crate) fn notified(&self) -> &Notified {
+        &self.notified
     }
 
-    /// Whether notified waiters have to be looked at: they may be cut off.
-    pub(crate) fn has_cut_off(&self) -> bool {
-        self.notified.has_work()
-    }
-
-    /// The next of them.
-    pub(crate) fn next_cut_off(&mut self) -> Option<u64> {
-        self.notified.next()
-    }
-
-    /// A connection closed: cuts off its notified waits.
-    pub(crate) fn client_closed(&mut self, client: u64) {
-        self.notified.client_closed(client);
-    }
-
-    /// Whether a connection has notified waits.
-    pub(crate) fn waits_notified(&self, client: u64) -> bool {
-        self.notified.first_of(client).is_some()
-    }
-
-    /// A channel is served by another node of the cluster: cuts off the waits whose answers belong there.
-    pub(crate) fn channel_gone(&mut self, channel: Channel) {
-        self.notified.channel_gone(channel);
-    }
-
-    /// The server became a replica: cuts off all notified waits.
-    pub(crate) fn demoted(&mut self) {
-        self.notified.demoted();
-    }
-
-    /// The server became a master: new waits are not cut off.
-    pub(crate) fn promoted(&mut self) {
-        self.notified.promoted();
-    }
-
-    /// How many notified waiters there are.
-    pub(crate) fn notified_len(&self) -> usize {
-        self.notified.len()
-    }
-
-    /// How many wait on the whole server.
-    pub(crate) fn len(&self) -> usize {
-        self.waiting
-    }
-
-    /// How many wait for locks of a kind.
-    pub(crate) fn len_of(&self, kind: Kind) -> usize {
-        *self.of_kind.of(kind)
-    }
-
-    /// The waiter with a ticket.
-    pub(crate) fn get(&self, ticket: u64) -> Option<&Waiter> {
-        let (slot, number) = halves(ticket);
-        self.tickets.get(slot).filter(|(known, _)| *known == number).map(|(_, waiter)| waiter)
-    }
-
-    fn get_mut(&mut self, ticket: u64) -> Option<&mut Waiter> {
-        let (slot, number) = halves(ticket);
-        self.tickets.get_mut(slot).filter(|(known, _)| *known == number).map(|(_, waiter)| waiter)
-    }
-
-    /// The name of a waiter's owner.
-    pub(crate) fn owner_of(&self, waiter: &Waiter) -> &[u8] {
-        self.owners.bytes(waiter.owner)
-    }
-
-    /// Puts a request into the queue of each of its names. Returns its ticket.
-    pub(crate) fn enter(&mut self, entrant: Entrant<'_>, now: Now) -> u64 {
-        let Entrant { rank, arrival, request, client, .. } = entrant;
-        let owner = self.owners.intern(entrant.owner);
-        let names = entrant.names.clone();
-        let mut waiter = Waiter::new(entrant, owner, now);
-        waiter.term = self.notified.term();
-        self.last_number = self.last_number.checked_add(1).unwrap_or(1);
-        let slot = self.tickets.insert((self.last_number, waiter));
-        let ticket = ticket_of(slot, self.last_number);
-        self.waiting = self.waiting.saturating_add(1);
-        let waiting = self.of_kind.of_mut(request.kind);
-        *waiting = waiting.saturating_add(1);
-        if let (Some(_), Some(client)) = (request.notify, client) {
-            self.notified.enter(client, ticket);
-        }
-        let alarm = until_us(&request).map(|until_us| self.timeouts.insert(until_us, slot));
-        let position = Position::new(rank, arrival, ticket);
-        if let Some((_, waiter)) = self.tickets.get_mut(slot) {
-            waiter.alarm = alarm.unwrap_or(Alarm::NONE);
-        }
-        for name in names {
-            self.queue(name, position, owner, request.kind);
-        }
-        ticket
-    }
-
-    /// Takes a waiter out of its queues. Its names may be idle afterwards: see [`Registry::tidy`].
-    pub(crate) fn leave(&mut self, ticket: u64) -> Option<Left> {
-        let owner = Owner::from(self.owner_of(self.get(ticket)?));
-        let (_, waiter) = self.tickets.remove(halves(ticket).0)?;
-        self.unlink(ticket, &waiter);
-        self.owners.tidy(waiter.owner);
-        Some(Left { waiter, owner })
-    }
-
-    /// Moves a waiter for WRITE whose owner holds READ to the head of its queues.
-    pub(crate) fn upgrade(&mut self, ticket: u64) {
-        let Some(waiter) = self.get_mut(ticket) else {
-            return;
-        };
-        let (was, owner, kind) = (waiter.position(ticket), waiter.owner, waiter.request().kind);
-        waiter.rank = Rank::Upgrade;
-        let (is, names) = (waiter.position(ticket), waiter.names.clone());
-        for name in names {
-            self.unqueue(name, was, owner, kind);
-            self.queue(name, is, owner, kind);
-        }
-    }
-
-    /// Puts a request into the queue of a name.
-    fn queue(&mut self, name: NameId, position: Position, owner: OwnerId, kind: Kind) {
-        self.count_followed(name, position, owner, u32::saturating_add);
-        if let Some(record) = self.names.get_mut(name) {
-            record.enter(position, kind);
-        }
-        if let Some(record) = self.owners.get_mut(owner) {
-            record.waits.insert(Wait { name, position });
-        }
-    }
-
-    /// Takes a request out of the queue of a name.
-    fn unqueue(&mut self, name: NameId, position: Position, owner: OwnerId, kind: Kind) {
-        if let Some(record) = self.owners.get_mut(owner) {
-            record.waits.remove(Wait { name, position });
-        }
-        if let Some(record) = self.names.get_mut(name) {
-            record.leave(position, kind);
-        }
-        self.count_followed(name, position, owner, u32::saturating_sub);
-    }
-
-    fn unlink(&mut self, ticket: u64, waiter: &Waiter) {
-        self.waiting = self.waiting.saturating_sub(1);
-        let waiting = self.of_kind.of_mut(waiter.request().kind);
-        *waiting = waiting.saturating_sub(1);
-        if waiter.alarm != Alarm::NONE {
-            self.timeouts.remove(waiter.alarm);
-        }
-        if let (Some(_), Some(client)) = (waiter.request().notify, waiter.client()) {
-            self.notified.leave(client, ticket);
-        }
-        let position = waiter.position(ticket);
-        for name in &waiter.names {
-            self.unqueue(*name, position, waiter.owner, waiter.request().kind);
-            if let Some(record) = self.names.get_mut(*name) {
-                if record.queue.is_empty() {
-                    record.is_rejoining = false;
-                    self.forget_holders(*name);
-                } else if record.holders.len() > MAX_COPIED {
-                    self.forget_holds_of(*name, waiter.owner);
-                }
-            }
-        }
-    }
-
-    /// Updates `followed` for a request of `owner` that enters a queue at `position`, or has left
-    /// it: `count` is an addition, or a subtraction. The queue is without that request. If the
-    /// request is behind all others, it follows the last of them; otherwise it is followed itself.
-    fn count_followed(&mut self, name: NameId, position: Position, owner: OwnerId, count: fn(u32, u32) -> u32) {
-        let Some(last) = self.names.get(name).and_then(|record| record.queue.last()) else {
-            return;
-        };
-        let followed = if last < position { self.get(last.ticket).map(|waiter| waiter.owner) } else { Some(owner) };
-        if let Some(record) = followed.and_then(|owner| self.owners.get_mut(owner)) {
-            record.followed = count(record.followed, 1);
-        }
+    /// The same, to note what cuts some of them off.
+    pub(crate) fn notified_mut(&mut self) -> &mut Notified {
+        &mut self.notified
     }
 
     /// Bytes on the heap, about: what is known without a look at each waiter.
@@ -468,52 +192,6 @@ impl Registry {
         let records = self.names.heap_bytes().saturating_add(self.owners.heap_bytes());
         let tables = self.tickets.heap_bytes().saturating_add(self.timeouts.heap_bytes());
         records.saturating_add(tables).saturating_add(queued).saturating_add(self.notified.heap_bytes())
-    }
-
-    /// How many wait under a name.
-    pub(crate) fn len_under(&self, name: NameId) -> usize {
-        self.names.get(name).map_or(0, |record| record.queue.len())
-    }
-
-    /// The head of the queue of a name.
-    pub(crate) fn first(&self, name: NameId) -> Option<(u64, &Waiter)> {
-        let ticket = self.names.get(name)?.queue.first()?.ticket;
-        Some((ticket, self.get(ticket)?))
-    }
-
-    /// The waiters under a name, in order.
-    pub(crate) fn in_order(&self, name: NameId) -> impl Iterator<Item = (u64, &Waiter)> {
-        let queue = self.names.get(name).into_iter().flat_map(|record| record.queue.iter());
-        queue.filter_map(|position| Some((position.ticket, self.get(position.ticket)?)))
-    }
-
-    /// Where an owner waits under a name.
-    pub(crate) fn wait_of(&self, owner: OwnerId, name: NameId) -> Option<Position> {
-        let from = Bound::Included(Wait { name, position: Position::FIRST });
-        let wait = self.owners.get(owner)?.waits.first_from(from)?;
-        (wait.name == name).then_some(wait.position)
-    }
-
-    /// The ticket of the request with which an owner waits under a name.
-    pub(crate) fn own_wait(&self, owner: &[u8], name: NameId) -> Option<u64> {
-        let owner = self.owners.find(owner)?;
-        self.wait_of(owner, name).map(|position| position.ticket)
-    }
-
-    /// The same, if it waits for a place on a fair lock.
-    pub(crate) fn own_place(&self, owner: &[u8], name: NameId) -> Option<u64> {
-        let ticket = self.own_wait(owner, name)?;
-        self.get(ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair).then_some(ticket)
-    }
-
-    /// A ticket whose time is over.
-    pub(crate) fn next_over(&self, now: Now) -> Option<u64> {
-        let (until_us, alarm) = self.timeouts.peek()?;
-        if until_us > now.mono_us {
-            return None;
-        }
-        let (_, slot) = self.timeouts.get(alarm)?;
-        self.tickets.get(*slot).map(|(number, _)| ticket_of(*slot, *number))
     }
 
     /// Whether there is memory to give back.
@@ -528,118 +206,6 @@ impl Registry {
         self.tickets.give_back();
         self.names.give_back();
         self.owners.give_back();
-    }
-
-    /// When the next waiter gives up.
-    pub(crate) fn next_timeout_us(&self) -> Option<u64> {
-        self.timeouts.peek().map(|(until_us, _)| until_us)
-    }
-
-    /// Notes a holder under a name that is waited for, if there is room for it.
-    pub(crate) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
-        let owner = self.owners.intern(owner);
-        let holder = Holder { token, owner, mode, deadline_us };
-        let has_room =
-            |record: &NameRecord| record.has_room(false) || record.has_room(self.wait_of(owner, name).is_some());
-        let has_room = self.names.get(name).is_some_and(has_room);
-        let Some(record) = self.names.get_mut(name) else {
-            return self.owners.tidy(owner);
-        };
-        match record.holders.binary_search_by_key(&token, |holder| holder.token) {
-            Ok(at) => {
-                if let Some(known) = record.holders.get_mut(at) {
-                    *known = holder;
-                }
-            }
-            Err(at) if has_room => record.holders.insert(at, holder),
-            Err(_) => return self.owners.tidy(owner),
-        }
-        if let Some(record) = self.owners.get_mut(owner) {
-            record.holdings.insert(Holding { name, token });
-        }
-    }
-
-    /// Notes that a hold has ended. Returns the ticket of its owner's request under the same name, if there is one.
-    pub(crate) fn remove_holder(&mut self, name: NameId, token: u64) -> Option<u64> {
-        let owner = self.take_holder(name, token)?;
-        let wait = self.wait_of(owner, name).map(|position| position.ticket);
-        self.owners.tidy(owner);
-        wait
-    }
-
-    /// Notes the new deadline of a hold.
-    pub(crate) fn set_deadline(&mut self, name: NameId, token: u64, deadline_us: u64) {
-        if let Some(holder) = self.names.get_mut(name).and_then(|record| record.holder_mut(token)) {
-            holder.deadline_us = deadline_us;
-        }
-    }
-
-    /// The copy of the holders is complete.
-    pub(crate) fn set_holders_known(&mut self, name: NameId) {
-        if let Some(record) = self.names.get_mut(name) {
-            record.knows_holders = true;
-        }
-    }
-
-    /// Whether the copy of the holders of a name is true.
-    pub(crate) fn knows_holders(&self, name: NameId, alarms: &Alarms) -> bool {
-        let record = self.names.get(name);
-        record.is_some_and(|record| record.knows_holders && !self.is_behind(name, alarms))
-    }
-
-    /// The copy of the holders of a name, in the order of their tokens.
-    pub(crate) fn holders(&self, name: NameId) -> &[Holder] {
-        self.names.get(name).map_or(&[], |record| &record.holders)
-    }
-
-    /// Whether the owner of a waiter has a live hold under a name.
-    pub(crate) fn is_held_by_owner(&self, name: NameId, waiter: &Waiter, now: Now) -> bool {
-        self.holders(name).iter().any(|holder| holder.owner == waiter.owner && holder.deadline_us > now.mono_us)
-    }
-
-    /// The owner and the token of the oldest hold under a name.
-    pub(crate) fn oldest_holder(&self, name: NameId) -> Option<(&[u8], u64)> {
-        let holder = self.holders(name).first()?;
-        Some((self.owners.bytes(holder.owner), holder.token))
-    }
-
-    fn take_holder(&mut self, name: NameId, token: u64) -> Option<OwnerId> {
-        let record = self.names.get_mut(name)?;
-        let at = record.holders.binary_search_by_key(&token, |holder| holder.token).ok()?;
-        let owner = record.holders.remove(at).owner;
-        if let Some(record) = self.owners.get_mut(owner) {
-            record.holdings.remove(Holding { name, token });
-        }
-        Some(owner)
-    }
-
-    /// Takes an owner that has left a queue out of the room that is kept for holders that wait there.
-    fn forget_holds_of(&mut self, name: NameId, owner: OwnerId) {
-        if self.wait_of(owner, name).is_some() {
-            return;
-        }
-        for _ in Mode::ALL {
-            let from = Bound::Included(Holding { name, token: 0 });
-            let holding = self.owners.get(owner).and_then(|record| record.holdings.first_from(from));
-            let Some(Holding { token, .. }) = holding.filter(|holding| holding.name == name) else {
-                return;
-            };
-            self.take_holder(name, token);
-        }
-    }
-
-    /// Notes that it is not known who holds.
-    pub(crate) fn forget_holders(&mut self, name: NameId) {
-        let Some(record) = self.names.get_mut(name) else {
-            return;
-        };
-        record.knows_holders = false;
-        for holder in core::mem::take(&mut record.holders) {
-            if let Some(owner) = self.owners.get_mut(holder.owner) {
-                owner.holdings.remove(Holding { name, token: holder.token });
-            }
-            self.owners.tidy(holder.owner);
-        }
     }
 
     /// Checks the invariants.
@@ -664,7 +230,8 @@ impl Registry {
             assert!(names.is_sorted_by(|name, next| name < next), "one request under each name: {names:?}");
             for wait in owner.waits.iter() {
                 assert_eq!(self.get(wait.position.ticket).expect("a waiter").owner, id);
-                followed += u32::from(self.names.next_in_queue(wait.name, Bound::Excluded(wait.position)).is_some());
+                followed +=
+                    u32::from(self.names.next_in_queue(wait.name, core::ops::Bound::Excluded(wait.position)).is_some());
             }
             assert_eq!(owner.followed, followed);
         }
@@ -672,7 +239,7 @@ impl Registry {
         for (_, (_, waiter)) in self.tickets.iter() {
             waiting += 1;
             waited_for += waiter.names.len();
-            alarms += usize::from(waiter.alarm != Alarm::NONE);
+            alarms += usize::from(waiter.alarm != crate::collections::Alarm::NONE);
         }
         assert_eq!((waiting, alarms, holdings), (self.waiting, self.timeouts.len(), holders));
         assert_eq!((in_queues, waits), (waited_for, waited_for));
@@ -681,24 +248,13 @@ impl Registry {
     }
 }
 
-/// For how many entries room is kept in a list that is empty now.
-const KEPT_ENTRIES: usize = 1024;
-
-fn ticket_of(slot: u32, number: u32) -> u64 {
-    (u64::from(number) << u32::BITS) | u64::from(slot)
-}
-
-/// The slot and the running number of a ticket.
-fn halves(ticket: u64) -> (u32, u32) {
-    let [a, b, c, d, e, f, g, h] = ticket.to_le_bytes();
-    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
-}
-
 #[cfg(test)]
 mod tests {
-    use self::owners::OwnerRecord;
+    use super::owners::{OwnerRecord, Wait};
     use super::*;
+    use crate::kind::Mode;
     use crate::request::{Ask, Channel, Request, Verb};
+    use crate::time::Now;
 
     #[test]
     fn records_have_the_sizes_that_the_memory_of_a_million_waiters_rests_on() {

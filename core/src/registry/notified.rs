@@ -19,7 +19,7 @@ type Wait = (u64, u64);
 
 /// Who waits without a blocked connection, and which of them are cut off.
 #[derive(Default)]
-pub(super) struct Notified {
+pub(crate) struct Notified {
     waits: BTreeSet<Wait>,
     /// Those of former terms, a set for each: the server was no master for a while, and is one again. They are cut off. Nearly always there are none,
     /// and a set for each, none of them empty, makes a promotion one step also when there are.
@@ -51,7 +51,7 @@ impl Notified {
     }
 
     /// Why a waiter is cut off, if it is.
-    pub(super) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
+    pub(crate) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
         let channel = waiter.request().notify?;
         if self.is_demoted || waiter.term != self.term {
             Some(Answer::Demoted)
@@ -64,20 +64,20 @@ impl Notified {
         }
     }
 
-    pub(super) fn first_of(&self, client: u64) -> Option<u64> {
+    pub(crate) fn first_of(&self, client: u64) -> Option<u64> {
         let (of, ticket) = self.waits.range((client, 0)..).next()?;
         (*of == client).then_some(*ticket)
     }
 
     /// A connection closed: its waits are over.
-    pub(super) fn client_closed(&mut self, client: u64) {
+    pub(crate) fn client_closed(&mut self, client: u64) {
         if self.first_of(client).is_some() {
             self.closed.insert(client);
         }
     }
 
     /// This server is no master any more.
-    pub(super) fn demoted(&mut self) {
+    pub(crate) fn demoted(&mut self) {
         self.is_demoted = true;
     }
 
@@ -86,7 +86,7 @@ impl Notified {
     }
 
     /// This server is a master again: what waited before is cut off still, and what begins to wait now is not.
-    pub(super) fn promoted(&mut self) {
+    pub(crate) fn promoted(&mut self) {
         if core::mem::take(&mut self.is_demoted) {
             if !self.waits.is_empty() {
                 self.former.push(core::mem::take(&mut self.waits));
@@ -96,7 +96,7 @@ impl Notified {
     }
 
     /// The next ticket to look at: it may be cut off.
-    pub(super) fn next(&mut self) -> Option<u64> {
+    pub(crate) fn next(&mut self) -> Option<u64> {
         if let Some((_, ticket)) = self.former.last().and_then(BTreeSet::first) {
             return Some(*ticket);
         }
@@ -124,7 +124,7 @@ impl Notified {
     }
 
     /// A channel went away.
-    pub(super) fn channel_gone(&mut self, channel: Channel) {
+    pub(crate) fn channel_gone(&mut self, channel: Channel) {
         if self.looked_at.is_none() {
             self.gone.insert(channel);
         } else {
@@ -132,7 +132,7 @@ impl Notified {
         }
     }
 
-    pub(super) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         self.is_demoted || !self.former.is_empty() || !self.closed.is_empty() || !self.gone.is_empty()
     }
 
@@ -142,7 +142,7 @@ impl Notified {
     }
 
     /// How many wait.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.former.iter().map(BTreeSet::len).fold(self.waits.len(), usize::saturating_add)
     }
 }
