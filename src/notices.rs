@@ -230,12 +230,12 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
         // The engine has taken it back when the connection closed.
         _ if is_grant && is_closed => Answer::Closed,
         // Whoever heard of it now would believe that it holds.
-        _ if is_grant && waited_us / US_PER_MS >= notice.lasts_ms => Answer::Lapsed,
+        _ if is_grant && waited_us / US_PER_MS >= notice.lasts_ms => Answer::Expired,
         // A replica takes nothing back. Nobody is told of the grant, and its lease ends it, on the new master.
         _ if is_grant && !server::decides() => Answer::Demoted,
         answer => answer,
     };
-    let is_lapsed = answer == Answer::Lapsed;
+    let is_expired = answer == Answer::Expired;
     let is_heard = is_heard(ctx, notice.channel);
     if is_heard {
         publish(ctx, notice, answer);
@@ -243,7 +243,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     match is_grant {
         true if !is_heard => take_back(ticket, Engine::nobody_listened),
         // The hold may live on: another request of its owner may have prolonged it.
-        true if is_lapsed => take_back(ticket, Engine::undo_grants),
+        true if is_expired => take_back(ticket, Engine::undo_grants),
         true => state::tell(|engine| engine.published(ticket)),
         false => {}
     }

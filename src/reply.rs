@@ -183,7 +183,7 @@ fn error_text(ctx: Ctx<'_>, client: u64, answer: Answer) -> Cow<'static, str> {
         Answer::Refused(refusal) => refusal_text(ctx, client, refusal),
         Answer::Cancelled => "UNBLOCKED the request was cancelled".into(),
         Answer::Closed => "UNBLOCKED the connection that asked has closed".into(),
-        Answer::Lapsed => "UNBLOCKED the lock was granted, and its lease ended before this could be told".into(),
+        Answer::Expired => "UNBLOCKED the lock was granted, and its lease ended before this could be told".into(),
         Answer::Demoted => "UNBLOCKED this server is a replica now".into(),
         Answer::Moved => "UNBLOCKED another node of the cluster serves the keys now".into(),
         Answer::Superseded | Answer::Continued | Answer::TimedOut | Answer::Granted(_) | Answer::GrantedMany(_) => {

@@ -170,7 +170,7 @@ fn write_facts<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Option<&'e 
             push_word(facts, cause.name());
             except.as_ref()
         }
-        Event::QueueLapsed => {
+        Event::QueueExpired => {
             facts.push(b"queue-lapsed");
             None
         }
@@ -290,7 +290,7 @@ fn parse_facts(facts: &str, owner: Option<&[u8]>, now: Now) -> Result<Event, Eff
             let except = owner.map(|owner| valid_owner(Some(owner))).transpose()?;
             Event::Cleared { cause: named(&mut words, EndCause::of_name, "cause")?, except }
         }
-        "queue-lapsed" => Event::QueueLapsed,
+        "queue-lapsed" => Event::QueueExpired,
         "sized" => Event::Sized { permits: small_number(&mut words, "permits")? },
         "unused" => Event::Unused {
             idle_ms: number(&mut words, 0..=MAX_LEASE_MS, "idle time")?,

@@ -99,7 +99,7 @@ named! {
         /// Its BLOCK ended in nil.
         TimedOut => "timed-out",
         /// The life of the place was over.
-        Lapsed => "lapsed",
+        Expired => "lapsed",
         /// The lock was reserved for it, and it did not come in time.
         Missed => "missed",
     }
@@ -192,7 +192,7 @@ pub enum Event {
         cause: LeaveCause,
     },
     /// The life of every place was over.
-    QueueLapsed,
+    QueueExpired,
     /// The lock is free, and reserved for the head of the queue until then.
     Reserved {
         /// For whom.
@@ -246,7 +246,7 @@ impl Event {
             | Self::Queued { .. }
             | Self::Kept { .. }
             | Self::Left { .. }
-            | Self::QueueLapsed
+            | Self::QueueExpired
             | Self::Detached { .. } => None,
             Self::Ended { cause, .. } | Self::Cleared { cause, .. } => Some(match cause {
                 EndCause::Released | EndCause::Undone => c"rlock.release",
@@ -267,6 +267,6 @@ mod tests {
         let causes = [EndCause::Released, EndCause::Undone, EndCause::Expired, EndCause::Forced];
         let names = [c"rlock.release", c"rlock.release", c"rlock.expire", c"rlock.force"];
         assert_eq!(causes.map(cleared), names.map(Some));
-        assert_eq!(Event::QueueLapsed.keyspace_event(), None);
+        assert_eq!(Event::QueueExpired.keyspace_event(), None);
     }
 }

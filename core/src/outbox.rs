@@ -29,7 +29,7 @@ pub enum Answer {
     /// The connection that asked has closed.
     Closed,
     /// It was granted, and the lease ended before it could be told.
-    Lapsed,
+    Expired,
     /// This server is a replica now.
     Demoted,
     /// Another node of the cluster serves its keys now.

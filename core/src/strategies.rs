@@ -85,7 +85,7 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
     ]);
     let end = prop::sample::select(&[EndCause::Released, EndCause::Expired, EndCause::Forced, EndCause::Undone]);
     let leave =
-        prop::sample::select(&[LeaveCause::Cancelled, LeaveCause::TimedOut, LeaveCause::Lapsed, LeaveCause::Missed]);
+        prop::sample::select(&[LeaveCause::Cancelled, LeaveCause::TimedOut, LeaveCause::Expired, LeaveCause::Missed]);
     let token = || 1..=MAX_TOKEN;
     prop_oneof![
         (kind_and_mode(), owner(), token(), terms(now))
@@ -106,7 +106,7 @@ pub(crate) fn event(now: Now) -> impl Strategy<Value = Event> {
         }),
         (owner(), leave).prop_map(|(owner, cause)| Event::Left { owner, cause }),
         (owner(), moment(now)).prop_map(|(owner, until_us)| Event::Reserved { owner, until_us }),
-        Just(Event::QueueLapsed),
+        Just(Event::QueueExpired),
         (0..=MAX_LEASE_MS, moment(now)).prop_map(|(idle_ms, until_us)| Event::Unused { idle_ms, until_us }),
         Just(Event::Removed),
         (prop::sample::select(&[EndCause::Expired, EndCause::Forced]), proptest::option::of(owner()))

@@ -10,6 +10,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::Engine;
+use super::fair::OwnPlace;
 use super::grant::Way;
 use super::transaction::{At, Transaction};
 use crate::keyspace::{KeyId, Keyspace};
@@ -45,6 +46,8 @@ struct Earlier {
     tickets: SmallVec<[u64; 1]>,
     /// The place that the new request takes over, if it is for the same thing.
     place: Option<Place>,
+    /// The new request repeats the one that waits.
+    is_repeat: bool,
 }
 
 /// Where a waiter stands.
@@ -68,10 +71,17 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Result<Acquired, Refusal> {
-        if let Some(acquired) = self.acquire_at_rest(tx, owner, request) {
-            return acquired;
+        let decided = self.decide_at_rest(tx, owner, request);
+        match decided {
+            Some(Decision::Grant) => return self.acquire_at_rest(tx, owner, request),
+            Some(Decision::Wait) if request.ask == Ask::Try => {
+                count(&mut self.stats.of(request.kind).denied);
+                return Ok(Acquired::Denied);
+            }
+            _ => {}
         }
-        let acquired = self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request));
+        let acquired =
+            self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request, decided));
         match &acquired {
             Ok(Acquired::Denied) if request.ask == Ask::Try => count(&mut self.stats.of(request.kind).denied),
             Ok(_) => {}
@@ -80,44 +90,49 @@ impl Engine {
         acquired
     }
 
-    /// The short way of the most frequent request: for one key, with nothing to bring up to date and nobody who waits, so that
-    /// what the lock says is the answer. `None` if it is not so.
+    /// The decision about the most frequent request: for one key, with nothing to bring up to date and no waiters, so that what the
+    /// lock admits is the answer. `None` for any other request, and for a refusal, which may be due to a lock that is over.
+    fn decide_at_rest(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+    ) -> Option<Decision> {
+        if tx.keys.count() != 1 || request.request_id.is_some() || !self.is_at_rest(&mut tx.at(KEY)) {
+            return None;
+        }
+        let decision = admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now);
+        (!matches!(decision, Decision::Refuse(_))).then_some(decision)
+    }
+
     fn acquire_at_rest(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
-    ) -> Option<Result<Acquired, Refusal>> {
-        if tx.keys.count() != 1 || request.request_id.is_some() || !self.is_at_rest(&mut tx.at(KEY)) {
-            return None;
-        }
-        match admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now) {
-            Decision::Grant => {
-                let granted = self.grant_key(&mut tx.at(KEY), owner, request, &Decision::Grant);
-                self.close_key(tx.keys, KEY);
-                Some(granted.map(|token| {
-                    count(&mut self.stats.of(request.kind).granted_at_once);
-                    Acquired::Granted(smallvec![token])
-                }))
-            }
-            Decision::Wait if request.ask == Ask::Try => {
-                count(&mut self.stats.of(request.kind).denied);
-                Some(Ok(Acquired::Denied))
-            }
-            Decision::Wait | Decision::Repeat(_) | Decision::Held(_) | Decision::Refuse(_) => None,
-        }
+    ) -> Result<Acquired, Refusal> {
+        let token = self.grant_key(&mut tx.at(KEY), owner, request, &Decision::Grant);
+        self.close_key(tx.keys, KEY);
+        let token = token?;
+        count(&mut self.stats.of(request.kind).granted_at_once);
+        Ok(Acquired::Granted(smallvec![token]))
     }
 
+    /// ACQUIRE on keys that are up to date. `decided` is what [`Engine::decide_at_rest`] has decided.
     fn acquire_reconciled(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
+        decided: Option<Decision>,
     ) -> Result<Acquired, Refusal> {
         if request.kind == Kind::Fair {
             self.release_own_place(&mut tx.at(KEY), owner);
         }
-        let mut decisions = self.decide(tx, owner, request, Position::LAST)?;
+        let mut decisions = match decided {
+            Some(decision) => smallvec![decision],
+            None => self.decide(tx, owner, request, Position::LAST)?,
+        };
         check_claim(tx, owner, request, &decisions)?;
         if let [Decision::Repeat(token)] = decisions.as_slice() {
             let (client, note) = (tx.keys.client(), tx.note);
@@ -134,25 +149,20 @@ impl Engine {
             self.supersede(tx, &earlier, request);
             return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
         }
-        if request.kind == Kind::Fair {
-            let ticket = self.queue_up(tx, owner, request, earlier.tickets.first().copied())?;
-            return Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting));
+        if request.ask != Ask::Try {
+            return self.wait(tx, owner, request, &earlier);
         }
-        if !matches!(request.ask, Ask::Wait { .. }) {
-            if earlier.place.is_some() {
-                // A place that was taken over by a request that does not wait is given up.
-                self.supersede(tx, &earlier, request);
-                self.reconcile_all(tx);
+        if earlier.is_repeat {
+            // The request that waits was sent again, and does not want to wait any more.
+            self.supersede(tx, &earlier, request);
+            if self.has_place(tx, owner, request.kind) {
+                self.release_place(&mut tx.at(KEY), owner, request.request_id, false);
             }
-            return Ok(Acquired::Denied);
+            for id in tx.ids() {
+                self.reconcile(&mut tx.at(id), false);
+            }
         }
-        self.wait(tx, owner, request, &earlier)
-    }
-
-    fn reconcile_all(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
-        for id in tx.ids() {
-            self.reconcile(&mut tx.at(id), false);
-        }
+        Ok(Acquired::Denied)
     }
 
     /// What each key says to a request at a position. The first that refuses decides for all.
@@ -226,8 +236,8 @@ impl Engine {
         Ok(token)
     }
 
-    /// Lets a request wait: where an earlier one of its owner for the same thing waited, or else at the end of its rank. It is
-    /// refused before anything has changed.
+    /// Lets a request wait: where an earlier one of its owner for the same thing waited, or else at the end of its rank. On a fair lock
+    /// it takes a place, or keeps the one that its owner has; `QUEUE` does only that. It is refused before anything has changed.
     fn wait(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -235,24 +245,48 @@ impl Engine {
         request: &Request,
         earlier: &Earlier,
     ) -> Result<Acquired, Refusal> {
-        if earlier.tickets.is_empty() {
+        let mut request = *request;
+        let mut place = None;
+        if request.kind == Kind::Fair {
+            let Some(own) = self.own_place(&mut tx.at(KEY), owner, &mut request)? else {
+                return Ok(Acquired::Denied);
+            };
+            place = Some(own);
+        }
+        let waits = matches!(request.ask, Ask::Wait { .. });
+        if waits && earlier.tickets.is_empty() {
             self.check_waiters(tx)?;
         }
-        if let Some(Place { rank, arrival, is_suspected }) = earlier.place {
-            self.supersede(tx, earlier, request);
-            let ticket = self.enter(tx, owner, request, rank, arrival);
-            if is_suspected {
-                self.suspect(ticket);
+        let arrived = place.as_ref().and_then(OwnPlace::arrival).or(earlier.place.map(|place| place.arrival));
+        let arrival = match arrived {
+            Some(arrival) => arrival,
+            None => self.next_number(tx.now)?,
+        };
+        let mut ticket = None;
+        match earlier.place {
+            Some(Place { rank, is_suspected, .. }) if waits => {
+                self.supersede(tx, earlier, &request);
+                let entered = self.enter(tx, owner, &request, rank, arrival);
+                if is_suspected {
+                    self.suspect(entered);
+                }
+                ticket = Some(entered);
             }
-            return Ok(Acquired::Waiting(ticket));
+            _ => {
+                if waits {
+                    let rank = rank_of(tx, owner, &request);
+                    let entered = self.enter(tx, owner, &request, rank, arrival);
+                    // The earlier requests stay if this one would close a cycle, so the search runs with both in the queue.
+                    self.check_deadlock(tx, entered, &earlier.tickets)?;
+                    ticket = Some(entered);
+                }
+                self.supersede(tx, earlier, &request);
+            }
         }
-        let arrival = self.next_number(tx.now)?;
-        let rank = rank_of(tx, owner, request);
-        let ticket = self.enter(tx, owner, request, rank, arrival);
-        // The earlier requests stay if this one would close a cycle, so the search runs with both in the queue.
-        self.check_deadlock(tx, ticket, &earlier.tickets)?;
-        self.supersede(tx, earlier, request);
-        Ok(Acquired::Waiting(ticket))
+        if let Some(place) = place {
+            self.keep_place(&mut tx.at(KEY), owner, arrival, &request, &place);
+        }
+        Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting))
     }
 
     /// Ends the earlier requests of the owner. Unless the new request takes their place, the timer then serves the queue: other
@@ -281,7 +315,7 @@ impl Engine {
         request: &Request,
     ) -> Result<Earlier, Refusal> {
         let mut earlier = Earlier::default();
-        if self.registry.len() == 0 {
+        if self.registry.waiting() == 0 {
             return Ok(earlier);
         }
         let names: SmallVec<[Option<NameId>; 1]> = tx.ids().map(|id| self.name(&mut tx.at(id))).collect();
@@ -306,6 +340,7 @@ impl Engine {
             if request.ask == Ask::Try && !is_repeat && !is_at_place {
                 continue;
             }
+            earlier.is_repeat |= is_repeat;
             if is_same {
                 let is_suspected = waiter.is_suspected() || self.registry.is_wait_over(waiter, tx.now);
                 earlier.place = Some(Place { rank: waiter.rank(), arrival: waiter.arrival(), is_suspected });

@@ -88,7 +88,7 @@ impl Engine {
         let waits = self.registry.own_place(owner, name).is_some();
         if !waits && lock.place(owner).is_some_and(|place| !place.is_live(at.now)) {
             self.budget.take_or_end_turn(CHANGE);
-            self.commit(at, Event::Left { owner: owner.into(), cause: LeaveCause::Lapsed });
+            self.commit(at, Event::Left { owner: owner.into(), cause: LeaveCause::Expired });
         }
     }
 
@@ -107,7 +107,7 @@ impl Engine {
         let owner = owner.into();
         let event = match grace_ms {
             _ if gave_up => Event::Left { owner, cause: LeaveCause::TimedOut },
-            0 => Event::Left { owner, cause: LeaveCause::Lapsed },
+            0 => Event::Left { owner, cause: LeaveCause::Expired },
             _ => {
                 let stay = Stay::Grace { until_us: at.now.after_ms(grace_ms) };
                 Event::Kept { owner, stay, request_id, grace_ms: own_ms }
@@ -125,10 +125,7 @@ impl Engine {
         owner: &[u8],
         gave_up: Option<u64>,
     ) -> Option<Option<u64>> {
-        let Some(lock) = at.lock() else {
-            return None;
-        };
-        let place = lock.place(owner)?;
+        let place = at.lock()?.place(owner)?;
         let is_left = match place.stay {
             Stay::Connected => true,
             Stay::Grace { .. } => gave_up == Some(place.arrival),

@@ -80,9 +80,9 @@ impl Engine {
         let is_vacant = matches!(at.value(), Value::Vacant);
         if request.mode.is_alone() && !is_vacant {
             // Who holds alone is alone in the value, too.
-            self.clear_lapsed(at, Some(owner));
+            self.clear_expired(at, Some(owner));
         } else if request.mode == Mode::Read {
-            self.end_lapsed_writer(at, owner);
+            self.end_expired_writer(at, owner);
         }
         let held = if is_vacant { None } else { at.live_terms(request.kind, owner, request.mode)? };
         let is_reentry = held.is_some();
@@ -110,7 +110,7 @@ impl Engine {
             None => {
                 let token = self.next_number(at.now)?;
                 if !is_vacant {
-                    self.end_lapsed_own(at, owner, request.mode);
+                    self.end_expired_own(at, owner, request.mode);
                 }
                 let terms = Terms {
                     count: request.count,

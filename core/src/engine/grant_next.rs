@@ -57,7 +57,7 @@ impl Engine {
             // Until `rejoin` has finished, places of connected waiters may look expired. The timer continues the rejoin.
             return self.leave_to_timer(at.key());
         }
-        self.drop_lapsed_places(at);
+        self.drop_expired_places(at);
         loop {
             match self.head(at) {
                 Head::Nobody => return,
@@ -101,7 +101,7 @@ impl Engine {
         };
         let owner = Owner::from(first.owner);
         if !first.is_live(now) {
-            return Head::Drop { owner, cause: LeaveCause::Lapsed };
+            return Head::Drop { owner, cause: LeaveCause::Expired };
         }
         if let Some(ticket) = name.and_then(|name| self.registry.own_place(first.owner, name)) {
             return Head::Waiter(ticket);

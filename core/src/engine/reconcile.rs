@@ -92,7 +92,7 @@ impl Engine {
             freed |= self.act(at);
         }
         freed |= self.expire(at);
-        self.drop_lapsed_queue(at);
+        self.drop_expired_queue(at);
         self.grant_next(at, freed);
         if at.out.effects().len() != changes {
             // A value that was made here and has no alarm would be taken for one that arrived, if the same command comes here

@@ -73,7 +73,7 @@ impl Engine {
         self.run_plain(tx, |engine, tx| {
             let mut targets: SmallVec<[Option<ReleaseTarget>; 1]> = SmallVec::new();
             for id in tx.ids() {
-                targets.push(ReleaseTarget::under(&mut tx.at(id), request)?);
+                targets.push(ReleaseTarget::under(&tx.at(id), request)?);
             }
             let was_done = targets.iter().flatten().any(|target| target.is_repeat);
             if let Some(position) = targets.iter().position(Option::is_none).filter(|_| !was_done) {
@@ -100,7 +100,7 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
-        let target = ReleaseTarget::under(&mut tx.at(KEY), request)?.ok_or(Refusal::NotOwner { position: 0 })?;
+        let target = ReleaseTarget::under(&tx.at(KEY), request)?.ok_or(Refusal::NotOwner { position: 0 })?;
         if target.is_repeat {
             return Ok(HoldsLeft::from_elem(target.count, 1));
         }

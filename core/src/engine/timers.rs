@@ -154,7 +154,7 @@ impl Engine {
             self.reconcile(&mut tx.at(id), false);
             self.remove_unused(&mut tx.at(id));
             // Only now: a value that came back to its name is bound to no connection any more when it has been taken in.
-            self.verify_bindings(&mut tx.at(id));
+            self.verify_bindings(&tx.at(id));
         }
         self.close(tx);
         if let Some(ringing) = ringing {

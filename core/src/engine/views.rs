@@ -53,7 +53,7 @@ impl Engine {
     /// How many requests wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.registry.len()
+        self.registry.waiting()
     }
 
     /// How many bytes the engine's records of them take, about.
@@ -65,7 +65,7 @@ impl Engine {
     /// How many wait for locks of a kind.
     #[must_use]
     pub fn waiting_for(&self, kind: Kind) -> usize {
-        self.registry.len_of(kind)
+        self.registry.waiting_for(kind)
     }
 
     /// How many of them have no blocked connection.

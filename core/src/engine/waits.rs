@@ -28,7 +28,7 @@ impl Engine {
     /// Whether one more request may wait. Waits that are cut off take no room: as many of them as it needs are ended now.
     pub(super) fn check_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>) -> Result<(), Refusal> {
         let limit = tx.limits.max_waiters;
-        while self.registry.len() >= limit {
+        while self.registry.waiting() >= limit {
             if !self.end_next_cut_off(tx.out) {
                 return Err(Refusal::MaxWaiters { limit });
             }
@@ -105,7 +105,7 @@ impl Engine {
         match why {
             Answer::TimedOut => count(&mut self.stats.of(kind).timed_out),
             Answer::Refused(refusal) => self.stats.count_refusal(kind, refusal),
-            Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => {
+            Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => {
                 count(&mut self.stats.of(kind).disconnected);
             }
             Answer::Granted(_)

@@ -349,7 +349,7 @@ mod tests {
             (Value::Lock(&empty), granted(Kind::RwLock, Write), true),
             (Value::Lock(&read), granted(Kind::RwLock, Read), false),
             (Value::Lock(&semaphore), granted(Kind::Semaphore, Permits), false),
-            (Value::Lock(&empty), Event::QueueLapsed, false),
+            (Value::Lock(&empty), Event::QueueExpired, false),
         ];
         for (value, event, is_cleared) in rows {
             assert_eq!(value.clears_expire(&event), is_cleared, "{event:?}");

@@ -25,7 +25,7 @@ impl Lock {
     pub fn check(&self, event: &Event) -> Result<(), &'static str> {
         let fits = match event {
             Event::Granted { kind, mode, .. } => *kind == self.kind && kind.has_mode(*mode),
-            Event::Queued { .. } | Event::Kept { .. } | Event::Left { .. } | Event::QueueLapsed => {
+            Event::Queued { .. } | Event::Kept { .. } | Event::Left { .. } | Event::QueueExpired => {
                 self.kind == Kind::Fair
             }
             Event::Reserved { .. } | Event::Detached { .. } => self.kind == Kind::Fair,
@@ -96,7 +96,7 @@ impl Lock {
                 self.change_queue(|queue| queue.set_stay(owner.as_slice(), stay, request_id, grace_ms));
             }
             Event::Left { owner, .. } => return self.leave(&owner),
-            Event::QueueLapsed => {
+            Event::QueueExpired => {
                 let queue = self.widened(|wide| wide.queue.take());
                 self.narrow();
                 return Some(Leftovers { queue, ..Leftovers::default() });
@@ -334,7 +334,7 @@ mod tests {
             });
         }
         for number in 0..MANY {
-            let leftovers = lock.apply(Event::Left { owner: owner(number), cause: LeaveCause::Lapsed });
+            let leftovers = lock.apply(Event::Left { owner: owner(number), cause: LeaveCause::Expired });
             assert_eq!(leftovers.is_some_and(|left| left.queue.is_some()), number == MANY - 1);
         }
         assert!(lock.is_disposable());

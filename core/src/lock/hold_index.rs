@@ -88,7 +88,7 @@ impl HoldIndex {
     }
 
     /// The token of a hold that ends at `now_us` or before.
-    pub(crate) fn first_lapsed(&self, now_us: u64) -> Option<u64> {
+    pub(crate) fn first_expired(&self, now_us: u64) -> Option<u64> {
         let (deadline_us, token) = self.deadlines.first()?;
         (deadline_us <= now_us).then_some(token)
     }

@@ -270,9 +270,9 @@ impl Lock {
 
     /// A hold whose lease has ended.
     #[must_use]
-    pub fn lapsed_hold(&self, now: Now) -> Option<&Hold> {
+    pub fn expired_hold(&self, now: Now) -> Option<&Hold> {
         match self.index() {
-            Some(index) => self.hold_with_token(index.first_lapsed(now.mono_us)?),
+            Some(index) => self.hold_with_token(index.first_expired(now.mono_us)?),
             None => self.holds().iter().find(|hold| !hold.is_live(now)),
         }
     }

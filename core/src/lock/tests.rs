@@ -33,7 +33,7 @@ fn from_its_deadline_on_a_lease_has_no_effect() {
     assert!(lock.is_held_by_another(b"b", NOW) && lock.is_live(NOW));
     assert!(lock.live_hold(b"a", Mode::Exclusive, later).is_none());
     assert!(!lock.is_held_by_another(b"b", later) && !lock.is_live(later));
-    assert!(lock.lapsed_hold(NOW).is_none() && lock.lapsed_hold(later).is_some());
+    assert!(lock.expired_hold(NOW).is_none() && lock.expired_hold(later).is_some());
 }
 
 #[test]
@@ -121,7 +121,7 @@ proptest! {
                 prop_assert_eq!((hold.owner().as_slice(), hold.count()), (&[entry.0][..], entry.2));
             }
             prop_assert_eq!(lock.next_deadline_us(), list.iter().map(|entry| entry.3).min());
-            prop_assert_eq!(lock.lapsed_hold(now).is_some(), list.iter().any(|entry| entry.3 <= now.mono_us));
+            prop_assert_eq!(lock.expired_hold(now).is_some(), list.iter().any(|entry| entry.3 <= now.mono_us));
             let used: i64 = live().map(|entry| i64::from(entry.2)).sum();
             prop_assert!(!is_semaphore || lock.available(now) == 60 - used);
             prop_assert_eq!(lock.live_count(now), lock.live_holds(now).count());

@@ -50,12 +50,12 @@ impl Registry {
     }
 
     /// How many wait on the whole server.
-    pub(crate) fn len(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }
 
     /// How many wait for locks of a kind.
-    pub(crate) fn len_of(&self, kind: Kind) -> usize {
+    pub(crate) fn waiting_for(&self, kind: Kind) -> usize {
         *self.of_kind.of(kind)
     }
 

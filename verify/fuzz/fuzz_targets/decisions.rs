@@ -437,7 +437,7 @@ impl Beside {
                     Answer::Cancelled => Told::Cancelled,
                     Answer::Refused(refusal) => refused(&refusal),
                     // Said to nobody, or to somebody who has gone.
-                    Answer::Continued | Answer::Closed | Answer::Lapsed | Answer::Demoted | Answer::Moved => continue,
+                    Answer::Continued | Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => continue,
                 },
             ));
         }

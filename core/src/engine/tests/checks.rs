@@ -119,7 +119,7 @@ impl World {
                 continue;
             };
             assert!(!lock.is_disposable(), "no key is left behind");
-            assert!(lock.lapsed_hold(self.now).is_none(), "no lapsed hold is left");
+            assert!(lock.expired_hold(self.now).is_none(), "no lapsed hold is left");
             if let Some(due_us) = lock.next_deadline_us() {
                 assert!(self.engine.alarms.is_of(lock.alarm(), key), "an alarm of its own");
                 let at_us = self.engine.alarms.at_us(lock.alarm()).expect("an alarm");

@@ -36,7 +36,7 @@ fn an_effect_that_does_not_fit_is_refused_and_changes_nothing() {
         (granted(Kind::RwLock, b"b", Mode::Permits, token + 1), "the lock is of another kind"),
         (granted(Kind::Mutex, b"b", Mode::Exclusive, token + 1), "the lock is of another kind"),
         (Event::Sized { permits: 2 }, "the lock is of another kind"),
-        (Event::QueueLapsed, "the lock is of another kind"),
+        (Event::QueueExpired, "the lock is of another kind"),
     ];
     for (effect, reason) in of_the_lock {
         let before = world.lock(&key("k")).cloned();

@@ -410,7 +410,7 @@ fn describe_answer(answer: &Answer) -> String {
         Answer::Superseded => "superseded".to_string(),
         Answer::Continued => "continued".to_string(),
         Answer::Closed => "closed".to_string(),
-        Answer::Lapsed => "lapsed".to_string(),
+        Answer::Expired => "lapsed".to_string(),
         Answer::Demoted => "demoted".to_string(),
         Answer::Moved => "moved".to_string(),
         Answer::Refused(refusal) => refused(refusal.clone()),
@@ -446,7 +446,7 @@ fn describe_event(now_us: u64, name: &str, event: &Event) -> String {
         Event::Left { owner, cause } => {
             format!("  {name}: left {owner:?} {cause:?} at {}", at_ms(now_us))
         }
-        Event::QueueLapsed => format!("  {name}: every place is over"),
+        Event::QueueExpired => format!("  {name}: every place is over"),
         Event::Reserved { owner, until_us } => format!("  {name}: turn of {owner:?} until {}", at_ms(*until_us)),
         Event::Detached { until_us, .. } => format!("  {name}: all detached until {}", at_ms(*until_us)),
     }

@@ -26,7 +26,7 @@ impl Engine {
 
     /// Ends all holds whose lease is over, but for those of one owner, in one step if they are many: before a grant that leaves no
     /// room for others.
-    pub(super) fn clear_lapsed(&mut self, at: &mut At<'_, '_, impl Keyspace>, except: Option<&[u8]>) {
+    pub(super) fn clear_expired(&mut self, at: &mut At<'_, '_, impl Keyspace>, except: Option<&[u8]>) {
         const ONE_BY_ONE: usize = 16;
         for _ in 0..ONE_BY_ONE {
             let Some(end) = lapsed(at) else {
@@ -40,7 +40,7 @@ impl Engine {
     }
 
     /// Ends a lapsed hold for writing of another owner, before readers come in its place.
-    pub(super) fn end_lapsed_writer(&mut self, at: &mut At<'_, '_, impl Keyspace>, owner: &[u8]) {
+    pub(super) fn end_expired_writer(&mut self, at: &mut At<'_, '_, impl Keyspace>, owner: &[u8]) {
         if let Some(lock) = at.lock()
             && let Some(writer) = lock.writer().filter(|writer| !writer.is_live(at.now))
             && writer.owner().as_slice() != owner
@@ -52,7 +52,7 @@ impl Engine {
 
     /// Ends a lapsed hold of an owner before the same owner is granted another one in its place, so that it is counted, and nothing is left
     /// tied to its connections. It may still be there if this turn has done enough.
-    pub(super) fn end_lapsed_own(&mut self, at: &mut At<'_, '_, impl Keyspace>, owner: &[u8], mode: Mode) {
+    pub(super) fn end_expired_own(&mut self, at: &mut At<'_, '_, impl Keyspace>, owner: &[u8], mode: Mode) {
         if let Some(lock) = at.lock()
             && let Some(hold) = lock.hold(owner, mode).filter(|hold| !hold.is_live(at.now))
         {
@@ -62,7 +62,7 @@ impl Engine {
     }
 
     /// Removes places whose life is over, so that nobody counts or shows them.
-    pub(super) fn drop_lapsed_places(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+    pub(super) fn drop_expired_places(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         loop {
             let Some(lock) = at.lock() else {
                 return;
@@ -75,16 +75,16 @@ impl Engine {
                 // Its timer is due, and goes off again at once.
                 return;
             }
-            self.commit(at, Event::Left { owner, cause: LeaveCause::Lapsed });
+            self.commit(at, Event::Left { owner, cause: LeaveCause::Expired });
         }
     }
 
     /// A queue whose places are all over goes in one step, however many there are.
-    pub(super) fn drop_lapsed_queue(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+    pub(super) fn drop_expired_queue(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         if let Some(lock) = at.lock()
             && lock.queue().is_some_and(|queue| queue.is_over(at.now))
         {
-            self.commit(at, Event::QueueLapsed);
+            self.commit(at, Event::QueueExpired);
         }
     }
 
@@ -95,8 +95,8 @@ impl Engine {
             && lock.kind() != kind
             && !lock.is_live(at.now)
         {
-            self.clear_lapsed(at, None);
-            self.drop_lapsed_queue(at);
+            self.clear_expired(at, None);
+            self.drop_expired_queue(at);
             self.close_key(at.tx.keys, at.id);
             if self.name(at).is_some_and(|name| self.registry.first(name).is_some()) {
                 self.leave_to_timer(at.key());
@@ -114,7 +114,7 @@ fn end_of(hold: &Hold) -> Event {
 /// The event that ends the first expired hold.
 fn lapsed(at: &At<'_, '_, impl Keyspace>) -> Option<Event> {
     match at.value() {
-        Value::Lock(lock) => lock.lapsed_hold(at.now).map(end_of),
+        Value::Lock(lock) => lock.expired_hold(at.now).map(end_of),
         Value::Vacant | Value::Foreign => None,
     }
 }
