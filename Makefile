@@ -245,8 +245,13 @@ demo-install: ## Install, use, upgrade and remove the package in a clean Debian,
 bench: ## Measure the module and its longest pauses, and write docs/benchmarks-module.md; SECTION=memory for one part, shown only (WRITE=1 writes it)
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
-	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(SECTION) \
+	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(CURRENT:%=--current %) $(SECTION) \
 	  $(if $(or $(WRITE),$(if $(SECTION),,1)),--page docs/benchmarks-module.md)
+
+bench-current: build ## Measure a pair on current servers, against DELEX IFEQ and DELIFEQ; fetches the servers (WRITE=1 writes it to the page)
+	cargo build --release --package rlock-bench
+	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs target/release/rlock-bench --module $(MODULE) \
+	  --rounds $(ROUNDS) $(if $(WRITE),--page docs/benchmarks-module.md) current-servers
 
 bench-against: build ## Measure sections with this module and with that of REV in turns: how much of its results these are; SECTIONS="memory", ROUNDS=15
 	@$(NEED) server

@@ -32,6 +32,10 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     bare: Option<PathBuf>,
 
+    /// A current server's program, for `current-servers`, which is left out without one; may be given several times
+    #[arg(long, value_name = "PATH")]
+    current: Vec<PathBuf>,
+
     /// Another module to measure in turns with it; shown is how much of each result of that one the result of this one is
     #[arg(long, value_name = "PATH", conflicts_with_all = ["page", "bare"])]
     against: Option<PathBuf>,
@@ -77,6 +81,8 @@ struct Arguments {
 enum Section {
     /// Acquire and release a free lock, against SET NX PX
     Uncontended,
+    /// The same on current servers, against SET NX PX and their own compare-and-delete commands
+    CurrentServers,
     /// What of that is the server's own: a ladder from an empty command to scripts
     Floor,
     /// Pass one lock around 64 connections, against BLPOP
@@ -112,6 +118,11 @@ impl Section {
         let rounds = arguments.rounds;
         match self {
             Self::Uncontended => sections::uncontended::measure(&mut server, rounds),
+            Self::CurrentServers => {
+                drop(server);
+                let of = |program: &PathBuf| ServerConfig { program: program.clone(), ..config.clone() };
+                sections::current_servers::measure(&arguments.current.iter().map(of).collect::<Vec<_>>(), rounds)
+            }
             Self::Floor => sections::floor::measure(&mut server, rounds),
             Self::Handover => sections::handover::measure(&mut server, rounds),
             Self::QueueLength => sections::queue_length::measure(&mut server, rounds),
@@ -160,6 +171,7 @@ fn main() -> Result<()> {
     if arguments.sections.is_empty() {
         arguments.sections = Section::value_variants().to_vec();
         arguments.sections.retain(|section| *section != Section::Floor || arguments.bare.is_some());
+        arguments.sections.retain(|section| *section != Section::CurrentServers || !arguments.current.is_empty());
     }
     let mut report = Report { header: header(&arguments)?, sections: Vec::new() };
     let outcome = measure_all(&arguments, &mut report.sections);

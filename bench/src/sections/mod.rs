@@ -1,6 +1,7 @@
 //! One file per question that the benchmark answers, and what some of them share.
 
 pub mod client;
+pub mod current_servers;
 pub mod deadlock;
 pub mod fair;
 pub mod fill;

@@ -52,6 +52,10 @@ pub enum Side {
     SetDel,
     /// SET NX PX and compare-and-delete, by the script's digest.
     SetScript,
+    /// SET NX PX and DELEX … IFEQ, of Redis 8.4 and newer.
+    SetDelEx,
+    /// SET NX PX and DELIFEQ, of Valkey 9.
+    SetDelIfEq,
     /// Two scripts on a hash, by their digests.
     HashScripts,
     /// Twice a command of a module that does nothing.
@@ -67,6 +71,8 @@ impl Side {
             Self::Rlock => "ACQUIRE + RELEASE".to_owned(),
             Self::SetDel => "SET NX PX + DEL".to_owned(),
             Self::SetScript => "SET NX PX + EVALSHA".to_owned(),
+            Self::SetDelEx => "SET NX PX + DELEX IFEQ".to_owned(),
+            Self::SetDelIfEq => "SET NX PX + DELIFEQ".to_owned(),
             Self::HashScripts => "2 EVALSHA on a hash".to_owned(),
             Self::Noop => "2 BARE.NOOP".to_owned(),
             Self::Bare(service) => format!("BARE.ACQUIRE{service} + BARE.RELEASE{service}"),
@@ -81,7 +87,7 @@ impl Side {
                 *last_token = token;
                 Ok(())
             }
-            Self::SetDel | Self::SetScript => reply.expect(b"+OK\r\n"),
+            Self::SetDel | Self::SetScript | Self::SetDelEx | Self::SetDelIfEq => reply.expect(b"+OK\r\n"),
             Self::HashScripts => reply.expect(b"$-1\r\n"),
             Self::Noop => reply.expect(b":0\r\n"),
             Self::Bare(_) => reply.expect(b":1\r\n"),
@@ -91,7 +97,9 @@ impl Side {
     fn check_given_back(self, reply: Frame<'_>) -> Result<()> {
         match self {
             Self::Rlock | Self::Noop | Self::Bare(_) => reply.expect(b":0\r\n"),
-            Self::SetDel | Self::SetScript | Self::HashScripts => reply.expect(b":1\r\n"),
+            Self::SetDel | Self::SetScript | Self::SetDelEx | Self::SetDelIfEq | Self::HashScripts => {
+                reply.expect(b":1\r\n")
+            }
         }
     }
 }
@@ -242,6 +250,14 @@ fn push_pair(out: &mut Vec<u8>, side: Side, name: &Name, digests: &Digests) {
         Side::SetScript => {
             resp::push_command(out, &[b"SET", key, owner, b"NX", b"PX", LEASE_MS]);
             resp::push_command(out, &[b"EVALSHA", &digests.compare_and_delete, b"1", key, owner]);
+        }
+        Side::SetDelEx => {
+            resp::push_command(out, &[b"SET", key, owner, b"NX", b"PX", LEASE_MS]);
+            resp::push_command(out, &[b"DELEX", key, b"IFEQ", owner]);
+        }
+        Side::SetDelIfEq => {
+            resp::push_command(out, &[b"SET", key, owner, b"NX", b"PX", LEASE_MS]);
+            resp::push_command(out, &[b"DELIFEQ", key, owner]);
         }
         Side::HashScripts => {
             resp::push_command(out, &[b"EVALSHA", &digests.hash_acquire, b"1", key, owner, LEASE_MS]);

@@ -1,0 +1,36 @@
+//! An uncontended pair on current servers, against what their documentation teaches in place of a script:
+//! `DELEX … IFEQ` on Redis 8.4 and newer, `DELIFEQ` on Valkey 9.
+
+use anyhow::Result;
+use rlock_bench::server::{Server, ServerConfig};
+
+use super::pairs::{self, Listener, Pairs, Side};
+use crate::report::{Aim, Line};
+
+/// What a current server offers to delete a lock that is still one's own, and the aims with and without an append-only file.
+fn peer(is_valkey: bool) -> (Side, f64, f64) {
+    if is_valkey { (Side::SetDelIfEq, 1.0, 1.25) } else { (Side::SetDelEx, 0.95, 1.10) }
+}
+
+/// Measures the CPU time of each server per pair.
+pub fn measure(servers: &[ServerConfig], rounds: usize) -> Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    for config in servers {
+        let mut server = Server::start(config)?;
+        let valkey = server.info_field("valkey_version").ok();
+        let (peer, aim, aim_with_file) = peer(valkey.is_some());
+        let name = match valkey {
+            Some(version) => format!("Valkey {version}"),
+            None => format!("Redis {}", server.info_field("redis_version")?),
+        };
+        let sides = [Side::Rlock, peer];
+        let mut measured = Pairs::connect(&mut server)?;
+        for (listener, aim) in [(Listener::Nobody, aim), (Listener::AppendOnlyFile, aim_with_file)] {
+            let costs_us = measured.measure(&mut server, listener, &sides, rounds)?;
+            let figure = |side| pairs::figure(side, &sides, &costs_us);
+            let what = format!("{name}: server CPU per pair, {}: against {}", listener.name(), peer.name());
+            lines.push(Line::ratio(what, figure(Side::Rlock), figure(peer)).aim(Aim::AtMost(aim)));
+        }
+    }
+    Ok(lines)
+}
