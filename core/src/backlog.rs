@@ -1,7 +1,8 @@
-//! The backlog: work that is left to the timer, because it is not allowed at the moment at which it is found, or because there is too
-//! much of it for one step.
+//! The backlog: work that is left to the timer, because the server does not allow it yet, or
+//! because it is too much for one step.
 //!
-//! Dirty names have a list of their own in the registry, and so have connections that closed (`sessions.rs`) and cut off waits.
+//! The registry has its own lists of dirty names and cut-off waits, and `sessions.rs` one of closed
+//! connections.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -12,13 +13,13 @@ use crate::lock::Leftovers;
 use crate::sessions::Binding;
 use crate::time::{Now, US_PER_MS};
 
-/// How long a key is left alone.
+/// How long a key is postponed.
 const POSTPONED_MS: u64 = 5;
 
-/// For how many entries room is kept in a list that is empty now.
+/// The capacity that an empty list keeps.
 const KEPT_ENTRIES: usize = 1024;
 
-/// A look at everything, a little at a time.
+/// The progress of the sweep, which visits everything in parts.
 #[derive(Clone, Debug)]
 pub(crate) enum Sweep {
     /// The names, from this slot on.
@@ -29,33 +30,34 @@ pub(crate) enum Sweep {
     Bindings(Option<Binding>),
 }
 
-/// A waiter for many keys that may have all of them.
+/// A MACQUIRE waiter whose keys are all available.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     pub(crate) ticket: u64,
     /// A hold has just ended.
-    pub(crate) freed: bool,
+    pub(crate) hold_ended: bool,
 }
 
-/// See the head of this file.
+/// See the module documentation.
 #[derive(Default)]
 pub(crate) struct Backlog {
-    /// Keys that were loaded and have no alarm yet, with the stable id of their database in its place.
+    /// Loaded keys that have no alarm yet, with the stable id of their database in place of its
+    /// number.
     loaded: Chunked<Key>,
     postponed: Postponed,
     sweep: Option<Sweep>,
-    /// Waiters for many keys that can have all of them, to be granted with all of them open.
+    /// MACQUIRE waiters to grant, with all of their keys open.
     offers: VecDeque<Offer>,
-    /// Tickets of waiters that may close a cycle, to be searched.
+    /// Tickets of waiters that may close a cycle.
     suspects: VecDeque<u64>,
-    /// What is left of locks that ended all at once.
+    /// Leftovers of locks that ended in one step.
     leftovers: Vec<(Key, Leftovers)>,
-    /// The alarm that has gone off and is being worked on.
-    ringing: Option<Alarm>,
+    /// The alarm that has fired and is being processed.
+    fired: Option<Alarm>,
 }
 
 impl Backlog {
-    /// A value was loaded.
+    /// Adds the key of a loaded value.
     pub(crate) fn push_loaded(&mut self, key: Key) {
         self.loaded.push(key);
     }
@@ -68,12 +70,12 @@ impl Backlog {
         !self.loaded.is_empty()
     }
 
-    /// Leaves a key alone for a while.
+    /// Postpones a key.
     pub(crate) fn postpone(&mut self, key: Key, now: Now) {
         self.postponed.push(key, now);
     }
 
-    /// A key that was left alone for long enough.
+    /// The next postponed key that is due.
     pub(crate) fn next_postponed(&mut self, now: Now) -> Option<Key> {
         self.postponed.pop(now)
     }
@@ -83,29 +85,29 @@ impl Backlog {
         self.postponed.next_us()
     }
 
-    /// Begins a look at everything.
+    /// Begins a sweep of everything.
     pub(crate) fn begin_sweep(&mut self) {
         self.sweep = Some(Sweep::Names(0));
     }
 
-    /// Has the sweep look at all bindings: if it is on its way to them, it will.
+    /// Makes the sweep visit all bindings, which a sweep of names or alarms does anyway.
     pub(crate) fn sweep_bindings(&mut self) {
         if !matches!(self.sweep, Some(Sweep::Names(_) | Sweep::Alarms(_))) {
             self.sweep = Some(Sweep::Bindings(None));
         }
     }
 
-    /// How far the sweep has come, if there is one.
+    /// The progress of the sweep, if there is one.
     pub(crate) fn sweep(&self) -> Option<&Sweep> {
         self.sweep.as_ref()
     }
 
-    /// The sweep has come so far, or to its end.
+    /// Sets the progress of the sweep; `None` ends it.
     pub(crate) fn set_sweep(&mut self, sweep: Option<Sweep>) {
         self.sweep = sweep;
     }
 
-    /// Offers a waiter all of its keys. A command that frees all of them comes here once for each.
+    /// Adds an offer.
     pub(crate) fn push_offer(&mut self, offer: Offer) {
         self.offers.push_back(offer);
     }
@@ -127,7 +129,7 @@ impl Backlog {
         self.suspects.push_back(ticket);
     }
 
-    /// The waiter that has been suspected longest.
+    /// The oldest suspect.
     pub(crate) fn first_suspect(&self) -> Option<u64> {
         self.suspects.front().copied()
     }
@@ -139,7 +141,7 @@ impl Backlog {
         }
     }
 
-    /// Adds what is left of a lock.
+    /// Adds the leftovers of a lock.
     pub(crate) fn push_leftovers(&mut self, key: Key, leftovers: Leftovers) {
         self.leftovers.push((key, leftovers));
     }
@@ -172,28 +174,28 @@ impl Backlog {
         &self.leftovers
     }
 
-    /// Notes the alarm that is being worked on.
-    pub(crate) fn set_ringing(&mut self, alarm: Option<Alarm>) {
-        self.ringing = alarm;
+    /// Sets the alarm that is being processed.
+    pub(crate) fn set_fired(&mut self, alarm: Option<Alarm>) {
+        self.fired = alarm;
     }
 
-    pub(crate) fn take_ringing(&mut self) -> Option<Alarm> {
-        self.ringing.take()
+    pub(crate) fn take_fired(&mut self) -> Option<Alarm> {
+        self.fired.take()
     }
 }
 
-/// Keys about which nothing may be decided now.
+/// Keys that currently may not be decided about.
 #[derive(Default)]
 struct Postponed {
     keys: Chunked<Key>,
-    /// When the first of `keys` was postponed. Keys that come later do not delay it.
+    /// When the first of `keys` was postponed. Later keys do not delay it.
     since_us: u64,
-    /// Those whose time has come.
+    /// Keys to retry now.
     again: Chunked<Key>,
 }
 
 impl Postponed {
-    /// Leaves a key alone for a while.
+    /// Postpones a key.
     fn push(&mut self, key: Key, now: Now) {
         if self.keys.is_empty() {
             self.since_us = now.mono_us;
@@ -201,13 +203,14 @@ impl Postponed {
         self.keys.push(key);
     }
 
-    /// When the keys are due that were left alone. A cluster that is down postpones everything; then there is no hurry.
+    /// When `keys` are due. A failed cluster postpones all keys; then the delay grows with their
+    /// number.
     fn due_us(&self) -> u64 {
         let delay_ms = POSTPONED_MS.saturating_add(self.keys.len() as u64 / 100);
         self.since_us.saturating_add(delay_ms.saturating_mul(US_PER_MS))
     }
 
-    /// A key that was left alone for long enough.
+    /// The next postponed key that is due.
     fn pop(&mut self, now: Now) -> Option<Key> {
         if self.again.is_empty() && self.due_us() <= now.mono_us {
             core::mem::swap(&mut self.keys, &mut self.again);
@@ -215,7 +218,7 @@ impl Postponed {
         self.again.pop()
     }
 
-    /// When the next one is due.
+    /// When the next key is due.
     fn next_us(&self) -> Option<u64> {
         if !self.again.is_empty() {
             return Some(0);

@@ -1,36 +1,38 @@
-//! How much may be done in one go: the server's only thread does nothing else meanwhile.
+//! The budget of one step, because the server's only thread does nothing else meanwhile.
 //!
-//! Each command may do a little of what it finds to be done (a lease that ended, a waiter to serve). What is more comes out
-//! of an allowance that all commands of one turn of the server's event loop share, and then is left to the timer, which has
-//! an allowance of its own each time. Leaving it is always safe: a lease that is over has no effect, whoever waits is not
-//! passed, and a grant that is to be taken back only lasts a little longer.
+//! Each command may do a little of the work that it finds (an expired lease, a waiter to serve).
+//! More work uses a shared budget of all commands in one turn of the server's event loop. The
+//! timer, which has its own budget in each run, does the rest. Deferring work is always safe: an
+//! expired lease has no effect, no request passes a waiter, and a grant to be undone only lasts a
+//! little longer.
 
-/// What one command may do for each of its keys, beyond what was asked of it.
+/// What one command may do for each of its keys, beyond the request itself.
 const OWN_UNITS: u32 = 8;
 
-/// What all commands of one turn may do in addition, and the same again for the timer, which goes off in the same turn if they leave
-/// something to it. Both together, and the server's part of it, take a few milliseconds.
+/// What all commands of one turn may do in addition, and again the timer, which runs in the same
+/// turn if they leave it work. Both together, with the server's part, take a few milliseconds.
 const SHARED_UNITS: u32 = 1_000;
 
-/// What an answer costs: the server has to write it, after the module's own part is done.
+/// The cost of an answer, which the server has to write after the module's own part.
 pub(crate) const ANSWER: u32 = 6;
 
-/// What any other change costs.
+/// The cost of any other change.
 pub(crate) const CHANGE: u32 = 1;
 
-/// How many steps all searches for deadlocks of one turn may take.
+/// The most steps of all deadlock searches in one turn.
 const SEARCH_STEPS: u32 = 20_000;
 
-/// How many slots the sweep passes over, leftovers are given back, or holds of a value that went away are looked at, at once.
+/// How many slots the sweep skips, leftovers are freed, or holds of a removed value are visited, in
+/// one step.
 const PARTS: u32 = 256;
 
 /// How many parts cost as much as a change.
 pub(crate) const PARTS_PER_CHANGE: u32 = 8;
 
-/// How many bindings of a connection that closed, or of a value that went away, are looked at at once.
+/// How many bindings of a closed connection, or of a removed value, one step visits.
 const BINDINGS: usize = 64;
 
-/// The allowances.
+/// The budget of the current turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     own: u32,
@@ -42,12 +44,12 @@ pub(crate) struct Budget {
     scarcity: Option<Scarcity>,
 }
 
-/// Allowances so small that work stops in the middle of everything that can be left to the timer.
+/// Budgets so small that all deferrable work stops in the middle.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scarcity {
     pub(crate) own: u32,
-    /// At least 1. What costs more than all of it costs all of it, so that each turn gets somewhere.
+    /// At least 1. Work that costs more takes all of it, so that each turn makes progress.
     pub(crate) shared: u32,
     pub(crate) search_steps: u32,
     pub(crate) parts: u32,
@@ -69,7 +71,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// A turn of the event loop begins, or a run of the timer.
+    /// Begins a turn of the event loop, or a run of the timer.
     pub(crate) fn begin_turn(&mut self) {
         #[cfg(test)]
         if let Some(Scarcity { shared, search_steps, parts, bindings, .. }) = self.scarcity {
@@ -85,7 +87,7 @@ impl Budget {
         self.begin_turn();
     }
 
-    /// A command on so many keys begins.
+    /// Begins a command on `keys` keys.
     pub(crate) fn begin_command(&mut self, keys: usize) {
         #[cfg(test)]
         if let Some(Scarcity { own, .. }) = self.scarcity {
@@ -95,12 +97,12 @@ impl Budget {
         self.own = u32::try_from(keys).unwrap_or(u32::MAX).saturating_mul(OWN_UNITS);
     }
 
-    /// The timer goes on with something: it has the shared allowance only.
+    /// Begins a step of the timer, which has only the shared budget.
     pub(crate) fn begin_timer(&mut self) {
         self.own = 0;
     }
 
-    /// Takes from the allowances what something costs. `false` if they are used up.
+    /// Takes `units` from the budget. `false` if there are not enough left.
     pub(crate) fn take(&mut self, units: u32) -> bool {
         #[cfg(test)]
         let units = self.scarcity.map_or(units, |scarcity| units.min(scarcity.shared));
@@ -117,33 +119,33 @@ impl Budget {
         }
     }
 
-    /// How many steps the searches for deadlocks of this turn may still take.
+    /// How many steps the deadlock searches of this turn have left.
     pub(crate) fn search_steps(&self) -> u32 {
         self.search_steps
     }
 
-    /// A search for deadlocks has taken so many steps.
+    /// Takes the steps of a deadlock search.
     pub(crate) fn take_search_steps(&mut self, steps: u32) {
         self.search_steps = self.search_steps.saturating_sub(steps);
     }
 
-    /// How many slots, leftovers or holds are one step.
+    /// How many slots, leftovers or holds one step visits.
     pub(crate) fn parts(&self) -> u32 {
         self.parts
     }
 
-    /// How many bindings are one step.
+    /// How many bindings one step visits.
     pub(crate) fn bindings(&self) -> usize {
         self.bindings
     }
 
-    /// Takes what one step over [`Budget::parts`] costs.
+    /// Takes the cost of one step over [`Budget::parts`].
     pub(crate) fn take_parts(&mut self) -> bool {
         self.take(self.parts.div_ceil(PARTS_PER_CHANGE))
     }
 
-    /// The same for what cannot be divided. If there is not enough left for it, the turn has done enough, and the next one begins
-    /// with it.
+    /// Takes `units` for work that cannot be divided. If there are not enough left, the turn ends,
+    /// and the next one begins with this work.
     pub(crate) fn take_or_end_turn(&mut self, units: u32) -> bool {
         let is_enough = self.take(units);
         if !is_enough {
@@ -152,7 +154,7 @@ impl Budget {
         is_enough
     }
 
-    /// Whether nothing is left that the timer could do something with.
+    /// Whether too little is left for any work of the timer.
     pub(crate) fn is_used_up(&self) -> bool {
         #[cfg(test)]
         if let Some(scarcity) = self.scarcity {
@@ -161,7 +163,7 @@ impl Budget {
         self.shared < ANSWER
     }
 
-    /// What was taken from the shared allowance of this turn.
+    /// The units taken from the shared budget of this turn.
     #[cfg(test)]
     pub(crate) fn taken(&self) -> u32 {
         SHARED_UNITS.saturating_sub(self.shared)

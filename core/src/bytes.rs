@@ -1,14 +1,15 @@
-//! Short byte strings kept in place: owners and key names.
+//! Short byte strings stored inline: owners and key names.
 //!
-//! A lock server keeps one owner and one key name per held lock, most of them a UUID or a short path. Storing those
-//! inline saves an allocation and its rounding per lock; anything longer goes to the heap.
+//! A lock server keeps one owner and one key name per held lock, most of them a UUID or a short
+//! path. Inline storage saves an allocation and its rounding per lock; longer strings go to the
+//! heap.
 
 use alloc::boxed::Box;
 use core::cmp::Ordering;
 use core::fmt;
 use core::hash::{Hash, Hasher};
 
-/// An immutable byte string, kept in place up to `N` bytes.
+/// An immutable byte string, stored inline up to `N` bytes.
 #[derive(Clone)]
 pub struct Bytes<const N: usize>(Repr<N>);
 
@@ -18,14 +19,15 @@ enum Repr<const N: usize> {
     Heap(Box<[u8]>),
 }
 
-/// Who holds or asks: 1 to 512 arbitrary bytes. 38 bytes inline hold a UUID with two to spare, in 40 bytes of memory.
+/// An owner: 1 to 512 arbitrary bytes. 38 bytes inline hold a UUID with two to spare, in 40 bytes
+/// of memory.
 pub type Owner = Bytes<38>;
 
 /// The name of a Redis key, 30 bytes inline in 32 bytes of memory.
 pub type KeyName = Bytes<30>;
 
 impl<const N: usize> Bytes<N> {
-    /// No bytes.
+    /// The empty string.
     pub const EMPTY: Self = Self(Repr::Inline { len: 0, bytes: [0; N] });
 
     /// The bytes.
@@ -105,7 +107,7 @@ pub struct KeyRef<'a> {
 }
 
 impl Key {
-    /// The least of all keys.
+    /// The smallest key.
     pub(crate) const FIRST: Self = Self { name: KeyName::EMPTY, db: 0 };
 
     /// This key, borrowed.

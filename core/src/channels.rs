@@ -1,12 +1,13 @@
-//! The channels on which requests that wait are answered: a number for each name.
+//! The channels for answers to notified waiters: a number for each name.
 //!
-//! There may be millions of waiters, so each remembers its channel by a number, which is short. A number that is in use means one channel and no
-//! other. It comes back when its channel is not in use any more, but only after nearly all the others, of which there are four thousand
-//! million: a server that is sent nothing but requests on new channels gives them out in an hour at the very least. What may
-//! still be noted about the channel that had it before, that its slot has gone (`engine/notified.rs`), is dealt with after seconds.
+//! There may be millions of waiters, so each stores the short number of its channel. A number in
+//! use identifies one channel. After its channel is no longer in use, the number is reused only
+//! after nearly all of the 2^32 others: that takes an hour at the very least on a server that gets
+//! only requests for new channels. A pending note that the slot of the previous channel has gone
+//! (`registry/notified.rs`) is processed within seconds.
 //!
-//! Clients may use a channel for one request and never again, so there may be as many channels as waiters. Both tables are trees: no
-//! insertion copies or rehashes them, and what is let go gives its memory back.
+//! Clients may use a channel for only one request, so there may be as many channels as waiters.
+//! Both tables are trees, so no insertion copies or rehashes them, and removals free memory.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -14,14 +15,14 @@ use core::num::NonZeroU32;
 
 use crate::request::Channel;
 
-/// How far from a number that is in use the search for another one goes on. Those in use were given one after the other and lie
-/// together, and they are fewer than this, as a rule.
+/// The step of the search for a free number. Numbers in use were assigned consecutively and lie
+/// together; usually they are fewer than this.
 const STRIDE: u32 = 1 << 24;
 
-/// So many strides lead once round all numbers.
+/// The number of strides around all numbers.
 const TRIES: u32 = 1 << 8;
 
-/// The channels that are in use, each with a note of the caller's about it.
+/// The channels in use, each with a caller's note.
 ///
 /// Invariant: both tables have the same channels.
 #[derive(Default)]
@@ -38,14 +39,14 @@ struct Entry<T> {
 }
 
 impl<T: Default> Channels<T> {
-    /// The number of a channel that is in use.
+    /// The number of a channel in use.
     #[must_use]
     pub fn find(&self, name: &[u8]) -> Option<Channel> {
         self.by_name.get(name).copied()
     }
 
-    /// Gives a number to a channel that is not in use. `None` if none was found: that takes hundreds of channels in use whose
-    /// numbers lie just so.
+    /// Assigns a number to a channel that is not in use. `None` if the search finds none, which
+    /// takes hundreds of channels in use with exactly the wrong numbers.
     pub fn add(&mut self, name: &[u8]) -> Option<Channel> {
         let channel = self.next_free()?;
         self.last_number = channel.0.get();
@@ -60,14 +61,14 @@ impl<T: Default> Channels<T> {
         numbers.filter_map(NonZeroU32::new).map(Channel).find(|channel| !self.by_number.contains_key(channel))
     }
 
-    /// Counts one use more.
+    /// Adds a use.
     pub fn hold(&mut self, channel: Channel) {
         if let Some(entry) = self.by_number.get_mut(&channel) {
             entry.uses = entry.uses.saturating_add(1);
         }
     }
 
-    /// Counts one use less. Returns the name when that was the last one: the channel is not known any more.
+    /// Removes a use. Returns the name after the last one: the channel is then unknown.
     pub fn let_go(&mut self, channel: Channel) -> Option<Box<[u8]>> {
         let entry = self.by_number.get_mut(&channel)?;
         entry.uses = entry.uses.saturating_sub(1);
@@ -79,13 +80,13 @@ impl<T: Default> Channels<T> {
         Some(name)
     }
 
-    /// The name of a channel, and what is noted about it.
+    /// The name of a channel, and its note.
     #[must_use]
     pub fn get(&self, channel: Channel) -> Option<(&[u8], &T)> {
         self.by_number.get(&channel).map(|entry| (&*entry.name, &entry.note))
     }
 
-    /// What is noted about a channel.
+    /// The note of a channel.
     pub fn note_mut(&mut self, channel: Channel) -> Option<&mut T> {
         self.by_number.get_mut(&channel).map(|entry| &mut entry.note)
     }
@@ -99,7 +100,7 @@ mod tests {
         channel.expect("a number").0.get()
     }
 
-    /// A channel that is in use and has this number.
+    /// Adds a channel with this number, in use.
     fn add_at(channels: &mut Channels<()>, number: u32, name: &str) {
         channels.last_number = number - 1;
         let channel = channels.add(name.as_bytes()).expect("a number");
@@ -147,7 +148,7 @@ mod tests {
         assert_eq!(number(channels.add(b"one more")), 1);
     }
 
-    /// However many numbers in a row are in use.
+    /// Regardless of how many consecutive numbers are in use.
     #[test]
     #[cfg_attr(miri, ignore = "hundreds of channels")]
     fn the_search_for_a_number_ends_soon() {

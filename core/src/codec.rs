@@ -1,8 +1,8 @@
 //! The value as bytes, for RDB files and DUMP payloads.
 //!
-//! One string: a kind, a capacity, the holds and the places, with times as unix milliseconds. Numbers are LEB128. The decoder
-//! trusts nothing: a payload that it accepts is a valid lock, anything else is a [`DecodeError`]; it allocates no more
-//! than the payload's own size warrants.
+//! One string: a kind, a capacity, the holds and the places, with times as unix milliseconds.
+//! Numbers are LEB128. The decoder trusts nothing: a payload that it accepts is a valid lock,
+//! anything else is a [`DecodeError`]; it allocates no more than the payload's own size warrants.
 
 use alloc::vec::Vec;
 
@@ -14,7 +14,7 @@ use crate::place::{Place, Stay};
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 
-/// Why a payload is no lock.
+/// Why a payload is not a valid lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeError(pub &'static str);
 
@@ -30,10 +30,10 @@ const FLAGS: u64 = HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION | REQUEST_IS_M
 const CONNECTED: u64 = 0;
 const POLLED: u64 = 1;
 const GRACE: u64 = 2;
-/// A grace of its own follows.
+/// The place's own `GRACE` follows.
 const HAS_GRACE: u64 = 4;
 
-/// Beside the number of the kind: an idle time follows the permits.
+/// Added to the kind: an idle time follows the permits.
 const HAS_IDLE: u64 = 4;
 
 /// Appends `lock` to `bytes`.
@@ -121,11 +121,11 @@ fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Reads a lock back.
+/// Decodes a lock.
 ///
 /// # Errors
 ///
-/// [`DecodeError`] says what is wrong.
+/// [`DecodeError`] names the invalid part.
 pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     let mut reader = Reader(bytes);
     let first = reader.number()?;
@@ -148,7 +148,7 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     for _ in 0..holds {
         decode_hold(&mut reader, now, &mut lock)?;
     }
-    // A hold that leaves no room for another one has displaced it.
+    // An exclusive hold has displaced other holds.
     if lock.holds().len() as u64 != holds {
         return Err(DecodeError("a writer that is not alone"));
     }
@@ -156,7 +156,7 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     if reader.0.is_empty() { Ok(lock) } else { Err(DecodeError("bytes after the end")) }
 }
 
-/// Applies what was read. What does not fit is refused as it is when it comes from a master.
+/// Applies a decoded event, with the same checks as for an event of a master.
 fn apply(lock: &mut Lock, event: Event) -> Result<(), DecodeError> {
     lock.check(&event).map_err(DecodeError)?;
     lock.apply(event);
@@ -346,7 +346,7 @@ mod tests {
             prop_assert!(decode(&bytes, NOW).is_err());
         }
 
-        /// What a mutated payload decodes to is a lock that can be written and read again.
+        /// A mutated payload that decodes is a lock that can be encoded and decoded again.
         #[test]
         fn a_mutated_payload_is_refused_or_a_valid_lock(
             lock in strategies::lock(NOW),
@@ -366,7 +366,8 @@ mod tests {
         }
     }
 
-    /// The values of `tests/data/0.1.0/snapshot.rdb`: a hold has no claim, no KEEP and no note, and a place has no grace of its own.
+    /// The values of `tests/data/0.1.0/snapshot.rdb`: no hold has a claim, KEEP or note, and no
+    /// place its own `GRACE`.
     const WRITTEN_BY_0_1_0: [(&str, &str); 7] = [
         ("mutex", "000101016100f59ad2faeb9998030299f186c5803580a0cfc760010200"),
         (
@@ -391,7 +392,7 @@ mod tests {
         ("idle", "03ffffffff0f0000"),
     ];
 
-    /// Version 0.1.0 can read it: a server may go back to it, and a replica may have it still.
+    /// Version 0.1.0 must be able to read it, after a downgrade or on an older replica.
     #[test]
     fn a_value_without_new_fields_is_written_with_the_bytes_of_0_1_0() {
         for (name, written) in WRITTEN_BY_0_1_0 {
@@ -432,7 +433,7 @@ mod tests {
         }
         let unknown_flag = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 128, 1, 0];
         assert_eq!(decode(&unknown_flag, NOW), Err(DecodeError("flags")));
-        // A mutex with an idle time; a semaphore without a length of it.
+        // A mutex with an idle time; a semaphore with an idle time of 0.
         assert_eq!(decode(&[4, 1, 9, 9, 0, 0], NOW), Err(DecodeError("the lock is of another kind")));
         assert_eq!(decode(&[7, 1, 0, 9, 0, 0], NOW), Err(DecodeError("idle time")));
         assert!(decode(&[7, 1, 9, 9, 0, 0], NOW).is_ok());

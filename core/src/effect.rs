@@ -1,30 +1,32 @@
-//! Events as they travel to replicas and into the append-only file: `RLOCK.APPLY key facts [owner] [note]`.
+//! Events for replicas and the append-only file: `RLOCK.APPLY key facts [owner] [note]`.
 //!
-//! The facts are one short line of words and numbers, so that a person who reads the file can follow it, and so that
-//! the hot path builds one argument and not ten:
+//! The facts are one short line of words and numbers. So the file is readable, and the hot path
+//! builds one argument instead of ten:
 //!
 //! ```text
-//! granted <kind> <mode> <token> <terms>                                                             (and the owner)
+//! granted <kind> <mode> <token> <terms>                                           (and the owner)
 //! reentered|renewed|partly-released|session-ended|released-kept <token> <terms>
 //! released|expired|forced|undone <token>
 //! sized <permits>
 //! unused <idle-ms> <until-unix-ms>
 //! removed
-//! queued <stay> <arrival> <request-id> tail|head [<grace-ms>]                                       (and the owner)
-//! kept <stay> <request-id> [<grace-ms>]                                                             (and the owner)
-//! left cancelled|timed-out|lapsed|missed                                                            (and the owner)
-//! cleared released|expired|forced|undone                                             (and the owner who is left out)
+//! queued <stay> <arrival> <request-id> tail|head [<grace-ms>]                     (and the owner)
+//! kept <stay> <request-id> [<grace-ms>]                                           (and the owner)
+//! left cancelled|timed-out|lapsed|missed                                          (and the owner)
+//! cleared released|expired|forced|undone                                 (and the excluded owner)
 //! queue-lapsed
-//! reserved <until-unix-ms>                                                                              (and the owner)
+//! reserved <until-unix-ms>                                                        (and the owner)
 //! detached <until-unix-ms> [<at-unix-ms>]
 //! ```
 //!
-//! Terms are `<count> <deadline-unix-ms> <lease-ms> <request> <session-ms>`, and after them `unclaimed` or `kept` for a hold that
-//! is: see [`Phase`]. A last word `noted` says that the last argument is the hold's note.
+//! Terms are `<count> <deadline-unix-ms> <lease-ms> <request> <session-ms>`, followed by
+//! `unclaimed` or `kept` in these phases: see [`Phase`]. A final word `noted` means that the last
+//! argument is the hold's note.
 //!
 //! A stay is `connected`, `polled:<until-unix-ms>` or `grace:<until-unix-ms>`.
 //!
-//! A request is its id followed by `a` (ACQUIRE), `r` (RELEASE), `A` (MACQUIRE) or `R` (MRELEASE); what is absent is `-`.
+//! A request is its id followed by `a` (ACQUIRE), `r` (RELEASE), `A` (MACQUIRE) or `R` (MRELEASE).
+//! `-` stands for an absent value.
 
 use core::ops::Deref;
 use core::str;
@@ -36,11 +38,11 @@ use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now};
 
-/// What is wrong with an effect.
+/// The invalid part of an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EffectError(pub &'static str);
 
-/// Room for the longest text: a grant whose every number is as wide as it can be.
+/// The longest text: a grant with the longest numbers.
 const LONGEST: usize = 160;
 
 /// The text of an effect.
@@ -68,7 +70,7 @@ impl Facts {
     #[inline]
     fn push(&mut self, text: &[u8]) {
         let end = self.len.saturating_add(text.len());
-        // There is room: see `LONGEST`.
+        // It always fits: see `LONGEST`.
         if let Some(place) = self.bytes.get_mut(self.len..end) {
             place.copy_from_slice(text);
             self.len = end;
@@ -80,7 +82,7 @@ const UNCLAIMED: &str = "unclaimed";
 const KEPT: &str = "kept";
 const NOTED: &str = "noted";
 
-/// The arguments of an effect that are not in its facts.
+/// The arguments of an effect besides the facts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arguments<'e> {
     /// The owner, if the event names one.
@@ -90,14 +92,14 @@ pub struct Arguments<'e> {
 }
 
 impl<'e> Arguments<'e> {
-    /// The arguments in their order.
+    /// The arguments in order.
     #[must_use]
     pub fn in_order(self) -> [Option<&'e [u8]>; 2] {
         if self.owner.is_some() { [self.owner, self.note] } else { [self.note, None] }
     }
 }
 
-/// Writes the facts of `event` into `facts` (emptied first) and returns the other arguments.
+/// Writes the facts of `event` into `facts` (cleared first) and returns the other arguments.
 pub fn write_effect<'e>(event: &'e Event, now: Now, facts: &mut Facts) -> Arguments<'e> {
     let owner = write_facts(event, now, facts).map(Owner::as_slice);
     let note = match event {
@@ -242,18 +244,18 @@ fn push_optional(facts: &mut Facts, number: Option<u64>) {
     }
 }
 
-/// Writes an optional last number; an absent one takes no room.
+/// Writes an optional last number; an absent one takes no space.
 fn push_last(facts: &mut Facts, number: Option<u64>) {
     if let Some(number) = number {
         push_number(facts, number);
     }
 }
 
-/// Reads an event back. Everything is checked: what this accepts can be applied.
+/// Parses an event. It checks everything, so an accepted event can be applied.
 ///
 /// # Errors
 ///
-/// [`EffectError`] names what is wrong.
+/// [`EffectError`] names the invalid part.
 pub fn parse_effect(facts: &[u8], arguments: [Option<&[u8]>; 2], now: Now) -> Result<Event, EffectError> {
     let facts = str::from_utf8(facts).map_err(|_| EffectError("facts are not text"))?;
     let (facts, has_note) = match facts.strip_suffix(NOTED).and_then(|facts| facts.strip_suffix(' ')) {
@@ -404,7 +406,7 @@ fn optional(
     }
 }
 
-/// Reads an optional last number.
+/// Parses an optional last number.
 fn last(
     words: &mut Words<'_>,
     range: core::ops::RangeInclusive<u64>,
@@ -495,8 +497,9 @@ mod tests {
         assert_eq!(arguments.in_order(), [Some(&b"worker 1"[..]), Some(&b"host 1"[..])]);
     }
 
-    /// What `tests/data/0.1.0/effects.aof` says, each sort once: no claim, no KEEP, no note, and no grace of its own. Version 0.1.0 can read it: a
-    /// replica may have that version still.
+    /// The effects of `tests/data/0.1.0/effects.aof`, one of each sort: no claim, KEEP, note or
+    /// `GRACE` of a place. Version 0.1.0 must be able to read them, because a replica may still run
+    /// it.
     #[test]
     fn an_effect_without_new_fields_is_written_with_the_text_of_0_1_0() {
         const THEN: Now = Now { mono_us: 5_000_000, wall_us: 1_795_290_949_000_000 };
@@ -553,7 +556,7 @@ mod tests {
             prop_assert_eq!(back.as_ref(), Ok(&event));
         }
 
-        /// One word of it is one of another event, or anything.
+        /// One of its words is replaced by a word of another event, or by anything.
         #[test]
         fn what_is_taken_of_a_text_that_is_nearly_right_is_the_same_when_it_is_written_and_read_again(
             [event, other] in prop::array::uniform2(strategies::event(NOW)),

@@ -1,7 +1,8 @@
-//! Facts: what a decision changes, with absolute times and the token given.
+//! Events: what a decision changes, with absolute times and the granted token.
 //!
-//! One event type serves replication, the append-only file, keyspace events, statistics and tests. An event names a
-//! hold by its fencing token, which is unique on a server, so only the grant itself carries the owner.
+//! One event type serves replication, the append-only file, keyspace events, statistics and tests.
+//! An event refers to a hold by its fencing token, which is unique on a server, so only the grant
+//! itself carries the owner.
 
 use alloc::boxed::Box;
 
@@ -11,18 +12,18 @@ use crate::named::named;
 use crate::place::Stay;
 use crate::request::RequestMark;
 
-/// The part of a hold that may change during its life.
+/// The part of a hold that can change during its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// Re-entries, or permits of a semaphore. At least 1.
     pub count: u32,
-    /// When the lease ends, on the clock that never steps.
+    /// When the lease expires, on the monotonic clock.
     pub deadline_us: u64,
-    /// The lease that was last given; RENEW without a lease uses it again.
+    /// The last granted lease; RENEW without a lease uses it again.
     pub lease_ms: u64,
     /// The last numbered request of the owner on this hold.
     pub request: Option<RequestMark>,
-    /// How long the hold outlives the last connection that it is bound to, if it is bound to connections.
+    /// How long the hold outlives the last connection that it is bound to, if it has a session.
     pub session_ms: Option<u64>,
     /// The phase of the hold.
     pub phase: Phase,
@@ -32,16 +33,16 @@ pub struct Terms {
 
 #[cfg(test)]
 impl Terms {
-    /// Terms with a lease of a second and nothing else.
+    /// Terms with a lease of one second and no options.
     pub(crate) fn plain(count: u32, deadline_us: u64) -> Self {
         Self { count, deadline_us, lease_ms: 1000, request: None, session_ms: None, phase: Phase::Held, note: None }
     }
 }
 
-/// A text of 1 to 256 bytes for people, stored with a hold.
+/// A human-readable text of 1 to 256 bytes, stored with a hold.
 pub type Note = Box<[u8]>;
 
-/// The note of a hold after a request: without `NOTE` it stays, an empty text removes it.
+/// The note of a hold after a request: unchanged without `NOTE`, removed by an empty text.
 pub(crate) fn note_after(before: Option<Note>, given: Option<&[u8]>) -> Option<Note> {
     match given {
         None => before,
@@ -57,20 +58,21 @@ pub enum Phase {
     Held,
     /// Granted after a wait with `CLAIM`, and not claimed yet. The deadline is that of the claim.
     Unclaimed,
-    /// Released with `KEEP`: no owner holds the lock, and no request is granted before the deadline.
+    /// Released with `KEEP`: no owner holds the lock, and no request is granted before the
+    /// deadline.
     Kept,
 }
 
 named! {
-    /// Why a hold that goes on changed its terms.
+    /// Why the terms of a hold changed.
     pub enum ChangeCause {
-        /// The owner acquired once more.
+        /// The owner acquired again.
         Reentered => "reentered",
         /// The owner renewed the lease, or repeated an ACQUIRE.
         Renewed => "renewed",
-        /// The owner released, and has holds left.
+        /// The owner released some of its count.
         Released => "partly-released",
-        /// The last connection that the hold was bound to has closed.
+        /// The last connection that the hold was bound to closed.
         SessionEnded => "session-ended",
         /// The owner released with KEEP: the lock stays closed.
         Kept => "released-kept",
@@ -82,25 +84,25 @@ named! {
     pub enum EndCause {
         /// The owner released its last hold.
         Released => "released",
-        /// The lease ended.
+        /// The lease expired.
         Expired => "expired",
         /// FORCERELEASE.
         Forced => "forced",
-        /// The waiter that was granted it was gone before it could hear of it.
+        /// The waiter was gone before it received the answer.
         Undone => "undone",
     }
 }
 
 named! {
-    /// Why an owner lost its place in the queue of a fair lock without being granted it.
+    /// Why an owner lost its place in the queue of a fair lock without a grant.
     pub enum LeaveCause {
         /// CANCEL.
         Cancelled => "cancelled",
-        /// Its BLOCK ended in nil.
+        /// Its BLOCK timed out.
         TimedOut => "timed-out",
-        /// The life of the place was over.
+        /// The place expired.
         Expired => "lapsed",
-        /// The lock was reserved for it, and it did not come in time.
+        /// The lock was reserved for it, and the owner did not ask in time.
         Missed => "missed",
     }
 }
@@ -112,105 +114,105 @@ pub enum Event {
     Granted {
         /// The kind of the lock, which the first grant creates.
         kind: Kind,
-        /// Who holds.
+        /// The owner.
         owner: Owner,
-        /// In which mode.
+        /// The mode.
         mode: Mode,
         /// The fencing token.
         token: u64,
         /// Count, lease, request and session.
         terms: Terms,
     },
-    /// A hold goes on under other terms.
+    /// The terms of a hold changed.
     Changed {
         /// The fencing token of the hold.
         token: u64,
-        /// Why.
+        /// The cause.
         cause: ChangeCause,
         /// The terms from now on.
         terms: Terms,
     },
-    /// A hold is over.
+    /// A hold ended.
     Ended {
         /// The fencing token of the hold.
         token: u64,
-        /// Why.
+        /// The cause.
         cause: EndCause,
     },
-    /// Every hold is over, all at once: more than are told one by one.
+    /// All holds ended in one step, because they are too many for single events.
     Cleared {
-        /// Why.
+        /// The cause.
         cause: EndCause,
-        /// But those of this owner.
+        /// Except those of this owner.
         except: Option<Owner>,
     },
-    /// A semaphore has so many permits, which this creates if need be.
+    /// The permits of a semaphore, which this creates if missing.
     Sized {
         /// The permits, at least 1.
         permits: u32,
     },
-    /// A semaphore stays for so long without holders and waiters. Told when it is made, and when the last holder has left.
+    /// The idle time of a semaphore began: when it was created, and when the last holder left.
     Unused {
         /// `IDLE ms`; 0 if it is never removed.
         idle_ms: u64,
-        /// When it is over, if there is no holder until then.
+        /// When it ends, unless a hold begins before.
         until_us: u64,
     },
-    /// The idle time of a semaphore was over, and it is removed.
+    /// The idle time of a semaphore ended, and it is removed.
     Removed,
-    /// An owner took a place in the queue of a fair lock, which this creates if need be.
+    /// An owner took a place in the queue of a fair lock, which this creates if missing.
     Queued {
-        /// Who.
+        /// The owner.
         owner: Owner,
         /// How it waits.
         stay: Stay,
         /// Its arrival number.
         arrival: u64,
-        /// The id of the numbered request that it stands for.
+        /// The id of its numbered request.
         request_id: Option<u64>,
-        /// `GRACE ms`: how long it is kept without a connection, if not as long as the server says.
+        /// `GRACE ms`: how long it is kept without a connection; `None` for the server's default.
         grace_ms: Option<u64>,
-        /// Whether the place is at the head of the queue: one that was given back.
+        /// Whether the place is at the head of the queue, after an undone grant.
         at_head: bool,
     },
-    /// A place is kept in another way.
+    /// A place changed.
     Kept {
-        /// Whose it is.
+        /// Its owner.
         owner: Owner,
         /// How it waits from now on.
         stay: Stay,
-        /// The id of the numbered request that it stands for from now on.
+        /// The id of its numbered request from now on.
         request_id: Option<u64>,
         /// Its `GRACE ms` from now on.
         grace_ms: Option<u64>,
     },
-    /// A place was given up.
+    /// A place was removed.
     Left {
-        /// Whose it was.
+        /// Its owner.
         owner: Owner,
-        /// Why.
+        /// The cause.
         cause: LeaveCause,
     },
-    /// The life of every place was over.
+    /// All places expired.
     QueueExpired,
-    /// The lock is free, and reserved for the head of the queue until then.
+    /// The lock is free, and reserved for the head of the queue.
     Reserved {
-        /// For whom.
+        /// The owner of the head.
         owner: Owner,
-        /// Until when.
+        /// When the reservation expires.
         until_us: u64,
     },
-    /// Every place was cut off from its connection: a restart, a promotion, a rename.
+    /// All places were detached from their connections by a restart, a promotion or a rename.
     Detached {
-        /// The least that each has from now on that has no `GRACE` of its own.
+        /// The least deadline of places without their own `GRACE`.
         until_us: u64,
-        /// When it happened, from which a `GRACE` counts; missing if no place has one.
+        /// When it happened: a `GRACE` counts from here. `None` if no place has one.
         at_us: Option<u64>,
     },
 }
 
 impl Event {
-    /// The number that this is about, from the sequence of tokens and arrival numbers.
+    /// Its token or arrival number, which come from one sequence.
     #[must_use]
     pub fn number(&self) -> Option<u64> {
         match self {
@@ -220,7 +222,7 @@ impl Event {
         }
     }
 
-    /// The kind of the lock that it creates if there is none.
+    /// The kind of the lock that it creates if missing.
     #[must_use]
     pub fn creates(&self) -> Option<Kind> {
         match self {
@@ -231,7 +233,7 @@ impl Event {
         }
     }
 
-    /// The keyspace event that tells of it: one per change of holder, none for a change of terms.
+    /// The keyspace event to publish: one per change of holder, none for a change of terms.
     #[inline]
     #[must_use]
     pub fn keyspace_event(&self) -> Option<&'static core::ffi::CStr> {

@@ -1,21 +1,21 @@
-//! The keyspace as the engine sees it: the keys that a request is about, opened for it.
+//! The engine's view of the keyspace: the open keys of a request.
 
 use crate::bytes::KeyRef;
 use crate::lock::Lock;
 use crate::lock::admission::Value;
 use crate::request::Request;
 
-/// The number of an open key in a [`Keyspace`].
+/// The index of an open key in a [`Keyspace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyId(pub usize);
 
-/// The open keys of one request, all of one database, each once.
+/// The open keys of one request, all in one database, each once.
 pub trait Keyspace {
-    /// How many keys are open: their numbers are 0 to this, exclusive.
+    /// The number of open keys: their indexes are 0 to this, exclusive.
     fn count(&self) -> usize;
     /// The name of an open key.
     fn key(&self, id: KeyId) -> KeyRef<'_>;
-    /// What lies under it now.
+    /// Its current value.
     fn value(&self, id: KeyId) -> Value<'_>;
     /// The lock under it, to change it in place.
     fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock>;
@@ -23,8 +23,9 @@ pub trait Keyspace {
     fn insert(&mut self, id: KeyId, lock: Lock);
     /// Removes the lock under a key.
     fn remove(&mut self, id: KeyId);
-    /// The connection that asks, if it is one that can close: not a script, not another module, not the timer.
+    /// The connection that asks, unless it cannot close: `None` for a script, another module and
+    /// the timer.
     fn client(&self) -> Option<u64>;
-    /// Whether the user of a connection, which has waited, may still make this request for the open keys.
+    /// Whether the user of a connection that waited still has the rights for this request.
     fn is_permitted(&self, client: u64, request: &Request) -> bool;
 }

@@ -7,7 +7,7 @@ named! {
     pub enum Kind {
         /// One owner at a time.
         Mutex => "mutex",
-        /// One owner at a time, and a queue that lives in the value.
+        /// One owner at a time, with a queue in the value.
         Fair => "fair",
         /// Many readers or one writer.
         RwLock => "rwlock",
@@ -28,7 +28,7 @@ impl Kind {
     }
 }
 
-/// Something for each kind.
+/// One `T` for each kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PerKind<T> {
     mutex: T,
@@ -38,7 +38,7 @@ pub(crate) struct PerKind<T> {
 }
 
 impl<T> PerKind<T> {
-    /// That of a kind.
+    /// The value for a kind.
     pub(crate) fn of(&self, kind: Kind) -> &T {
         match kind {
             Kind::Mutex => &self.mutex,
@@ -48,7 +48,7 @@ impl<T> PerKind<T> {
         }
     }
 
-    /// That of a kind, to be changed.
+    /// The value for a kind, to change it.
     pub(crate) fn of_mut(&mut self, kind: Kind) -> &mut T {
         match kind {
             Kind::Mutex => &mut self.mutex,
@@ -62,26 +62,26 @@ impl<T> PerKind<T> {
 named! {
     /// How a hold shares the lock with others.
     pub enum Mode {
-        /// Alone (mutex, fair).
+        /// Exclusive (mutex, fair).
         Exclusive => "exclusive",
-        /// With other readers (rwlock).
+        /// Shared with other readers (rwlock).
         Read => "read",
-        /// Alone; the owner may hold READ too (rwlock).
+        /// Exclusive, except READ of the same owner (rwlock).
         Write => "write",
-        /// With others, as long as the permits last (semaphore).
+        /// Shared while permits are free (semaphore).
         Permits => "permits",
     }
 }
 
 impl Mode {
-    /// Whether a hold in this mode leaves no room for another owner's hold in any mode.
+    /// Whether a hold in this mode excludes holds of other owners in any mode.
     #[must_use]
-    pub fn is_alone(self) -> bool {
+    pub fn is_exclusive(self) -> bool {
         matches!(self, Self::Exclusive | Self::Write)
     }
 
-    /// The modes in which a waiting request of an owner is granted as soon as it holds in this one: it would be a re-entry,
-    /// or the READ that a writer may take. On a semaphore each request is one of its own.
+    /// The modes in which a waiting request is granted as soon as its owner holds in this one: a
+    /// re-entry, or the READ that a writer may take. Requests on a semaphore are independent.
     #[must_use]
     pub fn covers(self) -> &'static [Self] {
         match self {

@@ -1,21 +1,22 @@
-//! The pure state machine behind rlock: it decides and it applies.
+//! The pure state machine behind rlock: it decides about locks and applies the decisions.
 //!
-//! Nothing here knows Redis, reads a clock or does I/O: time is a parameter ([`Now`]), the values live behind
-//! [`Keyspace`], and all that has to happen outside is left in an [`Outbox`]. That makes every rule testable
-//! without a server, replayable and fuzzable.
+//! This crate knows nothing of Redis, reads no clock and does no I/O. Time is a parameter
+//! ([`Now`]), values are behind [`Keyspace`], and side effects go to an [`Outbox`]. So every rule
+//! can be tested without a server, replayed and fuzzed.
 //!
-//! How a request travels:
+//! The path of a request:
 //!
-//! 1. [`Engine`] is the only write path. It brings the keys of the request up to date (a lease that lapsed, a connection that
-//!    closed, a waiter whose time is over), then asks each [`Lock`] what it admits, in one function for all kinds.
-//! 2. A decision is an [`Event`]: a fact with absolute times and the token given. Applying one is total: it cannot
-//!    fail and reads no clock. Replicas and AOF replay only apply.
+//! 1. [`Engine`], the only write path, reconciles the keys of the request (expired leases, closed
+//!    connections, waiters that timed out). Then it asks each [`Lock`] for an admission decision,
+//!    with one function for all kinds.
+//! 2. A decision is an [`Event`]: a fact with absolute times and the granted token. Applying an
+//!    event is total: it cannot fail and reads no clock. Replicas and AOF replay only apply.
 //! 3. The events and the answers to waiters go to the [`Outbox`], in order.
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
-// A test may add two numbers; the product may not overflow, whatever a client sends.
+// Tests may use plain arithmetic; other code must not overflow, whatever a client sends.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 extern crate alloc;

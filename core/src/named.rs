@@ -1,6 +1,6 @@
-//! Enums whose values have words, as on the wire.
+//! Enums with a word on the wire for each value.
 
-/// An enum with a word for each value. A value that is added is in `ALL`, has its name, and is found by it.
+/// An enum with a word for each value. Also generates `ALL`, `name` and `of_name`.
 macro_rules! named {
     (
         $(#[$attribute:meta])*
@@ -15,13 +15,13 @@ macro_rules! named {
         }
 
         impl $name {
-            /// How many there are.
+            /// The number of values.
             pub const COUNT: usize = [$($word),*].len();
 
-            /// All of them.
+            /// All values.
             pub const ALL: [Self; Self::COUNT] = [$(Self::$value),*];
 
-            /// The name on the wire.
+            /// The word on the wire.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -29,7 +29,7 @@ macro_rules! named {
                 }
             }
 
-            /// The one with a name.
+            /// The value with this word.
             pub(crate) fn of_name(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|one| one.name() == name)
             }

@@ -1,4 +1,4 @@
-//! What a request leaves to be done outside.
+//! The outbox: side effects of a request.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,106 +11,110 @@ use crate::event::Event;
 use crate::keyspace::KeyId;
 use crate::request::{Channel, Refusal};
 
-/// What a waiter is told.
+/// The answer to a waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It holds now, with this token.
+    /// Granted, with this token.
     Granted(u64),
-    /// It holds every key that it asked for, with these tokens, in the order of its keys.
+    /// All keys granted, with these tokens, in key order.
     GrantedMany(Box<[u64]>),
-    /// Its time is over.
+    /// It timed out.
     TimedOut,
     /// A newer request of the same owner waits for a key of this one, or has taken its place.
     Superseded,
-    /// The same request was sent again, for the same channel, and is answered in its place: there is nothing to tell.
+    /// The same request was sent again for the same channel, and is answered instead: nothing to
+    /// publish.
     Continued,
-    /// It was ended by CANCEL.
+    /// CANCEL ended it.
     Cancelled,
     /// The connection that asked has closed.
     Closed,
-    /// It was granted, and the lease ended before it could be told.
+    /// It was granted, and the lease expired before the answer was sent.
     Expired,
     /// This server is a replica now.
     Demoted,
     /// Another node of the cluster serves its keys now.
     Moved,
-    /// What lies under the name now cannot serve it.
+    /// The value under the name cannot serve it.
     Refused(Refusal),
 }
 
-/// Something that happened to a lock: to be propagated ([`Outbox::event`]), and told to the keyspace's listeners.
+/// A change of a lock, to propagate ([`Outbox::event`]) and to publish as a keyspace event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
-    /// The key that it is about.
+    /// The changed key.
     pub key: KeyId,
-    /// What the keyspace's listeners are told.
+    /// The keyspace event to publish.
     pub keyspace_event: Option<&'static CStr>,
-    /// Whether an EXPIRE that a user has set on the key is cleared: see [`crate::Value::clears_expire`].
+    /// Whether the change clears an EXPIRE that a user has set on the key: see
+    /// [`crate::Value::clears_expire`].
     pub clears_expire: bool,
 }
 
-/// Where the answer to a request goes that waits without a blocked connection.
+/// Where to publish the answer to a notified waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The channel on which it is published.
+    /// The channel.
     pub channel: Channel,
     /// The id of the request.
     pub id: u64,
     /// The connection that asked.
     pub client: u64,
-    /// How long a hold lasts that begins with its grant: the lease, or the claim.
+    /// How long a hold that begins with the grant lasts: the lease, or the claim.
     pub lasts_ms: u64,
 }
 
 /// An answer to a waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// The ticket that [`crate::Acquired::Waiting`] gave.
+    /// The ticket from [`crate::Acquired::Waiting`].
     pub ticket: u64,
-    /// What to tell.
+    /// The answer.
     pub answer: Answer,
-    /// Where to publish it; `None` for a connection that is blocked.
+    /// Where to publish it; `None` if the connection is blocked.
     pub notice: Option<Notice>,
-    /// How many effects came before it.
+    /// The number of effects before it.
     pub after: usize,
 }
 
-/// What a request leaves to be done outside, after the engine returned: effects, and answers to waiters, each in order.
+/// The side effects of a request, for after the engine returned: effects, and answers to waiters,
+/// each in order.
 #[derive(Debug)]
 pub struct Outbox {
     effects: SmallVec<[Effect; 1]>,
-    /// What happened, in the same order. Kept apart because it is large, and mostly there is none.
+    /// The events of the effects, in the same order. Separate because they are large and often not
+    /// needed.
     events: SmallVec<[Event; 1]>,
     answers: Vec<Told>,
-    is_heard: bool,
+    keeps_events: bool,
 }
 
 impl Outbox {
-    /// An outbox with nothing in it. `is_heard` tells that events are to be propagated; otherwise they are not kept.
+    /// Creates an empty outbox. It keeps events only if `keeps_events`, for propagation.
     #[must_use]
-    pub fn new(is_heard: bool) -> Self {
-        Self { effects: SmallVec::new(), events: SmallVec::new(), answers: Vec::new(), is_heard }
+    pub fn new(keeps_events: bool) -> Self {
+        Self { effects: SmallVec::new(), events: SmallVec::new(), answers: Vec::new(), keeps_events }
     }
 
-    /// What happened.
+    /// The effects.
     #[must_use]
     pub fn effects(&self) -> &[Effect] {
         &self.effects
     }
 
-    /// What happened in the effect with a number. `None` if nobody wants to have it propagated.
+    /// The event of an effect. `None` if events are not propagated.
     #[must_use]
     pub fn event(&self, number: usize) -> Option<&Event> {
         self.events.get(number)
     }
 
-    /// What waiters are to be told.
+    /// The answers.
     #[must_use]
     pub fn answers(&self) -> &[Told] {
         &self.answers
     }
 
-    /// The answers, to be given.
+    /// Takes out the answers, to send them.
     pub fn take_answers(&mut self) -> Vec<Told> {
         mem::take(&mut self.answers)
     }
@@ -118,7 +122,7 @@ impl Outbox {
     #[inline(always)]
     pub(crate) fn effect(&mut self, key: KeyId, event: &Event, clears_expire: bool) {
         self.effects.push(Effect { key, keyspace_event: event.keyspace_event(), clears_expire });
-        if self.is_heard {
+        if self.keeps_events {
             self.events.push(event.clone());
         }
     }

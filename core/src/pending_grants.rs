@@ -1,15 +1,16 @@
 //! Pending grants: grants whose waiter may not have received the answer yet.
 //!
-//! A pending grant is *confirmed* when the answer was sent or the owner uses the hold, and *undone* when the answer cannot reach
-//! the waiter. One hold can have several pending grants, and each is confirmed or undone on its own. So this stores the terms before the
-//! first pending grant, and what each grant changes. To undo a grant is to leave it out of the fold:
-//!
+//! A pending grant is *confirmed* when the answer was sent or the owner uses the hold, and *undone*
+//! when the answer cannot reach the waiter. A hold can have several pending grants; each is
+//! confirmed or undone on its own. So this module stores the terms before the first pending grant,
+//! and the change of each grant. Undoing a grant leaves it out of the fold:
 //! ```text
 //! terms of the hold = terms before + first grant + second grant + …
 //! ```
 //!
-//! Here `+` is [`PendingGrant::after`]: counts add up, the later deadline wins, the lease is replaced, and so are request, session
-//! and note if the grant has them. A confirmed grant becomes part of the terms before as soon as no earlier one is pending.
+//! Here `+` is [`PendingGrant::after`]: counts add up, the later deadline wins, the lease is
+//! replaced, and so are request, session and note if the grant has them. A confirmed grant becomes
+//! part of the terms before once no earlier grant is pending.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -41,7 +42,8 @@ pub(crate) struct PendingGrant {
     /// `GRACE` of the place that the waiter had on a fair lock.
     pub(crate) grace_ms: Option<u64>,
     pub(crate) client: Option<u64>,
-    /// This grant bound the hold to `client`, and no confirmed grant did: to undo it is to unbind.
+    /// This grant bound the hold to `client`, and no confirmed grant did: undoing it unbinds the
+    /// hold.
     pub(crate) has_bound: bool,
     pub(crate) is_confirmed: bool,
 }
@@ -73,15 +75,15 @@ impl PendingGrant {
 /// The names of grants that were confirmed.
 type Names = SmallVec<[NameId; 1]>;
 
-/// How many grants of one hold are kept pending, so that no step takes long. Of more the oldest counts as confirmed: if it was lost, its count
-/// stays until the lease ends.
+/// The most pending grants of one hold, so that no step takes long. Beyond that the oldest counts
+/// as confirmed: if its answer was lost, its count stays until the lease expires.
 const MAX_PENDING: usize = 32;
 
 /// A hold with pending grants.
 struct PendingHold {
     /// The terms before the first pending grant; `None` if the hold began with it.
     before: Option<Terms>,
-    /// In the order in which they were made.
+    /// In the order in which they were granted.
     grants: SmallVec<[PendingGrant; 1]>,
 }
 
@@ -113,7 +115,7 @@ impl PendingHold {
         self.fold_confirmed();
     }
 
-    /// Takes a pending grant out.
+    /// Removes a pending grant.
     fn undo(&mut self, ticket: u64) -> Option<Undone> {
         let at = self.grants.iter().position(|grant| grant.ticket == ticket && !grant.is_confirmed)?;
         let grant = self.grants.remove(at);
@@ -131,20 +133,20 @@ impl PendingHold {
     }
 }
 
-/// A pending grant that was taken out of its hold.
+/// A pending grant that was removed from its hold.
 pub(crate) struct Undone {
     pub(crate) grant: PendingGrant,
     /// The terms without it.
     pub(crate) left: Option<Terms>,
     /// The hold has no later grant.
     pub(crate) is_last: bool,
-    /// The grant has set `SESSION`, and no later one has.
+    /// The grant set `SESSION`, and no later one did.
     pub(crate) ends_session: bool,
-    /// The connection that only this grant has bound to the hold.
+    /// The connection to which only this grant bound the hold.
     pub(crate) unbinds: Option<u64>,
 }
 
-/// A ticket whose grants are pending: one for each key of its request.
+/// The pending grants of a ticket: one for each key of its request.
 #[derive(Default)]
 struct PendingTicket {
     client: Option<u64>,
@@ -154,27 +156,27 @@ struct PendingTicket {
     holds: SmallVec<[(NameId, u64); 1]>,
 }
 
-/// See the head of this file.
+/// See the module documentation.
 #[derive(Default)]
 pub(crate) struct PendingGrants {
     /// By name and token.
     holds: BTreeMap<(NameId, u64), Box<PendingHold>>,
     tickets: BTreeMap<u64, PendingTicket>,
-    /// Connections, and their tickets.
+    /// Connections and their tickets.
     of_clients: BTreeSet<(u64, u64)>,
-    /// Tickets whose answers go to a connection, and are not known to be sent yet.
+    /// Tickets whose answer goes to a connection, and may not have been sent yet.
     unsent: Vec<u64>,
 }
 
 impl PendingGrants {
-    /// Adds a grant to a hold. `before` are the terms of the hold before it, if it was there.
+    /// Adds a grant to a hold. `before` are the terms before the grant, if the hold existed.
     pub(crate) fn add(&mut self, name: NameId, token: u64, before: Option<Terms>, grant: PendingGrant) {
         self.tickets.entry(grant.ticket).or_default().holds.push((name, token));
         let hold = self.holds.entry((name, token));
         hold.or_insert_with(|| Box::new(PendingHold { before, grants: SmallVec::new() })).add(grant);
     }
 
-    /// Notes how the answer to a ticket is sent: to a connection or on a channel.
+    /// Records how the answer to a ticket is sent: to a connection or on a channel.
     pub(crate) fn expect(&mut self, ticket: u64, client: Option<u64>, is_published: bool) {
         let Some(pending) = self.tickets.get_mut(&ticket) else {
             return;
@@ -195,14 +197,16 @@ impl PendingGrants {
         holds.into_iter().map(|(name, _)| name).collect()
     }
 
-    /// Confirms all grants of a hold, with the other grants of their requests, because its owner has used it. Returns their names.
+    /// Confirms all grants of a hold, with the other grants of their requests, because its owner
+    /// has used it. Returns their names.
     pub(crate) fn confirm_hold(&mut self, name: NameId, token: u64) -> Names {
         let hold = self.holds.remove(&(name, token));
         let tickets = hold.into_iter().flat_map(|hold| hold.grants).map(|grant| grant.ticket);
         tickets.flat_map(|ticket| self.confirm_ticket(ticket)).collect()
     }
 
-    /// Takes a ticket out, whose grants are to be undone. Returns the names and tokens of its holds, for [`PendingGrants::undo`].
+    /// Takes out a ticket whose grants are to be undone. Returns the names and tokens of its holds,
+    /// for [`PendingGrants::undo`].
     pub(crate) fn take(&mut self, ticket: u64) -> SmallVec<[(NameId, u64); 1]> {
         let taken = self.tickets.remove(&ticket).unwrap_or_default();
         if let Some(client) = taken.client {
@@ -211,7 +215,7 @@ impl PendingGrants {
         taken.holds
     }
 
-    /// Takes a grant out of its hold, if it is pending still.
+    /// Removes a grant from its hold, if it is still pending.
     pub(crate) fn undo(&mut self, name: NameId, token: u64, ticket: u64) -> Option<Undone> {
         self.change(name, token, |hold| hold.undo(ticket)).flatten()
     }
@@ -259,12 +263,12 @@ impl PendingGrants {
         self.tickets.get(&ticket).is_some_and(|pending| pending.is_published)
     }
 
-    /// The names of all.
+    /// The names of all holds with pending grants.
     pub(crate) fn names(&self) -> impl Iterator<Item = NameId> {
         self.holds.keys().map(|(name, _)| *name)
     }
 
-    /// Holds lie under other names.
+    /// Moves holds to other names.
     pub(crate) fn rename(&mut self, other: impl Fn(NameId) -> NameId) {
         for (name, _) in self.tickets.values_mut().flat_map(|pending| &mut pending.holds) {
             *name = other(*name);

@@ -2,25 +2,25 @@
 
 use crate::time::Now;
 
-/// How a place waits, and how long it lives.
+/// How a place waits, and when it expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// Its owner's connection is blocked; it lives as long as that.
+    /// Its owner's connection is blocked; it lasts as long as that.
     Connected,
-    /// Its owner polls; it lives until then unless the owner asks again.
+    /// Its owner polls; it expires unless the owner asks again in time.
     Polled {
-        /// The end of its life.
+        /// When it expires.
         until_us: u64,
     },
-    /// Its owner lost the connection; it is kept for a grace.
+    /// Its owner lost the connection; it is kept for the grace.
     Grace {
-        /// The end of its life.
+        /// When it expires.
         until_us: u64,
     },
 }
 
 impl Stay {
-    /// The end of the place's life, if it has one by itself.
+    /// When the place expires, if it has a deadline.
     #[must_use]
     pub fn until_us(self) -> Option<u64> {
         match self {
@@ -30,23 +30,24 @@ impl Stay {
     }
 }
 
-/// A place, as it is seen from outside.
+/// A view of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place<'a> {
-    /// Whose it is.
+    /// Its owner.
     pub owner: &'a [u8],
     /// How it waits.
     pub stay: Stay,
-    /// Its arrival number: microseconds of the wall clock when it was taken, made unique on the server.
+    /// Its arrival number: microseconds of the wall clock when it was taken, made unique on the
+    /// server.
     pub arrival: u64,
     /// The id of the numbered request that it stands for.
     pub request_id: Option<u64>,
-    /// `GRACE ms`: how long it is kept without a connection, if not as long as the server says.
+    /// `GRACE ms`: how long it is kept without a connection; `None` for the server's default.
     pub grace_ms: Option<u64>,
 }
 
 impl Place<'_> {
-    /// Whether its life is not over.
+    /// Whether it has not expired.
     #[must_use]
     pub fn is_live(&self, now: Now) -> bool {
         self.stay.until_us().is_none_or(|until_us| until_us > now.mono_us)

@@ -1,4 +1,4 @@
-//! What is asked of a lock, and why it may be refused.
+//! Requests to locks, and the reasons for refusals.
 
 use alloc::boxed::Box;
 use core::num::NonZeroU32;
@@ -6,7 +6,7 @@ use core::num::NonZeroU32;
 use crate::bytes::{Key, Owner};
 use crate::kind::{Kind, Mode};
 
-/// Which command a numbered request was.
+/// The command of a numbered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// ACQUIRE.
@@ -22,7 +22,7 @@ pub enum Verb {
 /// The last numbered request of an owner on a hold; it makes retries safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestMark {
-    /// 1 to 2^63 - 1, rising.
+    /// 1 to 2^63 - 1, increasing.
     pub id: u64,
     /// The command that carried it.
     pub verb: Verb,
@@ -31,49 +31,50 @@ pub struct RequestMark {
 /// What to do if the lock cannot be granted at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Nothing: one attempt.
+    /// A single attempt.
     Try,
     /// `BLOCK`: wait.
     Wait {
-        /// When the waiter gives up, on the clock that never steps; `None` waits for ever.
+        /// When the waiter times out, on the monotonic clock; `None` for no limit.
         until_us: Option<u64>,
     },
     /// `QUEUE`, on a fair lock: keep a place.
     Queue {
-        /// The life of the place from now.
+        /// The duration of the place from now.
         life_ms: u64,
     },
 }
 
-/// What the server allows.
+/// The limits of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How many connections may wait at once.
+    /// The most waiters on the server.
     pub max_waiters: usize,
-    /// How many places one fair lock may have.
+    /// The most places on one fair lock.
     pub max_places: usize,
-    /// How long a fair lock keeps the place of a waiter that lost its connection, and reserves itself for its head.
+    /// How long a fair lock keeps the place of a waiter that lost its connection, and stays
+    /// reserved for its head.
     pub fair_grace_ms: u64,
     /// The data set may lack holds that this server has granted, so no idle semaphore is removed.
     pub is_quarantined: bool,
 }
 
-/// The number that the module has given to a channel.
+/// The number that the module has assigned to a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Channel(pub NonZeroU32);
 
-/// ACQUIRE or MACQUIRE, but for the owner and the keys.
+/// ACQUIRE or MACQUIRE, without the owner and the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// ACQUIRE or MACQUIRE.
     pub verb: Verb,
-    /// The family of the command; a lock of another kind is `WRONGTYPE`.
+    /// The kind of the command; a lock of another kind is `WRONGTYPE`.
     pub kind: Kind,
-    /// For which mode.
+    /// The mode.
     pub mode: Mode,
-    /// How many holds at once: 1, or the permits asked of a semaphore.
+    /// How many holds at once: 1, or the permits requested from a semaphore.
     pub count: u32,
-    /// The lease from the moment of the grant.
+    /// The lease from the grant on.
     pub lease_ms: u64,
     /// `REQ id`.
     pub request_id: Option<u64>,
@@ -83,16 +84,18 @@ pub struct Request {
     pub claim_ms: Option<u64>,
     /// `GRACE ms`, on a fair lock: how long the place is kept without a connection.
     pub grace_ms: Option<u64>,
-    /// `ONCE`: an owner that holds already in this mode is answered its token, and nothing is counted.
+    /// `ONCE`: if the owner already holds in this mode, answer its token without counting again.
     pub is_once: bool,
-    /// `NOTIFY channel`: where the answer is published if the request has to wait. It needs an id, and a connection.
+    /// `NOTIFY channel`: where to publish the answer if the request has to wait. Requires a request
+    /// id and a connection.
     pub notify: Option<Channel>,
     /// `BLOCK ms` where blocking is possible, or `QUEUE ms`.
     pub ask: Ask,
 }
 
 impl Request {
-    /// How long a hold lasts that begins after a wait, unless its owner claims it: `CLAIM`, or else the lease.
+    /// How long a hold that begins after a wait lasts unless its owner claims it: `CLAIM`, or else
+    /// the lease.
     #[must_use]
     pub fn unclaimed_ms(&self) -> u64 {
         self.claim_ms.unwrap_or(self.lease_ms).min(self.lease_ms)
@@ -104,17 +107,18 @@ impl Request {
 pub struct Release<'a> {
     /// RELEASE or MRELEASE.
     pub verb: Verb,
-    /// The family of the command.
+    /// The kind of the command.
     pub kind: Kind,
-    /// Who releases.
+    /// The owner.
     pub owner: &'a [u8],
-    /// Which mode.
+    /// The mode.
     pub mode: Mode,
-    /// How many holds at once: 1, or the permits given back to a semaphore.
+    /// How many holds at once: 1, or the permits returned to a semaphore.
     pub count: u32,
     /// `REQ id`.
     pub request_id: Option<u64>,
-    /// `TOKEN t`, or `TOKENS t …` with one for each key: a hold with another token is none. Empty: any token will do.
+    /// `TOKEN t`, or `TOKENS t …` with one for each key: a hold with another token does not match.
+    /// Empty: any token matches.
     pub tokens: &'a [u64],
     /// `KEEP ms`: how long the lock stays closed after the release.
     pub keep_ms: Option<u64>,
@@ -123,53 +127,53 @@ pub struct Release<'a> {
 /// CANCEL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cancel<'a> {
-    /// The family of the command.
+    /// The kind of the command.
     pub kind: Kind,
-    /// Whose request.
+    /// The owner.
     pub owner: &'a [u8],
-    /// `REQ id`: only if it has that id.
+    /// `REQ id`: only a request with this id.
     pub request_id: Option<u64>,
 }
 
 /// RENEW.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renew<'a> {
-    /// The family of the command.
+    /// The kind of the command.
     pub kind: Kind,
-    /// Who renews.
+    /// The owner.
     pub owner: &'a [u8],
-    /// Which mode.
+    /// The mode.
     pub mode: Mode,
-    /// The lease from now; `None` is the lease that the hold was last given.
+    /// The lease from now; `None` repeats the last granted lease of the hold.
     pub lease_ms: Option<u64>,
-    /// As in [`Release`].
+    /// Like [`Release::tokens`].
     pub tokens: &'a [u64],
 }
 
-/// One owner waits for another.
+/// An edge of the wait-for graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitEdge {
-    /// Who waits.
+    /// The owner that waits.
     pub waiter: Owner,
-    /// For which key.
+    /// The key that it waits for.
     pub key: Key,
-    /// For whom.
+    /// The owner that blocks it.
     pub ahead: Owner,
-    /// That one holds it; otherwise it asked earlier.
+    /// `ahead` holds the lock; otherwise it is ahead in the queue.
     pub is_held: bool,
 }
 
 /// Why a request changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The key holds something else, or a lock of another kind.
+    /// The key has another type of value, or a lock of another kind.
     WrongType {
-        /// The kind of the lock that is there; `None` if it is something else.
+        /// The kind of the lock; `None` if the value is not a lock.
         found: Option<Kind>,
     },
-    /// The owner holds nothing here, or its lease has lapsed.
+    /// The owner has no hold here, or its lease has expired.
     NotOwner {
-        /// Which of the keys of the request, counted from 0.
+        /// The position of the key in the request, counted from 0.
         position: usize,
     },
     /// The request id is below the last one, or was used for another command.
@@ -177,50 +181,50 @@ pub enum Refusal {
         /// The last id seen.
         last_id: u64,
     },
-    /// The owner holds as often as can be counted.
+    /// The count of the hold would overflow.
     CountOverflow,
-    /// More was given back than is held.
+    /// A release of more than the owner holds.
     CountUnderflow {
-        /// What the owner holds.
+        /// The count of the hold.
         held: u32,
     },
     /// `ONCE` asks for another number of permits than the owner holds.
     HoldsOther {
-        /// What the owner holds.
+        /// The count of the hold.
         held: u32,
     },
     /// `KEEP` on a hold that the owner has acquired several times.
     KeepsReentered {
-        /// How many times.
+        /// The count of the hold.
         held: u32,
     },
     /// `CLAIM` on a MACQUIRE whose owner already holds one of the keys.
     ClaimsHeld {
-        /// Which of the keys of the request, counted from 0.
+        /// The position of the key in the request, counted from 0.
         position: usize,
     },
-    /// More permits were asked for than the semaphore has.
+    /// A request for more permits than the semaphore has.
     TooManyPermits {
-        /// What it has.
+        /// Its permits.
         permits: u32,
     },
-    /// A semaphore has to be made before it is used, and there is none here.
+    /// There is no semaphore here: INIT must create it first.
     NoSemaphore,
     /// The owner would wait for itself.
     Deadlock(
         /// The cycle from that owner on, cut after a few edges.
         Box<[WaitEdge]>,
     ),
-    /// The server has as many waiters as it may have.
+    /// The server has the most waiters allowed.
     MaxWaiters {
         /// The limit.
         limit: usize,
     },
-    /// The rights of the user were taken away while it waited.
+    /// The user lost its rights while it waited.
     NoPermission,
     /// The fencing tokens of this server are used up: see [`crate::MAX_TOKEN`].
     NoTokens,
-    /// The lock has as many places as it may have.
+    /// The lock has the most places allowed.
     MaxPlaces {
         /// The limit.
         limit: usize,
@@ -228,23 +232,24 @@ pub enum Refusal {
 }
 
 impl Request {
-    /// Whether the request need not wait any longer once its owner holds in mode `held`.
+    /// Whether the request is granted ahead of the queue once its owner holds in mode `held`.
     pub(crate) fn is_met_by(&self, held: Mode) -> bool {
         held.covers().contains(&self.mode) || (self.is_once && held == self.mode)
     }
 }
 
-/// Whether a hold with `token` is the one that a command means by its `TOKEN` or `TOKENS`, for its key number `position`.
+/// Whether a hold with `token` matches the `TOKEN` or `TOKENS` of a command, for its key at
+/// `position`.
 pub(crate) fn is_meant(tokens: &[u64], position: usize, token: u64) -> bool {
     tokens.is_empty() || tokens.get(position) == Some(&token)
 }
 
-/// What a numbered request is to the hold that it meets.
+/// How a numbered request relates to its hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Numbered {
-    /// Not seen before, or not numbered.
+    /// New, or not numbered.
     New,
-    /// The last one once more.
+    /// A repeat of the last one.
     Repeat,
 }
 

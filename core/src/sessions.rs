@@ -1,7 +1,7 @@
-//! What ends with a connection: holds that are bound to it.
+//! Sessions: the holds that are bound to each connection.
 //!
-//! Which connections a hold is bound to is kept with the hold. Here is the way back, from a connection to the holds that have
-//! to be looked at when it closes. An entry may outlive its hold, and is ignored then: the hold is what counts.
+//! A hold stores its connections. This is the inverse, from a connection to the holds to visit when
+//! it closes. An entry may outlive its hold, and is ignored then: the hold is authoritative.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -17,23 +17,23 @@ pub(crate) struct Binding {
     pub(crate) key: Key,
 }
 
-/// What ends with each connection.
+/// The bindings of holds to connections.
 #[derive(Default)]
 pub(crate) struct Sessions {
     bindings: BTreeSet<Binding>,
-    /// Connections that have closed, and whose holds were not all looked at yet.
+    /// Closed connections whose holds were not all visited yet.
     closed: BTreeSet<u64>,
-    /// Bindings of holds that went away all at once: memory to give back.
+    /// Dropped bindings, whose memory is freed in parts.
     stale: Vec<BTreeSet<Binding>>,
 }
 
 impl Sessions {
-    /// Notes that a hold is bound to a connection.
+    /// Records that a hold is bound to a connection.
     pub(crate) fn bind(&mut self, binding: Binding) {
         self.bindings.insert(binding);
     }
 
-    /// Notes that a hold is bound to a connection no longer.
+    /// Records that a hold is no longer bound to a connection.
     pub(crate) fn unbind(&mut self, binding: &Binding) {
         if !self.bindings.is_empty() {
             self.bindings.remove(binding);
@@ -45,7 +45,7 @@ impl Sessions {
         !self.bindings.is_empty()
     }
 
-    /// Whether the closing of a connection would change anything.
+    /// Whether closing a connection would change anything.
     pub(crate) fn concerns(&self, client: u64) -> bool {
         self.first_of(client).is_some()
     }
@@ -55,14 +55,14 @@ impl Sessions {
         self.bindings.range(first..).next().filter(|binding| binding.client == client)
     }
 
-    /// Notes that a connection has closed.
+    /// Records that a connection has closed.
     pub(crate) fn close(&mut self, client: u64) {
         if self.first_of(client).is_some() {
             self.closed.insert(client);
         }
     }
 
-    /// Takes out a binding to a connection that has closed.
+    /// Takes out the next binding to a closed connection.
     pub(crate) fn next_closed(&mut self) -> Option<Binding> {
         while let Some(client) = self.closed.first() {
             if let Some(binding) = self.first_of(*client).cloned() {
@@ -74,18 +74,18 @@ impl Sessions {
         None
     }
 
-    /// Whether the connection of a hold that says that it is bound to it has closed.
-    pub(crate) fn has_lost(&self, binding: &Binding) -> bool {
+    /// Whether the connection that a hold claims to be bound to has closed.
+    pub(crate) fn is_disconnected(&self, binding: &Binding) -> bool {
         self.closed.contains(&binding.client) || !self.bindings.contains(binding)
     }
 
-    /// The next binding after another one: for a look at all of them in parts.
+    /// The binding after another one, to visit all of them in parts.
     pub(crate) fn next_after(&self, after: Option<&Binding>) -> Option<&Binding> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.bindings.range((from, Bound::Unbounded)).next()
     }
 
-    /// Every hold went away. The memory goes back in parts, by [`Sessions::drop_some`].
+    /// Drops all bindings. [`Sessions::drop_some`] frees the memory in parts.
     pub(crate) fn forget_bindings(&mut self) {
         self.closed.clear();
         if !self.bindings.is_empty() {
@@ -93,22 +93,22 @@ impl Sessions {
         }
     }
 
-    /// Whether there are connections whose holds were not all looked at yet.
+    /// Whether there are closed connections whose holds were not all visited yet.
     pub(crate) fn has_closed(&self) -> bool {
         !self.closed.is_empty()
     }
 
-    /// Whether there is memory to give back in parts.
+    /// Whether there is memory to free.
     pub(crate) fn has_stale(&self) -> bool {
         !self.stale.is_empty()
     }
 
-    /// Whether there is something to do in parts.
+    /// Whether the timer has work here.
     pub(crate) fn has_work(&self) -> bool {
         self.has_closed() || self.has_stale()
     }
 
-    /// Gives some memory back.
+    /// Frees some memory.
     pub(crate) fn drop_some(&mut self, count: usize) {
         for _ in 0..count {
             let Some(stale) = self.stale.last_mut() else {

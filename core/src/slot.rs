@@ -1,24 +1,24 @@
-//! The slots of a cluster: the slot of a name, and for each slot a tag that puts any name into it.
+//! The slots of a cluster: the slot of a name, and a hash tag for each slot.
 
 use alloc::boxed::Box;
 use alloc::vec;
 
 use crc16::{State, XMODEM};
 
-/// How many slots a cluster has.
+/// The number of slots in a cluster.
 const SLOTS: u16 = 16384;
 
-/// What a name has between its braces. Two bytes are enough for every slot.
+/// The text between the braces of a name. Two bytes are enough for every slot.
 pub type Tag = [u8; 2];
 
-/// The slot of a name, as the cluster specification has it. It reads the name, however long, and copies nothing.
+/// The slot of a name, according to the cluster specification. Copies nothing.
 #[must_use]
 pub fn slot_of(name: &[u8]) -> u16 {
     State::<XMODEM>::calculate(hashed_part(name)) % SLOTS
 }
 
-/// The part of a name that decides its slot: what stands between the first `{` and the next `}`, if that is anything, or
-/// else the whole name.
+/// The part of a name that determines its slot: the text between the first `{` and the next `}`, or
+/// the whole name if that text is empty or missing.
 fn hashed_part(name: &[u8]) -> &[u8] {
     let tag = name.iter().position(|byte| *byte == b'{').and_then(|open| {
         let after = name.get(open.saturating_add(1)..)?;
@@ -33,7 +33,7 @@ fn hashed_part(name: &[u8]) -> &[u8] {
 pub struct SlotTags(Box<[Tag]>);
 
 impl SlotTags {
-    /// Finds the tags, which is worth keeping: it looks at all 65,536 of them.
+    /// Finds the tags. Callers should keep them: this tries all 65,536.
     #[must_use]
     pub fn find() -> Self {
         let mut tags = vec![[0; 2]; usize::from(SLOTS)];
@@ -47,7 +47,7 @@ impl SlotTags {
         Self(tags.into_boxed_slice())
     }
 
-    /// A tag whose slot is that of a name: `{tag}`, and whatever follows, is in that slot.
+    /// A tag with the same slot as a name: all names that begin with `{tag}` are in that slot.
     #[must_use]
     pub fn of(&self, name: &[u8]) -> Tag {
         self.0.get(usize::from(slot_of(name))).copied().unwrap_or_default()
@@ -62,7 +62,7 @@ mod tests {
 
     static TAGS: LazyLock<SlotTags> = LazyLock::new(SlotTags::find);
 
-    /// A name that the tag stands at the head of.
+    /// A name that begins with the tag.
     fn tagged(tag: Tag) -> alloc::vec::Vec<u8> {
         [b"{", &tag[..], b"}}and{more"].concat()
     }
@@ -80,7 +80,7 @@ mod tests {
         ] {
             assert_eq!(hashed_part(name.as_bytes()), part.as_bytes(), "{name}");
         }
-        // The example of the specification, and what CLUSTER KEYSLOT says.
+        // The example of the specification, and results of CLUSTER KEYSLOT.
         assert_eq!(slot_of(b"123456789"), 0x31c3 % SLOTS);
         assert_eq!(slot_of(b"foo"), 12182);
         assert_eq!(slot_of(b"{foo}bar"), 12182);

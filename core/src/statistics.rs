@@ -1,8 +1,9 @@
-//! What is counted, and how long waits have taken: for INFO.
+//! Counters and wait times for INFO.
 //!
-//! Counters rise from the start of the server. The times of waits tell of the last one to two minutes: two windows of a minute, of which
-//! the older one is dropped when the newer one is over. A time goes into one of a few hundred buckets, each at most an eighth wider than
-//! the one below, so noting one costs nothing that grows, and a percentile is at most an eighth too high.
+//! Counters rise from the start of the server. Wait times cover the last one to two minutes, in two
+//! windows of a minute; when the newer one ends, the older one is dropped. A few hundred buckets
+//! count the times, each at most an eighth wider than the one below. So recording a time takes
+//! constant time and memory, and a percentile is at most an eighth too high.
 
 use alloc::boxed::Box;
 
@@ -10,28 +11,28 @@ use crate::kind::{Kind, PerKind};
 use crate::request::Refusal;
 use crate::time::Now;
 
-/// What happened to locks of one kind since the start.
+/// The counters of one kind since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KindStats {
     /// Requests granted without waiting, re-entries included.
     pub granted_at_once: u64,
     /// Requests granted after waiting.
     pub granted_after_waiting: u64,
-    /// New holds given to a waiter in the very step that ended another hold.
+    /// New holds granted to a waiter in the same step that ended another hold.
     pub handed_over: u64,
-    /// Requests of one attempt that were answered nil.
+    /// Non-waiting requests answered nil.
     pub denied: u64,
-    /// Requests and waiters that were answered with an error, but for those that are counted as deadlocks.
+    /// Requests and waiters answered with an error, except deadlocks.
     pub refused: u64,
     /// Requests and waiters that would have waited for themselves.
     pub deadlocks: u64,
-    /// Waiters that were answered nil because their time was over.
+    /// Waiters that timed out and were answered nil.
     pub timed_out: u64,
     /// Waiters that left because their connection closed or was unblocked.
     pub disconnected: u64,
-    /// Grants taken back, because the connection closed before it could hear of them.
+    /// Grants undone because the connection closed before it received the answer.
     pub undone: u64,
-    /// Holds whose lease ended.
+    /// Expired holds.
     pub expired: u64,
     /// Expired holds that were granted after a wait with CLAIM and never claimed.
     pub unclaimed: u64,
@@ -40,7 +41,7 @@ pub struct KindStats {
 }
 
 impl KindStats {
-    /// Every count, by its name.
+    /// Every counter, by name.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 12] {
         [
@@ -60,17 +61,17 @@ impl KindStats {
     }
 }
 
-/// One more of what is counted.
+/// Increments a counter.
 pub(crate) fn count(counter: &mut u64) {
     *counter = counter.saturating_add(1);
 }
 
-/// See the head of this file.
+/// See the module documentation.
 #[derive(Default)]
 pub(crate) struct Statistics {
     kinds: PerKind<KindStats>,
     waits: WaitTimes,
-    /// Grants taken back because nobody listened to the channel on which they were to be published.
+    /// Grants undone because no client was subscribed to the channel of their answer.
     unheard: u64,
 }
 
@@ -79,7 +80,7 @@ impl Statistics {
         self.kinds.of_mut(kind)
     }
 
-    /// Nobody listened to the channel on which a grant was published.
+    /// Counts a grant whose channel had no subscriber.
     pub(crate) fn count_unheard(&mut self) {
         count(&mut self.unheard);
     }
@@ -93,37 +94,37 @@ impl Statistics {
         self.waits.summary(now)
     }
 
-    /// A request or a waiter is answered with an error.
+    /// Counts an error answer to a request or a waiter.
     pub(crate) fn count_refusal(&mut self, kind: Kind, refusal: &Refusal) {
         let stats = self.of(kind);
         count(if matches!(refusal, Refusal::Deadlock(_)) { &mut stats.deadlocks } else { &mut stats.refused });
     }
 
-    /// A waiter was granted.
+    /// Counts a grant after a wait.
     pub(crate) fn count_wait(&mut self, kind: Kind, since_us: u64, now: Now) {
         count(&mut self.of(kind).granted_after_waiting);
-        self.waits.note(now.mono_us.saturating_sub(since_us), now);
+        self.waits.record(now.mono_us.saturating_sub(since_us), now);
     }
 }
 
-/// How long the waits took that ended in a grant.
+/// How long waits took that ended with a grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitSummary {
-    /// All of them since the start, together.
+    /// The sum of all waits since the start.
     pub total_us: u64,
-    /// Half of those of the last one to two minutes were not longer.
+    /// The median of the last one to two minutes.
     pub p50_us: u64,
-    /// 99 of 100 were not longer.
+    /// The 99th percentile of the last one to two minutes.
     pub p99_us: u64,
-    /// The longest of them.
+    /// The longest wait of the last one to two minutes.
     pub max_us: u64,
 }
 
 const WINDOW_US: u64 = 60_000_000;
 
-/// Each power of two has so many buckets, in bits.
-const SHARES: u32 = 3;
-/// Longer waits count as so long: more than a year.
+/// Each power of two has `2^BUCKET_BITS` buckets.
+const BUCKET_BITS: u32 = 3;
+/// The longest time recorded, more than a year; longer waits count as this.
 const LONGEST_US: u64 = (1 << 45) - 1;
 const BUCKETS: usize = 344;
 
@@ -149,7 +150,7 @@ impl Default for WaitTimes {
 }
 
 impl WaitTimes {
-    fn note(&mut self, waited_us: u64, now: Now) {
+    fn record(&mut self, waited_us: u64, now: Now) {
         self.begin_window(now);
         self.total_us = self.total_us.saturating_add(waited_us);
         let [current, _] = &mut *self.windows;
@@ -192,26 +193,26 @@ impl WaitTimes {
     }
 }
 
-/// The bucket of a time: the position of its highest bit, and the bits after it.
+/// The bucket of a time: the position of its highest bit, and the `BUCKET_BITS` bits after it.
 fn bucket(us: u64) -> usize {
     let us = us.min(LONGEST_US);
-    let Some(shift) = us.checked_ilog2().and_then(|highest| highest.checked_sub(SHARES)) else {
+    let Some(shift) = us.checked_ilog2().and_then(|highest| highest.checked_sub(BUCKET_BITS)) else {
         return usize::try_from(us).unwrap_or(0);
     };
     // From 8 to 15: the highest bit and the three after it.
     let share = us >> shift;
-    usize::try_from((u64::from(shift) << SHARES).saturating_add(share)).unwrap_or(0)
+    usize::try_from((u64::from(shift) << BUCKET_BITS).saturating_add(share)).unwrap_or(0)
 }
 
-/// The longest time that a bucket takes.
+/// The longest time of a bucket.
 fn highest_of(bucket: usize) -> u64 {
     let bucket = bucket as u64;
-    let power = 1_u64 << SHARES;
+    let power = 1_u64 << BUCKET_BITS;
     if bucket < power {
         return bucket;
     }
     let (shift, share) =
-        ((bucket >> SHARES).saturating_sub(1), (bucket & power.saturating_sub(1)).saturating_add(power));
+        ((bucket >> BUCKET_BITS).saturating_sub(1), (bucket & power.saturating_sub(1)).saturating_add(power));
     (share.saturating_add(1) << shift).saturating_sub(1)
 }
 
@@ -240,7 +241,7 @@ mod tests {
         let mut waits = WaitTimes::default();
         assert_eq!(waits.summary(at(5)), WaitSummary::default());
         for us in 1..=1000 {
-            waits.note(us * 100, at(10));
+            waits.record(us * 100, at(10));
         }
         let summary = waits.summary(at(20));
         assert!((50_000..=56_250).contains(&summary.p50_us), "{summary:?}");
@@ -251,12 +252,12 @@ mod tests {
     #[test]
     fn what_is_more_than_two_minutes_ago_is_forgotten_but_for_the_total() {
         let mut waits = WaitTimes::default();
-        waits.note(7, at(1_000_000));
+        waits.record(7, at(1_000_000));
         assert_eq!(waits.summary(at(1_000_000 + WINDOW_US)).max_us, 7);
-        waits.note(3, at(1_000_000 + WINDOW_US + 1));
+        waits.record(3, at(1_000_000 + WINDOW_US + 1));
         let later = waits.summary(at(1_000_000 + 2 * WINDOW_US + 1));
         assert_eq!((later.max_us, later.total_us), (3, 10));
-        waits.note(5, at(1_000_000 + 9 * WINDOW_US));
+        waits.record(5, at(1_000_000 + 9 * WINDOW_US));
         assert_eq!(waits.summary(at(1_000_000 + 9 * WINDOW_US)).max_us, 5);
     }
 }

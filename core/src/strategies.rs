@@ -1,4 +1,4 @@
-//! Events and locks at random, for the round trips of `codec` and `effect`.
+//! Random events and locks, for the round trips of `codec` and `effect`.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
 use crate::time::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN, Now, US_PER_MS};
 
-/// Under Miri, to which each random byte is a thousand steps, as long as needs memory of its own.
+/// Long enough for a heap allocation. Miri takes a thousand steps for each random byte.
 const LONGEST_OWNER_BYTES: usize = if cfg!(miri) { 48 } else { MAX_OWNER_BYTES };
 
 const LONGEST_NOTE_BYTES: usize = if cfg!(miri) { 8 } else { MAX_NOTE_BYTES };
@@ -19,7 +19,7 @@ fn owner() -> impl Strategy<Value = Owner> {
     prop::collection::vec(any::<u8>(), 1..=LONGEST_OWNER_BYTES).prop_map(|bytes| bytes.as_slice().into())
 }
 
-/// A kind, and a mode that it has.
+/// A kind, and one of its modes.
 fn kind_and_mode() -> impl Strategy<Value = (Kind, Mode)> {
     prop::sample::select(&[
         (Kind::Mutex, Mode::Exclusive),
@@ -30,7 +30,8 @@ fn kind_and_mode() -> impl Strategy<Value = (Kind, Mode)> {
     ])
 }
 
-/// Terms with a deadline in whole milliseconds of unix time, as they are after a way through text or bytes.
+/// Terms with a deadline in whole milliseconds of unix time, as after a round trip through text or
+/// bytes.
 fn terms(now: Now) -> impl Strategy<Value = Terms> {
     let verb = prop::sample::select(&[Verb::Acquire, Verb::Release, Verb::AcquireMany, Verb::ReleaseMany]);
     let request = (1..=i64::MAX.unsigned_abs(), verb).prop_map(|(id, verb)| RequestMark { id, verb });
@@ -54,7 +55,7 @@ fn terms(now: Now) -> impl Strategy<Value = Terms> {
         })
 }
 
-/// A moment of the next year, in whole milliseconds of unix time.
+/// A moment within the next year, in whole milliseconds of unix time.
 fn moment(now: Now) -> impl Strategy<Value = u64> {
     (0..=MAX_LEASE_MS).prop_map(move |ahead_ms| now.from_unix_ms(now.wall_us.div_ceil(US_PER_MS) + ahead_ms))
 }

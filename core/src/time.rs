@@ -1,39 +1,41 @@
-//! Time as a parameter, and the limits that are times.
+//! Time as a parameter, and limits.
 //!
-//! In memory every deadline counts in microseconds on a clock that never steps. On disk and to replicas it is an
-//! absolute unix time in milliseconds; the conversion happens at the moment of writing or applying, with one reading
-//! of both clocks ([`Now`]).
+//! Deadlines in memory are microseconds on a monotonic clock. On disk and to replicas they are
+//! absolute unix times in milliseconds, converted when they are written or applied, with one
+//! reading of both clocks ([`Now`]).
 
 /// Microseconds in a millisecond.
 pub const US_PER_MS: u64 = 1000;
 
-/// The longest lease (and life of a queue place): 365 days.
+/// The longest lease (and duration of a place): 365 days.
 pub const MAX_LEASE_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 
 /// The longest note, in bytes.
 pub const MAX_NOTE_BYTES: usize = 256;
 
-/// The longest owner name.
+/// The longest owner name, in bytes.
 pub const MAX_OWNER_BYTES: usize = 512;
 
-/// The highest fencing token, and arrival number, that is ever given or accepted. It is below 2^53, so that clients that keep
-/// numbers in a double lose nothing. A server that has reached it grants nothing more.
+/// The highest fencing token and arrival number that is ever granted or accepted. It is below 2^53,
+/// so clients that store numbers in a double lose no precision. A server that has reached it grants
+/// nothing further.
 pub const MAX_TOKEN: u64 = (1 << 53) - (1 << 49);
 
-/// Where the clock stops that tokens follow, in microseconds since the unix epoch: in the year 2219. Beyond it each token is
-/// the one before plus one, and 5 * 10^14 are left: a clock that was wrong for a moment does not use tokens up.
+/// Where tokens stop following the clock, in microseconds since the unix epoch: in the year 2219.
+/// Beyond it each token is the previous one plus one, and 5 * 10^14 are left. So a temporarily
+/// wrong clock does not use up the tokens.
 pub const TOKEN_CLOCK_END_US: u64 = (1 << 53) - (1 << 50);
 
-/// How far ahead of the wall clock a token in a payload from outside may lie: a day. Anything further would use up
-/// the tokens' head room and make later grants of this server look ancient elsewhere.
+/// How far a token in a payload from outside may be ahead of the wall clock: one day. A larger one
+/// would use up the remaining tokens and make later grants of this server look ancient elsewhere.
 pub const TOKEN_AHEAD_LIMIT_US: u64 = 24 * 60 * 60 * 1_000_000;
 
 /// One reading of both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Microseconds on the clock that never steps; deadlines in memory count on it.
+    /// Microseconds on a monotonic clock, for deadlines in memory.
     pub mono_us: u64,
-    /// Microseconds since the unix epoch; used for tokens and for times that leave the process.
+    /// Microseconds since the unix epoch, for tokens and for times that leave the process.
     pub wall_us: u64,
 }
 
@@ -44,20 +46,21 @@ impl Now {
         self.mono_us.saturating_add(lease_ms.saturating_mul(US_PER_MS))
     }
 
-    /// A deadline from a file or from another server, at most as far ahead as a lease may last.
+    /// A deadline from a file or from another server, limited to the longest lease.
     #[must_use]
     pub fn within_limits(self, deadline_us: u64) -> u64 {
         // Times outside are in whole milliseconds, rounded up.
         deadline_us.min(self.after_ms(MAX_LEASE_MS).saturating_add(US_PER_MS))
     }
 
-    /// Milliseconds from now to `deadline_us`, rounded up so that a lease with any life left never shows as 0.
+    /// Milliseconds from now to `deadline_us`, rounded up so that a live lease never shows as 0.
     #[must_use]
     pub fn left_ms(self, deadline_us: u64) -> u64 {
         deadline_us.saturating_sub(self.mono_us).div_ceil(US_PER_MS)
     }
 
-    /// The unix time in ms of a deadline in memory, rounded up: a replica must never end a lease before its master.
+    /// The unix time in ms of a deadline in memory, rounded up: a replica must never expire a lease
+    /// before its master.
     #[must_use]
     pub fn to_unix_ms(self, deadline_us: u64) -> u64 {
         let wall_us = if deadline_us >= self.mono_us {
@@ -68,7 +71,8 @@ impl Now {
         wall_us.div_ceil(US_PER_MS)
     }
 
-    /// The deadline in memory for a unix time in ms. A time that is over becomes 0 or more, and is over here too.
+    /// The deadline in memory for a unix time in ms. A time in the past stays in the past, and is
+    /// at least 0.
     #[must_use]
     pub fn from_unix_ms(self, unix_ms: u64) -> u64 {
         let wall_us = unix_ms.saturating_mul(US_PER_MS);

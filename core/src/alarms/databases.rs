@@ -1,26 +1,27 @@
-//! What happens to all locks of a database at once, without a visit to each.
+//! Changes to all locks of a database in one step, without visiting each.
 //!
-//! A database has a *generation*, which a promotion, the end of a load, SWAPDB and a flush raise. The timer of a value
-//! remembers the one in which the value was last reconciled, and so does the record of a name. What is behind has come or
-//! gone by other means than our commands, whatever its name: it is reconciled as such when a command or its timer touches
-//! it, or when the sweep comes by, which visits everything a little at a time.
+//! Each database has a *generation*, which a promotion, the end of a load, SWAPDB and a flush
+//! raise. The alarm of a value and the record of a name store the generation in which they were
+//! last reconciled. Values and names that are behind have come or gone without our commands. They
+//! are reconciled when a command or their alarm opens the key, or when the sweep, which visits
+//! everything in parts, reaches them.
 //!
-//! Timers name a database by a stable id: SWAPDB changes which database has it.
+//! Alarms identify a database by a stable id: SWAPDB changes which database has it.
 
 use ahash::RandomState;
 use hashbrown::HashMap;
 
-/// See the head of this file.
+/// See the module documentation.
 pub(super) struct Databases {
-    /// By database: its stable id. One that is not in here is its own.
+    /// The stable ids of databases. A database without an entry is its own id.
     stable: HashMap<u32, u32, RandomState>,
-    /// The other way round.
+    /// The inverse of `stable`.
     current: HashMap<u32, u32, RandomState>,
-    /// Generations that are not the general one.
+    /// The generations that differ from `general`.
     generations: HashMap<u32, u32, RandomState>,
     general: u32,
     newest: u32,
-    /// By stable id: in which generation the values of a database were last deleted all at once.
+    /// By stable id: the generation in which the database was last flushed.
     flushed: HashMap<u32, u32, RandomState>,
     all_flushed: u32,
 }
@@ -58,32 +59,33 @@ impl Databases {
         self.generations.insert(db, generation);
     }
 
-    /// Everything everywhere is to be reconciled.
+    /// Marks everything as not reconciled.
     pub(super) fn renew_all(&mut self) {
         self.general = self.next();
         self.generations.clear();
     }
 
-    /// Every value of a database went away.
+    /// All values of a database went away.
     pub(super) fn flush(&mut self, db: u32) {
         self.renew(db);
         self.flushed.insert(self.stable(db), self.newest);
     }
 
-    /// Every value went away.
+    /// All values went away.
     pub(super) fn flush_all(&mut self) {
         self.renew_all();
         self.flushed.clear();
         self.all_flushed = self.newest;
     }
 
-    /// Whether what was reconciled in a generation went away with a flush of its database, which is named by its stable id.
+    /// Whether a value reconciled in a generation went away with a flush of its database, given by
+    /// stable id.
     pub(super) fn was_flushed(&self, stable: u32, generation: u32) -> bool {
         let flushed_in = self.flushed.get(&stable).copied().unwrap_or(0);
         generation < flushed_in.max(self.all_flushed)
     }
 
-    /// Two databases change places, and their values are to be reconciled.
+    /// Two databases were swapped, and their values need reconciliation.
     pub(super) fn swap(&mut self, first: u32, second: u32) {
         let (of_first, of_second) = (self.stable(first), self.stable(second));
         for (db, stable) in [(first, of_second), (second, of_first)] {
@@ -99,7 +101,7 @@ impl Databases {
         if self.stable.is_empty() { db } else { self.stable.get(&db).copied().unwrap_or(db) }
     }
 
-    /// The database that has a stable id now.
+    /// The database that currently has a stable id.
     pub(super) fn current(&self, stable: u32) -> u32 {
         if self.current.is_empty() { stable } else { self.current.get(&stable).copied().unwrap_or(stable) }
     }

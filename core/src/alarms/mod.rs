@@ -1,8 +1,8 @@
-//! The alarms of values: when the next lease, life of a place, or reservation of a lock ends.
+//! The alarms of values: when the next lease, place or reservation of a lock expires.
 //!
-//! An alarm names its key by the name and the stable id of the database, and remembers the generation in which the value was
-//! last reconciled (`databases.rs`). A value knows its alarm, and an alarm may be stale: whoever has one asks whether it is
-//! still that of the key.
+//! An alarm identifies its key by name and stable database id, and stores the generation in which
+//! the value was last reconciled (`databases.rs`). A value stores its alarm, which may be stale, so
+//! callers check that it still belongs to the key.
 
 mod databases;
 
@@ -15,13 +15,13 @@ use crate::bytes::{Key, KeyName, KeyRef};
 use crate::collections::{Alarm, DeadlineRef, Deadlines};
 use crate::time::Now;
 
-/// An alarm that has gone off, until its value has set it anew.
-const RUNG_US: u64 = u64::MAX;
+/// The time of an alarm that has fired, until its value sets it again.
+const FIRED_US: u64 = u64::MAX;
 
-/// See the head of this file.
+/// See the module documentation.
 pub(crate) struct Alarms {
     alarms: Deadlines<KeyName, u32>,
-    /// How many there are, but for stale ones, by the stable id of the database.
+    /// The number of alarms that are not stale, by stable database id.
     counts: Vec<usize>,
     databases: Databases,
 }
@@ -31,7 +31,7 @@ impl Alarms {
         Self { alarms: Deadlines::default(), counts: Vec::new(), databases: Databases::new(hasher) }
     }
 
-    /// How many locks have an alarm.
+    /// The number of locks with an alarm.
     pub(crate) fn len(&self) -> usize {
         self.counts.iter().sum()
     }
@@ -44,7 +44,7 @@ impl Alarms {
         self.counts.get_mut(index)
     }
 
-    /// Sets an alarm for a value that is up to date.
+    /// Sets an alarm for a reconciled value.
     pub(crate) fn insert(&mut self, due_us: u64, key: KeyRef<'_>) -> Alarm {
         let stable = self.databases.stable(key.db);
         if let Some(count) = self.count(stable) {
@@ -53,21 +53,21 @@ impl Alarms {
         self.alarms.insert_with(due_us, key.name.into(), stable, self.databases.generation(key.db))
     }
 
-    /// Lets an alarm go off at `due_us`, if it would go off later.
+    /// Moves an alarm forward to `due_us`, if it is later.
     pub(crate) fn hasten(&mut self, alarm: Alarm, due_us: u64) {
         if self.alarms.get(alarm).is_some_and(|(at_us, _)| due_us < at_us) {
             self.alarms.set(alarm, due_us);
         }
     }
 
-    /// Removes an alarm, if there is one.
+    /// Removes an alarm, if it exists.
     pub(crate) fn remove(&mut self, alarm: Alarm) {
         if let Some(DeadlineRef { side, stamp, .. }) = self.alarms.entry(alarm) {
             self.remove_known(alarm, side, stamp);
         }
     }
 
-    /// Removes an alarm, if it is that of a key.
+    /// Removes an alarm, if it belongs to a key.
     pub(crate) fn remove_of(&mut self, alarm: Alarm, key: KeyRef<'_>) {
         if let Some(DeadlineRef { side, stamp, .. }) = self.entry_of(alarm, key) {
             self.remove_known(alarm, side, stamp);
@@ -83,23 +83,24 @@ impl Alarms {
         }
     }
 
-    /// What there is to an alarm, if it is that of a key.
+    /// The entry of an alarm, if it belongs to a key.
     fn entry_of(&self, alarm: Alarm, key: KeyRef<'_>) -> Option<DeadlineRef<'_, KeyName, u32>> {
         let entry = self.alarms.entry(alarm)?;
         (entry.value.as_slice() == key.name && self.databases.current(entry.side) == key.db).then_some(entry)
     }
 
-    /// Whether an alarm is that of a key.
+    /// Whether an alarm belongs to a key.
     pub(crate) fn is_of(&self, alarm: Alarm, key: KeyRef<'_>) -> bool {
         self.entry_of(alarm, key).is_some()
     }
 
-    /// In which generation the value was last reconciled that has this alarm.
+    /// The generation in which the value with this alarm was last reconciled.
     pub(crate) fn reconciled_in(&self, alarm: Alarm) -> Option<u32> {
         self.alarms.entry(alarm).map(|entry| entry.stamp)
     }
 
-    /// In which generation the value of a key was last reconciled, if the alarm is its own.
+    /// The generation in which the value of a key was last reconciled, if the alarm belongs to the
+    /// key.
     pub(crate) fn reconciled_in_of(&self, alarm: Alarm, key: KeyRef<'_>) -> Option<u32> {
         self.entry_of(alarm, key).map(|entry| entry.stamp)
     }
@@ -108,40 +109,41 @@ impl Alarms {
         self.alarms.set_stamp(alarm, generation);
     }
 
-    /// The key of an alarm, if its value was not flushed.
+    /// The key of an alarm, unless its value was flushed.
     pub(crate) fn key(&self, alarm: Alarm) -> Option<Key> {
         let DeadlineRef { value: name, side: stable, stamp: reconciled_in, .. } = self.alarms.entry(alarm)?;
         let was_flushed = self.databases.was_flushed(stable, reconciled_in);
         (!was_flushed).then(|| Key { name: name.clone(), db: self.databases.current(stable) })
     }
 
-    /// When the next alarm goes off.
+    /// When the next alarm fires.
     pub(crate) fn next_us(&self) -> Option<u64> {
-        self.alarms.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != RUNG_US)
+        self.alarms.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != FIRED_US)
     }
 
-    /// An alarm that goes off now. It stays, and goes off no more before it is set.
-    pub(crate) fn ring(&mut self, now: Now) -> Option<Alarm> {
-        let (_, alarm) = self.alarms.peek().filter(|(at_us, _)| *at_us <= now.mono_us && *at_us != RUNG_US)?;
-        self.alarms.set(alarm, RUNG_US);
+    /// Fires an alarm that is due. It stays, but does not fire again until it is set.
+    pub(crate) fn fire_due(&mut self, now: Now) -> Option<Alarm> {
+        let (_, alarm) = self.alarms.peek().filter(|(at_us, _)| *at_us <= now.mono_us && *at_us != FIRED_US)?;
+        self.alarms.set(alarm, FIRED_US);
         Some(alarm)
     }
 
-    /// Removes an alarm that has gone off and was not set since: the value that it was for is gone, or has another one.
-    pub(crate) fn forget_if_rung(&mut self, alarm: Alarm) {
-        if self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us == RUNG_US) {
+    /// Removes an alarm that has fired and was not set since: its value is gone, or has another
+    /// alarm.
+    pub(crate) fn forget_if_fired(&mut self, alarm: Alarm) {
+        if self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us == FIRED_US) {
             self.remove(alarm);
         }
     }
 
-    /// Whether there is memory to give back.
+    /// Whether there is memory to free.
     pub(crate) fn has_retired(&self) -> bool {
         self.alarms.has_retired()
     }
 
-    /// Gives some of it back.
-    pub(crate) fn give_back(&mut self) {
-        self.alarms.give_back();
+    /// Frees some of that memory.
+    pub(crate) fn free_some(&mut self) {
+        self.alarms.free_some();
     }
 
     /// The alarm in a slot; `None` if there is no such slot.
@@ -149,7 +151,8 @@ impl Alarms {
         self.alarms.alarm_in_slot(slot)
     }
 
-    /// Every value of a database went away, or of all of them. Its alarms are stale from now on; the memory goes back in parts.
+    /// All values of one database, or of all databases (`None`), went away. Their alarms are stale
+    /// from now on; the memory is freed in parts.
     pub(crate) fn flush(&mut self, db: Option<u32>) {
         let Some(db) = db else {
             self.databases.flush_all();
@@ -163,12 +166,12 @@ impl Alarms {
         }
     }
 
-    /// Two databases change places.
+    /// Two databases were swapped.
     pub(crate) fn swap(&mut self, first: u32, second: u32) {
         self.databases.swap(first, second);
     }
 
-    /// Everything everywhere is to be reconciled.
+    /// Marks everything as not reconciled.
     pub(crate) fn renew_all(&mut self) {
         self.databases.renew_all();
     }
@@ -183,12 +186,12 @@ impl Alarms {
         self.databases.stable(db)
     }
 
-    /// The database that has a stable id now.
+    /// The database that currently has a stable id.
     pub(crate) fn current(&self, stable: u32) -> u32 {
         self.databases.current(stable)
     }
 
-    /// How many alarms there are, stale ones included, and when one goes off.
+    /// The number of alarms, including stale ones.
     #[cfg(test)]
     pub(crate) fn all(&self) -> usize {
         self.alarms.len()

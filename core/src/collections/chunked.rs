@@ -1,6 +1,7 @@
-//! A vector that grows without copying what it has: chunks of a fixed size behind a short table.
+//! A vector that grows without copying its elements: chunks of a fixed size behind a short table.
 //!
-//! Growing a plain vector of a million deadlines copies megabytes at once, on the server's only thread.
+//! Growing a plain vector of a million deadlines copies megabytes at once, on the server's only
+//! thread.
 
 use alloc::vec::Vec;
 
@@ -40,7 +41,7 @@ impl<T> Chunked<T> {
     pub(crate) fn push(&mut self, value: T) {
         let at = self.len / CHUNK;
         if at == self.chunks.len() {
-            // The first grows as it needs: a queue of one place must not cost a whole chunk.
+            // The first chunk grows on demand: a queue of one place must not cost a whole chunk.
             self.chunks.push(if at == 0 { Vec::new() } else { Vec::with_capacity(CHUNK) });
         }
         if let Some(chunk) = self.chunks.get_mut(at) {
@@ -54,12 +55,12 @@ impl<T> Chunked<T> {
         let at = last / CHUNK;
         let value = self.chunks.get_mut(at)?.pop()?;
         self.len = last;
-        // One chunk that is empty stays: a length that goes up and down across a border allocates nothing.
+        // Keeps one empty chunk: a length that oscillates across a chunk border does not allocate.
         self.chunks.truncate(at.saturating_add(2));
         Some(value)
     }
 
-    /// Takes one out. The last one comes in its place.
+    /// Removes an element; the last one takes its index.
     pub(crate) fn swap_remove(&mut self, index: usize) -> Option<T> {
         if index >= self.len {
             return None;
@@ -71,7 +72,7 @@ impl<T> Chunked<T> {
         }
     }
 
-    /// Gives back the memory that is kept for more.
+    /// Frees unused capacity.
     pub(crate) fn shrink_to_fit(&mut self) {
         self.chunks.truncate(self.len.div_ceil(CHUNK));
         if let Some(last) = self.chunks.last_mut() {
@@ -79,13 +80,13 @@ impl<T> Chunked<T> {
         }
     }
 
-    /// Takes the chunks of another over, for nothing but to drop them.
+    /// Takes over the chunks of `other`, only to drop them later.
     pub(crate) fn take_over(&mut self, other: Self) {
         self.chunks.extend(other.chunks);
         self.len = self.len.saturating_add(other.len);
     }
 
-    /// Drops what is in the last chunk, and gives its memory back.
+    /// Drops the last chunk and its elements.
     pub(crate) fn drop_chunk(&mut self) {
         self.chunks.pop();
         self.len = self.len.min(self.chunks.len().saturating_mul(CHUNK));

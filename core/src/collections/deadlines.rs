@@ -1,21 +1,24 @@
 //! Deadlines in order: a binary heap whose entries can be moved and removed.
 //!
-//! Insert, remove and move are O(log n), and O(1) for a deadline that is the latest or was inserted last, which is
-//! the common case (an equal lease for every lock, acquired and released at once). No step is ever O(n), because this
-//! runs on the server's only thread: heap and slots grow by chunks instead of being copied.
+//! Insert, remove and move are O(log n), and O(1) for a deadline that is the latest or was inserted
+//! last. That is the common case: an equal lease for every lock, acquired and released at once. No
+//! step is ever O(n), because this runs on the server's only thread: heap and slots grow by chunks
+//! instead of being copied.
 //!
 //! Invariants:
-//! 1. `heap[i].at_us <= heap[j].at_us` for each child j of i (four children each: fewer cache lines per level).
-//! 2. `slot(heap[i].slot).position == i` for each i; free slots are on the free list and have no value.
+//! 1. `heap[i].at_us <= heap[j].at_us` for each child j of i (four children each: fewer cache lines
+//!    per level).
+//! 2. `slot(heap[i].slot).position == i` for each i; free slots are on the free list and have no
+//!    value.
 //!
-//! An [`Alarm`] is the number of a slot. Whoever keeps one checks with [`Deadlines::get`] that the slot is still its
-//! own, so a stale number does no harm.
+//! An [`Alarm`] is the number of a slot. Its user checks with [`Deadlines::get`] that the slot is
+//! still its own, so a stale number does no harm.
 
 use super::chunked::Chunked;
 
 const ARITY: usize = 4;
 const NO_SLOT: u32 = u32::MAX;
-/// For how many deadlines room is kept in a set that is empty.
+/// The capacity that an empty set keeps.
 const KEPT_SLOTS: usize = 4096;
 
 /// The number of a deadline's slot.
@@ -36,7 +39,7 @@ impl Alarm {
 struct Entry {
     at_us: u64,
     slot: u32,
-    /// Room that the alignment leaves, for the user of the set.
+    /// A number for the user of the set, in the padding.
     stamp: u32,
 }
 
@@ -49,15 +52,15 @@ struct SlotOf<T, S> {
     position: u32,
 }
 
-/// A deadline, with all that is kept with it.
+/// A view of a deadline.
 pub struct DeadlineRef<'a, T, S> {
-    /// What it is for.
+    /// The value.
     pub value: &'a T,
-    /// A small part of it that fits beside its place in the order.
+    /// A small part of the value that fits beside its position in the order.
     pub side: S,
     /// When it is due.
     pub at_us: u64,
-    /// A number that the user of the set keeps with it.
+    /// A number for the user of the set.
     pub stamp: u32,
 }
 
@@ -67,7 +70,8 @@ pub struct Deadlines<T, S = ()> {
     heap: Chunked<Entry>,
     slots: Chunked<SlotOf<T, S>>,
     free: u32,
-    /// Slots of a set that had many deadlines and was cleared, or has become empty: see [`Deadlines::give_back`].
+    /// The slots of a set that had many deadlines and was cleared or emptied: see
+    /// [`Deadlines::free_some`].
     retired: Chunked<SlotOf<T, S>>,
 }
 
@@ -85,13 +89,13 @@ impl<T> Deadlines<T> {
 }
 
 impl<T, S: Copy> Deadlines<T, S> {
-    /// How many deadlines there are.
+    /// The number of deadlines.
     #[must_use]
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no deadlines.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
@@ -115,7 +119,7 @@ impl<T, S: Copy> Deadlines<T, S> {
         }
     }
 
-    /// What `alarm` is for, and when it is due.
+    /// The deadline and the value of `alarm`.
     #[must_use]
     pub fn get(&self, alarm: Alarm) -> Option<(u64, &T)> {
         let slot = self.slot(alarm.0)?;
@@ -124,7 +128,7 @@ impl<T, S: Copy> Deadlines<T, S> {
         Some((entry.at_us, value))
     }
 
-    /// All that there is to a deadline.
+    /// The complete entry of `alarm`.
     #[must_use]
     pub fn entry(&self, alarm: Alarm) -> Option<DeadlineRef<'_, T, S>> {
         let SlotOf { value, side, position } = self.slot(alarm.0)?;
@@ -133,7 +137,7 @@ impl<T, S: Copy> Deadlines<T, S> {
         Some(DeadlineRef { value, side: *side, at_us, stamp })
     }
 
-    /// What `alarm` is for, to change it in place.
+    /// The value of `alarm`, to change it in place.
     pub fn get_mut(&mut self, alarm: Alarm) -> Option<&mut T> {
         self.slot_mut(alarm.0)?.value.as_mut()
     }
@@ -155,7 +159,7 @@ impl<T, S: Copy> Deadlines<T, S> {
         }
     }
 
-    /// Removes the deadline of `alarm` and returns what it was for.
+    /// Removes `alarm` and returns its value.
     pub fn remove(&mut self, alarm: Alarm) -> Option<T> {
         let position = self.position(alarm)?;
         let last = self.heap.len().saturating_sub(1);
@@ -167,28 +171,29 @@ impl<T, S: Copy> Deadlines<T, S> {
             self.sift_up(position);
             self.sift_down(position);
         }
-        let value = self.give_slot(alarm.0);
+        let value = self.free_slot(alarm.0);
         if self.is_empty() && self.slots.len() > KEPT_SLOTS {
             self.clear();
         }
         value
     }
 
-    /// Removes every deadline at once. The memory goes back in parts, see [`Deadlines::give_back`].
+    /// Removes all deadlines in one step. The memory is freed in parts, see
+    /// [`Deadlines::free_some`].
     pub fn clear(&mut self) {
         let cleared = core::mem::take(self);
         self.retired = cleared.retired;
         self.retired.take_over(cleared.slots);
     }
 
-    /// Whether there is memory to give back.
+    /// Whether there is memory to free.
     #[must_use]
     pub fn has_retired(&self) -> bool {
         !self.retired.is_empty()
     }
 
-    /// Gives some of the memory back that a set of many had: all at once would take milliseconds.
-    pub fn give_back(&mut self) {
+    /// Frees some of the memory of a large set: all at once would take milliseconds.
+    pub fn free_some(&mut self) {
         self.retired.drop_chunk();
         if !self.has_retired() {
             self.retired = Chunked::default();
@@ -208,14 +213,14 @@ impl<T, S: Copy> Deadlines<T, S> {
         if at_us <= now_us { self.remove(alarm) } else { None }
     }
 
-    /// The alarm in the slot with this number; `None` if there is no such slot. Who looks at all slots in turn sees every
-    /// alarm that is there from the beginning to the end.
+    /// The alarm in the slot with this number; `None` if there is no such slot. A scan of all slots
+    /// visits every alarm that exists from its beginning to its end.
     #[must_use]
     pub fn alarm_in_slot(&self, slot: u32) -> Option<Alarm> {
         self.slot(slot).map(|_| Alarm(slot))
     }
 
-    /// Bytes on the heap, those behind the values apart.
+    /// The heap bytes, without those that the values own.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let slots = self.slots.heap_bytes().saturating_add(self.retired.heap_bytes());
@@ -302,7 +307,7 @@ impl<T, S: Copy> Deadlines<T, S> {
         number
     }
 
-    fn give_slot(&mut self, number: u32) -> Option<T> {
+    fn free_slot(&mut self, number: u32) -> Option<T> {
         let free = self.free;
         let slot = self.slot_mut(number)?;
         let value = slot.value.take()?;
@@ -312,7 +317,8 @@ impl<T, S: Copy> Deadlines<T, S> {
     }
 }
 
-/// Slots and positions count to 2^32 - 2: as many locks need over 400 GiB, so the conversion never saturates.
+/// Slots and positions are at most 2^32 - 2: more locks need over 400 GiB, so the conversion never
+/// saturates.
 fn to_u32(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(NO_SLOT)
 }
@@ -341,11 +347,11 @@ mod tests {
         ]
     }
 
-    /// Miri takes minutes for so many.
+    /// More steps would take minutes under Miri.
     const MOST_STEPS: usize = if cfg!(miri) { 30 } else { 300 };
 
     proptest! {
-        /// The oracle is a map from value to deadline; the earliest is found by looking at all of them.
+        /// The oracle is a map from value to deadline; a full scan finds the earliest.
         #[test]
         fn agrees_with_a_plain_map(steps in prop::collection::vec(step(), 1..MOST_STEPS)) {
             let mut deadlines = Deadlines::default();
@@ -406,10 +412,10 @@ mod tests {
             deadlines.remove(alarm);
         }
         let before = deadlines.heap_bytes();
-        deadlines.give_back();
+        deadlines.free_some();
         assert!((1..before).contains(&deadlines.heap_bytes()), "in parts");
         while deadlines.has_retired() {
-            deadlines.give_back();
+            deadlines.free_some();
         }
         assert_eq!(deadlines.heap_bytes(), 0);
     }

@@ -1,4 +1,4 @@
-//! Collections for a thread that must never stop: no step of theirs copies or rehashes everything that they have.
+//! Collections for a thread that must never stall: no step copies or rehashes a whole collection.
 
 mod chunked;
 pub(crate) mod deadlines;

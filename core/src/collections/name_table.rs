@@ -1,18 +1,18 @@
-//! From a name to a number, for names that live elsewhere.
+//! A map from names to numbers, for names stored elsewhere.
 //!
-//! A table of many is split into parts, and each entry keeps half of the hash of its name: a part that grows visits its own entries
-//! and no names, so that no insertion takes long, however many names there are. The half tells nearly all names apart, in half of
-//! the room.
+//! A large table is split into parts, and each entry keeps half of the hash of its name. A growing
+//! part visits only its own entries and no names, so no insertion takes long, regardless of the
+//! number of names. The half distinguishes nearly all names, in half of the space.
 
 use alloc::vec::Vec;
 use core::{mem, slice};
 
 use hashbrown::HashTable;
 
-/// How many parts a table of many has: a power of two.
+/// The number of parts of a large table: a power of two.
 const PARTS: usize = 64;
 
-/// With so many entries it is split.
+/// The number of entries at which a table is split.
 const MANY: usize = 4096;
 
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ struct Entry {
     number: u32,
 }
 
-/// Numbers under the hashes of their names.
+/// Numbers by the hashes of their names.
 #[derive(Clone, Default)]
 pub(crate) struct NameTable {
     parts: Parts,
@@ -30,9 +30,9 @@ pub(crate) struct NameTable {
 
 #[derive(Clone)]
 enum Parts {
-    /// Beside the length, without an allocation of its own: most tables have few entries.
+    /// Inline, without an allocation of its own: most tables have few entries.
     One(HashTable<Entry>),
-    /// [`PARTS`] of them.
+    /// [`PARTS`] tables.
     Many(Vec<HashTable<Entry>>),
 }
 
@@ -50,7 +50,7 @@ impl Parts {
         }
     }
 
-    /// The part for a hash, by bits at which a part looks only if it has a great many entries.
+    /// The part for a hash, selected by bits that a part uses only if it has a great many entries.
     fn of(&mut self, half: u32) -> Option<&mut HashTable<Entry>> {
         match self {
             Self::One(part) => Some(part),
@@ -64,7 +64,7 @@ impl NameTable {
         self.len == 0
     }
 
-    /// The number under a hash for which `is_it` says so.
+    /// The number under a hash for which `is_it` returns true.
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let half = half_of(hash);
         let part = match &self.parts {
@@ -74,7 +74,7 @@ impl NameTable {
         part.find(spread(half), |entry| entry.half == half && is_it(entry.number)).map(|entry| entry.number)
     }
 
-    /// Adds a number that is not there.
+    /// Adds a new number.
     pub(crate) fn insert(&mut self, hash: u64, number: u32) {
         if self.len >= MANY
             && let Parts::One(part) = &mut self.parts
@@ -101,7 +101,7 @@ impl NameTable {
         }
     }
 
-    /// Removes a number. A part that has become empty gives its memory back if that is much.
+    /// Removes a number. An emptied part frees its memory if it is large.
     pub(crate) fn remove(&mut self, hash: u64, number: u32) {
         const KEPT_ENTRIES: usize = 64;
         let half = half_of(hash);
@@ -120,7 +120,7 @@ impl NameTable {
         }
     }
 
-    /// What is under a hash has another number.
+    /// Changes the number of an entry.
     pub(crate) fn renumber(&mut self, hash: u64, number: u32, new: u32) {
         let half = half_of(hash);
         let part = self.parts.of(half);
@@ -129,7 +129,7 @@ impl NameTable {
         }
     }
 
-    /// Bytes on the heap, roughly: what the parts have room for, with a byte more an entry.
+    /// The approximate heap bytes: the capacity of the parts, with one control byte per entry.
     pub(crate) fn heap_bytes(&self) -> usize {
         let entries: usize = self.parts.all().iter().map(HashTable::capacity).sum();
         let parts = if let Parts::Many(parts) = &self.parts { parts.capacity() } else { 0 };
@@ -137,7 +137,7 @@ impl NameTable {
         entries.saturating_mul(size_of::<Entry>().saturating_add(1)).saturating_add(parts)
     }
 
-    /// How many entries the largest part has: so many are visited when it grows.
+    /// The number of entries in the largest part, which are visited when it grows.
     #[cfg(test)]
     pub(crate) fn largest_part(&self) -> usize {
         self.parts.all().iter().map(HashTable::len).max().unwrap_or(0)
@@ -152,7 +152,7 @@ fn half_of(hash: u64) -> u32 {
     u32::try_from(hash >> u32::BITS).unwrap_or(0)
 }
 
-/// A hash for a part, which looks at the lowest bits and at the seven highest ones.
+/// A hash for a part, which uses the lowest bits and the seven highest ones.
 fn spread(half: u32) -> u64 {
     (u64::from(half) << u32::BITS) | u64::from(half)
 }
@@ -161,7 +161,7 @@ fn spread(half: u32) -> u64 {
 mod tests {
     use super::*;
 
-    /// Otherwise all names of a part are looked through for each of them.
+    /// Otherwise each look-up in a part compares all of its names.
     #[test]
     fn a_part_sees_where_hashes_differ() {
         let distinct = |parts: Vec<u64>| parts.into_iter().collect::<std::collections::BTreeSet<_>>().len();

@@ -1,4 +1,4 @@
-//! A number that may be missing, in the room of the number: for records of which there are millions.
+//! An optional number in the space of a number, for records of which there are millions.
 
 /// A number below `u64::MAX`, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
-//! Values under numbers that are used again, in chunks that stay where they are.
+//! Values with reusable numbers, in chunks that never move.
 
 use super::chunked::Chunked;
 
 const NO_SLOT: u32 = u32::MAX;
 
-/// For how many values room is kept when there is none.
+/// The capacity that an empty table keeps.
 const KEPT_SLOTS: usize = 4096;
 
 enum Slot<T> {
@@ -13,12 +13,12 @@ enum Slot<T> {
     Free(u32),
 }
 
-/// Values of type `T`, each under the number of its slot.
+/// Values of type `T`, each with the number of its slot.
 pub(crate) struct Slots<T> {
     slots: Chunked<Slot<T>>,
     free: u32,
     len: usize,
-    /// Slots of a table that had many values and has become empty: see [`Slots::give_back`].
+    /// The slots of an emptied table that had many values: see [`Slots::free_some`].
     retired: Chunked<Slot<T>>,
 }
 
@@ -29,30 +29,30 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// How many slots there are, free ones included.
+    /// The number of slots, including free ones.
     pub(crate) fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether there is memory to give back.
+    /// Whether there is memory to free.
     pub(crate) fn has_retired(&self) -> bool {
         !self.retired.is_empty()
     }
 
-    /// Gives some of the memory back that a table of many had: all at once would take milliseconds.
-    pub(crate) fn give_back(&mut self) {
+    /// Frees some of the memory of a large table: all at once would take milliseconds.
+    pub(crate) fn free_some(&mut self) {
         self.retired.drop_chunk();
         if !self.has_retired() {
             self.retired = Chunked::default();
         }
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes on the heap, those behind the values apart.
+    /// The heap bytes, without those that the values own.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.slots.heap_bytes().saturating_add(self.retired.heap_bytes())
     }
@@ -142,12 +142,12 @@ mod tests {
             assert_eq!(slots.remove(number), Some(number));
         }
         assert!(slots.has_retired() && slots.heap_bytes() > bytes / 2, "the last one that leaves frees nothing");
-        // Those that come meanwhile begin anew.
+        // New values start over.
         assert_eq!(slots.insert(7), 0);
-        slots.give_back();
+        slots.free_some();
         assert!(slots.has_retired(), "one step does not give all of it back");
         while slots.has_retired() {
-            slots.give_back();
+            slots.free_some();
         }
         assert_eq!((slots.len(), slots.get(0), slots.get(1)), (1, Some(&7), None));
         assert!(slots.heap_bytes() < bytes / 4);

@@ -1,21 +1,21 @@
-//! An ordered set that most often has one element, and then takes no allocation.
+//! An ordered set that usually has one element, and then needs no allocation.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
 
-/// How many bytes an ordered set takes, about: its elements come in order, and so leave its nodes half full.
+/// The approximate bytes of an ordered set: ordered insertions leave its nodes half full.
 pub(crate) fn bytes_in_set<T>(elements: usize) -> usize {
     elements.saturating_mul(size_of::<T>()).saturating_mul(2)
 }
 
-/// A set of `T` in order.
+/// An ordered set of `T`.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum SmallSet<T> {
     #[default]
     Empty,
     One(T),
-    /// Boxed, since the room of three words would be there in each of the small ones.
+    /// Boxed, since every small set would otherwise have the size of three words.
     #[allow(clippy::box_collection, reason = "a pointer is smaller than the head of a tree")]
     Many(Box<BTreeSet<T>>),
 }
@@ -44,7 +44,7 @@ impl<T: Ord + Copy> SmallSet<T> {
         }
     }
 
-    /// Removes an element. A set that had many keeps its allocation until it is empty.
+    /// Removes an element. A set that had several keeps its allocation until it is empty.
     pub(crate) fn remove(&mut self, element: T) -> bool {
         match self {
             Self::Empty => false,
@@ -81,7 +81,7 @@ impl<T: Ord + Copy> SmallSet<T> {
         }
     }
 
-    /// The first element behind a bound.
+    /// The first element from a bound on.
     pub(crate) fn first_from(&self, from: Bound<T>) -> Option<T> {
         let is_behind = |element: T| match from {
             Bound::Unbounded => true,

@@ -1,24 +1,25 @@
-//! Counts in the order of their keys, which can be summed up without a look at each of them.
+//! Counts ordered by key, with range sums that do not visit each entry.
 //!
-//! The entries lie in chunks, each with the sum of its counts. A sum over a range looks at chunks, and at entries only where the range
-//! begins and where it ends. Of a million entries there are some thousands of chunks.
+//! The entries are in chunks, each with the sum of its counts. A range sum visits chunks, and
+//! single entries only at both ends of the range. A million entries have some thousands of chunks.
 //!
 //! Invariants:
-//! 1. A chunk has at least one entry, and at most [`CHUNK`]. The entries of a chunk are in order, and so are the chunks.
-//! 2. Two neighbours have more than half as many together.
+//! 1. A chunk has at least one entry, and at most [`CHUNK`]. The entries of a chunk are in order,
+//!    and so are the chunks.
+//! 2. Two neighbours together have more than half of [`CHUNK`].
 
 use alloc::vec::Vec;
 
-/// How many entries move at most when one comes or goes.
+/// The most entries that one insertion or removal moves.
 const CHUNK: usize = 128;
 
-/// A moment, and a number that tells entries of the same moment apart.
+/// A moment, and a number that distinguishes entries of the same moment.
 pub(crate) type TallyKey = (u64, u64);
 
 /// A part of a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
-    /// Of how many entries.
+    /// The number of entries.
     pub(crate) entries: usize,
     /// The sum of their counts.
     pub(crate) total: u64,
@@ -49,7 +50,7 @@ impl Chunk {
         self.entries.last().map(|entry| entry.key)
     }
 
-    /// Adds an entry whose key is not there.
+    /// Adds an entry with a new key.
     fn insert(&mut self, entry: Entry) {
         let at = self.entries.partition_point(|before| before.key < entry.key);
         self.entries.insert(at, entry);
@@ -63,7 +64,7 @@ impl Chunk {
         }
     }
 
-    /// Takes the second half out of a chunk that is full.
+    /// Splits off the second half of a full chunk.
     fn split(&mut self) -> Option<Self> {
         if self.len() < CHUNK {
             return None;
@@ -80,7 +81,7 @@ impl Chunk {
     }
 }
 
-/// See the head of this file.
+/// See the module documentation.
 #[derive(Clone, Default)]
 pub(crate) struct Tally {
     chunks: Vec<Chunk>,
@@ -97,21 +98,21 @@ impl Tally {
         self.chunks.last()?.last()
     }
 
-    /// The keys from the last one on.
+    /// The keys in descending order.
     pub(crate) fn backwards(&self) -> impl Iterator<Item = TallyKey> {
         self.chunks.iter().rev().flat_map(|chunk| chunk.entries.iter().rev()).map(|entry| entry.key)
     }
 
-    /// The chunk to which a key belongs.
+    /// The chunk of a key.
     fn chunk_of(&self, key: TallyKey) -> usize {
         self.chunks.partition_point(|chunk| chunk.first() <= Some(key)).saturating_sub(1)
     }
 
-    /// Adds an entry whose key is not there.
+    /// Adds an entry with a new key.
     pub(crate) fn insert(&mut self, key: TallyKey, count: u32) {
         let is_last = self.last().is_none_or(|last| last < key);
         if is_last && self.chunks.last().is_none_or(|chunk| chunk.len() >= CHUNK) {
-            // Most come in their order: the chunks before stay full.
+            // Most insertions are in order: earlier chunks stay full.
             self.chunks.push(Chunk::default());
             if let Some(chunk) = self.chunks.last_mut() {
                 chunk.insert(Entry { key, count });
@@ -128,7 +129,7 @@ impl Tally {
         }
     }
 
-    /// Removes an entry, if it is there.
+    /// Removes an entry, if it exists.
     pub(crate) fn remove(&mut self, key: TallyKey) {
         let at = self.chunk_of(key);
         let Some(chunk) = self.chunks.get_mut(at) else {
@@ -158,7 +159,7 @@ impl Tally {
         }
     }
 
-    /// What there is behind a key, up to another one: as a few sums, to be added up.
+    /// The entries behind `after`, up to `up_to`, as a few sums to be added up.
     pub(crate) fn between(&self, after: TallyKey, up_to: TallyKey) -> impl Iterator<Item = Sum> {
         let begin = self.chunks.partition_point(|chunk| chunk.last() <= Some(after));
         let chunks = self.chunks.iter().skip(begin).take_while(move |chunk| chunk.first() <= Some(up_to));
@@ -171,7 +172,7 @@ impl Tally {
         })
     }
 
-    /// Drops about so many entries. Returns whether there are more.
+    /// Drops about `count` entries. Returns whether there are more.
     pub(crate) fn drop_some(&mut self, count: usize) -> bool {
         for _ in 0..count.div_ceil(CHUNK) {
             self.chunks.pop();
@@ -179,14 +180,14 @@ impl Tally {
         !self.chunks.is_empty()
     }
 
-    /// Bytes on the heap.
+    /// The heap bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let entries: usize = self.chunks.iter().map(|chunk| chunk.entries.capacity()).sum();
         let chunks = self.chunks.capacity().saturating_mul(size_of::<Chunk>());
         entries.saturating_mul(size_of::<Entry>()).saturating_add(chunks)
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.chunks.iter().map(Chunk::len).sum()
@@ -220,11 +221,12 @@ mod tests {
         }
     }
 
-    /// Miri would take minutes for more.
+    /// More would take minutes under Miri.
     const MOST_ROWS: usize = if cfg!(miri) { 5 } else { 30 };
 
     proptest! {
-        /// The oracle is a plain map. Each step is about a whole row of keys, so that chunks fill and empty.
+        /// The oracle is a plain map. Each step changes a whole row of keys, so that chunks fill
+        /// and empty.
         #[test]
         fn agrees_with_a_plain_map(
             steps in prop::collection::vec((any::<bool>(), 0..1000u64, 1..400u64, 1..4u64), 1..MOST_ROWS),

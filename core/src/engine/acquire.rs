@@ -1,17 +1,18 @@
-//! ACQUIRE and MACQUIRE: a request for one key or for many, all of them or none.
+//! ACQUIRE and MACQUIRE: a request for one or several keys, all of them or none.
 //!
-//! The way of a request: each key is brought up to date; each says what it admits ([`admission::decide`]); earlier requests of
-//! the owner that still wait are dealt with; and then the request is granted, denied, or waits in the queue of each key.
+//! The engine reconciles each key, asks each for an admission decision ([`admission::decide`]), and
+//! ends earlier requests of the owner that still wait. Then it grants the request, denies it, or
+//! puts it into the queue of each key.
 //!
-//! A request for several keys stands in the queue of each of them at the same position, and is granted in one step: when
-//! each key is held by its owner already, or is free with the request first in its queue. So two requests never wait for
-//! each other, and nobody passes one that waits.
+//! A request for several keys has the same position in the queue of each. The engine grants it in
+//! one step, when its owner already holds each key, or the key is free and the request first in its
+//! queue. So two requests never wait for each other, and no request passes one that waits.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::Engine;
 use super::fair::OwnPlace;
-use super::grant::Way;
+use super::grant::GrantTiming;
 use super::transaction::{At, Transaction};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
@@ -21,13 +22,13 @@ use crate::registry::{NameId, Position, Rank};
 use crate::request::{Ask, Refusal, Request, Verb};
 use crate::statistics::count;
 
-/// The tokens of a request's keys, in their order.
+/// The tokens of a request's keys, in key order.
 pub type Tokens = SmallVec<[u64; 1]>;
 
 /// The answer to ACQUIRE and MACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// The owner holds, with these tokens.
+    /// The owner holds the lock, with these tokens.
     Granted(Tokens),
     /// Not granted, and the request does not wait.
     Denied,
@@ -35,45 +36,47 @@ pub enum Acquired {
     Waiting(u64),
 }
 
-/// The key of a request that has one.
+/// The key of a request for one key.
 const KEY: KeyId = KeyId(0);
 
 type Decisions = SmallVec<[Decision; 1]>;
 
-/// The requests of the same owner that wait for a key of a new request.
+/// Waiting requests of the same owner that a new request ends.
 #[derive(Default)]
 struct Earlier {
     tickets: SmallVec<[u64; 1]>,
-    /// The place that the new request takes over, if it is for the same thing.
+    /// The place that the new request takes over, if it asks for the same thing.
     place: Option<Place>,
     /// The new request repeats the one that waits.
     is_repeat: bool,
 }
 
-/// Where a waiter stands.
+/// The place of a waiter.
 #[derive(Clone, Copy)]
 struct Place {
     rank: Rank,
     arrival: u64,
-    /// It may close a cycle: its search is pending, or the earlier wait had timed out or was cut off and so made no edges.
+    /// It may close a cycle: its search is pending, or the earlier request had timed out or was cut
+    /// off and so made no edges.
     is_suspected: bool,
 }
 
 impl Engine {
-    /// ACQUIRE, MACQUIRE. A request that waits gets a ticket; its answer comes through the outbox of a later call.
+    /// ACQUIRE, MACQUIRE. A request that waits gets a ticket; a later call leaves its answer in the
+    /// outbox.
     ///
     /// # Errors
     ///
-    /// [`Refusal`] says why; nothing was changed on behalf of this request.
+    /// [`Refusal`] gives the reason; nothing was changed on behalf of this request.
     pub fn acquire(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
     ) -> Result<Acquired, Refusal> {
-        let decided = self.decide_at_rest(tx, owner, request);
+        let decided = self.decide_uncontended(tx, owner, request);
         match decided {
-            Some(Decision::Grant) => return self.acquire_at_rest(tx, owner, request),
+            Some(Decision::Grant) => return self.acquire_uncontended(tx, owner, request),
             Some(Decision::Wait) if request.ask == Ask::Try => {
                 count(&mut self.stats.of(request.kind).denied);
                 return Ok(Acquired::Denied);
@@ -90,22 +93,23 @@ impl Engine {
         acquired
     }
 
-    /// The decision about the most frequent request: for one key, with nothing to bring up to date and no waiters, so that what the
-    /// lock admits is the answer. `None` for any other request, and for a refusal, which may be due to a lock that is over.
-    fn decide_at_rest(
+    /// Decides the most frequent request: one key, nothing to reconcile and no waiters, so the
+    /// lock's admission decision is final. `None` for any other request, and for a refusal, which
+    /// an expired lock may have caused.
+    fn decide_uncontended(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
     ) -> Option<Decision> {
-        if tx.keys.count() != 1 || request.request_id.is_some() || !self.is_at_rest(&mut tx.at(KEY)) {
+        if tx.keys.count() != 1 || request.request_id.is_some() || !self.is_uncontended(&mut tx.at(KEY)) {
             return None;
         }
         let decision = admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now);
         (!matches!(decision, Decision::Refuse(_))).then_some(decision)
     }
 
-    fn acquire_at_rest(
+    fn acquire_uncontended(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
@@ -118,7 +122,7 @@ impl Engine {
         Ok(Acquired::Granted(smallvec![token]))
     }
 
-    /// ACQUIRE on keys that are up to date. `decided` is what [`Engine::decide_at_rest`] has decided.
+    /// ACQUIRE on reconciled keys. `decided` is the result of [`Engine::decide_uncontended`].
     fn acquire_reconciled(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -153,7 +157,7 @@ impl Engine {
             return self.wait(tx, owner, request, &earlier);
         }
         if earlier.is_repeat {
-            // The request that waits was sent again, and does not want to wait any more.
+            // A retry of the waiting request that no longer wants to wait.
             self.supersede(tx, &earlier, request);
             if self.has_place(tx, owner, request.kind) {
                 self.release_place(&mut tx.at(KEY), owner, request.request_id, false);
@@ -165,7 +169,8 @@ impl Engine {
         Ok(Acquired::Denied)
     }
 
-    /// What each key says to a request at a position. The first that refuses decides for all.
+    /// The decision of each key about a request at a position. The first refusal refuses the
+    /// request.
     fn decide(
         &self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -184,7 +189,7 @@ impl Engine {
         Ok(decisions)
     }
 
-    /// Who waits ahead of a request at a position.
+    /// The requests that wait ahead of a position.
     pub(super) fn ahead(&self, at: &mut At<'_, '_, impl Keyspace>, kind: Kind, position: Position) -> Ahead {
         let waiting = self.name(at).and_then(|name| Some((name, self.registry.first_position(name)?)));
         let Some((name, first)) = waiting.filter(|(_, first)| *first < position) else {
@@ -197,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// Grants each key what it has decided.
+    /// Applies the decision of each key.
     fn grant_all(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -215,7 +220,7 @@ impl Engine {
         Ok(tokens)
     }
 
-    /// Grants one key what it has decided, and returns the token.
+    /// Applies the decision of one key and returns the token.
     #[inline(always)]
     fn grant_key(
         &mut self,
@@ -231,13 +236,14 @@ impl Engine {
             self.repeat(at, *token, request, client, at.note);
             return Ok(*token);
         }
-        let token = self.grant(at, owner, request, client, Way::AtOnce)?;
+        let token = self.grant(at, owner, request, client, GrantTiming::AtOnce)?;
         self.confirm(at, token);
         Ok(token)
     }
 
-    /// Lets a request wait: where an earlier one of its owner for the same thing waited, or else at the end of its rank. On a fair lock
-    /// it takes a place, or keeps the one that its owner has; `QUEUE` does only that. It is refused before anything has changed.
+    /// Puts a request into its queues: in the place of its owner's earlier request for the same
+    /// thing, or at the end of its rank. On a fair lock it takes a place or keeps the owner's;
+    /// `QUEUE` does only that. All refusals come before any change.
     fn wait(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -276,7 +282,8 @@ impl Engine {
                 if waits {
                     let rank = rank_of(tx, owner, &request);
                     let entered = self.enter(tx, owner, &request, rank, arrival);
-                    // The earlier requests stay if this one would close a cycle, so the search runs with both in the queue.
+                    // The earlier requests stay if this one would close a cycle, so the search runs
+                    // with both in the queue.
                     self.check_deadlock(tx, entered, &earlier.tickets)?;
                     ticket = Some(entered);
                 }
@@ -289,25 +296,26 @@ impl Engine {
         Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting))
     }
 
-    /// Ends the earlier requests of the owner. Unless the new request takes their place, the timer then serves the queue: other
-    /// waiters may no longer be blocked. The timer does it and not this call, because serving the queue may refuse the new
-    /// request, and at that moment the earlier ones are gone already.
+    /// Ends the earlier requests of the owner. Unless the new request takes their place, this may
+    /// unblock other waiters, so the queue needs serving. The timer does that: serving it here
+    /// might refuse the new request after the earlier ones have ended.
     fn supersede(&mut self, tx: &mut Transaction<'_, impl Keyspace>, earlier: &Earlier, request: &Request) {
         for ticket in &earlier.tickets {
             if let Some(waiter) = self.registry.get(*ticket) {
-                let answer = waiter.answer_to_succeeded(request);
+                let answer = waiter.answer_when_superseded_by(request);
                 self.answer(tx, *ticket, answer);
             }
         }
         if !earlier.tickets.is_empty() && earlier.place.is_none() {
             for id in tx.ids() {
-                self.leave_to_timer(tx.keys.key(id));
+                self.defer_to_timer(tx.keys.key(id));
             }
         }
     }
 
-    /// The requests of the same owner that a new request ends: it waits with one request for a key at most. A request that
-    /// does not wait ends only its own repetition. Of numbered requests, a lower id is stale.
+    /// The requests of the same owner that a new request ends. An owner waits with at most one
+    /// request for a key. A request that does not wait ends only a request that it retries. Of
+    /// numbered requests, a lower id is stale.
     fn earlier(
         &self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -335,14 +343,14 @@ impl Engine {
                 return Err(Refusal::Stale { last_id: waiting_id });
             }
             let is_repeat = request.request_id.is_some() && waiting_id == request.request_id;
-            // Whoever is granted a fair lock leaves its queue.
+            // A granted owner leaves the queue of a fair lock.
             let is_at_place = (request.kind, waiter.request().kind) == (Kind::Fair, Kind::Fair);
             if request.ask == Ask::Try && !is_repeat && !is_at_place {
                 continue;
             }
             earlier.is_repeat |= is_repeat;
             if is_same {
-                let is_suspected = waiter.is_suspected() || self.registry.is_wait_over(waiter, tx.now);
+                let is_suspected = waiter.is_suspected() || self.registry.has_wait_ended(waiter, tx.now);
                 earlier.place = Some(Place { rank: waiter.rank(), arrival: waiter.arrival(), is_suspected });
             }
             earlier.tickets.push(ticket);
@@ -351,7 +359,7 @@ impl Engine {
     }
 }
 
-/// Whether a request asks for what a waiter waits for: in the same way, for the same keys.
+/// Whether a request asks for the same as a waiter: the same command, mode, count and keys.
 fn is_same_thing(waiter: &Waiter, request: &Request, names: &[Option<NameId>]) -> bool {
     let waiting = waiter.request();
     (waiting.verb, waiting.kind, waiting.mode, waiting.count)
@@ -360,15 +368,16 @@ fn is_same_thing(waiter: &Waiter, request: &Request, names: &[Option<NameId>]) -
         && names.iter().all(|name| name.is_some_and(|name| waiter.names().contains(&name)))
 }
 
-/// Refuses `CLAIM` on a MACQUIRE whose owner holds some of the keys: a claim limits a new hold, and here only some would be new.
+/// Refuses `CLAIM` on a MACQUIRE whose owner holds some of the keys: a claim limits a new hold, and
+/// here only some would be new.
 fn check_claim(
     tx: &Transaction<'_, impl Keyspace>,
     owner: &[u8],
     request: &Request,
     decisions: &[Decision],
 ) -> Result<(), Refusal> {
-    let is_had = decisions.iter().all(|decision| matches!(decision, Decision::Repeat(_) | Decision::Held(_)));
-    if request.claim_ms.is_none() || request.verb != Verb::AcquireMany || is_had {
+    let holds_all = decisions.iter().all(|decision| matches!(decision, Decision::Repeat(_) | Decision::Held(_)));
+    if request.claim_ms.is_none() || request.verb != Verb::AcquireMany || holds_all {
         return Ok(());
     }
     let is_held = |id: &KeyId| {
@@ -387,7 +396,8 @@ fn rank_of(tx: &Transaction<'_, impl Keyspace>, owner: &[u8], request: &Request)
     if is_upgrade { Rank::Upgrade } else { Rank::Newcomer }
 }
 
-/// Whether the owner has a hold with a session, which is bound to each connection that uses it.
+/// Whether the owner has a hold with a session. Such a hold is bound to each connection that uses
+/// it.
 fn has_session(at: &At<'_, '_, impl Keyspace>, owner: &[u8], request: &Request) -> bool {
     let hold = at.value().hold(request.kind, owner, request.mode, at.now);
     hold.is_ok_and(|hold| hold.is_some_and(|hold| hold.session_ms().is_some()))

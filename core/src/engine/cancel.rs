@@ -1,4 +1,4 @@
-//! CANCEL: an owner takes back the request with which it waits.
+//! CANCEL: an owner withdraws its waiting request.
 
 use super::Engine;
 use super::transaction::Transaction;
@@ -12,8 +12,8 @@ use crate::request::{Cancel, Refusal};
 const KEY: KeyId = KeyId(0);
 
 impl Engine {
-    /// CANCEL. Brings the key up to date first, so what could be granted is. Returns whether a request was ended, or a place on
-    /// a fair lock given up.
+    /// CANCEL. Reconciles the key first, so a request that can be granted is. Returns whether it
+    /// ended a request or gave up a place on a fair lock.
     ///
     /// # Errors
     ///
@@ -35,12 +35,13 @@ impl Engine {
             Ok(_) | Err(Refusal::NoSemaphore) => {}
             Err(refusal) => return Err(refusal),
         }
-        let has_place = self.gives_place_up(tx, request)?;
+        let has_place = self.cancels_place(tx, request)?;
         let own = self.name(&mut tx.at(KEY)).and_then(|name| self.registry.own_wait(request.owner, name));
         let is_meant = |ticket: &u64| {
             self.registry.get(*ticket).map(Waiter::request).is_some_and(|waiting| {
                 let has_id = request.request_id.is_none_or(|id| waiting.request_id == Some(id));
-                // A request without an id may have taken over the place of the one that is meant.
+                // A request without an id may have taken over the place of the request with this
+                // id.
                 waiting.kind == request.kind && (has_id || has_place)
             })
         };
@@ -58,8 +59,8 @@ impl Engine {
         Ok(has_ended)
     }
 
-    /// Whether the owner has a place on a fair lock that is meant.
-    fn gives_place_up(&self, tx: &Transaction<'_, impl Keyspace>, request: &Cancel<'_>) -> Result<bool, Refusal> {
+    /// Whether the owner has a place on a fair lock that the request cancels.
+    fn cancels_place(&self, tx: &Transaction<'_, impl Keyspace>, request: &Cancel<'_>) -> Result<bool, Refusal> {
         if request.kind != Kind::Fair {
             return Ok(false);
         }

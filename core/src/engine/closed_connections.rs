@@ -1,5 +1,5 @@
-//! What a connection leaves that has closed: sessions end, and places of a fair lock are kept for a grace or given up. Grants that it has not heard
-//! of are taken back in `undo.rs`.
+//! Cleans up after closed connections: ends sessions, and keeps places of a fair lock for the grace
+//! or gives them up. `undo.rs` undoes the grants whose answers a connection did not receive.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -14,7 +14,8 @@ use crate::place::Stay;
 use crate::registry::NameId;
 
 impl Engine {
-    /// Unbinds holds from connections that have closed, and ends the sessions of those that are bound to no other.
+    /// Unbinds holds from closed connections, and ends the session of each hold that is then bound
+    /// to none.
     pub(super) fn end_sessions(&mut self, at: &mut At<'_, '_, impl Keyspace>, unbound: &mut Vec<(u64, u64)>) {
         while !unbound.is_empty() && self.budget.take(CHANGE) {
             let Some((token, client)) = unbound.pop() else {
@@ -29,7 +30,7 @@ impl Engine {
         }
     }
 
-    /// Brings the deadline of a hold that lost its last connection nearer.
+    /// Shortens the lease of a hold that lost its last connection to its `SESSION` time.
     pub(super) fn end_session(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         let Some(terms) = at.terms_of(token) else {
             return;
@@ -44,7 +45,8 @@ impl Engine {
         }
     }
 
-    /// The places of waiters of a fair lock that are gone: who got nil gives its place up, the others keep theirs for a grace.
+    /// Releases the places of fair-lock waiters that are gone. A waiter that timed out gives up its
+    /// place; any other keeps it for the grace.
     pub(super) fn release_places(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
@@ -52,10 +54,10 @@ impl Engine {
         gone: &mut BTreeMap<Box<[u8]>, Option<u64>>,
     ) {
         while !gone.is_empty() && self.budget.take(CHANGE) {
-            let Some((owner, gave_up)) = gone.pop_first() else {
+            let Some((owner, timed_out)) = gone.pop_first() else {
                 return;
             };
-            self.release_abandoned(at, name, &owner, gave_up);
+            self.release_abandoned(at, name, &owner, timed_out);
         }
     }
 
@@ -64,22 +66,22 @@ impl Engine {
         at: &mut At<'_, '_, impl Keyspace>,
         name: NameId,
         owner: &[u8],
-        gave_up: Option<u64>,
+        timed_out: Option<u64>,
     ) {
-        if let Some(request_id) = self.abandoned(at, name, owner, gave_up) {
-            self.release_place(at, owner, request_id, gave_up.is_some());
+        if let Some(request_id) = self.abandoned_request(at, name, owner, timed_out) {
+            self.release_place(at, owner, request_id, timed_out.is_some());
         }
     }
 
-    /// Brings the place of an owner that asks for a fair lock up to date, whatever the allowance has left to be done: who was answered nil, or whose
-    /// place is over, has none any more.
+    /// Updates the place of an owner that asks for a fair lock, even beyond the budget: the owner
+    /// has no place after a time-out, or if the place has expired.
     pub(super) fn release_own_place(&mut self, at: &mut At<'_, '_, impl Keyspace>, owner: &[u8]) {
         let Some(name) = self.name(at) else {
             return;
         };
-        if let Some(gave_up) = self.registry.dirty_mut(name).and_then(|dirty| dirty.gone.remove(owner)) {
+        if let Some(timed_out) = self.registry.dirty_mut(name).and_then(|dirty| dirty.gone.remove(owner)) {
             self.budget.take_or_end_turn(CHANGE);
-            self.release_abandoned(at, name, owner, gave_up);
+            self.release_abandoned(at, name, owner, timed_out);
         }
         let Some(lock) = at.lock() else {
             return;
@@ -97,7 +99,7 @@ impl Engine {
         at: &mut At<'_, '_, impl Keyspace>,
         owner: &[u8],
         request_id: Option<u64>,
-        gave_up: bool,
+        timed_out: bool,
     ) {
         let Some(lock) = at.lock() else {
             return;
@@ -106,7 +108,7 @@ impl Engine {
         let grace_ms = own_ms.unwrap_or(at.limits.fair_grace_ms);
         let owner = owner.into();
         let event = match grace_ms {
-            _ if gave_up => Event::Left { owner, cause: LeaveCause::TimedOut },
+            _ if timed_out => Event::Left { owner, cause: LeaveCause::TimedOut },
             0 => Event::Left { owner, cause: LeaveCause::Expired },
             _ => {
                 let stay = Stay::Grace { until_us: at.now.after_ms(grace_ms) };
@@ -116,19 +118,20 @@ impl Engine {
         self.commit(at, event);
     }
 
-    /// Whether no connection of an owner waits any more at its place: one that is connected, or that of the waiter with this arrival, which has been
-    /// cut off from its connection since. And the id of the request that it stands for.
-    fn abandoned(
+    /// The request id of a place whose owner no longer waits at it; `None` if the place is not
+    /// abandoned. An abandoned place is marked as connected, or belonged to the waiter with the
+    /// arrival number `timed_out` and has been detached since.
+    fn abandoned_request(
         &self,
         at: &At<'_, '_, impl Keyspace>,
         name: NameId,
         owner: &[u8],
-        gave_up: Option<u64>,
+        timed_out: Option<u64>,
     ) -> Option<Option<u64>> {
         let place = at.lock()?.place(owner)?;
         let is_left = match place.stay {
             Stay::Connected => true,
-            Stay::Grace { .. } => gave_up == Some(place.arrival),
+            Stay::Grace { .. } => timed_out == Some(place.arrival),
             Stay::Polled { .. } => false,
         };
         let waits = self.registry.own_place(owner, name).is_some();

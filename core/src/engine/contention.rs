@@ -1,5 +1,6 @@
-//! Which locks are waited for most, and how long by now. Nothing is kept for that: those who ask look at the names that are waited for,
-//! at so many as cost a millisecond or three. Where there are more, the next who asks begins behind them.
+//! The most contended locks, and how long their waiters have waited. The engine keeps no data for
+//! this: each call scans the contended names, for up to 1 to 3 ms. The next call continues where
+//! the scan stopped.
 
 use alloc::vec::Vec;
 
@@ -9,51 +10,51 @@ use crate::kind::Kind;
 use crate::registry::NameId;
 use crate::time::{Now, US_PER_MS};
 
-/// What looking at a name that is waited for costs, against passing over a free slot.
+/// The cost of a contended name, relative to an empty slot.
 const NAME: u32 = 20;
-/// About 1000 names.
+/// About 1,000 names.
 const FOR_ALL: u32 = 20_000;
-/// About 5000 names.
+/// About 5,000 names.
 const FOR_TOP: u32 = 100_000;
 
-/// A lock that is waited for.
+/// A lock with waiters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contended {
-    /// Where it lies.
+    /// Its key.
     pub key: Key,
-    /// What the first in line waits for.
+    /// The kind that the first waiter waits for.
     pub kind: Kind,
-    /// How many clients wait.
+    /// The number of waiters.
     pub waiters: usize,
-    /// For how long the one has waited that waits longest.
+    /// How long the longest waiter has waited.
     pub oldest_wait_ms: u64,
-    /// Who has held it longest: the owner, the token, and for how long.
+    /// The longest holder: its owner, its token, and for how long it has held the lock.
     pub holder: Option<(Owner, u64, u64)>,
 }
 
-/// The longest times of this moment.
+/// The longest current wait and hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Longest {
-    /// For how long the waiter has waited that waits longest.
+    /// How long the longest waiter has waited.
     pub wait_ms: u64,
-    /// For how long a lock has been held that somebody waits for.
+    /// How long the longest holder of a lock with waiters has held it.
     pub hold_ms: u64,
 }
 
 impl Engine {
-    /// The longest wait and hold of the locks that are waited for.
+    /// The longest wait and hold of the locks with waiters.
     pub fn longest(&mut self, now: Now) -> Longest {
         let mut longest = Longest::default();
-        for name in self.look_at_names(FOR_ALL) {
+        for name in self.scan_names(FOR_ALL) {
             longest.wait_ms = longest.wait_ms.max(self.oldest_wait_ms(name, now));
             longest.hold_ms = longest.hold_ms.max(self.oldest_holder(name, now).map_or(0, |(_, _, held_ms)| held_ms));
         }
         longest
     }
 
-    /// The locks that most clients wait for, the most contended one first, `limit` of them at most.
+    /// Up to `limit` locks with the most waiters, the most contended first.
     pub fn most_contended(&mut self, limit: usize, now: Now) -> Vec<Contended> {
-        let names = self.look_at_names(FOR_TOP);
+        let names = self.scan_names(FOR_TOP);
         let mut lengths: Vec<(usize, u64, NameId)> = names
             .into_iter()
             .map(|name| (self.registry.len_under(name), self.oldest_wait_ms(name, now), name))
@@ -70,13 +71,13 @@ impl Engine {
         lengths.into_iter().filter_map(describe).collect()
     }
 
-    /// Names that are waited for, each once, from where the last look ended.
-    fn look_at_names(&mut self, mut allowance: u32) -> Vec<NameId> {
-        let begin = self.next_look;
+    /// Names with waiters, each once, from where the last scan stopped.
+    fn scan_names(&mut self, mut units: u32) -> Vec<NameId> {
+        let begin = self.next_scan;
         let (mut slot, mut has_wrapped) = (begin, false);
         let mut names = Vec::new();
-        while allowance > 0 && !(has_wrapped && slot >= begin) {
-            allowance = allowance.saturating_sub(1);
+        while units > 0 && !(has_wrapped && slot >= begin) {
+            units = units.saturating_sub(1);
             let Some(name) = self.registry.in_slot(slot) else {
                 if has_wrapped {
                     break;
@@ -86,23 +87,23 @@ impl Engine {
             };
             if let Some(name) = name.filter(|name| self.registry.len_under(*name) > 0) {
                 names.push(name);
-                allowance = allowance.saturating_sub(NAME);
+                units = units.saturating_sub(NAME);
             }
             slot = slot.saturating_add(1);
         }
-        self.next_look = slot;
+        self.next_scan = slot;
         names
     }
 
-    /// For how long the waiter under a name has waited that waits longest. A reader that asks for WRITE may have come later
-    /// than the one behind it.
+    /// How long the longest waiter under a name has waited. An upgrading reader is first in the
+    /// queue, but may have arrived after the waiter behind it.
     fn oldest_wait_ms(&self, name: NameId, now: Now) -> u64 {
         let heads = self.registry.in_order(name).take(2);
         let waits = heads.map(|(_, waiter)| now.mono_us.saturating_sub(waiter.since_us()) / US_PER_MS);
         waits.max().unwrap_or(0)
     }
 
-    /// Who has held a lock longest that is waited for: a token is the time of its grant, nearly always.
+    /// The longest holder of a lock with waiters. The token is its time of grant, nearly always.
     fn oldest_holder(&self, name: NameId, now: Now) -> Option<(&[u8], u64, u64)> {
         let (owner, token) = self.registry.oldest_holder(name)?;
         Some((owner, token, now.wall_us.saturating_sub(token) / US_PER_MS))

@@ -1,7 +1,7 @@
-//! What only a fair lock is asked: to keep a place in its queue.
+//! Requests of fair locks only: keeping a place in the queue.
 //!
-//! A connected waiter of a fair lock is in both: it has a place in the value, which gives its order, and a ticket among the
-//! waiters of the name, by which it is answered.
+//! A connected waiter of a fair lock has both a place in the value, which determines its order, and
+//! a ticket among the waiters of the name, by which it is answered.
 
 use super::Engine;
 use super::transaction::{At, Transaction};
@@ -18,13 +18,13 @@ const KEY: KeyId = KeyId(0);
 pub(super) struct OwnPlace {
     /// How it waits from now on.
     stay: Stay,
-    /// What it was, if the owner had one.
-    was: Option<Was>,
-    /// Places are being made anew in a value that has arrived.
+    /// The owner's previous place, if it had one.
+    previous: Option<Previous>,
+    /// Waiters are retaking their places in an imported value.
     is_rejoining: bool,
 }
 
-struct Was {
+struct Previous {
     stay: Stay,
     arrival: u64,
     request_id: Option<u64>,
@@ -32,15 +32,15 @@ struct Was {
 }
 
 impl OwnPlace {
-    /// The arrival number that the owner has already.
+    /// The arrival number of the owner's previous place.
     pub(super) fn arrival(&self) -> Option<u64> {
-        self.was.as_ref().map(|was| was.arrival)
+        self.previous.as_ref().map(|previous| previous.arrival)
     }
 }
 
 impl Engine {
-    /// The place that a request on a fair lock takes or keeps, or `None` if it cannot have one now. The request inherits from an earlier one
-    /// what it does not say.
+    /// The place that a request on a fair lock takes or keeps, or `None` if it cannot have one now.
+    /// The request inherits the options it does not give from the previous place.
     pub(super) fn own_place(
         &self,
         at: &mut At<'_, '_, impl Keyspace>,
@@ -52,48 +52,51 @@ impl Engine {
             Ask::Try | Ask::Wait { .. } => Stay::Connected,
         };
         let queue = at.value().of_kind(Kind::Fair, at.now)?.and_then(|lock| lock.queue());
-        let was = queue.and_then(|queue| queue.get(owner)).map(|place| Was {
+        let previous = queue.and_then(|queue| queue.get(owner)).map(|place| Previous {
             stay: place.stay,
             arrival: place.arrival,
             request_id: place.request_id,
             grace_ms: place.grace_ms,
         });
         let limit = at.limits.max_places;
-        if was.is_none() && queue.map_or(0, |queue| queue.len()) >= limit {
+        if previous.is_none() && queue.map_or(0, |queue| queue.len()) >= limit {
             return Err(Refusal::MaxPlaces { limit });
         }
         let is_rejoining = self.is_rejoining(at);
-        if is_rejoining && was.is_none() && stay != Stay::Connected {
-            // The places of earlier waiters are being made anew, and this one must not come before them.
+        if is_rejoining && previous.is_none() && stay != Stay::Connected {
+            // Earlier waiters are still retaking their places, and this one must not get ahead of
+            // them.
             return Ok(None);
         }
-        request.grace_ms = request.grace_ms.or(was.as_ref().and_then(|was| was.grace_ms));
-        Ok(Some(OwnPlace { stay, was, is_rejoining }))
+        request.grace_ms = request.grace_ms.or(previous.as_ref().and_then(|previous| previous.grace_ms));
+        Ok(Some(OwnPlace { stay, previous, is_rejoining }))
     }
 
-    /// Writes the place of a request down.
+    /// Stores the place of a request.
     pub(super) fn keep_place(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         owner: &[u8],
         arrival: u64,
         request: &Request,
-        OwnPlace { stay, was, is_rejoining }: &OwnPlace,
+        OwnPlace { stay, previous, is_rejoining }: &OwnPlace,
     ) {
         let (owner, stay, grace_ms) = (Owner::from(owner), *stay, request.grace_ms);
-        let request_id = request.request_id.or(was.as_ref().and_then(|was| was.request_id));
-        match was {
-            // A place that is yet to be made anew comes with its waiter.
+        let request_id = request.request_id.or(previous.as_ref().and_then(|previous| previous.request_id));
+        match previous {
+            // The waiter's `rejoin` will create the place.
             None if *is_rejoining => {}
             None => self.commit(at, Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head: false }),
-            Some(was) if (was.stay, was.request_id, was.grace_ms) != (stay, request_id, grace_ms) => {
+            Some(previous)
+                if (previous.stay, previous.request_id, previous.grace_ms) != (stay, request_id, grace_ms) =>
+            {
                 self.commit(at, Event::Kept { owner, stay, request_id, grace_ms });
             }
             Some(_) => {}
         }
     }
 
-    /// Whether an owner that is about to be granted has had a place.
+    /// Whether an owner that is about to be granted has a place.
     pub(super) fn has_place(&self, tx: &Transaction<'_, impl Keyspace>, owner: &[u8], kind: Kind) -> bool {
         kind == Kind::Fair && self.place_of(tx, owner).is_ok_and(|place| place.is_some())
     }

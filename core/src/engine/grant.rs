@@ -1,6 +1,6 @@
-//! Gives holds, and new leases to them.
+//! Grants holds and renews their leases.
 //!
-//! Invariant: holds are granted in [`Engine::grant`] and nowhere else.
+//! Invariant: holds are granted only in [`Engine::grant`].
 
 use smallvec::SmallVec;
 
@@ -13,7 +13,7 @@ use crate::lock::admission::Value;
 use crate::request::{Refusal, Request, RequestMark};
 use crate::sessions::Binding;
 
-/// The part of ACQUIRE or RENEW that gives a hold a new lease.
+/// The new lease that ACQUIRE or RENEW gives a hold.
 pub(super) struct Renewal<'a> {
     pub(super) lease_ms: Option<u64>,
     pub(super) session_ms: Option<u64>,
@@ -22,34 +22,35 @@ pub(super) struct Renewal<'a> {
     pub(super) mark: Option<RequestMark>,
     /// `NOTE text`.
     pub(super) note: Option<&'a [u8]>,
-    /// Propagate it even if nothing changed.
+    /// Propagate the renewal even if nothing changed.
     pub(super) always: bool,
 }
 
 /// Whether a request waited for its grant.
 #[derive(Clone, Copy)]
-pub(super) enum Way<'a> {
+pub(super) enum GrantTiming<'a> {
     /// It did not wait: its reply is the grant.
     AtOnce,
-    /// It waited, so its owner may be gone. A new hold expires with the claim, and an unclaimed hold stays unclaimed.
+    /// It waited, so its owner may be gone. A new hold expires with the claim, and an unclaimed
+    /// hold stays unclaimed.
     AfterWait {
         /// `NOTE text` of the request that waited.
         note: Option<&'a [u8]>,
     },
 }
 
-impl Way<'_> {
-    /// How long a hold lasts that begins so, and its phase.
-    pub(super) fn begins(self, request: &Request) -> (u64, Phase) {
+impl GrantTiming<'_> {
+    /// The duration and the phase of a new hold.
+    pub(super) fn duration_and_phase(self, request: &Request) -> (u64, Phase) {
         match self {
-            Way::AfterWait { .. } if request.claim_ms.is_some() => (request.unclaimed_ms(), Phase::Unclaimed),
-            Way::AfterWait { .. } | Way::AtOnce => (request.lease_ms, Phase::Held),
+            GrantTiming::AfterWait { .. } if request.claim_ms.is_some() => (request.unclaimed_ms(), Phase::Unclaimed),
+            GrantTiming::AfterWait { .. } | GrantTiming::AtOnce => (request.lease_ms, Phase::Held),
         }
     }
 }
 
 impl Engine {
-    /// Whether there is a token for each hold that a request would begin.
+    /// Checks that there is a token for each new hold of a request.
     pub(super) fn check_tokens(
         &self,
         tx: &Transaction<'_, impl Keyspace>,
@@ -67,32 +68,33 @@ impl Engine {
         if left < tx.ids().filter(is_new).count() as u64 { Err(Refusal::NoTokens) } else { Ok(()) }
     }
 
-    /// The only place that gives a hold: a new one, or one more count of the one that the owner has. The caller has
-    /// made sure that the lock admits it. `client` is the connection that the hold is bound to, if it has a session.
+    /// The only function that grants a hold: a new one, or one more count of the owner's. The
+    /// caller has checked that the lock admits it. `client` is the connection to bind the hold to,
+    /// if it has a session.
     pub(super) fn grant(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
         client: Option<u64>,
-        way: Way<'_>,
+        timing: GrantTiming<'_>,
     ) -> Result<u64, Refusal> {
         let is_vacant = matches!(at.value(), Value::Vacant);
-        if request.mode.is_alone() && !is_vacant {
-            // Who holds alone is alone in the value, too.
+        if request.mode.is_exclusive() && !is_vacant {
+            // An exclusive hold is the only hold in the value, too.
             self.clear_expired(at, Some(owner));
         } else if request.mode == Mode::Read {
             self.end_expired_writer(at, owner);
         }
         let held = if is_vacant { None } else { at.live_terms(request.kind, owner, request.mode)? };
         let is_reentry = held.is_some();
-        let note = match way {
-            Way::AtOnce => at.note,
-            Way::AfterWait { note } => note,
+        let note = match timing {
+            GrantTiming::AtOnce => at.note,
+            GrantTiming::AfterWait { note } => note,
         };
-        let (lasts_ms, phase) = way.begins(request);
+        let (lasts_ms, phase) = timing.duration_and_phase(request);
         let deadline_us = at.now.after_ms(lasts_ms);
-        // Each event is committed where it is made: the compiler then knows which one it is.
+        // Each event is committed where it is built, so the compiler knows its variant.
         let token = match held {
             Some((token, terms)) => {
                 let terms = Terms {
@@ -101,7 +103,7 @@ impl Engine {
                     lease_ms: request.lease_ms,
                     request: RequestMark::after(terms.request, request.request_id, request.verb),
                     session_ms: request.session_ms.or(terms.session_ms),
-                    phase: if matches!(way, Way::AtOnce) { Phase::Held } else { terms.phase },
+                    phase: if matches!(timing, GrantTiming::AtOnce) { Phase::Held } else { terms.phase },
                     note: note_after(terms.note, note),
                 };
                 self.commit_inline(at, Event::Changed { token, cause: ChangeCause::Reentered, terms });
@@ -134,7 +136,7 @@ impl Engine {
         Ok(token)
     }
 
-    /// A request for what its owner has already is answered with that, and renews the lease.
+    /// Answers a request for something that its owner already holds, and renews the lease.
     pub(super) fn repeat(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
@@ -152,13 +154,13 @@ impl Engine {
             client,
             mark: RequestMark::after(terms.request, request.request_id, request.verb),
             note,
-            // So that a WAIT after it proves something.
+            // So that a WAIT after it proves replication.
             always: true,
         };
         self.renew_hold(at, token, terms, &renewal);
     }
 
-    /// Gives a hold a new lease; a deadline never comes nearer by it. Returns the deadline.
+    /// Gives a hold a new lease, which never shortens the deadline. Returns the deadline.
     pub(super) fn renew_hold(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
@@ -187,27 +189,28 @@ impl Engine {
         deadline_us
     }
 
-    /// A hold was used without a connection, as in a script. If the look at a value that arrived, or at a connection that closed, has yet to end its
-    /// session, it does not: what was answered holds.
+    /// Keeps the session of a hold that was used without a connection, as in a script. The owner
+    /// got an answer, so a pending review of an imported value, or of a closed connection, must not
+    /// end the session.
     fn keep_session(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         self.unbind_closed(at, token);
         let name = self.name(at);
         if let Some(dirty) = name.and_then(|name| self.registry.dirty_mut(name))
-            && dirty.review.is_some_and(|review| review.arrived)
+            && dirty.review.is_some_and(|review| review.imported)
             && at.terms_of(token).is_some_and(|terms| terms.session_ms.is_some())
         {
             dirty.sessions_kept.insert(token);
         }
     }
 
-    /// Unbinds a hold from connections that have closed, so that nothing is left to be done about them.
+    /// Unbinds a hold from closed connections, so that their clean-up does not affect it.
     fn unbind_closed(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         let Some(lock) = at.lock() else {
             return;
         };
         let is_closed = |client: &u64| {
             let binding = Binding { client: *client, token, key: at.key().to_key() };
-            self.sessions.has_lost(&binding)
+            self.sessions.is_disconnected(&binding)
         };
         let closed: SmallVec<[u64; 1]> = lock.clients(token).iter().copied().filter(is_closed).collect();
         for client in closed {

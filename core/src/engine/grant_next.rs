@@ -1,15 +1,16 @@
-//! Serves the queue of a key from its head, as far as the lock admits: the hand-over. One loop for all kinds.
+//! The hand-over: serves the queue of a key from its head, as far as the lock admits. One loop
+//! serves all kinds.
 //!
 //! The queue of a fair lock is part of the value, and some of its places have no connection:
 //!
-//! | the lock is | the head is | then |
+//! | lock | head of the queue | action |
 //! |---|---|---|
 //! | held | | wait |
-//! | free | a waiter | it is granted |
-//! | free | a place without a connection, nothing reserved | the lock is reserved for it, and an event says so |
+//! | free | a waiter | grant it |
+//! | free | a place without a connection, nothing reserved | reserve the lock for it, and publish an event |
 //! | free | a place without a connection, reserved for it | wait |
-//! | free | a place without a connection, the reservation is over | it has missed it, and loses its place |
-//! | | a place at the end of its life | it loses its place, wherever it stands |
+//! | free | a place without a connection, reservation expired | drop the place: it missed its turn |
+//! | | an expired place | drop the place, wherever it is |
 
 use super::Engine;
 use super::transaction::At;
@@ -21,29 +22,29 @@ use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::place::Stay;
 use crate::statistics::count;
 
-/// Who or what is first in a queue.
+/// The head of a queue.
 enum Head {
-    /// Nobody that could be served.
-    Nobody,
+    /// Nothing to serve.
+    Nothing,
     Waiter(u64),
-    /// A place without a connection, for which the lock is to be reserved.
+    /// A place without a connection: reserve the lock for it.
     Reserve {
         owner: Owner,
         until_us: u64,
     },
-    /// A place that is lost.
+    /// A place to drop.
     Drop {
         owner: Owner,
         cause: LeaveCause,
     },
-    /// A place whose connection is gone, which is not known to it yet.
+    /// A place whose connection has closed, which the place does not know yet.
     Abandoned {
         owner: Owner,
         request_id: Option<u64>,
     },
 }
 
-/// What became of a waiter.
+/// The result of serving a waiter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Served {
     Waits,
@@ -51,22 +52,23 @@ enum Served {
 }
 
 impl Engine {
-    /// See the head of this file. `freed` tells that a hold has just ended.
-    pub(super) fn grant_next(&mut self, at: &mut At<'_, '_, impl Keyspace>, freed: bool) {
+    /// See the module documentation. `hold_ended`: a hold has just ended.
+    pub(super) fn grant_next(&mut self, at: &mut At<'_, '_, impl Keyspace>, hold_ended: bool) {
         if self.is_rejoining(at) {
-            // Until `rejoin` has finished, places of connected waiters may look expired. The timer continues the rejoin.
-            return self.leave_to_timer(at.key());
+            // Until `rejoin` has finished, places of connected waiters may look expired. The timer
+            // continues the rejoin.
+            return self.defer_to_timer(at.key());
         }
         self.drop_expired_places(at);
         loop {
             match self.head(at) {
-                Head::Nobody => return,
+                Head::Nothing => return,
                 Head::Waiter(ticket) => {
-                    if self.serve_head(at, ticket, freed) == Served::Waits {
+                    if self.serve_head(at, ticket, hold_ended) == Served::Waits {
                         return;
                     }
                 }
-                _ if !self.budget.take(CHANGE) => return self.leave_to_timer(at.key()),
+                _ if !self.budget.take(CHANGE) => return self.defer_to_timer(at.key()),
                 Head::Reserve { owner, until_us } => {
                     return self.commit(at, Event::Reserved { owner, until_us });
                 }
@@ -78,7 +80,8 @@ impl Engine {
         }
     }
 
-    /// Whether waiters of a fair lock have yet to get their places in the value that now lies under the name.
+    /// Whether waiters of a fair lock have not yet retaken their places in the value under the
+    /// name.
     pub(super) fn is_rejoining(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         self.name(at).is_some_and(|name| self.registry.is_rejoining(name))
     }
@@ -89,7 +92,7 @@ impl Engine {
         let queue = match at.value() {
             Value::Lock(lock) if lock.queue().is_some() => {
                 if lock.is_held(now) {
-                    return Head::Nobody;
+                    return Head::Nothing;
                 }
                 lock.queue()
             }
@@ -97,7 +100,7 @@ impl Engine {
         };
         let Some((queue, first)) = queue.and_then(|queue| Some((queue, queue.first()?))) else {
             let first = name.and_then(|name| self.registry.first(name));
-            return first.map_or(Head::Nobody, |(ticket, _)| Head::Waiter(ticket));
+            return first.map_or(Head::Nothing, |(ticket, _)| Head::Waiter(ticket));
         };
         let owner = Owner::from(first.owner);
         if !first.is_live(now) {
@@ -111,7 +114,7 @@ impl Engine {
         }
         match queue.reserved_until_us() {
             Some(until_us) if until_us <= now_us => Head::Drop { owner, cause: LeaveCause::Missed },
-            Some(_) => Head::Nobody,
+            Some(_) => Head::Nothing,
             None => {
                 let grace_us =
                     now.after_ms(first.grace_ms.filter(|grace_ms| *grace_ms != 0).unwrap_or(at.limits.fair_grace_ms));
@@ -122,29 +125,29 @@ impl Engine {
     }
 
     /// Serves the head of a queue.
-    fn serve_head(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, freed: bool) -> Served {
+    fn serve_head(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, hold_ended: bool) -> Served {
         let Some(waiter) = self.registry.get(ticket) else {
             return Served::Waits;
         };
         let (owner, kind) = (self.registry.owner_of(waiter), waiter.request().kind);
-        let is_wait_over = self.registry.is_wait_over(waiter, at.now);
+        let has_wait_ended = self.registry.has_wait_ended(waiter, at.now);
         let decision = admission::decide(at.value(), Ahead::default(), owner, &waiter.request(), at.now);
-        if !is_wait_over && decision == Decision::Wait {
+        if !has_wait_ended && decision == Decision::Wait {
             return Served::Waits;
         }
-        let is_offer = !is_wait_over && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
+        let is_offer = !has_wait_ended && waiter.is_many() && !matches!(decision, Decision::Refuse(_));
         if is_offer {
-            self.offer(at, ticket, freed);
+            self.offer(at, ticket, hold_ended);
             return Served::Waits;
         }
         if !self.budget.take(ANSWER) {
-            self.leave_to_timer(at.key());
+            self.defer_to_timer(at.key());
             return Served::Waits;
         }
-        if self.end_if_over(at, ticket) {
+        if self.answer_if_wait_ended(at, ticket) {
             return Served::Answered;
         }
-        if self.serve(at, ticket, decision) && freed {
+        if self.serve(at, ticket, decision) && hold_ended {
             count(&mut self.stats.of(kind).handed_over);
         }
         Served::Answered

@@ -1,8 +1,9 @@
-//! Keeps the copy of the holders beside a queue: what the search for deadlocks looks at.
+//! Maintains the copy of the holders beside each queue, for the deadlock search.
 //!
-//! The copy has all holders, but those of a lock that more than [`MAX_COPIED`] hold: copying them, or forgetting them, would take
-//! milliseconds. So the search does not see through such a lock, but for holders that wait there themselves. When no more than half
-//! of [`MAX_COPIED`] are left, the copy is taken anew, and has all of them again.
+//! The copy contains all holders, unless a lock has more than [`MAX_COPIED`]: copying or dropping
+//! these would take milliseconds. Of such a lock it contains only the holders that wait in its
+//! queue, so the search sees no others. Once the lock has only half of [`MAX_COPIED`] holders left,
+//! the copy is rebuilt and complete again.
 
 use alloc::vec::Vec;
 
@@ -17,20 +18,20 @@ use crate::registry::Waiter;
 use crate::registry::{MAX_COPIED, Registry};
 
 impl Engine {
-    /// Follows an event.
-    pub(super) fn note_holder(&mut self, keys: &mut impl Keyspace, id: KeyId, name: NameId, event: &Event) {
+    /// Updates the copy after an event.
+    pub(super) fn update_holders(&mut self, keys: &mut impl Keyspace, id: KeyId, name: NameId, event: &Event) {
         if self.registry.len_under(name) == 0 {
             return;
         }
         match event {
-            // Nobody is in anybody's way by name on a semaphore.
+            // No owner blocks another by name on a semaphore.
             Event::Granted { kind: Kind::Semaphore, .. } => {}
             Event::Granted { owner, mode, token, terms, .. } => {
                 self.registry.set_holder(name, owner.as_slice(), *token, *mode, terms.deadline_us);
             }
             // A former owner blocks no waiter, even while it keeps the lock closed.
             Event::Ended { token, .. } | Event::Changed { token, cause: ChangeCause::Kept, .. } => {
-                // A request for many keys that had this one already waits for it from now on.
+                // Its own MACQUIRE, which already had this key, waits for it from now on.
                 if let Some(ticket) = self.registry.remove_holder(name, *token)
                     && self.registry.get(ticket).is_some_and(Waiter::is_many)
                 {
@@ -51,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Takes the copy anew from the value.
+    /// Rebuilds the copy from the value.
     pub(super) fn copy_holders(&mut self, keys: &impl Keyspace, id: KeyId, name: NameId) {
         self.registry.forget_holders(name);
         if self.registry.len_under(name) == 0 {
@@ -78,7 +79,7 @@ impl Engine {
         self.registry.set_holders_known(name);
     }
 
-    /// Adds to an incomplete copy what an owner holds that has come to wait there.
+    /// Adds the holds of an owner that has begun to wait to an incomplete copy.
     pub(super) fn copy_own_holds(&mut self, keys: &impl Keyspace, id: KeyId, name: NameId, owner: &[u8]) {
         if let Value::Lock(lock) = keys.value(id)
             && self.lacks_holders(name, lock)
@@ -87,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// Whether not all holders of a lock are in the copy that is beside its queue.
+    /// Whether the copy beside the queue lacks holders of the lock.
     fn lacks_holders(&self, name: NameId, lock: &Lock) -> bool {
         let copied = self.registry.holders(name).len();
         lock.kind() == Kind::RwLock && copied < lock.holds().len() && self.registry.knows_holders(name, &self.alarms)

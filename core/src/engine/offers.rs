@@ -1,5 +1,5 @@
-//! A waiter for many keys at the head of one of them is *offered* all of them, once all are available. It is granted right
-//! after, in a transaction in which all of them are open.
+//! Offers: a MACQUIRE waiter at the head of one of its queues is *offered* its keys once all are
+//! available. It is granted right after, in a transaction with all of them open.
 
 use alloc::vec::Vec;
 
@@ -16,29 +16,30 @@ use crate::request::Refusal;
 use crate::statistics::count;
 
 impl Engine {
-    /// Offers a waiter for many keys all of them, if all are available. Nothing is opened for that: what the registry knows is
+    /// Offers a MACQUIRE waiter its keys, if all are available. Opens no key: the registry knows
     /// enough to see that a key is not available.
-    pub(super) fn offer(&mut self, tx: &Transaction<'_, impl Keyspace>, ticket: u64, freed: bool) {
+    pub(super) fn offer(&mut self, tx: &Transaction<'_, impl Keyspace>, ticket: u64, hold_ended: bool) {
         let Some(waiter) = self.registry.get(ticket) else {
             return;
         };
         if self.backlog.last_offer().is_some_and(|offer| offer.ticket == ticket) {
-            // A command that frees all of its keys comes here once for each.
+            // A command that frees several of its keys offers them once for each.
             return;
         }
         let names = waiter.names();
-        let from = waiter.held_up_by();
+        let from = waiter.blocked_by();
         let in_turn = (0..names.len()).map(|step| step.saturating_add(from).checked_rem(names.len()).unwrap_or(0));
-        let is_held_up =
+        let is_blocked =
             |index: &usize| names.get(*index).is_some_and(|name| !self.is_available(tx, *name, ticket, waiter));
-        match in_turn.clone().find(is_held_up) {
-            Some(index) => self.registry.set_held_up_by(ticket, index),
-            None => self.backlog.push_offer(Offer { ticket, freed }),
+        match in_turn.clone().find(is_blocked) {
+            Some(index) => self.registry.set_blocked_by(ticket, index),
+            None => self.backlog.push_offer(Offer { ticket, hold_ended }),
         }
     }
 
-    /// Whether a key is held by the waiter's owner already, or is free with the waiter first in its queue. `false` also if that is
-    /// not known: then the key is dirty, or has a lease that is over, and brings the waiter back when it is reconciled.
+    /// Whether the waiter's owner holds a key, or the key is free with the waiter first in its
+    /// queue. `false` also if unknown: then the key is dirty or has an expired lease, and its
+    /// reconciliation offers the keys again.
     fn is_available(&self, tx: &Transaction<'_, impl Keyspace>, name: NameId, ticket: u64, waiter: &Waiter) -> bool {
         if !self.registry.knows_holders(name, &self.alarms) {
             return false;
@@ -47,15 +48,15 @@ impl Engine {
         self.registry.is_held_by_owner(name, waiter, tx.now) || (self.registry.holders(name).is_empty() && is_first)
     }
 
-    /// Whether a waiter was offered its keys.
+    /// Whether there are offers.
     #[must_use]
     pub fn has_offers(&self) -> bool {
         self.backlog.first_offer().is_some()
     }
 
-    /// The keys of a waiter that was offered all of them, to be opened for [`Engine::take_offer`]. `None` also if `can_be_opened` is false for one of
-    /// them, which stands for all: they are in one database, and in a cluster in one slot; or if this turn has done enough. The timer takes what
-    /// is left.
+    /// The next offer, with the keys to open for [`Engine::take_offer`]. `None` also if the first
+    /// key fails `can_be_opened` (its other keys are in the same database, and in a cluster in the
+    /// same slot), or if the budget of this turn is used up. The timer takes the remaining offers.
     pub fn next_offer(&mut self, can_be_opened: impl FnOnce(KeyRef<'_>) -> bool) -> Option<(Offer, Vec<Key>)> {
         let (offer, waiter) = loop {
             let offer = self.backlog.first_offer()?;
@@ -73,16 +74,16 @@ impl Engine {
         Some((offer, keys().map(KeyRef::to_key).collect()))
     }
 
-    /// Grants a waiter for many keys, which are open in its order. If one of them turns out not to be to be had, it goes on
-    /// waiting.
+    /// Grants a MACQUIRE waiter, whose keys are open in its order. If one of them turns out to be
+    /// unavailable, it keeps waiting.
     pub fn take_offer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, offer: Offer) {
         self.budget.begin_timer();
         self.take_offer_of(tx, offer);
         self.close(tx);
     }
 
-    fn take_offer_of(&mut self, tx: &mut Transaction<'_, impl Keyspace>, Offer { ticket, freed }: Offer) {
-        if self.end_if_over(&mut tx.at(KeyId(0)), ticket) {
+    fn take_offer_of(&mut self, tx: &mut Transaction<'_, impl Keyspace>, Offer { ticket, hold_ended }: Offer) {
+        if self.answer_if_wait_ended(&mut tx.at(KeyId(0)), ticket) {
             return;
         }
         let Some(waiter) = self.registry.get(ticket) else {
@@ -97,7 +98,7 @@ impl Engine {
             match admission::decide(tx.keys.value(id), ahead, owner.as_slice(), &request, tx.now) {
                 Decision::Refuse(refusal) => return self.answer(tx, ticket, Answer::Refused(refusal)),
                 Decision::Wait => return,
-                _ if self.is_unsettled(&mut tx.at(id)) => {
+                _ if self.is_dirty_beyond_offers(&mut tx.at(id)) => {
                     let name = self.intern(tx.keys.key(id));
                     return self.mark(name, |dirty| dirty.offers.push(ticket));
                 }
@@ -115,17 +116,18 @@ impl Engine {
         };
         let mut tokens = Vec::with_capacity(decisions.len());
         for (id, decision) in tx.ids().zip(&decisions) {
-            match self.give(&mut tx.at(id), ticket, owner.as_slice(), &waiter, decision) {
+            match self.grant_pending(&mut tx.at(id), ticket, owner.as_slice(), &waiter, decision) {
                 Ok(token) => tokens.push(token),
                 Err(refusal) => {
-                    // Each key has said that it admits the request. If that was not so, what was given is taken back.
+                    // Each key admitted the request above. If a grant fails nevertheless, the
+                    // others are undone.
                     tx.out.answer(ticket, waiter.notice(), Answer::Refused(refusal));
                     return self.waiter_left(ticket, true);
                 }
             }
         }
         self.stats.count_wait(waiter.request().kind, waiter.since_us(), tx.now);
-        if freed {
+        if hold_ended {
             count(&mut self.stats.of(waiter.request().kind).handed_over);
         }
         self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());

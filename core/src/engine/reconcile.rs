@@ -1,5 +1,5 @@
-//! Brings a key up to date, so that what is decided next meets its true state: acts upon what the server has told, ends
-//! leases that are over, and serves the queue.
+//! Reconciles a key, so that the next decision sees its true state: processes server events, ends
+//! expired leases, and serves the queue.
 
 use super::Engine;
 use super::transaction::{At, Transaction};
@@ -9,8 +9,8 @@ use crate::lock::admission::Value;
 use crate::registry::{NameId, Review, Stage};
 
 impl Engine {
-    /// Runs a command that competes for a lock of a kind. What is left of a lock that is over goes, so that one of another kind
-    /// can come.
+    /// Runs a command that competes for a lock of a kind. Removes an expired lock of another kind
+    /// first.
     pub(super) fn run_competing<K: Keyspace, R>(
         &mut self,
         tx: &mut Transaction<'_, K>,
@@ -27,7 +27,8 @@ impl Engine {
         decided
     }
 
-    /// Runs a command that does not compete for the lock: to it a lease that ended is just not there, and need not be removed first.
+    /// Runs a command that does not compete for the lock. It ignores expired leases, so they need
+    /// not be removed first.
     pub(super) fn run_plain<K: Keyspace, R>(
         &mut self,
         tx: &mut Transaction<'_, K>,
@@ -42,8 +43,8 @@ impl Engine {
         decided
     }
 
-    /// Whether there is plainly nothing to do about a key: the common case of a lock that nobody waits for.
-    pub(super) fn is_at_rest(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
+    /// Whether a key needs no reconciliation: the common case of a lock without waiters.
+    pub(super) fn is_uncontended(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         if self.name(at).is_some() {
             return false;
         }
@@ -56,23 +57,26 @@ impl Engine {
         }
     }
 
-    /// Whether the server has told something about a key, or about all keys of its database, that was not acted upon.
+    /// Whether the server has reported something about a key, or about its whole database, that is
+    /// not processed yet.
     pub(super) fn is_dirty(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         let name = self.name(at);
         name.is_some_and(|name| self.registry.dirty(name).is_some() || self.registry.is_behind(name, &self.alarms))
             || self.is_behind(at)
     }
 
-    /// The same, except for waiters that are offered their keys again, which say nothing about the holders.
-    pub(super) fn is_unsettled(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        let is_unsettled = |name| {
+    /// The same, ignoring waiters to be offered their keys again, which say nothing about the
+    /// holders.
+    pub(super) fn is_dirty_beyond_offers(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
+        let is_dirty_beyond_offers = |name| {
             let dirty = self.registry.dirty(name);
             dirty.is_some_and(|dirty| !dirty.has_offers_only()) || self.registry.is_behind(name, &self.alarms)
         };
-        self.name(at).is_some_and(is_unsettled) || self.is_behind(at)
+        self.name(at).is_some_and(is_dirty_beyond_offers) || self.is_behind(at)
     }
 
-    /// Whether a value was last reconciled in an earlier generation, or never. One without a deadline has nothing that could be.
+    /// Whether a value was last reconciled in an earlier generation, or never. A value without a
+    /// deadline needs no reconciliation.
     fn is_behind(&self, at: &At<'_, '_, impl Keyspace>) -> bool {
         let Some(lock) = at.lock() else {
             return false;
@@ -81,56 +85,58 @@ impl Engine {
         reconciled_in < self.alarms.generation(at.key().db) && lock.next_deadline_us().is_some()
     }
 
-    /// Brings a key up to date. `freed` tells that the caller has just ended a hold.
-    pub(super) fn reconcile(&mut self, at: &mut At<'_, '_, impl Keyspace>, freed: bool) {
-        if self.is_at_rest(at) {
+    /// Reconciles a key. `hold_ended`: the caller has just ended a hold.
+    pub(super) fn reconcile(&mut self, at: &mut At<'_, '_, impl Keyspace>, hold_ended: bool) {
+        if self.is_uncontended(at) {
             return;
         }
-        let mut freed = freed;
+        let mut hold_ended = hold_ended;
         let changes = at.out.effects().len();
         if self.is_dirty(at) {
-            freed |= self.act(at);
+            hold_ended |= self.process_dirty(at);
         }
-        freed |= self.expire(at);
+        hold_ended |= self.expire(at);
         self.drop_expired_queue(at);
-        self.grant_next(at, freed);
+        self.grant_next(at, hold_ended);
         if at.out.effects().len() != changes {
-            // A value that was made here and has no alarm would be taken for one that arrived, if the same command comes here
-            // again.
+            // If the same command reopens the key, a new value without an alarm would look like an
+            // import.
             self.set_alarm(at.tx.keys, at.id);
         }
     }
 
-    /// Brings a key up to date if the server has told something about it. What commands do that do not compete for the lock:
-    /// to them a lease that ended is just not there, and the queue can wait for the timer.
+    /// Reconciles a key if it is dirty, on behalf of commands that do not compete for the lock.
+    /// These ignore expired leases, and the timer can serve the queue.
     pub(super) fn reconcile_if_dirty(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         if self.is_dirty(at) {
             self.reconcile(at, false);
         }
     }
 
-    /// Acts upon what the server has told of a key, as far as the allowance goes. Returns whether a lease of what came was over.
-    fn act(&mut self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
+    /// Processes what is dirty about a key, as far as the budget goes. Returns whether an imported
+    /// lease had expired.
+    fn process_dirty(&mut self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         let generation = self.alarms.generation(at.key().db);
         let is_behind = self.is_behind(at);
         let name = self.intern(at.key());
         let was_behind = self.registry.is_behind(name, &self.alarms);
         self.registry.set_generation(name, generation);
         let mut dirty = self.registry.take_dirty(name);
-        if is_behind || was_behind || dirty.arrived || dirty.replaced {
-            let has_come = is_behind || dirty.arrived;
-            // A look at one that came before may not have been at its end.
-            let arrived = has_come || dirty.review.is_some_and(|review| review.arrived);
-            dirty.review = Some(Review { stage: Stage::Misfits(None), arrived });
-            (dirty.arrived, dirty.replaced) = (false, false);
-            if has_come {
+        if is_behind || was_behind || dirty.imported || dirty.replaced {
+            let is_import = is_behind || dirty.imported;
+            // The review of an earlier import may not have finished.
+            let imported = is_import || dirty.review.is_some_and(|review| review.imported);
+            dirty.review = Some(Review { stage: Stage::Unservable(None), imported });
+            (dirty.imported, dirty.replaced) = (false, false);
+            if is_import {
                 dirty.sessions_kept.clear();
             }
-            self.take_in(at, name, has_come);
+            self.adopt_value(at, name, is_import);
         }
-        // First: a grant that is taken back takes its SESSION along, and leaves its owner a place, also if its lease is over by now.
+        // First, because an undone grant ends its SESSION and returns its owner to the queue, even
+        // if its lease has expired by now.
         self.undo(at, name, &mut dirty);
-        let freed = self.review(at, name, &mut dirty);
+        let hold_ended = self.review(at, name, &mut dirty);
         self.end_sessions(at, &mut dirty.unbound);
         self.release_places(at, name, &mut dirty.gone);
         if dirty.has_offers_only() {
@@ -139,23 +145,23 @@ impl Engine {
             }
         }
         self.registry.put_back(name, dirty);
-        freed
+        hold_ended
     }
 
-    /// Takes note of another value under a name. `has_come` tells that it came by other means than a grant.
-    fn take_in(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, has_come: bool) {
+    /// Adopts another value under a name. `is_import`: the value is an import.
+    fn adopt_value(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, is_import: bool) {
         let generation = self.alarms.generation(at.key().db);
-        if let Some(lock) = at.lock_mut().filter(|_| has_come) {
+        if let Some(lock) = at.lock_mut().filter(|_| is_import) {
             lock.unbind_all();
             let alarm = lock.alarm();
             if self.alarms.is_of(alarm, at.key()) {
                 self.alarms.set_reconciled_in(alarm, generation);
             }
-            // One without an alarm gets it now: that it has one says that it was taken in.
+            // A value without an alarm gets one now, which marks it as adopted.
             self.set_alarm(at.tx.keys, at.id);
         }
         self.copy_holders(at.tx.keys, at.id, name);
-        // From now on until all of those who wait have their places, nobody takes one before them.
+        // Until all waiters have their places back, no other request takes a place ahead of them.
         self.registry.set_rejoining(name, self.registry.has_kind(name, Kind::Fair));
     }
 }

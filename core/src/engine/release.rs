@@ -1,6 +1,7 @@
-//! RELEASE, RENEW and FORCERELEASE, and the same for many keys.
+//! RELEASE, RENEW and FORCERELEASE, and their forms for many keys.
 //!
-//! These do not compete for the lock: a lease that ended is just not there to them, and need not be removed first.
+//! These commands do not compete for the lock. They ignore expired leases, so these need not be
+//! removed first.
 
 use alloc::vec::Vec;
 
@@ -16,16 +17,16 @@ use crate::lock::Hold;
 use crate::lock::admission;
 use crate::request::{Refusal, Release, Renew, RequestMark, is_meant};
 
-/// The key of a request that has one.
+/// The key of a request for one key.
 const KEY: KeyId = KeyId(0);
 
 /// The answer to RELEASE with KEEP: the lock is not free.
 const KEPT: u32 = 1;
 
-/// The holds that are left of a request's keys, in their order.
+/// The remaining holds of a request's keys, in key order.
 pub type HoldsLeft = SmallVec<[u32; 1]>;
 
-/// The hold that RELEASE is about: its token and count, and whether the request is a repeat.
+/// The hold that RELEASE refers to: its token and count, and whether the request is a repeat.
 struct ReleaseTarget {
     token: u64,
     count: u32,
@@ -34,7 +35,7 @@ struct ReleaseTarget {
 }
 
 impl ReleaseTarget {
-    /// Checks a release against the hold that it means under a key, if there is one.
+    /// Checks a release against the hold under a key, if there is one.
     fn under(at: &At<'_, '_, impl Keyspace>, request: &Release<'_>) -> Result<Option<Self>, Refusal> {
         let hold = at.value().hold_or_kept(request.kind, request.owner, request.mode, at.now)?;
         let hold = hold.filter(|hold| is_meant(request.tokens, at.id.0, hold.token()));
@@ -56,19 +57,20 @@ impl ReleaseTarget {
 }
 
 impl Engine {
-    /// RELEASE, MRELEASE. Returns the holds left of each key. Once part of a MRELEASE was done, a repeat counts a key that is held
-    /// no longer as done.
+    /// RELEASE, MRELEASE. Returns the remaining holds of each key. When a MRELEASE repeats one that
+    /// was partly done, a key without a hold counts as done.
     ///
     /// # Errors
     ///
-    /// [`Refusal::NotOwner`] names the first key that is not held, or not with its token; nothing was changed.
+    /// [`Refusal::NotOwner`] names the first key that the owner does not hold, or not with its
+    /// token; nothing was changed.
     pub fn release(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
     ) -> Result<HoldsLeft, Refusal> {
-        if tx.keys.count() == 1 && request.request_id.is_none() && self.is_at_rest(&mut tx.at(KEY)) {
-            return self.release_at_rest(tx, request);
+        if tx.keys.count() == 1 && request.request_id.is_none() && self.is_uncontended(&mut tx.at(KEY)) {
+            return self.release_uncontended(tx, request);
         }
         self.run_plain(tx, |engine, tx| {
             let mut targets: SmallVec<[Option<ReleaseTarget>; 1]> = SmallVec::new();
@@ -84,7 +86,7 @@ impl Engine {
                 left.push(match target {
                     None => 0,
                     Some(ReleaseTarget { count, is_repeat: true, .. }) => *count,
-                    Some(target) => engine.give_back(&mut tx.at(id), request, target),
+                    Some(target) => engine.release_hold(&mut tx.at(id), request, target),
                 });
             }
             for id in tx.ids() {
@@ -94,8 +96,8 @@ impl Engine {
         })
     }
 
-    /// The short way of the most frequent request: of one hold, with nothing to bring up to date and nobody who waits.
-    fn release_at_rest(
+    /// The fast path of the most frequent request: one hold, nothing to reconcile and no waiters.
+    fn release_uncontended(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Release<'_>,
@@ -104,13 +106,13 @@ impl Engine {
         if target.is_repeat {
             return Ok(HoldsLeft::from_elem(target.count, 1));
         }
-        let left = self.give_back(&mut tx.at(KEY), request, &target);
+        let left = self.release_hold(&mut tx.at(KEY), request, &target);
         self.close_key(tx.keys, KEY);
         Ok(HoldsLeft::from_elem(left, 1))
     }
 
-    /// Takes the count of a request off a hold, or ends it. Returns what is left.
-    fn give_back(
+    /// Subtracts the count of a request from a hold, or ends it. Returns what is left.
+    fn release_hold(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         request: &Release<'_>,
@@ -152,18 +154,19 @@ impl Engine {
         self.commit(at, Event::Changed { token, cause: ChangeCause::Kept, terms });
     }
 
-    /// After a hold ended or gave permits back: whoever can be served is.
+    /// Serves the queue after a hold ended or permits were returned.
     fn hand_over(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         if self.is_waited_for(at) || has_queue(at) {
             self.reconcile(at, true);
         }
     }
 
-    /// RENEW, MRENEW. Returns the smallest lease left, in milliseconds.
+    /// RENEW, MRENEW. Returns the shortest remaining lease, in milliseconds.
     ///
     /// # Errors
     ///
-    /// [`Refusal::NotOwner`] names the first key that is not held, or not with its token; nothing was changed.
+    /// [`Refusal::NotOwner`] names the first key that the owner does not hold, or not with its
+    /// token; nothing was changed.
     pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
         self.run_plain(tx, |engine, tx| {
             let mut holds: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
@@ -187,7 +190,8 @@ impl Engine {
         })
     }
 
-    /// FORCERELEASE: ends every live hold of a lock of a kind, or of any, or the one with `token`. Returns whether there was one.
+    /// FORCERELEASE: ends every live hold, or the one with `token`, of a lock of `kind`, or of any
+    /// kind. Returns whether there was one.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The look at a value that came under a name, and at those who wait there. It is taken in parts, see [`Stage`].
+//! The review of a new value under a name and of its waiters. It runs in parts, see [`Stage`].
 
 use alloc::collections::BTreeSet;
 use core::ops::Bound;
@@ -17,47 +17,47 @@ use crate::registry::{Dirty, Review, Stage};
 use crate::registry::{NameId, Position, Rank};
 
 impl Engine {
-    /// Goes on with the look at a value that came, and at those who wait for it. Returns whether a lease was over.
+    /// Continues the review. Returns whether an imported lease had expired.
     pub(super) fn review(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, dirty: &mut Dirty) -> bool {
-        let mut freed = false;
+        let mut hold_ended = false;
         while let Some(review) = dirty.review {
-            let is_first_stage = matches!(review.stage, Stage::Misfits(_));
+            let is_first_stage = matches!(review.stage, Stage::Unservable(_));
             match self.review_stage(at, name, review, &dirty.sessions_kept) {
                 Ok(stage) => dirty.review = stage.map(|stage| Review { stage, ..review }),
                 Err(Stopped(stage)) => {
                     dirty.review = Some(Review { stage, ..review });
-                    return freed;
+                    return hold_ended;
                 }
             }
             if dirty.review.is_none() {
                 dirty.sessions_kept.clear();
             }
             if is_first_stage {
-                // A lock that was over when it came goes at once: waiters of another kind need the name free, here and on
-                // each copy.
-                freed |= self.expire(at);
+                // A lock that had expired before it arrived is removed at once: waiters of another
+                // kind need the name free, here and on each copy.
+                hold_ended |= self.expire(at);
                 self.close_key(at.tx.keys, at.id);
             }
         }
-        freed
+        hold_ended
     }
 
-    /// Takes one stage of a review to its end, and returns the next one.
+    /// Completes one stage of a review, and returns the next one.
     fn review_stage(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         name: NameId,
-        Review { stage, arrived }: Review,
+        Review { stage, imported }: Review,
         sessions_kept: &BTreeSet<u64>,
     ) -> Result<Option<Stage>, Stopped> {
         match stage {
-            Stage::Misfits(after) => {
-                self.refuse_misfits(at, name, after).map_err(|after| Stopped(Stage::Misfits(after)))?;
+            Stage::Unservable(after) => {
+                self.refuse_unservable(at, name, after).map_err(|after| Stopped(Stage::Unservable(after)))?;
                 let holds = if let Some(lock) = at.lock() { lock.holds().len() } else { 0 };
                 Ok(Some(match holds {
-                    _ if arrived => Stage::Sessions(holds),
+                    _ if imported => Stage::Sessions(holds),
                     0 => Stage::Places(None),
-                    // Who holds it was not known, and who waits for it and others together was passed over.
+                    // The holders were unknown, so MACQUIRE waiters may have been skipped.
                     _ => Stage::Holders(None),
                 }))
             }
@@ -67,25 +67,26 @@ impl Engine {
             },
             Stage::Holders(after) => {
                 self.grant_to_holders(at, name, after).map_err(|after| Stopped(Stage::Holders(after)))?;
-                if arrived {
+                if imported {
                     self.detach_places(at, name);
                 }
                 Ok(Some(Stage::Places(None)))
             }
             Stage::Places(after) => {
                 if self.registry.has_kind(name, Kind::Fair) {
-                    // A place is taken in the queue of a fair lock, and not of what is left of another one.
+                    // A fair lock's waiters take their places in its queue, not in an expired lock
+                    // of another kind.
                     self.make_room(at, Kind::Fair);
                 }
                 let rejoined = self.rejoin(at, name, after);
                 self.registry.set_rejoining(name, rejoined.is_err());
                 rejoined.map_err(|after| Stopped(Stage::Places(after)))?;
-                Ok(Some(Stage::Lives))
+                Ok(Some(Stage::PlaceDeadlines))
             }
-            Stage::Lives => {
-                while at.lock_mut().is_some_and(|lock| lock.settle_places(LIVES_AT_ONCE)) {
-                    if !self.budget.take_or_end_turn(COST_OF_LIVES) {
-                        return Err(Stopped(Stage::Lives));
+            Stage::PlaceDeadlines => {
+                while at.lock_mut().is_some_and(|lock| lock.settle_places(DEADLINES_PER_STEP)) {
+                    if !self.budget.take_or_end_turn(COST_OF_DEADLINES) {
+                        return Err(Stopped(Stage::PlaceDeadlines));
                     }
                 }
                 Ok(None)
@@ -93,8 +94,9 @@ impl Engine {
         }
     }
 
-    /// Answers waiters that what lies under their name now cannot serve. Fails with how far it came, if not to the end.
-    pub(super) fn refuse_misfits(
+    /// Refuses waiters that the value under their name cannot serve. The error is the position
+    /// reached if the budget ran out.
+    pub(super) fn refuse_unservable(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         name: NameId,
@@ -109,7 +111,7 @@ impl Engine {
         if !may_have {
             return Ok(());
         }
-        self.each_waiter(name, after, |engine, ticket| {
+        self.visit_waiters(name, after, |engine, ticket| {
             let Some(waiter) = engine.registry.get(ticket) else {
                 return;
             };
@@ -120,34 +122,37 @@ impl Engine {
         })
     }
 
-    /// Looks at the waiters behind a position, as far as the allowance goes. Fails with how far it came, if not to the end.
-    fn each_waiter(
+    /// Visits the waiters behind a position, as far as the budget goes. The error is the position
+    /// reached if the budget ran out.
+    fn visit_waiters(
         &mut self,
         name: NameId,
         after: Option<Position>,
-        mut look: impl FnMut(&mut Self, u64),
+        mut visit: impl FnMut(&mut Self, u64),
     ) -> Result<(), Option<Position>> {
         let mut after = after;
         while let Some(position) = self.registry.next_in_queue(name, after.map_or(Bound::Unbounded, Bound::Excluded)) {
             if !self.budget.take(CHANGE) {
                 return Err(after);
             }
-            look(self, position.ticket);
+            visit(self, position.ticket);
             after = Some(position);
         }
         Ok(())
     }
 
-    /// Of a value that came by other means than a grant no hold is bound to a connection, and its sessions count as closed: but for
-    /// those that were bound since it came, by RENEW or by a grant, and those whose sessions go on because they were used without a connection.
-    /// Looks at the holds below an index, and returns below which it has yet to look.
+    /// Ends the sessions of an imported value, whose holds are bound to no connection. Exceptions
+    /// are holds that RENEW or a grant has bound since, and holds in `sessions_kept`, which were
+    /// used without a connection. Visits the holds below an index, and returns the index below
+    /// which holds remain to be visited.
     fn close_sessions(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         below: usize,
         sessions_kept: &BTreeSet<u64>,
     ) -> usize {
-        // A hold that ends meanwhile is replaced by the last one, which was looked at already or granted since.
+        // If a hold ends meanwhile, the last one takes its index. That one was visited already or
+        // granted since.
         for index in (0..below).rev() {
             if !self.budget.take(CHANGE) {
                 return index.saturating_add(1);
@@ -166,14 +171,15 @@ impl Engine {
         0
     }
 
-    /// Grants what owners wait for and turn out to hold. Fails with how far it came, if not to the end.
+    /// Grants waiters whose owner already holds the lock. The error is the position reached if the
+    /// budget ran out.
     fn grant_to_holders(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         name: NameId,
         after: Option<Position>,
     ) -> Result<(), Option<Position>> {
-        self.each_waiter(name, after, |engine, ticket| {
+        self.visit_waiters(name, after, |engine, ticket| {
             let Some(waiter) = engine.registry.get(ticket) else {
                 return;
             };
@@ -194,9 +200,9 @@ impl Engine {
         })
     }
 
-    /// Serves a waiter whose owner holds already, past the queue: it need not wait any longer.
+    /// Serves a waiter whose owner already holds the lock, ahead of the queue.
     fn serve_holder(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) {
-        if self.end_if_over(at, ticket) {
+        if self.answer_if_wait_ended(at, ticket) {
             return;
         }
         let Some(waiter) = self.registry.get(ticket) else {
@@ -214,23 +220,25 @@ impl Engine {
         }
     }
 
-    /// Cuts the places of a fair lock that came off from their connections.
+    /// Detaches the places of an imported fair lock from their connections.
     fn detach_places(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId) {
         if let Some(lock) = at.lock()
             && let Some(queue) = lock.queue()
         {
-            // What an earlier cutting off has left to some goes on. A copy need not know of that one, so the event says it.
+            // Places that an earlier detach gave more time keep it. A copy may not know of that
+            // detach, so the event contains the time.
             let left_us = queue.detached_until_us();
             let until_us = at.now.after_ms(at.limits.fair_grace_ms).max(left_us);
             let at_us = queue.has_graces().then_some(at.now.mono_us);
             self.commit(at, Event::Detached { until_us, at_us });
-            // Places whose life was over live again: who waits for a lock of another kind may have been passed over.
-            self.note_kind(Some(name), Kind::Fair);
+            // Expired places live again, so waiters for a lock of another kind may have been
+            // skipped.
+            self.recheck_other_kinds(Some(name), Kind::Fair);
         }
     }
 
-    /// Connected waiters stay with the name. When another value lies under it, or none, they take their places there, in
-    /// the old order. Fails with how far it came, if not to the end.
+    /// Connected waiters stay with the name. When it has another value or none, they retake their
+    /// places in the old order. The error is the position reached if the budget ran out.
     fn rejoin(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
@@ -240,7 +248,7 @@ impl Engine {
         if !self.registry.has_kind(name, Kind::Fair) {
             return Ok(());
         }
-        self.each_waiter(name, after, |engine, ticket| {
+        self.visit_waiters(name, after, |engine, ticket| {
             let Some(waiter) = engine.registry.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair) else {
                 return;
             };
@@ -256,7 +264,7 @@ impl Engine {
             match place {
                 Some((Stay::Connected, ..)) => {}
                 Some((_, known_id, known_grace_ms)) => {
-                    // Who waits without a number has perhaps asked with one before.
+                    // A waiter without a request id may have asked with one before.
                     let request_id = request_id.or(known_id);
                     let grace_ms = grace_ms.or(known_grace_ms);
                     engine.commit(at, Event::Kept { owner, stay, request_id, grace_ms });
@@ -269,10 +277,10 @@ impl Engine {
     }
 }
 
-/// How many lives of places are written down at once; it costs as much as so many changes.
-const LIVES_AT_ONCE: usize = 64;
+/// How many deadlines of places one step stores; it costs as much as `COST_OF_DEADLINES` changes.
+const DEADLINES_PER_STEP: usize = 64;
 
-const COST_OF_LIVES: u32 = 8;
+const COST_OF_DEADLINES: u32 = 8;
 
-/// The allowance was used up in the middle of a stage.
+/// The budget ran out in the middle of a stage.
 struct Stopped(Stage);

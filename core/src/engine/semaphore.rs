@@ -1,7 +1,7 @@
-//! What only a semaphore is asked: to be made, to have another number of permits, to give all that are free.
+//! Requests of semaphores only: INIT, RESIZE and DRAIN.
 
 use super::Engine;
-use super::grant::Way;
+use super::grant::GrantTiming;
 use super::transaction::{At, Transaction};
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
@@ -13,11 +13,12 @@ use crate::statistics::count;
 
 const KEY: KeyId = KeyId(0);
 
-/// The least idle time of a semaphore that cannot be removed now: each new time is propagated.
-const LOOKS_AGAIN_MS: u64 = 1000;
+/// The shortest idle time of a semaphore that cannot be removed now: each new time is propagated.
+const MIN_RESTART_MS: u64 = 1000;
 
 impl Engine {
-    /// INIT: makes a semaphore. Returns whether there was none before. `idle_ms` is its idle time from now on, 0 for none; `None` leaves it.
+    /// INIT: creates a semaphore. Returns whether it is new. `idle_ms` is its idle time from now
+    /// on, 0 for none; `None` leaves it unchanged.
     ///
     /// # Errors
     ///
@@ -42,8 +43,8 @@ impl Engine {
         })
     }
 
-    /// Removes a semaphore whose idle time has ended. With a waiter the time begins again instead, and also in a quarantine, because the data
-    /// set may lack holds.
+    /// Removes a semaphore whose idle time has ended. The time begins again instead if a request
+    /// waits, and in a quarantine, because the data set may lack holds.
     pub(super) fn remove_unused(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         let Some(lock) = at.lock() else {
             return;
@@ -52,19 +53,20 @@ impl Engine {
             return;
         };
         if self.is_waited_for(at) || at.limits.is_quarantined {
-            let until_us = at.now.after_ms(idle.idle_ms.max(LOOKS_AGAIN_MS));
+            let until_us = at.now.after_ms(idle.idle_ms.max(MIN_RESTART_MS));
             self.commit(at, Event::Unused { idle_ms: idle.idle_ms, until_us });
         } else {
             self.commit(at, Event::Removed);
         }
     }
 
-    /// RESIZE: gives a semaphore another number of permits. Returns how many are free then; negative if more are in use.
-    /// Waiters that want more than there are now are told so.
+    /// RESIZE: changes the permits of a semaphore. Returns how many are free then; negative if more
+    /// are in use. Refuses waiters that ask for more than there are now.
     ///
     /// # Errors
     ///
-    /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something else.
+    /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something
+    /// else.
     pub fn resize_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
         self.run_plain(tx, |engine, tx| engine.resize_reconciled(tx, permits))
     }
@@ -81,19 +83,20 @@ impl Engine {
         Ok(tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map_or(0, |lock| lock.available(tx.now)))
     }
 
-    /// Tells waiters that what they want can never be had now.
+    /// Refuses waiters that the semaphore can never serve now.
     fn review_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>, name: NameId) {
-        if self.refuse_misfits(&mut tx.at(KEY), name, None).is_err() {
-            // The timer goes on, from the head again: those who were told have left.
+        if self.refuse_unservable(&mut tx.at(KEY), name, None).is_err() {
+            // The timer continues from the head again: the refused waiters have left.
             self.mark(name, |dirty| dirty.replaced = true);
         }
     }
 
-    /// DRAIN: grants all permits that are free. Returns how many; 0 if there are none or if somebody waits.
+    /// DRAIN: grants all free permits. Returns how many; 0 if there are none or a request waits.
     ///
     /// # Errors
     ///
-    /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something else.
+    /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something
+    /// else.
     pub fn drain_semaphore(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -117,7 +120,7 @@ impl Engine {
             return Ok(0);
         }
         let client = tx.keys.client();
-        let token = self.grant(&mut tx.at(KEY), owner, &request, client, Way::AtOnce)?;
+        let token = self.grant(&mut tx.at(KEY), owner, &request, client, GrantTiming::AtOnce)?;
         self.confirm(&mut tx.at(KEY), token);
         count(&mut self.stats.of(Kind::Semaphore).granted_at_once);
         Ok(permits)

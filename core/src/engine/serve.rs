@@ -1,7 +1,7 @@
-//! Gives one waiter what it waits for, or tells it why not.
+//! Grants one waiter, or refuses it.
 
 use super::Engine;
-use super::grant::Way;
+use super::grant::GrantTiming;
 use super::transaction::{At, Transaction};
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
@@ -14,22 +14,24 @@ use crate::registry::{Left, Waiter};
 use crate::request::{Refusal, RequestMark};
 
 impl Engine {
-    /// Answers a waiter for one key what was decided. Returns whether it was granted.
+    /// Applies a decision about a waiter for one key. Returns whether it was granted.
     pub(super) fn serve(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: Decision) -> bool {
         match decision {
             Decision::Refuse(refusal) => self.answer(at, ticket, Answer::Refused(refusal)),
-            _ if !self.is_permitted(at, ticket) => self.give_up(at, ticket, Answer::Refused(Refusal::NoPermission)),
+            _ if !self.is_permitted(at, ticket) => {
+                self.end_without_grant(at, ticket, Answer::Refused(Refusal::NoPermission))
+            }
             decision => return self.grant_to_waiter(at, ticket, &decision),
         }
         false
     }
 
-    /// Grants a waiter for one key what was decided. Returns whether there was a token for it.
+    /// Grants a waiter for one key. Returns whether there was a token for it.
     fn grant_to_waiter(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: &Decision) -> bool {
         let Some(Left { waiter, owner }) = self.registry.leave(ticket) else {
             return false;
         };
-        let given = self.give(at, ticket, owner.as_slice(), &waiter, decision);
+        let given = self.grant_pending(at, ticket, owner.as_slice(), &waiter, decision);
         let is_granted = given.is_ok();
         if is_granted {
             self.stats.count_wait(waiter.request().kind, waiter.since_us(), at.now);
@@ -43,18 +45,18 @@ impl Engine {
         is_granted
     }
 
-    /// Whether a waiter still may have what it waits for: its user's rights may have been taken away meanwhile.
+    /// Whether the waiter's user still has the rights for its request.
     pub(super) fn is_permitted(&self, tx: &Transaction<'_, impl Keyspace>, ticket: u64) -> bool {
         let waiter = self.registry.get(ticket).and_then(|waiter| Some((waiter.client()?, waiter.request())));
         waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, &request))
     }
 
-    /// Answers a waiter whose wait is over. `false` if it is not.
-    pub(super) fn end_if_over(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) -> bool {
+    /// Answers a waiter that has timed out or was cut off. `false` if neither.
+    pub(super) fn answer_if_wait_ended(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) -> bool {
         let Some(waiter) = self.registry.get(ticket) else {
             return true;
         };
-        if waiter.is_over(at.now) {
+        if waiter.has_timed_out(at.now) {
             self.time_out(at, ticket);
             return true;
         }
@@ -66,13 +68,13 @@ impl Engine {
         is_cut_off
     }
 
-    /// Answers a waiter whose time is over.
+    /// Answers a waiter that timed out.
     pub(super) fn time_out(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) {
-        self.give_up(at, ticket, Answer::TimedOut);
+        self.end_without_grant(at, ticket, Answer::TimedOut);
     }
 
-    /// Answers a waiter that is not granted, and leaves it no place on a fair lock.
-    fn give_up(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, answer: Answer) {
+    /// Answers a waiter that is not granted, and removes its place on a fair lock.
+    fn end_without_grant(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, answer: Answer) {
         let waiter = self.registry.get(ticket).filter(|waiter| waiter.request().kind == Kind::Fair);
         let owner: Option<Owner> = waiter.map(|waiter| self.registry.owner_of(waiter).into());
         self.answer(at, ticket, answer);
@@ -81,8 +83,8 @@ impl Engine {
         }
     }
 
-    /// Gives a waiter one of the keys that it is granted, and remembers what it takes to undo that.
-    pub(super) fn give(
+    /// Grants a waiter one of its keys, and records the pending grant.
+    pub(super) fn grant_pending(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         ticket: u64,
@@ -91,7 +93,8 @@ impl Engine {
         decision: &Decision,
     ) -> Result<u64, Refusal> {
         let request = &waiter.request();
-        // A lock of another kind may be here still, if it is over and had very many holds: they are taken away in parts.
+        // An expired lock of another kind with very many holds is removed in parts, so it may still
+        // be here.
         self.make_room(at, request.kind);
         let before = at.live_terms(request.kind, owner, request.mode)?;
         let is_bound =
@@ -100,11 +103,15 @@ impl Engine {
         let (token, count, (lasts_ms, phase)) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
                 self.repeat(at, *token, request, waiter.client(), waiter.note());
-                (*token, 0, Way::AtOnce.begins(request))
+                (*token, 0, GrantTiming::AtOnce.duration_and_phase(request))
             }
             _ => {
-                let way = Way::AfterWait { note: waiter.note() };
-                (self.grant(at, owner, request, waiter.client(), way)?, request.count, way.begins(request))
+                let timing = GrantTiming::AfterWait { note: waiter.note() };
+                (
+                    self.grant(at, owner, request, waiter.client(), timing)?,
+                    request.count,
+                    timing.duration_and_phase(request),
+                )
             }
         };
         if let Some(name) = self.name(at) {

@@ -1,5 +1,6 @@
-//! What the server tells: connections that closed, values that came and went. Nothing is decided here, because most of it is
-//! told at moments when deciding is not allowed: it is noted, and acted upon by the next command on the key or by the timer.
+//! Server events: closed connections, and values that arrived or went away. The server reports most
+//! of them at moments when deciding is not allowed. So these functions only record them; the next
+//! command on the key, or the timer, processes them.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -16,17 +17,17 @@ use crate::registry::NameId;
 use crate::sessions::Binding;
 
 impl Engine {
-    /// A waiter's connection closed, or was unblocked by somebody: it is granted nothing from now on, and loses what it
-    /// was granted without hearing of it. `gave_up` tells that it was answered nil.
-    pub fn waiter_left(&mut self, ticket: u64, gave_up: bool) {
-        let place = if gave_up { PlaceAfter::GivenUp } else { PlaceAfter::Kept };
+    /// A waiter's connection closed, or another client unblocked it. It is granted nothing from now
+    /// on, and its unconfirmed grants are undone. `timed_out`: it was answered nil.
+    pub fn waiter_left(&mut self, ticket: u64, timed_out: bool) {
+        let place = if timed_out { PlaceAfter::GivenUp } else { PlaceAfter::Kept };
         if self.end_wait(ticket, &Answer::Closed, place).is_none() {
             self.undo_grants(ticket);
         }
     }
 
-    /// A connection closed. Undoes its pending grants, except those whose answer `was_sent`: the server writes answers and closes connections before
-    /// it reports the end of a turn.
+    /// A connection closed. Undoes its pending grants, except those whose answer `was_sent`: the
+    /// server writes answers and closes connections before it reports the end of a turn.
     pub fn client_closed(&mut self, client: u64, was_sent: impl Fn(u64) -> bool) {
         while let Some(ticket) = self.pending.first_of_client(client) {
             if was_sent(ticket) && !self.pending.is_published(ticket) {
@@ -37,11 +38,11 @@ impl Engine {
         }
         self.sessions.close(client);
         self.registry.notified_mut().client_closed(client);
-        self.look_at_first_closed();
+        self.process_some_closed();
     }
 
-    /// Notes what ends with a connection that closed, of a few of its holds at once.
-    pub(super) fn look_at_first_closed(&mut self) {
+    /// Marks some of the holds that were bound to closed connections; the timer marks the rest.
+    pub(super) fn process_some_closed(&mut self) {
         for _ in 0..self.budget.bindings() {
             if !self.end_next_binding() {
                 return;
@@ -58,13 +59,14 @@ impl Engine {
         true
     }
 
-    /// Whether a blocked connection was granted something, of which it is not confirmed that it has heard, under a ticket that `is_answered`.
+    /// Whether a blocked connection has an unconfirmed grant under a ticket for which `is_answered`
+    /// is true.
     #[must_use]
     pub fn may_have_told(&self, client: u64, is_answered: impl Fn(u64) -> bool) -> bool {
         self.pending.of_client(client).any(|ticket| is_answered(ticket) && !self.pending.is_published(ticket))
     }
 
-    /// Whether the closing of a connection would change anything.
+    /// Whether closing a connection would change anything.
     #[must_use]
     pub fn concerns_client(&self, client: u64) -> bool {
         self.pending.first_of_client(client).is_some()
@@ -72,29 +74,30 @@ impl Engine {
             || self.registry.notified().first_of(client).is_some()
     }
 
-    fn mark_key(&mut self, key: KeyRef<'_>, note: impl FnOnce(&mut Dirty)) {
+    fn mark_key(&mut self, key: KeyRef<'_>, update: impl FnOnce(&mut Dirty)) {
         let name = self.intern(key);
         self.registry.forget_holders(name);
-        self.mark(name, note);
+        self.mark(name, update);
     }
 
-    /// What lies under `key` may have changed.
+    /// The value under `key` may have changed.
     pub fn value_changed(&mut self, key: KeyRef<'_>) {
         self.mark_key(key, |dirty| dirty.replaced = true);
     }
 
-    /// A value came to `key` by other means than a command of ours (RESTORE, RENAME, COPY …).
+    /// A value arrived under `key` without one of our commands (RESTORE, RENAME, COPY …).
     pub fn value_arrived(&mut self, key: KeyRef<'_>) {
-        self.mark_key(key, |dirty| dirty.arrived = true);
+        self.mark_key(key, |dirty| dirty.imported = true);
     }
 
-    /// A value was loaded. Until it is looked at it is behind its generation, and reconciled by the first command that meets it.
+    /// A value was loaded. It stays behind its generation until the first command that meets it, or
+    /// the timer, reconciles it.
     pub fn value_loaded(&mut self, key: Key) {
         let Key { name, db } = key;
         self.backlog.push_loaded(Key { name, db: self.alarms.stable(db) });
     }
 
-    /// The value under `key` went away. `alarm` is what it had.
+    /// The value under `key`, which had this `alarm`, went away.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
         self.alarms.remove_of(alarm, key);
         self.unbind_first(key, lock);
@@ -104,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Forgets to which connections the holds of a lock are bound that is gone: of a few of them, and the sweep forgets the rest.
+    /// Forgets some bindings of a removed lock; the sweep forgets the rest.
     fn unbind_first(&mut self, key: KeyRef<'_>, lock: &Lock) {
         if !self.sessions.has_bindings() {
             return;
@@ -119,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// Every value of a database went away, or of all of them.
+    /// All values of one database, or of all databases (`None`), went away.
     pub fn flushed(&mut self, db: Option<u32>) {
         self.alarms.flush(db);
         if db.is_none() {
@@ -128,7 +131,7 @@ impl Engine {
         self.backlog.begin_sweep();
     }
 
-    /// Two databases changed places. Waiters stay with the name, and so with the number of their database.
+    /// Two databases were swapped. Waiters stay with the name, and so with their database number.
     pub fn swapped(&mut self, first: u32, second: u32) {
         self.alarms.swap(first, second);
         let swapped = |db: u32| match db {
@@ -147,11 +150,12 @@ impl Engine {
             let db = swapped(key.db);
             if db != key.db {
                 key.db = db;
-                // The sweep comes to a value by its alarm, which one that has just arrived has not.
+                // The sweep finds values by their alarms, which a value that has just arrived
+                // lacks.
                 let of_value = self
                     .registry
                     .dirty_mut(name)
-                    .map(|dirty| Dirty { arrived: dirty.arrived, ..dirty.take_of_value() });
+                    .map(|dirty| Dirty { imported: dirty.imported, ..dirty.take_of_value() });
                 moved.push((name, key, of_value.unwrap_or_default()));
             }
         }
@@ -162,7 +166,7 @@ impl Engine {
                 self.mark(other, |dirty| dirty.merge(of_value));
             }
             if self.pending.has(name) {
-                // A generation that is behind: the name was swapped.
+                // Generation 0 is behind: the name was swapped.
                 renamed.insert(name, self.registry.intern(key.borrow(), 0));
             }
         }
@@ -173,15 +177,15 @@ impl Engine {
         self.backlog.begin_sweep();
     }
 
-    /// This server became a replica: no client waits here any more. What is bound to its connections counts as closed at a promotion, and no
-    /// replica is told when they close.
+    /// This server became a replica: no client waits here any longer. A replica is not told when
+    /// connections close, so bindings to its connections count as closed at a promotion.
     pub fn demoted(&mut self) {
         self.sessions.forget_bindings();
         self.registry.notified_mut().demoted();
     }
 
-    /// This server became a master, or is one that has loaded its data: connections of before count as closed, and
-    /// everything that became due in the meantime is decided here from now on.
+    /// This server became a master, or has loaded its data as one. Earlier connections count as
+    /// closed, and this server now decides what became due meanwhile.
     pub fn promoted(&mut self) {
         self.alarms.renew_all();
         self.sessions.forget_bindings();

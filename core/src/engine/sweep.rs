@@ -1,6 +1,6 @@
-//! A look at everything, a little at a time: at what a database has that was swapped, flushed or loaded, and at everything of a
-//! server that was promoted. And what a server does about keys on which it decides nothing: a replica, and a master with a key
-//! of a slot that another node has.
+//! The sweep visits everything in parts: all of a database that was swapped, flushed or loaded, and
+//! all of a promoted server. This file also handles keys about which a server decides nothing: a
+//! replica's keys, and a master's keys in a slot that another node serves.
 
 use super::Engine;
 use super::transaction::At;
@@ -11,21 +11,21 @@ use crate::collections::Alarm;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::sessions::Binding;
 
-/// What one source of the timer had to do.
+/// The result of one source of work.
 pub(super) enum TimerStep {
-    /// There is nothing to do now.
+    /// It has no work now.
     Nothing,
-    /// Something was done that needs no key.
+    /// It did work that needs no key.
     Done,
-    /// There is something to do about a key.
+    /// It has work to do on this key.
     Key(Key),
 }
 
 impl Engine {
-    /// Goes on with the sweep.
-    pub(super) fn sweep_on(&mut self) -> TimerStep {
+    /// Continues the sweep.
+    pub(super) fn continue_sweep(&mut self) -> TimerStep {
         for part in 0..self.budget.parts() {
-            // It stops at whatever is found: only what it has passed over counts.
+            // The sweep stops at each find, so only skipped slots cost budget.
             let sweep = self.backlog.sweep().cloned();
             let Some(sweep) = sweep.filter(|_| !part.is_multiple_of(PARTS_PER_CHANGE) || self.budget.take(CHANGE))
             else {
@@ -49,11 +49,11 @@ impl Engine {
                     (next.as_ref().map(|next| next.key.clone()), next.map(|next| Sweep::Bindings(Some(next))))
                 }
             };
-            let is_over = next.is_none();
+            let is_finished = next.is_none();
             self.backlog.set_sweep(next);
             match key {
                 Some(key) => return TimerStep::Key(key),
-                None if is_over => break,
+                None if is_finished => break,
                 None => {}
             }
         }
@@ -70,7 +70,8 @@ impl Engine {
         (reconciled_in < self.alarms.generation(key.db)).then_some(key)
     }
 
-    /// The sweep has come to a hold that is said to be bound to a connection: if it is not, that is forgotten.
+    /// When the sweep has reached a binding: forgets it if the hold is not bound to that
+    /// connection.
     pub(super) fn verify_bindings(&mut self, at: &At<'_, '_, impl Keyspace>) {
         if let Some(Sweep::Bindings(Some(binding))) = self.backlog.sweep() {
             let Binding { client, token, key } = binding;
@@ -80,18 +81,18 @@ impl Engine {
         }
     }
 
-    /// The next key that a replica has been told of, for [`Engine::observe`]. What was flushed is forgotten on the way, and what
-    /// is left of locks that ended all at once.
+    /// The next key for [`Engine::observe`] on a replica. Forgets flushed keys and leftovers of
+    /// removed locks first.
     pub fn next_to_observe(&mut self) -> Option<Key> {
         self.budget.begin_timer();
-        // What is behind is so until a promotion, which sweeps again.
-        while !matches!(self.sweep_on(), TimerStep::Nothing) {}
+        // A value that is behind stays so until a promotion, which starts another sweep.
+        while !matches!(self.continue_sweep(), TimerStep::Nothing) {}
         while !matches!(self.clean_up(), TimerStep::Nothing) {}
         while self.drop_bindings() {}
         self.registry.next_dirty().or_else(|| self.next_loaded())
     }
 
-    /// Whether a replica has yet to look at something.
+    /// Whether a replica has keys to observe.
     #[must_use]
     pub fn has_to_observe(&self) -> bool {
         self.has_cut_off()
@@ -103,11 +104,11 @@ impl Engine {
             || self.sessions.has_stale()
     }
 
-    /// Looks at a key without deciding anything, to keep its alarm: what a replica does with what it was told, and a master
-    /// with a key of a slot that another node has now.
+    /// Updates the alarm of a key without deciding anything, on a replica, or on a master for a key
+    /// in a slot that another node serves.
     pub fn observe(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         if let Some(name) = self.registry.find(keys.key(id)) {
-            // Of owners that are gone there may be very many: these are forgotten in parts.
+            // There may be very many owners, so they are forgotten in parts.
             let parts = self.budget.parts();
             let dirty = self.registry.dirty_mut(name);
             if dirty.is_some_and(|dirty| (0..parts).all(|_| dirty.gone.pop_first().is_some())) {
@@ -117,8 +118,8 @@ impl Engine {
             }
         }
         self.set_alarm(keys, id);
-        if let Some(ringing) = self.backlog.take_ringing() {
-            self.alarms.forget_if_rung(ringing);
+        if let Some(fired) = self.backlog.take_fired() {
+            self.alarms.forget_if_fired(fired);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What is to be done next, and when: everything that no command does.
+//! The timer: all work that no command does, and when it is due.
 //!
-//! The module asks for the next job, opens the key that it is about, and lets the engine do it. What needs no key is done on
-//! the way.
+//! The module asks for the next job, opens its key, and lets the engine run it. The engine does
+//! work that needs no key in between.
 
 use super::Engine;
 use super::sweep::TimerStep;
@@ -16,28 +16,29 @@ use crate::request::Refusal;
 use crate::sessions::Binding;
 use crate::time::Now;
 
-/// Where something to do comes from. They are served in turn, so that a flood of one kind keeps none of the others waiting.
+/// The sources of work. The timer serves them in turn, so that a flood of one delays none of the
+/// others.
 #[derive(Clone, Copy, Debug)]
 enum Timer {
-    /// Names that the server has told something about, or that there was too much to do about in one go.
+    /// Dirty names, and names with work beyond a budget.
     Dirty,
-    /// Values that were loaded.
+    /// Loaded values.
     Loaded,
-    /// Leases, lives of places, and reservations that end.
+    /// Expiring leases, places and reservations.
     Lease,
-    /// Waiters whose time is over.
+    /// Waiters that timed out.
     Timeout,
-    /// Waiters that may close a circle.
+    /// Waiters that may close a cycle.
     Suspect,
-    /// Connections that closed, with the holds that were bound to them.
+    /// Holds that were bound to closed connections.
     Closed,
-    /// Waits without a blocked connection that are over.
+    /// Notified waits that were cut off.
     CutOff,
-    /// What is left of locks that ended all at once.
+    /// Leftovers of locks that ended in one step.
     Leftovers,
-    /// Everything in a database that was swapped, flushed or loaded, or of a server that was promoted.
+    /// Everything in a database that was swapped, flushed or loaded, or on a promoted server.
     Sweep,
-    /// Keys that another node of the cluster serves, or none at the moment.
+    /// Keys that another node of the cluster serves, or currently none.
     Postponed,
 }
 
@@ -57,12 +58,12 @@ impl Timer {
 }
 
 impl Engine {
-    /// A turn of the server's event loop begins, or a run of the timer: see `work.rs`.
+    /// A turn of the server's event loop, or a run of the timer, begins: see `budget.rs`.
     pub fn begin_turn(&mut self) {
         self.budget.begin_turn();
     }
 
-    /// When there is something to do next; `None` if nothing is ever due.
+    /// When the next work is due; `None` if never.
     #[must_use]
     pub fn next_timeout_us(&self) -> Option<u64> {
         if self.has_offers() {
@@ -71,7 +72,8 @@ impl Engine {
         Timer::ALL.into_iter().filter_map(|timer| self.due_us(timer)).min()
     }
 
-    /// When a source has something to do next. A source that is forgotten here does not compile: without a time the module would not ask for it.
+    /// When a source next has work. The match is exhaustive, because the module would never ask for
+    /// a source without a time.
     fn due_us(&self, timer: Timer) -> Option<u64> {
         let now_if = |has_work: bool| has_work.then_some(0);
         match timer {
@@ -88,13 +90,14 @@ impl Engine {
         }
     }
 
-    /// The next key with something to do about it, for [`Engine::run_job`]. What needs no key is done on the way; waiters whose
-    /// time is over are answered. `None` also if enough was done for this turn: [`Engine::next_timeout_us`] tells.
+    /// The next key with work, for [`Engine::run_job`]. Does the work that needs no key in between,
+    /// such as answering waiters that timed out. `None` also if the budget of this turn is used up;
+    /// then [`Engine::next_timeout_us`] is due.
     pub fn next_job(&mut self, now: Now, out: &mut Outbox) -> Option<Key> {
         self.budget.begin_timer();
-        self.backlog.set_ringing(None);
+        self.backlog.set_fired(None);
         while !self.budget.is_used_up() {
-            match self.ring_next(now, out) {
+            match self.run_next_source(now, out) {
                 TimerStep::Nothing => return None,
                 TimerStep::Done => {}
                 TimerStep::Key(key) => return Some(key),
@@ -103,8 +106,9 @@ impl Engine {
         None
     }
 
-    /// Answers waiters whose time is over, or for whom nobody waits any more, as far as the allowance goes. It is all that may be done while nothing
-    /// may be written: it changes no value, and what follows from it is done by [`Engine::next_job`] later. Returns whether there may be more to end.
+    /// Answers waiters that timed out or were cut off, as far as the budget goes. This is all that
+    /// may be done while the server takes no writes: it changes no value, and [`Engine::next_job`]
+    /// does the rest later. Returns whether there may be more waits to end.
     #[must_use]
     pub fn end_waits(&mut self, now: Now, out: &mut Outbox) -> bool {
         self.budget.begin_timer();
@@ -112,27 +116,27 @@ impl Engine {
         self.budget.is_used_up()
     }
 
-    /// Asks each source of work once, beginning with the one after that which had something last.
-    fn ring_next(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
+    /// Asks each source of work once, beginning after the one that last had work.
+    fn run_next_source(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
         let in_turn = Timer::ALL.into_iter().enumerate().cycle().skip(self.next_timer).take(Timer::ALL.len());
         for (at, timer) in in_turn {
-            let rang = self.ring(timer, now, out);
-            if !matches!(rang, TimerStep::Nothing) {
+            let step = self.run_source(timer, now, out);
+            if !matches!(step, TimerStep::Nothing) {
                 self.next_timer = at.saturating_add(1);
-                return rang;
+                return step;
             }
         }
         TimerStep::Nothing
     }
 
-    fn ring(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> TimerStep {
+    fn run_source(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> TimerStep {
         match timer {
             Timer::Dirty => self.registry.next_dirty().map_or(TimerStep::Nothing, TimerStep::Key),
             Timer::Loaded => self.next_loaded().map_or(TimerStep::Nothing, TimerStep::Key),
-            Timer::Lease => self.ring_lease(now),
+            Timer::Lease => self.fire_next_alarm(now),
             Timer::Timeout => self.time_out_next(now, out),
             Timer::Suspect => self.check_suspect(now, out),
-            Timer::Closed => self.look_at_closed(),
+            Timer::Closed => self.process_closed(),
             Timer::CutOff => {
                 if self.end_next_cut_off(out) {
                     TimerStep::Done
@@ -141,24 +145,25 @@ impl Engine {
                 }
             }
             Timer::Leftovers => self.clean_up(),
-            Timer::Sweep => self.sweep_on(),
-            Timer::Postponed => self.ring_postponed(now),
+            Timer::Sweep => self.continue_sweep(),
+            Timer::Postponed => self.retry_postponed(now),
         }
     }
 
-    /// Does what there is to do about a key.
+    /// Does the work on a key.
     pub fn run_job(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
         self.budget.begin_timer();
-        let ringing = self.backlog.take_ringing();
+        let fired = self.backlog.take_fired();
         for id in tx.ids() {
             self.reconcile(&mut tx.at(id), false);
             self.remove_unused(&mut tx.at(id));
-            // Only now: a value that came back to its name is bound to no connection any more when it has been taken in.
+            // Not before: adopting a value that returned to its name unbinds its holds from all
+            // connections.
             self.verify_bindings(&tx.at(id));
         }
         self.close(tx);
-        if let Some(ringing) = ringing {
-            self.alarms.forget_if_rung(ringing);
+        if let Some(fired) = fired {
+            self.alarms.forget_if_fired(fired);
         }
     }
 
@@ -167,13 +172,13 @@ impl Engine {
         Some(Key { name, db: self.alarms.current(stable) })
     }
 
-    fn ring_lease(&mut self, now: Now) -> TimerStep {
-        let Some(alarm) = self.alarms.ring(now) else {
+    fn fire_next_alarm(&mut self, now: Now) -> TimerStep {
+        let Some(alarm) = self.alarms.fire_due(now) else {
             return TimerStep::Nothing;
         };
         match self.alarms.key(alarm) {
             Some(key) => {
-                self.backlog.set_ringing(Some(alarm));
+                self.backlog.set_fired(Some(alarm));
                 TimerStep::Key(key)
             }
             None => {
@@ -183,9 +188,9 @@ impl Engine {
         }
     }
 
-    /// Answers a waiter whose time is over.
+    /// Answers a waiter that timed out.
     fn time_out_next(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
-        let Some(ticket) = self.registry.next_over(now) else {
+        let Some(ticket) = self.registry.next_timed_out(now) else {
             return TimerStep::Nothing;
         };
         if !self.budget.take(ANSWER) {
@@ -195,10 +200,11 @@ impl Engine {
         TimerStep::Done
     }
 
-    /// Answers a waiter that closes a circle.
+    /// Refuses a waiter that closes a cycle.
     fn check_suspect(&mut self, now: Now, out: &mut Outbox) -> TimerStep {
         if self.backlog.sweep().is_some() || self.registry.has_dirty() {
-            // After a promotion or a swap the holders of a name are known when its key is reconciled.
+            // After a promotion or a swap, the holders of a name are unknown until its key is
+            // reconciled.
             return TimerStep::Nothing;
         }
         let Some(ticket) = self.backlog.first_suspect() else {
@@ -218,14 +224,15 @@ impl Engine {
         TimerStep::Done
     }
 
-    fn look_at_closed(&mut self) -> TimerStep {
+    fn process_closed(&mut self) -> TimerStep {
         if self.sessions.has_closed() && self.budget.take(CHANGE) && self.end_next_binding() {
             return TimerStep::Done;
         }
         if self.drop_bindings() { TimerStep::Done } else { TimerStep::Nothing }
     }
 
-    /// Gives back some memory of bindings that went away all at once. `false` if there is none, or enough was done for this turn.
+    /// Frees some memory of dropped bindings. `false` if there is none, or the budget of this turn
+    /// is used up.
     pub(super) fn drop_bindings(&mut self) -> bool {
         let is_to_do = self.sessions.has_stale() && self.budget.take_parts();
         if is_to_do {
@@ -238,11 +245,12 @@ impl Engine {
         self.alarms.has_retired() || self.registry.has_retired()
     }
 
-    /// Cleans up after holds and places that ended all at once, and after the last of a great many locks or waiters.
+    /// Frees memory of holds and places that ended in one step, and of tables that became nearly
+    /// empty.
     pub(super) fn clean_up(&mut self) -> TimerStep {
         if self.has_retired() && self.budget.take_parts() {
-            self.alarms.give_back();
-            self.registry.give_back();
+            self.alarms.free_some();
+            self.registry.free_some();
             return TimerStep::Done;
         }
         let Some((key, mut leftovers)) = self.backlog.pop_leftovers() else {
@@ -269,16 +277,17 @@ impl Engine {
         TimerStep::Done
     }
 
-    /// Leaves a key alone for a while, about which nothing may be decided now: another node of the cluster serves it, or none. If its alarm has just gone
-    /// off, it does so again: the value may go away meanwhile without a word, and then the alarm has to be forgotten.
+    /// Postpones a key that currently may not be decided about, because another node of the cluster
+    /// or no node serves it. An alarm that has just fired fires again: the value may go away
+    /// without a notification, and then the alarm must be forgotten.
     pub fn postpone(&mut self, key: KeyRef<'_>, now: Now) {
-        if let Some(alarm) = self.backlog.take_ringing() {
-            self.alarms.hasten(alarm, now.after_ms(RINGS_AGAIN_MS));
+        if let Some(alarm) = self.backlog.take_fired() {
+            self.alarms.hasten(alarm, now.after_ms(REFIRE_MS));
         }
         self.backlog.postpone(key.to_key(), now);
     }
 
-    fn ring_postponed(&mut self, now: Now) -> TimerStep {
+    fn retry_postponed(&mut self, now: Now) -> TimerStep {
         match self.backlog.next_postponed(now) {
             Some(key) => {
                 self.value_changed(key.borrow());
@@ -289,5 +298,6 @@ impl Engine {
     }
 }
 
-/// After so long an alarm goes off again whose key was postponed. The key itself is looked at again much earlier.
-const RINGS_AGAIN_MS: u64 = 1000;
+/// The delay after which the alarm of a postponed key fires again. The key itself is retried much
+/// earlier.
+const REFIRE_MS: u64 = 1000;

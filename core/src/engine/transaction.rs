@@ -1,4 +1,4 @@
-//! What a request is decided with.
+//! The context in which a request is decided.
 
 use core::ops::{Deref, DerefMut};
 
@@ -15,29 +15,29 @@ use crate::registry::{NameId, Registry};
 use crate::request::{Limits, Refusal};
 use crate::time::Now;
 
-/// What one request is decided with: the time, the open keys, and a place for what it leaves to be done.
+/// The context of one request: the time, the open keys, and the outbox.
 pub struct Transaction<'t, K> {
     /// The time, read once.
     pub now: Now,
-    /// What the server allows.
+    /// The limits of the server.
     pub limits: Limits,
     /// The open keys.
     pub keys: &'t mut K,
-    /// What is left to be done.
+    /// Collects the side effects.
     pub out: &'t mut Outbox,
     /// `NOTE text` of the command.
     pub note: Option<&'t [u8]>,
-    /// The records of the keys' names, as they were found at a state of the table of names.
+    /// The records of the keys' names, each with the state of the name table at which it was found.
     names: SmallVec<[(u64, Option<NameId>); 1]>,
 }
 
 impl<'t, K: Keyspace> Transaction<'t, K> {
-    /// A transaction that has done nothing yet.
+    /// Creates a transaction that has done nothing yet.
     pub fn new(now: Now, limits: Limits, keys: &'t mut K, out: &'t mut Outbox) -> Self {
         Self { now, limits, keys, out, note: None, names: SmallVec::new() }
     }
 
-    /// Every open key.
+    /// All open keys.
     pub(super) fn ids(&self) -> impl Iterator<Item = KeyId> + use<K> {
         (0..self.keys.count()).map(KeyId)
     }
@@ -99,7 +99,7 @@ impl<K: Keyspace> At<'_, '_, K> {
         self.tx.keys.lock_mut(self.id)
     }
 
-    /// The record of its name, looked up once per state of the table of names.
+    /// The record of its name, looked up once per state of the name table.
     pub(super) fn name(&mut self, names: &Registry) -> Option<NameId> {
         let (state, index) = (names.state(), self.id.0);
         if let Some((found_at, name)) = self.tx.names.get(index)
@@ -117,23 +117,23 @@ impl<K: Keyspace> At<'_, '_, K> {
         name
     }
 
-    /// The connections that the hold with a token is bound to.
+    /// The connections that the hold with this token is bound to.
     pub(super) fn clients(&self, token: u64) -> &[u64] {
         self.lock().map_or(&[], |lock| lock.clients(token))
     }
 
-    /// Whether the hold with a token is bound to no connection.
+    /// Whether the hold with this token is bound to no connection.
     pub(super) fn is_unbound(&self, token: u64) -> bool {
         self.lock().is_some_and(|lock| lock.clients(token).is_empty())
     }
 
-    /// The token and the terms of the live hold of an owner.
+    /// The token and the terms of an owner's live hold.
     pub(super) fn live_terms(&self, kind: Kind, owner: &[u8], mode: Mode) -> Result<Option<(u64, Terms)>, Refusal> {
         let hold = self.value().hold(kind, owner, mode, self.now)?;
         Ok(hold.map(|hold| (hold.token(), hold.terms())))
     }
 
-    /// The terms of the hold with a token.
+    /// The terms of the hold with this token.
     pub(super) fn terms_of(&self, token: u64) -> Option<Terms> {
         self.lock()?.hold_with_token(token).map(Hold::terms)
     }

@@ -1,4 +1,4 @@
-//! Pending grants are confirmed or undone: see `pending_grants.rs`.
+//! Confirms and undoes pending grants: see `pending_grants.rs`.
 
 use super::Engine;
 use super::transaction::At;
@@ -13,8 +13,8 @@ use crate::registry::NameId;
 use crate::statistics::count;
 
 impl Engine {
-    /// Confirms the grants of the tickets for which `is_sent` is true. Connections that closed before have to be reported first, with
-    /// [`Engine::client_closed`] or [`Engine::waiter_left`].
+    /// Confirms the grants of the tickets for which `is_sent` is true. Connections that closed
+    /// before must be reported first, with [`Engine::client_closed`] or [`Engine::waiter_left`].
     pub fn confirm_grants(&mut self, is_sent: impl Fn(u64) -> bool) {
         for ticket in self.pending.take_sent(is_sent) {
             self.confirm_ticket(ticket);
@@ -26,13 +26,14 @@ impl Engine {
         self.confirm_ticket(ticket);
     }
 
-    /// Whether there are answers that are not known to be sent yet.
+    /// Whether there are answers that may not have been sent yet.
     #[must_use]
     pub fn has_pending_answers(&self) -> bool {
         self.pending.has_unsent()
     }
 
-    /// Confirms all grants of a hold, with the other grants of their requests, because its owner has used it.
+    /// Confirms all grants of a hold, with the other grants of their requests, because its owner
+    /// has used it.
     pub(super) fn confirm(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         if self.pending.is_empty() {
             return;
@@ -50,20 +51,22 @@ impl Engine {
         }
     }
 
-    /// Undoes the grants of a ticket whose answer cannot reach its waiter. It is done when each key is reconciled.
+    /// Undoes the grants of a ticket whose answer cannot reach its waiter, when each key is
+    /// reconciled.
     pub fn undo_grants(&mut self, ticket: u64) {
         for (name, token) in self.pending.take(ticket) {
             self.mark(name, |dirty| dirty.undone.push((token, ticket)));
         }
     }
 
-    /// Nobody listened on the channel on which the answer to a ticket was published: [`Engine::undo_grants`].
+    /// No client was subscribed to the channel of the published answer to a ticket: see
+    /// [`Engine::undo_grants`].
     pub fn nobody_listened(&mut self, ticket: u64) {
         self.stats.count_unheard();
         self.undo_grants(ticket);
     }
 
-    /// Undoes the grants of a name that are to be undone, as far as the budget goes.
+    /// Undoes the grants that are marked under a name, as far as the budget goes.
     pub(super) fn undo(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, dirty: &mut Dirty) {
         while !dirty.undone.is_empty() && self.budget.take(CHANGE) {
             let Some((token, ticket)) = dirty.undone.pop() else {
@@ -89,8 +92,9 @@ impl Engine {
         }
     }
 
-    /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced count. The deadline stays or becomes later,
-    /// except for an unclaimed hold: its last grant must not prolong it.
+    /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced
+    /// count. The deadline stays or becomes later, except for an unclaimed hold: its last grant
+    /// must not prolong it.
     fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: &Undone, terms: Terms) {
         if terms.deadline_us <= at.now.mono_us {
             // It has expired, and the deadline without the grant would bring it back.
@@ -107,10 +111,10 @@ impl Engine {
             deadline_us = left.deadline_us;
         }
         if undone.ends_session {
-            // The end of this session may have brought the deadline nearer.
+            // The end of this session may have shortened the deadline.
             deadline_us = deadline_us.max(left.deadline_us);
         }
-        // Only the fields that the grant has set: another value may have come under the key since.
+        // Only the fields that the grant set: the key may have another value since.
         let changed = Terms {
             deadline_us,
             lease_ms: left.lease_ms,
@@ -132,8 +136,9 @@ impl Engine {
         }
     }
 
-    /// Returns the owner of an undone grant of a fair lock to the head of the queue, for the grace (not with `GRACE 0`). An owner that has asked
-    /// again after the hold expired has a place already, where it may wait.
+    /// Returns the owner of an undone grant of a fair lock to the head of the queue, for the grace
+    /// (not with `GRACE 0`). An owner that asked again after the hold expired already has a place,
+    /// where it may wait.
     fn give_place_back(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, grant: &PendingGrant) {
         let Some(lock) = at.lock() else {
             return;

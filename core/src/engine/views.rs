@@ -1,9 +1,9 @@
-//! What can be seen of the engine without changing it.
+//! Read-only views of the engine.
 
 use super::Engine;
 use crate::bytes::KeyRef;
 use crate::kind::{Kind, Mode};
-use crate::lock::PASSED_OVER;
+use crate::lock::MAX_SKIPPED;
 use crate::registry::Waiter;
 use crate::statistics::{KindStats, WaitSummary};
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
@@ -11,29 +11,29 @@ use crate::time::{MAX_TOKEN, Now, US_PER_MS};
 /// A waiter, as WAITERS shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaiterView<'a> {
-    /// Who waits.
+    /// The owner that waits.
     pub owner: &'a [u8],
     /// For which mode.
     pub mode: Mode,
-    /// How many holds or permits it wants.
+    /// How many holds or permits it asks for.
     pub count: u32,
-    /// For how long it has been waiting.
+    /// How long it has waited.
     pub waited_ms: u64,
-    /// No connection is blocked for it: its answer is published.
+    /// The answer is published; no connection is blocked.
     pub is_notified: bool,
-    /// The connection that asked, if it is one that can close.
+    /// The connection that asked, unless it cannot close.
     pub client: Option<u64>,
     /// The note of the request.
     pub note: Option<&'a [u8]>,
 }
 
 impl Engine {
-    /// What happened to locks of a kind since the start.
+    /// The statistics of a kind since the start.
     pub fn stats(&mut self, kind: Kind) -> KindStats {
         *self.stats.of(kind)
     }
 
-    /// How many grants were taken back because nobody listened to the channel on which they were to be published.
+    /// How many grants were undone because no client was subscribed to the channel of their answer.
     #[must_use]
     pub fn unheard_grants(&self) -> u64 {
         self.stats.unheard()
@@ -56,31 +56,31 @@ impl Engine {
         self.registry.waiting()
     }
 
-    /// How many bytes the engine's records of them take, about.
+    /// The approximate bytes that the records of waiters take.
     #[must_use]
     pub fn waiters_bytes(&self) -> usize {
         self.registry.heap_bytes()
     }
 
-    /// How many wait for locks of a kind.
+    /// How many requests wait for locks of a kind.
     #[must_use]
     pub fn waiting_for(&self, kind: Kind) -> usize {
         self.registry.waiting_for(kind)
     }
 
-    /// How many of them have no blocked connection.
+    /// How many requests wait without a blocked connection.
     #[must_use]
     pub fn waiting_notified(&self) -> usize {
         self.registry.notified().len()
     }
 
-    /// How many wait under `key`.
+    /// How many requests wait under `key`.
     #[must_use]
     pub fn waiting_on(&self, key: KeyRef<'_>) -> usize {
         self.registry.find(key).map_or(0, |name| self.registry.len_under(name))
     }
 
-    /// Whether a ticket waits.
+    /// Whether the request with a ticket waits.
     #[must_use]
     pub fn is_waiting(&self, ticket: u64) -> bool {
         self.registry.get(ticket).is_some()
@@ -113,24 +113,24 @@ impl Engine {
         }
     }
 
-    /// Who waits under `key`, in order.
+    /// The waiters under `key`, in order.
     #[cfg(test)]
     pub(crate) fn waiters(&self, key: KeyRef<'_>, now: Now) -> impl Iterator<Item = WaiterView<'_>> {
         self.waiters_among(key, now, usize::MAX)
     }
 
-    /// Who waits under `key`, of the first so many requests of the queue.
+    /// The waiters among the first `requests` of the queue of `key`.
     fn waiters_among(&self, key: KeyRef<'_>, now: Now, requests: usize) -> impl Iterator<Item = WaiterView<'_>> {
         let name = self.registry.find(key);
         let waiters = name.into_iter().flat_map(|name| self.registry.in_order(name)).take(requests);
-        let waits = move |waiter: &Waiter| !self.registry.is_wait_over(waiter, now);
+        let waits = move |waiter: &Waiter| !self.registry.has_wait_ended(waiter, now);
         waiters.filter(move |(_, waiter)| waits(waiter)).map(move |(_, waiter)| self.view(waiter, now))
     }
 
-    /// The first who wait under `key`, in order, `limit` at most. Looks at not many more than that: where a
-    /// great many waits have ended together, and are yet to be answered, there may be fewer.
+    /// The first waiters under `key`, in order, at most `limit`. Looks at few more than that, so it
+    /// may return fewer if very many waits have just ended and are not answered yet.
     pub fn first_waiters(&self, key: KeyRef<'_>, now: Now, limit: usize) -> impl Iterator<Item = WaiterView<'_>> {
-        self.waiters_among(key, now, limit.saturating_add(PASSED_OVER)).take(limit)
+        self.waiters_among(key, now, limit.saturating_add(MAX_SKIPPED)).take(limit)
     }
 
     /// How many more fencing tokens this server can give.

@@ -1,4 +1,4 @@
-//! A wait begins and ends. A wait that ends with a grant ends in `serve.rs`.
+//! The begin and the end of a wait. `serve.rs` ends a wait with a grant.
 
 use smallvec::SmallVec;
 
@@ -13,19 +13,20 @@ use crate::request::{Channel, Refusal, Request};
 use crate::statistics::count;
 use crate::time::Now;
 
-/// What becomes of the place that the waiter has on a fair lock.
+/// What becomes of the waiter's place on a fair lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum PlaceAfter {
-    /// The caller, which has the key open, sees to it.
+    /// The caller has the key open and handles the place.
     Open,
-    /// The owner keeps it for the grace, from when the key is reconciled.
+    /// The owner keeps the place for the grace, from when the key is reconciled.
     Kept,
-    /// The owner gives it up, when the key is reconciled.
+    /// The owner gives up the place when the key is reconciled.
     GivenUp,
 }
 
 impl Engine {
-    /// Whether one more request may wait. Waits that are cut off take no room: as many of them as it needs are ended now.
+    /// Checks that one more request may wait. Cut-off waits do not count: as many as necessary are
+    /// ended now.
     pub(super) fn check_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>) -> Result<(), Refusal> {
         let limit = tx.limits.max_waiters;
         while self.registry.waiting() >= limit {
@@ -67,8 +68,9 @@ impl Engine {
         ticket
     }
 
-    /// Refuses a request that has just entered its queues, and takes it out again, if its owner would wait for itself once its
-    /// requests in `ends` have ended. If the searches of this turn have used their steps up, the timer searches.
+    /// Refuses and removes a request that has just entered its queues, if its owner would wait for
+    /// itself once its requests in `ends` have ended. If the searches of this turn have used up
+    /// their steps, the timer searches.
     pub(super) fn check_deadlock(
         &mut self,
         tx: &Transaction<'_, impl Keyspace>,
@@ -78,7 +80,7 @@ impl Engine {
         match self.search_deadlock(ticket, ends, tx.now) {
             Outcome::NoCycle => Ok(()),
             Outcome::Cycle(cycle) => {
-                // No one was told of this wait, so it is not counted as one that ended.
+                // This wait was never reported, so it is not counted as ended.
                 self.registry.leave(ticket);
                 Err(Refusal::Deadlock(cycle))
             }
@@ -97,8 +99,9 @@ impl Engine {
         outcome
     }
 
-    /// The one exit of a wait that ends without a grant: takes the waiter out of its queues and counts why. Unless the caller has its key
-    /// open, the next command on the key, or the timer, serves the queue.
+    /// The only exit of a wait that ends without a grant: removes the waiter from its queues and
+    /// counts the reason. Unless the caller has its key open, the next command on the key, or the
+    /// timer, serves the queue.
     pub(super) fn end_wait(&mut self, ticket: u64, why: &Answer, place: PlaceAfter) -> Option<Waiter> {
         let Left { waiter, owner } = self.registry.leave(ticket)?;
         let kind = waiter.request().kind;
@@ -115,15 +118,16 @@ impl Engine {
             | Answer::Cancelled => {}
         }
         if waiter.is_many() {
-            // It left the queue of each of its keys. If the budget is too small for that, the turn ends.
+            // It left the queue of each of its keys. If the budget is too small for that, the turn
+            // ends.
             self.budget
                 .take_or_end_turn(u32::try_from(waiter.names().len()).unwrap_or(u32::MAX).saturating_mul(CHANGE));
             for name in waiter.names() {
                 self.mark(*name, |_| {});
             }
         } else if let Some(name) = waiter.names().first().filter(|_| place != PlaceAfter::Open) {
-            let gave_up = (place == PlaceAfter::GivenUp).then_some(waiter.arrival());
-            let gone = (kind == Kind::Fair).then(|| (owner.as_slice().into(), gave_up));
+            let timed_out = (place == PlaceAfter::GivenUp).then_some(waiter.arrival());
+            let gone = (kind == Kind::Fair).then(|| (owner.as_slice().into(), timed_out));
             self.mark(*name, |dirty| dirty.gone.extend(gone));
         }
         Some(waiter)
@@ -134,25 +138,26 @@ impl Engine {
         self.answer_with(tx.out, ticket, answer, PlaceAfter::Open);
     }
 
-    /// The same without its key.
+    /// Answers a waiter that is not granted, without its key.
     pub(super) fn answer_with(&mut self, out: &mut Outbox, ticket: u64, answer: Answer, place: PlaceAfter) {
         let waiter = self.end_wait(ticket, &answer, place);
         out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
     }
 
-    /// A channel was taken away, because its slot is served by another node of the cluster: the waits that are to be answered on
-    /// it are over.
+    /// The server deleted a channel, because another node of the cluster serves its slot. Ends the
+    /// waits whose answers it would carry.
     pub fn channel_gone(&mut self, channel: Channel) {
         self.registry.notified_mut().channel_gone(channel);
     }
 
-    /// Ends notified waits that are cut off, as far as the budget goes. The timer does it too; on a replica only this does.
+    /// Ends cut-off waits, as far as the budget goes. The timer does it too; on a replica only this
+    /// does.
     pub fn end_cut_off(&mut self, out: &mut Outbox) {
         self.budget.begin_timer();
         while self.end_next_cut_off(out) {}
     }
 
-    /// Whether waits are cut off that have not ended yet.
+    /// Whether cut-off waits have not ended yet.
     #[must_use]
     pub fn has_cut_off(&self) -> bool {
         self.registry.notified().has_work()
@@ -162,7 +167,8 @@ impl Engine {
         if !self.has_cut_off() || !self.budget.take(ANSWER) {
             return false;
         }
-        // Most of those that are looked at for a channel are for other ones: only what it has passed over counts.
+        // Most waits of a scan for a channel are for other channels, so only skipped ones cost
+        // budget.
         let mut looks = ANSWER.saturating_mul(PARTS_PER_CHANGE);
         let (ticket, answer) = loop {
             let Some(ticket) = self.registry.notified_mut().next() else {

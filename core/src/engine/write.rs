@@ -1,10 +1,13 @@
-//! The one write path: an event becomes true in the value, in the copy of its holders, and in the outbox for everywhere else.
+//! The only write path: applies an event to the value and the copy of its holders, and puts it into
+//! the outbox for replicas and the append-only file.
 //!
 //! Invariants:
-//! 1. Values change in [`Engine::commit`] and nowhere else (grants and releases have it compiled in, as
-//!    [`Engine::commit_inline`]), each time with an event in the outbox. (What a master decided, or a file has, is applied in [`Engine::apply_effect`], through the same [`Engine::apply`].)
-//! 2. After a command, a key whose value has a deadline has an alarm in `leases` that is due not later than that. It may be due
-//!    earlier: a renewal does not move it, it finds the new deadline when it goes off.
+//! 1. Values change only in [`Engine::commit`] (which grants and releases inline as
+//!    [`Engine::commit_inline`]), each time with an event in the outbox. [`Engine::apply_effect`]
+//!    applies the events of a master or a file, through the same [`Engine::apply`].
+//! 2. After a command, a key whose value has a deadline has an alarm in `alarms` that is due no
+//!    later. It may be due earlier: a renewal does not move the alarm, which finds the new deadline
+//!    when it fires.
 
 use smallvec::SmallVec;
 
@@ -22,14 +25,14 @@ use crate::sessions::Binding;
 use crate::statistics::count;
 
 impl Engine {
-    /// Makes an event true here and leaves it in the outbox for everywhere else.
+    /// Applies an event and puts it into the outbox.
     #[inline(never)]
     pub(super) fn commit(&mut self, at: &mut At<'_, '_, impl Keyspace>, event: Event) {
         self.commit_inline(at, event);
     }
 
-    /// The body of [`Engine::commit`], compiled into its caller. Grants and releases are most of all commits, and the compiler
-    /// drops what is not about their kind of event.
+    /// The body of [`Engine::commit`], inlined into its caller. Most commits are grants and
+    /// releases, and the compiler drops the code for other events.
     #[inline(always)]
     pub(super) fn commit_inline(&mut self, at: &mut At<'_, '_, impl Keyspace>, event: Event) {
         match &event {
@@ -65,7 +68,8 @@ impl Engine {
         }
     }
 
-    /// Begins the idle time of a semaphore without holds again. `given` replaces its length; 0 removes it.
+    /// Restarts the idle time of a semaphore without holds. `given` replaces its length; 0 removes
+    /// it.
     pub(super) fn begin_idle_time(&mut self, at: &mut At<'_, '_, impl Keyspace>, given: Option<u64>) {
         let Some(lock) = at.lock() else {
             return;
@@ -99,7 +103,7 @@ impl Engine {
         }
     }
 
-    /// Makes an event true, in the value and in the copy of its holders.
+    /// Applies an event to the value and to the copy of its holders.
     #[inline(always)]
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
         match name.filter(|name| self.registry.len_under(*name) > 0) {
@@ -111,7 +115,7 @@ impl Engine {
     #[inline(never)]
     fn change_and_note(&mut self, keys: &mut impl Keyspace, id: KeyId, name: NameId, event: Event) {
         self.change_value(keys, id, Some(name), event.clone());
-        self.note_holder(keys, id, name, &event);
+        self.update_holders(keys, id, name, &event);
     }
 
     #[inline(always)]
@@ -127,14 +131,14 @@ impl Engine {
                     let mut lock = Lock::new(kind, 1);
                     lock.apply(event);
                     keys.insert(id, lock);
-                    self.note_kind(name, kind);
+                    self.recheck_other_kinds(name, kind);
                 }
             }
         }
     }
 
-    /// A lock came under a name: those who wait there for a lock of another kind are told.
-    pub(super) fn note_kind(&mut self, name: Option<NameId>, kind: Kind) {
+    /// A lock was created under a name: its waiters for a lock of another kind need a review.
+    pub(super) fn recheck_other_kinds(&mut self, name: Option<NameId>, kind: Kind) {
         if let Some(name) = name
             && self.registry.has_other_kind(name, kind)
         {
@@ -147,11 +151,11 @@ impl Engine {
         let Some(lock) = at.lock_mut() else {
             return;
         };
-        let (is_new, gives_way) = lock.bind(token, client);
+        let (is_new, displaced) = lock.bind(token, client);
         if is_new {
             self.sessions.bind(Binding { client, token, key: at.key().to_key() });
         }
-        if let Some(client) = gives_way {
+        if let Some(client) = displaced {
             self.sessions.unbind(&Binding { client, token, key: at.key().to_key() });
         }
     }
@@ -175,7 +179,7 @@ impl Engine {
         }
     }
 
-    /// Leaves every key of a request as it has to be between requests.
+    /// Restores the invariants of all keys after a request.
     pub(super) fn close(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
         for id in tx.ids() {
             self.close_key(tx.keys, id);
@@ -185,7 +189,7 @@ impl Engine {
         }
     }
 
-    /// Removes a lock that nobody holds and nobody has a place in; keeps the alarm of any other.
+    /// Removes a lock without holds and places; maintains the alarm of any other.
     pub(super) fn close_key(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         match keys.value(id) {
             Value::Lock(lock) if lock.is_disposable() => {
@@ -197,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// Keeps invariant 2.
+    /// Maintains invariant 2.
     pub(super) fn set_alarm(&mut self, keys: &mut impl Keyspace, id: KeyId) {
         let Value::Lock(lock) = keys.value(id) else {
             return;
@@ -219,11 +223,11 @@ impl Engine {
         }
     }
 
-    /// Applies an effect that a master decided, or that the append-only file has. Decides nothing.
+    /// Applies an event of a master or of the append-only file. Decides nothing.
     ///
     /// # Errors
     ///
-    /// What is wrong, if it cannot be applied to what lies under the key. Nothing was changed.
+    /// The reason why the event cannot be applied to the value. Nothing was changed.
     pub fn apply_effect(&mut self, keys: &mut impl Keyspace, id: KeyId, event: &Event) -> Result<(), &'static str> {
         match keys.value(id) {
             Value::Foreign => return Err("the key holds something else than a lock"),

@@ -1,19 +1,19 @@
-//! What a lock answers to a request: the one place that knows what each kind admits.
+//! The admission decision of each kind of lock. No other module knows these rules.
 //!
-//! | the owner | the lock | then |
+//! | the owner | the lock | decision |
 //! |---|---|---|
 //! | holds in this mode, by this very request | | [`Decision::Repeat`] |
-//! | holds in this mode, asks for it `ONCE` | | [`Decision::Held`] |
-//! | holds in this mode (not on semaphores) | | [`Decision::Grant`], past the queue: a re-entry |
-//! | holds WRITE, asks for READ | | [`Decision::Grant`], past the queue: a downgrade |
-//! | holds READ, asks for WRITE | no other owner holds, nobody else upgrades | [`Decision::Grant`], past the other waiters |
-//! | | has room, and nobody is ahead | [`Decision::Grant`] |
-//! | | anything else | [`Decision::Wait`] |
+//! | holds in this mode, asks with `ONCE` | | [`Decision::Held`] |
+//! | holds in this mode (not on semaphores) | | [`Decision::Grant`] ahead of the queue: a re-entry |
+//! | holds WRITE, asks for READ | | [`Decision::Grant`] ahead of the queue: a downgrade |
+//! | holds READ, asks for WRITE | no other holder, no other upgrade waits | [`Decision::Grant`] ahead of other waiters |
+//! | | has room, no waiter is ahead | [`Decision::Grant`] |
+//! | | otherwise | [`Decision::Wait`] |
 //!
-//! A lock has room for an exclusive or a writing hold if no other owner holds it; for a reading one if no other owner
-//! writes; for permits if so many are free. Leases that are over do not count.
+//! A lock has room for an exclusive or WRITE hold if no other owner holds it, for a READ hold if no
+//! other owner holds WRITE, and for permits if enough are free. Expired leases do not count.
 //!
-//! Who waits ahead is told by the caller; but for a fair lock, whose queue is part of the value.
+//! The caller knows the waiters ahead, except on a fair lock, whose queue is part of the value.
 
 use super::{Hold, Lock};
 use crate::event::Event;
@@ -22,7 +22,7 @@ use crate::place::Place;
 use crate::request::{Ask, Numbered, Refusal, Request, RequestMark, Verb};
 use crate::time::Now;
 
-/// What lies under a key.
+/// The value of a key.
 #[derive(Clone, Copy, Debug)]
 pub enum Value<'a> {
     /// Nothing.
@@ -33,39 +33,39 @@ pub enum Value<'a> {
     Foreign,
 }
 
-/// Who waits ahead of a request under the key's name.
+/// The requests that wait ahead of a request under the key's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// Anybody.
+    /// There is at least one.
     pub(crate) any: bool,
-    /// A reader that waits for WRITE: it stands ahead of the rest of the queue.
+    /// A reader waits for WRITE, ahead of the rest of the queue.
     pub(crate) upgrade: bool,
-    /// Somebody who waits for a lock of another kind.
+    /// At least one waits for a lock of another kind.
     pub(crate) other_kind: bool,
 }
 
-/// What a request comes to.
+/// The decision about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The owner is to have it, in addition to what it has.
+    /// Grant the request, in addition to the owner's holds.
     Grant,
     /// This very request was granted before, as the hold with this token.
     Repeat(u64),
-    /// The owner has what it asks for `ONCE`: the hold with this token.
+    /// The owner already holds what it asks for with `ONCE`: the hold with this token.
     Held(u64),
-    /// Not now.
+    /// The request cannot be granted now.
     Wait,
-    /// It cannot be granted, whoever leaves.
+    /// The request cannot be granted, whichever holds end.
     Refuse(Refusal),
 }
 
 impl<'a> Value<'a> {
-    /// The kind check of every command: the lock if there is one. A lock of another kind whose leases and places are all
-    /// over is not there any more.
+    /// Checks the kind for every command, and returns the lock if there is one. A lock of another
+    /// kind whose leases and places have all expired counts as absent.
     ///
     /// # Errors
     ///
-    /// [`Refusal::WrongType`]; [`Refusal::NoSemaphore`] for a semaphore that is not there.
+    /// [`Refusal::WrongType`]; [`Refusal::NoSemaphore`] for a missing semaphore.
     pub fn of_kind(self, kind: Kind, now: Now) -> Result<Option<&'a Lock>, Refusal> {
         match self {
             Self::Foreign => Err(Refusal::WrongType { found: None }),
@@ -76,9 +76,9 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Whether an EXPIRE that a user has set on the key is cleared when `event` happens to what lies there: it was meant for the
-    /// holder before. So it is when a holder comes, but not to readers that hold already, and never on a semaphore, whose life is
-    /// the user's. A replica comes to the same answer as its master.
+    /// Whether `event` clears an EXPIRE that a user has set on the key, because it was meant for
+    /// the previous holder. A grant clears it, but not for readers that join readers, and never on
+    /// a semaphore, whose lifetime the user controls. A replica gets the same result as its master.
     #[must_use]
     pub fn clears_expire(self, event: &Event) -> bool {
         let Event::Granted { kind, .. } = event else {
@@ -91,16 +91,17 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The live hold that a command of its owner is about.
+    /// The live hold that a command of its owner refers to.
     ///
     /// # Errors
     ///
-    /// As [`Value::of_kind`].
+    /// Like [`Value::of_kind`].
     pub fn hold(self, kind: Kind, owner: &[u8], mode: Mode, now: Now) -> Result<Option<&'a Hold>, Refusal> {
         Ok(self.of_kind(kind, now)?.and_then(|lock| lock.live_hold(owner, mode, now)))
     }
 
-    /// The live hold that RELEASE is about, or what its former owner keeps closed.
+    /// The live hold that RELEASE refers to, or the hold with which its former owner keeps the lock
+    /// closed.
     pub(crate) fn hold_or_kept(
         self,
         kind: Kind,
@@ -148,7 +149,8 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
     }
     let Some(lock) = lock else {
         if request.kind == Kind::Fair && ahead.other_kind {
-            // Others wait under this name for many keys at once, and for a lock of another kind: none is made here.
+            // A MACQUIRE for a lock of another kind waits under this name, so no fair lock is
+            // created here.
             return if request.ask == Ask::Try { Ok(Decision::Wait) } else { Err(Refusal::WrongType { found: None }) };
         }
         return Ok(if ahead.any { Decision::Wait } else { Decision::Grant });
@@ -164,9 +166,10 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
     let is_next = match claim(lock, owner, request, now) {
         Claim::Downgrade => true,
         Claim::Upgrade => !ahead.upgrade,
-        // Of those who wait, some may have no place yet in a lock that came under their name.
+        // Waiters may not have a place yet in a lock that arrived under their name.
         Claim::None if lock.kind() == Kind::Fair => {
-            // A place whose life is over gives no right before others. It may still be here: a turn does only so much.
+            // An expired place gives no precedence. It may still be here if the budget of a turn
+            // ran out.
             let is_turn = |first: Place<'_>| first.owner == owner && (first.is_live(now) || !ahead.any);
             lock.queue().and_then(|queue| queue.first()).map_or(!ahead.any, is_turn)
         }
@@ -175,14 +178,14 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
     Ok(if has_room && is_next { Decision::Grant } else { Decision::Wait })
 }
 
-/// What a request is to what its owner holds already in another mode.
+/// How a request relates to its owner's hold in another mode.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claim {
-    /// Nothing: it stands in line like everybody.
+    /// No relation: it waits its turn.
     None,
-    /// A reader asks for WRITE: it goes ahead of the queue, which waits for it.
+    /// A reader asks for WRITE: it goes ahead of the queue, which waits for its READ.
     Upgrade,
-    /// The writer asks for READ: nobody can mind.
+    /// The writer asks for READ, which blocks no other owner further.
     Downgrade,
 }
 
@@ -195,17 +198,18 @@ fn claim(lock: &Lock, owner: &[u8], request: &Request, now: Now) -> Claim {
     }
 }
 
-/// Whether a request that has to wait waits ahead of the queue.
+/// Whether a request has to wait ahead of the queue.
 pub(crate) fn is_upgrade(value: Value<'_>, owner: &[u8], request: &Request, now: Now) -> bool {
     let is_upgrade = |lock| claim(lock, owner, request, now) == Claim::Upgrade;
     matches!(value, Value::Lock(lock) if request.mode == Mode::Write && is_upgrade(lock))
 }
 
-/// Whether a request for permits, or for a lock of this kind, can ever be granted what lies under the key now.
+/// Checks whether the current value could ever grant the request: its kind, and its number of
+/// permits.
 ///
 /// # Errors
 ///
-/// Why it cannot.
+/// The reason why it cannot.
 pub(crate) fn check_possible(value: Value<'_>, request: &Request, now: Now) -> Result<(), Refusal> {
     match value.of_kind(request.kind, now)? {
         Some(lock) if request.mode == Mode::Permits && request.count > lock.permits() => {
@@ -215,7 +219,8 @@ pub(crate) fn check_possible(value: Value<'_>, request: &Request, now: Now) -> R
     }
 }
 
-/// Whether the request is a repeat of the one that made the hold what it is: answered as it was then, and nothing changes.
+/// Whether the request repeats the last request of the hold. It then gets the same answer and
+/// changes nothing.
 ///
 /// # Errors
 ///
@@ -258,7 +263,7 @@ mod tests {
         }
     }
 
-    /// (who holds, who asks for what, admitted): the admission rule as a table.
+    /// The admission rule as a table: (holds, request, admitted).
     #[test]
     fn the_admission_rule_of_each_kind() {
         use Mode::{Exclusive, Permits, Read, Write};
@@ -290,7 +295,7 @@ mod tests {
         }
     }
 
-    /// (what is held, who is ahead, who asks, admitted): who passes whom.
+    /// Precedence as a table: (holds, waiters ahead, request, admitted).
     #[test]
     fn who_passes_the_queue() {
         use Mode::{Exclusive, Permits, Read, Write};
@@ -371,7 +376,7 @@ mod tests {
         assert_eq!(refused(Value::Foreign, mutex), Refusal::WrongType { found: None });
         let full = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, u32::MAX)]);
         assert_eq!(refused(Value::Lock(&full), mutex), Refusal::CountOverflow);
-        // What is over is not there.
+        // An expired lock counts as absent.
         let later = Now { mono_us: NOW.mono_us + 1, ..NOW };
         let rwlock = with(Kind::RwLock, 1, &[("b", Mode::Read, 1)]);
         assert_eq!(decide(Value::Lock(&rwlock), Ahead::default(), b"a", &mutex, later), Decision::Grant);

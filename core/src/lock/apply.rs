@@ -1,4 +1,4 @@
-//! Changes of the value: an event is checked if it comes from outside, and then made true.
+//! Changes of the value: checks an event from outside, and applies events.
 
 use alloc::boxed::Box;
 use core::mem;
@@ -16,12 +16,12 @@ use crate::place::Place;
 use crate::time::Now;
 
 impl Lock {
-    /// Whether [`Lock::apply`] can make an event true here, that comes from outside: from a payload or from a master. The
-    /// one check for both. What is not a matter of this lock was checked when the event was read.
+    /// Checks that [`Lock::apply`] can apply an event from a payload or from a master. Reading the
+    /// event checked everything else.
     ///
     /// # Errors
     ///
-    /// What is wrong.
+    /// The reason why not.
     pub fn check(&self, event: &Event) -> Result<(), &'static str> {
         let fits = match event {
             Event::Granted { kind, mode, .. } => *kind == self.kind && kind.has_mode(*mode),
@@ -44,8 +44,8 @@ impl Lock {
         }
     }
 
-    /// Makes `event` true. Total: an event about a hold that is not here changes nothing. Returns what is left to be cleaned
-    /// up, if that is a lot.
+    /// Applies `event`. Total: an event about a missing hold changes nothing. Returns the leftovers
+    /// if they are too many to clean up in one step.
     #[inline(always)]
     pub(crate) fn apply(&mut self, event: Event) -> Option<Leftovers> {
         match event {
@@ -57,7 +57,8 @@ impl Lock {
                 let displaced = self.displace(&owner, mode);
                 let left = self.leave(&owner);
                 self.push_hold(Hold::new(owner, mode, token, &terms));
-                // A lock with a queue has one holder, and nothing to displace that would be a lot.
+                // A lock with a queue has at most one holder, so it cannot have many displaced
+                // holds, too.
                 return displaced.or(left);
             }
             Event::Changed { token, terms, .. } => {
@@ -81,7 +82,7 @@ impl Lock {
                     capacity.idle = (idle_ms != 0).then_some(Idle { idle_ms, until_us });
                 }
             }
-            // Holds are there only on a copy that has missed something.
+            // Holds exist only on a copy that has missed an event.
             Event::Removed => {
                 let leftovers = self.clear_holds(None);
                 self.body = Body::Free;
@@ -102,7 +103,7 @@ impl Lock {
                 return Some(Leftovers { queue, ..Leftovers::default() });
             }
             Event::Reserved { until_us, .. } => self.change_queue(|queue| queue.reserve(until_us)),
-            // Where no place has a grace of its own, the moment is of no account.
+            // `at_us` matters only if a place has its own `GRACE`.
             Event::Detached { until_us, at_us } => {
                 self.change_queue(|queue| queue.detach_all(until_us, at_us.unwrap_or(0)));
             }
@@ -110,25 +111,25 @@ impl Lock {
         None
     }
 
-    /// Makes room for a hold: of the same owner and mode, and of whoever a new holder in this mode is not beside. The latter
-    /// matters only on a copy that has missed something.
+    /// Makes room for a hold: removes the owner's hold in the same mode, and other owners' holds
+    /// that exclude it. The latter exist only on a copy that has missed an event.
     fn displace(&mut self, owner: &Owner, mode: Mode) -> Option<Leftovers> {
         if let Some(at) = self.position(owner.as_slice(), mode) {
             self.remove_hold(at);
         }
-        let is_in_the_way = |hold: &Hold| hold.owner() != owner && (mode.is_alone() || hold.mode().is_alone());
+        let is_in_the_way = |hold: &Hold| hold.owner() != owner && (mode.is_exclusive() || hold.mode().is_exclusive());
         if self.holds().len() <= MIN_INDEXED {
             let in_the_way = |lock: &Self| lock.holds().iter().position(is_in_the_way);
             while let Some(at) = in_the_way(self) {
                 self.remove_hold(at);
             }
-        } else if mode.is_alone() {
+        } else if mode.is_exclusive() {
             return Some(self.clear_holds(Some(owner)));
         }
         None
     }
 
-    /// Takes out every hold, but those of one owner.
+    /// Removes all holds, except those of one owner.
     fn clear_holds(&mut self, except: Option<&Owner>) -> Leftovers {
         let own = except.map(|owner| self.take_holds_of(owner)).unwrap_or_default();
         let mut leftovers = Leftovers::default();
@@ -147,7 +148,7 @@ impl Lock {
         leftovers
     }
 
-    /// Takes out the holds of one owner. What is left may be narrower than it is, see invariant 4.
+    /// Removes the holds of one owner. Invariant 4 may not hold afterwards.
     fn take_holds_of(&mut self, owner: &Owner) -> SmallVec<[Hold; 2]> {
         let mut taken = SmallVec::new();
         for mode in Mode::ALL {
@@ -205,7 +206,8 @@ impl Lock {
         }
     }
 
-    /// The last hold takes the place of the one that goes: the same on every server that applies the same events.
+    /// The last hold takes the position of the removed one: the same on every server that applies
+    /// the same events.
     fn take_hold(&mut self, at: usize) -> Option<Hold> {
         match &mut self.body {
             Body::Free | Body::Unused(_) => None,
@@ -222,7 +224,7 @@ impl Lock {
         }
     }
 
-    /// Changes the part that few locks have, which is made if need be.
+    /// Changes the fields that few locks need, which are created if missing.
     fn widened<R>(&mut self, change: impl FnOnce(&mut Wide) -> R) -> R {
         let mut wide = match mem::replace(&mut self.body, Body::Free) {
             Body::Free => Box::default(),
@@ -239,7 +241,7 @@ impl Lock {
         changed
     }
 
-    /// Keeps invariant 4.
+    /// Restores invariant 4.
     fn narrow(&mut self) {
         let Body::Wide(wide) = &mut self.body else {
             return;
@@ -271,7 +273,8 @@ impl Lock {
         }
     }
 
-    /// Goes on with the places of a queue that was detached, see [`FairQueue::settle_some`]. Returns whether there are more.
+    /// Continues with the places of a detached queue, see [`FairQueue::settle_some`]. Returns
+    /// whether there are more.
     pub(crate) fn settle_places(&mut self, count: usize) -> bool {
         match &mut self.body {
             Body::Wide(wide) => wide.queue.as_mut().is_some_and(|queue| queue.settle_some(count)),
@@ -279,7 +282,8 @@ impl Lock {
         }
     }
 
-    /// Gives up a place. Returns what is left of the queue when the last of a great many has left it.
+    /// Removes a place. Returns the leftovers of a queue whose last place was removed, if it had
+    /// very many.
     fn leave(&mut self, owner: &Owner) -> Option<Leftovers> {
         let Body::Wide(wide) = &mut self.body else {
             return None;
@@ -294,8 +298,8 @@ impl Lock {
         queue.map(|queue| Leftovers { queue: Some(queue), ..Leftovers::default() })
     }
 
-    /// Brings leases nearer that end further ahead than a lease may last: of a file that somebody made by hand, or that a server
-    /// with a wrong clock has written. No lock is immortal.
+    /// Shortens leases beyond the longest allowed one, from a hand-made file or a server with a
+    /// wrong clock. No lock is immortal.
     pub fn shorten_leases(&mut self, now: Now) {
         let is_far = |deadline_us: u64| now.within_limits(deadline_us) != deadline_us;
         if !self.last_deadline_us().is_some_and(is_far) {

@@ -1,11 +1,11 @@
-//! Holds that are bound to connections. That is not part of the value: a copy has no bindings.
+//! The bindings of holds to connections. They are not part of the value: a copy has none.
 
 use smallvec::SmallVec;
 
 use super::hold::Hold;
 use super::{Body, Lock};
 
-/// Bindings of one hold: connections, each with the token.
+/// The bindings of one hold: connections, each with the token.
 type Bindings = SmallVec<[(u64, u64); 1]>;
 
 impl Lock {
@@ -22,7 +22,7 @@ impl Lock {
         }
     }
 
-    /// The bindings of holds to connections, of the first so many holds: each a connection, and the token.
+    /// The bindings of the first `holds` holds: each a connection and the token.
     pub(crate) fn bindings_of_first(&self, holds: usize) -> impl Iterator<Item = (u64, u64)> {
         let generation = self.generation();
         let of_hold = move |hold: &Hold| -> Bindings {
@@ -31,13 +31,13 @@ impl Lock {
         self.holds().iter().take(holds).flat_map(of_hold)
     }
 
-    /// Every binding of a hold to a connection.
+    /// All bindings.
     #[cfg(test)]
     pub(crate) fn bindings(&self) -> impl Iterator<Item = (u64, u64)> {
         self.bindings_of_first(self.holds().len())
     }
 
-    /// Binds the hold with `token` to one more connection, see [`Hold::bind`].
+    /// Binds the hold with `token` to a connection, see [`Hold::bind`].
     pub(crate) fn bind(&mut self, token: u64, client: u64) -> (bool, Option<u64>) {
         let bindings = self.generation();
         let at = self.position_of_token(token);
@@ -53,8 +53,8 @@ impl Lock {
         }
     }
 
-    /// Unbinds every hold from its connections, in one step, however many there are: bindings of an earlier generation do not
-    /// count.
+    /// Unbinds all holds in one step, regardless of their number: bindings of an earlier generation
+    /// do not count.
     pub(crate) fn unbind_all(&mut self) {
         match &mut self.body {
             Body::Free | Body::Unused(_) => {}

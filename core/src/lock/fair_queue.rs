@@ -1,16 +1,17 @@
-//! The queue of a fair lock, as data: places in order, found by owner, some with an end of their life.
+//! The queue of a fair lock: places in order, found by owner, some with a deadline.
 //!
-//! A place belongs to an owner, and an owner has one at most. A waiter whose connection is blocked has a place that lives
-//! as long as it waits; a waiter that only polls has one that lives until it asks again, or not.
+//! A place belongs to an owner, who has at most one. A waiter on a blocked connection has a place
+//! as long as it waits. The place of a polling waiter expires unless the waiter asks again in time.
 //!
-//! Taking a place, leaving from anywhere, and finding one are O(1); setting the end of a life is O(log n). Cutting all of them off
-//! from their connections is O(1) as well: a place remembers how often that had happened when it was last looked at, so what it comes
-//! to can be worked out by whoever looks, and is written down in parts, see [`FairQueue::settle_some`].
+//! Taking, leaving and finding a place are O(1); setting its deadline is O(log n). Detaching all
+//! places from their connections is O(1), too: a place stores in which detach it was last settled,
+//! so readers compute its current deadline. [`FairQueue::settle_some`] stores these deadlines in
+//! parts.
 //!
 //! Invariants:
 //! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
-//! 2. `by_owner` has each of them exactly once, by the number of its slot.
-//! 3. The lock is reserved only for a first place, and the reservation goes with it.
+//! 2. `by_owner` contains each node exactly once, by the number of its slot.
+//! 3. The lock is reserved only for the first place, and the reservation ends with it.
 //! 4. Every place before `unsettled` in the list is settled.
 
 use alloc::boxed::Box;
@@ -18,7 +19,7 @@ use alloc::boxed::Box;
 use ahash::RandomState;
 
 use super::hashing::hasher;
-use super::hold::PASSED_OVER;
+use super::hold::MAX_SKIPPED;
 use crate::collections::{Alarm, Deadlines, NameTable, Optional};
 use crate::place::{Place, Stay};
 use crate::time::{Now, US_PER_MS};
@@ -27,22 +28,22 @@ use crate::time::{Now, US_PER_MS};
 struct Node {
     owner: Box<[u8]>,
     arrival: u64,
-    /// 0 is none: ids count from 1.
+    /// 0 means none: ids count from 1.
     request_id: u64,
     grace_ms: Optional,
     previous: Alarm,
     next: Alarm,
-    /// How often all places had been cut off when the end of its life was set.
+    /// The value of `detached` when its deadline was set.
     settled_in: u32,
     is_polled: bool,
 }
 
-/// The end of a grace that begins at a moment.
+/// When a grace that begins at `at_us` ends.
 fn after_grace(at_us: u64, grace_ms: u64) -> u64 {
     at_us.saturating_add(grace_ms.saturating_mul(US_PER_MS))
 }
 
-/// The end of a life that has none.
+/// The deadline of a place without one.
 const NEVER_US: u64 = u64::MAX;
 
 /// The places of one lock, in order.
@@ -55,14 +56,14 @@ pub struct FairQueue {
     last: Alarm,
     reserved_until_us: Option<u64>,
     connected: usize,
-    /// No place without a connection lives longer than this.
+    /// No place without a connection expires later.
     latest_us: u64,
-    /// How often all places were cut off from their connections, until when they live at least, and the first place for which
-    /// that is not written down.
+    /// The number of detaches, the least deadline of detached places, and the first place whose
+    /// deadline is not stored yet.
     detached: u32,
     detached_until_us: u64,
     unsettled: Alarm,
-    /// When that happened last, and the shortest and the longest grace that a place has had of its own.
+    /// When the last detach happened, and the shortest and the longest `GRACE` of a place so far.
     detached_at_us: u64,
     least_grace_ms: u64,
     most_grace_ms: Optional,
@@ -90,13 +91,13 @@ impl Default for FairQueue {
 }
 
 impl FairQueue {
-    /// How many there are.
+    /// The number of places.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no places.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
@@ -124,20 +125,20 @@ impl FairQueue {
         })
     }
 
-    /// The first places whose life is not over, `limit` at most. Looks at not many more than that: where a great many lives have ended
-    /// together there may be fewer.
+    /// The first live places, at most `limit`. Looks at few more than that, so it may return fewer
+    /// if very many places have just expired.
     pub fn first_live(&self, now: Now, limit: usize) -> impl Iterator<Item = Place<'_>> {
-        let places = self.iter().take(limit.saturating_add(PASSED_OVER));
+        let places = self.iter().take(limit.saturating_add(MAX_SKIPPED));
         places.filter(move |place| place.is_live(now)).take(limit)
     }
 
-    /// Until when the lock is reserved for the head.
+    /// When the reservation for the head expires.
     #[must_use]
     pub fn reserved_until_us(&self) -> Option<u64> {
         self.reserved_until_us
     }
 
-    /// When the next life ends, or the reservation; not later than that while not all places are settled.
+    /// When the next place or the reservation expires; a lower bound until all places are settled.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         let life_us = self.slots.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != NEVER_US);
@@ -146,23 +147,23 @@ impl FairQueue {
         [life_us, unsettled_us, self.reserved_until_us].into_iter().flatten().min()
     }
 
-    /// A place whose life is over.
+    /// An expired place.
     #[must_use]
-    pub fn over(&self, now_us: u64) -> Option<Place<'_>> {
+    pub fn expired_place(&self, now_us: u64) -> Option<Place<'_>> {
         let (at_us, at) = self.slots.peek()?;
-        let is_over = |place: &Place<'_>| place.stay.until_us().is_some_and(|until_us| until_us <= now_us);
-        if at_us <= now_us { self.place(at).filter(is_over) } else { None }
+        let has_expired = |place: &Place<'_>| place.stay.until_us().is_some_and(|until_us| until_us <= now_us);
+        if at_us <= now_us { self.place(at).filter(has_expired) } else { None }
     }
 
-    /// Takes a place at the end of the queue, or at its head. An owner that has one keeps that, and only stays
-    /// differently.
+    /// Adds a place at the end of the queue, or at its head. An owner that has one keeps that; only
+    /// its stay changes.
     pub(crate) fn push(&mut self, place: Place<'_>, at_head: bool) {
         let Place { owner, stay, arrival, request_id, grace_ms } = place;
         if self.find(owner).is_some() {
             self.set_stay(owner, stay, request_id, grace_ms);
             return;
         }
-        self.note_grace(grace_ms);
+        self.record_grace(grace_ms);
         let (previous, next) = if at_head { (Alarm::NONE, self.first) } else { (self.last, Alarm::NONE) };
         let is_polled = matches!(stay, Stay::Polled { .. });
         let request_id = request_id.unwrap_or(0);
@@ -187,12 +188,12 @@ impl FairQueue {
         self.by_owner.insert(self.hasher.hash_one(owner), at.number());
     }
 
-    /// Changes how a place waits, which request it stands for, and its grace.
+    /// Changes the stay, the request id and the grace of a place.
     pub(crate) fn set_stay(&mut self, owner: &[u8], stay: Stay, request_id: Option<u64>, grace_ms: Option<u64>) {
         let Some(at) = self.find(owner) else {
             return;
         };
-        self.note_grace(grace_ms);
+        self.record_grace(grace_ms);
         if let Some(place) = self.place(at) {
             self.count_out(place.stay);
             self.count_in(stay);
@@ -207,7 +208,7 @@ impl FairQueue {
         self.slots.set(at, stay.until_us().unwrap_or(NEVER_US));
     }
 
-    fn note_grace(&mut self, grace_ms: Option<u64>) {
+    fn record_grace(&mut self, grace_ms: Option<u64>) {
         if let Some(grace_ms) = grace_ms {
             self.least_grace_ms = self.least_grace_ms.min(grace_ms);
             self.most_grace_ms =
@@ -215,12 +216,12 @@ impl FairQueue {
         }
     }
 
-    /// Whether a place has, or has had, a grace of its own.
+    /// Whether a place has, or has had, its own `GRACE`.
     pub(crate) fn has_graces(&self) -> bool {
         self.most_grace_ms.get().is_some()
     }
 
-    /// Gives a place up.
+    /// Removes a place.
     pub(crate) fn remove(&mut self, owner: &[u8]) {
         let hash = self.hasher.hash_one(owner);
         let Some(at) = self.find_hashed(hash, owner) else {
@@ -256,9 +257,10 @@ impl FairQueue {
         }
     }
 
-    /// Cuts every place off from its connection, at a moment: those of pollers keep what they had left and at least until
-    /// `until_us`, the others live until then, or as long as when this happened before. For one with a grace of its own that is
-    /// the moment and its grace. A reservation ends.
+    /// Detaches all places from their connections at `at_us`. A polled place keeps its deadline,
+    /// but at least until `until_us`. Other places expire at `until_us`, or later if an earlier
+    /// detach said so. If a place has its own `GRACE`, that counts from `at_us` instead of
+    /// `until_us`. Ends a reservation.
     pub(crate) fn detach_all(&mut self, until_us: u64, at_us: u64) {
         self.detached_at_us = self.detached_at_us.max(at_us);
         let at_us = self.detached_at_us;
@@ -273,12 +275,12 @@ impl FairQueue {
         self.unsettled = self.first;
     }
 
-    /// Until when the places live that were cut off when all were, at least.
+    /// The least deadline of detached places.
     pub(crate) fn detached_until_us(&self) -> u64 {
         self.detached_until_us
     }
 
-    /// Writes down what cutting off came to for some of the places. Returns whether there are more.
+    /// Stores the deadlines of some detached places. Returns whether there are more.
     pub(crate) fn settle_some(&mut self, count: usize) -> bool {
         for _ in 0..count {
             let at = self.unsettled;
@@ -296,10 +298,10 @@ impl FairQueue {
         self.slots.get(self.unsettled).is_some()
     }
 
-    /// Whether the life of every place is known to be over. Does not look at each: a queue of many may be found to be over
-    /// a little late, when places that lived longer have left it.
+    /// Whether all places are known to have expired. Does not visit each, so it may return `true`
+    /// late, after places with later deadlines have left.
     #[must_use]
-    pub fn is_over(&self, now: Now) -> bool {
+    pub fn has_expired(&self, now: Now) -> bool {
         self.connected == 0 && self.latest_us <= now.mono_us
     }
 
@@ -316,7 +318,8 @@ impl FairQueue {
         }
     }
 
-    /// Drops some places of a queue that is no longer part of a lock. Returns whether there are more.
+    /// Drops some places of a queue that is no longer part of a lock. Returns whether there are
+    /// more.
     pub(crate) fn drop_some(&mut self, count: usize) -> bool {
         for _ in 0..count {
             let Some((_, node)) = self.slots.get(self.first) else {
@@ -327,18 +330,18 @@ impl FairQueue {
             self.first = next;
         }
         if self.is_empty() {
-            self.slots.give_back();
+            self.slots.free_some();
         }
         !self.is_empty() || self.has_retired()
     }
 
-    /// Whether there were so many places that the memory of those that have left is given back in parts, see
-    /// [`FairQueue::drop_some`].
+    /// Whether the queue had so many places that [`FairQueue::drop_some`] has to free their memory
+    /// in parts.
     pub(crate) fn has_retired(&self) -> bool {
         self.slots.has_retired()
     }
 
-    /// Bytes on the heap, for MEMORY USAGE. The owners of a few places stand for all of them.
+    /// The heap bytes, for MEMORY USAGE. Extrapolates from the owners of up to 64 places.
     #[must_use]
     pub(crate) fn heap_bytes(&self) -> usize {
         const SAMPLES: usize = 64;
@@ -380,7 +383,7 @@ impl FairQueue {
     }
 }
 
-/// Two queues are equal if the same owners stay in the same way in the same order.
+/// Two queues are equal if the same owners have the same stays in the same order.
 impl PartialEq for FairQueue {
     fn eq(&self, other: &Self) -> bool {
         self.reserved_until_us == other.reserved_until_us && self.iter().eq(other.iter())
@@ -491,13 +494,13 @@ mod tests {
                 let lives = list.iter().filter_map(|place| place.1.until_us());
                 let next_us = lives.chain(reserved).min();
                 prop_assert!(next_us.is_none_or(|next_us| places.next_deadline_us() <= Some(next_us)));
-                let is_over = |place: Place<'_>| place.stay.until_us().is_some_and(|until_us| until_us <= 25);
-                prop_assert!(places.over(25).is_none_or(is_over));
+                let has_expired = |place: Place<'_>| place.stay.until_us().is_some_and(|until_us| until_us <= 25);
+                prop_assert!(places.expired_place(25).is_none_or(has_expired));
                 let mut settled = places.clone();
                 while settled.settle_some(1) {}
                 prop_assert_eq!((settled.next_deadline_us(), &settled), (next_us, &places));
                 let first_over = list.iter().find(|place| place.1.until_us().is_some_and(|until_us| until_us <= 25));
-                prop_assert_eq!(settled.over(25).is_some(), first_over.is_some());
+                prop_assert_eq!(settled.expired_place(25).is_some(), first_over.is_some());
                 for owner in 0..12u8 {
                     let expected = list.iter().find(|place| place.0 == owner).map(|place| place.1);
                     prop_assert_eq!(places.get(&[owner]).map(|place| place.stay), expected);

@@ -1,7 +1,7 @@
-//! A hold: what an owner has of a lock in one mode.
+//! A hold: an owner's claim on a lock in one mode.
 //!
-//! There may be a million of them, so the fields are packed: most holds have a small count, no numbered request and no
-//! session, and take 72 bytes with an owner of up to 38.
+//! There may be a million holds, so the fields are packed: most have a small count, no numbered
+//! request and no session, and take 72 bytes with an owner of up to 38.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -15,25 +15,26 @@ use crate::kind::Mode;
 use crate::request::RequestMark;
 use crate::time::{MAX_LEASE_MS, Now, US_PER_MS};
 
-/// How many connections a hold is bound to at most. One more takes the place of the one that was bound longest ago, so that
-/// renewing over a pool of any size costs a bounded amount of memory.
+/// The most connections that a hold is bound to. One more replaces the least recently bound one, so
+/// that renewals over a pool of any size use bounded memory.
 pub(crate) const MAX_BOUND_CLIENTS: usize = 8;
 
-/// How many holds, places or requests that are over are passed over, to show some that are not.
-pub(crate) const PASSED_OVER: usize = 1000;
+/// How many expired or ended entries a listing skips to find live ones.
+pub(crate) const MAX_SKIPPED: usize = 1000;
 
-/// What an owner has in one mode.
+/// An owner's claim on a lock in one mode.
 #[derive(Debug)]
 pub struct Hold {
     owner: Owner,
     token: u64,
     deadline_us: u64,
     extras: Option<Box<Extras>>,
-    /// The lease in milliseconds, 365 days at most: low and high part. The high part has 3 bits, and above them the phase.
+    /// The lease in milliseconds, at most 365 days: low and high part. The high part has 3 bits,
+    /// and above them the phase.
     lease_low: u32,
     lease_high: u8,
     mode: Mode,
-    /// The low half of the count; the high one is among the extras.
+    /// The low half of the count; the high half is in the extras.
     count_low: u16,
 }
 
@@ -52,15 +53,17 @@ fn phase_bits(phase: Phase) -> u8 {
     }
 }
 
-/// What most holds do not have.
+/// The fields that most holds do not need.
 #[derive(Clone, Debug)]
 struct Extras {
     request: Option<RequestMark>,
     session_ms: Optional,
     note: Option<Box<Note>>,
-    /// The connections that the hold is bound to, the one bound last at the end. Never saved, and not part of a copy.
+    /// The connections that the hold is bound to, the most recently bound last. Never saved, and
+    /// not part of a copy.
     clients: SmallVec<[u64; 1]>,
-    /// The generation of the lock's bindings (see `Lock::unbind_all`) in which they were bound.
+    /// The generation of the lock's bindings (see `Lock::unbind_all`) in which `clients` were
+    /// bound.
     bound_in: u32,
     count_high: u16,
 }
@@ -87,7 +90,7 @@ impl Clone for Hold {
     }
 }
 
-/// Equal holds say the same of owner and terms. Connections are not compared.
+/// Compares owner, mode, token and terms, but not connections.
 impl PartialEq for Hold {
     fn eq(&self, other: &Self) -> bool {
         (&self.owner, self.mode, self.token) == (&other.owner, other.mode, other.token) && self.terms() == other.terms()
@@ -127,13 +130,13 @@ impl Hold {
         }
     }
 
-    /// Who holds.
+    /// The owner of the hold.
     #[must_use]
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// In which mode.
+    /// The mode of the hold.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
@@ -152,13 +155,13 @@ impl Hold {
         (u32::from(high) << u16::BITS) | u32::from(self.count_low)
     }
 
-    /// When the lease ends.
+    /// When the lease expires.
     #[must_use]
     pub fn deadline_us(&self) -> u64 {
         self.deadline_us
     }
 
-    /// The lease that was last given, in milliseconds.
+    /// The last granted lease, in milliseconds.
     #[must_use]
     pub fn lease_ms(&self) -> u64 {
         (u64::from(self.lease_high & LEASE_HIGH) << u32::BITS) | u64::from(self.lease_low)
@@ -192,7 +195,7 @@ impl Hold {
         self.extras.as_ref()?.note.as_ref().map(|note| &***note)
     }
 
-    /// The terms as they are.
+    /// The current terms.
     #[must_use]
     pub fn terms(&self) -> Terms {
         Terms {
@@ -206,13 +209,13 @@ impl Hold {
         }
     }
 
-    /// Whether the lease has not ended.
+    /// Whether the lease has not expired.
     #[must_use]
     pub fn is_live(&self, now: Now) -> bool {
         self.deadline_us > now.mono_us
     }
 
-    /// Milliseconds since the grant, from the token: off by steps of the wall clock.
+    /// Milliseconds since the grant, derived from the token: wrong by steps of the wall clock.
     #[must_use]
     pub fn held_ms(&self, now: Now) -> u64 {
         now.wall_us.saturating_sub(self.token) / US_PER_MS
@@ -224,7 +227,7 @@ impl Hold {
         now.left_ms(self.deadline_us)
     }
 
-    /// The connections that the hold is bound to, in the lock's present generation of bindings.
+    /// The connections that the hold is bound to, in the lock's current generation of bindings.
     pub(crate) fn clients(&self, generation: u32) -> &[u64] {
         match &self.extras {
             Some(extras) if extras.bound_in == generation => &extras.clients,
@@ -232,8 +235,8 @@ impl Hold {
         }
     }
 
-    /// Binds the hold to one more connection, if it has a session. Returns whether it was not bound to that one, and the
-    /// connection that had to give way.
+    /// Binds the hold to a connection, if it has a session. Returns whether this is a new binding,
+    /// and the connection whose binding it replaced.
     pub(crate) fn bind(&mut self, client: u64, generation: u32) -> (bool, Option<u64>) {
         let Some(extras) = self.extras.as_mut().filter(|extras| extras.session_ms.get().is_some()) else {
             return (false, None);
@@ -247,12 +250,12 @@ impl Hold {
             extras.clients.remove(known);
         }
         let is_full = extras.clients.len() >= MAX_BOUND_CLIENTS;
-        let gives_way = is_full.then(|| extras.clients.remove(0));
+        let displaced = is_full.then(|| extras.clients.remove(0));
         extras.clients.push(client);
-        (known.is_none(), gives_way)
+        (known.is_none(), displaced)
     }
 
-    /// Makes the bindings of a generation those of generation 0, and forgets others.
+    /// Moves the bindings of a generation to generation 0, and drops others.
     pub(crate) fn rebase(&mut self, generation: u32) {
         if let Some(extras) = &mut self.extras {
             if extras.bound_in != generation {
@@ -285,7 +288,7 @@ fn halves(count: u32) -> [u16; 2] {
     [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])]
 }
 
-/// The holds of a lock, in an order that means nothing but is the same on every server.
+/// The holds of a lock. Their order has no meaning, but is the same on every server.
 #[derive(Clone, Copy)]
 pub struct Holds<'l>(List<'l>);
 
@@ -306,7 +309,7 @@ impl<'l> Holds<'l> {
         Self(List::Many(holds))
     }
 
-    /// How many there are.
+    /// The number of holds.
     #[must_use]
     pub fn len(self) -> usize {
         match self.0 {
@@ -315,13 +318,13 @@ impl<'l> Holds<'l> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no holds.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 
-    /// The one at a position.
+    /// The hold at a position.
     #[must_use]
     pub fn get(self, at: usize) -> Option<&'l Hold> {
         match self.0 {
@@ -330,7 +333,7 @@ impl<'l> Holds<'l> {
         }
     }
 
-    /// One after the other.
+    /// Iterates over the holds.
     pub fn iter(self) -> impl Iterator<Item = &'l Hold> {
         (0..self.len()).filter_map(move |at| self.get(at))
     }

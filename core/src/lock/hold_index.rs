@@ -1,9 +1,9 @@
-//! An index over the holds of a lock that many hold at once, so that no command walks through all of them.
+//! An index of the holds of a lock that has many, so that no command visits all of them.
 //!
-//! A lock with a few holds has none: looking at them is faster. Positions are those in the lock's list of holds, which
-//! every method is given.
+//! A lock with few holds has none: scanning them is faster. Positions refer to the lock's list of
+//! holds, which is passed to every method.
 //!
-//! Invariant: the index says the same as the list.
+//! Invariant: the index matches the list.
 
 use core::cell::Cell;
 
@@ -14,10 +14,10 @@ use super::hold::{Hold, Holds};
 use crate::collections::{NameTable, Sum, Tally};
 use crate::kind::Mode;
 
-/// With so many holds a lock gets an index.
+/// With this many holds a lock gets an index.
 pub(crate) const MIN_INDEXED: usize = 16;
 
-/// With so few it loses it again.
+/// With this few holds it loses the index.
 pub(crate) const MAX_FEW: usize = 8;
 
 #[derive(Clone)]
@@ -30,13 +30,13 @@ pub(crate) struct HoldIndex {
     live: Cell<Live>,
 }
 
-/// The holds that end after a moment. As time passes they become fewer: what has ended is taken off once, by whoever asks first.
+/// The holds that expire after a moment. The first caller after some expire subtracts them, once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Live {
     after_us: u64,
     /// The sum of their counts.
     pub(crate) total: u64,
-    /// How many they are.
+    /// Their number.
     pub(crate) holds: usize,
 }
 
@@ -46,7 +46,7 @@ impl Live {
         self.holds = self.holds.saturating_add(1);
     }
 
-    fn take_off(&mut self, ended: Sum) {
+    fn subtract(&mut self, ended: Sum) {
         self.total = self.total.saturating_sub(ended.total);
         self.holds = self.holds.saturating_sub(ended.entries);
     }
@@ -87,7 +87,7 @@ impl HoldIndex {
         self.by_token.find(self.hasher.hash_one(token), is_it).map(|at| at as usize)
     }
 
-    /// The token of a hold that ends at `now_us` or before.
+    /// The token of a hold that expires at `now_us` or before.
     pub(crate) fn first_expired(&self, now_us: u64) -> Option<u64> {
         let (deadline_us, token) = self.deadlines.first()?;
         (deadline_us <= now_us).then_some(token)
@@ -103,29 +103,30 @@ impl HoldIndex {
         self.deadlines.last().map(|(deadline_us, _)| deadline_us)
     }
 
-    /// The tokens of the holds that end after `now_us`, the one that ends last first.
+    /// The tokens of the holds that expire after `now_us`, the last to expire first.
     pub(crate) fn latest_first(&self, now_us: u64) -> impl Iterator<Item = u64> {
         let latest = self.deadlines.backwards();
         latest.take_while(move |(deadline_us, _)| *deadline_us > now_us).map(|(_, token)| token)
     }
 
-    /// The holds that end after `now_us`.
+    /// The holds that expire after `now_us`.
     pub(crate) fn live(&self, now_us: u64) -> Live {
         let mut live = self.live.get();
         if now_us > live.after_us {
-            self.ended(live.after_us, now_us).for_each(|ended| live.take_off(ended));
+            self.ended(live.after_us, now_us).for_each(|ended| live.subtract(ended));
             live.after_us = now_us;
             self.live.set(live);
         }
         live
     }
 
-    /// The holds that end after a moment, and at `now_us` or before. However many they are, few sums tell.
+    /// The holds that expire after `after_us`, and at `now_us` or before, as a few sums regardless
+    /// of their number.
     fn ended(&self, after_us: u64, now_us: u64) -> impl Iterator<Item = Sum> {
         self.deadlines.between((after_us, u64::MAX), (now_us, u64::MAX))
     }
 
-    /// The hold at a position was added to the list.
+    /// Adds the hold at a position, which was added to the list.
     pub(crate) fn add(&mut self, holds: Holds<'_>, at: usize) {
         let Some(hold) = holds.get(at) else {
             return;
@@ -136,7 +137,8 @@ impl HoldIndex {
         self.count_in(hold);
     }
 
-    /// The hold at a position is about to leave the list, and the last one takes its place.
+    /// Removes the hold at a position, which is about to leave the list; the last hold takes its
+    /// position.
     pub(crate) fn remove(&mut self, holds: Holds<'_>, at: usize) {
         let (Some(hold), Some(last_at)) = (holds.get(at), holds.len().checked_sub(1)) else {
             return;
@@ -152,16 +154,16 @@ impl HoldIndex {
         }
     }
 
-    /// A hold is about to have other terms.
+    /// Removes a hold's count before its terms change.
     pub(crate) fn count_out(&mut self, hold: &Hold) {
         self.deadlines.remove((hold.deadline_us(), hold.token()));
         let live = self.live.get_mut();
         if hold.deadline_us() > live.after_us {
-            live.take_off(Sum { entries: 1, total: u64::from(hold.count()) });
+            live.subtract(Sum { entries: 1, total: u64::from(hold.count()) });
         }
     }
 
-    /// A hold has other terms.
+    /// Adds a hold's count after its terms changed.
     pub(crate) fn count_in(&mut self, hold: &Hold) {
         self.deadlines.insert((hold.deadline_us(), hold.token()), hold.count());
         let live = self.live.get_mut();
@@ -170,7 +172,7 @@ impl HoldIndex {
         }
     }
 
-    /// Drops a part of the index of holds that are no longer part of a lock. Returns whether there is more.
+    /// Drops a part of the index of removed holds. Returns whether there is more.
     pub(crate) fn drop_some(&mut self, count: usize) -> bool {
         self.deadlines.drop_some(count)
     }
@@ -180,14 +182,14 @@ impl HoldIndex {
         self.deadlines.len()
     }
 
-    /// Bytes on the heap, roughly.
+    /// The approximate heap bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let tables = self.by_owner.heap_bytes().saturating_add(self.by_token.heap_bytes());
         tables.saturating_add(self.deadlines.heap_bytes())
     }
 }
 
-/// Positions count to 2^32 - 2: as many holds need over 300 GiB, so the conversion never saturates.
+/// Positions are at most 2^32 - 2: more holds need over 300 GiB, so the conversion never saturates.
 fn to_u32(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
@@ -218,7 +220,7 @@ mod tests {
         assert_eq!((holds, total), (100, 200));
     }
 
-    /// Of a hash a half is kept, so among some ten thousand names there are two that only their bytes tell apart.
+    /// The index keeps half of each hash, so among some ten thousand names two have the same half.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of names")]
     fn owners_with_the_same_hash_are_told_apart() {

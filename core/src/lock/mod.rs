@@ -1,12 +1,14 @@
 //! The value of a key: a kind, a capacity, the holds, and the queue of a fair lock.
 //!
-//! Invariants, kept by [`Lock::apply`] and checked before it by [`Lock::check`], wherever an event comes from outside:
+//! [`Lock::apply`] maintains these invariants; [`Lock::check`] checks events from outside first:
 //! 1. No two holds have the same owner and mode, nor the same token.
 //! 2. Each hold has a count of at least 1 and a deadline: no lock is immortal.
-//! 3. Who holds in a mode that leaves no room for others holds alone, but for holds of its own.
-//! 4. A lock is [`Body::Wide`] while it has more than one hold or a queue; a semaphore while it has a hold.
+//! 3. The owner of an exclusive or WRITE hold has all holds of the lock.
+//! 4. A lock is [`Body::Wide`] while it has more than one hold or a queue; a semaphore while it has
+//!    a hold.
 //!
-//! What a kind admits is in [`admission`], how the value changes in `apply.rs`. The value is plain data: the server may free it on another thread.
+//! [`admission`] decides what a kind admits, and `apply.rs` changes the value. The value is plain
+//! data: the server may free it on another thread.
 
 pub(crate) mod admission;
 mod apply;
@@ -27,21 +29,21 @@ use crate::time::Now;
 
 pub use fair_queue::FairQueue;
 pub use hashing::seed_hashing;
-pub(crate) use hold::PASSED_OVER;
+pub(crate) use hold::MAX_SKIPPED;
 pub use hold::{Hold, Holds};
 pub(crate) use hold_index::HoldIndex;
 
 /// A lock of any kind.
 pub struct Lock {
     body: Body,
-    /// The engine's timer for the next deadline. Not part of the value: a copy starts without one.
+    /// The engine's alarm for the next deadline. Not part of the value: a copy starts without one.
     alarm: Alarm,
     kind: Kind,
 }
 
-/// Most locks have one hold and nothing else, and take no further allocation.
+/// Most locks have one hold and nothing else, and need no further allocation.
 enum Body {
-    /// Without holds and places. A semaphore in this state is to be removed.
+    /// No holds and no places. A semaphore in this state is about to be removed.
     Free,
     /// A semaphore without holds.
     Unused(Capacity),
@@ -49,15 +51,15 @@ enum Body {
     Wide(Box<Wide>),
 }
 
-/// What few locks have.
+/// The fields that few locks need.
 #[derive(Clone, Default)]
 struct Wide {
     holds: Chunked<Hold>,
-    /// Over the holds of a lock that many hold.
+    /// An index of the holds, if there are many.
     index: Option<HoldIndex>,
-    /// The places of a fair lock that is waited for.
+    /// The places of a fair lock with waiters.
     queue: Option<FairQueue>,
-    /// Of a semaphore.
+    /// The capacity of a semaphore.
     capacity: Capacity,
     /// The generation of the bindings of holds to connections: see [`Lock::unbind_all`].
     bindings: u32,
@@ -70,20 +72,22 @@ struct Capacity {
     idle: Option<Idle>,
 }
 
-/// The idle time of a semaphore (`IDLE`): it is removed after so long without holders and waiters.
+/// The idle time of a semaphore (`IDLE`), after which it is removed if it has no holders and
+/// waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idle {
-    /// The length of that time, in milliseconds.
+    /// Its length in milliseconds.
     pub idle_ms: u64,
     /// When it ends, unless a hold begins before.
     pub until_us: u64,
 }
 
-/// What left a lock in one step and is too much to be cleaned up in one: holds with their ties to connections, and places.
+/// Holds with their bindings, and places, that left a lock in one step and are too many to clean up
+/// in one.
 #[derive(Default)]
 pub(crate) struct Leftovers {
     pub(crate) holds: Chunked<Hold>,
-    /// The generation in which their bindings count.
+    /// The generation in which their bindings are valid.
     pub(crate) bindings: u32,
     pub(crate) index: Option<HoldIndex>,
     pub(crate) queue: Option<FairQueue>,
@@ -101,7 +105,7 @@ impl Clone for Lock {
     }
 }
 
-/// The index is part of the list that it is made from, and the alarm is not part of the value.
+/// The index is derived from the list of holds, and the alarm is not part of the value.
 impl PartialEq for Lock {
     fn eq(&self, other: &Self) -> bool {
         (self.kind, self.permits(), self.idle(), self.holds())
@@ -125,7 +129,7 @@ impl fmt::Debug for Lock {
 }
 
 impl Lock {
-    /// A lock that nobody holds. Only a semaphore has more than one permit.
+    /// Creates a lock without holds. Only a semaphore has more than one permit.
     #[must_use]
     pub fn new(kind: Kind, permits: u32) -> Self {
         let body = match kind {
@@ -135,19 +139,19 @@ impl Lock {
         Self { body, alarm: Alarm::NONE, kind }
     }
 
-    /// What it is.
+    /// The kind of the lock.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The engine's timer for it.
+    /// The engine's alarm for the lock.
     #[must_use]
     pub fn alarm(&self) -> Alarm {
         self.alarm
     }
 
-    /// Takes the timer away from it: the lock is on its way to another key, or to nowhere.
+    /// Takes the alarm from a lock that moves to another key or is dropped.
     pub fn take_alarm(&mut self) -> Alarm {
         mem::replace(&mut self.alarm, Alarm::NONE)
     }
@@ -184,7 +188,7 @@ impl Lock {
         }
     }
 
-    /// Every hold, also one whose lease has ended and was not removed yet.
+    /// All holds, including expired ones that were not removed yet.
     #[must_use]
     pub fn holds(&self) -> Holds<'_> {
         match &self.body {
@@ -202,15 +206,15 @@ impl Lock {
         }
     }
 
-    /// The holds that have not expired, without one that only keeps the lock closed (`KEEP`).
+    /// The holds that have not expired, except one that only keeps the lock closed (`KEEP`).
     pub fn live_holds(&self, now: Now) -> impl Iterator<Item = &Hold> {
         self.holds().iter().filter(move |hold| hold.is_live(now) && hold.phase() != Phase::Kept)
     }
 
-    /// Some of them, `limit` at most. Of a lock that many more hold they are those whose leases end last: nobody has to walk through what is
-    /// over.
+    /// At most `limit` live holds. If the lock has many more, these are the ones that expire last,
+    /// so the search skips no expired holds.
     pub fn some_live_holds(&self, now: Now, limit: usize) -> impl Iterator<Item = &Hold> {
-        let is_short = self.holds().len() <= limit.saturating_add(PASSED_OVER);
+        let is_short = self.holds().len() <= limit.saturating_add(MAX_SKIPPED);
         let in_list = is_short.then(|| self.live_holds(now));
         let index = self.index().filter(|_| !is_short);
         let latest = index.into_iter().flat_map(move |index| index.latest_first(now.mono_us));
@@ -218,7 +222,7 @@ impl Lock {
         in_list.into_iter().flatten().chain(latest).take(limit)
     }
 
-    /// How many they are.
+    /// The number of live holds.
     #[must_use]
     pub fn live_count(&self, now: Now) -> usize {
         match self.index() {
@@ -268,7 +272,7 @@ impl Lock {
         }
     }
 
-    /// A hold whose lease has ended.
+    /// An expired hold.
     #[must_use]
     pub fn expired_hold(&self, now: Now) -> Option<&Hold> {
         match self.index() {
@@ -277,7 +281,7 @@ impl Lock {
         }
     }
 
-    /// The queue of a fair lock that is waited for.
+    /// The queue of a fair lock with waiters.
     #[must_use]
     pub fn queue(&self) -> Option<&FairQueue> {
         match &self.body {
@@ -292,8 +296,9 @@ impl Lock {
         self.queue()?.get(owner)
     }
 
-    /// When the next lease, life of a place, reservation or idle time ends. At once, if the lock is free, without a reservation, and
-    /// its head is yet to be served: whoever comes upon such a lock after its master crashed has to be told.
+    /// When the next lease, place, reservation or idle time expires. At once, if the lock is free
+    /// and not reserved but has places: after a crash of its master, the server that finds such a
+    /// lock must serve the head.
     #[inline]
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
@@ -317,7 +322,7 @@ impl Lock {
         [lease_us, place_us].into_iter().flatten().min()
     }
 
-    /// When the last lease ends.
+    /// When the last lease expires.
     #[must_use]
     pub fn last_deadline_us(&self) -> Option<u64> {
         match self.index() {
@@ -326,13 +331,15 @@ impl Lock {
         }
     }
 
-    /// Whether the key can go: there are no holds and no places. A semaphore stays until an event removes it.
+    /// Whether the key can be removed: no holds and no places. A semaphore stays until an event
+    /// removes it.
     #[must_use]
     pub fn is_disposable(&self) -> bool {
         matches!(self.body, Body::Free)
     }
 
-    /// The ended hold that keeps the lock closed (`KEEP`). It is then the only hold in the value.
+    /// The released hold that keeps the lock closed (`KEEP`). It is then the only hold in the
+    /// value.
     #[must_use]
     pub fn kept(&self, now: Now) -> Option<&Hold> {
         let hold = self.holds().get(0)?;
@@ -345,13 +352,14 @@ impl Lock {
         self.last_deadline_us().is_some_and(|deadline_us| deadline_us > now.mono_us)
     }
 
-    /// Whether there is anything to it at this moment: a lock whose leases and places are all over is as good as gone.
+    /// Whether the lock has any effect now. A lock whose leases and places have all expired has
+    /// none.
     #[must_use]
     pub fn is_live(&self, now: Now) -> bool {
-        self.kind == Kind::Semaphore || self.is_held(now) || self.queue().is_some_and(|queue| !queue.is_over(now))
+        self.kind == Kind::Semaphore || self.is_held(now) || self.queue().is_some_and(|queue| !queue.has_expired(now))
     }
 
-    /// How many permits of a semaphore are free; negative if it was made smaller than what is in use.
+    /// The free permits of a semaphore; negative if a RESIZE left fewer than are in use.
     #[must_use]
     pub fn available(&self, now: Now) -> i64 {
         let used: u64 = match self.index() {
@@ -364,7 +372,7 @@ impl Lock {
     /// Whether an owner other than `owner` has a live hold. A kept lock is closed to all owners.
     fn is_held_by_another(&self, owner: &[u8], now: Now) -> bool {
         match self.index() {
-            // An owner has few holds, so another one's is soon found.
+            // An owner has few holds, so the search for another owner's ends soon.
             Some(index) => {
                 let mut live = index.latest_first(now.mono_us).filter_map(|token| self.hold_with_token(token));
                 live.any(|hold| hold.owner().as_slice() != owner)
@@ -373,7 +381,7 @@ impl Lock {
         }
     }
 
-    /// The hold for writing, live or not. A lock that is held by many has none (invariant 3).
+    /// The WRITE hold, live or not. A lock with many holds has none (invariant 3).
     pub(crate) fn writer(&self) -> Option<&Hold> {
         match self.index() {
             Some(_) => None,
@@ -381,12 +389,12 @@ impl Lock {
         }
     }
 
-    /// Whether an owner other than `owner` has a live hold for writing.
+    /// Whether an owner other than `owner` has a live WRITE hold.
     fn is_written_by_another(&self, owner: &[u8], now: Now) -> bool {
         self.writer().is_some_and(|hold| hold.is_live(now) && hold.owner().as_slice() != owner)
     }
 
-    /// Bytes on the heap behind this value, for MEMORY USAGE. Of many holds a few are looked at, and the rest taken for alike.
+    /// The heap bytes of this value, for MEMORY USAGE. Extrapolates from up to 64 holds.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         const SAMPLES: usize = 64;

@@ -1,4 +1,4 @@
-//! The value as a whole: what holds while it changes.
+//! Invariants of the value under changes.
 
 use super::hold_index::{MAX_FEW, MIN_INDEXED};
 use super::*;
@@ -74,11 +74,11 @@ fn locks_that_differ_in_anything_are_not_equal() {
 
 use proptest::prelude::*;
 
-/// Miri takes minutes for so many.
+/// More steps would take minutes under Miri.
 const MOST_STEPS: usize = if cfg!(miri) { 40 } else { 300 };
 
 proptest! {
-    /// A lock that many hold answers as the plain list of its holds does, while it grows and shrinks.
+    /// A lock with an index behaves like the plain list of its holds, while it grows and shrinks.
     #[test]
     fn an_indexed_lock_is_as_the_list_of_its_holds(
         is_semaphore: bool,
@@ -175,7 +175,7 @@ fn the_value_has_the_size_that_the_memory_figures_rest_on() {
     assert_eq!(size_of::<Lock>(), 80);
 }
 
-/// What MEMORY USAGE says of a value, and what making it took from the allocator.
+/// The claimed MEMORY USAGE of a value, and the bytes allocated to create it.
 fn told_and_taken(kind: Kind, make: impl FnOnce(&mut Lock)) -> (usize, usize) {
     let mut made = None;
     let taken = allocation_counter::measure(|| {
@@ -189,7 +189,7 @@ fn told_and_taken(kind: Kind, make: impl FnOnce(&mut Lock)) -> (usize, usize) {
 #[test]
 #[cfg_attr(miri, ignore = "thousands of holds and places")]
 fn what_is_said_of_memory_is_what_was_taken() {
-    // Longer than what a value keeps in place.
+    // Longer than a value stores inline.
     let owner = |number: u64| Owner::from(format!("{number:060}").as_bytes());
     let grant = |lock: &mut Lock, token: u64, mode: Mode| {
         let (kind, owner, terms) = (lock.kind(), owner(token), Terms::plain(1, NOW.mono_us + token));

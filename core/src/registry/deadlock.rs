@@ -1,20 +1,21 @@
-//! Deadlocks: a request that waits is refused if its owner would wait for itself.
+//! Deadlock detection: a request that would make its owner wait for itself is refused.
 //!
-//! The graph has owners as its nodes. An owner that waits under a name has edges to the other owners that hold there in its
-//! way, and to those with a waiting request ahead of it in the queue. There are no edges on semaphores, nor on a key that
-//! the owner holds itself, which it is granted past the queue. A place without a connection makes no edge, and neither does a name that is dirty, because its value came
-//! or went by a command of the server's.
+//! The nodes of the graph are owners. An owner that waits under a name has edges to the other
+//! owners that hold the lock there in a conflicting mode, and to those with a waiting request ahead
+//! of it in the queue. Three things make no edges: semaphores; a key that the owner holds itself,
+//! since it is granted ahead of the queue; and a place without a connection. Neither does a dirty
+//! name, because its value came or went by a command of the server.
 //!
-//! Edges come into being with requests that wait, so a cycle is closed by one of them (or by a command of the server's
-//! that moves values, where there is nothing to refuse). So the search for a request looks only for
-//! cycles through an edge of that request: from its owner to the owners in its way, or to its owner
-//! from the owners behind it. The owner's other requests, however many, were searched when they
-//! began to wait.
+//! Waiting requests create the edges, so one of them closes each cycle. (A server command that
+//! moves values can close one too, but then there is nothing to refuse.) So the search for a
+//! request looks only for cycles through an edge of that request: from its owner to the owners that
+//! block it, or to its owner from the owners behind it. The owner's other requests, however many,
+//! were searched when they began to wait.
 //!
 //! One walk starts with the edges of the request, and one with all edges of its owner in the
 //! opposite direction. They take one step each in turn, and the search ends as soon as either walk
-//! is exhausted. So two kinds of owners cost a few steps: an owner that no other owner waits for,
-//! however long the queue ahead of it, and an owner whose request waits for holders that do not wait.
+//! is exhausted. So the search takes few steps for an owner that no other owner waits for, however
+//! long the queue ahead of it, and for an owner whose request waits for holders that do not wait.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -33,24 +34,24 @@ use crate::kind::Mode;
 use crate::request::WaitEdge;
 use crate::time::Now;
 
-/// How many steps one search takes, half of them in each direction. Beyond that it gives up without
-/// an alarm: it runs on the server's only thread.
+/// The most steps of one search, half of them in each direction. A longer search gives up and finds
+/// no cycle: it runs on the server's only thread.
 const MAX_STEPS: u32 = 20_000;
 
-/// How many edges of a cycle are told.
-const TOLD_EDGES: usize = 4;
+/// How many edges of a cycle an error reports.
+const MAX_REPORTED_EDGES: usize = 4;
 
-/// What a search found.
+/// The result of a search.
 pub(crate) enum Outcome {
     NoCycle,
-    /// The cycle from the owner on.
+    /// The cycle, beginning at the owner.
     Cycle(Box<[WaitEdge]>),
-    /// The searches of this turn have taken all the steps that they may.
+    /// The searches of this turn have used up their steps.
     NotNow,
 }
 
-/// Looks for a cycle through the edges of a waiter, in `steps_left` steps. `ends` are requests of its owner that are about to end.
-/// Returns how many steps it took as well.
+/// Looks for a cycle through the edges of a waiter, in at most `steps_left` steps. `ends` are
+/// requests of its owner that are about to end. Returns the number of steps, too.
 pub(crate) fn search(
     registry: &Registry,
     alarms: &Alarms,
@@ -64,14 +65,14 @@ pub(crate) fn search(
     };
     let graph = Graph { registry, alarms, me: waiter.owner, ticket, ends, now, steps_left };
     let me = registry.owners.get(waiter.owner).filter(|me| me.is_waited_for());
-    let Some(me) = me.filter(|_| graph.counts(ticket, waiter)) else {
+    let Some(me) = me.filter(|_| graph.makes_edges(ticket, waiter)) else {
         return (Outcome::NoCycle, 0);
     };
     let mut steps = 0;
     let mut outcome = meet(graph, Direction::Forward, &mut steps);
     if outcome.is_none() && me.waits.len() > waiter.names.len() {
-        // The owners behind the request wait for its owner now, which may wait for them by another
-        // request.
+        // The owners behind the request wait for its owner now, and may block another request of
+        // that owner.
         outcome = meet(graph, Direction::Backward, &mut steps);
     }
     (outcome.unwrap_or(Outcome::NoCycle), steps)
@@ -106,17 +107,18 @@ struct Graph<'a> {
     registry: &'a Registry,
     alarms: &'a Alarms,
     me: OwnerId,
-    /// The request that the search is for.
+    /// The request to search for.
     ticket: u64,
     ends: &'a [u64],
     now: Now,
-    /// How many steps the searches of this turn may still take.
+    /// How many steps the searches of this turn have left.
     steps_left: u32,
 }
 
 impl<'a> Graph<'a> {
-    /// Whether the owner waits for nobody under this name, because it holds it: part of a request for several keys.
-    fn is_own(&self, owner: OwnerId, name: NameId, mode: Mode) -> bool {
+    /// Whether the owner has no edges under this name, because it already holds the lock: a
+    /// MACQUIRE that has this key.
+    fn owner_holds(&self, owner: OwnerId, name: NameId, mode: Mode) -> bool {
         let is_live = |holding: Holding| {
             let record = self.registry.names.get(name);
             let holder = record.and_then(|record| record.next_holder(holding.token.saturating_sub(1)));
@@ -127,15 +129,15 @@ impl<'a> Graph<'a> {
         mode == Mode::Exclusive && first.is_some_and(|holding| holding.name == name && is_live(holding))
     }
 
-    /// A request that is cut off is granted nothing any more.
+    /// A cut-off request is granted nothing any longer.
     fn is_cut_off(&self, waiter: &Waiter) -> bool {
         self.registry.cut_off(waiter).is_some()
     }
 
     /// Whether a request makes edges.
-    fn counts(&self, ticket: u64, waiter: &Waiter) -> bool {
+    fn makes_edges(&self, ticket: u64, waiter: &Waiter) -> bool {
         waiter.request().mode != Mode::Permits
-            && !waiter.is_over(self.now)
+            && !waiter.has_timed_out(self.now)
             && !self.is_cut_off(waiter)
             && !self.ends.contains(&ticket)
     }
@@ -143,35 +145,35 @@ impl<'a> Graph<'a> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
-    /// To those for whom an owner waits.
+    /// To the owners that an owner waits for.
     Forward,
-    /// To those who wait for an owner.
+    /// To the owners that wait for an owner.
     Backward,
 }
 
-/// An owner that was reached, by an edge between it and the node before it.
+/// An owner that was reached, and the edge between it and the previous node.
 struct Node {
     owner: OwnerId,
     previous: usize,
     name: NameId,
-    /// The edge is for a hold, not for a request ahead in the queue.
+    /// The edge is due to a hold, not to a request ahead in the queue.
     is_held: bool,
 }
 
 /// The node of the owner that asks.
 const ME: usize = 0;
 
-/// Something that is left to be looked at, piece by piece.
+/// A part of the graph that remains to be visited.
 enum Task {
-    /// The names of the request that the search is for, from the one with the index `next` on.
+    /// The names of the request to search for, from index `next` on.
     Request { next: usize },
-    /// The requests of a node; after which one to go on.
+    /// The requests of a node, behind `after`.
     Waits { node: usize, after: Bound<Wait> },
-    /// The holds of a node on names that are waited for.
+    /// The holds of a node under names with waiters.
     Holds { node: usize, after: Bound<Holding> },
-    /// The holders of a name that are in the way of a node's request.
+    /// The holders of a name that block a node's request.
     Holders { node: usize, name: NameId, mode: Mode, after: u64 },
-    /// What follows in a queue up to an end. On behalf of a hold, only those whom the hold is in the way of.
+    /// A queue up to an end. With `held`, only the waiters that this hold blocks.
     Queue { node: usize, name: NameId, after: Bound<Position>, end: Bound<Position>, held: Option<Holder> },
 }
 
@@ -190,10 +192,10 @@ struct Walk<'a> {
     nodes: Vec<Node>,
     seen: HashSet<u32, RandomState>,
     todo: Vec<Task>,
-    /// Up to where a queue was looked at, backward down to where. Not on behalf of the first node, which passes over its own
-    /// requests.
+    /// The part of each queue that was visited: up to this position, or backward down to it.
+    /// Excludes visits for the first node, which skips its own requests.
     queues: HashMap<u32, Position, RandomState>,
-    /// Names whose holders (backward: whose queue on behalf of a holder) were looked at, by the mode that makes a choice.
+    /// Names whose holders (backward: whose queue, for a holder) were visited, by mode.
     holds: HashSet<(u32, Mode), RandomState>,
 }
 
@@ -214,7 +216,7 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// Looks at one more piece.
+    /// Visits the next part.
     fn step(&mut self) -> Step {
         let edge = match self.todo.pop() {
             None => return Step::Exhausted,
@@ -268,7 +270,7 @@ impl<'a> Walk<'a> {
         self.nodes.get(node).map(|node| node.owner)
     }
 
-    /// Looks at the next name of the request that the search is for.
+    /// Visits the next name of the request to search for.
     fn next_of_request(&mut self, next: usize) -> Option<Node> {
         let Graph { ticket, me, .. } = self.graph;
         let waiter = self.graph.registry.get(ticket)?;
@@ -278,19 +280,19 @@ impl<'a> Walk<'a> {
         None
     }
 
-    /// The next name that a node waits for.
+    /// Visits the next name that a node waits for.
     fn next_wait(&mut self, node: usize, after: Bound<Wait>) -> Option<Node> {
         let owner = self.owner(node)?;
         let wait = self.graph.registry.owners.get(owner)?.waits.first_from(after)?;
         self.todo.push(Task::Waits { node, after: Bound::Excluded(wait) });
         let waiter = self.graph.registry.get(wait.position.ticket)?;
-        if self.graph.counts(wait.position.ticket, waiter) {
+        if self.graph.makes_edges(wait.position.ticket, waiter) {
             self.expand_wait(node, owner, wait.name, waiter.request().mode, wait.position);
         }
         None
     }
 
-    /// Looks for the edges of a request.
+    /// Visits the edges of a request.
     fn expand_wait(&mut self, node: usize, owner: OwnerId, name: NameId, mode: Mode, position: Position) {
         if !self.graph.registry.knows_holders(name, self.graph.alarms) {
             return;
@@ -298,7 +300,7 @@ impl<'a> Walk<'a> {
         let done = self.queues.get(&name.0).copied();
         match self.direction {
             Direction::Forward => {
-                if self.graph.is_own(owner, name, mode) {
+                if self.graph.owner_holds(owner, name, mode) {
                     return;
                 }
                 if node == ME || self.holds.insert((name.0, mode)) {
@@ -351,7 +353,7 @@ impl<'a> Walk<'a> {
         let holder = self.graph.registry.names.get(name)?.next_holder(after)?;
         self.todo.push(Task::Holders { node, name, mode, after: holder.token });
         let is_other = Some(holder.owner) != self.owner(node);
-        let is_edge = is_other && holder.is_in_the_way_of(mode, self.graph.now) && self.may_reach(holder.owner, None);
+        let is_edge = is_other && holder.blocks(mode, self.graph.now) && self.may_reach(holder.owner, None);
         is_edge.then_some(Node { owner: holder.owner, previous: node, name, is_held: true })
     }
 
@@ -365,26 +367,26 @@ impl<'a> Walk<'a> {
     ) -> Option<Node> {
         let graph = self.graph;
         let position = graph.registry.names.next_in_queue(name, after)?;
-        let is_over = match end {
+        let is_past_end = match end {
             Bound::Unbounded => false,
             Bound::Included(end) => position > end,
             Bound::Excluded(end) => position >= end,
         };
-        if is_over {
+        if is_past_end {
             return None;
         }
         self.todo.push(Task::Queue { node, name, after: Bound::Excluded(position), end, held });
         let waiter = graph.registry.get(position.ticket)?;
         let (owner, mode) = (waiter.owner, waiter.request().mode);
         let is_edge = Some(owner) != self.owner(node)
-            && graph.counts(position.ticket, waiter)
+            && graph.makes_edges(position.ticket, waiter)
             && self.may_reach(owner, Some(position.ticket))
-            && held.is_none_or(|holder| holder.is_in_the_way_of(mode, graph.now))
-            && (self.direction == Direction::Forward || !graph.is_own(owner, name, mode));
+            && held.is_none_or(|holder| holder.blocks(mode, graph.now))
+            && (self.direction == Direction::Forward || !graph.owner_holds(owner, name, mode));
         is_edge.then_some(Node { owner, previous: node, name, is_held: held.is_some() })
     }
 
-    /// The cycle that an edge to the owner that asks closes, from that owner on.
+    /// The cycle that an edge to the owner that asks closes, beginning at that owner.
     fn cycle(&self, last: Node) -> Box<[WaitEdge]> {
         let queues = self.graph.registry;
         let name_of = |owner| queues.owners.bytes(owner).into();
@@ -408,7 +410,7 @@ impl<'a> Walk<'a> {
         if self.direction == Direction::Forward {
             edges.reverse();
         }
-        edges.truncate(TOLD_EDGES);
+        edges.truncate(MAX_REPORTED_EDGES);
         edges.into()
     }
 }

@@ -1,4 +1,4 @@
-//! What the server has told of a name, to be acted upon when its key is open: by the next command on it or by the timer.
+//! Unprocessed events of a name. The next command that opens its key, or the timer, processes them.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -8,38 +8,39 @@ use super::Registry;
 use super::positions::{NameId, Position};
 use crate::bytes::Key;
 
-/// What there is to act upon under a name.
+/// The unprocessed events of a name.
 #[derive(Default)]
 pub(crate) struct Dirty {
-    /// A value came here by RESTORE, RENAME and the like: its holds are bound to no connection.
-    pub(crate) arrived: bool,
-    /// Another value may lie under the name, or none.
+    /// RESTORE, RENAME or the like imported a value: its holds are bound to no connection.
+    pub(crate) imported: bool,
+    /// The name may have another value, or none.
     pub(crate) replaced: bool,
-    /// How far the look at a new value and its waiters has come.
+    /// The progress of the review of a new value and its waiters.
     pub(crate) review: Option<Review>,
-    /// Holds, by token, that were used without a connection before the look at a value that arrived is at its end: their sessions go on.
+    /// Holds, by token, that were used without a connection before the review of an import
+    /// finished: their sessions continue.
     pub(crate) sessions_kept: BTreeSet<u64>,
     /// Pending grants to be undone: the tokens of the holds, and the tickets.
     pub(crate) undone: Vec<(u64, u64)>,
-    /// Holds, by token, and connections of theirs that closed.
+    /// Holds, by token, with a closed connection that each was bound to.
     pub(crate) unbound: Vec<(u64, u64)>,
-    /// Owners on a fair lock whose connected waiter is gone; and when it had come, if it was answered nil, and so gives up its place. What happened last
-    /// counts.
+    /// Owners on a fair lock whose connected waiter is gone. The value is the waiter's arrival
+    /// number if it timed out, and so gives up its place. A later event replaces an earlier one.
     pub(crate) gone: BTreeMap<Box<[u8]>, Option<u64>>,
-    /// Waiters for many keys that could not be granted while there was something to act upon here: they are offered their
+    /// MACQUIRE waiters that could not be granted while the name was dirty: they are offered their
     /// keys again.
     pub(crate) offers: Vec<u64>,
 }
 
 impl Dirty {
-    /// Whether nothing is left.
+    /// Whether there are no events.
     pub(crate) fn is_clean(&self) -> bool {
         self.has_offers_only() && self.offers.is_empty()
     }
 
-    /// Whether nothing is left but waiters to be offered their keys again.
+    /// Whether there are no events except offers to repeat.
     pub(crate) fn has_offers_only(&self) -> bool {
-        !self.arrived
+        !self.imported
             && !self.replaced
             && self.review.is_none()
             && self.undone.is_empty()
@@ -47,7 +48,7 @@ impl Dirty {
             && self.gone.is_empty()
     }
 
-    /// Takes out what is about the value, and goes with it to another name.
+    /// Takes out the events that belong to the value, and move with it to another name.
     pub(crate) fn take_of_value(&mut self) -> Self {
         Self {
             undone: core::mem::take(&mut self.undone),
@@ -57,9 +58,9 @@ impl Dirty {
         }
     }
 
-    /// Adds what has come later.
+    /// Adds later events.
     pub(crate) fn merge(&mut self, mut later: Self) {
-        self.arrived |= later.arrived;
+        self.imported |= later.imported;
         self.replaced |= later.replaced;
         self.review = later.review.or(self.review);
         self.sessions_kept.append(&mut later.sessions_kept);
@@ -70,37 +71,37 @@ impl Dirty {
     }
 }
 
-/// The look at a value that came under a name, and at those who wait there. It is taken in parts, in this order.
+/// The review of a new value under a name and of its waiters, in stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Review {
     pub(crate) stage: Stage,
-    /// The value came by other means than a grant.
-    pub(crate) arrived: bool,
+    /// The value was imported.
+    pub(crate) imported: bool,
 }
 
-/// A part of a [`Review`]; the waiters up to the position were looked at.
+/// A stage of a [`Review`]. A position is that of the last waiter visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Waiters that what lies here now cannot serve are told so.
-    Misfits(Option<Position>),
-    /// Sessions of holds count as closed, of those below this index in the list of holds.
+    /// Refuses waiters that the new value cannot serve.
+    Unservable(Option<Position>),
+    /// Ends the sessions of the holds below this index.
     Sessions(usize),
-    /// Owners that wait for what they turn out to hold need not wait.
+    /// Grants waiters whose owner already holds the lock.
     Holders(Option<Position>),
-    /// Connected waiters of a fair lock take their places in its queue, in the old order.
+    /// Returns the connected waiters of a fair lock to its queue, in the old order.
     Places(Option<Position>),
-    /// The lives of places that came off from their connections are written down.
-    Lives,
+    /// Stores the deadlines of detached places.
+    PlaceDeadlines,
 }
 
-/// For how many entries room is kept in a list that is empty now.
+/// The capacity that an empty list keeps.
 const KEPT_ENTRIES: usize = 1024;
 
 impl Registry {
-    /// Makes a name dirty, or adds to what there is to act upon.
-    pub(crate) fn mark(&mut self, name: NameId, note: impl FnOnce(&mut Dirty)) {
+    /// Makes a name dirty, or adds to its events.
+    pub(crate) fn mark(&mut self, name: NameId, update: impl FnOnce(&mut Dirty)) {
         if let Some(record) = self.names.get_mut(name) {
-            note(record.dirty.get_or_insert_default());
+            update(record.dirty.get_or_insert_default());
             if !record.is_listed {
                 record.is_listed = true;
                 self.dirty.push_back(name);
@@ -108,24 +109,25 @@ impl Registry {
         }
     }
 
-    /// What there is to act upon under a name.
+    /// The unprocessed events of a name.
     pub(crate) fn dirty(&self, name: NameId) -> Option<&Dirty> {
         self.names.get(name)?.dirty.as_deref()
     }
 
-    /// The same, to change it.
+    /// The unprocessed events of a name, to change them.
     pub(crate) fn dirty_mut(&mut self, name: NameId) -> Option<&mut Dirty> {
         self.names.get_mut(name)?.dirty.as_deref_mut()
     }
 
-    /// Takes out what there is to act upon under a name. The name stays dirty until [`Registry::put_back`], so it is not forgotten
-    /// if its last waiter leaves meanwhile.
+    /// Takes out the events of a name for processing. The name stays dirty until
+    /// [`Registry::put_back`], so its record survives if its last waiter leaves meanwhile.
     pub(crate) fn take_dirty(&mut self, name: NameId) -> Dirty {
         let record = self.names.get_mut(name);
         record.map(|record| core::mem::take(record.dirty.get_or_insert_default().as_mut())).unwrap_or_default()
     }
 
-    /// Ends what [`Registry::take_dirty`] began. `left` is what there is still to do; more may have been added meanwhile.
+    /// Ends what [`Registry::take_dirty`] began. `left` are the events that remain; more may have
+    /// been added meanwhile.
     pub(crate) fn put_back(&mut self, name: NameId, mut left: Dirty) {
         if let Some(record) = self.names.get_mut(name) {
             if let Some(added) = record.dirty.take() {
@@ -137,7 +139,7 @@ impl Registry {
         }
     }
 
-    /// A name is not dirty any more.
+    /// Makes a name clean.
     pub(crate) fn forget_dirty(&mut self, name: NameId) {
         if let Some(record) = self.names.get_mut(name) {
             record.dirty = None;
@@ -157,7 +159,7 @@ impl Registry {
             }
             self.tidy(name);
         }
-        // There may have been an entry for each of a great many names: that memory goes back.
+        // The list may have had very many entries; free that memory.
         self.dirty.shrink_to(KEPT_ENTRIES);
         None
     }
@@ -178,12 +180,12 @@ mod tests {
     use super::*;
     use alloc::vec;
 
-    /// All that there can be of a value, and all that there can be of a name.
+    /// Every event of a value, and every event of a name.
     fn full() -> Dirty {
         Dirty {
-            arrived: true,
+            imported: true,
             replaced: true,
-            review: Some(Review { stage: Stage::Lives, arrived: true }),
+            review: Some(Review { stage: Stage::PlaceDeadlines, imported: true }),
             sessions_kept: [3].into(),
             undone: vec![(1, 7)],
             unbound: vec![(1, 7)],
@@ -192,11 +194,11 @@ mod tests {
         }
     }
 
-    /// How many there are of each: of a value first, and then of a name.
+    /// The number of events of each type: of a value first, then of a name.
     fn counts(dirty: &Dirty) -> ([usize; 3], [usize; 5]) {
-        let Dirty { arrived, replaced, review, sessions_kept, undone, unbound, gone, offers } = dirty;
-        let [arrived, replaced, review] = [*arrived, *replaced, review.is_some()].map(usize::from);
-        ([undone.len(), unbound.len(), gone.len()], [arrived, replaced, review, sessions_kept.len(), offers.len()])
+        let Dirty { imported, replaced, review, sessions_kept, undone, unbound, gone, offers } = dirty;
+        let [imported, replaced, review] = [*imported, *replaced, review.is_some()].map(usize::from);
+        ([undone.len(), unbound.len(), gone.len()], [imported, replaced, review, sessions_kept.len(), offers.len()])
     }
 
     #[test]

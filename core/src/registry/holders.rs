@@ -1,4 +1,4 @@
-//! The copy of the holders beside each queue: what the search for deadlocks looks at.
+//! The copy of the holders beside each queue, for the deadlock search.
 
 use core::ops::Bound;
 
@@ -12,7 +12,7 @@ use crate::kind::Mode;
 use crate::time::Now;
 
 impl Registry {
-    /// Notes a holder under a name that is waited for, if there is room for it.
+    /// Adds or updates a holder under a name with waiters, if there is room for it.
     pub(crate) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
         let owner = self.owners.intern(owner);
         let holder = Holder { token, owner, mode, deadline_us };
@@ -36,7 +36,8 @@ impl Registry {
         }
     }
 
-    /// Notes that a hold has ended. Returns the ticket of its owner's request under the same name, if there is one.
+    /// Removes the holder of an ended hold. Returns the ticket of its owner's request under the
+    /// same name, if there is one.
     pub(crate) fn remove_holder(&mut self, name: NameId, token: u64) -> Option<u64> {
         let owner = self.take_holder(name, token)?;
         let wait = self.wait_of(owner, name).map(|position| position.ticket);
@@ -44,27 +45,27 @@ impl Registry {
         wait
     }
 
-    /// Notes the new deadline of a hold.
+    /// Sets the deadline of a holder.
     pub(crate) fn set_deadline(&mut self, name: NameId, token: u64, deadline_us: u64) {
         if let Some(holder) = self.names.get_mut(name).and_then(|record| record.holder_mut(token)) {
             holder.deadline_us = deadline_us;
         }
     }
 
-    /// The copy of the holders is complete.
+    /// Marks the copy of the holders as complete.
     pub(crate) fn set_holders_known(&mut self, name: NameId) {
         if let Some(record) = self.names.get_mut(name) {
             record.knows_holders = true;
         }
     }
 
-    /// Whether the copy of the holders of a name is true.
+    /// Whether the copy of the holders of a name is correct.
     pub(crate) fn knows_holders(&self, name: NameId, alarms: &Alarms) -> bool {
         let record = self.names.get(name);
         record.is_some_and(|record| record.knows_holders && !self.is_behind(name, alarms))
     }
 
-    /// The copy of the holders of a name, in the order of their tokens.
+    /// The copy of the holders of a name, in token order.
     pub(crate) fn holders(&self, name: NameId) -> &[Holder] {
         self.names.get(name).map_or(&[], |record| &record.holders)
     }
@@ -90,7 +91,8 @@ impl Registry {
         Some(owner)
     }
 
-    /// Takes an owner that has left a queue out of the room that is kept for holders that wait there.
+    /// Removes the holds of an owner that has left a queue from the room reserved for waiting
+    /// holders.
     pub(super) fn forget_holds_of(&mut self, name: NameId, owner: OwnerId) {
         if self.wait_of(owner, name).is_some() {
             return;
@@ -105,7 +107,7 @@ impl Registry {
         }
     }
 
-    /// Notes that it is not known who holds.
+    /// Drops the copy of the holders and marks it as unknown.
     pub(crate) fn forget_holders(&mut self, name: NameId) {
         let Some(record) = self.names.get_mut(name) else {
             return;

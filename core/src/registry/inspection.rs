@@ -1,4 +1,4 @@
-//! What tests look at.
+//! Inspection for tests.
 
 use alloc::vec::Vec;
 
@@ -7,7 +7,7 @@ use super::positions::{NameId, Position};
 use super::{Holder, Registry};
 use crate::bytes::KeyRef;
 
-/// All that is known of a name.
+/// The state of a name.
 pub(crate) struct NameView<'a> {
     pub(crate) id: NameId,
     pub(crate) key: KeyRef<'a>,
@@ -22,7 +22,7 @@ pub(crate) struct NameView<'a> {
 }
 
 impl Registry {
-    /// Every name.
+    /// All names.
     pub(crate) fn views(&self) -> impl Iterator<Item = NameView<'_>> {
         self.names.iter().map(|(id, record)| NameView {
             id,
@@ -49,7 +49,7 @@ impl Registry {
         self.owners.bytes(holder.owner)
     }
 
-    /// Whether there is memory to give back of waiters, names and owners.
+    /// Whether there is memory to free of waiters, names and owners.
     pub(crate) fn retired(&self) -> [bool; 3] {
         [self.tickets.has_retired(), self.names.has_retired(), self.owners.has_retired()]
     }

@@ -1,25 +1,27 @@
-//! The registry: which requests wait, under which key names, of which owners, and what is known of those names.
+//! The registry of waiters, by key name and owner, and of the state of these names.
 //!
-//! Waiters belong to key *names*: they survive the deletion of a key. Each has a position of the whole server, which is
-//! the same in the queue of every name that it waits under, so requests for many keys meet in one order everywhere; and a
-//! ticket, which identifies the request when it is answered. A retry of the same numbered request takes over its place: rank and
-//! arrival number stay, the ticket changes.
+//! Waiters belong to key *names*, so they survive the deletion of a key. Each waiter has one
+//! server-wide position, the same in the queue of each of its names, so requests for many keys meet
+//! in one order everywhere. It also has a ticket, which identifies it when it is answered. A retry
+//! of the same numbered request takes over its place: rank and arrival number stay, the ticket
+//! changes.
 //!
-//! Beside each queue the registry keeps the holders that it waits for: a copy of what the value says, so that the search for
-//! deadlocks (`deadlock.rs`) can go from owner to owner in both directions without opening keys.
+//! Beside each queue the registry keeps a copy of the holders in the value. So the deadlock search
+//! (`deadlock.rs`) can follow the edges between owners in both directions without opening keys.
 //!
-//! A name is *dirty* while there is something to act upon under it (`dirty.rs`).
+//! A name is *dirty* while it has unprocessed events (`dirty.rs`).
 //!
-//! Entering, leaving from anywhere and looking at the head are O(log n) in the number of waiters, for each name.
+//! Entering, leaving from anywhere and reading the head take O(log n) in the number of waiters, for
+//! each name.
 //!
 //! Invariants:
-//! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's waits. An owner waits under a
-//!    name with one request at most.
+//! 1. A waiter is in the queue of each of its names, and once for each of them among its owner's
+//!    waits. An owner waits with at most one request under a name.
 //! 2. A waiter has an alarm in `timeouts` exactly if its wait has a time limit.
 //! 3. A notified waiter is in `notified`, under the connection that asked.
 //! 4. An owner's `followed` is the number of its waits that are not the last in their queue.
-//! 5. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its
-//!    owner's holdings. There are none where nobody waits.
+//! 5. The holders of a name are those of the value under its key, unless `knows_holders` is false.
+//!    Each is among its owner's holdings. A name without waiters has no holders.
 //! 6. A name has a record exactly as long as it has a waiter, is dirty, or has pending grants.
 
 mod deadlock;
@@ -58,18 +60,18 @@ use crate::collections::{Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, PerKind};
 use crate::outbox::Answer;
 
-/// See the head of this file.
+/// See the module documentation.
 pub(crate) struct Registry {
     names: Names,
     owners: Owners,
-    /// By the low half of a ticket. The high half is a running number, so that no ticket is given twice.
+    /// By the low half of a ticket. The high half is a running number, so tickets are unique.
     tickets: Slots<(u32, Waiter)>,
     last_number: u32,
     /// The slots of the tickets of waiters with a time limit.
     timeouts: Deadlines<u32>,
     notified: Notified,
     waiting: usize,
-    /// The same by kind.
+    /// The waiters by kind.
     of_kind: PerKind<usize>,
     /// Dirty names, in the order in which they became dirty.
     dirty: VecDeque<NameId>,
@@ -92,7 +94,7 @@ impl Registry {
         }
     }
 
-    /// Whether there is no name.
+    /// Whether there are no names.
     pub(crate) fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
@@ -112,7 +114,7 @@ impl Registry {
         self.names.intern(key, generation)
     }
 
-    /// Forgets a name that is idle.
+    /// Forgets a name if it is idle.
     pub(crate) fn tidy(&mut self, name: NameId) {
         self.names.tidy(name);
     }
@@ -132,14 +134,14 @@ impl Registry {
         self.names.get(name).is_some_and(|record| record.generation < alarms.generation(record.key().db))
     }
 
-    /// Notes the generation in which a name is reconciled.
+    /// Sets the generation in which a name was last reconciled.
     pub(crate) fn set_generation(&mut self, name: NameId, generation: u32) {
         if let Some(record) = self.names.get_mut(name) {
             record.generation = generation;
         }
     }
 
-    /// Notes whether a name has pending grants.
+    /// Sets whether a name has pending grants.
     pub(crate) fn set_pending(&mut self, name: NameId, has_pending: bool) {
         if let Some(record) = self.names.get_mut(name) {
             record.has_pending = has_pending;
@@ -157,19 +159,20 @@ impl Registry {
         self.names.get(name).is_some_and(|record| record.has_other_kind(kind))
     }
 
-    /// Whether waiters of a fair lock have yet to get their places in the value that now lies under a name.
+    /// Whether waiters of a fair lock have not yet retaken their places in the value under a name.
     pub(crate) fn is_rejoining(&self, name: NameId) -> bool {
         self.names.get(name).is_some_and(|record| record.is_rejoining)
     }
 
-    /// Notes whether [`Registry::is_rejoining`] is true.
+    /// Sets [`Registry::is_rejoining`].
     pub(crate) fn set_rejoining(&mut self, name: NameId, is_rejoining: bool) {
         if let Some(record) = self.names.get_mut(name) {
             record.is_rejoining = is_rejoining;
         }
     }
 
-    /// Why a waiter is cut off, if it is: see `notified.rs`.
+    /// The answer that ends a cut-off waiter's wait; `None` if it is not cut off: see
+    /// `notified.rs`.
     pub(crate) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
         self.notified.cut_off(waiter)
     }
@@ -179,14 +182,14 @@ impl Registry {
         &self.notified
     }
 
-    /// The same, to note what cuts some of them off.
+    /// The notified waiters, to record what cuts some of them off.
     pub(crate) fn notified_mut(&mut self) -> &mut Notified {
         &mut self.notified
     }
 
-    /// Bytes on the heap, about: what is known without a look at each waiter.
+    /// The approximate heap bytes, computed without visiting each waiter.
     pub(crate) fn heap_bytes(&self) -> usize {
-        // Who is alone in a queue is kept in the record of the name.
+        // The record of a name stores a single waiter inline.
         let in_sets = self.waiting.saturating_sub(self.names.len());
         let queued = bytes_in_set::<Position>(in_sets);
         let records = self.names.heap_bytes().saturating_add(self.owners.heap_bytes());
@@ -194,18 +197,18 @@ impl Registry {
         records.saturating_add(tables).saturating_add(queued).saturating_add(self.notified.heap_bytes())
     }
 
-    /// Whether there is memory to give back.
+    /// Whether there is memory to free.
     pub(crate) fn has_retired(&self) -> bool {
         let has_slots = self.tickets.has_retired() || self.names.has_retired() || self.owners.has_retired();
         has_slots || self.timeouts.has_retired()
     }
 
-    /// Gives some of it back.
-    pub(crate) fn give_back(&mut self) {
-        self.timeouts.give_back();
-        self.tickets.give_back();
-        self.names.give_back();
-        self.owners.give_back();
+    /// Frees some of that memory.
+    pub(crate) fn free_some(&mut self) {
+        self.timeouts.free_some();
+        self.tickets.free_some();
+        self.names.free_some();
+        self.owners.free_some();
     }
 
     /// Checks the invariants.
@@ -265,7 +268,8 @@ mod tests {
 
     const MANY: u32 = 5_000;
 
-    /// What is said of the memory of waiters, each with an owner of its own and under one of so many names, and what it takes.
+    /// The claimed and the measured heap bytes of waiters, each with its own owner, under `names`
+    /// names.
     fn told_and_taken(names: u32, notify: Option<Channel>) -> (usize, usize) {
         let mut made = None;
         let taken = allocation_counter::measure(|| {

@@ -1,8 +1,9 @@
-//! Names of keys for which there is more to know than their value: one record for each, looked up once per request.
+//! Records of key names, looked up once per request.
 //!
-//! There is none for a lock that nobody waits for and that the server has told nothing about: most of all locks.
+//! Most locks have no waiters and no events, and so no record.
 //!
-//! Invariant: a name has a record exactly as long as it has a waiter or a pending grant, or is dirty.
+//! Invariant: a name has a record exactly as long as it has a waiter or a pending grant, or is
+//! dirty.
 
 use alloc::boxed::Box;
 use core::ops::Bound;
@@ -17,11 +18,11 @@ use crate::collections::{NameTable, Slots, SmallSet};
 use crate::kind::{Kind, Mode, PerKind};
 use crate::time::Now;
 
-/// How many holders are kept beside a queue: noting them, and forgetting all of them in one step, must not take long. As many again
-/// are kept of those who wait there themselves.
+/// The most holders beside a queue: adding them all, or forgetting them all, is one step and must
+/// not take long. Holders that wait in the queue themselves get as much room again.
 pub(crate) const MAX_COPIED: usize = 1024;
 
-/// Who holds under a name that somebody waits for: a copy of what the value says.
+/// A holder under a name with waiters: a copy from the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) token: u64,
@@ -31,27 +32,28 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Whether a request in `mode` of another owner has to wait for it.
-    pub(super) fn is_in_the_way_of(&self, mode: Mode, now: Now) -> bool {
+    /// Whether a request of another owner in `mode` has to wait for this holder.
+    pub(super) fn blocks(&self, mode: Mode, now: Now) -> bool {
         let is_shared = mode == Mode::Read && self.mode == Mode::Read;
         !is_shared && self.deadline_us > now.mono_us
     }
 }
 
-/// What is known of a name.
+/// The state of a name.
 pub(super) struct NameRecord {
     key: Key,
     pub(super) queue: SmallSet<Position>,
-    /// How many wait for a lock of each kind.
+    /// The number of waiters for each kind.
     kinds: PerKind<u32>,
-    /// In the order of their tokens. True while `knows_holders`, and complete but for locks with very many holders: see `holders.rs`.
+    /// In token order. Correct while `knows_holders`, and complete except for locks with very many
+    /// holders: see `engine/holders.rs`.
     pub(super) holders: SmallVec<[Holder; 1]>,
     pub(super) knows_holders: bool,
-    /// Places of connected waiters are being brought into a new value, in parts.
+    /// Connected waiters are retaking their places in a new value, in parts.
     pub(super) is_rejoining: bool,
-    /// What the server has told, and was not acted upon yet.
+    /// Unprocessed events.
     pub(super) dirty: Option<Box<Dirty>>,
-    /// It is in the engine's list of dirty names.
+    /// It is in the registry's list of dirty names.
     pub(super) is_listed: bool,
     /// The generation of its database in which it was last reconciled: see `databases.rs`.
     pub(super) generation: u32,
@@ -72,7 +74,7 @@ impl NameRecord {
         *count = count.saturating_add(1);
     }
 
-    /// Takes a request out of the queue.
+    /// Removes a request from the queue.
     pub(super) fn leave(&mut self, position: Position, kind: Kind) {
         if self.queue.remove(position) {
             let count = self.kinds.of_mut(kind);
@@ -80,12 +82,12 @@ impl NameRecord {
         }
     }
 
-    /// Whether anybody waits for a lock of a kind.
+    /// Whether a request waits for a lock of this kind.
     pub(super) fn has_kind(&self, kind: Kind) -> bool {
         *self.kinds.of(kind) > 0
     }
 
-    /// Whether anybody waits for a lock of another kind.
+    /// Whether a request waits for a lock of another kind.
     pub(super) fn has_other_kind(&self, kind: Kind) -> bool {
         (*self.kinds.of(kind) as usize) < self.queue.len()
     }
@@ -96,7 +98,7 @@ impl NameRecord {
         self.holders.get(at).copied()
     }
 
-    /// Whether there is room for one more holder.
+    /// Whether there is room for one more holder. `waits_here`: it waits in the queue itself.
     pub(super) fn has_room(&self, waits_here: bool) -> bool {
         let room = if waits_here { MAX_COPIED.saturating_mul(2) } else { MAX_COPIED };
         self.holders.len() < room
@@ -112,12 +114,12 @@ impl NameRecord {
     }
 }
 
-/// The records, by number and by key.
+/// The records, by id and by key.
 pub(super) struct Names {
     slots: Slots<Box<NameRecord>>,
     by_key: NameTable,
     hasher: RandomState,
-    /// Counts the records that were made and forgotten.
+    /// Counts records created and removed.
     state: u64,
 }
 
@@ -130,7 +132,8 @@ impl Names {
         self.by_key.is_empty()
     }
 
-    /// A number that is another one whenever a record was made or forgotten: what was found at one is right as long as it stays.
+    /// A number that changes whenever a record is created or removed: look-ups stay valid while it
+    /// stays.
     pub(super) fn state(&self) -> u64 {
         self.state
     }
@@ -149,7 +152,7 @@ impl Names {
         self.by_key.find(self.hasher.hash_one(key), is_it).map(NameId)
     }
 
-    /// Finds a record, or makes one that is idle: see [`Names::tidy`].
+    /// Finds a record, or creates one that is idle: see [`Names::tidy`].
     pub(super) fn intern(&mut self, key: KeyRef<'_>, generation: u32) -> NameId {
         if let Some(known) = self.find(key) {
             return known;
@@ -171,7 +174,7 @@ impl Names {
         NameId(number)
     }
 
-    /// Forgets a record that is idle.
+    /// Removes a record if it is idle.
     pub(super) fn tidy(&mut self, id: NameId) {
         if self.get(id).is_some_and(NameRecord::is_idle)
             && let Some(record) = self.slots.remove(id.0)
@@ -189,22 +192,22 @@ impl Names {
         self.slots.get_mut(id.0).map(|record| &mut **record)
     }
 
-    /// How many records there are.
+    /// The number of records.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether there is memory to give back.
+    /// Whether there is memory to free.
     pub(super) fn has_retired(&self) -> bool {
         self.slots.has_retired()
     }
 
-    /// Gives some of it back.
-    pub(super) fn give_back(&mut self) {
-        self.slots.give_back();
+    /// Frees some of that memory.
+    pub(super) fn free_some(&mut self) {
+        self.slots.free_some();
     }
 
-    /// Bytes on the heap, as far as they can be told without a look at each record.
+    /// The heap bytes, computed without visiting each record.
     pub(super) fn heap_bytes(&self) -> usize {
         let records = self.slots.len().saturating_mul(size_of::<NameRecord>());
         let tables = self.slots.heap_bytes().saturating_add(self.by_key.heap_bytes());

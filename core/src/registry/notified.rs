@@ -1,9 +1,11 @@
-//! Requests that wait without a blocked connection (`NOTIFY`), by the connection that asked.
+//! Notified waiters (`NOTIFY`): requests that wait without a blocked connection, by the connection
+//! that asked.
 //!
-//! Such a request waits as any other does. But the server knows nothing of it, so what the server does for a blocked connection
-//! is done by the engine: the wait ends with the connection that asked, with a demotion, and when its channel goes to another node
-//! of the cluster. There may be very many, so they are *cut off*, all in one step, and ended a few at a time (`cut_off.rs`); one
-//! that is cut off is granted nothing any more.
+//! They wait as any other request does. But the server does not know them, so the engine does what
+//! the server does for a blocked connection: it ends the wait when that connection closes, when
+//! this server is demoted, and when another cluster node takes over the channel. There may be very
+//! many such waits, so they are *cut off* in one step and ended in parts (`end_cut_off` in
+//! `waits.rs`). A cut-off waiter is granted nothing any longer.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -17,24 +19,25 @@ use crate::request::Channel;
 /// The connection that asked, and the ticket.
 type Wait = (u64, u64);
 
-/// Who waits without a blocked connection, and which of them are cut off.
+/// The notified waiters, and which of them are cut off.
 #[derive(Default)]
 pub(crate) struct Notified {
     waits: BTreeSet<Wait>,
-    /// Those of former terms, a set for each: the server was no master for a while, and is one again. They are cut off. Nearly always there are none,
-    /// and a set for each, none of them empty, makes a promotion one step also when there are.
+    /// The waits of former terms, one set per term, none empty: this server was demoted and
+    /// promoted again. All of them are cut off. Nearly always there are none. Separate sets keep a
+    /// promotion a single step even if there are.
     former: Vec<BTreeSet<Wait>>,
-    /// Counts the promotions that found waits. What began in another term is cut off.
+    /// Counts the promotions that found waits. Waits that began in another term are cut off.
     term: u16,
-    /// Connections that have closed, with waits that have not ended yet.
+    /// Closed connections with waits that have not ended yet.
     closed: BTreeSet<u64>,
-    /// Channels that went away. Their waits are found by one look at all waits, however many channels there are.
+    /// Deleted channels. One scan of all waits finds the waits of all of them.
     gone: BTreeSet<Channel>,
-    /// Up to where that look has come.
+    /// The last wait that the scan has visited.
     looked_at: Option<Wait>,
-    /// Channels that went away since it began: another look follows.
+    /// Channels that were deleted after the scan began: another scan follows.
     gone_since: BTreeSet<Channel>,
-    /// This server is no master any more.
+    /// This server is no longer a master.
     is_demoted: bool,
 }
 
@@ -50,7 +53,7 @@ impl Notified {
         }
     }
 
-    /// Why a waiter is cut off, if it is.
+    /// The answer that ends a cut-off waiter's wait; `None` if it is not cut off.
     pub(crate) fn cut_off(&self, waiter: &Waiter) -> Option<Answer> {
         let channel = waiter.request().notify?;
         if self.is_demoted || waiter.term != self.term {
@@ -69,14 +72,14 @@ impl Notified {
         (*of == client).then_some(*ticket)
     }
 
-    /// A connection closed: its waits are over.
+    /// A connection closed: cuts off its waits.
     pub(crate) fn client_closed(&mut self, client: u64) {
         if self.first_of(client).is_some() {
             self.closed.insert(client);
         }
     }
 
-    /// This server is no master any more.
+    /// This server is no longer a master.
     pub(crate) fn demoted(&mut self) {
         self.is_demoted = true;
     }
@@ -85,7 +88,7 @@ impl Notified {
         self.term
     }
 
-    /// This server is a master again: what waited before is cut off still, and what begins to wait now is not.
+    /// This server is a master again: earlier waits stay cut off, new ones are not.
     pub(crate) fn promoted(&mut self) {
         if core::mem::take(&mut self.is_demoted) {
             if !self.waits.is_empty() {
@@ -95,7 +98,7 @@ impl Notified {
         }
     }
 
-    /// The next ticket to look at: it may be cut off.
+    /// The next ticket that may be cut off.
     pub(crate) fn next(&mut self) -> Option<u64> {
         if let Some((_, ticket)) = self.former.last().and_then(BTreeSet::first) {
             return Some(*ticket);
@@ -123,7 +126,7 @@ impl Notified {
         None
     }
 
-    /// A channel went away.
+    /// A channel was deleted: cuts off its waits.
     pub(crate) fn channel_gone(&mut self, channel: Channel) {
         if self.looked_at.is_none() {
             self.gone.insert(channel);
@@ -136,12 +139,12 @@ impl Notified {
         self.is_demoted || !self.former.is_empty() || !self.closed.is_empty() || !self.gone.is_empty()
     }
 
-    /// Bytes on the heap, about.
+    /// The approximate heap bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         bytes_in_set::<Wait>(self.len())
     }
 
-    /// How many wait.
+    /// The number of waits.
     pub(crate) fn len(&self) -> usize {
         self.former.iter().map(BTreeSet::len).fold(self.waits.len(), usize::saturating_add)
     }
@@ -151,7 +154,7 @@ impl Notified {
 mod tests {
     use super::*;
 
-    /// The server does nothing else meanwhile.
+    /// A promotion blocks the server.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of waits")]
     fn a_promotion_is_one_step_though_waits_of_an_earlier_term_are_there_still() {

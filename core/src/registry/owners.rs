@@ -1,6 +1,7 @@
-//! Owners that wait, or that hold what others wait for: the nodes of the graph of who waits for whom.
+//! Owners that wait, or hold a lock with waiters: the nodes of the wait-for graph.
 //!
-//! Invariant: an owner is here exactly as long as it waits, or holds under a name that somebody waits for.
+//! Invariant: an owner has a record exactly as long as it waits, or holds under a name with
+//! waiters.
 
 use alloc::boxed::Box;
 
@@ -9,21 +10,21 @@ use ahash::RandomState;
 use super::positions::{NameId, OwnerId, Position};
 use crate::collections::{NameTable, Slots, SmallSet};
 
-/// A request of an owner, under one of its names. An owner has one there at most.
+/// A request of an owner, under one of its names, where it is the owner's only one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Wait {
     pub(super) name: NameId,
     pub(super) position: Position,
 }
 
-/// A hold of an owner under a name that somebody waits for.
+/// A hold of an owner under a name with waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Holding {
     pub(super) name: NameId,
     pub(super) token: u64,
 }
 
-/// What an owner waits for, and what it holds.
+/// The waits and the holds of an owner.
 pub(super) struct OwnerRecord {
     bytes: Box<[u8]>,
     pub(super) waits: SmallSet<Wait>,
@@ -41,12 +42,12 @@ impl OwnerRecord {
     }
 }
 
-/// The owners, by number and by name.
+/// The owners, by id and by name.
 pub(super) struct Owners {
     slots: Slots<OwnerRecord>,
     by_bytes: NameTable,
     hasher: RandomState,
-    /// How many bytes all their names have.
+    /// The total length of all names.
     bytes_of_names: usize,
 }
 
@@ -63,7 +64,7 @@ impl Owners {
         self.by_bytes.find(self.hasher.hash_one(bytes), is_it).map(OwnerId)
     }
 
-    /// Finds an owner, or makes a record of one that neither waits nor holds yet: see [`Owners::tidy`].
+    /// Finds an owner, or creates a record without waits and holds: see [`Owners::tidy`].
     pub(super) fn intern(&mut self, bytes: &[u8]) -> OwnerId {
         if let Some(known) = self.find(bytes) {
             return known;
@@ -75,7 +76,7 @@ impl Owners {
         OwnerId(number)
     }
 
-    /// Forgets an owner that neither waits nor holds.
+    /// Removes an owner that neither waits nor holds.
     pub(super) fn tidy(&mut self, id: OwnerId) {
         let is_idle = |record: &OwnerRecord| record.waits.is_empty() && record.holdings.is_empty();
         if self.slots.get(id.0).is_some_and(is_idle)
@@ -99,17 +100,17 @@ impl Owners {
         self.get(id).map_or(&[], |record| &record.bytes)
     }
 
-    /// Whether there is memory to give back.
+    /// Whether there is memory to free.
     pub(super) fn has_retired(&self) -> bool {
         self.slots.has_retired()
     }
 
-    /// Gives some of it back.
-    pub(super) fn give_back(&mut self) {
-        self.slots.give_back();
+    /// Frees some of that memory.
+    pub(super) fn free_some(&mut self) {
+        self.slots.free_some();
     }
 
-    /// Bytes on the heap, as far as they can be told without a look at each owner.
+    /// The heap bytes, computed without visiting each owner.
     pub(super) fn heap_bytes(&self) -> usize {
         let tables = self.slots.heap_bytes().saturating_add(self.by_bytes.heap_bytes());
         tables.saturating_add(self.bytes_of_names)

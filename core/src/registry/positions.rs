@@ -1,6 +1,6 @@
-//! Where requests stand, and the numbers of the records that they are about.
+//! Positions of requests in queues, and the ids of records.
 
-/// The number of a name's record.
+/// The id of a name's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NameId(pub(super) u32);
 
@@ -9,21 +9,21 @@ impl NameId {
     pub(crate) const FIRST: Self = Self(0);
 }
 
-/// Which waiters come before which: a smaller rank is served earlier.
+/// The rank of a waiter. A smaller rank is served earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    /// A reader that asks for WRITE. Everybody else in the queue waits for its READ, so behind them it would wait for
-    /// itself. The rank stays if the READ lapses.
+    /// A reader that asks for WRITE. All other waiters wait for its READ, so behind them it would
+    /// wait for itself. The rank stays if the READ expires.
     Upgrade,
-    /// Everybody else.
+    /// All other requests.
     Newcomer,
 }
 
-/// Where a request stands in every queue that it is in. A smaller one is served earlier.
+/// The position of a request in each of its queues. A smaller position is served earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
-    /// The rank in the highest bit, and below it the arrival number, of the whole server, which never has that bit. A request
-    /// that takes the place of another one over keeps its number.
+    /// The rank in the highest bit, and below it the server-wide arrival number, which never uses
+    /// that bit. A request that takes over the place of another one keeps its number.
     turn: u64,
     pub(crate) ticket: u64,
 }
@@ -53,6 +53,6 @@ impl Position {
     }
 }
 
-/// The number of an owner.
+/// The id of an owner's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OwnerId(pub(super) u32);

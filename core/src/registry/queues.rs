@@ -1,4 +1,4 @@
-//! The queues: which request waits where.
+//! The queues of waiters.
 
 use core::ops::Bound;
 
@@ -31,30 +31,30 @@ impl Registry {
         self.names.get(name)?.queue.first()
     }
 
-    /// Notes which key a waiter for many keys lacked when it was last looked at.
-    pub(crate) fn set_held_up_by(&mut self, ticket: u64, index: usize) {
+    /// Sets the index of the key that a MACQUIRE waiter lacked at the last check.
+    pub(crate) fn set_blocked_by(&mut self, ticket: u64, index: usize) {
         if let Some(waiter) = self.get_mut(ticket) {
-            waiter.held_up_by = u32::try_from(index).unwrap_or(0);
+            waiter.blocked_by = u32::try_from(index).unwrap_or(0);
         }
     }
 
-    /// Notes that a waiter may close a cycle, or that it was searched. Returns whether that is new.
+    /// Sets whether a waiter may close a cycle and needs a search. Returns whether that changed.
     pub(crate) fn set_suspected(&mut self, ticket: u64, is_suspected: bool) -> bool {
         let waiter = self.get_mut(ticket);
         waiter.is_some_and(|waiter| core::mem::replace(&mut waiter.is_suspected, is_suspected) != is_suspected)
     }
 
-    /// Whether a wait is over, because its time is up or the request is cut off.
-    pub(crate) fn is_wait_over(&self, waiter: &Waiter, now: Now) -> bool {
-        waiter.is_over(now) || self.cut_off(waiter).is_some()
+    /// Whether a waiter has timed out or was cut off.
+    pub(crate) fn has_wait_ended(&self, waiter: &Waiter, now: Now) -> bool {
+        waiter.has_timed_out(now) || self.cut_off(waiter).is_some()
     }
 
-    /// How many wait on the whole server.
+    /// The number of waiters on the server.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// How many wait for locks of a kind.
+    /// The number of waiters for locks of a kind.
     pub(crate) fn waiting_for(&self, kind: Kind) -> usize {
         *self.of_kind.of(kind)
     }
@@ -102,7 +102,7 @@ impl Registry {
         ticket
     }
 
-    /// Takes a waiter out of its queues. Its names may be idle afterwards: see [`Registry::tidy`].
+    /// Removes a waiter from its queues. Its names may be idle afterwards: see [`Registry::tidy`].
     pub(crate) fn leave(&mut self, ticket: u64) -> Option<Left> {
         let owner = Owner::from(self.owner_of(self.get(ticket)?));
         let (_, waiter) = self.tickets.remove(halves(ticket).0)?;
@@ -136,7 +136,7 @@ impl Registry {
         }
     }
 
-    /// Takes a request out of the queue of a name.
+    /// Removes a request from the queue of a name.
     fn unqueue(&mut self, name: NameId, position: Position, owner: OwnerId, kind: Kind) {
         if let Some(record) = self.owners.get_mut(owner) {
             record.waits.remove(Wait { name, position });
@@ -173,7 +173,8 @@ impl Registry {
 
     /// Updates `followed` for a request of `owner` that enters a queue at `position`, or has left
     /// it: `count` is an addition, or a subtraction. The queue is without that request. If the
-    /// request is behind all others, it follows the last of them; otherwise it is followed itself.
+    /// request is behind all others, the last of them gains or loses a follower; otherwise the
+    /// request itself has one.
     fn count_followed(&mut self, name: NameId, position: Position, owner: OwnerId, count: fn(u32, u32) -> u32) {
         let Some(last) = self.names.get(name).and_then(|record| record.queue.last()) else {
             return;
@@ -184,7 +185,7 @@ impl Registry {
         }
     }
 
-    /// How many wait under a name.
+    /// The number of waiters under a name.
     pub(crate) fn len_under(&self, name: NameId) -> usize {
         self.names.get(name).map_or(0, |record| record.queue.len())
     }
@@ -201,7 +202,7 @@ impl Registry {
         queue.filter_map(|position| Some((position.ticket, self.get(position.ticket)?)))
     }
 
-    /// Where an owner waits under a name.
+    /// The position at which an owner waits under a name.
     pub(crate) fn wait_of(&self, owner: OwnerId, name: NameId) -> Option<Position> {
         let from = Bound::Included(Wait { name, position: Position::FIRST });
         let wait = self.owners.get(owner)?.waits.first_from(from)?;
@@ -214,14 +215,14 @@ impl Registry {
         self.wait_of(owner, name).map(|position| position.ticket)
     }
 
-    /// The same, if it waits for a place on a fair lock.
+    /// The same, if that request is for a fair lock.
     pub(crate) fn own_place(&self, owner: &[u8], name: NameId) -> Option<u64> {
         let ticket = self.own_wait(owner, name)?;
         self.get(ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair).then_some(ticket)
     }
 
-    /// A ticket whose time is over.
-    pub(crate) fn next_over(&self, now: Now) -> Option<u64> {
+    /// A ticket that has timed out.
+    pub(crate) fn next_timed_out(&self, now: Now) -> Option<u64> {
         let (until_us, alarm) = self.timeouts.peek()?;
         if until_us > now.mono_us {
             return None;
@@ -230,7 +231,7 @@ impl Registry {
         self.tickets.get(*slot).map(|(number, _)| ticket_of(*slot, *number))
     }
 
-    /// When the next waiter gives up.
+    /// When the next waiter times out.
     pub(crate) fn next_timeout_us(&self) -> Option<u64> {
         self.timeouts.peek().map(|(until_us, _)| until_us)
     }

@@ -1,4 +1,4 @@
-//! One request that waits.
+//! A waiter: a request that waits.
 
 use alloc::boxed::Box;
 
@@ -12,12 +12,12 @@ use crate::outbox::{Answer, Notice};
 use crate::request::{Ask, Channel, Request, Verb};
 use crate::time::Now;
 
-/// The names that a request is about: nearly always one.
+/// The names of a request: nearly always one.
 pub(crate) type RequestNames = SmallVec<[NameId; 1]>;
 
-/// A request that waits. There may be millions, so it is kept small.
+/// A request that waits. There may be millions, so it is small.
 pub(crate) struct Waiter {
-    /// In the order in which they were asked for.
+    /// In the order of the request.
     pub(super) names: RequestNames,
     pub(super) rank: Rank,
     pub(super) arrival: u64,
@@ -26,16 +26,17 @@ pub(crate) struct Waiter {
     note: Option<Box<Note>>,
     client: Optional,
     pub(super) since_us: u64,
-    /// Of a request for many keys: which of them was not to be had when it was last looked at.
-    pub(super) held_up_by: u32,
-    /// It is in the engine's list of requests that may close a circle.
+    /// For MACQUIRE: the index of the key that was unavailable at the last check.
+    pub(super) blocked_by: u32,
+    /// It is in the engine's list of requests that may close a cycle.
     pub(super) is_suspected: bool,
-    /// Without a blocked connection: which term of this server as a master it began in, see [`Notified`](super::notified::Notified).
+    /// For a notified waiter: the master term in which its wait began, see
+    /// [`Notified`](super::notified::Notified).
     pub(super) term: u16,
     pub(super) alarm: Alarm,
 }
 
-/// What a [`Request`] says that waits.
+/// The fields of a waiting [`Request`].
 #[derive(Clone, Copy)]
 struct Packed {
     until_us: Optional,
@@ -52,7 +53,7 @@ struct Packed {
     is_once: bool,
 }
 
-/// Milliseconds, 365 days at most, or none, in five bytes.
+/// Optional milliseconds in five bytes, at most 365 days.
 #[derive(Clone, Copy)]
 struct Span([u8; 5]);
 
@@ -91,7 +92,7 @@ impl Packed {
 }
 
 impl Waiter {
-    /// A request that begins to wait.
+    /// Creates a waiter.
     pub(super) fn new(entrant: Entrant<'_>, owner: OwnerId, now: Now) -> Self {
         let Entrant { names, rank, arrival, owner: _, request, note, client } = entrant;
         Self {
@@ -103,14 +104,14 @@ impl Waiter {
             note: note.map(|note| Box::new(note.into())),
             client: client.into(),
             since_us: now.mono_us,
-            held_up_by: 0,
+            blocked_by: 0,
             is_suspected: false,
             term: 0,
             alarm: Alarm::NONE,
         }
     }
 
-    /// Its names, in the order in which they were asked for.
+    /// Its names, in the order of the request.
     pub(crate) fn names(&self) -> &[NameId] {
         &self.names
     }
@@ -123,22 +124,22 @@ impl Waiter {
         self.arrival
     }
 
-    /// When it began to wait.
+    /// When its wait began.
     pub(crate) fn since_us(&self) -> u64 {
         self.since_us
     }
 
-    /// The index of the key that it lacked when it was last looked at.
-    pub(crate) fn held_up_by(&self) -> usize {
-        self.held_up_by as usize
+    /// The index of the key that was unavailable at the last check.
+    pub(crate) fn blocked_by(&self) -> usize {
+        self.blocked_by as usize
     }
 
-    /// It may close a cycle, and was not searched yet.
+    /// It may close a cycle, and its search is pending.
     pub(crate) fn is_suspected(&self) -> bool {
         self.is_suspected
     }
 
-    /// What was asked.
+    /// The request.
     pub(crate) fn request(&self) -> Request {
         let Packed { count, notify, verb, kind, mode, is_once, .. } = self.request;
         Request {
@@ -162,31 +163,31 @@ impl Waiter {
         self.note.as_ref().map(|note| &***note)
     }
 
-    /// The connection that waits, if it is one that can close.
+    /// The connection that waits, unless it cannot close.
     pub(crate) fn client(&self) -> Option<u64> {
         self.client.get()
     }
 
-    /// Whether its time is over. What was answered nil is never granted, and what is over is answered nil.
-    pub(crate) fn is_over(&self, now: Now) -> bool {
+    /// Whether it has timed out. Such a waiter is answered nil, and never granted.
+    pub(crate) fn has_timed_out(&self, now: Now) -> bool {
         self.request.until_us.get().is_some_and(|until_us| until_us <= now.mono_us)
     }
 
-    /// Whether it is a request for many keys, which may be one.
+    /// Whether it is a MACQUIRE, which may have a single key.
     pub(crate) fn is_many(&self) -> bool {
         self.request.verb == Verb::AcquireMany
     }
 
-    /// Where its answer is published, if no connection is blocked for it.
+    /// The channel for its answer, if no connection is blocked for it.
     pub(crate) fn notice(&self) -> Option<Notice> {
         let Packed { notify, request_id, .. } = self.request;
         let lasts_ms = self.request().unclaimed_ms();
         Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lasts_ms })
     }
 
-    /// The answer when `later`, a request of the same owner, ends it. The same request on the same channel goes on, and
-    /// there is nothing to publish.
-    pub(crate) fn answer_to_succeeded(&self, later: &Request) -> Answer {
+    /// The answer when `later`, a request of the same owner, ends it. The same request on the same
+    /// channel continues, and there is nothing to publish.
+    pub(crate) fn answer_when_superseded_by(&self, later: &Request) -> Answer {
         let Request { request_id, notify, .. } = self.request();
         let is_continued = notify.is_some() && (request_id, notify) == (later.request_id, later.notify);
         if is_continued { Answer::Continued } else { Answer::Superseded }
@@ -197,7 +198,7 @@ impl Waiter {
     }
 }
 
-/// When it gives up; never, if it waits for ever.
+/// When a request times out; `None` if never.
 pub(super) fn until_us(request: &Request) -> Option<u64> {
     match request.ask {
         Ask::Wait { until_us } => until_us,
@@ -205,7 +206,7 @@ pub(super) fn until_us(request: &Request) -> Option<u64> {
     }
 }
 
-/// A request that wants to wait.
+/// A request that is about to wait.
 pub(crate) struct Entrant<'a> {
     pub(crate) names: RequestNames,
     pub(crate) rank: Rank,

@@ -74,7 +74,7 @@ fn lines(world: &World, about: Option<&About<'_>>) -> BTreeMap<Key, Vec<Standing
         let queues = &world.engine.registry;
         let name = queues.find(key.borrow());
         let waiters = name.into_iter().flat_map(|name| queues.in_order(name));
-        let waiters = waiters.filter(|(_, waiter)| !waiter.is_over(world.now));
+        let waiters = waiters.filter(|(_, waiter)| !waiter.has_timed_out(world.now));
         let waiters: Vec<_> = waiters.filter(|(_, waiter)| !is_superseded(world, waiter, about)).collect();
         let is_asked = |ticket| matches!(about, Some(About::Waiting(asked)) if *asked == ticket);
         let mut line: Vec<Standing> = waiters

@@ -152,7 +152,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Timer),
         1 => Just(Step::RefusedTimer),
         2 => client().prop_map(Step::Closes),
-        2 => (1..40usize, any::<bool>()).prop_map(|(ticket, gave_up)| Step::Leaves(ticket, gave_up)),
+        2 => (1..40usize, any::<bool>()).prop_map(|(ticket, timed_out)| Step::Leaves(ticket, timed_out)),
         1 => (0..4u8, 0..4u8, id()).prop_map(|(key, owner, id)| Step::Cancel { key, owner, id }),
         2 => Just(Step::Sent),
         4 => proptest::bool::weighted(0.7).prop_map(Step::Publish),
@@ -309,7 +309,7 @@ fn run(world: &mut World, step: Step) {
         Step::Timer => world.run_timer(),
         Step::RefusedTimer => drop(world.end_waits()),
         Step::Closes(client) => world.client_closes(client, false),
-        Step::Leaves(ticket, gave_up) if world.is_waiting(ticket) => world.waiter_left(ticket, gave_up),
+        Step::Leaves(ticket, timed_out) if world.is_waiting(ticket) => world.waiter_left(ticket, timed_out),
         Step::Leaves(..) => {}
         Step::Cancel { key, owner, id } => {
             let request = Cancel { kind: kind(key, mode(key)), owner: &[owner], request_id: id };

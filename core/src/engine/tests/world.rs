@@ -186,10 +186,10 @@ impl World {
     }
 
     /// A waiter that went away is told nothing.
-    pub(super) fn waiter_left(&mut self, number: usize, gave_up: bool) {
+    pub(super) fn waiter_left(&mut self, number: usize, timed_out: bool) {
         let ticket = self.ticket(number).expect("a ticket that was given");
         self.waiting.remove(&ticket);
-        self.engine.waiter_left(ticket, gave_up);
+        self.engine.waiter_left(ticket, timed_out);
     }
 
     pub(super) fn waiting_numbers(&self) -> Vec<usize> {

@@ -166,7 +166,7 @@ impl Seen<'_> {
             self.client(waiter.client());
             self.word(request.is_once);
             self.option(request.notify.map(|channel| channel.0.get().into()));
-            self.word(waiter.held_up_by() as u64);
+            self.word(waiter.blocked_by() as u64);
         }
         for (token, before, grant) in engine.pending.under(name.id) {
             self.number(token);
@@ -185,15 +185,15 @@ impl Seen<'_> {
     }
 
     fn dirty(&mut self, dirty: &Dirty) {
-        self.words.extend([dirty.arrived, dirty.replaced, dirty.review.is_some()].map(u64::from));
+        self.words.extend([dirty.imported, dirty.replaced, dirty.review.is_some()].map(u64::from));
         if let Some(review) = dirty.review {
-            self.word(review.arrived);
+            self.word(review.imported);
             match review.stage {
-                Stage::Misfits(position) | Stage::Holders(position) | Stage::Places(position) => {
+                Stage::Unservable(position) | Stage::Holders(position) | Stage::Places(position) => {
                     self.position(position)
                 }
                 Stage::Sessions(below) => self.word(below as u64),
-                Stage::Lives => {}
+                Stage::PlaceDeadlines => {}
             }
         }
         for (token, ticket) in &dirty.undone {
@@ -204,10 +204,10 @@ impl Seen<'_> {
             self.number(*token);
             self.client(Some(*client));
         }
-        for (owner, gave_up) in &dirty.gone {
+        for (owner, timed_out) in &dirty.gone {
             self.bytes(owner);
-            self.word(gave_up.is_some());
-            self.number(gave_up.unwrap_or(0));
+            self.word(timed_out.is_some());
+            self.number(timed_out.unwrap_or(0));
         }
         self.word(dirty.offers.len() as u64);
     }

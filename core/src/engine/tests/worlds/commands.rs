@@ -84,8 +84,8 @@ impl SmallWorld {
     /// What a numbered request has to come to, if that is known. If its owner waits as well, that may be granted in the same step.
     fn expect(&self, whose: Whose, id: Option<u64>, verb: Verb) -> Option<Known> {
         let (key, owner, _) = whose;
-        let is_alone = self.waiting(key, owner).is_none();
-        self.remembered.expect(&self.world, whose, id.filter(|_| is_alone), verb)
+        let is_exclusive = self.waiting(key, owner).is_none();
+        self.remembered.expect(&self.world, whose, id.filter(|_| is_exclusive), verb)
     }
 
     pub(super) fn acquire(&mut self, key: usize, owner: u8, asked: Asked) {
