@@ -52,11 +52,22 @@ pub(crate) struct Backlog {
     suspects: VecDeque<u64>,
     /// Leftovers of locks that ended in one step.
     leftovers: Vec<(Key, Leftovers)>,
+    /// The slot of the next name to serve after a time in which no hold could begin.
+    resumed_from: Option<u32>,
     /// The alarm that has fired and is being processed.
     fired: Option<Alarm>,
 }
 
 impl Backlog {
+    /// Serves the queue of each name that is waited for, from a slot on; `None` at the end.
+    pub(crate) fn set_resumed_from(&mut self, slot: Option<u32>) {
+        self.resumed_from = slot;
+    }
+
+    pub(crate) fn resumed_from(&self) -> Option<u32> {
+        self.resumed_from
+    }
+
     /// Adds the key of a loaded value.
     pub(crate) fn push_loaded(&mut self, key: Key) {
         self.loaded.push(key);

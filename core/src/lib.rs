@@ -33,6 +33,7 @@ mod engine;
 mod event;
 mod keyspace;
 mod kind;
+mod limits;
 mod lock;
 mod named;
 mod outbox;
@@ -56,11 +57,12 @@ pub use engine::{Acquired, Contended, Engine, HoldsLeft, Longest, Offer, Tokens,
 pub use event::{ChangeCause, EndCause, Event, LeaveCause, Note, Phase, Terms};
 pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};
+pub use limits::{Limits, MayGrant};
 pub use lock::admission::Value;
 pub use lock::{FairQueue, Hold, Holds, Idle, Lock, seed_hashing};
 pub use outbox::{Answer, Effect, Notice, Outbox, Told};
 pub use place::{Place, Stay};
-pub use request::{Ask, Cancel, Channel, Limits, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
+pub use request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};
 pub use slot::{SlotTags, Tag, slot_of};
 pub use statistics::{KindStats, WaitSummary};
 pub use time::{

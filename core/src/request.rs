@@ -45,20 +45,6 @@ pub enum Ask {
     },
 }
 
-/// The limits of the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// The most waiters on the server.
-    pub max_waiters: usize,
-    /// The most places on one fair lock.
-    pub max_places: usize,
-    /// How long a fair lock keeps the place of a waiter that lost its connection, and stays
-    /// reserved for its head.
-    pub fair_grace_ms: u64,
-    /// The data set may lack holds that this server has granted, so no idle semaphore is removed.
-    pub is_quarantined: bool,
-}
-
 /// The number that the module has assigned to a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Channel(pub NonZeroU32);
@@ -220,6 +206,13 @@ pub enum Refusal {
         /// The limit.
         limit: usize,
     },
+    /// The data set may lack holds that were granted, so no hold begins.
+    Quarantine {
+        /// The milliseconds left.
+        left_ms: u64,
+    },
+    /// Too few replicas follow this master.
+    NoReplicas,
     /// The user lost its rights while it waited.
     NoPermission,
     /// The fencing tokens of this server are used up: see [`crate::MAX_TOKEN`].

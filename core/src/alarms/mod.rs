@@ -60,6 +60,13 @@ impl Alarms {
         }
     }
 
+    /// Moves an alarm that is due back to `until_us`.
+    pub(crate) fn delay_due(&mut self, alarm: Alarm, now: Now, until_us: u64) {
+        if self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us <= now.mono_us) {
+            self.alarms.set(alarm, until_us);
+        }
+    }
+
     /// Removes an alarm, if it exists.
     pub(crate) fn remove(&mut self, alarm: Alarm) {
         if let Some(DeadlineRef { side, stamp, .. }) = self.alarms.entry(alarm) {

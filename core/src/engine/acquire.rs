@@ -15,8 +15,9 @@ use super::fair::OwnPlace;
 use super::grant::GrantTiming;
 use super::transaction::{At, Transaction};
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::Kind;
-use crate::lock::admission::{self, Ahead, Decision};
+use crate::kind::{Kind, Mode};
+use crate::limits::MayGrant;
+use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::registry::Waiter;
 use crate::registry::{NameId, Position, Rank};
 use crate::request::{Ask, Refusal, Request, Verb};
@@ -102,7 +103,8 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Option<Decision> {
-        if tx.keys.count() != 1 || request.request_id.is_some() || !self.is_uncontended(&mut tx.at(KEY)) {
+        let is_simple = tx.keys.count() == 1 && request.request_id.is_none() && tx.limits.may_grant == MayGrant::Yes;
+        if !is_simple || !self.is_uncontended(&mut tx.at(KEY)) {
             return None;
         }
         let decision = admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now);
@@ -138,6 +140,9 @@ impl Engine {
             None => self.decide(tx, owner, request, Position::LAST)?,
         };
         check_claim(tx, owner, request, &decisions)?;
+        if tx.limits.may_grant != MayGrant::Yes {
+            return self.acquire_later(tx, owner, request);
+        }
         if let [Decision::Repeat(token)] = decisions.as_slice() {
             let (client, note) = (tx.keys.client(), tx.note);
             self.confirm(&mut tx.at(KEY), *token);
@@ -167,6 +172,28 @@ impl Engine {
             }
         }
         Ok(Acquired::Denied)
+    }
+
+    /// ACQUIRE while no hold may begin: a request that waits enters the queue, also that of a free
+    /// lock. An attempt is refused, and so is an owner that holds already: its wait would hide from
+    /// it that it cannot rely on what it holds.
+    fn acquire_later(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        owner: &[u8],
+        request: &Request,
+    ) -> Result<Acquired, Refusal> {
+        let holds = |id: KeyId| {
+            let Value::Lock(lock) = tx.keys.value(id) else {
+                return false;
+            };
+            Mode::ALL.iter().any(|mode| lock.live_hold(owner, *mode, tx.now).is_some())
+        };
+        if request.ask == Ask::Try || tx.ids().any(holds) {
+            tx.limits.may_grant.check()?;
+        }
+        let earlier = self.earlier(tx, owner, request)?;
+        self.wait(tx, owner, request, &earlier)
     }
 
     /// The decision of each key about a request at a position. The first refusal refuses the
@@ -270,7 +297,9 @@ impl Engine {
         };
         let mut ticket = None;
         match earlier.place {
-            Some(Place { rank, is_suspected, .. }) if waits => {
+            // The same edges as before: they were searched. On a fair lock they may come from another
+            // value, so the search runs again.
+            Some(Place { rank, is_suspected, .. }) if waits && request.kind != Kind::Fair => {
                 self.supersede(tx, earlier, &request);
                 let entered = self.enter(tx, owner, &request, rank, arrival);
                 if is_suspected {

@@ -7,8 +7,10 @@ use crate::bytes::Owner;
 use crate::event::{EndCause, Event, LeaveCause, Phase};
 use crate::keyspace::Keyspace;
 use crate::kind::{Kind, Mode};
+use crate::limits::{Limits, MayGrant};
 use crate::lock::Hold;
 use crate::lock::admission::Value;
+use crate::place::Stay;
 
 impl Engine {
     /// Ends expired holds. Returns whether there was one. Any number of holds may expire together:
@@ -72,17 +74,31 @@ impl Engine {
                 return;
             };
             let owner = Owner::from(place.owner);
+            let (stay, request_id, grace_ms) = (place.stay, place.request_id, place.grace_ms);
             if !self.budget.take(CHANGE) {
                 // The alarm of the place is due and fires again at once.
                 return;
             }
-            self.commit(at, Event::Left { owner, cause: LeaveCause::Expired });
+            let event = match at.limits.may_grant.paused_ms() {
+                None => Event::Left { owner, cause: LeaveCause::Expired },
+                // Its owner cannot take its turn, so its time counts from the end of the pause.
+                Some(paused_ms) => {
+                    let until_us = at.now.after_ms(pause_and_grace_ms(paused_ms, grace_ms, &at.limits));
+                    let stay = match stay {
+                        Stay::Polled { .. } => Stay::Polled { until_us },
+                        Stay::Grace { .. } | Stay::Connected => Stay::Grace { until_us },
+                    };
+                    Event::Kept { owner, stay, request_id, grace_ms }
+                }
+            };
+            self.commit(at, event);
         }
     }
 
     /// Removes a queue whose places have all expired, in one step regardless of their number.
     pub(super) fn drop_expired_queue(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        if let Some(lock) = at.lock()
+        if at.limits.may_grant == MayGrant::Yes
+            && let Some(lock) = at.lock()
             && lock.queue().is_some_and(|queue| queue.has_expired(at.now))
         {
             self.commit(at, Event::QueueExpired);
@@ -104,6 +120,13 @@ impl Engine {
             }
         }
     }
+}
+
+/// How long a place or a reservation is kept that ends while no hold may begin: the grace, from the end
+/// of the pause. The pause counts as a second at least, since each new time is propagated.
+pub(super) fn pause_and_grace_ms(paused_ms: u64, grace_ms: Option<u64>, limits: &Limits) -> u64 {
+    const MIN_PAUSE_MS: u64 = 1000;
+    paused_ms.max(MIN_PAUSE_MS).saturating_add(grace_ms.unwrap_or(limits.fair_grace_ms))
 }
 
 /// The event that ends an expired hold. A kept lock reopens with `Released`, so monitoring does not

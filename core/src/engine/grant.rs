@@ -9,6 +9,7 @@ use super::transaction::{At, Transaction};
 use crate::event::{ChangeCause, Event, Phase, Terms, note_after};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Mode;
+use crate::limits::Limits;
 use crate::lock::admission::Value;
 use crate::request::{Refusal, Request, RequestMark};
 use crate::sessions::Binding;
@@ -41,9 +42,10 @@ pub(super) enum GrantTiming<'a> {
 
 impl GrantTiming<'_> {
     /// The duration and the phase of a new hold.
-    pub(super) fn duration_and_phase(self, request: &Request) -> (u64, Phase) {
+    pub(super) fn duration_and_phase(self, request: &Request, limits: &Limits) -> (u64, Phase) {
         match self {
             GrantTiming::AfterWait { .. } if request.claim_ms.is_some() => (request.unclaimed_ms(), Phase::Unclaimed),
+            GrantTiming::AfterWait { .. } if limits.marks_unclaimed => (request.lease_ms, Phase::Unclaimed),
             GrantTiming::AfterWait { .. } | GrantTiming::AtOnce => (request.lease_ms, Phase::Held),
         }
     }
@@ -92,7 +94,7 @@ impl Engine {
             GrantTiming::AtOnce => at.note,
             GrantTiming::AfterWait { note } => note,
         };
-        let (lasts_ms, phase) = timing.duration_and_phase(request);
+        let (lasts_ms, phase) = timing.duration_and_phase(request, &at.limits);
         let deadline_us = at.now.after_ms(lasts_ms);
         // Each event is committed where it is built, so the compiler knows its variant.
         let token = match held {
@@ -168,7 +170,7 @@ impl Engine {
         terms: Terms,
         renewal: &Renewal<'_>,
     ) -> u64 {
-        let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms);
+        let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms).min(at.limits.max_lease_ms);
         let renewed = Terms {
             deadline_us: terms.deadline_us.max(at.now.after_ms(lease_ms)),
             lease_ms,

@@ -9,6 +9,7 @@ use crate::backlog::Offer;
 use crate::budget::{ANSWER, CHANGE};
 use crate::bytes::{Key, KeyRef, Owner};
 use crate::keyspace::{KeyId, Keyspace};
+use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision};
 use crate::outbox::Answer;
 use crate::registry::{Left, NameId, Waiter};
@@ -19,7 +20,7 @@ impl Engine {
     /// Offers a MACQUIRE waiter its keys, if all are available. Opens no key: the registry knows
     /// enough to see that a key is not available.
     pub(super) fn offer(&mut self, tx: &Transaction<'_, impl Keyspace>, ticket: u64, hold_ended: bool) {
-        let Some(waiter) = self.registry.get(ticket) else {
+        let Some(waiter) = self.registry.get(ticket).filter(|_| tx.limits.may_grant == MayGrant::Yes) else {
             return;
         };
         if self.backlog.last_offer().is_some_and(|offer| offer.ticket == ticket) {
@@ -86,7 +87,8 @@ impl Engine {
         if self.answer_if_wait_ended(&mut tx.at(KeyId(0)), ticket) {
             return;
         }
-        let Some(waiter) = self.registry.get(ticket) else {
+        // When holds may begin again, its names are reviewed, and it is offered its keys again.
+        let Some(waiter) = self.registry.get(ticket).filter(|_| tx.limits.may_grant == MayGrant::Yes) else {
             return;
         };
         let (owner, request) = (Owner::from(self.registry.owner_of(waiter)), waiter.request());

@@ -175,7 +175,9 @@ impl Engine {
                     .at(id)
                     .live_terms(request.kind, request.owner, request.mode)?
                     .filter(|(token, _)| is_meant(request.tokens, id.0, *token));
-                holds.push(held.ok_or(Refusal::NotOwner { position: id.0 })?);
+                let (token, terms) = held.ok_or(Refusal::NotOwner { position: id.0 })?;
+                tx.limits.may_grant.check_renewal(terms.phase)?;
+                holds.push((token, terms));
             }
             let mut smallest_us = u64::MAX;
             for (id, (token, terms)) in tx.ids().zip(holds) {

@@ -10,6 +10,7 @@ use crate::bytes::Owner;
 use crate::event::Event;
 use crate::keyspace::Keyspace;
 use crate::kind::{Kind, Mode};
+use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::outbox::Answer;
 use crate::place::Stay;
@@ -202,7 +203,7 @@ impl Engine {
 
     /// Serves a waiter whose owner already holds the lock, ahead of the queue.
     fn serve_holder(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) {
-        if self.answer_if_wait_ended(at, ticket) {
+        if self.answer_if_wait_ended(at, ticket) || at.limits.may_grant != MayGrant::Yes {
             return;
         }
         let Some(waiter) = self.registry.get(ticket) else {

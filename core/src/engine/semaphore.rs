@@ -6,6 +6,7 @@ use super::transaction::{At, Transaction};
 use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
+use crate::limits::MayGrant;
 use crate::lock::admission::{self, Decision};
 use crate::registry::{NameId, Position};
 use crate::request::{Refusal, Request};
@@ -52,7 +53,7 @@ impl Engine {
         let Some(idle) = lock.idle().filter(|idle| lock.holds().is_empty() && idle.until_us <= at.now.mono_us) else {
             return;
         };
-        if self.is_waited_for(at) || at.limits.is_quarantined {
+        if self.is_waited_for(at) || at.limits.may_grant != MayGrant::Yes {
             let until_us = at.now.after_ms(idle.idle_ms.max(MIN_RESTART_MS));
             self.commit(at, Event::Unused { idle_ms: idle.idle_ms, until_us });
         } else {
@@ -113,6 +114,7 @@ impl Engine {
         request: &Request,
     ) -> Result<u32, Refusal> {
         let lock = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?;
+        tx.limits.may_grant.check()?;
         let permits = u32::try_from(lock.map_or(0, |lock| lock.available(tx.now))).unwrap_or(0);
         let request = Request { count: permits, ..*request };
         let ahead = self.ahead(&mut tx.at(KEY), Kind::Semaphore, Position::LAST);

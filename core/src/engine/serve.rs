@@ -103,14 +103,14 @@ impl Engine {
         let (token, count, (lasts_ms, phase)) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
                 self.repeat(at, *token, request, waiter.client(), waiter.note());
-                (*token, 0, GrantTiming::AtOnce.duration_and_phase(request))
+                (*token, 0, GrantTiming::AtOnce.duration_and_phase(request, &at.limits))
             }
             _ => {
                 let timing = GrantTiming::AfterWait { note: waiter.note() };
                 (
                     self.grant(at, owner, request, waiter.client(), timing)?,
                     request.count,
-                    timing.duration_and_phase(request),
+                    timing.duration_and_phase(request, &at.limits),
                 )
             }
         };

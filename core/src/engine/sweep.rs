@@ -60,6 +60,28 @@ impl Engine {
         TimerStep::Done
     }
 
+    /// Holds may begin again: the queues that were not served meanwhile are.
+    pub fn grants_resumed(&mut self) {
+        self.backlog.set_resumed_from(Some(0));
+    }
+
+    /// Marks the names that are waited for, a part of them.
+    pub(super) fn resume(&mut self) -> TimerStep {
+        for part in 0..self.budget.parts() {
+            let slot = self.backlog.resumed_from();
+            let Some(slot) = slot.filter(|_| !part.is_multiple_of(PARTS_PER_CHANGE) || self.budget.take(CHANGE)) else {
+                return if part == 0 { TimerStep::Nothing } else { TimerStep::Done };
+            };
+            let name = self.registry.in_slot(slot);
+            self.backlog.set_resumed_from(name.map(|_| slot.saturating_add(1)));
+            if let Some(name) = name.flatten().filter(|name| self.registry.len_under(*name) > 0) {
+                // A review finds waiters whose owner holds already, wherever they stand.
+                self.mark(name, |dirty| dirty.replaced = true);
+            }
+        }
+        TimerStep::Done
+    }
+
     /// The key of an alarm whose value is behind its generation.
     fn sweep_alarm(&mut self, alarm: Alarm) -> Option<Key> {
         let reconciled_in = self.alarms.reconciled_in(alarm)?;

@@ -40,10 +40,12 @@ enum Timer {
     Sweep,
     /// Keys that another node of the cluster serves, or currently none.
     Postponed,
+    /// Queues that were not served while no hold could begin.
+    Resumed,
 }
 
 impl Timer {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Dirty,
         Self::Loaded,
         Self::Lease,
@@ -54,6 +56,7 @@ impl Timer {
         Self::Leftovers,
         Self::Sweep,
         Self::Postponed,
+        Self::Resumed,
     ];
 }
 
@@ -87,6 +90,7 @@ impl Engine {
             Timer::Leftovers => now_if(self.backlog.has_leftovers() || self.has_retired()),
             Timer::Sweep => now_if(self.backlog.sweep().is_some()),
             Timer::Postponed => self.backlog.postponed_until_us(),
+            Timer::Resumed => now_if(self.backlog.resumed_from().is_some()),
         }
     }
 
@@ -147,6 +151,7 @@ impl Engine {
             Timer::Leftovers => self.clean_up(),
             Timer::Sweep => self.continue_sweep(),
             Timer::Postponed => self.retry_postponed(now),
+            Timer::Resumed => self.resume(),
         }
     }
 

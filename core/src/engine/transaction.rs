@@ -8,11 +8,12 @@ use crate::bytes::KeyRef;
 use crate::event::Terms;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
+use crate::limits::Limits;
 use crate::lock::admission::Value;
 use crate::lock::{Hold, Lock};
 use crate::outbox::Outbox;
 use crate::registry::{NameId, Registry};
-use crate::request::{Limits, Refusal};
+use crate::request::Refusal;
 use crate::time::Now;
 
 /// The context of one request: the time, the open keys, and the outbox.

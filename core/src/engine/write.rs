@@ -18,11 +18,15 @@ use crate::collections::Alarm;
 use crate::event::{EndCause, Event, Phase};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
+use crate::limits::MayGrant;
 use crate::lock::Lock;
 use crate::lock::admission::Value;
 use crate::registry::NameId;
 use crate::sessions::Binding;
 use crate::statistics::count;
+
+/// How often a value is looked at that is due while no hold may begin.
+const PAUSED_RETRY_MS: u64 = 1000;
 
 impl Engine {
     /// Applies an event and puts it into the outbox.
@@ -183,6 +187,12 @@ impl Engine {
     pub(super) fn close(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
         for id in tx.ids() {
             self.close_key(tx.keys, id);
+            if tx.limits.may_grant != MayGrant::Yes
+                && let Value::Lock(lock) = tx.keys.value(id)
+            {
+                // What is due but has to wait, as a free fair lock does for its head, is looked at again.
+                self.alarms.delay_due(lock.alarm(), tx.now, tx.now.after_ms(PAUSED_RETRY_MS));
+            }
             if let Some(name) = self.name(&mut tx.at(id)) {
                 self.registry.tidy(name);
             }

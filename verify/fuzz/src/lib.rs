@@ -11,7 +11,7 @@ use rlock_core::{
 };
 
 pub const NOW: Now = Now { mono_us: 1_000_000_000, wall_us: 1_700_000_000_000_000 };
-pub const LIMITS: Limits = Limits { max_waiters: 8, max_places: 8, fair_grace_ms: 20, is_quarantined: false };
+pub const LIMITS: Limits = Limits { max_waiters: 8, max_places: 8, fair_grace_ms: 20, ..Limits::NONE };
 
 /// The locks of a server.
 pub type Values = BTreeMap<Vec<u8>, Lock>;

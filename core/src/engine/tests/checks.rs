@@ -8,6 +8,7 @@ use super::world::World;
 use crate::bytes::{Key, KeyRef};
 use crate::event::Phase;
 use crate::kind::{Kind, Mode};
+use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision, Value as Lies};
 use crate::lock::{FairQueue, Lock};
 use crate::place::Stay;
@@ -123,15 +124,17 @@ impl World {
             if let Some(due_us) = lock.next_deadline_us() {
                 assert!(self.engine.alarms.is_of(lock.alarm(), key), "an alarm of its own");
                 let at_us = self.engine.alarms.at_us(lock.alarm()).expect("an alarm");
-                assert!(at_us <= due_us, "an alarm is not later than what it is for");
+                let is_paused = self.limits.may_grant != MayGrant::Yes;
+                assert!(is_paused || at_us <= due_us, "an alarm is not later than what it is for");
                 alarms += 1;
             }
-            if lock.kind() == Kind::Fair {
+            if lock.kind() == Kind::Fair && self.limits.may_grant == MayGrant::Yes {
                 self.check_places_at_rest(key, lock);
             }
         }
         for key in self.waited_for() {
-            if self.lock(&key).is_none_or(|lock| lock.kind() != Kind::Fair) {
+            let may_grant = self.limits.may_grant == MayGrant::Yes;
+            if may_grant && self.lock(&key).is_none_or(|lock| lock.kind() != Kind::Fair) {
                 self.check_head_waits(&key);
             }
         }

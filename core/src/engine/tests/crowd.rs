@@ -10,8 +10,9 @@ use super::world::{Output, World, asking, key, releasing};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Engine, Transaction};
 use crate::kind::{Kind, Mode};
+use crate::limits::Limits;
 use crate::outbox::Outbox;
-use crate::request::{Ask, Limits, Refusal, Release, Request, Verb};
+use crate::request::{Ask, Refusal, Release, Request, Verb};
 
 /// How many wait or hold.
 pub(super) const MANY: usize = 3000;
@@ -37,8 +38,7 @@ pub(super) struct Crowded {
 impl Crowded {
     pub(super) fn new() -> Self {
         let mut world = World::new();
-        world.limits =
-            Limits { max_waiters: 2 * MANY, max_places: 2 * MANY, fair_grace_ms: GRACE_MS, is_quarantined: false };
+        world.limits = Limits { max_waiters: 2 * MANY, max_places: 2 * MANY, fair_grace_ms: GRACE_MS, ..Limits::NONE };
         Self { world, answers: 0, effects: 0, turns: 0 }
     }
 

@@ -14,9 +14,10 @@ use super::world::{Output, World, key, releasing};
 use crate::bytes::{Key, Owner};
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
+use crate::limits::Limits;
 use crate::outbox::Answer;
 use crate::registry::{Rank, Waiter};
-use crate::request::{Ask, Limits, Refusal, Request, Verb, WaitEdge};
+use crate::request::{Ask, Refusal, Request, Verb, WaitEdge};
 
 const OWNERS: u32 = 12;
 const MUTEXES: u32 = 6;
@@ -174,7 +175,7 @@ fn requests() -> u32 {
 
 fn world() -> World {
     let mut world = World::new();
-    world.limits = Limits { max_waiters: 1000, max_places: 1000, fair_grace_ms: 20, is_quarantined: false };
+    world.limits = Limits { max_waiters: 1000, max_places: 1000, fair_grace_ms: 20, ..Limits::NONE };
     world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2, None)).unwrap();
     world
 }

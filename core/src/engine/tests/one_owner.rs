@@ -12,7 +12,8 @@ use super::world::{key, releasing};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
-use crate::request::{Ask, Channel, Limits, Request};
+use crate::limits::Limits;
+use crate::request::{Ask, Channel, Request};
 
 /// How many locks the owner waits for.
 const LOCKS: usize = 8_000;
@@ -58,7 +59,7 @@ fn wait(crowded: &mut Crowded, lock: &Key, owner: usize) {
 fn held() -> Crowded {
     let mut crowded = Crowded::new();
     crowded.world.limits =
-        Limits { max_waiters: 3 * LOCKS, max_places: LOCKS, fair_grace_ms: GRACE_MS, is_quarantined: false };
+        Limits { max_waiters: 3 * LOCKS, max_places: LOCKS, fair_grace_ms: GRACE_MS, ..Limits::NONE };
     for number in 0..LOCKS {
         hold(&mut crowded, &lock(number), HOLDER);
     }

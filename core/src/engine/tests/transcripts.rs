@@ -14,6 +14,7 @@ use crate::engine::Acquired;
 use crate::event::{ChangeCause, Event, Phase, Terms};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
+use crate::limits::MayGrant;
 use crate::lock::{FairQueue, Lock};
 use crate::outbox::{Answer, Notice};
 use crate::place::Stay;
@@ -42,7 +43,7 @@ macro_rules! stories {
 }
 
 stories! {
-    claim cut_short deadlock fair keep kinds kinds_that_meet many mutex names notified once requests rwlock semaphore server sessions token tokens undone
+    claim cut_short deadlock fair keep kinds kinds_that_meet many may_grant mutex names notified once requests rwlock semaphore server sessions token tokens undone
     #[cfg_attr(miri, ignore = "thousands of holds")]
     very_many_over
     waiting
@@ -209,6 +210,21 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.engine.undo_grants(ticket);
         }
         "swap" => world.swap(),
+        // The server may not grant: `may-not-grant no-replicas`, `may-not-grant 500`, `may-not-grant 500 renews`.
+        "may-not-grant" => {
+            world.limits.may_grant = match words.at(1) {
+                "no-replicas" => MayGrant::NoReplicas,
+                left_ms => MayGrant::Quarantine {
+                    left_ms: left_ms.parse().unwrap(),
+                    renews: words.positional.get(2).is_some(),
+                },
+            }
+        }
+        "may-grant" => {
+            world.limits.may_grant = MayGrant::Yes;
+            world.engine.grants_resumed();
+        }
+        "marks-unclaimed" => world.limits.marks_unclaimed = true,
         // From here on a turn makes one change, and leaves the rest to later ones.
         "scarce" => {
             let (search_steps, parts, bindings) = (100, 1, 1);

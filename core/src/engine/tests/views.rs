@@ -7,6 +7,7 @@ use super::world::{World, asking, key};
 use crate::bytes::Key;
 use crate::engine::{Acquired, Contended, Longest};
 use crate::kind::{Kind, Mode};
+use crate::limits::MayGrant;
 use crate::request::{Ask, Channel, Refusal, Request};
 
 fn try_it(world: &mut World, kind: Kind, key: &Key, owner: &str, ask: Ask) -> Result<Acquired, Refusal> {
@@ -182,12 +183,12 @@ fn the_server_is_told_what_concerns_it() {
 #[test]
 fn an_idle_time_that_ends_in_a_quarantine_begins_again_and_lasts_a_second() {
     let mut world = World::new();
-    world.limits.is_quarantined = true;
+    world.limits.may_grant = MayGrant::Quarantine { left_ms: 50, renews: true };
     world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2, Some(1))).unwrap();
     world.advance(1);
     world.run_timer();
     assert_eq!(world.lock(&key("s")).and_then(|lock| lock.idle()).map(|idle| idle.until_us), Some(1_001_000));
-    world.limits.is_quarantined = false;
+    world.limits.may_grant = MayGrant::Yes;
     world.advance(1000);
     world.run_timer();
     assert!(world.lock(&key("s")).is_none());

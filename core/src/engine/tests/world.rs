@@ -11,12 +11,13 @@ use crate::engine::{Engine, Transaction};
 use crate::event::Event;
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
+use crate::limits::Limits;
 use crate::lock::Lock;
 use crate::outbox::{Answer, Notice, Outbox, Told};
-use crate::request::{Ask, Limits, Release, Request, Verb};
+use crate::request::{Ask, Release, Request, Verb};
 use crate::time::{Now, US_PER_MS};
 
-pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20, is_quarantined: false };
+pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20, ..Limits::NONE };
 
 /// What left the engine.
 pub(super) enum Output {

@@ -8,8 +8,7 @@ use rlock_core::{
     Refusal, Release, Request, Transaction, Value, Verb, write_effect,
 };
 
-const LIMITS: Limits =
-    Limits { max_waiters: usize::MAX, max_places: usize::MAX, fair_grace_ms: 5000, is_quarantined: false };
+const LIMITS: Limits = Limits { max_waiters: usize::MAX, max_places: usize::MAX, fair_grace_ms: 5000, ..Limits::NONE };
 /// A day in 2026; only the size of the numbers matters.
 const START_WALL_US: u64 = 1_790_000_000_000_000;
 

@@ -1,0 +1,83 @@
+//! What the server allows: numbers that its configuration sets, and whether it may grant now.
+
+use crate::event::Phase;
+use crate::request::Refusal;
+use crate::time::MAX_LEASE_MS;
+
+/// The limits of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most waiters on the server.
+    pub max_waiters: usize,
+    /// The most places on one fair lock.
+    pub max_places: usize,
+    /// How long a fair lock keeps the place of a waiter that lost its connection, and stays
+    /// reserved for its head.
+    pub fair_grace_ms: u64,
+    /// The longest lease. RENEW without a lease is cut to it; other commands check it before.
+    pub max_lease_ms: u64,
+    /// Whether holds may begin and be renewed now.
+    pub may_grant: MayGrant,
+    /// A hold granted after a wait is unclaimed until its owner renews it, also without `CLAIM`: after
+    /// a failover it is unknown whether the owner has received this grant.
+    pub marks_unclaimed: bool,
+}
+
+impl Limits {
+    /// No limits but those of the formats.
+    pub const NONE: Self = Self {
+        max_waiters: usize::MAX,
+        max_places: usize::MAX,
+        fair_grace_ms: 5000,
+        max_lease_ms: MAX_LEASE_MS,
+        may_grant: MayGrant::Yes,
+        marks_unclaimed: false,
+    };
+}
+
+/// Whether this server may grant now. While it may not, requests that wait keep their order in the
+/// queue, and [`crate::Engine::grants_resumed`] serves them afterwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MayGrant {
+    /// Holds begin and are renewed.
+    #[default]
+    Yes,
+    /// Too few replicas follow this master: no hold begins and none is renewed.
+    NoReplicas,
+    /// The data set may lack holds that were granted: no hold begins.
+    Quarantine {
+        /// The milliseconds left.
+        left_ms: u64,
+        /// RENEW works. Otherwise a former master may still prolong holds.
+        renews: bool,
+    },
+}
+
+impl MayGrant {
+    /// The error for a request that would begin a hold.
+    pub(crate) fn check(self) -> Result<(), Refusal> {
+        match self {
+            Self::Yes => Ok(()),
+            Self::NoReplicas => Err(Refusal::NoReplicas),
+            Self::Quarantine { left_ms, .. } => Err(Refusal::Quarantine { left_ms }),
+        }
+    }
+
+    /// The error for a RENEW of a hold in a phase.
+    pub(crate) fn check_renewal(self, phase: Phase) -> Result<(), Refusal> {
+        match self {
+            // An unclaimed grant may have been undone or expired at the former master.
+            Self::Quarantine { renews: true, .. } if phase != Phase::Unclaimed => Ok(()),
+            other => other.check(),
+        }
+    }
+
+    /// For how long no hold begins, as far as it is known; `None` if holds may begin.
+    pub(crate) fn paused_ms(self) -> Option<u64> {
+        match self {
+            Self::Yes => None,
+            Self::NoReplicas => Some(0),
+            Self::Quarantine { left_ms, .. } => Some(left_ms),
+        }
+    }
+}
