@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of keys")]
-    fn the_more_is_postponed_the_longer_it_is_left_alone() {
+    fn delay_grows_with_the_number_of_postponed_keys() {
         let mut postponed = Postponed::default();
         let now = Now { mono_us: 1, wall_us: 1 };
         for number in 1..=10_000_u64 {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_postponed_later_do_not_delay_the_first() {
+    fn later_postponed_keys_do_not_delay_the_first() {
         let mut postponed = Postponed::default();
         let mut now = Now { mono_us: 1, wall_us: 1 };
         let first = KeyRef { name: b"first", db: 0 }.to_key();
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of keys")]
-    fn what_was_postponed_gives_its_memory_back() {
+    fn postponed_keys_free_their_memory() {
         const KEYS: usize = 10_000;
         let mut postponed = Postponed::default();
         let mut now = Now { mono_us: 1, wall_us: 1 };

@@ -138,7 +138,7 @@ mod tests {
     use alloc::vec;
 
     #[test]
-    fn bytes_of_any_length_come_back() {
+    fn bytes_of_any_length_round_trip() {
         for len in [0, 1, 37, 38, 39, 512] {
             let slice = vec![7; len];
             let owner = Owner::from(slice.as_slice());
@@ -148,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn owner_and_key_name_have_the_size_that_the_memory_figures_rest_on() {
+    fn owner_and_key_name_have_the_documented_size() {
         assert_eq!(size_of::<Owner>(), 40);
         assert_eq!(size_of::<KeyName>(), 32);
     }
 
     #[test]
-    fn keys_of_another_name_or_database_hash_to_something_else() {
+    fn different_names_and_databases_have_different_hashes() {
         let hash = |name: &[u8], db| ahash::RandomState::with_seeds(1, 2, 3, 4).hash_one(KeyRef { name, db });
         assert_eq!(hash(b"a", 0), hash(b"a", 0));
         assert_ne!(hash(b"a", 0), hash(b"b", 0));

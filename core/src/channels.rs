@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_has_its_number_until_it_was_let_go_as_often_as_held() {
+    fn channel_keeps_its_number_until_its_last_use_ends() {
         let mut channels = Channels::<u8>::default();
         let (answers, others) = (channels.add(b"answers").unwrap(), channels.add(b"others").unwrap());
         assert_ne!(answers, others);
@@ -123,16 +123,16 @@ mod tests {
         assert_eq!(channels.let_go(answers), None);
         assert_eq!(channels.find(b"others"), Some(others));
         let again = channels.add(b"answers").unwrap();
-        assert!(again != answers && again != others, "a number does not come back soon");
+        assert!(again != answers && again != others, "a number is not reused soon");
         assert_eq!(channels.get(again), Some((&b"answers"[..], &0)));
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "hundreds of channels")]
-    fn after_the_last_number_the_first_ones_come_again_but_not_those_in_use() {
+    fn numbers_wrap_around_and_skip_those_in_use() {
         let mut channels = Channels::default();
         add_at(&mut channels, u32::MAX, "the last one");
-        add_at(&mut channels, 1, "one that waits for ever");
+        add_at(&mut channels, 1, "one in long use");
         let mut given = vec![u32::MAX, 1];
         for last_number in [u32::MAX, 0, 0, 0] {
             channels.last_number = last_number;
@@ -151,7 +151,7 @@ mod tests {
     /// Regardless of how many consecutive numbers are in use.
     #[test]
     #[cfg_attr(miri, ignore = "hundreds of channels")]
-    fn the_search_for_a_number_ends_soon() {
+    fn search_for_a_number_is_bounded() {
         let mut channels = Channels::default();
         for stride in 0..TRIES {
             assert_eq!(number(channels.next_free()), 1 + stride * STRIDE);
@@ -159,7 +159,7 @@ mod tests {
             channels.last_number = 0;
         }
         assert_eq!(channels.add(b"one more"), None);
-        assert_eq!(channels.find(b"one more"), None, "nothing is left of what was refused");
+        assert_eq!(channels.find(b"one more"), None, "a refused channel leaves no entry");
         channels.last_number = 1;
         assert_eq!(number(channels.add(b"one more")), 2);
     }

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_text_has_room() {
+    fn longest_text_fits() {
         const WIDEST: Now = Now { mono_us: 0, wall_us: u64::MAX };
         let terms = Terms {
             count: u32::MAX,
@@ -549,7 +549,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_event_comes_back_with_its_deadline_in_whole_milliseconds(event in strategies::event(NOW)) {
+        fn event_round_trips_with_deadlines_in_whole_milliseconds(event in strategies::event(NOW)) {
             let mut facts = Facts::default();
             let arguments = write_effect(&event, NOW, &mut facts).in_order();
             let back = parse_effect(&facts, arguments, NOW);
@@ -558,7 +558,7 @@ mod tests {
 
         /// One of its words is replaced by a word of another event, or by anything.
         #[test]
-        fn what_is_taken_of_a_text_that_is_nearly_right_is_the_same_when_it_is_written_and_read_again(
+        fn accepted_mutated_effect_round_trips(
             [event, other] in prop::array::uniform2(strategies::event(NOW)),
             [at, of_other] in any::<[prop::sample::Index; 2]>(),
             anything in any::<Option<Vec<u8>>>(),
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_effect_is_refused_with_the_part_that_is_wrong() {
+    fn invalid_effect_is_refused_with_its_invalid_part() {
         let cases: [(&str, &str); 16] = [
             ("", "unknown event"),
             ("granted mutex read 5 1 1 1 - -", "mode does not fit the kind"),

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_of_holder_is_told_by_its_name() {
+    fn keyspace_events_of_a_change_of_holder() {
         let cleared = |cause| Event::Cleared { cause, except: None }.keyspace_event();
         let causes = [EndCause::Released, EndCause::Undone, EndCause::Expired, EndCause::Forced];
         let names = [c"rlock.release", c"rlock.release", c"rlock.expire", c"rlock.force"];

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_grants_of_a_hold_the_latest_are_pending() {
+    fn only_the_latest_grants_of_a_hold_are_pending() {
         const MANY: u64 = 1000;
         let mut pending = PendingGrants::default();
         (1..=MANY).for_each(|ticket| pending.add(NAME, 7, None, grant(ticket)));
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_confirmed_grant_outlives_an_earlier_one_that_is_undone() {
+    fn confirmed_grant_outlives_an_undone_earlier_one() {
         let mut pending = PendingGrants::default();
         let mark = |id| RequestMark::after(None, Some(id), crate::request::Verb::Acquire);
         for (ticket, id) in [(1, 5), (2, 6), (3, 7)] {

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_of_a_name_as_the_cluster_specification_has_it() {
+    fn slots_match_the_cluster_specification() {
         for (name, part) in [
             ("plain", "plain"),
             ("{user1000}.following", "user1000"),

@@ -26,7 +26,7 @@ pub struct KindStats {
     pub refused: u64,
     /// Requests and waiters that would have waited for themselves.
     pub deadlocks: u64,
-    /// Waiters that timed out and were answered nil.
+    /// Waiters that timed out and got nil.
     pub timed_out: u64,
     /// Waiters that left because their connection closed or was unblocked.
     pub disconnected: u64,
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_takes_what_is_between_the_one_below_and_its_own_highest() {
+    fn bucket_contains_times_above_the_one_below_up_to_its_highest() {
         for us in (0..5000).chain([1 << 20, (1 << 30) + 12345, LONGEST_US]) {
             let of_it = bucket(us);
             assert!(of_it < BUCKETS && us <= highest_of(of_it), "{us}");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_two_minutes_ago_is_forgotten_but_for_the_total() {
+    fn waits_older_than_two_minutes_count_only_in_the_total() {
         let mut waits = WaitTimes::default();
         waits.record(7, at(1_000_000));
         assert_eq!(waits.summary(at(1_000_000 + WINDOW_US)).max_us, 7);

@@ -91,7 +91,7 @@ mod tests {
     const NOW: Now = Now { mono_us: 5_000_000, wall_us: 1_700_000_000_000_123 };
 
     #[test]
-    fn a_deadline_survives_the_way_to_unix_time_and_back_and_never_comes_nearer() {
+    fn deadline_round_trip_never_shortens_it() {
         for ahead_us in [0, 1, 999, 1000, 1001, 30_000_000] {
             let deadline_us = NOW.mono_us + ahead_us;
             let back_us = NOW.from_unix_ms(NOW.to_unix_ms(deadline_us));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_is_over_stays_over() {
+    fn past_deadline_stays_past() {
         assert_eq!(NOW.from_unix_ms(1), 0);
         let over_us = NOW.mono_us - 10_000;
         assert!(NOW.from_unix_ms(NOW.to_unix_ms(over_us)) < NOW.mono_us);

@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn it_is_a_vector() {
+    fn behaves_like_a_vector() {
         let mut chunked = Chunked::default();
         for number in 0..3000 {
             chunked.push(number);
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn a_length_that_goes_to_and_fro_across_a_border_keeps_its_chunks() {
+    fn oscillating_length_keeps_its_chunks() {
         for border in [0, CHUNK, 3 * CHUNK] {
             let mut chunked = Chunked::default();
             for number in 0..=border {

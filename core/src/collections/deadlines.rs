@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn slots_are_used_again() {
+    fn slots_are_reused() {
         let mut deadlines = Deadlines::default();
         for round in 0..10_000u64 {
             let alarm = deadlines.insert(round, ());
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn a_set_that_was_large_gives_its_memory_back_when_it_is_empty() {
+    fn emptied_large_set_frees_its_memory() {
         let mut deadlines = Deadlines::default();
         let alarms: Vec<_> = (0..10_000).map(|at_us| deadlines.insert(at_us, ())).collect();
         for alarm in alarms {
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_of_a_key_has_the_size_that_the_memory_figures_rest_on() {
+    fn alarm_of_a_key_has_the_documented_size() {
         assert_eq!(size_of::<SlotOf<crate::bytes::KeyName, u32>>(), 40);
         assert_eq!(size_of::<Entry>(), 16);
     }

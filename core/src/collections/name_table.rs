@@ -163,7 +163,7 @@ mod tests {
 
     /// Otherwise each look-up in a part compares all of its names.
     #[test]
-    fn a_part_sees_where_hashes_differ() {
+    fn parts_distinguish_hashes() {
         let distinct = |parts: Vec<u64>| parts.into_iter().collect::<std::collections::BTreeSet<_>>().len();
         assert_eq!(distinct((0..256).map(|low| spread(low) % 256).collect()), 256);
         assert_eq!(distinct((0..128).map(|high| spread(high << 25) >> 57).collect()), 128);
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn numbers_with_one_hash_are_told_apart() {
+    fn numbers_with_the_same_hash_are_distinguished() {
         let mut table = NameTable::default();
         for number in 0..1000u32 {
             table.insert(u64::from(number % 10) << 40, number);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn what_was_there_before_the_split_is_there_after_it() {
+    fn split_keeps_all_entries() {
         let hash = |number: u32| u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut table = NameTable::default();
         for number in 0..3 * MANY as u32 {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_few_takes_little() {
+    fn small_table_takes_little_memory() {
         let mut table = NameTable::default();
         for number in 0..20 {
             table.insert(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15), number);
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn no_part_of_a_table_is_large() {
+    fn parts_of_a_table_stay_small() {
         let mut table = NameTable::default();
         for number in 0..20 * MANY as u32 {
             table.insert(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15), number);

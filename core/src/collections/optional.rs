@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_comes_out() {
+    fn optional_round_trips() {
         for number in [None, Some(0), Some(1), Some(u64::MAX - 1)] {
             assert_eq!(Optional::from(number).get(), number);
         }

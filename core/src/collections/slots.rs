@@ -119,7 +119,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn numbers_are_used_again_and_values_stay_under_theirs() {
+    fn numbers_are_reused_and_values_keep_theirs() {
         let mut slots = Slots::default();
         let numbers: Vec<u32> = (0..10).map(|value| slots.insert(value)).collect();
         assert_eq!(slots.remove(numbers[3]), Some(3));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_many_that_has_become_empty_gives_its_memory_back_in_parts() {
+    fn emptied_large_table_frees_its_memory_in_parts() {
         const MANY: u32 = 10_000;
         let mut slots = Slots::default();
         for value in 0..MANY {
@@ -141,11 +141,11 @@ mod tests {
         for number in 0..MANY {
             assert_eq!(slots.remove(number), Some(number));
         }
-        assert!(slots.has_retired() && slots.heap_bytes() > bytes / 2, "the last one that leaves frees nothing");
+        assert!(slots.has_retired() && slots.heap_bytes() > bytes / 2, "removing the last one frees nothing");
         // New values start over.
         assert_eq!(slots.insert(7), 0);
         slots.free_some();
-        assert!(slots.has_retired(), "one step does not give all of it back");
+        assert!(slots.has_retired(), "one step does not free all of it");
         while slots.has_retired() {
             slots.free_some();
         }

@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn a_sum_over_very_many_looks_at_few() {
+    fn range_sum_visits_few_chunks() {
         const MANY: u64 = 100_000;
         let mut tally = Tally::default();
         for number in 0..MANY {
@@ -273,13 +273,13 @@ mod tests {
         let (after, up_to) = ((1, 0), (MANY - 2, 0));
         assert_eq!(sum(tally.between(after, up_to)), Sum { entries: 99_997, total: 199_994 });
         let looks = tally.between(after, up_to).count();
-        assert!(looks < 1_200, "{looks} looks at {MANY} entries");
+        assert!(looks < 1_200, "{looks} sums for {MANY} entries");
         for number in (0..MANY).filter(|number| number % 100 != 0) {
             tally.remove((number, 0));
         }
         tally.assert_consistent();
         let looks = tally.between((0, 0), (MANY, 0)).count();
-        assert!(looks < 200, "{looks} looks at {} entries", tally.len());
+        assert!(looks < 200, "{looks} sums for {} entries", tally.len());
         let mut parts = 1;
         while tally.drop_some(CHUNK) {
             parts += 1;

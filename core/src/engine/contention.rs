@@ -1,5 +1,5 @@
 //! The most contended locks, and how long their waiters have waited. The engine keeps no data for
-//! this: each call scans the contended names, for up to 1 to 3 ms. The next call continues where
+//! this: each call scans the contended names, for about 1 to 3 ms. The next call continues where
 //! the scan stopped.
 
 use alloc::vec::Vec;

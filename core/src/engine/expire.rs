@@ -27,7 +27,7 @@ impl Engine {
     }
 
     /// Ends all expired holds, except those of one owner, before a grant that leaves no room for
-    /// others. Ends more than 16 in one step.
+    /// others. After the first 16, it ends the rest in one step.
     pub(super) fn clear_expired(&mut self, at: &mut At<'_, '_, impl Keyspace>, except: Option<&[u8]>) {
         const ONE_BY_ONE: usize = 16;
         for _ in 0..ONE_BY_ONE {

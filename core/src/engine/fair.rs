@@ -1,7 +1,7 @@
 //! Requests of fair locks only: keeping a place in the queue.
 //!
 //! A connected waiter of a fair lock has both a place in the value, which determines its order, and
-//! a ticket among the waiters of the name, by which it is answered.
+//! a ticket among the waiters of the name, which identifies its answer.
 
 use super::Engine;
 use super::transaction::{At, Transaction};

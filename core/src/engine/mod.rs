@@ -155,7 +155,7 @@ impl Engine {
         self.registry.intern(key, generation)
     }
 
-    /// Makes a name dirty, or adds to what is dirty about it.
+    /// Makes a name dirty, or adds to its unprocessed events.
     fn mark(&mut self, name: NameId, update: impl FnOnce(&mut Dirty)) {
         self.registry.mark(name, update);
     }

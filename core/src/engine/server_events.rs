@@ -18,7 +18,7 @@ use crate::sessions::Binding;
 
 impl Engine {
     /// A waiter's connection closed, or another client unblocked it. It is granted nothing from now
-    /// on, and its unconfirmed grants are undone. `timed_out`: it was answered nil.
+    /// on, and its unconfirmed grants are undone. `timed_out`: it got nil.
     pub fn waiter_left(&mut self, ticket: u64, timed_out: bool) {
         let place = if timed_out { PlaceAfter::GivenUp } else { PlaceAfter::Kept };
         if self.end_wait(ticket, &Answer::Closed, place).is_none() {

@@ -297,11 +297,11 @@ mod tests {
 
     /// Precedence as a table: (holds, waiters ahead, request, admitted).
     #[test]
-    fn who_passes_the_queue() {
+    fn precedence_over_the_queue() {
         use Mode::{Exclusive, Permits, Read, Write};
-        let nobody = Ahead::default();
-        let queue = Ahead { any: true, ..nobody };
-        let upgrade = Ahead { any: true, upgrade: true, ..nobody };
+        let none = Ahead::default();
+        let queue = Ahead { any: true, ..none };
+        let upgrade = Ahead { any: true, upgrade: true, ..none };
         type Row<'a> = (Kind, &'a [(&'a str, Mode, u32)], Ahead, (&'a str, Mode), bool);
         let rows: &[Row] = &[
             (Kind::Mutex, &[("a", Exclusive, 1)], queue, ("a", Exclusive), true),
@@ -311,7 +311,7 @@ mod tests {
             (Kind::RwLock, &[("a", Read, 1)], upgrade, ("a", Write), false),
             (Kind::RwLock, &[("a", Write, 1)], upgrade, ("a", Read), true),
             (Kind::Semaphore, &[("a", Permits, 1)], queue, ("a", Permits), false),
-            (Kind::Semaphore, &[("a", Permits, 1)], nobody, ("a", Permits), true),
+            (Kind::Semaphore, &[("a", Permits, 1)], none, ("a", Permits), true),
         ];
         for (kind, holds, ahead, (owner, mode), admitted) in rows {
             let lock = with(*kind, 3, holds);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn no_queue_is_made_under_a_name_that_others_want_for_a_lock_of_another_kind() {
+    fn no_fair_queue_is_created_under_a_name_with_waiters_of_another_kind() {
         let others = Ahead { any: true, other_kind: true, ..Ahead::default() };
         let decide = |ahead, kind, ask| {
             let request = Request { ask, ..request(kind, Mode::Exclusive, 1) };
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expire_is_cleared_when_a_holder_comes_and_not_when_readers_come_to_readers() {
+    fn grant_clears_an_expire_unless_readers_join_readers() {
         use Mode::{Exclusive, Permits, Read, Write};
         let terms = Terms::plain(1, NOW.mono_us + 1);
         let granted =
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_granted_is_refused() {
+    fn impossible_requests_are_refused() {
         let semaphore = with(Kind::Semaphore, 3, &[]);
         let request_for = |count| request(Kind::Semaphore, Mode::Permits, count);
         let refused = |value, request| match decide(value, Ahead::default(), b"a", &request, NOW) {

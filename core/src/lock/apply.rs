@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of places")]
-    fn the_last_of_very_many_places_leaves_the_memory_of_all_to_be_given_back() {
+    fn last_of_many_places_returns_the_queue_as_leftovers() {
         const MANY: u32 = 10_000;
         let mut lock = Lock::new(Kind::Fair, 1);
         let owner = |number: u32| Owner::from(number.to_le_bytes().as_slice());

@@ -1,6 +1,6 @@
 //! The queue of a fair lock: places in order, found by owner, some with a deadline.
 //!
-//! A place belongs to an owner, who has at most one. A waiter on a blocked connection has a place
+//! An owner has at most one place. A waiter on a blocked connection has a place
 //! as long as it waits. The place of a polling waiter expires unless the waiter asks again in time.
 //!
 //! Taking, leaving and finding a place are O(1); setting its deadline is O(log n). Detaching all
@@ -335,7 +335,7 @@ impl FairQueue {
         !self.is_empty() || self.has_retired()
     }
 
-    /// Whether the queue had so many places that [`FairQueue::drop_some`] has to free their memory
+    /// Whether the queue had very many places, so [`FairQueue::drop_some`] has to free their memory
     /// in parts.
     pub(crate) fn has_retired(&self) -> bool {
         self.slots.has_retired()
@@ -511,7 +511,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn no_part_of_the_table_by_owner_is_large() {
+    fn parts_of_the_owner_table_stay_small() {
         const PLACES: u32 = 80_000;
         let mut places = FairQueue::default();
         for owner in 0..PLACES {
@@ -528,7 +528,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn the_memory_of_very_many_places_is_given_back_in_parts() {
+    fn memory_of_many_places_is_freed_in_parts() {
         let mut places = FairQueue::default();
         for owner in 0..10_000u32 {
             let owner = &owner.to_le_bytes();
@@ -538,8 +538,8 @@ mod tests {
         while !places.is_empty() {
             assert!(places.drop_some(1));
         }
-        assert!(places.heap_bytes() > bytes / 2, "the last place that goes frees nothing");
-        assert!(places.drop_some(1), "one step does not give all of it back");
+        assert!(places.heap_bytes() > bytes / 2, "removing the last place frees nothing");
+        assert!(places.drop_some(1), "one step does not free all of it");
         while places.drop_some(1) {}
         assert!(!places.has_retired());
     }

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_of_a_name_is_another_one_for_each_seed() {
+    fn hash_depends_on_the_seed() {
         let hash = || hasher().hash_one("name");
         let before = hash();
         seed_hashing([5, 6, 7, 8]);

@@ -357,7 +357,7 @@ mod tests {
     use crate::request::Verb;
 
     #[test]
-    fn packed_fields_come_back() {
+    fn packed_fields_round_trip() {
         for count in [1, 65_535, 65_536, u32::MAX] {
             for lease_ms in [1, u64::from(u32::MAX), 1 << 32, MAX_LEASE_MS] {
                 for (request, phase) in [
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_is_bound_to_the_connections_that_used_it_last() {
+    fn hold_is_bound_to_its_most_recent_connections() {
         let terms = Terms {
             count: 1,
             deadline_us: 9,

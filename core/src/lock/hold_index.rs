@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of holds")]
-    fn however_many_leases_are_over_few_looks_tell_how_many_are_not() {
+    fn live_count_sums_few_chunks() {
         const MANY: u32 = 20_000;
         let mut holds = Chunked::default();
         for number in 0..MANY {
@@ -215,7 +215,7 @@ mod tests {
         let index = HoldIndex::of(Holds::of_many(&holds));
         let before_last_us = u64::from(MANY) / 100 - 1;
         let looks = index.ended(0, before_last_us).count();
-        assert!(looks < 500, "{looks} looks at {MANY} holds");
+        assert!(looks < 500, "{looks} sums for {MANY} holds");
         let Live { total, holds, .. } = index.live(before_last_us);
         assert_eq!((holds, total), (100, 200));
     }
@@ -223,7 +223,7 @@ mod tests {
     /// The index keeps half of each hash, so among some ten thousand names two have the same half.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of names")]
-    fn owners_with_the_same_hash_are_told_apart() {
+    fn owners_with_the_same_half_hash_are_distinguished() {
         let mut holds = Chunked::default();
         let empty = HoldIndex::of(Holds::of_many(&holds));
         let mut seen = BTreeMap::new();
@@ -232,7 +232,7 @@ mod tests {
                 Some((seen.insert(empty.hash(&owner.to_le_bytes(), Mode::Read) >> u32::BITS, owner)?, owner))
             })
             .unwrap();
-        assert!(second > 1_000, "the names before it have hashes of their own");
+        assert!(second > 1_000, "the names before it have different hashes");
         let terms = Terms::plain(1, 1);
         holds.push(Hold::new(first.to_le_bytes().as_slice().into(), Mode::Read, 1, &terms));
         let index = HoldIndex::of(Holds::of_many(&holds));

@@ -26,7 +26,7 @@ fn with(kind: Kind, permits: u32, holds: &[(&str, Mode, u32)]) -> Lock {
 }
 
 #[test]
-fn from_its_deadline_on_a_lease_has_no_effect() {
+fn lease_has_no_effect_from_its_deadline_on() {
     let lock = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]);
     let later = Now { mono_us: NOW.mono_us + 1, ..NOW };
     assert!(lock.live_hold(b"a", Mode::Exclusive, NOW).is_some());
@@ -37,7 +37,7 @@ fn from_its_deadline_on_a_lease_has_no_effect() {
 }
 
 #[test]
-fn events_about_a_hold_that_is_not_here_change_nothing() {
+fn events_about_a_missing_hold_change_nothing() {
     let mut lock = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1)]);
     let before = lock.clone();
     lock.apply(Event::Ended { token: 99, cause: EndCause::Expired });
@@ -46,7 +46,7 @@ fn events_about_a_hold_that_is_not_here_change_nothing() {
 }
 
 #[test]
-fn locks_that_differ_in_anything_are_not_equal() {
+fn locks_that_differ_in_any_field_are_not_equal() {
     let queued = |owner: &str| {
         let (owner, stay) = (owner.as_bytes().into(), Stay::Connected);
         let mut lock = with(Kind::Fair, 1, &[("a", Mode::Exclusive, 1)]);
@@ -80,7 +80,7 @@ const MOST_STEPS: usize = if cfg!(miri) { 40 } else { 300 };
 proptest! {
     /// A lock with an index behaves like the plain list of its holds, while it grows and shrinks.
     #[test]
-    fn an_indexed_lock_is_as_the_list_of_its_holds(
+    fn indexed_lock_behaves_like_a_list_of_holds(
         is_semaphore: bool,
         steps in prop::collection::vec((0..40u8, any::<bool>(), 0..5u8, 0..50u64), 1..MOST_STEPS),
         jumps in prop::collection::vec(0..3u64, MOST_STEPS),
@@ -136,7 +136,7 @@ proptest! {
 }
 
 #[test]
-fn on_a_copy_that_has_missed_something_there_is_one_holder_all_the_same() {
+fn copy_that_missed_an_event_still_has_one_holder() {
     let mutex = with(Kind::Mutex, 1, &[("a", Mode::Exclusive, 1), ("b", Mode::Exclusive, 1)]);
     assert_eq!(mutex.holds().iter().map(Hold::token).collect::<Vec<_>>(), [2]);
     let holds = [("a", Mode::Read, 1), ("b", Mode::Read, 1), ("a", Mode::Write, 1)];
@@ -153,7 +153,7 @@ fn on_a_copy_that_has_missed_something_there_is_one_holder_all_the_same() {
 }
 
 #[test]
-fn a_lock_has_an_index_while_many_hold_it() {
+fn lock_has_an_index_while_it_has_many_holds() {
     let mut lock = Lock::new(Kind::Semaphore, 100);
     let grant = |lock: &mut Lock, number: u8| {
         let (kind, mode, token) = (Kind::Semaphore, Mode::Permits, u64::from(number) + 1);
@@ -170,13 +170,13 @@ fn a_lock_has_an_index_while_many_hold_it() {
 }
 
 #[test]
-fn the_value_has_the_size_that_the_memory_figures_rest_on() {
+fn value_has_the_documented_size() {
     assert_eq!(size_of::<Hold>(), 72);
     assert_eq!(size_of::<Lock>(), 80);
 }
 
 /// The claimed MEMORY USAGE of a value, and the bytes allocated to create it.
-fn told_and_taken(kind: Kind, make: impl FnOnce(&mut Lock)) -> (usize, usize) {
+fn claimed_and_allocated(kind: Kind, make: impl FnOnce(&mut Lock)) -> (usize, usize) {
     let mut made = None;
     let taken = allocation_counter::measure(|| {
         let mut lock = Lock::new(kind, 10_000);
@@ -188,18 +188,18 @@ fn told_and_taken(kind: Kind, make: impl FnOnce(&mut Lock)) -> (usize, usize) {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of holds and places")]
-fn what_is_said_of_memory_is_what_was_taken() {
+fn memory_usage_matches_the_allocated_bytes() {
     // Longer than a value stores inline.
     let owner = |number: u64| Owner::from(format!("{number:060}").as_bytes());
     let grant = |lock: &mut Lock, token: u64, mode: Mode| {
         let (kind, owner, terms) = (lock.kind(), owner(token), Terms::plain(1, NOW.mono_us + token));
         lock.apply(Event::Granted { kind, owner, mode, token, terms });
     };
-    let free = told_and_taken(Kind::Mutex, |_| {});
+    let free = claimed_and_allocated(Kind::Mutex, |_| {});
     assert_eq!(free, (0, 0), "a free lock has nothing on the heap");
-    let held = told_and_taken(Kind::Mutex, |lock| grant(lock, 1, Mode::Exclusive));
-    assert_eq!(held.0, held.1, "one hold is told to the byte");
-    let numbered = told_and_taken(Kind::Mutex, |lock| {
+    let held = claimed_and_allocated(Kind::Mutex, |lock| grant(lock, 1, Mode::Exclusive));
+    assert_eq!(held.0, held.1, "the bytes of one hold are exact");
+    let numbered = claimed_and_allocated(Kind::Mutex, |lock| {
         let request = RequestMark { id: 7, verb: Verb::Acquire };
         let terms = Terms { session_ms: Some(5), request: Some(request), ..Terms::plain(1, NOW.mono_us + 1) };
         lock.apply(Event::Granted { kind: Kind::Mutex, owner: owner(1), mode: Mode::Exclusive, token: 1, terms });
@@ -214,9 +214,10 @@ fn what_is_said_of_memory_is_what_was_taken() {
         lock.apply(Event::Queued { owner, stay, arrival, request_id: None, grace_ms: None, at_head: false });
     };
     for many in [10, 100, 1_000, 5_000] {
-        let permits =
-            told_and_taken(Kind::Semaphore, |lock| (1..=many).for_each(|token| grant(lock, token, Mode::Permits)));
-        let places = told_and_taken(Kind::Fair, |lock| (1..=many).for_each(|arrival| queue(lock, arrival)));
+        let permits = claimed_and_allocated(Kind::Semaphore, |lock| {
+            (1..=many).for_each(|token| grant(lock, token, Mode::Permits))
+        });
+        let places = claimed_and_allocated(Kind::Fair, |lock| (1..=many).for_each(|arrival| queue(lock, arrival)));
         for (told, taken) in [permits, places] {
             assert!(told.abs_diff(taken) * 10 <= taken, "{many} of them: told {told}, taken {taken}");
         }
@@ -224,7 +225,7 @@ fn what_is_said_of_memory_is_what_was_taken() {
 }
 
 #[test]
-fn no_lease_lasts_longer_than_leases_may() {
+fn leases_are_shortened_to_the_limit() {
     let far = [u64::MAX, NOW.mono_us + 10, NOW.within_limits(u64::MAX)];
     let mut lock = Lock::new(Kind::Semaphore, 9);
     for (token, deadline_us) in (1..).zip(far) {
@@ -238,7 +239,7 @@ fn no_lease_lasts_longer_than_leases_may() {
 }
 
 #[test]
-fn what_a_failing_test_shows_of_a_lock_names_its_holders_and_who_waits() {
+fn debug_output_shows_holders_and_waiters() {
     let mut lock = with(Kind::Fair, 1, &[("holder", Mode::Exclusive, 1)]);
     let (owner, stay) = (b"waiter".as_slice().into(), Stay::Connected);
     lock.apply(Event::Queued { owner, stay, arrival: 1, request_id: None, grace_ms: None, at_head: false });

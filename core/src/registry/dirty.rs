@@ -202,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_a_value_goes_with_it_and_the_rest_stays() {
+    fn events_of_a_value_move_with_it_and_the_rest_stays() {
         let mut dirty = full();
         let taken = dirty.take_of_value();
         assert_eq!((counts(&taken), counts(&dirty)), (([1; 3], [0; 5]), ([0; 3], [1; 5])));
     }
 
     #[test]
-    fn what_has_come_later_is_added() {
+    fn merge_adds_later_events() {
         let mut dirty = Dirty::default();
         dirty.merge(full());
         assert_eq!(counts(&dirty), ([1; 3], [1; 5]));
@@ -221,6 +221,6 @@ mod tests {
         dirty.merge(Dirty::default());
         assert_eq!(counts(&dirty), ([2; 3], [1, 1, 1, 2, 2]));
         dirty.merge(Dirty { gone: [(b"a".as_slice().into(), Some(1))].into(), ..Dirty::default() });
-        assert_eq!(dirty.gone.into_values().collect::<Vec<_>>(), [Some(1), None], "what happened last counts");
+        assert_eq!(dirty.gone.into_values().collect::<Vec<_>>(), [Some(1), None], "the last event counts");
     }
 }

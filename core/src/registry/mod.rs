@@ -1,8 +1,8 @@
 //! The registry of waiters, by key name and owner, and of the state of these names.
 //!
 //! Waiters belong to key *names*, so they survive the deletion of a key. Each waiter has one
-//! server-wide position, the same in the queue of each of its names, so requests for many keys meet
-//! in one order everywhere. It also has a ticket, which identifies it when it is answered. A retry
+//! server-wide position for the queues of all its names, so requests for many keys meet in one
+//! order everywhere. It also has a ticket, which identifies it in its answer. A retry
 //! of the same numbered request takes over its place: rank and arrival number stay, the ticket
 //! changes.
 //!
@@ -227,7 +227,7 @@ impl Registry {
         for (id, owner) in self.owners.iter() {
             waits += owner.waits.len();
             holdings += owner.holdings.len();
-            assert!(owner.waits.len() + owner.holdings.len() > 0, "an owner is here for a reason");
+            assert!(owner.waits.len() + owner.holdings.len() > 0, "an owner waits or holds");
             let mut followed = 0;
             let names: Vec<_> = owner.waits.iter().map(|wait| wait.name).collect();
             assert!(names.is_sorted_by(|name, next| name < next), "one request under each name: {names:?}");
@@ -260,7 +260,7 @@ mod tests {
     use crate::time::Now;
 
     #[test]
-    fn records_have_the_sizes_that_the_memory_of_a_million_waiters_rests_on() {
+    fn records_have_the_documented_sizes() {
         let sizes = [size_of::<(u32, Waiter)>(), size_of::<OwnerRecord>(), size_of::<NameRecord>()];
         assert_eq!(sizes, [128, 80, 128]);
         assert_eq!((size_of::<Position>(), size_of::<Wait>()), (16, 24));
@@ -270,7 +270,7 @@ mod tests {
 
     /// The claimed and the measured heap bytes of waiters, each with its own owner, under `names`
     /// names.
-    fn told_and_taken(names: u32, notify: Option<Channel>) -> (usize, usize) {
+    fn claimed_and_allocated(names: u32, notify: Option<Channel>) -> (usize, usize) {
         let mut made = None;
         let taken = allocation_counter::measure(|| {
             let mut queues = Registry::new(&RandomState::with_seeds(1, 2, 3, 4));
@@ -305,10 +305,10 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of waiters")]
-    fn what_is_said_of_the_memory_of_waiters_is_about_what_was_taken() {
+    fn heap_bytes_of_waiters_match_the_allocated_bytes() {
         let channel = Some(Channel(core::num::NonZeroU32::MIN));
         for (names, notify) in [(1, None), (MANY, None), (MANY, channel)] {
-            let (told, taken) = told_and_taken(names, notify);
+            let (told, taken) = claimed_and_allocated(names, notify);
             assert!(told.abs_diff(taken) * 20 <= taken, "{names} names, {notify:?}: told {told}, taken {taken}");
         }
     }

@@ -154,10 +154,10 @@ impl Notified {
 mod tests {
     use super::*;
 
-    /// A promotion blocks the server.
+    /// The server does nothing else during a promotion.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of waits")]
-    fn a_promotion_is_one_step_though_waits_of_an_earlier_term_are_there_still() {
+    fn promotion_is_one_step_with_waits_of_earlier_terms() {
         const WAITS: u64 = 10_000;
         let mut notified = Notified::default();
         for term in 0..3 {
@@ -169,7 +169,7 @@ mod tests {
         notified.enter(0, 3 * WAITS);
         assert_eq!(notified.len() as u64, 3 * WAITS + 1);
         for term in [1, 0, 2] {
-            assert!(notified.has_work(), "some are of a former term");
+            assert!(notified.has_work(), "waits of a former term remain");
             (0..WAITS).for_each(|number| notified.leave(number, term * WAITS + number));
         }
         assert_eq!((notified.len(), notified.has_work(), notified.next()), (1, false, None));

@@ -168,7 +168,7 @@ impl Waiter {
         self.client.get()
     }
 
-    /// Whether it has timed out. Such a waiter is answered nil, and never granted.
+    /// Whether it has timed out. Such a waiter gets nil, and is never granted.
     pub(crate) fn has_timed_out(&self, now: Now) -> bool {
         self.request.until_us.get().is_some_and(|until_us| until_us <= now.mono_us)
     }

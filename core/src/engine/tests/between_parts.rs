@@ -1,4 +1,4 @@
-//! What clients do while a piece of work for thousands is taken in parts: what they are answered in between holds to the end.
+//! Commands between the parts of work for thousands: their answers stay valid.
 
 use core::slice::from_ref;
 use std::vec::Vec;
@@ -14,11 +14,12 @@ use crate::outbox::Answer;
 use crate::place::Stay;
 use crate::request::{Ask, Refusal, Renew, Request, Verb};
 
-/// The connection of somebody who comes in between.
+/// The connection of a client that acts between two parts.
 const LATER_CLIENT: u64 = 1_000_000;
 
-/// A lock that many hold by sessions without a grace comes under another name, as with RENAME, and a part of the holds is looked at.
-fn half_looked_at() -> (Crowded, Key) {
+/// A lock with many holds with sessions without a grace was imported, as with RENAME, and a part of
+/// the holds was reviewed.
+fn half_reviewed() -> (Crowded, Key) {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(0));
     let value = crowded.world.unlink(&lock).unwrap();
     let other = key("other");
@@ -48,21 +49,21 @@ fn is_held(crowded: &Crowded, lock: &Key, owner: &str) -> bool {
     lock.is_some_and(|lock| lock.live_hold(owner.as_bytes(), Mode::Read, crowded.world.now).is_some())
 }
 
-/// The owner of the hold that the look comes to last.
-fn last_looked_at(crowded: &Crowded, lock: &Key) -> std::string::String {
+/// The owner of the hold that the review visits last.
+fn last_reviewed(crowded: &Crowded, lock: &Key) -> std::string::String {
     let first = crowded.world.lock(lock).unwrap().holds().get(0).unwrap().owner().clone();
     std::string::String::from_utf8(first.as_slice().to_vec()).unwrap()
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_session_that_is_bound_anew_before_it_was_looked_at_goes_on() {
-    let (mut crowded, lock) = half_looked_at();
-    let owner = last_looked_at(&crowded, &lock);
+fn rebound_session_survives_a_later_review() {
+    let (mut crowded, lock) = half_reviewed();
+    let owner = last_reviewed(&crowded, &lock);
     assert_eq!(renew(&mut crowded, &lock, &owner), LEASE_MS);
     crowded.settle();
-    assert!(is_held(&crowded, &lock, &owner), "it was answered a whole lease, and its connection is open");
-    assert_eq!(live(&crowded, &lock), 1, "nobody else has come");
+    assert!(is_held(&crowded, &lock, &owner), "it received a full lease, and its connection is open");
+    assert_eq!(live(&crowded, &lock), 1, "no other owner has acquired it");
     crowded.world.engine.client_closed(LATER_CLIENT, |_| false);
     crowded.settle();
     assert_eq!(live(&crowded, &lock), 0, "its session ends with its connection");
@@ -70,17 +71,17 @@ fn a_session_that_is_bound_anew_before_it_was_looked_at_goes_on() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_session_that_begins_while_others_are_looked_at_goes_on() {
-    let (mut crowded, lock) = half_looked_at();
+fn new_session_survives_a_running_review() {
+    let (mut crowded, lock) = half_reviewed();
     let hold = Request { session_ms: Some(0), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
     crowded.world.client = Some(LATER_CLIENT);
     let granted = crowded.command_alone(from_ref(&lock), |engine, tx| engine.acquire(tx, b"newcomer", &hold));
     assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
-    // The newcomer's hold takes the place of one that is yet to be looked at.
-    let owner = last_looked_at(&crowded, &lock);
+    // The newcomer's hold takes the index of one that is not reviewed yet.
+    let owner = last_reviewed(&crowded, &lock);
     let (kind, mode) = (Kind::RwLock, Mode::Read);
     let release = releasing(kind, mode, owner.as_bytes());
-    // In the same turn, which has little left for the others.
+    // In the same turn, which has little budget left for the others.
     crowded.world.transact(from_ref(&lock), |engine, tx| engine.release(tx, &release)).unwrap();
     crowded.end_turn();
     crowded.settle();
@@ -90,15 +91,15 @@ fn a_session_that_begins_while_others_are_looked_at_goes_on() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_session_that_was_bound_anew_ends_with_its_connection_whatever_is_looked_at_again() {
-    let (mut crowded, lock) = half_looked_at();
-    let owner = last_looked_at(&crowded, &lock);
+fn rebound_session_ends_with_its_connection_despite_another_review() {
+    let (mut crowded, lock) = half_reviewed();
+    let owner = last_reviewed(&crowded, &lock);
     assert_eq!(renew(&mut crowded, &lock, &owner), LEASE_MS);
-    // All of it is looked at once more: it may be another value.
+    // Starts another review: the value may have changed.
     crowded.world.engine.value_changed(lock.borrow());
     crowded.settle();
     assert!(is_held(&crowded, &lock, &owner));
-    assert_eq!(live(&crowded, &lock), 1, "those that were yet to be looked at have ended all the same");
+    assert_eq!(live(&crowded, &lock), 1, "the sessions that were not visited yet have ended");
     crowded.world.engine.client_closed(LATER_CLIENT, |_| false);
     crowded.settle();
     assert!(!is_held(&crowded, &lock, &owner));
@@ -106,7 +107,7 @@ fn a_session_that_was_bound_anew_ends_with_its_connection_whatever_is_looked_at_
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_hold_that_is_used_before_its_lost_grant_is_taken_back_stays() {
+fn used_hold_survives_the_undo_of_its_lost_grant() {
     let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
     crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
     crowded.settle();
@@ -116,15 +117,15 @@ fn a_hold_that_is_used_before_its_lost_grant_is_taken_back_stays() {
     crowded.run_timer();
     crowded.end_turn();
     let left = live(&crowded, &lock);
-    assert!((1..MANY).contains(&left), "some of the grants were taken back: {left} are left");
-    let owner = last_looked_at(&crowded, &lock);
+    assert!((1..MANY).contains(&left), "some of the grants were undone: {left} are left");
+    let owner = last_reviewed(&crowded, &lock);
     assert_eq!(renew(&mut crowded, &lock, &owner), LEASE_MS);
     crowded.settle();
-    assert!(is_held(&crowded, &lock, &owner), "it was answered a whole lease");
+    assert!(is_held(&crowded, &lock, &owner), "it received a full lease");
     assert_eq!(live(&crowded, &lock), 1);
 }
 
-/// The owners of those who wait, in their order.
+/// The owners of the waiters, in order.
 fn order(crowded: &Crowded, lock: &Key) -> Vec<Vec<u8>> {
     let places = crowded.world.lock(lock).and_then(|lock| lock.queue()).into_iter().flat_map(|queue| queue.iter());
     places.map(|place| place.owner.to_vec()).collect()
@@ -135,7 +136,7 @@ fn fair_wait(owner: usize) -> Request {
     Request { request_id: Some(owner as u64 + 1), ..request(Kind::Fair, Mode::Exclusive, FOREVER) }
 }
 
-/// A fair lock that is held, and many who wait for it. Returns also their order.
+/// A held fair lock and many waiters. Also returns their order.
 fn fair_crowd() -> (Crowded, Key, Vec<Vec<u8>>) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     hold_fair(&mut crowded, &lock);
@@ -156,32 +157,32 @@ fn hold_fair(crowded: &mut Crowded, lock: &Key) {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_fair_request_that_is_sent_again_while_places_are_made_anew_keeps_its_own() {
+fn retried_fair_request_keeps_its_place_during_a_rejoin() {
     let (mut crowded, lock, before) = fair_crowd();
-    // Nobody has the lock but who comes first in the queue.
+    // Only the first owner in the queue has the lock.
     drop(crowded.world.unlink(&lock));
     crowded.run_timer();
     crowded.end_turn();
     let made = order(&crowded, &lock).len();
-    assert!((1..MANY - 1).contains(&made), "some of the places were made anew: {made}");
+    assert!((1..MANY - 1).contains(&made), "some of the places are back: {made}");
     let late = MANY - 2;
     crowded.world.client = Some(LATER_CLIENT);
     crowded.acquire(from_ref(&lock), late, &fair_wait(late)).unwrap();
     crowded.settle();
     let first_is_granted = 1;
-    assert!(order(&crowded, &lock) == before[first_is_granted..], "the order is that of before");
+    assert!(order(&crowded, &lock) == before[first_is_granted..], "the order is unchanged");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn who_asks_again_before_it_is_known_that_its_connection_closed_keeps_the_new_place() {
+fn new_place_survives_the_late_close_of_the_old_connection() {
     let (mut crowded, lock, _) = fair_crowd();
     for number in 1..=MANY {
         crowded.world.waiter_left(number, false);
     }
     crowded.run_timer();
     crowded.end_turn();
-    // In the same turn, which has little left for the others.
+    // In the same turn, which has little budget left for the others.
     for (owner, ask) in [(MANY - 2, FOREVER), (MANY - 1, Ask::Queue { life_ms: 10 * LEASE_MS })] {
         let request = Request { ask, ..fair_wait(owner) };
         let asked =
@@ -195,14 +196,14 @@ fn who_asks_again_before_it_is_known_that_its_connection_closed_keeps_the_new_pl
     let stays = |owner| crowded.world.lock(&lock).unwrap().place(name(owner).as_bytes()).unwrap().stay;
     assert!(matches!(stays(MANY - 3), Stay::Grace { .. }), "nobody waits by it");
     assert_eq!(stays(MANY - 2), Stay::Connected);
-    assert!(matches!(stays(MANY - 1), Stay::Polled { .. }), "it lives as long as was asked for");
+    assert!(matches!(stays(MANY - 1), Stay::Polled { .. }), "it lasts as long as requested");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn nobody_takes_a_place_before_those_who_wait_in_a_lock_that_came() {
+fn new_request_gets_no_place_ahead_of_waiters_in_an_imported_lock() {
     let (mut crowded, lock, before) = fair_crowd();
-    // A fair lock that somebody holds, and nobody waits for, comes under the name.
+    // Imports a held fair lock without waiters under the name.
     let other = key("other");
     hold_fair(&mut crowded, &other);
     let value = crowded.world.unlink(&other).unwrap();
@@ -210,7 +211,7 @@ fn nobody_takes_a_place_before_those_who_wait_in_a_lock_that_came() {
     crowded.world.arrive(&lock, value);
     crowded.run_timer();
     crowded.end_turn();
-    assert!(order(&crowded, &lock).is_empty(), "nobody has a place yet");
+    assert!(order(&crowded, &lock).is_empty(), "no waiter has a place yet");
 
     let late = MANY - 2;
     for (owner, ask) in [(MANY, FOREVER), (MANY + 1, Ask::Queue { life_ms: 10 * LEASE_MS }), (late, FOREVER)] {
@@ -227,15 +228,15 @@ fn nobody_takes_a_place_before_those_who_wait_in_a_lock_that_came() {
     crowded.end_turn();
     crowded.settle();
     let after = order(&crowded, &lock);
-    assert!(after[..MANY] == before, "who waited before stands first, in the order of before");
-    assert_eq!(after[MANY..], [name(MANY).into_bytes()], "and then who waits since");
+    assert!(after[..MANY] == before, "earlier waiters come first, in the old order");
+    assert_eq!(after[MANY..], [name(MANY).into_bytes()], "and then later waiters");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn nobody_passes_those_whose_places_are_yet_to_be_made_in_a_lock_that_came() {
+fn new_request_does_not_pass_waiters_without_places_in_an_imported_lock() {
     let (mut crowded, lock) = waiting(Kind::Fair, Mode::Exclusive, Mode::Exclusive, itself);
-    // A fair lock that somebody holds, and nobody waits for, comes under the name.
+    // Imports a held fair lock without waiters under the name.
     let other = key("other");
     let short = Request { lease_ms: LEASE_MS / 2, ..request(Kind::Fair, Mode::Exclusive, Ask::Try) };
     crowded.command_alone(from_ref(&other), |engine, tx| engine.acquire(tx, b"holder", &short)).unwrap();
@@ -249,16 +250,17 @@ fn nobody_passes_those_whose_places_are_yet_to_be_made_in_a_lock_that_came() {
     for newcomer in 0..3 {
         let owner = name(MANY + 1 + newcomer);
         let asked = crowded.command_alone(from_ref(&lock), |engine, tx| engine.acquire(tx, owner.as_bytes(), &hold));
-        assert!(matches!(asked, Ok(Acquired::Denied)), "{owner} passes those who wait: {asked:?}");
+        assert!(matches!(asked, Ok(Acquired::Denied)), "{owner} passes the waiters: {asked:?}");
         crowded.end_turn();
     }
     crowded.settle();
-    assert_eq!(live(&crowded, &lock), 1, "the first who waits has it");
+    assert_eq!(live(&crowded, &lock), 1, "the first waiter has it");
 }
 
-/// A circle that is closed by a request for which no search was left in its turn, and that is sent again before the timer searches.
+/// A cycle, closed by a request whose turn had no search steps left, and which is retried before
+/// the timer searches.
 #[test]
-fn a_request_that_is_sent_again_before_it_was_searched_for_circles_is_searched() {
+fn retried_request_is_still_searched_for_cycles() {
     for second_id in [7, 8] {
         let mut world = World::new();
         let (x, y) = (key("x"), key("y"));
@@ -270,7 +272,7 @@ fn a_request_that_is_sent_again_before_it_was_searched_for_circles_is_searched()
             let Ok(Acquired::Waiting(ticket)) =
                 world.on_key(key, |engine, tx| engine.acquire(tx, owner, &wait(request_id)))
             else {
-                panic!("it is not refused while nobody can search")
+                panic!("it is not refused before the search")
             };
             world.expect_answer(ticket)
         };
@@ -288,9 +290,10 @@ fn a_request_that_is_sent_again_before_it_was_searched_for_circles_is_searched()
     }
 }
 
-/// A place whose request closes a circle that is found only later is as that of any request that ends with an error: kept for the grace.
+/// A request whose cycle is found later leaves its place as any refused request does: kept for the
+/// grace.
 #[test]
-fn the_place_of_a_request_that_closes_a_circle_is_kept_for_the_grace() {
+fn place_of_a_deadlocked_request_is_kept_for_the_grace() {
     let mut world = World::new();
     let (m, f) = (key("m"), key("f"));
     let hold = |kind| request(kind, Mode::Exclusive, Ask::Try);
@@ -301,7 +304,7 @@ fn the_place_of_a_request_that_closes_a_circle_is_kept_for_the_grace() {
     world.engine.budget.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 0, parts: 8, bindings: 8 });
     let Ok(Acquired::Waiting(closing)) = world.on_key(&f, |engine, tx| engine.acquire(tx, b"a", &wait(Kind::Fair)))
     else {
-        panic!("it is not refused while nobody can search")
+        panic!("it is not refused before the search")
     };
     let closing = world.expect_answer(closing);
     world.engine.budget.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 100, parts: 8, bindings: 8 });
@@ -315,9 +318,10 @@ fn the_place_of_a_request_that_closes_a_circle_is_kept_for_the_grace() {
     assert_eq!(stay(&world), Some(Stay::Grace { until_us }));
 }
 
-/// The turn has done enough when the owner of a hold that is over asks anew: the hold is still in the value, and gives way to the new one.
+/// The turn has used its budget when the owner of an expired hold asks again: that hold is still in
+/// the value, and the new one replaces it.
 #[test]
-fn a_hold_that_is_over_leaves_nothing_when_its_owner_is_granted_another_one() {
+fn new_hold_replaces_an_expired_hold_of_the_same_owner() {
     let (mut world, lock) = (World::new(), key("lock"));
     world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
     let read = Request { session_ms: Some(0), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
@@ -329,22 +333,23 @@ fn a_hold_that_is_over_leaves_nothing_when_its_owner_is_granted_another_one() {
     ask(&mut world, 1, b"a");
     ask(&mut world, 2, b"b");
     world.pause(LEASE_MS);
-    // The one change that this turn makes ends the other hold.
+    // The one change of this turn ends the other hold.
     ask(&mut world, 2, b"b");
     world.run_timer();
     let bindings: Vec<_> = world.engine.sessions.bindings().map(|binding| binding.client).collect();
-    assert_eq!(bindings, [2], "its connection is tied to the new hold alone");
+    assert_eq!(bindings, [2], "its connection is bound only to the new hold");
     assert_eq!(world.engine.stats(Kind::RwLock).expired, 2, "both were counted");
 }
 
-/// The turn has done enough when a reader comes after a writer whose leases are over: what is left of the writer gives way, and is counted.
+/// The turn has used its budget when a reader follows a writer whose leases have expired: the
+/// reader replaces and counts the writer's holds.
 #[test]
-fn a_writer_that_is_over_leaves_nothing_when_readers_come() {
+fn readers_replace_an_expired_writer() {
     let (mut world, lock) = (World::new(), key("lock"));
     world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
     for (client, owner, mode) in [(1, b"a", Mode::Read), (1, b"a", Mode::Write), (2, b"b", Mode::Read)] {
         if client == 2 {
-            // The one change that the next turn makes ends one of the two holds.
+            // The one change of the next turn ends one of the two holds.
             world.pause(LEASE_MS);
         }
         world.client = Some(client);
@@ -357,9 +362,10 @@ fn a_writer_that_is_over_leaves_nothing_when_readers_come() {
     assert_eq!(world.engine.stats(Kind::RwLock).expired, 2);
 }
 
-/// A reader that begins to write stays when all the others, whose leases are over, are cleared away at once.
+/// A reader that becomes a writer stays when all other holds, which have expired, are cleared in
+/// one step.
 #[test]
-fn of_those_that_are_cleared_away_together_only_those_that_end_are_counted() {
+fn clearing_counts_only_the_ended_holds() {
     const OVER: usize = 20;
     let (mut world, lock) = (World::new(), key("lock"));
     let ask = |world: &mut World, owner: &str, mode: Mode| {
@@ -379,9 +385,10 @@ fn of_those_that_are_cleared_away_together_only_those_that_end_are_counted() {
     assert_eq!(world.engine.stats(Kind::RwLock).expired, OVER as u64);
 }
 
-/// More wait than may since the limit was lowered. That concerns neither a request that is sent again nor one of an owner that holds already.
+/// After the limit was lowered there are too many waiters. That affects neither a retry nor a
+/// request of an owner that already holds the lock.
 #[test]
-fn who_waits_or_holds_already_needs_no_room_where_the_limit_was_lowered() {
+fn lowered_waiter_limit_does_not_affect_waiters_and_holders() {
     let (mut world, x, y) = (World::new(), key("x"), key("y"));
     let hold = request(Kind::Mutex, Mode::Exclusive, Ask::Try);
     let numbered = |id, verb| Request { ask: FOREVER, request_id: Some(id), verb, ..hold };
@@ -406,11 +413,13 @@ fn who_waits_or_holds_already_needs_no_room_where_the_limit_was_lowered() {
     assert!(matches!(asked, Ok(Acquired::Granted(_))), "it holds already: {asked:?}");
 }
 
-/// What is left of a lock of another kind that is over goes in parts, as the allowance goes. Nobody is to hold the rest together with it.
+/// An expired lock of another kind is removed in parts. No owner may hold the new lock together
+/// with the rest.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn many_keys_are_not_granted_on_what_is_left_of_a_lock_of_another_kind() {
-    // After some runs of the timer, the look at what has come is at its end, and more holds are left than one run ends.
+fn macquire_is_not_granted_beside_leftovers_of_another_kind() {
+    // After some runs of the timer the review is finished, and more holds are left than one run
+    // ends.
     let runs_of = |session_ms| (0..8).map(move |runs| (session_ms, runs));
     for (session_ms, runs) in [None, Some(0)].into_iter().flat_map(runs_of) {
         let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, session_ms);
@@ -435,9 +444,10 @@ fn many_keys_are_not_granted_on_what_is_left_of_a_lock_of_another_kind() {
     }
 }
 
-/// Others had used up the turn when its owner asked again, so the grant that nobody has heard of was taken back after that.
+/// Others had used up the turn when the owner asked again, so its unconfirmed grant was undone
+/// after that.
 #[test]
-fn who_asks_again_for_a_fair_lock_before_a_lost_grant_is_taken_back_goes_on_waiting() {
+fn retry_before_the_undo_of_a_lost_grant_keeps_waiting() {
     let (mut world, lock) = (World::new(), key("lock"));
     let ask = |world: &mut World, owner: &str, lease_ms, ask| {
         let request = Request { lease_ms, ..request(Kind::Fair, Mode::Exclusive, ask) };
@@ -459,7 +469,7 @@ fn who_asks_again_for_a_fair_lock_before_a_lost_grant_is_taken_back_goes_on_wait
     assert!(world.engine.budget.take(1));
     let again = ask(&mut world, "mine", 15, FOREVER).unwrap();
     world.run_timer();
-    assert!(world.is_waiting(again), "it comes behind the place of somebody else, which is kept for a grace");
+    assert!(world.is_waiting(again), "it is behind the place of another owner, which is kept for the grace");
     world.advance(1_000);
     assert!(!world.is_waiting(again), "it is granted");
 }

@@ -1,4 +1,4 @@
-//! What must hold in any history: of the values, of the engine's own books, and of the replica.
+//! Invariants of any history: of the values, of the engine's records, and of the replica.
 
 use std::collections::BTreeMap;
 use std::vec::Vec;
@@ -16,7 +16,7 @@ use crate::registry::Holder;
 use crate::time::Now;
 
 impl World {
-    /// What must hold after every step: exclusion, capacity, and the engine's own books.
+    /// Checks the invariants after each step: exclusion, capacity, and the engine's records.
     pub(super) fn check(&mut self) {
         if self.is_repeated {
             return;
@@ -33,22 +33,20 @@ impl World {
             if lock.kind() == Kind::Semaphore {
                 let (used, permits) = used(lock, self.now);
                 let (used_before, permits_before) = self.used.insert(name.clone(), (used, permits)).unwrap_or_default();
-                // Only RESIZE may leave more in use than there are: what was in use, or was granted by the way before it.
+                // Only RESIZE may leave more permits in use than there are: those in use or granted
+                // before it in the same step.
                 let is_known = permits_before != 0;
                 let most = permits.max(used_before).max(permits_before);
-                assert!(!is_known || used <= most, "no more than the permits");
+                assert!(!is_known || used <= most, "more permits are in use than there are");
             }
         }
         self.check_bindings();
         self.check_replica();
         let is_woken = self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us);
-        assert!(
-            is_woken || self.engine.backlog.suspects().is_empty(),
-            "the timer goes off for those who may close a circle"
-        );
+        assert!(is_woken || self.engine.backlog.suspects().is_empty(), "the timer is due for suspects");
     }
 
-    /// After steps that were not checked: so many permits are in use.
+    /// Sets the permits in use after steps without checks.
     pub(super) fn note_used(&mut self) {
         let locks = self.values.iter().filter_map(|(name, value)| match value {
             Value::Lock(lock) if lock.kind() == Kind::Semaphore => Some((name.clone(), used(lock, self.now))),
@@ -57,7 +55,7 @@ impl World {
         self.used = locks.collect();
     }
 
-    /// A replica has what the master has.
+    /// Checks that the replica has the master's values.
     fn check_replica(&self) {
         let seen = |values: &BTreeMap<(u32, Vec<u8>), Value>| {
             let all = values.iter().map(|(at, value)| match value {
@@ -66,10 +64,10 @@ impl World {
             });
             all.collect::<Vec<_>>()
         };
-        assert_eq!(seen(&self.replica_values), seen(&self.values), "a replica has what its master has");
+        assert_eq!(seen(&self.replica_values), seen(&self.values), "the replica has the values of its master");
     }
 
-    /// A hold is known by each of the connections that it is bound to.
+    /// Checks that each connection of a hold has a binding to it.
     fn check_bindings(&self) {
         for ((db, name), value) in &self.values {
             let Value::Lock(lock) = value else { continue };
@@ -82,18 +80,18 @@ impl World {
                     .any(|binding| (binding.client, binding.token) == (client, token) && binding.key == key);
                 let is_dirty = self.engine.registry.view(key.borrow()).is_some_and(|name| name.dirty.is_some());
                 let is_behind = self.engine.backlog.sweep().is_some();
-                assert!(is_known || is_dirty || is_behind, "connection {client} knows of hold {token}");
+                assert!(is_known || is_dirty || is_behind, "connection {client} has a binding to hold {token}");
             }
         }
     }
 
-    /// The names that somebody waits under.
+    /// The names with waiters.
     fn waited_for(&self) -> Vec<Key> {
         let records = self.engine.registry.views().filter(|name| !name.queue.is_empty());
         records.map(|name| name.key.to_key()).collect()
     }
 
-    /// Whether there is something to act upon under a name.
+    /// Whether a name is dirty.
     pub(super) fn is_dirty(&self, key: &Key) -> bool {
         let name = self.engine.registry.find(key.borrow());
         name.is_some_and(|name| {
@@ -101,13 +99,14 @@ impl World {
         })
     }
 
-    /// Whether there is something to act upon anywhere.
+    /// Whether any name is dirty.
     pub(super) fn has_dirty(&self) -> bool {
         let is_dirty = self.engine.registry.views().any(|name| self.is_dirty(&name.key.to_key()));
         is_dirty || !self.engine.backlog.suspects().is_empty()
     }
 
-    /// What must hold once everything that was due was done: whoever can hold does, and nothing is left behind.
+    /// Checks the state after all due work: each waiter that can hold does, and nothing remains
+    /// that should be removed.
     pub(super) fn check_at_rest(&self) {
         if self.is_repeated {
             return;
@@ -116,16 +115,16 @@ impl World {
         for ((db, name), value) in &self.values {
             let key = KeyRef { name, db: *db };
             let Value::Lock(lock) = value else {
-                assert_eq!(self.engine.waiting_on(key), 0, "nobody waits for a foreign value");
+                assert_eq!(self.engine.waiting_on(key), 0, "no request waits for a foreign value");
                 continue;
             };
-            assert!(!lock.is_disposable(), "no key is left behind");
-            assert!(lock.expired_hold(self.now).is_none(), "no lapsed hold is left");
+            assert!(!lock.is_disposable(), "no disposable key remains");
+            assert!(lock.expired_hold(self.now).is_none(), "no expired hold remains");
             if let Some(due_us) = lock.next_deadline_us() {
-                assert!(self.engine.alarms.is_of(lock.alarm(), key), "an alarm of its own");
+                assert!(self.engine.alarms.is_of(lock.alarm(), key), "the lock has its own alarm");
                 let at_us = self.engine.alarms.at_us(lock.alarm()).expect("an alarm");
                 let is_paused = self.limits.may_grant != MayGrant::Yes;
-                assert!(is_paused || at_us <= due_us, "an alarm is not later than what it is for");
+                assert!(is_paused || at_us <= due_us, "the alarm is due no later than its lock");
                 alarms += 1;
             }
             if lock.kind() == Kind::Fair && self.limits.may_grant == MayGrant::Yes {
@@ -138,20 +137,20 @@ impl World {
                 self.check_head_waits(&key);
             }
         }
-        assert_eq!((self.engine.alarms.len(), self.engine.alarms.all()), (alarms, alarms), "no alarm is left behind");
+        assert_eq!((self.engine.alarms.len(), self.engine.alarms.all()), (alarms, alarms), "no stale alarm remains");
         for name in self.engine.registry.views() {
             assert_eq!(name.has_pending, self.engine.pending.has(name.id), "pending grants under {:?}", name.key);
             let is_needed = !name.queue.is_empty() || name.has_pending;
-            assert!(is_needed, "no record is left behind: {:?}", name.key);
+            assert!(is_needed, "no idle record remains: {:?}", name.key);
         }
         for binding in self.engine.sessions.bindings() {
             let is_bound =
                 self.lock(&binding.key).is_some_and(|lock| lock.clients(binding.token).contains(&binding.client));
-            assert!(is_bound, "no binding is left behind: {binding:?}");
+            assert!(is_bound, "no stale binding remains: {binding:?}");
         }
     }
 
-    /// The copy of the holders beside a queue is what the value says.
+    /// Checks that the copy of the holders beside a queue matches the value.
     fn check_holders(&self, key: &Key) {
         let lock = self.lock(key).filter(|lock| lock.kind() != Kind::Semaphore);
         let holds = lock.into_iter().flat_map(|lock| lock.holds().iter()).filter(|hold| hold.phase() != Phase::Kept);
@@ -165,7 +164,7 @@ impl World {
         assert_eq!(holders, held, "the holders beside the queue of {key:?}");
     }
 
-    /// The head of a queue waits for something that is not to be had.
+    /// Checks that the head of a queue waits for something unavailable.
     fn check_head_waits(&self, key: &Key) {
         let name = self.engine.registry.find(key.borrow()).unwrap();
         let (ticket, head) = self.engine.registry.first(name).unwrap();
@@ -180,32 +179,32 @@ impl World {
         assert!(!can_have, "the head of the queue waits although it could hold: {:?}", head.request());
     }
 
-    /// A fair lock that is free is reserved for its head, which is not there; and connected places are those of the
-    /// connections that wait, in the same order.
+    /// Checks that a free fair lock is reserved for its absent head, and that its connected places
+    /// are those of the waiters, in order.
     fn check_places_at_rest(&self, key: KeyRef<'_>, lock: &Lock) {
         let places = lock.queue();
         if !lock.is_held(self.now) {
-            let places = places.expect("a fair lock that is neither held nor waited for is gone");
+            let places = places.expect("a fair lock without holds and places is removed");
             let head = places.first().unwrap();
-            assert_ne!(head.stay, Stay::Connected, "a free lock is not kept from a head that is there");
+            assert_ne!(head.stay, Stay::Connected, "a connected head does not wait for a free lock");
             assert!(
                 places.reserved_until_us().is_some_and(|until_us| until_us > self.now.mono_us),
-                "it is reserved for the head"
+                "the lock is reserved for the head"
             );
         }
         let places: Vec<_> = places.into_iter().flat_map(FairQueue::iter).collect();
-        assert!(places.iter().all(|place| place.is_live(self.now)), "a place whose life is over is gone");
+        assert!(places.iter().all(|place| place.is_live(self.now)), "expired places are removed");
         let connected: Vec<_> =
             places.iter().filter(|place| place.stay == Stay::Connected).map(|place| place.owner.to_vec()).collect();
         let mut waiting: Vec<_> = self.engine.waiters(key, self.now).map(|waiter| waiter.owner.to_vec()).collect();
         let mut sorted = connected.clone();
         sorted.sort();
         waiting.sort();
-        assert_eq!(sorted, waiting, "connected places are those of connections that wait");
+        assert_eq!(sorted, waiting, "connected places are those of waiters");
     }
 }
 
-/// How many permits of a semaphore are in use, and how many it has.
+/// The permits of a semaphore in use, and their total.
 fn used(lock: &Lock, now: Now) -> (u64, u64) {
     (lock.live_holds(now).map(|hold| u64::from(hold.count())).sum(), lock.permits().into())
 }

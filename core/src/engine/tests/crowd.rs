@@ -1,5 +1,5 @@
-//! A world in which thousands wait or hold, and what each of its turns does is counted. Steps are counted and not timed, so that this holds on
-//! a busy machine.
+//! A world with thousands of waiters or holders, which counts the work of each turn. It counts
+//! steps and measures no time, so the tests also hold on a busy machine.
 
 use core::slice::from_ref;
 use std::format;
@@ -14,20 +14,21 @@ use crate::limits::Limits;
 use crate::outbox::Outbox;
 use crate::request::{Ask, Refusal, Release, Request, Verb};
 
-/// How many wait or hold.
+/// The number of waiters or holders.
 pub(super) const MANY: usize = 3000;
 pub(super) const LEASE_MS: u64 = 1000;
 pub(super) const GRACE_MS: u64 = 20;
 pub(super) const HOLDER: usize = MANY;
 
-/// How many waiters one turn may answer: the server has to write all of these answers before it does anything else.
+/// The most waiters that one turn may answer: the server writes all of these answers before
+/// anything else.
 const MOST_ANSWERS: usize = 400;
-/// How many changes one turn may make.
+/// The most changes in one turn.
 const MOST_EFFECTS: usize = 2_100;
 
 pub(super) const FOREVER: Ask = Ask::Wait { until_us: None };
 
-/// A world that does not check everything after each step, and counts what a turn does.
+/// A world that skips the checks after each step, and counts the work of a turn.
 pub(super) struct Crowded {
     pub(super) world: World,
     pub(super) answers: usize,
@@ -42,7 +43,8 @@ impl Crowded {
         Self { world, answers: 0, effects: 0, turns: 0 }
     }
 
-    /// A command and, if it leaves something to be done, the timer: that goes off in the same turn of the server's event loop.
+    /// Runs a command and, if it leaves work, the timer in the same turn of the server's event
+    /// loop.
     pub(super) fn command<R>(
         &mut self,
         keys: &[Key],
@@ -72,7 +74,7 @@ impl Crowded {
         self.world.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.world.now.mono_us)
     }
 
-    /// Lets the timer run until there is nothing left to do at this moment.
+    /// Runs the timer until no work is due.
     pub(super) fn settle(&mut self) {
         while self.has_work() {
             self.run_timer();
@@ -81,7 +83,7 @@ impl Crowded {
         }
     }
 
-    /// One run of the timer, as long as it goes on.
+    /// One run of the timer, up to its budget.
     pub(super) fn run_timer(&mut self) {
         self.world.engine.begin_turn();
         loop {
@@ -113,7 +115,7 @@ impl Crowded {
         (self.answers, self.effects, self.turns) = (self.answers + answers, self.effects + effects, self.turns + 1);
     }
 
-    /// Begins to count anew.
+    /// Resets the counts.
     pub(super) fn count(&mut self) {
         (self.answers, self.effects, self.turns) = (0, 0, 0);
     }
@@ -126,7 +128,8 @@ impl Crowded {
         acquired
     }
 
-    /// Owners from the first on do the same, and what comes of it is counted from then on.
+    /// Lets `MANY` owners from the first on run the same command, and counts their work from then
+    /// on.
     pub(super) fn crowd(&mut self, key: &Key, owner: impl Fn(usize) -> usize, request: &Request) {
         for index in 0..MANY {
             self.world.client = Some(index as u64 + 1);
@@ -142,13 +145,13 @@ impl Crowded {
         self.command(keys, |engine, tx| engine.release(tx, &request)).unwrap();
     }
 
-    /// Lets time pass. Nothing is due before the end.
+    /// Advances the clock. Nothing is due before the end.
     pub(super) fn advance(&mut self, ms: u64) {
         self.world.pause(ms);
         self.settle();
     }
 
-    /// The timer answers whoever is left of the crowd.
+    /// The timer answers the rest of the crowd.
     pub(super) fn all_answered(&mut self) {
         self.settle();
         assert_eq!((self.answers, self.world.engine.waiting()), (MANY, 0));
@@ -167,7 +170,7 @@ pub(super) fn itself(index: usize) -> usize {
     index
 }
 
-/// A lock that is held, and a crowd that waits for it.
+/// A held lock with a crowd of waiters.
 pub(super) fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize) -> usize) -> (Crowded, Key) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     if kind == Kind::Semaphore {
@@ -180,7 +183,7 @@ pub(super) fn waiting(kind: Kind, held: Mode, wanted: Mode, owner: impl Fn(usize
     (crowded, lock)
 }
 
-/// A lock that many hold.
+/// A lock with many holders.
 pub(super) fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded, Key) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     if kind == Kind::Semaphore {
@@ -191,7 +194,7 @@ pub(super) fn held(kind: Kind, mode: Mode, session_ms: Option<u64>) -> (Crowded,
     (crowded, lock)
 }
 
-/// Many locks that are all bound to connection 1.
+/// Many locks, all bound to connection 1.
 pub(super) fn of_one_session() -> Crowded {
     let mut crowded = Crowded::new();
     let hold = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };

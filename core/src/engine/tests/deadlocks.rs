@@ -1,5 +1,5 @@
-//! Every request that waits, or is refused because it would close a cycle, against a search that knows nothing of the
-//! engine's: all edges between all owners, written down one by one, and followed.
+//! Compares each decision to wait or to refuse a deadlock with an independent search, which lists
+//! all edges between all owners and follows them.
 //!
 //! A request closes a cycle if an edge of that request is part of it. No cycle closes in another
 //! way as long as values stay under their keys.
@@ -24,23 +24,23 @@ const MUTEXES: u32 = 6;
 const FAIR: u32 = 2;
 const RWLOCKS: u32 = 3;
 
-/// A request, and whose it is.
+/// A request and its owner.
 type Asked = (Owner, Request);
 
-/// A request in a line, as the oracle sees it.
+/// A request in a queue, as the oracle sees it.
 #[derive(Clone, Debug)]
 struct Standing {
     owner: Owner,
     mode: Mode,
-    /// This is the request of the question.
+    /// This is the request in question.
     is_asked: bool,
 }
 
-/// A question to the oracle: the request that may close a cycle.
+/// A question to the oracle: does this request close a cycle?
 enum About<'a> {
-    /// It waits, under this ticket.
+    /// It waits with this ticket.
     Waiting(u64),
-    /// It was refused, and is put where it would stand.
+    /// It was refused; the oracle puts it where it would have waited.
     Refused(&'a [Key], &'a Asked),
 }
 
@@ -53,7 +53,8 @@ fn all_keys() -> Vec<Key> {
     (0..MUTEXES).map(mutex).chain(rest.map(|name| key(&name))).chain([key("s")]).collect()
 }
 
-/// Whether the request of `about` ends this waiter: an owner waits for a key with at most one request.
+/// Whether the request of `about` ends this waiter: an owner waits for a key with at most one
+/// request.
 fn is_superseded(world: &World, waiter: &Waiter, about: Option<&About<'_>>) -> bool {
     let Some(About::Refused(keys, (owner, _))) = about else { return false };
     let queues = &world.engine.registry;
@@ -61,14 +62,14 @@ fn is_superseded(world: &World, waiter: &Waiter, about: Option<&About<'_>>) -> b
     queues.owner_of(waiter) == owner.as_slice() && names.any(|key| keys.contains(&key.to_key()))
 }
 
-/// When the waiting request of an owner arrived under a key.
+/// The arrival number of an owner's waiting request under a key.
 fn arrival(world: &World, owner: &Owner, key: &Key) -> Option<u64> {
     let queues = &world.engine.registry;
     let ticket = queues.own_wait(owner.as_slice(), queues.find(key.borrow())?)?;
     Some(queues.get(ticket)?.arrival())
 }
 
-/// The lines of all keys.
+/// The queues of all keys.
 fn lines(world: &World, about: Option<&About<'_>>) -> BTreeMap<Key, Vec<Standing>> {
     let mut lines = BTreeMap::new();
     for key in all_keys() {
@@ -106,7 +107,7 @@ fn lines(world: &World, about: Option<&About<'_>>) -> BTreeMap<Key, Vec<Standing
     lines
 }
 
-/// An owner that waits, an owner in its way, and whether the edge is one of the request of the
+/// An owner that waits, an owner that blocks it, and whether the edge belongs to the request in
 /// question.
 type Edge = (Owner, Owner, bool);
 
@@ -129,7 +130,7 @@ fn edges(world: &World, about: Option<&About<'_>>) -> BTreeSet<Edge> {
     edges
 }
 
-/// Whether the edges lead from an owner to another one.
+/// Whether the edges lead from one owner to another.
 fn leads(edges: &BTreeSet<Edge>, from: &Owner, to: &Owner) -> bool {
     let mut reached = BTreeSet::from([from.clone()]);
     let mut todo = std::vec![from.clone()];
@@ -143,7 +144,7 @@ fn leads(edges: &BTreeSet<Edge>, from: &Owner, to: &Owner) -> bool {
     reached.contains(to)
 }
 
-/// Whether an edge of a request is part of a cycle.
+/// Whether an edge of the request is part of a cycle.
 fn closes_cycle(world: &World, about: &About<'_>) -> bool {
     let edges = edges(world, Some(about));
     edges.iter().any(|(from, to, is_asked)| *is_asked && leads(&edges, to, from))
@@ -168,7 +169,7 @@ impl Random {
     }
 }
 
-/// How many random requests are sent.
+/// The number of random requests.
 fn requests() -> u32 {
     std::env::var("RLOCK_DEADLOCK_REQUESTS").ok().and_then(|number| number.parse().ok()).unwrap_or(30_000)
 }
@@ -181,7 +182,7 @@ fn world() -> World {
 }
 
 #[test]
-fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
+fn deadlocks_match_an_independent_search() {
     let requests = requests();
     let (mut random, mut world) = (Random(1), world());
     let (mut waited, mut known, mut refused) = (0, 0, 0);
@@ -194,8 +195,8 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
         match outcome {
             Outcome::Waits(ticket) => {
                 waited += 1;
-                // A request in the place of an earlier one closes no cycle that was not there before. The engine does not know
-                // of a dirty key's change before it reconciles the key.
+                // A request that takes over the place of an earlier one closes no new cycle. The
+                // engine does not know the change of a dirty key before it reconciles the key.
                 let is_new = earlier.is_none() || arrival(&world, owner, &keys[0]) != earlier;
                 let is_known = is_new && !world.has_dirty() && request.mode != Mode::Permits;
                 known += u32::from(is_known);
@@ -211,16 +212,16 @@ fn deadlocks_are_exactly_the_cycles_of_an_independent_search() {
         }
         world.outputs.clear();
     }
-    // Random steps that never get there would prove nothing.
+    // Random steps that never reach these states would prove nothing.
     assert!(waited > requests / 10 && refused > requests / 50, "{waited} waited, {refused} were refused");
     assert!(known > requests / 20, "only {known} of those that waited were compared");
 }
 
 /// Shows that the engine need only search the edges of a request when it begins to wait, and when
-/// its owner loses an earlier request or a hold that would have granted it. Fair locks are left out: the grant of a place without a
-/// connection makes edges and is not searched.
+/// its owner loses an earlier request or a hold that would have granted it. Fair locks are left
+/// out: the grant of a place without a connection creates edges without a search.
 #[test]
-fn no_cycle_is_left_at_rest_if_values_stay_where_they_are() {
+fn no_cycle_remains_if_values_stay_under_their_keys() {
     let requests = requests();
     let (mut random, mut world) = (Random(2), world());
     let mut refused = [0, 0];
@@ -241,7 +242,7 @@ fn no_cycle_is_left_at_rest_if_values_stay_where_they_are() {
 }
 
 enum Outcome {
-    /// Under this ticket.
+    /// With this ticket.
     Waits(u64),
     Deadlock(Box<[WaitEdge]>),
     Other,
@@ -312,7 +313,7 @@ fn request(world: &World, random: &mut Random) -> (Vec<Key>, Asked) {
     )
 }
 
-/// Something that takes edges away, or moves them.
+/// A step that removes or moves edges.
 fn disturb(world: &mut World, random: &mut Random, moves: bool) {
     match random.below(12) {
         0..4 => {
@@ -346,7 +347,8 @@ fn disturb(world: &mut World, random: &mut Random, moves: bool) {
         }
         _ => {}
     }
-    // What the server has told is acted upon by the timer before the next command comes, but for what is on that command's keys.
+    // The timer processes server events before the next command, except those of the command's
+    // keys.
     if random.below(2) == 0 {
         world.run_timer();
     }

@@ -1,4 +1,4 @@
-//! Effects as a replica is sent them: those that do not fit what lies under the key, and what they say of numbers.
+//! Effects on a replica: mismatches with its values, and the token numbers they contain.
 
 use std::vec::Vec;
 
@@ -28,7 +28,7 @@ fn reader() -> (World, u64) {
 }
 
 #[test]
-fn an_effect_that_does_not_fit_is_refused_and_changes_nothing() {
+fn mismatched_effect_is_refused_and_changes_nothing() {
     let (mut world, token) = reader();
     let of_the_lock = [
         (granted(Kind::RwLock, b"b", Mode::Read, token), "another hold has this token"),
@@ -56,9 +56,9 @@ fn an_effect_that_does_not_fit_is_refused_and_changes_nothing() {
     }
 }
 
-/// A replica that loads a snapshot may be told once more of what the snapshot has.
+/// A replica that loads a snapshot may receive effects that the snapshot already contains.
 #[test]
-fn a_grant_that_is_there_already_is_no_other_hold() {
+fn repeated_grant_effect_adds_no_hold() {
     let (world, token) = reader();
     let mut lock = world.lock(&key("k")).unwrap().clone();
     let effect = granted(Kind::RwLock, b"a", Mode::Read, token);
@@ -68,9 +68,9 @@ fn a_grant_that_is_there_already_is_no_other_hold() {
     assert_eq!(lock.holds().get(0).unwrap().terms(), terms());
 }
 
-/// Once promoted, a replica gives no number that its master has given, whatever its own clock says.
+/// A promoted replica never reuses a number of its master, whatever its own clock says.
 #[test]
-fn an_effect_raises_the_numbers_that_a_replica_will_give() {
+fn effect_raises_the_next_token_of_a_replica() {
     let owner = b"b".as_slice().into();
     let stay = Stay::Polled { until_us: u64::MAX };
     let queued = Event::Queued { owner, stay, arrival: 7_000_000, request_id: None, grace_ms: None, at_head: false };
@@ -90,7 +90,7 @@ fn an_effect_raises_the_numbers_that_a_replica_will_give() {
 }
 
 #[test]
-fn a_replica_has_to_look_at_each_thing_that_it_is_told() {
+fn replica_observes_each_server_event() {
     let told: [fn(&mut Engine); 4] = [
         Engine::demoted,
         |engine| engine.flushed(None),
@@ -105,9 +105,9 @@ fn a_replica_has_to_look_at_each_thing_that_it_is_told() {
     }
 }
 
-/// From a file: a master makes no such effect of so few holds.
+/// From a file: a master sends no such effect for so few holds.
 #[test]
-fn who_is_left_out_when_all_holds_end_stays_also_where_nobody_else_holds() {
+fn cleared_effect_keeps_the_excluded_owner_if_it_is_alone() {
     let (world, token) = reader();
     let mut lock = world.lock(&key("k")).unwrap().clone();
     lock.apply(Event::Cleared { cause: EndCause::Expired, except: Some(b"a".as_slice().into()) });

@@ -1,4 +1,5 @@
-//! What thousands leave behind when they are gone is given back, and in parts: the server's only thread does nothing else meanwhile.
+//! The memory of thousands of waiters and holds is freed in parts: the server's only thread does
+//! nothing else meanwhile.
 
 use core::slice::from_ref;
 
@@ -14,7 +15,7 @@ use crate::request::{Ask, Request};
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn what_is_left_of_a_lock_that_many_held_is_cleaned_up_in_parts() {
+fn leftovers_of_a_lock_with_many_holders_are_cleaned_up_in_parts() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
     crowded.world.pause(LEASE_MS);
     let write = request(Kind::RwLock, Mode::Write, Ask::Try);
@@ -33,7 +34,7 @@ fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
         leftovers.map(|(_, leftovers)| leftovers.index.as_ref().map_or(0, HoldIndex::len)).sum()
     };
     let left = indexed(crowded);
-    assert!(left > MANY / 4, "the command leaves what many held to the timer: {left}");
+    assert!(left > MANY / 4, "the command leaves many holds to the timer: {left}");
     crowded.run_timer();
     assert_eq!(indexed(crowded), 0);
     let taken = usize::try_from(crowded.world.engine.budget.taken()).unwrap();
@@ -43,7 +44,7 @@ fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn what_ended_at_once_is_dropped_a_part_at_a_time() {
+fn leftovers_are_dropped_in_parts() {
     let parts = |crowded: &mut Crowded| {
         let mut parts = 0;
         while !crowded.world.engine.backlog.leftovers().is_empty() {
@@ -61,7 +62,8 @@ fn what_ended_at_once_is_dropped_a_part_at_a_time() {
     let places = parts(&mut crowded);
     assert!(places > 10, "{places} parts for the places of a queue");
 
-    // Each lease ends before those that were there: so the index has twice as many chunks as it needs.
+    // Each lease ends before the earlier ones, so the index has twice the necessary number of
+    // chunks.
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     for owner in 0..MANY {
         let lease_ms = LEASE_MS + (MANY - owner) as u64;
@@ -75,7 +77,7 @@ fn what_ended_at_once_is_dropped_a_part_at_a_time() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
+fn memory_of_many_locks_is_freed_in_parts() {
     const LOCKS: usize = 50_000;
     let mut crowded = Crowded::new();
     for owner in 0..LOCKS {
@@ -86,14 +88,14 @@ fn the_memory_of_a_great_many_locks_is_given_back_in_parts() {
         crowded.run_timer();
         crowded.end_turn();
     }
-    assert!(crowded.world.engine.alarms.has_retired(), "one run does not give all of it back");
+    assert!(crowded.world.engine.alarms.has_retired(), "one run does not free all of it");
     crowded.settle();
     assert!(!crowded.world.engine.alarms.has_retired());
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_memory_of_a_great_many_waiters_is_given_back_in_parts() {
+fn memory_of_many_waiters_is_freed_in_parts() {
     const WAITERS: usize = 50_000;
     let mut crowded = Crowded::new();
     crowded.world.limits.max_waiters = WAITERS;
@@ -110,14 +112,14 @@ fn the_memory_of_a_great_many_waiters_is_given_back_in_parts() {
         crowded.run_timer();
         crowded.end_turn();
     }
-    assert_eq!(crowded.world.engine.registry.retired(), [true; 3], "one run does not give all of it back");
+    assert_eq!(crowded.world.engine.registry.retired(), [true; 3], "one run does not free all of it");
     crowded.settle();
     assert!(!has_retired_any(&crowded));
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_memory_of_a_great_many_waiters_for_one_lock_is_given_back() {
+fn memory_of_many_waiters_for_one_lock_is_freed() {
     const REQUESTS: usize = 5_000;
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
@@ -139,7 +141,7 @@ fn has_retired_any(crowded: &Crowded) -> bool {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
+fn memory_of_flushed_locks_is_freed_in_parts() {
     const LOCKS: usize = 50_000;
     let mut crowded = Crowded::new();
     for owner in 0..LOCKS {
@@ -149,15 +151,15 @@ fn the_memory_of_what_was_flushed_is_given_back_in_parts() {
     crowded.world.observe_on_replica();
     assert_eq!(crowded.world.engine.held(), 0);
     crowded.run_timer();
-    assert!(crowded.world.engine.alarms.has_retired(), "one run does not give all of it back");
+    assert!(crowded.world.engine.alarms.has_retired(), "one run does not free all of it");
     crowded.settle();
     assert!(!crowded.world.engine.alarms.has_retired());
 }
 
-/// A master that another one has replaced: it is a replica from then on, and may load what that one has.
+/// A master that was replaced is a replica from then on, and may load the data of its new master.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_memory_of_sessions_is_given_back_by_a_master_that_was_replaced() {
+fn replaced_master_frees_the_memory_of_sessions() {
     for loads in [true, false] {
         let (crowded, _) = held(Kind::RwLock, Mode::Read, Some(5));
         let mut engine = crowded.world.engine;
@@ -166,7 +168,7 @@ fn the_memory_of_sessions_is_given_back_by_a_master_that_was_replaced() {
             engine.flushed(None);
             engine.promoted();
         }
-        assert!(engine.sessions.has_work(), "there is something to give back");
+        assert!(engine.sessions.has_work(), "there is memory to free");
         while engine.has_to_observe() {
             engine.begin_turn();
             engine.end_cut_off(&mut Outbox::new(false));
@@ -176,10 +178,11 @@ fn the_memory_of_sessions_is_given_back_by_a_master_that_was_replaced() {
     }
 }
 
-/// They gave up while nothing could be written, which would have taken their places away. Then another server became the master.
+/// They timed out while the server took no writes, so their places were not removed. Then another
+/// server was promoted.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn what_is_noted_of_owners_that_are_gone_is_forgotten_in_parts() {
+fn records_of_gone_owners_are_dropped_in_parts() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
     let [tries, waits] = [Ask::Try, Ask::Wait { until_us }].map(|ask| request(Kind::Fair, Mode::Exclusive, ask));
@@ -204,7 +207,7 @@ fn what_is_noted_of_owners_that_are_gone_is_forgotten_in_parts() {
             let before = gone(&world.engine);
             let mut open = Open { open: [key].into(), client: None, barred: &world.barred, values: &mut world.values };
             world.engine.observe(&mut open, KeyId(0));
-            assert!(before - gone(&world.engine) <= parts, "a step is no longer than others");
+            assert!(before - gone(&world.engine) <= parts, "every step is bounded");
         }
     }
     assert!(crowded.world.engine.registry.find(lock.borrow()).is_none());
@@ -212,7 +215,7 @@ fn what_is_noted_of_owners_that_are_gone_is_forgotten_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_list_of_those_who_may_close_a_circle_gives_its_memory_back() {
+fn list_of_suspects_frees_its_memory() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
     crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();

@@ -1,5 +1,5 @@
-//! How much is kept of what very many do, and how much of it is looked at in one step. Entries are counted and no time is measured, so
-//! that this holds on a busy machine.
+//! Limits on the data kept for very many clients, and on the part of it that one step visits. The
+//! tests count entries and measure no time, so they also hold on a busy machine.
 
 use core::slice::from_ref;
 use std::collections::BTreeSet;
@@ -14,12 +14,12 @@ use crate::kind::{Kind, Mode};
 use crate::registry::MAX_COPIED;
 use crate::request::{Ask, Refusal, Request};
 
-/// How many holders are kept beside the queue of a lock.
+/// The most holders beside the queue of a lock.
 fn copied(crowded: &Crowded, lock: &Key) -> usize {
     crowded.world.engine.registry.view(lock.borrow()).unwrap().holders.len()
 }
 
-/// A lock that many read, and a writer that waits for it.
+/// A lock with many readers, and a writer that waits for it.
 fn read_and_waited_for() -> (Crowded, Key) {
     let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
     crowded.acquire(from_ref(&lock), HOLDER + 1, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
@@ -38,14 +38,14 @@ fn leave(crowded: &mut Crowded, lock: &Key, owner: usize) {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn few_holders_are_kept_beside_the_queue_of_a_lock_that_very_many_hold() {
+fn few_holders_are_copied_from_a_lock_with_very_many() {
     let (mut crowded, lock) = read_and_waited_for();
     assert_eq!(copied(&crowded, &lock), MAX_COPIED);
-    // Those of whom too little is known to see a circle are seen again when the others have left.
+    // Once the others have released, the copy is complete again, and the search sees their cycles.
     for left in (0..MANY).rev() {
         leave(&mut crowded, &lock, MANY - 1 - left);
         if (1..=MAX_COPIED / 2).contains(&left) {
-            assert_eq!(copied(&crowded, &lock), left, "of {left} holders all are known");
+            assert_eq!(copied(&crowded, &lock), left, "all {left} holders are known");
         }
     }
     assert_eq!(crowded.world.lock(&lock).unwrap().writer().unwrap().owner().as_slice(), name(HOLDER + 1).as_bytes());
@@ -53,7 +53,7 @@ fn few_holders_are_kept_beside_the_queue_of_a_lock_that_very_many_hold() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn who_comes_to_wait_for_a_lock_that_very_many_hold_looks_at_none_of_them() {
+fn waiter_for_a_lock_with_very_many_holders_visits_none() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.acquire(from_ref(&lock), HOLDER, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
     assert_eq!(copied(&crowded, &lock), 0);
@@ -61,11 +61,11 @@ fn who_comes_to_wait_for_a_lock_that_very_many_hold_looks_at_none_of_them() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn readers_who_would_wait_for_each_other_leave_nothing_beside_the_queue() {
+fn refused_readers_leave_no_copied_holders() {
     let (mut crowded, lock) = read_and_waited_for();
     let write = request(Kind::RwLock, Mode::Write, FOREVER);
     crowded.acquire(from_ref(&lock), MANY - 1, &write).unwrap();
-    assert_eq!(copied(&crowded, &lock), MAX_COPIED + 1, "who waits there is known beside the others");
+    assert_eq!(copied(&crowded, &lock), MAX_COPIED + 1, "a waiting holder is known besides the others");
     for owner in 0..MANY - 1 {
         let refused = crowded.acquire(from_ref(&lock), owner, &write);
         assert!(matches!(refused, Err(Refusal::Deadlock(_))), "{owner} would wait for itself");
@@ -76,13 +76,13 @@ fn readers_who_would_wait_for_each_other_leave_nothing_beside_the_queue() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_reader_that_comes_to_wait_is_known_while_not_all_others_are() {
+fn waiting_reader_is_copied_though_the_copy_is_incomplete() {
     const LEFT: usize = MAX_COPIED - 100;
     let (mut crowded, lock) = read_and_waited_for();
     for owner in 0..MANY - LEFT {
         leave(&mut crowded, &lock, owner);
     }
-    assert_eq!(copied(&crowded, &lock), 0, "those that are left came when there was no room");
+    assert_eq!(copied(&crowded, &lock), 0, "the rest came when there was no room");
     let write = request(Kind::RwLock, Mode::Write, FOREVER);
     crowded.acquire(from_ref(&lock), MANY - 1, &write).unwrap();
     let refused = crowded.acquire(from_ref(&lock), MANY - 2, &write);
@@ -91,39 +91,39 @@ fn a_reader_that_comes_to_wait_is_known_while_not_all_others_are() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn readers_who_were_all_sent_away_are_in_nobodys_way() {
+fn cleared_readers_block_no_waiter() {
     let (mut crowded, lock) = read_and_waited_for();
     crowded.acquire(from_ref(&lock), HOLDER + 2, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
     crowded.command(from_ref(&lock), |engine, tx| engine.force_release(tx, Some(Kind::RwLock), None)).unwrap();
     crowded.settle();
     assert_eq!(crowded.world.lock(&lock).unwrap().writer().unwrap().owner().as_slice(), name(HOLDER + 1).as_bytes());
-    assert_eq!(copied(&crowded, &lock), 1, "the other writer waits for that one alone");
+    assert_eq!(copied(&crowded, &lock), 1, "the other writer waits only for that one");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn of_a_value_that_goes_away_few_holds_are_looked_at_and_the_sweep_forgets_the_rest() {
+fn removed_value_visits_few_holds_and_the_sweep_the_rest() {
     let bindings = |crowded: &Crowded| crowded.world.engine.sessions.bindings().count();
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.world.client = Some(1);
     let bound = Request { session_ms: Some(5), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
     crowded.acquire(from_ref(&lock), HOLDER, &bound).unwrap();
     crowded.world.unlink(&lock);
-    assert_eq!(bindings(&crowded), 1, "the last of so many holds is not looked at");
+    assert_eq!(bindings(&crowded), 1, "the last hold is not visited");
     crowded.settle();
     assert_eq!(bindings(&crowded), 0);
 
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
     assert_eq!(bindings(&crowded), MANY);
     crowded.world.unlink(&lock);
-    assert!(bindings(&crowded) > MANY - 100, "a few bindings are forgotten at once");
+    assert!(bindings(&crowded) > MANY - 100, "a few bindings are dropped at once");
     crowded.settle();
     assert_eq!(bindings(&crowded), 0);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_sweep_of_bindings_begins_anew_when_another_value_goes_away() {
+fn sweep_of_bindings_restarts_when_another_value_is_removed() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
     let other = key("other");
     crowded.world.client = Some(MANY as u64 + 1);
@@ -138,7 +138,7 @@ fn the_sweep_of_bindings_begins_anew_when_another_value_goes_away() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn who_looks_at_a_few_waiters_walks_past_few_that_are_over() {
+fn listing_waiters_skips_few_ended_ones() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
     crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();
@@ -153,14 +153,14 @@ fn who_looks_at_a_few_waiters_walks_past_few_that_are_over() {
     };
     assert_eq!(shown(&crowded, 2), [name(0).into_bytes(), name(1).into_bytes()]);
     crowded.world.pause(5);
-    assert!(shown(&crowded, 2).is_empty(), "the one that waits stands behind thousands that do not");
+    assert!(shown(&crowded, 2).is_empty(), "the waiter is behind thousands that have ended");
     crowded.settle();
     assert_eq!(shown(&crowded, 2), [name(HOLDER + 1).into_bytes()]);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn who_looks_at_a_few_holds_walks_past_few_that_are_over() {
+fn listing_holds_skips_few_expired_ones() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     let live = [HOLDER, HOLDER + 1, HOLDER + 2];
     for (number, owner) in live.into_iter().enumerate() {
@@ -174,7 +174,7 @@ fn who_looks_at_a_few_holds_walks_past_few_that_are_over() {
     };
     assert_eq!((shown(&crowded, 10).len(), shown(&crowded, 2 * MANY).len()), (10, MANY + 3));
     crowded.world.pause(LEASE_MS);
-    // Those that end last come first, of a lock with more holds than anybody walks through.
+    // A lock with too many holds to visit lists those that expire last.
     assert_eq!(shown(&crowded, 2), [HOLDER + 2, HOLDER + 1].map(|owner| name(owner).into_bytes()));
     assert_eq!(shown(&crowded, 10), [HOLDER + 2, HOLDER + 1, HOLDER].map(|owner| name(owner).into_bytes()));
     assert_eq!(shown(&crowded, MANY), live.map(|owner| name(owner).into_bytes()));
@@ -182,7 +182,7 @@ fn who_looks_at_a_few_holds_walks_past_few_that_are_over() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn who_looks_at_a_few_places_walks_past_few_that_are_over() {
+fn listing_places_skips_few_expired_ones() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
     crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
@@ -194,13 +194,13 @@ fn who_looks_at_a_few_places_walks_past_few_that_are_over() {
     };
     assert_eq!(shown(&crowded, 2), [name(0).into_bytes(), name(1).into_bytes()]);
     crowded.world.pause(5);
-    assert!(shown(&crowded, 2).is_empty(), "the one that lives stands behind thousands that do not");
+    assert!(shown(&crowded, 2).is_empty(), "the live place is behind thousands that have expired");
     assert_eq!(shown(&crowded, MANY), [name(HOLDER + 1).into_bytes()]);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn what_was_loaded_gives_its_memory_back_when_it_was_looked_at() {
+fn list_of_loaded_keys_frees_its_memory() {
     const LOADED: usize = 10_000;
     let mut crowded = Crowded::new();
     for number in 0..LOADED {
@@ -213,7 +213,7 @@ fn what_was_loaded_gives_its_memory_back_when_it_was_looked_at() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters")]
-fn one_look_at_the_locks_that_are_waited_for_is_at_some_thousands_and_the_next_is_at_the_others() {
+fn contention_scan_visits_some_thousands_of_locks_and_then_the_others() {
     const LOCKS: usize = 6_000;
     let mut crowded = Crowded::new();
     crowded.world.limits.max_waiters = LOCKS;
@@ -228,14 +228,14 @@ fn one_look_at_the_locks_that_are_waited_for_is_at_some_thousands_and_the_next_i
         crowded.world.engine.most_contended(LOCKS, now).into_iter().map(|contended| contended.key).collect()
     };
     let (first, second) = (look(), look());
-    assert!(first.len() < LOCKS, "one look is at {} locks", first.len());
+    assert!(first.len() < LOCKS, "one scan visits {} locks", first.len());
     assert_eq!(first.union(&second).count(), LOCKS);
 }
 
-/// A search comes to all of those who read a lock, and passes over the queue of the lock once.
+/// A search reaches all readers of a lock, and visits the queue of the lock once.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters")]
-fn a_search_passes_over_a_queue_once_for_all_of_those_in_its_way() {
+fn search_visits_a_queue_once_for_all_holders() {
     const READERS: usize = 60;
     let (mut crowded, mine, read, far) = (Crowded::new(), key("mine"), key("read"), key("far"));
     let ask = |mode, ask| request(if mode == Mode::Exclusive { Kind::Mutex } else { Kind::RwLock }, mode, ask);
@@ -248,7 +248,7 @@ fn a_search_passes_over_a_queue_once_for_all_of_those_in_its_way() {
     for writer in 0..READERS {
         crowded.acquire(from_ref(&read), READERS + writer, &ask(Mode::Write, FOREVER)).unwrap();
     }
-    // In the other direction there is more to look at.
+    // In the other direction there is more to visit.
     for other in 2 * READERS..MANY {
         crowded.acquire(from_ref(&far), other, &ask(Mode::Exclusive, FOREVER)).unwrap();
     }
@@ -261,10 +261,11 @@ fn a_search_passes_over_a_queue_once_for_all_of_those_in_its_way() {
     assert!((2..3_000).contains(&steps), "{steps} steps");
 }
 
-/// Whether anybody waits behind an owner is looked up in a few steps. If its own requests are too many for that, the search tells.
+/// The search finds in a few steps whether a request waits behind an owner. If the owner has too
+/// many requests for that, the full search decides.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_circle_is_seen_that_leads_through_many_requests_of_one_owner() {
+fn cycle_through_many_requests_of_one_owner_is_found() {
     let [holder, other, many_times] = [1, 2, 3];
     let (mut crowded, first, second) = (Crowded::new(), key("first"), key("second"));
     let (hold, wait) =

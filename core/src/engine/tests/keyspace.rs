@@ -9,7 +9,7 @@ use crate::lock::Lock;
 use crate::lock::admission::Value as Lies;
 use crate::request::Request;
 
-/// What lies under a key.
+/// The value of a key.
 pub(super) enum Value {
     Lock(Lock),
     Foreign,
@@ -57,12 +57,12 @@ impl Keyspace for Open<'_> {
 
     fn insert(&mut self, id: KeyId, lock: Lock) {
         let before = self.values.insert(self.at(id), Value::Lock(lock));
-        assert!(before.is_none(), "the engine inserts under vacant keys only");
+        assert!(before.is_none(), "the engine inserts only under vacant keys");
     }
 
     fn remove(&mut self, id: KeyId) {
         let before = self.values.remove(&self.at(id));
-        assert!(matches!(before, Some(Value::Lock(_))), "the engine removes locks only");
+        assert!(matches!(before, Some(Value::Lock(_))), "the engine removes only locks");
     }
 
     fn client(&self) -> Option<u64> {

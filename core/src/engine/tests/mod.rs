@@ -1,4 +1,5 @@
-//! The engine in a world without a server: stories in `testdata/`, and random histories against an oracle.
+//! The engine in a world without a server: stories in `testdata/`, and random histories against an
+//! oracle.
 
 mod between_parts;
 mod checks;

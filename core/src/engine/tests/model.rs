@@ -1,5 +1,5 @@
-//! Random histories of one mutex against an oracle that is plainly right: a holder, a list of waiters, and a loop that
-//! looks at all of them.
+//! Random histories of one mutex against a simple oracle: a holder, a list of waiters, and a loop
+//! that visits all of them.
 
 use proptest::prelude::*;
 use std::vec::Vec;
@@ -21,7 +21,7 @@ enum Step {
         request_id: Option<u64>,
         is_once: bool,
     },
-    /// With the token of the hold, with another one, or with none.
+    /// With the token of the hold, with another one, or without.
     Release {
         owner: u8,
         request_id: Option<u64>,
@@ -38,14 +38,14 @@ enum Step {
     Delete,
 }
 
-/// How long a request waits; 0 is for ever.
+/// How long a request waits; 0 for no limit.
 pub(super) fn wait_ms() -> impl Strategy<Value = u64> {
     prop_oneof![1 => Just(0), 4 => 1..60u64]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let owner = || 0..4u8;
-    // Ids are drawn from few, so that they repeat, fall and rise.
+    // Few ids, so that they repeat, fall and rise.
     let id = || proptest::option::weighted(0.4, 1..6u64);
     let claim_ms = || proptest::option::weighted(0.5, 1..20u64);
     prop_oneof![
@@ -66,7 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What anybody is told.
+/// The answer to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
     Granted,
@@ -145,7 +145,7 @@ impl Oracle {
         }
     }
 
-    /// Gives a free lock to the first in line, and to all of its owner's requests.
+    /// Grants a free lock to the head of the queue, and to all requests of its owner.
     fn hand_over(&mut self) {
         if self.holder.is_some() || self.line.is_empty() {
             return;
@@ -259,7 +259,8 @@ impl Oracle {
 
     fn advance(&mut self, ms: u64) {
         for _ in 0..=ms {
-            // A waiter whose time is over gets nil, even if the lock comes free at that very moment.
+            // A waiter that has timed out gets nil, even if the lock is released at the same
+            // moment.
             let now_ms = self.now_ms;
             let (over, line): (Vec<_>, Vec<_>) = std::mem::take(&mut self.line)
                 .into_iter()
@@ -279,7 +280,7 @@ fn name(owner: u8) -> [u8; 1] {
     [b'a' + owner]
 }
 
-/// Runs a step in the world and says what it was told.
+/// Runs a step in the world and returns its answer.
 fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
     let lock = key("k");
     let refused = |refusal| match refusal {
@@ -401,7 +402,7 @@ fn run_oracle(oracle: &mut Oracle, step: &Step) -> Option<Told> {
     }
 }
 
-/// What left the engine, in the oracle's words.
+/// The output of the engine, in the oracle's words.
 fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
     let (mut told, mut ended) = (Vec::new(), Vec::new());
     for (_, output) in std::mem::take(&mut world.outputs) {
@@ -422,7 +423,7 @@ fn outputs(world: &mut World) -> (Vec<(usize, Told)>, Vec<EndCause>) {
     (told, ended)
 }
 
-/// Miri takes minutes for so many.
+/// More would take minutes under Miri.
 const MOST_STEPS: usize = if cfg!(miri) { 10 } else { 80 };
 
 proptest! {
@@ -434,14 +435,14 @@ proptest! {
         let mut oracle = Oracle::default();
         for step in &steps {
             let waiting: Vec<usize> = oracle.line.iter().map(|w| w.ticket).collect();
-            // The timer of a real server may not have run yet when a command comes at the moment of a deadline: here
-            // both sides are brought to the same point first.
+            // On a real server the timer may run after a command at the moment of a deadline. Here
+            // both sides first reach the same state.
             world.advance(0);
             oracle.advance(0);
             prop_assert_eq!(run(&mut world, step, &waiting), run_oracle(&mut oracle, step), "{:?}", step);
             let (mut told, ended) = outputs(&mut world);
             let mut expected = std::mem::take(&mut oracle.told);
-            // Within one step the order among different waiters that time out together is of no consequence.
+            // The order of waiters that time out in the same step does not matter.
             told.sort_by_key(|(ticket, _)| *ticket);
             expected.sort_by_key(|(ticket, _)| *ticket);
             prop_assert_eq!(told, expected, "{:?}", step);

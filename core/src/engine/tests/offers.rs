@@ -1,4 +1,4 @@
-//! A request for many keys is offered all of them, and takes them in a turn of its own: what happens to its keys in between.
+//! Offers to MACQUIRE waiters, and changes to their keys between the offer and the grant.
 
 use core::slice::from_ref;
 
@@ -11,13 +11,14 @@ use crate::request::{Ask, Release, Request, Verb};
 const HOLDS: Ask = Ask::Try;
 const WAITS: Ask = Ask::Wait { until_us: None };
 
-/// `holder` gives `free` back, and `both` is offered `free` and `own`, which it holds already: by a session of connections 1 and 2. The turn
-/// has done enough then. In the queue of `own` somebody stands before it.
+/// `holder` releases `free`, and `both` is offered `free` and `own`, which it already holds with a
+/// session of connections 1 and 2. Then the budget of the turn is used up. Another waiter is ahead
+/// of it in the queue of `own`.
 struct Offered {
     world: World,
     free: Key,
     own: Key,
-    /// The number of the request for both.
+    /// The number of the request for both keys.
     both: usize,
 }
 
@@ -44,7 +45,8 @@ impl Offered {
         self.world.lock(key).and_then(|lock| lock.holds().get(0)).map(|hold| hold.owner().as_slice())
     }
 
-    /// Somebody else has got one of the keys: the request waits on, and has both when that one gives its key back.
+    /// Another owner has got one of the keys: the request keeps waiting, and is granted both when
+    /// that owner releases it.
     fn waits_for_first(&mut self) {
         assert_eq!((self.holder(&self.own), self.holder(&self.free)), (Some(&b"first"[..]), None));
         assert!(self.world.is_waiting(self.both));
@@ -54,13 +56,13 @@ impl Offered {
     }
 }
 
-/// The number of a request that waits.
+/// The number of a waiting request.
 fn ask(world: &mut World, keys: &[&Key], owner: &[u8], request: &Request) -> Option<usize> {
     let keys: std::vec::Vec<Key> = keys.iter().map(|key| (*key).clone()).collect();
     match world.on_keys(&keys, |engine, tx| engine.acquire(tx, owner, request)).unwrap() {
         Acquired::Waiting(ticket) => Some(world.expect_answer(ticket)),
         Acquired::Granted(_) => None,
-        Acquired::Denied => panic!("it was to hold or to wait"),
+        Acquired::Denied => panic!("expected a grant or a wait"),
     }
 }
 
@@ -69,14 +71,14 @@ fn release(owner: &[u8], count: u32) -> Release<'_> {
 }
 
 #[test]
-fn what_was_offered_and_then_given_to_somebody_else_is_not_granted() {
+fn offer_is_not_granted_after_a_key_was_granted_to_another_owner() {
     let mut offered = Offered::new();
     offered.world.on_key(&offered.own, |engine, tx| engine.release(tx, &release(b"both", 2))).unwrap();
     offered.waits_for_first();
 }
 
 #[test]
-fn a_hold_whose_session_has_ended_since_the_offer_is_not_granted_once_more() {
+fn offer_is_not_granted_on_a_hold_whose_session_ended() {
     let mut offered = Offered::new();
     offered.world.client_closes(1, false);
     offered.world.client_closes(2, false);
@@ -85,9 +87,9 @@ fn a_hold_whose_session_has_ended_since_the_offer_is_not_granted_once_more() {
 }
 
 #[test]
-fn who_was_offered_keys_is_offered_them_again_when_what_came_in_between_is_settled() {
+fn offer_is_repeated_after_a_dirty_key_is_reconciled() {
     let mut offered = Offered::new();
-    // The session goes on by its other connection. Nothing else would bring the request back.
+    // The session continues with its other connection. Nothing else would offer the keys again.
     offered.world.client_closes(1, false);
     offered.world.run_timer();
     assert!(!offered.world.is_waiting(offered.both));
@@ -95,7 +97,7 @@ fn who_was_offered_keys_is_offered_them_again_when_what_came_in_between_is_settl
 }
 
 #[test]
-fn what_cannot_be_opened_now_is_still_offered_to_the_timer() {
+fn offer_whose_keys_cannot_be_opened_is_left_to_the_timer() {
     let mut offered = Offered::new();
     offered.world.engine.begin_turn();
     assert!(offered.world.engine.next_offer(|key| key.name != b"free").is_none());

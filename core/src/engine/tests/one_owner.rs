@@ -1,6 +1,6 @@
-//! One owner waits for thousands of different locks. Each wait costs the same however many waits
-//! the owner has: when it begins, when it is granted, and when it ends otherwise. The tests count
-//! search steps and measure no time, so they hold on a busy machine.
+//! One owner waits for thousands of different locks. All waits have equal cost, regardless of the
+//! owner's other waits: when it begins, when it is granted, and when it ends otherwise. The tests
+//! count search steps and measure no time, so they hold on a busy machine.
 
 use core::num::NonZeroU32;
 use core::slice::from_ref;
@@ -15,16 +15,16 @@ use crate::kind::{Kind, Mode};
 use crate::limits::Limits;
 use crate::request::{Ask, Channel, Request};
 
-/// How many locks the owner waits for.
+/// The number of locks that the owner waits for.
 const LOCKS: usize = 8_000;
-/// The length of a chain of owners, in which each waits for the lock of the next one.
+/// The length of a chain of owners, each of which waits for the lock of the next one.
 const CHAIN: usize = 3_000;
 /// The most steps of one search if the holder of the lock does not wait, or if few owners wait for
-/// the one that asks.
+/// the owner that asks.
 const FEW: u32 = 24;
-/// The most steps of one search if no owner waits for the one that asks.
+/// The most steps of one search if no owner waits for the owner that asks.
 const NONE: u32 = 0;
-/// How many requests a client sends at once.
+/// The number of requests that a client sends at once.
 const BATCH: usize = 100;
 
 const OWNER: usize = 0;
@@ -66,7 +66,7 @@ fn held() -> Crowded {
     crowded
 }
 
-/// Lets the holder wait at the end of a chain of owners.
+/// Makes the holder wait at the end of a chain of owners.
 fn let_holder_wait(crowded: &mut Crowded) {
     let links: Vec<usize> = [HOLDER].into_iter().chain(OTHERS..OTHERS + CHAIN).collect();
     for link in links.windows(2) {
@@ -75,13 +75,13 @@ fn let_holder_wait(crowded: &mut Crowded) {
     }
 }
 
-/// Lets another owner wait for a lock that the owner holds.
+/// Makes another owner wait for a lock that the owner holds.
 fn let_other_wait(crowded: &mut Crowded) {
     hold(crowded, &own_lock(OWNER), OWNER);
     wait(crowded, &own_lock(OWNER), OTHER);
 }
 
-/// Lets the owner wait for one lock after the other, and calls `then` after each.
+/// Makes the owner wait for one lock after the other, and calls `then` after each.
 #[track_caller]
 fn assert_each_wait_takes(most_steps: u32, crowded: &mut Crowded, mut then: impl FnMut(&mut Crowded, usize)) {
     for number in 0..LOCKS {
@@ -114,7 +114,7 @@ fn each_wait_of_an_owner_takes_few_steps_though_the_holder_waits_at_the_end_of_a
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters")]
-fn each_wait_of_an_owner_takes_few_steps_though_it_holds_what_another_waits_for() {
+fn each_wait_of_an_owner_takes_few_steps_though_another_owner_waits_for_its_hold() {
     let mut crowded = held();
     let_holder_wait(&mut crowded);
     let_other_wait(&mut crowded);
@@ -129,8 +129,8 @@ fn each_wait_of_an_owner_takes_few_steps_though_others_wait_behind_it() {
     crowded.world.engine.registry.assert_consistent();
 }
 
-/// The search for a request behind those of an owner reaches the other waits of that owner only if
-/// a cycle is possible.
+/// The search for a request behind those of an owner visits the other waits of that owner only if a
+/// cycle is possible.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters")]
 fn a_wait_behind_an_owner_with_many_waits_takes_few_steps() {
@@ -145,8 +145,8 @@ fn a_wait_behind_an_owner_with_many_waits_takes_few_steps() {
     }
 }
 
-/// A world in which each lock has a waiter, without a blocked connection and over connection 1. The
-/// requests of a batch arrive in one turn.
+/// A world in which each lock has a notified waiter of connection 1. The requests of a batch arrive
+/// in one turn.
 fn waiting(owner: impl Fn(usize) -> usize, ask: Ask) -> Crowded {
     let mut crowded = held();
     let_holder_wait(&mut crowded);
@@ -176,7 +176,7 @@ fn waiting(owner: impl Fn(usize) -> usize, ask: Ask) -> Crowded {
 fn assert_one_owner_is_as_many(ask: Ask, end_waits: impl Fn(&mut Crowded)) {
     let turns = |owner: fn(usize) -> usize| {
         let mut crowded = waiting(owner, ask);
-        assert!(crowded.world.engine.backlog.suspects().is_empty(), "no search is left to the timer");
+        assert!(crowded.world.engine.backlog.suspects().is_empty(), "no search is deferred to the timer");
         let others = crowded.world.engine.waiting() - LOCKS;
         end_waits(&mut crowded);
         while crowded.has_work() {
@@ -217,7 +217,7 @@ fn the_waits_of_an_owner_are_granted_as_fast_as_those_of_many_when_the_holder_re
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters")]
-fn the_waits_of_an_owner_end_as_fast_as_those_of_many_when_their_time_is_over() {
+fn the_waits_of_an_owner_end_as_fast_as_those_of_many_when_they_time_out() {
     let now = Crowded::new().world.now;
     assert_one_owner_is_as_many(Ask::Wait { until_us: Some(now.after_ms(LEASE_MS)) }, |crowded| {
         crowded.world.pause(LEASE_MS);

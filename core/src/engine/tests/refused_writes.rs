@@ -1,5 +1,6 @@
-//! While the server takes no writes, waits end, and what follows from that is left for later: places on a fair lock, above all. Who comes back then
-//! comes last, however little one turn may do.
+//! While the server takes no writes, waits end, but their effects are deferred, mainly the loss of
+//! places on a fair lock. An owner that asks again then is last, however small the budget of a turn
+//! is.
 
 use core::slice::from_ref;
 use std::vec::Vec;
@@ -13,10 +14,11 @@ use crate::outbox::Answer;
 use crate::request::Ask;
 
 const FEW: usize = 12;
-/// Waits without an end, behind all others.
+/// A request that waits without a limit, behind all others.
 const PATIENT: usize = FEW;
 
-/// What `who` is answered that asks again after it has lost its place, and who is granted what it waits for then, in order.
+/// The answer to `who`, which asks again after it lost its place, and the owners granted then, in
+/// order.
 fn ask_again(asked_before: impl Fn(u64) -> Ask, who: usize, again: Ask) -> (Acquired, Vec<u64>, u64) {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let fair = |ask| request(Kind::Fair, Mode::Exclusive, ask);
@@ -31,11 +33,11 @@ fn ask_again(asked_before: impl Fn(u64) -> Ask, who: usize, again: Ask) -> (Acqu
         panic!("it is held");
     };
     crowded.world.pause(LEASE_MS);
-    assert!(!crowded.world.end_waits(), "one turn is enough for so few");
+    assert!(!crowded.world.end_waits(), "one turn is enough for all of them");
     crowded.end_turn();
-    assert_eq!(crowded.world.engine.waiting(), 1, "the others have no place any more");
+    assert_eq!(crowded.world.engine.waiting(), 1, "the others have lost their places");
 
-    // Writes are taken again, and others have used up what this turn may do.
+    // Writes are allowed again, and others have used up the budget of this turn.
     let (own, shared, search_steps, parts, bindings) = (0, 1, 1000, 1, 1);
     crowded.world.engine.budget.make_scarce(Scarcity { own, shared, search_steps, parts, bindings });
     crowded.world.client = Some(who as u64 + 1);
@@ -70,19 +72,19 @@ fn assert_comes_last(asked_before: impl Fn(u64) -> Ask + Copy) {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn who_was_told_nil_comes_last() {
+fn timed_out_owner_is_last() {
     assert_comes_last(|end_us| Ask::Wait { until_us: Some(end_us) });
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn whose_place_is_over_comes_last() {
+fn owner_of_an_expired_place_is_last() {
     assert_comes_last(|_| Ask::Queue { life_ms: LEASE_MS / 2 });
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn as_long_as_more_waits_are_over_than_one_turn_can_end_the_next_one_comes_at_once() {
+fn next_turn_follows_at_once_while_timed_out_waits_remain() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
     crowded.acquire(from_ref(&lock), HOLDER, &mutex(Ask::Try)).unwrap();

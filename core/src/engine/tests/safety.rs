@@ -1,5 +1,6 @@
-//! Random histories of all kinds over several keys, with connections that close, values that come and go, pauses and
-//! late timers. There is no oracle for these; what is checked is what must hold in any history: see `World::check`.
+//! Random histories of all kinds over several keys, with closed connections, imports, removed
+//! values, pauses and late timers. There is no oracle for these; `World::check` checks the
+//! invariants of any history.
 
 use core::num::NonZeroU32;
 
@@ -20,7 +21,8 @@ use crate::request::{Ask, Cancel, Channel, Release, Renew, Request, Verb};
 const PERMITS: u32 = 3;
 const CLIENTS: u64 = 4;
 
-/// Of one history. Miri takes minutes for so many, as each is followed by a look at everything.
+/// The steps of one history. More would take minutes under Miri, as each is followed by a complete
+/// check.
 const MOST_STEPS: usize = if cfg!(miri) { 12 } else { 120 };
 
 #[derive(Clone, Debug)]
@@ -53,7 +55,7 @@ enum Step {
     Force {
         key: u8,
     },
-    /// On the keys of a set of mutexes, by the bits of the number: key 0 and two more.
+    /// For the mutexes whose bits are set in the number: key 0 and two more.
     AcquireMany {
         keys: u8,
         owner: u8,
@@ -101,7 +103,7 @@ enum Step {
     FailOver,
 }
 
-/// Key 0 is a mutex, key 1 a rwlock, key 2 a semaphore, key 3 a fair lock, as far as the commands on it go.
+/// Commands use key 0 as a mutex, key 1 as a rwlock, key 2 as a semaphore and key 3 as a fair lock.
 fn mode(key: u8) -> Mode {
     match key {
         0 | 3 => Mode::Exclusive,
@@ -179,7 +181,8 @@ fn name(number: u8) -> Key {
     })
 }
 
-/// The keys of a set, for requests for many: mutexes, and the name of the fair lock, under which they can hold while that is not there.
+/// The keys of a set, for requests for many: mutexes, and the name of the fair lock, which can be a
+/// mutex while the fair lock is absent.
 fn several(set: u8) -> Vec<Key> {
     ["mutex", "mutex 2", "mutex 3", "fair"]
         .iter()
@@ -189,7 +192,7 @@ fn several(set: u8) -> Vec<Key> {
         .collect()
 }
 
-/// Two channels, and clients that share them.
+/// Two channels, which the clients share.
 fn notify(is_notified: bool, id: Option<u64>, client: u64) -> Option<Channel> {
     let number = NonZeroU32::new(if client.is_multiple_of(2) { 1 } else { 2 });
     number.filter(|_| is_notified && id.is_some()).map(Channel)
@@ -215,7 +218,7 @@ fn run(world: &mut World, step: Step) {
                 is_once,
                 notify: notify(is_notified && block_ms.is_some(), id, client),
                 ask: match block_ms {
-                    // Only a fair lock knows QUEUE.
+                    // Only a fair lock accepts QUEUE.
                     None if key == 3 && lease_ms % 2 == 0 => Ask::Queue { life_ms: lease_ms },
                     _ => wait_or_try(world, block_ms),
                 },
@@ -352,14 +355,14 @@ fn run(world: &mut World, step: Step) {
     }
 }
 
-/// Runs a history to its end, and checks that nothing is left.
+/// Runs a history to its end, and checks that nothing remains.
 fn run_all(world: &mut World, steps: Vec<Step>) {
     world.arrive(&name(2), Value::Lock(Lock::new(Kind::Semaphore, PERMITS)));
     for step in steps {
         run(world, step);
         world.check();
     }
-    // Everything has a deadline: when all of them are over, only waiters without one may be left.
+    // Everything has a deadline: after all of them only waiters without one may remain.
     for _ in 0..50 {
         world.advance(200);
     }
@@ -372,7 +375,7 @@ fn run_all(world: &mut World, steps: Vec<Step>) {
     });
     assert!(idle, "a hold outlived its lease");
     assert_eq!(world.engine.held(), 0);
-    assert_eq!(world.engine.waiting(), 0, "a free lock leaves nobody waiting");
+    assert_eq!(world.engine.waiting(), 0, "no request waits for a free lock");
     assert!(!(0..CLIENTS).any(|client| world.engine.concerns_client(client)));
 }
 
@@ -384,9 +387,9 @@ proptest! {
         run_all(&mut World::new(), steps);
     }
 
-    /// Work stops in the middle of everything, and the timer has to come back to it.
+    /// All work stops in the middle, and the timer has to continue it.
     #[test]
-    fn any_history_is_safe_however_little_is_done_at_once(
+    fn any_history_is_safe_with_a_tiny_budget(
         own in 0..12u32,
         shared in 1..10u32,
         search_steps in 300..1000u32,
@@ -402,9 +405,10 @@ proptest! {
     }
 }
 
-/// As after a slot was trimmed on a node that has given it away: nothing is told of the values that went with it.
+/// As after the trim of a slot on its former node: the server does not report the values that it
+/// removed.
 #[test]
-fn the_alarm_of_a_value_that_went_unnoticed_is_forgotten() {
+fn alarm_of_an_unreported_removed_value_is_forgotten() {
     let mut world = World::new();
     run(&mut world, Step::AcquireMany { keys: 1, owner: 0, lease_ms: 10, block_ms: None, id: None, client: 0 });
     world.values.clear();
@@ -414,9 +418,9 @@ fn the_alarm_of_a_value_that_went_unnoticed_is_forgotten() {
     assert_eq!(world.engine.held(), 0);
 }
 
-/// The slot is given away while the lease ends, and trimmed later.
+/// The slot is given away while the lease expires, and trimmed later.
 #[test]
-fn the_alarm_of_a_value_that_went_unnoticed_after_it_had_gone_off_is_forgotten() {
+fn fired_alarm_of_an_unreported_removed_value_is_forgotten() {
     let mut world = World::new();
     run(&mut world, Step::AcquireMany { keys: 1, owner: 0, lease_ms: 10, block_ms: None, id: None, client: 0 });
     world.pause(10);
@@ -434,9 +438,9 @@ fn the_alarm_of_a_value_that_went_unnoticed_after_it_had_gone_off_is_forgotten()
     }
 }
 
-/// A copy that was made in between does not know of the first time.
+/// A copy made between the two detaches does not know of the first.
 #[test]
-fn places_that_are_cut_off_twice_live_as_long_on_each_copy() {
+fn places_detached_twice_have_the_same_deadline_on_each_copy() {
     let mut world = World::new();
     world.limits.fair_grace_ms = 5000;
     let names = ["first", "second", "third"].map(key);

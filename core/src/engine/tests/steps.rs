@@ -1,5 +1,5 @@
-//! How much is done in one go, while the server's only thread does nothing else: thousands wait or hold, something concerns all of
-//! them at once.
+//! Limits on one step, while the server's only thread does nothing else: one event affects
+//! thousands of waiters or holds.
 
 use core::num::NonZeroU32;
 use core::slice::from_ref;
@@ -17,12 +17,12 @@ use crate::kind::{Kind, Mode};
 use crate::outbox::Outbox;
 use crate::request::{Ask, Channel, Release, Request, Verb};
 
-/// As many keys as one request may be for.
+/// The most keys of one request.
 const KEYS: usize = 128;
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn readers_are_let_in_in_parts() {
+fn readers_are_granted_in_parts() {
     let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
     crowded.release(&[lock], Kind::RwLock, Mode::Write);
     crowded.all_answered();
@@ -30,7 +30,7 @@ fn readers_are_let_in_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn those_who_wait_for_permits_are_served_in_parts() {
+fn waiters_for_permits_are_served_in_parts() {
     for permits in [u32::try_from(2 * MANY).unwrap(), 0] {
         let (mut crowded, lock) = waiting(Kind::Semaphore, Mode::Permits, Mode::Permits, itself);
         crowded.command(&[lock], |engine, tx| engine.resize_semaphore(tx, permits)).unwrap();
@@ -40,7 +40,7 @@ fn those_who_wait_for_permits_are_served_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn those_who_wait_for_what_is_gone_are_told_in_parts() {
+fn waiters_for_a_removed_semaphore_are_refused_in_parts() {
     let (mut crowded, lock) = waiting(Kind::Semaphore, Mode::Permits, Mode::Permits, itself);
     crowded.world.unlink(&lock);
     crowded.all_answered();
@@ -65,7 +65,7 @@ fn waits_that_end_together_are_answered_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn grants_that_nobody_heard_of_are_taken_back_in_parts() {
+fn unconfirmed_grants_are_undone_in_parts() {
     let (mut crowded, lock) = waiting(Kind::RwLock, Mode::Write, Mode::Read, itself);
     crowded.release(from_ref(&lock), Kind::RwLock, Mode::Write);
     crowded.all_answered();
@@ -79,20 +79,20 @@ fn grants_that_nobody_heard_of_are_taken_back_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn places_of_connections_that_closed_are_released_and_lapse_in_parts() {
+fn places_of_closed_connections_are_released_and_expire_in_parts() {
     let (mut crowded, lock) = waiting(Kind::Fair, Mode::Exclusive, Mode::Exclusive, itself);
     for number in 1..=MANY {
         crowded.world.waiter_left(number, false);
     }
     crowded.settle();
-    assert_eq!(crowded.effects, MANY, "each place is kept for a grace");
+    assert_eq!(crowded.effects, MANY, "each place is kept for the grace");
     crowded.advance(GRACE_MS);
     assert!(crowded.world.lock(&lock).unwrap().queue().is_none());
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn places_before_one_that_lives_lapse_in_parts() {
+fn places_ahead_of_a_live_one_expire_in_parts() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
     crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
@@ -106,7 +106,7 @@ fn places_before_one_that_lives_lapse_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn places_that_come_with_a_value_are_cut_off_in_parts() {
+fn places_of_an_imported_value_are_detached_in_parts() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
     crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
@@ -119,14 +119,14 @@ fn places_that_come_with_a_value_are_cut_off_in_parts() {
     assert!(taken > MANY / 10, "{taken} steps for {MANY} places");
     crowded.settle();
     crowded.advance(5);
-    assert_eq!(crowded.world.lock(&other).unwrap().queue().unwrap().len(), MANY, "they live for a grace");
+    assert_eq!(crowded.world.lock(&other).unwrap().queue().unwrap().len(), MANY, "they are kept for the grace");
     crowded.advance(GRACE_MS);
     assert!(crowded.world.lock(&other).unwrap().queue().is_none());
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_turn_that_has_done_enough_writes_few_lives_of_places_down() {
+fn turn_without_budget_stores_few_place_deadlines() {
     let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
     crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
     let value = crowded.world.unlink(&lock).unwrap();
@@ -142,10 +142,10 @@ fn a_turn_that_has_done_enough_writes_few_lives_of_places_down() {
     assert!(!has_more(&crowded));
 }
 
-/// What is left of the turn is too little for more lives, and too much for the turn to have done enough.
+/// The rest of the turn's budget is too small for more place deadlines, but not used up.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_turn_ends_when_it_has_too_little_left_for_lives_of_places() {
+fn turn_ends_when_its_budget_is_too_small_for_place_deadlines() {
     let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
     crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
     let value = crowded.world.unlink(&lock).unwrap();
@@ -164,7 +164,7 @@ fn a_turn_ends_when_it_has_too_little_left_for_lives_of_places() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn of_very_many_leases_that_are_over_none_is_taken_away_by_force() {
+fn force_release_of_very_many_expired_holds_does_nothing() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.world.pause(LEASE_MS);
     let forced = crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::RwLock), None));
@@ -173,7 +173,7 @@ fn of_very_many_leases_that_are_over_none_is_taken_away_by_force() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn leases_that_end_together_are_ended_in_parts() {
+fn leases_that_expire_together_end_in_parts() {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
     crowded.advance(LEASE_MS);
     assert_eq!((crowded.effects, crowded.world.lock(&lock).is_none()), (MANY, true));
@@ -181,7 +181,7 @@ fn leases_that_end_together_are_ended_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
+fn timer_processes_a_closed_connection_as_its_only_work() {
     let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1, |_| false);
     let names = crowded.world.engine.registry.views();
@@ -197,13 +197,10 @@ fn the_timer_goes_on_with_a_connection_that_closed_when_nothing_else_is_left() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn sessions_that_end_with_a_connection_are_ended_in_parts() {
+fn sessions_of_a_closed_connection_end_in_parts() {
     let mut crowded = of_one_session();
     crowded.world.engine.client_closed(1, |_| false);
-    assert!(
-        crowded.world.engine.registry.dirty_names().count() < 100,
-        "when the connection closes, a few are looked at"
-    );
+    assert!(crowded.world.engine.registry.dirty_names().count() < 100, "a few are visited when the connection closes");
     crowded.settle();
     assert_eq!(crowded.effects, MANY);
     crowded.advance(5);
@@ -212,7 +209,7 @@ fn sessions_that_end_with_a_connection_are_ended_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn what_a_sweep_passes_over_is_counted() {
+fn sweep_counts_skipped_slots() {
     let (mut crowded, _) = waiting(Kind::Mutex, Mode::Exclusive, Mode::Exclusive, itself);
     for owner in 0..MANY {
         crowded.acquire(&[key(&name(owner))], owner, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
@@ -225,7 +222,7 @@ fn what_a_sweep_passes_over_is_counted() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
+fn sweep_visits_a_whole_database_in_a_few_runs() {
     let mut crowded = of_one_session();
     crowded.world.engine.promoted();
     crowded.settle();
@@ -235,20 +232,20 @@ fn locks_of_a_whole_database_are_visited_in_a_few_runs() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn swapping_databases_does_not_visit_what_the_sweep_will() {
+fn swap_leaves_the_visits_to_the_sweep() {
     let mut crowded = Crowded::new();
     for number in 0..MANY {
         crowded.world.engine.value_changed(key(&name(number)).borrow());
     }
     crowded.world.swap();
     let names = crowded.world.engine.registry.views().count();
-    assert_eq!(names, MANY, "no name of the other database is told anything");
+    assert_eq!(names, MANY, "no name of the other database is dirty");
     crowded.settle();
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn no_kind_of_work_keeps_the_others_waiting() {
+fn no_source_of_work_delays_the_others() {
     const JOBS: usize = 20;
     let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
     let mutex = |ask| request(Kind::Mutex, Mode::Exclusive, ask);
@@ -268,12 +265,16 @@ fn no_kind_of_work_keeps_the_others_waiting() {
         crowded.world.transact(&[next], |engine, tx| engine.run_job(tx));
     }
     crowded.end_turn();
-    assert_eq!((crowded.answers, crowded.world.lock(&lock).is_none()), (1, true), "a wait and a lease that are over");
+    assert_eq!(
+        (crowded.answers, crowded.world.lock(&lock).is_none()),
+        (1, true),
+        "a timed-out wait and an expired lease"
+    );
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn a_request_that_can_have_all_of_its_keys_is_offered_them_once() {
+fn macquire_is_offered_its_keys_once() {
     let mut crowded = Crowded::new();
     let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("k{number}"))).collect();
     let all = |ask| Request { verb: Verb::AcquireMany, ..request(Kind::Mutex, Mode::Exclusive, ask) };
@@ -302,12 +303,13 @@ fn wait_for_many_keys(ask: Ask) -> Crowded {
     crowded
 }
 
-/// How many keys the requests of a turn may have that end in it: as many as it may change, and those of the last request.
+/// The most keys of all requests that end in one turn: as many as its changes, plus those of the
+/// last request.
 const MOST_KEYS: usize = 1_000 + KEYS;
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn the_end_of_a_request_for_many_keys_costs_as_much_as_it_has_keys() {
+fn end_of_a_macquire_costs_as_much_as_its_keys() {
     let until_us = Some(World::new().now.after_ms(LEASE_MS / 2));
     let mut crowded = wait_for_many_keys(Ask::Wait { until_us });
     crowded.world.pause(LEASE_MS / 2);
@@ -321,8 +323,8 @@ fn the_end_of_a_request_for_many_keys_costs_as_much_as_it_has_keys() {
     }
 }
 
-/// Has all of the others wait for the holder's lock without a blocked connection: over two connections, each request on one of a
-/// number of channels.
+/// Makes all others wait for the holder's lock as notified waiters of two connections, on several
+/// channels.
 fn wait_for_notices(crowded: &mut Crowded, lock: &Key, ask: Ask, channels: u32) {
     crowded.acquire(from_ref(lock), HOLDER, &request(Kind::Mutex, Mode::Exclusive, Ask::Try)).unwrap();
     for number in 0..MANY {
@@ -338,7 +340,7 @@ fn wait_for_notices(crowded: &mut Crowded, lock: &Key, ask: Ask, channels: u32) 
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn notices_of_a_connection_that_closes_go_out_a_few_at_a_time() {
+fn notices_of_a_closed_connection_are_sent_in_parts() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     wait_for_notices(&mut crowded, &lock, FOREVER, 1);
     crowded.world.engine.client_closed(1, |_| false);
@@ -348,7 +350,7 @@ fn notices_of_a_connection_that_closes_go_out_a_few_at_a_time() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn notices_of_waits_that_end_together_go_out_a_few_at_a_time() {
+fn notices_of_waits_that_end_together_are_sent_in_parts() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let until_us = Some(crowded.world.now.after_ms(LEASE_MS / 2));
     wait_for_notices(&mut crowded, &lock, Ask::Wait { until_us }, 1);
@@ -359,7 +361,7 @@ fn notices_of_waits_that_end_together_go_out_a_few_at_a_time() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn one_look_at_the_waits_finds_those_of_all_channels_that_went_away() {
+fn one_scan_finds_the_waits_of_all_deleted_channels() {
     const CHANNELS: u32 = 100;
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     wait_for_notices(&mut crowded, &lock, FOREVER, CHANNELS);
@@ -368,7 +370,7 @@ fn one_look_at_the_waits_finds_those_of_all_channels_that_went_away() {
     }
     crowded.run_timer();
     crowded.end_turn();
-    // Channels that go while the look is under way are not forgotten.
+    // Channels deleted during the scan are not forgotten.
     for number in CHANNELS / 2 + 1..CHANNELS {
         crowded.world.engine.channel_gone(Channel(NonZeroU32::new(number).unwrap()));
     }

@@ -1,4 +1,4 @@
-//! Those who listen for the answers to requests that wait without a blocked connection: a part of the [`World`].
+//! The subscribers that wait for the answers to notified requests: a part of the [`World`].
 
 use std::vec::Vec;
 
@@ -6,14 +6,14 @@ use super::world::World;
 use crate::outbox::{Answer, Notice, Outbox};
 
 impl World {
-    /// Keeps a grant that is to be published.
+    /// Stores a grant to be published.
     pub(super) fn keep_to_publish(&mut self, ticket: u64, notice: Option<Notice>, answer: &Answer) {
         if let (Some(notice), Answer::Granted(_) | Answer::GrantedMany(_)) = (notice, answer) {
             self.unpublished.push((ticket, notice));
         }
     }
 
-    /// A turn ends, and what there is to publish goes out; to nobody if `is_heard` is not so.
+    /// Ends a turn and publishes its grants; without a subscriber unless `is_heard`.
     pub(super) fn publish(&mut self, is_heard: bool) {
         for (ticket, _) in core::mem::take(&mut self.unpublished) {
             if is_heard {
@@ -24,7 +24,8 @@ impl World {
         }
     }
 
-    /// A connection closes: what was not published yet to it is not, and is taken back. `was_sent` tells that it was sent what it waited for.
+    /// Closes a connection: its unpublished grants are undone. `was_sent`: it received the answer
+    /// that it waited for.
     pub(super) fn client_closes(&mut self, client: u64, was_sent: bool) {
         let (closed, open): (Vec<_>, Vec<_>) =
             core::mem::take(&mut self.unpublished).into_iter().partition(|(_, notice)| notice.client == client);
@@ -35,7 +36,7 @@ impl World {
         }
     }
 
-    /// The server becomes a replica for a moment.
+    /// The server is a replica for a moment.
     pub(super) fn demote(&mut self) {
         self.publish(true);
         self.engine.demoted();

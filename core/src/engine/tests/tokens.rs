@@ -1,4 +1,4 @@
-//! Tokens at any clock: what is given can be written and read, here and elsewhere, and rises.
+//! Tokens at any clock time: they can be encoded and decoded, here and elsewhere, and increase.
 
 use proptest::prelude::*;
 use std::vec::Vec;

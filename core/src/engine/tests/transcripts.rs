@@ -1,5 +1,5 @@
-//! Stories: `testdata/*.txt`, each step a command, each answer what came of it. `REWRITE=1 cargo test -p rlock-core`
-//! writes the answers anew.
+//! Stories: `testdata/*.txt`, a command per step with its output. `REWRITE=1 cargo test -p
+//! rlock-core` rewrites the output.
 
 use std::collections::BTreeMap;
 use std::format;
@@ -21,7 +21,7 @@ use crate::place::Stay;
 use crate::request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
 
-/// A test for each file of stories, and one that no file is forgotten.
+/// A test for each file of stories, and one that checks that no file is missing.
 macro_rules! stories {
     ($($(#[$attribute:meta])* $name:ident)*) => {
         $(
@@ -33,7 +33,7 @@ macro_rules! stories {
         )*
 
         #[test]
-        fn each_file_is_told() {
+        fn each_file_has_a_test() {
             let files = std::fs::read_dir("testdata").unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
             let mut files: Vec<String> = files.collect();
             files.sort();
@@ -69,7 +69,7 @@ fn tell(path: &str) {
     });
 }
 
-/// A command's words: positional ones, then `name=value`.
+/// The words of a command: positional ones, then `name=value`.
 struct Words<'a> {
     positional: Vec<&'a str>,
     named: BTreeMap<&'a str, &'a str>,
@@ -137,7 +137,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "publish" => world.publish(true),
         "publish-to-nobody" => world.publish(false),
         "demote" => world.demote(),
-        // And the waits of before are yet to be ended.
+        // And the earlier waits have not ended yet.
         "demoted" => world.engine.demoted(),
         "gone" => world.engine.channel_gone(Channel(words.at(1).parse().unwrap())),
         "leaves" => world.waiter_left(words.at(1).parse().unwrap(), false),
@@ -149,7 +149,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             told.push(ended.map_or_else(refused, |ended| format!("{} ended", u8::from(ended))));
         }
         "promote" => world.engine.promoted(),
-        // All of them, or that of one waiter.
+        // All grants, or those of one waiter.
         "sent" => {
             let sent = words.positional.get(1).map(|number| world.ticket(number.parse().unwrap()));
             world.engine.confirm_grants(|ticket| sent.is_none_or(|sent| sent == Some(ticket)));
@@ -204,7 +204,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "flushdb" => world.flush_db(0),
         // A key that another node of the cluster serves, or none.
         "postpone" => world.engine.postpone(key(words.at(1)).borrow(), world.now),
-        // What it was told was not its grant.
+        // The answer that it received was not its grant.
         "untold" => {
             let ticket = world.ticket(words.at(1).parse().unwrap()).unwrap();
             world.engine.undo_grants(ticket);
@@ -235,7 +235,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
     }
     let mut ends = 0;
     for (at_us, output) in std::mem::take(&mut world.outputs) {
-        // Many ends are shown as a number.
+        // Prints many ends as a number.
         let is_end = matches!(output, Output::Effect { event: Event::Ended { .. }, .. });
         ends = if is_end { ends + 1 } else { 0 };
         match ends {
@@ -328,7 +328,7 @@ fn renew(world: &mut World, words: &Words<'_>) -> String {
     left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms"))
 }
 
-/// Of a command for many keys, which of them is meant.
+/// The key of a command for many keys that an error refers to.
 fn refused_of(refusal: Refusal) -> String {
     match refusal {
         Refusal::NotOwner { position } => format!("error NotOwnerOf {{ position: {position} }}"),

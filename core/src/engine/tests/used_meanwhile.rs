@@ -1,4 +1,4 @@
-//! Sessions and places that are used while what has ended with a connection or a value is yet to be acted upon.
+//! Sessions and places that are used before the end of their connection or value is processed.
 
 use core::slice::from_ref;
 use std::format;
@@ -24,9 +24,9 @@ fn left_ms(world: &World, key: &Key) -> Option<u64> {
     Some(world.now.left_ms(hold.deadline_us()))
 }
 
-/// More than are looked at when the connection closes (`BINDINGS`); nothing is scarce.
+/// More than one step visits when the connection closes (`BINDINGS`); the budget is not reduced.
 #[test]
-fn a_session_that_a_script_has_renewed_after_its_connection_closed_does_not_end_again() {
+fn session_renewed_by_a_script_survives_its_closed_connection() {
     let mut world = World::new();
     let session = Request { session_ms: Some(10), ..asking(Kind::Mutex, Mode::Exclusive, Ask::Try) };
     let keys: Vec<Key> = (0..100).map(|number| key(&format!("k{number}"))).collect();
@@ -40,11 +40,11 @@ fn a_session_that_a_script_has_renewed_after_its_connection_closed_does_not_end_
     }
     world.run_timer();
     let lefts: Vec<_> = keys.iter().filter_map(|key| left_ms(&world, key)).collect();
-    assert_eq!(lefts, [1000; 100], "what the script was answered");
+    assert_eq!(lefts, [1000; 100], "the deadline that the script received");
 }
 
 #[test]
-fn a_session_that_a_script_has_renewed_does_not_end_again_when_the_look_begins_anew() {
+fn session_renewed_by_a_script_survives_another_review() {
     let mut world = World::new();
     let (from, to) = (key("from"), key("to"));
     let mutex = asking(Kind::Mutex, Mode::Exclusive, Ask::Try);
@@ -66,14 +66,14 @@ fn a_session_that_a_script_has_renewed_does_not_end_again_when_the_look_begins_a
     }
     world.engine.begin_turn();
     assert_eq!(renew_by_script(&mut world, &to), 1000);
-    // As when the key was postponed meanwhile, because nobody knew which node serves it.
+    // As if the key had been postponed meanwhile, because its slot had no known node.
     world.engine.value_changed(to.borrow());
     world.run_timer();
-    assert_eq!(left_ms(&world, &to), Some(1000), "what the script was answered");
+    assert_eq!(left_ms(&world, &to), Some(1000), "the deadline that the script received");
 }
 
 #[test]
-fn a_place_is_taken_over_behind_many_requests_for_what_was_there_before() {
+fn place_is_taken_over_behind_many_requests_for_the_previous_kind() {
     let mut world = World::new();
     world.limits.max_waiters = 100;
     let (other, lock, held) = (key("other"), key("lock"), key("held"));
@@ -96,7 +96,7 @@ fn a_place_is_taken_over_behind_many_requests_for_what_was_there_before() {
         let waits = world.on_key(&lock, |engine, tx| engine.acquire(tx, b"a", &wait));
         let Ok(Acquired::Waiting(ticket)) = waits else { panic!("{waits:?}") };
         world.expect_answer(ticket);
-        assert_eq!(world.engine.waiting_for(Kind::Fair), 1, "the request that is sent again takes the place over");
+        assert_eq!(world.engine.waiting_for(Kind::Fair), 1, "the retry takes over the place");
     }
     world.run_timer();
     let (kind, mode) = (Kind::Fair, Mode::Exclusive);

@@ -1,4 +1,4 @@
-//! What can be seen of the engine: counts, times, and the locks that are waited for most.
+//! Views of the engine: counts, times, and the most contended locks.
 
 use core::num::NonZeroU32;
 use std::vec::Vec;
@@ -24,25 +24,25 @@ fn ask(world: &mut World, kind: Kind, key: &Key, owner: &str) -> Acquired {
     acquired
 }
 
-/// The token of a hold that was given at once.
+/// The token of a hold granted at once.
 fn hold(world: &mut World, kind: Kind, key: &Key, owner: &str) -> u64 {
     match ask(world, kind, key, owner) {
         Acquired::Granted(tokens) => tokens[0],
-        other => panic!("{owner} was to hold: {other:?}"),
+        other => panic!("expected a grant for {owner}: {other:?}"),
     }
 }
 
 fn wait(world: &mut World, kind: Kind, key: &Key, owner: &str) {
-    assert!(matches!(ask(world, kind, key, owner), Acquired::Waiting(_)), "{owner} was to wait");
+    assert!(matches!(ask(world, kind, key, owner), Acquired::Waiting(_)), "expected {owner} to wait");
 }
 
-/// What was counted for a kind, but for zeros.
+/// The non-zero counters of a kind.
 fn counts(world: &mut World, kind: Kind) -> Vec<(&'static str, u64)> {
     world.engine.stats(kind).named().into_iter().filter(|(_, number)| *number > 0).collect()
 }
 
 #[test]
-fn the_locks_that_most_wait_for_come_first_with_the_longest_wait_and_the_holder() {
+fn most_contended_locks_come_first_with_longest_wait_and_holder() {
     let mut world = World::new();
     let (busy, calm, idle) = (key("busy"), key("calm"), key("idle"));
     hold(&mut world, Kind::Mutex, &idle, "a");
@@ -72,13 +72,13 @@ fn the_locks_that_most_wait_for_come_first_with_the_longest_wait_and_the_holder(
     };
     let now = world.now;
     assert_eq!(world.engine.most_contended(1, now), core::slice::from_ref(&of_busy));
-    // The next look begins where the last one ended, and finds the same.
+    // The next scan begins where the last one ended, and finds the same.
     assert_eq!(world.engine.most_contended(9, now), [of_busy, of_calm]);
     assert_eq!(world.engine.longest(now), Longest { wait_ms: 55, hold_ms: 55 });
 }
 
 #[test]
-fn what_happened_is_counted_by_kind() {
+fn counters_are_separate_for_each_kind() {
     let mut world = World::new();
     let (mutex, shared) = (key("mutex"), key("shared"));
     let empty = world.engine.waiters_bytes();
@@ -88,7 +88,7 @@ fn what_happened_is_counted_by_kind() {
     assert_eq!((world.engine.waiting_for(Kind::Mutex), world.engine.waiting_for(Kind::RwLock)), (1, 0));
     assert!(world.engine.waiters_bytes() > empty);
 
-    // Both leases end. The waiter gets its mutex then.
+    // Both leases expire. The waiter is granted its mutex then.
     world.advance(1000);
     let of_mutexes = [("granted_at_once", 1), ("granted_after_waiting", 1), ("handed_over", 1), ("expired", 1)];
     assert_eq!(counts(&mut world, Kind::Mutex), of_mutexes);
@@ -99,22 +99,22 @@ fn what_happened_is_counted_by_kind() {
 }
 
 #[test]
-fn what_is_denied_or_refused_is_counted_and_a_poll_is_not() {
+fn denials_and_refusals_are_counted_but_polls_are_not() {
     let mut world = World::new();
     let (mutex, fair) = (key("mutex"), key("fair"));
 
-    // Once with nobody who waits, once behind a waiter.
+    // Once without waiters, once behind a waiter.
     hold(&mut world, Kind::Mutex, &mutex, "a");
     assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Ok(Acquired::Denied));
     wait(&mut world, Kind::Mutex, &mutex, "c");
     assert_eq!(try_it(&mut world, Kind::Mutex, &mutex, "b", Ask::Try), Ok(Acquired::Denied));
     assert_eq!(counts(&mut world, Kind::Mutex), [("granted_at_once", 1), ("denied", 2)]);
 
-    // What is refused is counted with the kind that was asked for.
+    // A refusal counts for the requested kind.
     assert!(try_it(&mut world, Kind::Fair, &mutex, "b", Ask::Try).is_err());
     assert_eq!(counts(&mut world, Kind::Fair), [("refused", 1)]);
 
-    // Who polls has a place, and has waited when it is granted.
+    // A poller has a place, and has waited when it is granted.
     hold(&mut world, Kind::Fair, &fair, "a");
     let poll = Ask::Queue { life_ms: 5000 };
     assert_eq!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Ok(Acquired::Denied));
@@ -126,7 +126,7 @@ fn what_is_denied_or_refused_is_counted_and_a_poll_is_not() {
 }
 
 #[test]
-fn who_holds_already_and_asks_once_more_is_granted_at_once() {
+fn reentry_counts_as_granted_at_once() {
     for kind in [Kind::Mutex, Kind::Fair] {
         let (mut world, lock) = (World::new(), key("lock"));
         hold(&mut world, kind, &lock, "a");
@@ -137,7 +137,7 @@ fn who_holds_already_and_asks_once_more_is_granted_at_once() {
 }
 
 #[test]
-fn a_lock_that_is_over_when_it_comes_is_handed_over() {
+fn imported_expired_lock_is_handed_over() {
     let (mut world, from, to) = (World::new(), key("from"), key("to"));
     hold(&mut world, Kind::Mutex, &from, "a");
     world.advance(500);
@@ -152,7 +152,7 @@ fn a_lock_that_is_over_when_it_comes_is_handed_over() {
 }
 
 #[test]
-fn the_server_is_told_what_concerns_it() {
+fn queries_report_relevant_connections() {
     let (mut world, mutex, fair) = (World::new(), key("mutex"), key("fair"));
     assert_eq!((world.engine.unheard_grants(), world.engine.waiting_on(mutex.borrow())), (0, 0));
     world.client = Some(1);
@@ -174,14 +174,14 @@ fn the_server_is_told_what_concerns_it() {
     let shown = waiters.map(|waiter| waiter.map(|waiter| (waiter.is_notified, waiter.client)));
     assert_eq!(shown, [None, Some((false, None)), Some((true, Some(2)))]);
     let concerns = [1, 2, 3].map(|client| world.engine.concerns_client(client));
-    assert_eq!(concerns, [true, true, false], "a session, a wait that is answered on a channel, and nothing");
+    assert_eq!(concerns, [true, true, false], "a session, a notified wait, and neither");
     world.engine.nobody_listened(ticket);
     assert_eq!(world.engine.unheard_grants(), 1);
 }
 
-/// However short its idle time is, a semaphore costs one effect a second in a quarantine.
+/// However short its idle time, a semaphore costs at most one effect per second in a quarantine.
 #[test]
-fn an_idle_time_that_ends_in_a_quarantine_begins_again_and_lasts_a_second() {
+fn idle_time_restarts_for_a_second_in_a_quarantine() {
     let mut world = World::new();
     world.limits.may_grant = MayGrant::Quarantine { left_ms: 50, renews: true };
     world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2, Some(1))).unwrap();

@@ -1,6 +1,7 @@
-//! A world for the engine: a keyspace in memory, a clock that jumps, and clients that remember what they were told.
+//! A world for the engine: a keyspace in memory, a clock that jumps, and clients that remember
+//! their answers.
 //!
-//! Every step checks what must hold in any history; see [`World::check`].
+//! Every step checks the invariants of any history; see [`World::check`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
@@ -19,7 +20,7 @@ use crate::time::{Now, US_PER_MS};
 
 pub(super) const LIMITS: Limits = Limits { max_waiters: 6, max_places: 8, fair_grace_ms: 20, ..Limits::NONE };
 
-/// What left the engine.
+/// An output of the engine.
 pub(super) enum Output {
     Effect { key: Key, event: Event },
     Answer { ticket: u64, answer: Answer, notice: Option<Notice> },
@@ -30,27 +31,28 @@ pub(super) struct World {
     pub(super) values: BTreeMap<(u32, Vec<u8>), Value>,
     pub(super) now: Now,
     pub(super) limits: Limits,
-    /// Everything that left the engine and was not looked at yet, with the moment.
+    /// All unprocessed outputs, with their time.
     pub(super) outputs: Vec<(u64, Output)>,
-    /// The connection that the next request comes from.
+    /// The connection of the next request.
     pub(super) client: Option<u64>,
-    /// Connections that may not acquire any more.
+    /// Connections without the right to acquire.
     pub(super) barred: BTreeSet<u64>,
     tokens: BTreeSet<u64>,
-    /// Tickets by their number: the first that waited is 1.
+    /// Tickets by number: the first waiter is 1.
     tickets: Vec<u64>,
     waiting: BTreeSet<u64>,
     answered_early: BTreeSet<u64>,
-    /// Tickets that were granted, whose answer is to be published.
+    /// Granted tickets whose answer is to be published.
     pub(super) unpublished: Vec<(u64, Notice)>,
-    /// How many permits of each semaphore were in use, and how many there were, after the last step; forgotten when values move.
+    /// The permits in use and their total for each semaphore after the last step; forgotten when
+    /// values move.
     pub(super) used: BTreeMap<(u32, Vec<u8>), (u64, u64)>,
-    /// A replica: it is told of effects, and of what the server itself does, and of nothing else.
+    /// A replica: it receives only effects, and the server's own operations.
     pub(super) replica: Engine,
     pub(super) replica_values: BTreeMap<(u32, Vec<u8>), Value>,
-    /// Whether commands that follow each other share the allowance of a turn.
+    /// Whether consecutive commands share the budget of a turn.
     pub(super) shares_turns: bool,
-    /// A history is gone through once more, which was checked before.
+    /// Replays a history that was checked before.
     pub(super) is_repeated: bool,
 }
 
@@ -60,7 +62,7 @@ pub(super) fn releasing(kind: Kind, mode: Mode, owner: &[u8]) -> Release<'_> {
     Release { verb, kind, owner, mode, count: 1, request_id: None, tokens: &[], keep_ms: None }
 }
 
-/// ACQUIRE of one, with a lease of a second and nothing else.
+/// ACQUIRE of one hold with a lease of one second and no options.
 pub(super) fn asking(kind: Kind, mode: Mode, ask: Ask) -> Request {
     Request {
         verb: Verb::Acquire,
@@ -121,7 +123,7 @@ impl World {
         self.on_keys(core::slice::from_ref(key), request)
     }
 
-    /// Runs one request on several keys, and takes what was offered.
+    /// Runs one request on several keys, and takes its offers.
     pub(super) fn on_keys<R>(
         &mut self,
         keys: &[Key],
@@ -165,10 +167,10 @@ impl World {
         result
     }
 
-    /// Notes that the engine has let a request wait. Returns the number by which stories call it.
+    /// Records a new waiter. Returns the number that stories use for it.
     pub(super) fn expect_answer(&mut self, ticket: u64) -> usize {
-        assert!(!self.tickets.contains(&ticket), "a ticket is given once");
-        // What the request found under its keys may have been granted right after it, and brought it along.
+        assert!(!self.tickets.contains(&ticket), "tickets are unique");
+        // A later reconciliation in the same step may have granted it already.
         if !self.answered_early.remove(&ticket) {
             self.waiting.insert(ticket);
         }
@@ -176,9 +178,9 @@ impl World {
         self.tickets.len()
     }
 
-    /// The number by which stories call a ticket.
+    /// The number that stories use for a ticket.
     pub(super) fn number_of(&self, ticket: u64) -> usize {
-        self.tickets.iter().position(|known| *known == ticket).expect("a ticket that was given") + 1
+        self.tickets.iter().position(|known| *known == ticket).expect("a known ticket") + 1
     }
 
     /// The ticket with a number.
@@ -186,9 +188,9 @@ impl World {
         self.tickets.get(number.checked_sub(1)?).copied()
     }
 
-    /// A waiter that went away is told nothing.
+    /// A waiter that has left gets no answer.
     pub(super) fn waiter_left(&mut self, number: usize, timed_out: bool) {
-        let ticket = self.ticket(number).expect("a ticket that was given");
+        let ticket = self.ticket(number).expect("a known ticket");
         self.waiting.remove(&ticket);
         self.engine.waiter_left(ticket, timed_out);
     }
@@ -210,7 +212,7 @@ impl World {
             let Some(effect) = out.effects().get(index) else {
                 break;
             };
-            let event = out.event(index).cloned().expect("a world hears everything");
+            let event = out.event(index).cloned().expect("a world keeps all events");
             if let Event::Granted { token, .. } = &event {
                 let last = self.tokens.last().copied().unwrap_or(0);
                 assert!(*token > last, "tokens rise");
@@ -232,26 +234,26 @@ impl World {
         self.keep_to_publish(*ticket, *notice, answer);
         let is_first =
             self.waiting.remove(ticket) || (!self.tickets.contains(ticket) && self.answered_early.insert(*ticket));
-        assert!(is_first, "{ticket} is answered once: {answer:?}");
+        assert!(is_first, "{ticket} gets one answer: {answer:?}");
         let tokens: &[u64] = match answer {
             Answer::Granted(token) => &[*token],
             Answer::GrantedMany(tokens) => tokens,
             _ => &[],
         };
         let given = tokens.iter().all(|token| self.tokens.contains(token));
-        assert!(given, "an answer has tokens that were given");
+        assert!(given, "an answer has granted tokens");
         self.outputs
             .push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone(), notice: *notice }));
     }
 
-    /// Looks at a key without deciding anything.
+    /// Observes a key on the replica without deciding anything.
     pub(super) fn observe(&mut self, key: &Key) {
         let mut open =
             Open { open: [key.clone()].into(), client: None, barred: &self.barred, values: &mut self.values };
         self.engine.observe(&mut open, KeyId(0));
     }
 
-    /// What the timer of the replica does, until nothing is left to look at.
+    /// Runs the timer of the replica until it has no work.
     pub(super) fn observe_on_replica(&mut self) {
         while self.replica.has_to_observe() {
             self.replica.begin_turn();
@@ -261,11 +263,11 @@ impl World {
                 self.replica.observe(&mut open, KeyId(0));
             }
         }
-        assert!(self.replica.backlog.leftovers().is_empty(), "a replica cleans up after what ended at once");
-        assert!(!self.replica.has_retired(), "and gives back the memory of what all went");
+        assert!(self.replica.backlog.leftovers().is_empty(), "the replica has cleaned up all leftovers");
+        assert!(!self.replica.has_retired(), "and freed all retired memory");
     }
 
-    /// The first two databases change places.
+    /// Swaps the first two databases.
     pub(super) fn swap(&mut self) {
         self.forget_used();
         let swapped = |db: u32| if db < 2 { 1 - db } else { db };
@@ -278,7 +280,7 @@ impl World {
         self.replica.swapped(0, 1);
     }
 
-    /// Every value of a database goes away.
+    /// Flushes a database.
     pub(super) fn flush_db(&mut self, db: u32) {
         self.forget_used();
         for values in [&mut self.values, &mut self.replica_values] {
@@ -288,7 +290,7 @@ impl World {
         self.replica.flushed(Some(db));
     }
 
-    /// Every value goes away.
+    /// Flushes all databases.
     pub(super) fn flush(&mut self) {
         self.forget_used();
         self.values.clear();
@@ -297,7 +299,8 @@ impl World {
         self.replica.flushed(None);
     }
 
-    /// The replica takes over, and the master becomes one that has loaded its data. Whoever waited or was connected is gone.
+    /// Promotes the replica, and makes the master a server that has loaded its data. All waiters
+    /// and connections are gone.
     pub(super) fn fail_over(&mut self) {
         let work = self.engine.budget;
         std::mem::swap(&mut self.engine, &mut self.replica);
@@ -322,7 +325,7 @@ impl World {
         self.engine.promoted();
     }
 
-    /// Lets time pass; every deadline is met at its moment.
+    /// Advances the clock, stopping at each deadline.
     pub(super) fn advance(&mut self, ms: u64) {
         let end_us = self.now.mono_us + ms * US_PER_MS;
         while let Some(due_us) = self.engine.next_timeout_us()
@@ -334,7 +337,7 @@ impl World {
         self.jump_to(end_us);
     }
 
-    /// Lets time pass while nothing may be decided.
+    /// Advances the clock while nothing may be decided.
     pub(super) fn pause(&mut self, ms: u64) {
         self.jump_to(self.now.mono_us + ms * US_PER_MS);
     }
@@ -344,10 +347,10 @@ impl World {
         self.now.mono_us = mono_us;
     }
 
-    /// What the module's timer does, until nothing is left to do at this moment.
+    /// Runs the module's timer until no work is due.
     pub(super) fn run_timer(&mut self) {
         for turn in 0.. {
-            assert!(turn < 100_000, "the timer comes to an end");
+            assert!(turn < 100_000, "the timer finishes");
             self.run_timer_once();
             if self.engine.next_timeout_us().is_none_or(|at_us| at_us > self.now.mono_us) {
                 break;
@@ -356,7 +359,7 @@ impl World {
         self.check_at_rest();
     }
 
-    /// What it does while the server takes no writes.
+    /// Runs the timer while the server takes no writes.
     pub(super) fn end_waits(&mut self) -> bool {
         self.engine.begin_turn();
         let mut out = Outbox::new(true);
@@ -366,11 +369,11 @@ impl World {
         has_more
     }
 
-    /// What it does in one turn of the event loop: a part, if there is much.
+    /// Runs one turn of the timer, which may do only a part.
     pub(super) fn run_timer_once(&mut self) {
         self.engine.begin_turn();
         for step in 0.. {
-            assert!(step < 100_000, "a turn comes to an end");
+            assert!(step < 100_000, "the turn finishes");
             self.take_offers();
             let mut out = Outbox::new(true);
             let next = self.engine.next_job(self.now, &mut out);
@@ -380,7 +383,7 @@ impl World {
         }
     }
 
-    /// A value goes away by a command of the server's, as DEL does it.
+    /// A server command such as DEL removes a value.
     pub(super) fn unlink(&mut self, key: &Key) -> Option<Value> {
         self.forget_used();
         if let Some(Value::Lock(mut lock)) = self.replica_values.remove(&(key.db, key.name.as_slice().to_vec())) {
@@ -396,7 +399,7 @@ impl World {
         Some(value)
     }
 
-    /// A value comes by a command of the server's.
+    /// A server command imports a value.
     pub(super) fn arrive(&mut self, key: &Key, value: Value) {
         self.unlink(key);
         let is_lock = matches!(value, Value::Lock(_));

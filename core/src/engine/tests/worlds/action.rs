@@ -1,8 +1,8 @@
-//! What can happen in a small world.
+//! The actions in a small world.
 
 use crate::kind::Mode;
 
-/// How ACQUIRE asks.
+/// The options of ACQUIRE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asks {
     Try,
@@ -10,7 +10,7 @@ pub(super) enum Asks {
     Wait,
     /// With BLOCK and CLAIM.
     Claim,
-    /// With BLOCK and GRACE: none for one owner, a short one for the others.
+    /// With BLOCK and GRACE: 0 for one owner, a short one for the others.
     Grace,
     /// With BLOCK 0.
     WaitForEver,
@@ -20,18 +20,18 @@ pub(super) enum Asks {
     Bound,
     /// With ONCE, without BLOCK.
     Once,
-    /// With BLOCK, NOTIFY and ONCE. It has a number, and so is the same request when it is sent again.
+    /// With BLOCK, NOTIFY and ONCE. It has a request id, so sending it again is a retry.
     Notified,
 }
 
-/// Which hold RELEASE and RENEW mean.
+/// The hold that RELEASE and RENEW refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Means {
-    /// Whatever the owner holds.
+    /// Any hold of the owner.
     Any,
-    /// The hold with the TOKEN that the owner has now.
+    /// The hold with the owner's current TOKEN.
     Own,
-    /// A hold with a TOKEN from before.
+    /// A hold with an earlier TOKEN.
     Earlier,
 }
 
@@ -81,15 +81,17 @@ pub(super) enum Action {
     Force {
         key: usize,
     },
-    /// The turn ends, and what was granted to who waits on a channel is published; it is lost if nobody listens.
+    /// Ends the turn and publishes the grants of notified waiters; they are lost without a
+    /// subscriber.
     Publish {
         is_heard: bool,
     },
-    /// The connection of an owner closes: that of its sessions, of its waits, and of grants that were not published yet.
+    /// Closes the connection of an owner: that of its sessions, its waits, and its unpublished
+    /// grants.
     Disconnect {
         owner: u8,
     },
-    /// The channel of an owner goes to another node of a cluster.
+    /// Another node of the cluster takes over the channel of an owner.
     ChannelGone {
         owner: u8,
     },
@@ -111,21 +113,21 @@ pub(super) enum Action {
     Drain {
         owner: u8,
     },
-    /// The connection of a waiter, or of one that was granted in this turn, closes.
+    /// Closes the connection of a waiter, or of one that was granted in this turn.
     Leave {
         key: usize,
         owner: u8,
     },
-    /// The answers of this turn are written.
+    /// Writes the answers of this turn.
     Hear,
-    /// The connection that holds of an owner are bound to closes.
+    /// Closes the connection that an owner's holds are bound to.
     Close {
         owner: u8,
     },
     Delete {
         key: usize,
     },
-    /// A semaphore is made, if there is none.
+    /// Creates a semaphore unless it exists.
     Init {
         key: usize,
         /// IDLE.
@@ -140,12 +142,12 @@ pub(super) enum Action {
     Flush,
     Promote,
     FailOver,
-    /// The timer goes off for one turn, which may leave something to the next one.
+    /// Runs the timer for one turn, which may leave work to the next one.
     Part,
-    /// Time passes, and the timer goes off late.
+    /// Advances the clock, then runs the timer late.
     Pause,
-    /// The timer goes off.
+    /// Runs the timer.
     Timer,
-    /// Time passes, and the timer goes off whenever something is due.
+    /// Advances the clock, running the timer whenever something is due.
     Tick,
 }

@@ -1,5 +1,6 @@
-//! Two states are the same if nothing that can follow tells them apart: tokens and arrival numbers count only by their order, and so do the
-//! numbers of connections; times only by their distance from now, and tickets not at all.
+//! Two states are equal if no later step can distinguish them. Only the order of tokens, arrival
+//! numbers and connection numbers counts, and only the distance of times from now. Tickets do not
+//! count.
 
 use std::hash::{BuildHasher, Hasher};
 use std::vec::Vec;
@@ -18,7 +19,7 @@ use crate::registry::Position;
 use crate::registry::{Dirty, Stage};
 use crate::request::{Ask, RequestMark};
 
-/// A hash of everything that matters of a world, in which the owners have these connections now.
+/// A hash of the relevant state of a world, in which the owners have these connections now.
 pub(super) fn hash(world: &World, connections: &[u64]) -> u64 {
     let mut seen = Seen { world, words: Vec::with_capacity(256), numbers: Vec::new(), clients: Vec::new() };
     for connection in connections {
@@ -33,9 +34,9 @@ pub(super) fn hash(world: &World, connections: &[u64]) -> u64 {
 struct Seen<'w> {
     world: &'w World,
     words: Vec<u64>,
-    /// Tokens and arrival numbers, with the place in `words` where their rank comes.
+    /// Tokens and arrival numbers, with the index in `words` for their rank.
     numbers: Vec<(u64, usize)>,
-    /// The same of connections.
+    /// The same for connections.
     clients: Vec<(u64, usize)>,
 }
 
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_count_by_their_order_only() {
+    fn only_the_order_of_connections_counts() {
         let [first, second, third] = [0, 1, 2].map(|owner| Action::Close { owner });
         assert_eq!(after(&[first, second, third]), after(&[]), "all have other numbers, in the same order");
         assert_eq!(after(&[first, first]), after(&[first]));

@@ -1,4 +1,4 @@
-//! What clients ask for in a small world, and whether they are answered what the oracle says.
+//! Client commands in a small world, and the comparison of their answers with the oracle's.
 
 use std::vec::Vec;
 
@@ -21,14 +21,16 @@ const LEASE_MS: u64 = 15;
 const WAIT_MS: u64 = 25;
 const CLAIM_MS: u64 = 4;
 const SHORT_GRACE_MS: u64 = 6;
-/// How long a lock stays kept: shorter than a lease, and longer than the rest of a lease that has run for a while.
+/// How long a lock stays kept: shorter than a lease, and longer than the rest of a lease after a
+/// while.
 const KEEP_MS: u64 = 11;
-/// The lease of a renewal: longer than what is left of a hold after a while, and shorter than what is left at first.
+/// The lease of a renewal: longer than the rest of a lease after a while, and shorter than a full
+/// one.
 const RENEW_MS: u64 = 12;
-/// The life of a place that is asked for without a connection.
+/// The duration of a place without a connection.
 const QUEUE_MS: u64 = 30;
 
-/// What ACQUIRE asks for.
+/// The options of ACQUIRE.
 #[derive(Clone, Copy)]
 pub(super) struct Asked {
     pub(super) mode: Mode,
@@ -49,7 +51,7 @@ impl Asked {
 }
 
 impl SmallWorld {
-    /// The one place where a request is made.
+    /// The only function that sends a request.
     fn request(&self, kind: Kind, owner: u8, asked: Asked) -> Request {
         let Asked { mode, count, ask, id } = asked;
         let until_us = |wait_ms| (wait_ms != FOR_EVER).then(|| self.world.now.after_ms(wait_ms));
@@ -73,15 +75,16 @@ impl SmallWorld {
         }
     }
 
-    /// Whether a request ends one of its owner that waits for something else, and goes to the end of the line of a lock that
-    /// makes circles.
+    /// Whether a request ends one of its owner that waits for something else, and moves to the end
+    /// of the queue of a lock that can close cycles.
     pub(super) fn waits_anew(&self, key: usize, owner: u8, asked: Asked) -> bool {
         let is_searched = matches!(self.spec, Spec::Plain(_)) && asked.wait_ms().is_some();
         let is_other = |waiting: &Ticket| (waiting.asked.mode, waiting.asked.count) != (asked.mode, asked.count);
         is_searched && self.waiting(key, owner).is_some_and(is_other)
     }
 
-    /// What a numbered request has to come to, if that is known. If its owner waits as well, that may be granted in the same step.
+    /// The required result of a numbered request, if known. If its owner waits as well, that wait
+    /// may be granted in the same step.
     fn expect(&self, whose: Whose, id: Option<u64>, verb: Verb) -> Option<Known> {
         let (key, owner, _) = whose;
         let is_exclusive = self.waiting(key, owner).is_none();
@@ -155,7 +158,8 @@ impl SmallWorld {
         }
     }
 
-    /// An owner remembers a request that was done; but which one was the last it does not know while it has another one under way.
+    /// An owner remembers its last completed request, but does not know which one that was while
+    /// another one is under way.
     fn remember(&mut self, whose: Whose, id: Option<u64>, verb: Verb) {
         let is_numbered =
             |ticket: &&Ticket| ticket.asked.id.is_some() && (ticket.key, ticket.owner, ticket.asked.mode) == whose;
@@ -260,7 +264,7 @@ impl SmallWorld {
         assert_eq!(renewed.is_ok(), matches!(expected, Told::Left(_)), "the answer to RENEW");
     }
 
-    /// What TOKEN says, and whether it is that of a hold which is there.
+    /// The TOKEN argument, and whether it matches an existing hold.
     fn meant(&mut self, key: usize, owner: u8, mode: Mode, means: Means) -> (Vec<u64>, bool) {
         self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
         let now = self.world.now;
@@ -274,7 +278,7 @@ impl SmallWorld {
     }
 }
 
-/// What an error says.
+/// The oracle's word for an error.
 pub(super) fn refused(refusal: &Refusal) -> Told {
     match refusal {
         Refusal::NotOwner { .. } => Told::NotOwner,

@@ -1,4 +1,4 @@
-//! Whether a small world and the oracles beside its keys have come to the same.
+//! Compares a small world with the oracles of its keys.
 
 use std::vec::Vec;
 
@@ -18,7 +18,7 @@ use crate::request::Verb;
 use crate::time::US_PER_MS;
 
 impl SmallWorld {
-    /// At rest both sides have come to the same.
+    /// Compares both sides when no work is due.
     pub(super) fn compare(&mut self) {
         for (_, output) in std::mem::take(&mut self.world.outputs) {
             let Output::Answer { ticket, answer, .. } = output else { continue };
@@ -29,7 +29,7 @@ impl SmallWorld {
                 Answer::Superseded => Told::Superseded,
                 Answer::Cancelled => Told::Cancelled,
                 Answer::Refused(refusal) => refused(&refusal),
-                // Said to nobody, or to somebody who has gone.
+                // Sent to no client, or to one that has gone.
                 Answer::Continued | Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => continue,
             };
             self.answers.push((known.key, known.owner, told));
@@ -48,7 +48,7 @@ impl SmallWorld {
             accept_what_is_open(&mut told, &expected_answers);
             told.sort();
             expected_answers.sort();
-            assert_eq!(told, expected_answers, "the answers to those who waited for key {key}");
+            assert_eq!(told, expected_answers, "the answers to the waiters for key {key}");
             let name = name(key);
             let lock = self.world.lock(&name);
             let mut seen: Vec<Seen> = lock
@@ -82,13 +82,15 @@ impl SmallWorld {
                 let waiters = self.world.engine.waiters(name.borrow(), now);
                 seen.extend(waiters.map(|waiter| (2, waiter.owner[0], waiter.mode, waiter.count, 0, None)));
             }
-            assert_eq!(seen, expected, "who holds key {key} and who waits for it");
+            assert_eq!(seen, expected, "the holders of key {key} and its waiters");
         }
     }
 }
 
-/// A hold (0), a reservation (1), a waiter (2), a kept lock (3), or a semaphore (4): owner, mode, count, when it ends, and the last number of its owner's requests, with
-/// whether that was a RELEASE. What is remembered beside a lock has to be compared: two states that differ in nothing else are gone on from only once.
+/// A hold (0), a reservation (1), a waiter (2), a kept lock (3), or a semaphore (4): owner, mode,
+/// count, deadline, and the owner's last request id, with whether that was a RELEASE. The
+/// comparison includes everything that is remembered beside a lock, because the search continues
+/// only once from two states that differ in nothing else.
 type Seen = (u8, u8, Mode, u32, u64, Option<(u64, bool)>);
 
 fn number(mark: Mark) -> Option<(u64, bool)> {

@@ -1,11 +1,12 @@
-//! Connections of a small world that close, and messages that reach nobody.
+//! Closed connections in a small world, and messages without a receiver.
 
 use super::oracle::Oracle;
 use super::small_world::{SmallWorld, Spec, channel, name};
 use crate::outbox::{Notice, Outbox};
 
 impl SmallWorld {
-    /// The turn ends: what there is to tell is published. If it reaches nobody, who was granted has nothing in the end.
+    /// Ends the turn and publishes its answers. A grant whose answer has no receiver is undone in
+    /// the end.
     pub(super) fn publish(&mut self, is_heard: bool) -> bool {
         if self.world.unpublished.is_empty() {
             return false;
@@ -26,8 +27,8 @@ impl SmallWorld {
         true
     }
 
-    /// The connection of an owner closes, whatever it waits for. Not where a wait is over and nobody has said so yet: whether nil
-    /// comes first is open.
+    /// Closes the connection of an owner, whatever it waits for. Not possible if a wait has timed
+    /// out without an answer, because either may come first.
     pub(super) fn disconnect(&mut self, owner: u8) -> bool {
         if self.is_overdue(owner) {
             return false;
@@ -42,13 +43,13 @@ impl SmallWorld {
         true
     }
 
-    /// Whether a wait of an owner is over and nobody has said so yet.
+    /// Whether a wait of an owner has timed out without an answer.
     pub(super) fn is_overdue(&self, owner: u8) -> bool {
         let now_ms = self.now_ms();
         (0..self.setup.keys).any(|key| self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms))
     }
 
-    /// The slot of the channel of an owner goes to another node.
+    /// Another node takes over the slot of an owner's channel.
     pub(super) fn take_channel_away(&mut self, owner: u8) {
         self.world.engine.channel_gone(channel(owner));
         self.end_cut_off();
@@ -63,7 +64,8 @@ impl SmallWorld {
         }
     }
 
-    /// Grants that nobody will hear of: unless their owners use them, they are gone when the world is at rest.
+    /// Grants whose answer will not arrive: unless their owners use them, they are undone when the
+    /// world has no work left.
     fn lose(&mut self, is_lost: impl Fn(&Notice) -> bool) {
         for (ticket, notice) in self.world.unpublished.iter().filter(|(_, notice)| is_lost(notice)) {
             let Some(known) = self.tickets.iter().find(|known| known.ticket == *ticket) else { continue };
@@ -74,16 +76,16 @@ impl SmallWorld {
         }
     }
 
-    /// Nobody has what nobody was told of.
+    /// Checks that no owner has a grant without an answer.
     pub(super) fn check_lost(&mut self) {
         for (key, owner, token) in std::mem::take(&mut self.lost) {
             let lock = self.world.lock(&name(key));
             let is_held = lock.is_some_and(|lock| lock.hold_with_token(token).is_some());
-            assert!(!is_held, "owner {owner} was granted key {key} and not told of it");
+            assert!(!is_held, "owner {owner} was granted key {key} without an answer");
         }
     }
 
-    /// The connection of an owner closes, which waits or may not have heard of its grant.
+    /// Closes the connection of an owner that waits or may not have received its grant.
     pub(super) fn leave(&mut self, key: usize, owner: u8) -> bool {
         let now_ms = self.now_ms();
         if self.waiting(key, owner).is_some_and(|ticket| ticket.until_ms <= now_ms) || !self.hang_up(key, owner) {
@@ -97,7 +99,8 @@ impl SmallWorld {
         true
     }
 
-    /// What an owner waits for, or has not heard of, comes to nothing: its connection has closed. Whether there was anything.
+    /// Undoes an owner's wait or unconfirmed grant, because its connection has closed. Returns
+    /// whether there was any.
     pub(super) fn hang_up(&mut self, key: usize, owner: u8) -> bool {
         let unheard = self.world.engine.pending.unsent();
         let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));

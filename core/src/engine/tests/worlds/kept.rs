@@ -1,4 +1,4 @@
-//! Holds that clients were told of: nothing but their leases ends them, as long as nothing happens that may.
+//! Holds that clients know of: only their leases end them, unless an action may.
 
 use std::vec::Vec;
 
@@ -7,7 +7,7 @@ use super::small_world::name;
 use crate::engine::tests::world::World;
 use crate::kind::Mode;
 
-/// What was told last of each, over the connection of its owner.
+/// The last answer to each owner over its connection.
 #[derive(Default)]
 pub(super) struct Kept(Vec<Told>);
 
@@ -19,7 +19,7 @@ struct Told {
 }
 
 impl Kept {
-    /// Before something happens by which holds may end.
+    /// Called before an action that may end holds.
     pub(super) fn forget(&mut self, action: Action) {
         match action {
             Action::Acquire { .. }
@@ -39,7 +39,7 @@ impl Kept {
         }
     }
 
-    /// Somebody was told over its connection what it holds.
+    /// An owner received an answer about its hold over its connection.
     pub(super) fn keep(&mut self, world: &World, key: usize, owner: u8, mode: Mode) {
         let hold = world.lock(&name(key)).and_then(|lock| lock.live_hold(&[owner], mode, world.now));
         let Some(hold) = hold else { return };
@@ -47,13 +47,13 @@ impl Kept {
         self.0.push(Told { key, owner, token: hold.token(), until_us: hold.deadline_us() });
     }
 
-    /// Whoever was told of a hold has it until its lease is over.
+    /// Checks that each owner has the hold that it knows of until its lease expires.
     pub(super) fn check_kept(&self, world: &World) {
         let now_us = world.now.mono_us;
         for Told { key, owner, token, until_us } in &self.0 {
             let hold = world.lock(&name(*key)).and_then(|lock| lock.hold_with_token(*token));
             let is_held = hold.is_some_and(|hold| hold.deadline_us() >= *until_us);
-            assert!(is_held || now_us >= *until_us, "owner {owner} keeps what it holds of key {key}");
+            assert!(is_held || now_us >= *until_us, "owner {owner} keeps its hold of key {key}");
         }
     }
 }

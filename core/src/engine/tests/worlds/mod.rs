@@ -1,16 +1,18 @@
-//! Small worlds, exhaustively: two or three owners, one or two keys, and every order of commands, deadlines, late timers,
-//! disconnects, deletions and promotions up to a depth.
+//! Exhaustive search of small worlds: two or three owners, one or two keys, and every order of
+//! commands, deadlines, late timers, disconnects, deletions and promotions up to a depth.
 //!
-//! The search goes level by level (`search.rs`). A state is reached by going its path once more from the beginning, so nothing of the product
-//! has to be copied for it; a state that was met already (see `canonical.rs`) is not gone on from. In each state hold the
-//! invariants of [`super::world::World`], and what a plain oracle says (`oracle/`). What the
-//! oracle thinks is no part of a state, so the two are compared after each step, also if it leads to a state that was met.
+//! The search goes level by level (`search.rs`). It reaches a state by replaying its path from the
+//! beginning, so the engine needs no copies. It does not continue from a state that it has seen
+//! (see `canonical.rs`). Each state satisfies the invariants of [`super::world::World`] and agrees
+//! with a simple oracle (`oracle/`). The oracle's state is not part of a state, so the two are
+//! compared after each step, even if it leads to a known state.
 //!
-//! After the search come long walks at random (`walks.rs`).
+//! Long random walks follow the search (`walks.rs`).
 //!
-//! In each kind of world the search goes on until everything up to some depth was tried, and there were at least 1,000 states; with
-//! `RLOCK_WORLDS_STATES=n` there are at least n in all worlds together, as `make check-worlds` wants it. Of a state only 64 bits are kept:
-//! among ten million states the chance that two different ones are taken for one is three in a million.
+//! In each kind of world the search continues until it has tried everything up to some depth, and
+//! found at least 1,000 states; with `RLOCK_WORLDS_STATES=n` at least n states in all worlds
+//! together, as `make check-worlds` does. It keeps only 64 bits of a state: with ten million states
+//! the probability that two different ones collide is three in a million.
 
 mod action;
 mod canonical;
@@ -31,12 +33,12 @@ use self::action::{Action, Asks, Means};
 use self::search::{PLAIN, Setup, search};
 use crate::kind::{Kind, Mode};
 
-/// What every world knows.
+/// The actions of every world.
 fn of_time() -> Vec<Action> {
     [Action::Pause, Action::Timer, Action::Tick, Action::FailOver].to_vec()
 }
 
-/// What is done with a lock that is held alone, or in one of some modes.
+/// The actions on a lock that is held exclusively, or in one of some modes.
 fn commands(keys: usize, owners: u8, modes: &[(Mode, u32)], asks: &[Asks]) -> Vec<Action> {
     let mut actions = Vec::new();
     for key in 0..keys {
@@ -57,8 +59,8 @@ const EXCLUSIVE: &[(Mode, u32)] = &[(Mode::Exclusive, 1)];
 const BOTH: &[Asks] = &[Asks::Try, Asks::Wait];
 const FOR_EVER: &[Asks] = &[Asks::Try, Asks::WaitForEver];
 
-/// Each of some owners waits for ever.
-fn for_ever(owners: u8, mode: Mode) -> Vec<Action> {
+/// Each owner waits without a limit.
+fn without_limit(owners: u8, mode: Mode) -> Vec<Action> {
     let ask = Asks::WaitForEver;
     (0..owners).map(|owner| Action::Acquire { key: 0, owner, mode, count: 1, ask, id: None }).collect()
 }
@@ -68,7 +70,7 @@ fn with(actions: Vec<Action>, more: &[Action]) -> Vec<Action> {
 }
 
 #[test]
-fn mutexes_do_what_the_oracle_says() {
+fn mutexes_match_the_oracle() {
     static TWO_OWNERS: Setup = Setup {
         keys: 2,
         actions: || {
@@ -80,7 +82,7 @@ fn mutexes_do_what_the_oracle_says() {
     };
     static THREE_OWNERS: Setup = Setup {
         actions: || {
-            let actions = [commands(1, 3, EXCLUSIVE, BOTH), for_ever(3, Mode::Exclusive)].concat();
+            let actions = [commands(1, 3, EXCLUSIVE, BOTH), without_limit(3, Mode::Exclusive)].concat();
             with(actions, &[Action::Delete { key: 0 }, Action::Hear])
         },
         ..PLAIN
@@ -90,7 +92,7 @@ fn mutexes_do_what_the_oracle_says() {
 }
 
 #[test]
-fn read_write_locks_do_what_the_oracle_says() {
+fn read_write_locks_match_the_oracle() {
     static SETUP: Setup = Setup {
         kind: Kind::RwLock,
         actions: || {
@@ -105,7 +107,7 @@ fn read_write_locks_do_what_the_oracle_says() {
         keys: 2,
         actions: || {
             let actions = commands(2, 2, &[(Mode::Read, 1), (Mode::Write, 1)], BOTH);
-            with([actions, for_ever(2, Mode::Write)].concat(), &[Action::Hear])
+            with([actions, without_limit(2, Mode::Write)].concat(), &[Action::Hear])
         },
         ..PLAIN
     };
@@ -114,7 +116,7 @@ fn read_write_locks_do_what_the_oracle_says() {
 }
 
 #[test]
-fn semaphores_do_what_the_oracle_says() {
+fn semaphores_match_the_oracle() {
     static SETUP: Setup = Setup {
         kind: Kind::Semaphore,
         permits: 3,
@@ -163,7 +165,7 @@ fn semaphores_do_what_the_oracle_says() {
 }
 
 #[test]
-fn fair_locks_do_what_the_oracle_says() {
+fn fair_locks_match_the_oracle() {
     static SETUP: Setup = Setup {
         kind: Kind::Fair,
         actions: || {
@@ -171,7 +173,7 @@ fn fair_locks_do_what_the_oracle_says() {
             let more =
                 [renew, Action::Force { key: 0 }, Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Hear];
             let actions = commands(1, 3, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]);
-            with([actions, for_ever(3, Mode::Exclusive)].concat(), &more)
+            with([actions, without_limit(3, Mode::Exclusive)].concat(), &more)
         },
         ..PLAIN
     };
@@ -198,7 +200,7 @@ fn fair_locks_do_what_the_oracle_says() {
 }
 
 #[test]
-fn sessions_do_what_the_oracle_says() {
+fn sessions_match_the_oracle() {
     fn bound(owners: u8, modes: &[(Mode, u32)], asks: &[Asks]) -> Vec<Action> {
         let mode = modes[0].0;
         let closing = (0..owners).map(|owner| Action::Close { owner });
@@ -226,7 +228,7 @@ fn sessions_do_what_the_oracle_says() {
 }
 
 #[test]
-fn claims_and_kept_locks_do_what_the_oracle_says() {
+fn claims_and_kept_locks_match_the_oracle() {
     fn kept(owners: u8) -> Vec<Action> {
         let mut actions = commands(1, owners, EXCLUSIVE, &[Asks::Claim]);
         for owner in 0..owners {
@@ -279,7 +281,7 @@ fn requests_for_many_keys_are_safe() {
     search("many, 2 keys, 3 owners", &SETUP);
 }
 
-/// What the server does to keys, and requests that are repeated and bound to connections, where two kinds meet.
+/// Server commands, and retries and sessions, where two kinds meet.
 fn mixed(first: Mode, second: Mode) -> Vec<Action> {
     let mut actions = Vec::new();
     for owner in 0..2 {
@@ -297,7 +299,7 @@ fn mixed(first: Mode, second: Mode) -> Vec<Action> {
 }
 
 #[test]
-fn kinds_that_meet_are_safe() {
+fn mixed_kinds_are_safe() {
     static MUTEX_AND_FAIR: Setup = Setup {
         other_kind: Kind::Fair,
         is_mixed: true,
@@ -326,7 +328,7 @@ fn kinds_that_meet_are_safe() {
     search("semaphore and mutex", &SEMAPHORE_AND_MUTEX);
 }
 
-/// What is sent again, meant by its token, and answered on a channel.
+/// Retries, commands with a TOKEN, and notified waiters.
 fn notified(keys: usize, owners: u8, modes: &[(Mode, u32)]) -> Vec<Action> {
     let mut actions = Vec::new();
     for owner in 0..owners {
@@ -351,7 +353,7 @@ fn notified(keys: usize, owners: u8, modes: &[(Mode, u32)]) -> Vec<Action> {
 }
 
 #[test]
-fn requests_that_are_sent_again_and_answered_on_a_channel_do_what_the_oracle_says() {
+fn retried_and_notified_requests_match_the_oracle() {
     static TWO_KEYS: Setup = Setup { keys: 2, actions: || notified(2, 2, EXCLUSIVE), ..PLAIN };
     static THREE_OWNERS: Setup = Setup { actions: || notified(1, 3, EXCLUSIVE), ..PLAIN };
     static READERS: Setup =
@@ -365,7 +367,7 @@ fn requests_that_are_sent_again_and_answered_on_a_channel_do_what_the_oracle_say
 }
 
 #[test]
-fn waits_that_are_cut_off_are_safe() {
+fn cut_off_waits_are_safe() {
     static MUTEX_AND_FAIR: Setup = Setup {
         other_kind: Kind::Fair,
         is_mixed: true,
@@ -380,7 +382,7 @@ fn waits_that_are_cut_off_are_safe() {
     search("ONCE, TOKEN, NOTIFY: mutex and fair", &MUTEX_AND_FAIR);
 }
 
-/// Locks that come under another name, and that clients use before everything about them was looked at.
+/// Imported locks that clients use before the review is finished.
 fn arriving(mode: Mode, asks: &[(Asks, Option<u64>)]) -> Vec<Action> {
     let mut actions = Vec::new();
     for owner in 0..2 {
@@ -397,7 +399,7 @@ fn arriving(mode: Mode, asks: &[(Asks, Option<u64>)]) -> Vec<Action> {
 }
 
 #[test]
-fn what_is_done_in_parts_is_safe() {
+fn work_in_parts_is_safe() {
     static READERS: Setup = Setup {
         kind: Kind::RwLock,
         other_kind: Kind::RwLock,

@@ -1,5 +1,5 @@
-//! Worlds of requests with numbers (REQ), each of which may be sent again, or come late, or be the next one; and of semaphores that get another number
-//! of permits meanwhile.
+//! Worlds with numbered requests (REQ), each of which may be a retry, late, or the next one; and
+//! with semaphores whose permits change meanwhile.
 
 use std::vec::Vec;
 
@@ -10,7 +10,7 @@ use crate::kind::{Kind, Mode};
 
 const IDS: [u64; 2] = [1, 2];
 
-/// Each owner asks and gives back with each number, and asks for more without one.
+/// Each owner acquires and releases with each number, and acquires more without one.
 fn numbered(keys: usize, modes: &[(Mode, u32)], asks: &[Asks]) -> Vec<Action> {
     let mut actions = Vec::new();
     for (key, owner) in (0..keys).flat_map(|key| [0, 1].map(|owner| (key, owner))) {
@@ -28,7 +28,7 @@ fn numbered(keys: usize, modes: &[(Mode, u32)], asks: &[Asks]) -> Vec<Action> {
 }
 
 #[test]
-fn numbered_requests_do_what_the_oracle_says() {
+fn numbered_requests_match_the_oracle() {
     const ASKS: &[Asks] = &[Asks::Try, Asks::Wait];
     static MUTEX: Setup = Setup { actions: || numbered(1, EXCLUSIVE, &[Asks::Try, Asks::WaitForEver]), ..PLAIN };
     static MUTEXES: Setup = Setup { keys: 2, actions: || numbered(2, EXCLUSIVE, &[Asks::Wait]), ..PLAIN };

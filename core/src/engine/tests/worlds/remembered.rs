@@ -1,5 +1,6 @@
-//! What owners remember of their own numbered requests (REQ), so that a world without an oracle can say what a request that is sent again has to be
-//! answered. It is what they were told, and is never asked of the core: of a hold that is seen its token and its count are known to everybody.
+//! The owners' memory of their own numbered requests (REQ), so that a world without an oracle knows
+//! the required answer to a retry. It consists of their answers, and never asks the core. The token
+//! and the count of a visible hold are public.
 
 use std::vec::Vec;
 
@@ -10,14 +11,14 @@ use crate::kind::Mode;
 use crate::lock::{Hold, Lock};
 use crate::request::Verb;
 
-/// A key, an owner, and what it holds it for.
+/// A key, an owner, and the mode of its hold.
 pub(super) type Whose = (usize, u8, Mode);
 
 #[derive(Default)]
 pub(super) struct Remembered {
-    /// The last numbered request of each hold that its owner was told of.
+    /// The last numbered request of each hold that its owner knows of.
     last: Vec<Last>,
-    /// Holds of which there are copies: what was asked of one of them, another one does not know.
+    /// Holds with copies: a request to one of them is unknown to the others.
     copied: Vec<u64>,
 }
 
@@ -28,17 +29,17 @@ struct Last {
     request: (u64, Verb),
 }
 
-/// What a numbered request has to come to.
+/// The required result of a numbered request.
 pub(super) struct Known {
     whose: Whose,
     token: u64,
     count: u32,
-    /// It is the last one once more; otherwise an earlier one, or another one with the same number.
+    /// A repeat of the last one; otherwise an earlier one, or another one with the same number.
     is_repeat: bool,
 }
 
 impl Remembered {
-    /// A request was done, and its owner was told so.
+    /// A request was completed, and its owner received the answer.
     pub(super) fn keep(&mut self, world: &World, whose: Whose, id: Option<u64>, verb: Verb) {
         let Some((id, hold)) = id.zip(hold(world, whose)) else { return };
         let is_before = |last: &Last| last.whose == whose && last.token == hold.token() && last.request.0 > id;
@@ -54,15 +55,16 @@ impl Remembered {
         self.last.retain(|last| !self.copied.contains(&last.token));
     }
 
-    /// Another request is under way, and it is not known when it is done.
+    /// Another request is under way, and its completion is not known.
     pub(super) fn forget(&mut self, whose: Whose) {
         self.last.retain(|last| last.whose != whose);
     }
 
-    /// Before a request is made: what it has to come to, if its owner holds, has numbered a request of that hold, and this is no new one.
+    /// Before a request: its required result, if its owner holds the lock, has numbered a request
+    /// of that hold, and this is not a new one.
     pub(super) fn expect(&self, world: &World, whose: Whose, id: Option<u64>, verb: Verb) -> Option<Known> {
         let (id, hold) = id.zip(hold(world, whose))?;
-        // What nobody has heard of is taken back with the next command on the key.
+        // The next command on the key undoes unconfirmed grants.
         let record = world.engine.registry.view(name(whose.0).borrow());
         let undone = record.and_then(|record| record.dirty).map_or(&[][..], |dirty| &dirty.undone);
         if undone.iter().any(|(token, _)| *token == hold.token()) {
@@ -76,17 +78,17 @@ impl Remembered {
 }
 
 impl Known {
-    /// After the request, which was answered so.
+    /// After a request with this answer.
     pub(super) fn check(&self, world: &World, told: Told) {
         let is_as_before =
             if self.is_repeat { told == Told::Granted || told == Told::Left(self.count) } else { told == Told::Stale };
-        assert!(is_as_before, "a request that was numbered before is answered {told:?}");
+        assert!(is_as_before, "a repeated numbered request gets {told:?}");
         let left = hold(world, self.whose).map(|hold| (hold.token(), hold.count()));
         assert_eq!(left, Some((self.token, self.count)), "a repeated request counts once");
     }
 }
 
-/// What an owner is seen to hold.
+/// The visible hold of an owner.
 pub(super) fn hold(world: &World, (key, owner, mode): Whose) -> Option<&Hold> {
     world.lock(&name(key))?.live_hold(&[owner], mode, world.now)
 }

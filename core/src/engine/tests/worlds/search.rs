@@ -1,4 +1,4 @@
-//! Every path through a kind of world, see the head of `mod.rs`.
+//! The search of every path through a kind of world, see the documentation of `mod.rs`.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -14,12 +14,12 @@ use crate::kind::Kind;
 /// A kind of world.
 pub(super) struct Setup {
     pub(super) kind: Kind,
-    /// What the second key is for in a mixed world.
+    /// The purpose of the second key in a mixed world.
     pub(super) other_kind: Kind,
     pub(super) is_mixed: bool,
     pub(super) permits: u32,
     pub(super) keys: usize,
-    /// One thing is done in one turn, so that much of what there is to do is left in the middle.
+    /// One turn does one thing, so that much work stops in the middle.
     pub(super) is_in_parts: bool,
     pub(super) actions: fn() -> Vec<Action>,
 }
@@ -34,10 +34,10 @@ pub(super) const PLAIN: Setup = Setup {
     actions: Vec::new,
 };
 
-/// How many worlds there are, to share the states among.
+/// The number of worlds, which share the states.
 const WORLDS: usize = 28;
 
-/// The deepest search that is possible.
+/// The deepest possible search.
 const MAX_DEPTH: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -58,7 +58,7 @@ impl Path {
     }
 }
 
-/// Tries everything up to some depth, and then takes walks.
+/// Tries everything up to some depth, then takes walks.
 pub(super) fn search(name: &str, setup: &'static Setup) {
     let states = std::env::var("RLOCK_WORLDS_STATES").map(|states| states.parse::<usize>().expect("a number"));
     let wanted = states.map_or(1_000, |states| states.div_ceil(WORLDS));
@@ -82,17 +82,17 @@ pub(super) fn search(name: &str, setup: &'static Setup) {
     }
     let (states, seconds) = (known.len(), begin.elapsed().as_secs());
     std::println!("{name}: {states} states, {steps} steps, {} actions, depth {depth}, {seconds} s", actions.len());
-    assert!(known.len() >= wanted, "there are no more than {} states of {name}", known.len());
+    assert!(known.len() >= wanted, "only {} states of {name} exist", known.len());
     walk(name, setup, &actions, u32::try_from(wanted / STATES_PER_WALK).unwrap_or(u32::MAX));
 }
 
-/// A state that is met costs a path from the beginning; a walk costs as much as some dozens of them.
+/// A state costs a path from the beginning; a walk costs as much as some dozens of them.
 const STATES_PER_WALK: usize = 50;
 
-/// How many paths are gone on from at once.
+/// How many paths the search extends at once.
 const PART: usize = 1 << 16;
 
-/// All that can follow on some paths, with the hash of the state it leads to.
+/// All successors of some paths, with the hashes of the states they lead to.
 fn successors(setup: &'static Setup, actions: &[Action], paths: &[Path]) -> Vec<(u64, Path)> {
     let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
     let share = paths.len().div_ceil(threads).max(1);
@@ -119,7 +119,7 @@ fn after(setup: &'static Setup, actions: &[Action], path: Path) -> Vec<(u64, Pat
             world.act(*action).then(|| {
                 world.world.check();
                 let hash = canonical::hash(&world.world, &world.connections);
-                // Both sides may differ in a state that looks like one that was met: then this is where it shows.
+                // Both sides may differ in a state with a known hash: then it shows here.
                 world.act(Action::Timer);
                 world.world.check();
                 hash

@@ -1,4 +1,4 @@
-//! A world so small that all that can happen in it can be tried, with an oracle beside each of its keys.
+//! A world so small that a search can try all of its actions, with an oracle beside each key.
 
 use core::num::NonZeroU32;
 use std::vec::Vec;
@@ -20,16 +20,16 @@ use crate::lock::{Hold, Lock};
 use crate::request::{Cancel, Channel, Release, Verb};
 use crate::time::US_PER_MS;
 
-/// How long it takes until something may have become due.
+/// How long it takes until something may be due.
 const TICK_MS: u64 = 10;
 
 const MAX_OWNERS: usize = 3;
 
-/// Says in plain words what each key of a world does.
+/// A simple description of the behavior of each key.
 pub(super) enum Spec {
     Plain(Vec<Oracle>),
     Fair(Vec<FairOracle>),
-    /// Only what must hold in any history is checked.
+    /// Checks only the invariants of any history.
     None,
 }
 
@@ -47,15 +47,17 @@ pub(super) struct SmallWorld {
     pub(super) setup: &'static Setup,
     pub(super) spec: Spec,
     pub(super) tickets: Vec<Ticket>,
-    /// What waiters were answered since the world was last at rest.
+    /// The answers to waiters since the world last had no work.
     pub(super) answers: Vec<(usize, u8, Told)>,
-    /// Grants that nobody was told of, and that nobody has used: key, owner and token.
+    /// Unconfirmed and unused grants: key, owner and token.
     pub(super) lost: Vec<(usize, u8, u64)>,
     pub(super) kept: Kept,
     pub(super) remembered: Remembered,
-    /// The present connection of each owner. A new one has a number above all, as on a server.
+    /// The current connection of each owner. A new one gets a higher number than all others, as on
+    /// a server.
     pub(super) connections: [u64; MAX_OWNERS],
-    /// Tokens that their owners were told. Whoever loses a later answer with one of them keeps what it knew of.
+    /// Tokens that their owners know. An owner that loses a later answer with one of them keeps its
+    /// earlier knowledge.
     pub(super) told: Vec<u64>,
 }
 
@@ -98,15 +100,16 @@ impl SmallWorld {
         self.world.now.mono_us / US_PER_MS
     }
 
-    /// Does something, and compares. `false` if that is not possible now, and nothing was done.
+    /// Runs an action, and compares. `false` if the action is not possible now, and nothing was
+    /// done.
     pub(super) fn act(&mut self, action: Action) -> bool {
         let now_ms = self.now_ms();
         self.kept.forget(action);
         match action {
             Action::Acquire { key, owner, mode, count, ask, id } => {
                 let asked = Asked { mode, count, ask, id };
-                // Who waits anew is searched for circles at once, and by the timer: whether that comes before or after what was told of another lock
-                // is open.
+                // The engine searches for cycles at once, and the timer again. Either may come
+                // before or after an event of another lock.
                 let is_searched_twice = self.setup.keys > 1 && self.waits_anew(key, owner, asked);
                 if is_searched_twice {
                     self.run_timer(0);
@@ -141,7 +144,7 @@ impl SmallWorld {
                     Spec::Fair(oracles) => oracles[0].cancel(owner, now_ms),
                     Spec::None => {}
                 }
-                assert!(self.waiting(0, owner).is_none(), "who has cancelled does not wait");
+                assert!(self.waiting(0, owner).is_none(), "a cancelled request does not wait");
             }
             Action::Leave { key, owner } => return self.leave(key, owner),
             Action::Hear => {
@@ -170,7 +173,7 @@ impl SmallWorld {
             Action::Init { key, idle_ms } => {
                 let permits = self.setup.permits;
                 let made = self.world.on_key(&name(key), |engine, tx| engine.init_semaphore(tx, permits, idle_ms));
-                assert!(made.is_ok(), "a semaphore can be made");
+                assert!(made.is_ok(), "INIT creates a semaphore");
                 if let Spec::Plain(oracles) = &mut self.spec {
                     oracles[key].init(permits, idle_ms, now_ms);
                 }
@@ -202,7 +205,7 @@ impl SmallWorld {
         true
     }
 
-    /// What is the server's affair, or known to worlds without an oracle only.
+    /// Actions of the server, or actions that only worlds without an oracle know.
     fn act_on_any(&mut self, action: Action) -> bool {
         match action {
             Action::AcquireMany { owner, ask } => self.acquire_many(owner, ask),
@@ -247,7 +250,7 @@ impl SmallWorld {
             }
             Action::Part => self.world.run_timer_once(),
             Action::Demote => {
-                // What there was to tell is told before.
+                // Publishes earlier answers first.
                 self.publish(true);
                 self.world.demote();
             }
@@ -283,7 +286,7 @@ impl SmallWorld {
         self.tickets.iter().filter(is_it).find(|ticket| self.world.engine.is_waiting(ticket.ticket))
     }
 
-    /// Those who are about to hear of their grants remember by which request they have come.
+    /// Owners that are about to receive their grants remember the request that was granted.
     fn remember_grants(&mut self) {
         for Ticket { ticket, key, owner, asked, .. } in &self.tickets {
             let whose = (*key, *owner, asked.mode);
@@ -294,7 +297,7 @@ impl SmallWorld {
         }
     }
 
-    /// A hold with a session that no connection is bound to is about to end.
+    /// Whether a hold with a session but without a connection is about to end.
     fn check_sessions(&self) {
         let latest_us = self.world.now.after_ms(SESSION_MS);
         for key in self.all() {
@@ -306,7 +309,7 @@ impl SmallWorld {
         }
     }
 
-    /// Lets the timer run now, and whenever something is due until some time has passed.
+    /// Runs the timer now, and whenever something is due until some time has passed.
     fn run_timer(&mut self, ms: u64) {
         let (mut now_ms, end_ms) = (self.now_ms(), self.now_ms() + ms);
         self.world.advance(ms);
@@ -343,7 +346,7 @@ pub(super) fn channel(owner: u8) -> Channel {
     Channel(NonZeroU32::MIN.saturating_add(owner.into()))
 }
 
-/// The family of commands for a mode; where both are possible, the one that the key is for.
+/// The command family for a mode; if two are possible, the one that the key is for.
 pub(super) fn mode_kind(mode: Mode, kind: Kind) -> Kind {
     match mode {
         Mode::Exclusive if kind == Kind::Fair => Kind::Fair,

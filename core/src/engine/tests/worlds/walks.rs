@@ -1,5 +1,5 @@
-//! Long walks: where the search tries everything up to a dozen steps, a walk takes up to 200 at random, beside the same oracles. What
-//! needs many steps to go wrong shows here, and is then made as short as it can be.
+//! Long walks: the search tries everything up to a dozen steps, and a walk takes up to 200 random
+//! steps beside the same oracles. It finds failures that need many steps, and then minimizes them.
 
 use std::vec::Vec;
 
@@ -12,7 +12,7 @@ use super::small_world::SmallWorld;
 
 const MOST_STEPS: usize = 200;
 
-/// Takes so many walks through a kind of world.
+/// Takes `walks` walks through a kind of world.
 pub(super) fn walk(name: &str, setup: &'static Setup, actions: &[Action], walks: u32) {
     let mut runner = TestRunner::new(Config { cases: walks, failure_persistence: None, ..Config::default() });
     let walked = runner.run(&vec(0..actions.len(), 1..=MOST_STEPS), |steps| {
@@ -21,7 +21,7 @@ pub(super) fn walk(name: &str, setup: &'static Setup, actions: &[Action], walks:
             world.act(actions[step]);
             world.world.check();
         }
-        // Both sides are compared when the timer has gone off.
+        // Compares both sides after a run of the timer.
         world.act(Action::Timer);
         world.world.check();
         Ok(())

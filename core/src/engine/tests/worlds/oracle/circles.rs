@@ -1,19 +1,20 @@
-//! Circles: an owner that would wait for itself, over several locks, is refused. Two locks know nothing of each other, so who waits for whom is
-//! looked up over all of them.
+//! Cycles: a request that would make its owner wait for itself, over several locks, is refused. Two
+//! locks know nothing of each other, so this module follows the edges over all of them.
 //!
-//! That is asked when an owner begins to wait. Who goes on waiting was asked before; but a wait whose time is over is in nobody's way, and when
-//! it is sent again it is. So is one that waits anew with a higher number, if the end of the lower one lets others in. Such a one is asked when the timer
-//! goes off, in the order in which they were sent. What is asked when an owner begins to wait is in [`super::several`].
+//! It decides when an owner begins to wait; a waiter was checked before. But a timed-out wait
+//! blocks no owner, and its retry does. The same applies to a wait with a higher number, if the end
+//! of the lower one lets others in. Such waits are checked when the timer runs, in the order of
+//! their requests. [`super::several`] checks an owner that begins to wait.
 
 use std::vec::Vec;
 
 use super::{Oracle, Told};
 
-/// Of those in [`super::line::InLine::suspect`]: it has come in this step.
+/// For [`super::line::InLine::suspect`]: it entered in this step.
 pub(super) const NOT_NUMBERED: u64 = u64::MAX;
 
 impl Oracle {
-    /// For whom an owner waits here.
+    /// The owners that an owner waits for here.
     fn waits_for(&self, owner: u8, now_ms: u64) -> Vec<u8> {
         let Some(at) = self.line.iter().position(|one| one.owner == owner && one.until_ms > now_ms) else {
             return Vec::new();
@@ -30,7 +31,7 @@ impl Oracle {
     }
 }
 
-/// Whether an owner waits for somebody who waits for it, by way of others or not.
+/// Whether an owner waits for itself, directly or via others.
 pub(super) fn waits_for_itself(owner: u8, waits_for: impl Fn(u8) -> Vec<u8>) -> bool {
     let mut seen: Vec<u8> = Vec::new();
     let mut next = [owner].to_vec();
@@ -52,7 +53,7 @@ pub(super) fn over_all(oracles: &[Oracle], owner: u8, now_ms: u64) -> Vec<u8> {
     oracles.iter().flat_map(|oracle| oracle.waits_for(owner, now_ms)).collect()
 }
 
-/// What is due on all locks when the timer goes off.
+/// The work that is due on all locks when the timer runs.
 pub(crate) fn run_timers(oracles: &mut [Oracle], now_ms: u64) {
     oracles.iter_mut().for_each(|oracle| oracle.run_timer(now_ms));
     while let Some((number, key)) = first_suspect(oracles) {
@@ -67,7 +68,7 @@ pub(crate) fn run_timers(oracles: &mut [Oracle], now_ms: u64) {
     }
 }
 
-/// The number and the lock of who is to be asked next.
+/// The number and the lock of the next waiter to check.
 fn first_suspect(oracles: &[Oracle]) -> Option<(u64, usize)> {
     let of = |(key, oracle): (usize, &Oracle)| {
         oracle.line.iter().filter_map(|one| one.suspect).min().map(|number| (number, key))

@@ -1,17 +1,19 @@
-//! What the server tells a lock: a connection has closed, the value is gone, this server takes over. It is noted here, and acted upon when
-//! somebody asks for the lock or uses a hold, or when the timer goes off.
+//! Server events of a lock: a closed connection, a removed value, a promotion. The oracle records
+//! them, and processes them with the next request for the lock, the next use of a hold, or the
+//! timer.
 
 use super::Oracle;
 
 impl Oracle {
-    /// Before somebody uses a hold.
+    /// Before the use of a hold.
     pub(super) fn act_on_what_was_told(&mut self, now_ms: u64) {
         if self.is_told {
             self.settle(now_ms);
         }
     }
 
-    /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
+    /// The connection of a waiter, or of an unconfirmed grant, closed. A lock gets no event for
+    /// other connections.
     pub(crate) fn leave(&mut self, owner: u8) {
         let is_unheard = self.unheard.iter().any(|one| one.owner == owner) || self.over.contains(&owner);
         if !is_unheard && !self.line.iter().any(|one| one.owner == owner) {
@@ -23,7 +25,7 @@ impl Oracle {
         self.is_told = true;
     }
 
-    /// The value is gone; who waits stays, until that is acted upon.
+    /// The value was removed; waiters stay until the event is processed.
     pub(crate) fn delete(&mut self) {
         self.holds.clear();
         self.kept = None;
@@ -31,13 +33,13 @@ impl Oracle {
         (self.is_told, self.is_gone) = (true, true);
     }
 
-    /// This server takes over: who waits on it goes on, and nothing is bound to a connection.
+    /// This server was promoted: its waiters stay, and nothing is bound to a connection.
     pub(crate) fn promote(&mut self) {
         self.close_all();
         (self.is_told, self.is_gone) = (true, true);
     }
 
-    /// Another server takes over: nobody is connected to it.
+    /// Another server was promoted: it has no connections.
     pub(crate) fn fail_over(&mut self) {
         self.line.clear();
         self.close_all();

@@ -1,7 +1,8 @@
-//! A fair lock: one owner holds it, as many times as it has asked, and the others have places in a line.
+//! A fair lock: one owner holds it with a count, and the others have places in a queue.
 //!
-//! A place with a connection is granted when it is first and the lock is free. One without a connection has to ask again: the free lock is
-//! reserved for it for a while, and then it loses its place. So a place has a life, and a connection that is lost leaves a grace to come back.
+//! A place with a connection is granted when it is first and the lock is free. A place without one
+//! has to ask again: the free lock is reserved for it for a while, and then it loses its place. So
+//! a place can expire, and a lost connection leaves a grace to return.
 
 use std::vec::Vec;
 
@@ -15,26 +16,26 @@ use crate::request::Verb;
 
 #[derive(Default)]
 pub(crate) struct FairOracle {
-    /// Who holds it, how many times, and until when.
+    /// The holder, its count, and its deadline.
     pub(crate) holder: Option<(u8, u32, u64)>,
     pub(crate) kept: Option<Kept>,
     /// The holder's last numbered request.
     pub(crate) mark: Mark,
     pub(crate) line: Vec<Place>,
-    /// Until when the free lock is kept for the first in line.
+    /// When the reservation for the head expires.
     pub(crate) reserved_ms: Option<u64>,
-    /// The holder, if it was granted after a wait and it is not known that it has heard of it.
+    /// The holder, if it was granted after a wait and the grant is not confirmed.
     pub(super) unheard: Option<u8>,
-    /// The grace of its own that its place had.
+    /// The `GRACE` that its place had.
     pub(super) unheard_grace_ms: Option<u64>,
-    /// What is to be done about connections, see [`super::fair_leaving`].
+    /// Unprocessed events, see [`super::fair_leaving`].
     pub(super) left: Left,
-    /// What waiters were answered.
+    /// The answers to waiters.
     pub(crate) answers: Vec<(u8, Told)>,
 }
 
 impl FairOracle {
-    /// What is due when the timer goes off: also waits whose time is over.
+    /// Work of the timer, including waits that have timed out.
     pub(crate) fn run_timer(&mut self, now_ms: u64) {
         self.do_what_is_due(now_ms, true);
     }
@@ -54,7 +55,7 @@ impl FairOracle {
         self.serve(now_ms);
     }
 
-    /// A free lock goes to the first in line, or is kept for it.
+    /// Grants a free lock to the head of the queue, or reserves it.
     fn serve(&mut self, now_ms: u64) {
         while self.is_free()
             && let Some(first) = self.line.first().cloned()
@@ -85,7 +86,8 @@ impl FairOracle {
         if let Some((of, count, until_ms)) = &mut self.holder
             && *of == owner
         {
-            // Its holder gets it once more, whoever waits; but not by a request that it has sent before.
+            // Its holder is granted again, ahead of waiters; but not for a repeat of an earlier
+            // request.
             match is_repeat(self.mark, wish.id, Verb::Acquire) {
                 Err(stale) => return stale,
                 Ok(true) => {}
@@ -118,8 +120,9 @@ impl FairOracle {
         self.mark = id.map(|id| (id, Verb::Acquire));
     }
 
-    /// For whom an owner waits: for the holder, and for the connected places ahead. A place without a connection waits for nobody, nobody waits
-    /// for it, and who is in no value, because it was removed, waits for nobody either.
+    /// The owners that an owner waits for: the holder, and the connected places ahead. A place
+    /// without a connection waits for no owner, and no owner waits for it. An owner without a
+    /// place, because the value was removed, waits for no owner either.
     pub(super) fn waits_for(&self, owner: u8, now_ms: u64) -> Vec<u8> {
         let waits = |place: &&Place| place.until_ms > now_ms && self.left.is_connected(place);
         let Some(at) = self.line.iter().position(|place| place.owner == owner && waits(&place)) else {

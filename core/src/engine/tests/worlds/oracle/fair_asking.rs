@@ -1,14 +1,15 @@
-//! Who asks for a fair lock that is not to be had now: it takes a place, or changes how it waits at the one that it has. One owner has one place.
+//! A request for an unavailable fair lock: it takes a place, or changes the stay of its owner's.
+//! One owner has one place.
 
 use super::Told;
 use super::fair::FairOracle;
 use super::fair_places::Place;
 
-/// How ACQUIRE asks.
+/// The options of ACQUIRE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FairWish {
     pub(crate) lease_ms: u64,
-    /// CLAIM: how long a hold lasts that begins after a wait.
+    /// CLAIM: the lease of a hold that begins after a wait, until it is claimed.
     pub(crate) claim_ms: Option<u64>,
     /// GRACE.
     pub(crate) grace_ms: Option<u64>,
@@ -20,20 +21,20 @@ pub(crate) struct FairWish {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stay {
     No,
-    /// It waits so long for a grant.
+    /// How long it waits for a grant.
     Connected(u64),
-    /// It wants a place without a connection, which lives so long.
+    /// It takes a place without a connection, with this duration.
     Polled(u64),
 }
 
 impl FairOracle {
-    /// Whether an owner that has a place has asked with a higher number.
+    /// Whether an owner with a place has asked with a higher number.
     pub(super) fn is_earlier(&mut self, owner: u8, id: Option<u64>) -> bool {
         let last = self.place(owner).and_then(|place| place.id);
         id.zip(last).is_some_and(|(id, last)| id < last)
     }
 
-    /// What is to be had by waiting only.
+    /// The lock is available only by waiting.
     pub(super) fn stand_in_line(&mut self, owner: u8, wish: FairWish, now_ms: u64) -> Told {
         let FairWish { lease_ms, claim_ms, grace_ms, stay, id } = wish;
         let (is_connected, stay_ms) = match stay {
@@ -57,7 +58,7 @@ impl FairOracle {
             id,
         };
         match self.place(owner) {
-            // Asked for anew, it stands where it stood.
+            // A repeated request keeps its place.
             Some(place) => {
                 let before = std::mem::replace(place, mine);
                 place.id = id.or(before.id);
@@ -71,7 +72,7 @@ impl FairOracle {
         if is_connected { Told::Waits } else { Told::Nil }
     }
 
-    /// The very request that waits was sent again, and does not want to wait: its place goes on without a connection.
+    /// A retry of the waiting request that does not wait: its place continues without a connection.
     fn wait_no_longer(&mut self, owner: u8, id: Option<u64>, now_ms: u64) {
         if let Some(place) = self.place(owner).filter(|place| place.is_connected && id.is_some() && place.asked == id) {
             (place.is_connected, place.until_ms) = (false, now_ms + place.kept_ms());

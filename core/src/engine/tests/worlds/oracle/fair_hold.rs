@@ -1,4 +1,4 @@
-//! What is done with a fair lock that is held: it is given back in parts, renewed, or taken away by force.
+//! Operations on the hold of a fair lock: partial release, renewal, and forced release.
 
 use super::Told;
 use super::fair::FairOracle;
@@ -38,7 +38,7 @@ impl FairOracle {
         Told::Left(left)
     }
 
-    /// Once. Returns what is left.
+    /// Releases once. Returns what is left.
     fn give_back(&mut self, id: Option<u64>) -> u32 {
         self.hear();
         self.mark = id.map(|id| (id, Verb::Release)).or(self.mark);
@@ -64,7 +64,7 @@ impl FairOracle {
         }
     }
 
-    /// With a token that is not that of the hold (not `is_meant`), it is as if there were none.
+    /// With a token other than that of the hold (not `is_meant`), as if there were no hold.
     fn find_hold(&mut self, owner: u8, is_meant: bool, now_ms: u64) -> Option<&mut (u8, u32, u64)> {
         self.settle_if_told(now_ms);
         let is_its_own = self.holder.is_some_and(|(of, _, until_ms)| of == owner && until_ms > now_ms);

@@ -1,32 +1,35 @@
-//! What the server tells a fair lock: a connection has closed, the value is gone, this server takes over. It is noted here, and acted upon when
-//! somebody asks for the lock or uses the hold, or when the timer goes off. A place outlives its connection for a grace, and so does that of
-//! who was granted and never heard of it.
+//! Server events of a fair lock: a closed connection, a removed value, a promotion. The oracle
+//! records them, and processes them with the next request for the lock, the next use of the hold,
+//! or the timer. A place outlives its connection for a grace, and so does the place of an owner
+//! that never received its grant.
 
 use std::vec::Vec;
 
 use super::fair::FairOracle;
 use super::fair_places::Place;
 
-/// What was told and not acted upon.
+/// Unprocessed events.
 #[derive(Default)]
 pub(super) struct Left {
-    /// Owners whose connected place has lost its connection.
+    /// Owners of connected places whose connection has closed.
     gone: Vec<u8>,
-    /// A holder that will never hear of its grant.
+    /// A holder that will never receive its grant.
     undone: Option<u8>,
-    /// Another server has taken over, to which nobody is connected.
+    /// Another server was promoted, which has no connections.
     moved: bool,
-    /// This server has taken over, to which somebody may be. Until that is acted upon, who holds is not asked.
+    /// This server was promoted, and may have connections. Until this is processed, the holder is
+    /// not checked.
     pub(super) promoted: bool,
     is_told: bool,
-    /// A command of the server's has removed the value: those in line are in no value.
+    /// A server command removed the value: the waiters have no places in a value.
     pub(super) is_gone: bool,
-    /// Whoever was granted after a wait and has neither heard of it nor used it, also if that hold is over by now.
+    /// An owner granted after a wait that has neither received nor used the grant, even if the hold
+    /// has expired by now.
     untold: Vec<u8>,
 }
 
 impl Left {
-    /// Whether a place has its connection still.
+    /// Whether a place still has its connection.
     pub(super) fn is_connected(&self, place: &Place) -> bool {
         place.is_connected && !self.moved && !self.gone.contains(&place.owner)
     }
@@ -51,7 +54,7 @@ impl FairOracle {
                 place.is_connected = false;
             }
         }
-        // The place of who never heard of its grant is kept, also if the lease has ended by now.
+        // The owner of an unconfirmed grant keeps its place, even if the lease has expired by now.
         if let Some(owner) = self.left.undone.take()
             && self.holder.is_some_and(|(of, ..)| of == owner)
         {
@@ -78,7 +81,8 @@ impl FairOracle {
         }
     }
 
-    /// The connection of a waiter, or of a grant that was not heard of, is gone. Of the end of any other one the lock is told nothing.
+    /// The connection of a waiter, or of an unconfirmed grant, closed. A lock gets no event for
+    /// other connections.
     pub(crate) fn leave(&mut self, owner: u8) {
         if self.place(owner).is_some_and(|place| place.is_connected) {
             if self.left.is_gone {
@@ -95,7 +99,7 @@ impl FairOracle {
         self.left.untold.retain(|untold| *untold != owner);
     }
 
-    /// The value is gone, and who waits with a connection is in line as before.
+    /// The value was removed; connected waiters keep their order.
     pub(crate) fn delete(&mut self) {
         (self.holder, self.kept, self.reserved_ms) = (None, None, None);
         self.line.retain(|place| self.left.is_connected(place));
@@ -105,7 +109,7 @@ impl FairOracle {
         (self.left.is_told, self.left.is_gone) = (true, true);
     }
 
-    /// This server takes over: who waits on it goes on.
+    /// This server was promoted: its waiters stay.
     pub(crate) fn promote(&mut self) {
         (self.left.promoted, self.left.is_told) = (true, true);
     }
@@ -120,13 +124,14 @@ impl FairOracle {
         (self.left.moved, self.left.is_told) = (true, true);
     }
 
-    /// An owner is granted after a wait, and may close its connection before it hears of that.
+    /// An owner was granted after a wait, and may close its connection before it receives the
+    /// answer.
     pub(super) fn expect_to_be_heard(&mut self, owner: u8) {
         self.unheard = Some(owner);
         self.left.untold.push(owner);
     }
 
-    /// The holder uses its hold, and so knows of it.
+    /// The holder uses its hold, which confirms the grant.
     pub(super) fn hear(&mut self) {
         let heard = self.unheard.take().and_then(|owner| self.left.untold.iter().rposition(|untold| *untold == owner));
         if let Some(at) = heard {
@@ -134,7 +139,7 @@ impl FairOracle {
         }
     }
 
-    /// What was granted has reached everybody.
+    /// All grants were received.
     pub(crate) fn hear_all(&mut self) {
         self.unheard = None;
         self.left.untold.clear();

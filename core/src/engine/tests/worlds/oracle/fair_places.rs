@@ -1,32 +1,33 @@
-//! The places in the line of a fair lock: with a connection, until an answer is due, or without one, as long as they live.
+//! The places in the queue of a fair lock: with a connection until the wait times out, or without
+//! one until they expire.
 //!
-//! A wait whose time is over ends when the timer goes off, or when it would be granted. Until then it is there: its owner may take the place
-//! over, or give it up.
+//! A timed-out wait ends when the timer runs, or when it would be granted. Until then it exists:
+//! its owner may take over the place, or give it up.
 
 use std::vec::Vec;
 
 use super::Told;
 use super::fair::FairOracle;
 
-/// How long a place outlives its connection, and a free lock is kept for the head of its queue.
+/// How long a place outlives its connection, and a free lock is reserved for the head of its queue.
 pub(crate) const GRACE_MS: u64 = 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) owner: u8,
     pub(crate) is_connected: bool,
-    /// When a connected one is answered nil, or the life of another is over.
+    /// When a connected place times out, or another one expires.
     pub(crate) until_ms: u64,
     pub(super) is_polled: bool,
-    /// The lease of a connected one that is granted.
+    /// The lease that a connected place asks for.
     pub(super) lease_ms: u64,
-    /// How long its hold lasts, if it is granted and does not claim it.
+    /// The duration of its hold, if it is granted and not claimed.
     pub(super) claim_ms: Option<u64>,
-    /// GRACE: how long it is kept without a connection, if not for [`GRACE_MS`].
+    /// GRACE: how long it is kept without a connection; [`GRACE_MS`] by default.
     pub(super) grace_ms: Option<u64>,
-    /// The number of the request that waits, of a connected one.
+    /// The id of the waiting request, of a connected place.
     pub(super) asked: Option<u64>,
-    /// The last number that its owner has asked with.
+    /// The last request id of its owner.
     pub(crate) id: Option<u64>,
 }
 
@@ -35,14 +36,15 @@ impl Place {
         self.grace_ms.unwrap_or(GRACE_MS)
     }
 
-    /// How long a free lock is reserved for this place. GRACE 0 does not apply to a place that `QUEUE` made.
+    /// How long a free lock is reserved for this place. GRACE 0 does not apply to a place that
+    /// `QUEUE` made.
     pub(super) fn reserved_for_ms(&self) -> u64 {
         self.grace_ms.filter(|grace_ms| *grace_ms > 0).unwrap_or(GRACE_MS)
     }
 }
 
 impl FairOracle {
-    /// Places whose time is over go.
+    /// Removes expired places.
     pub(super) fn end_places(&mut self, now_ms: u64, is_timer: bool) {
         let first = self.line.first().map(|place| place.owner);
         let ends = |place: &mut Place| place.until_ms <= now_ms && (is_timer || !place.is_connected);
@@ -53,8 +55,8 @@ impl FairOracle {
         }
     }
 
-    /// A place is given up. CANCEL says how many requests it has ended, so it does first what is due: a place whose life is over by
-    /// then is gone for good, and no failover that comes later gives it a new grace.
+    /// Gives up a place. CANCEL returns the number of requests it has ended, so it does due work
+    /// first: a place that has expired by then is gone, and a later failover gives it no new grace.
     pub(crate) fn cancel(&mut self, owner: u8, now_ms: u64) {
         self.settle(now_ms);
         let Some(at) = self.line.iter().position(|place| place.owner == owner) else {

@@ -1,4 +1,5 @@
-//! What owners hold: granted for a lease, given back in parts, renewed, taken away by force. An owner has one hold in each mode.
+//! The holds of owners: granted with a lease, released in parts, renewed, released by force. An
+//! owner has one hold in each mode.
 
 use super::kept::Kept;
 use super::repeats::{Mark, Verdict, is_repeat};
@@ -20,13 +21,13 @@ pub(crate) struct Held {
     pub(super) session: Option<Session>,
 }
 
-/// What RELEASE gives back.
+/// The options of RELEASE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Back {
     pub(crate) mode: Mode,
     pub(crate) count: u32,
     pub(crate) id: Option<u64>,
-    /// With a token that is not that of the hold, it is as if there were none.
+    /// With a token other than that of the hold, as if there were no hold.
     pub(crate) is_meant: bool,
     /// KEEP.
     pub(crate) keep_ms: Option<u64>,
@@ -41,7 +42,8 @@ impl Oracle {
         self.holds.iter().position(|held| (held.owner, held.mode) == (owner, mode))
     }
 
-    /// Gives what was asked for, or a new lease to who has it already. Returns what to take back if it is not heard of.
+    /// Grants a request, or renews the hold of an owner that already has it. Returns the data to
+    /// undo it.
     pub(super) fn give(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) -> Grant {
         let Wish { mode, lease_ms, id, session_ms, .. } = *wish;
         let count = if verdict == Verdict::Grant { wish.count } else { 0 };
@@ -66,7 +68,7 @@ impl Oracle {
         Grant { owner, wish: *wish, count, has_bound, before }
     }
 
-    /// The same to who asks now, and so hears of it.
+    /// The same for a request that did not wait, whose reply confirms it.
     pub(super) fn give_at_once(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) {
         self.give(owner, &Wish { claim_ms: None, ..*wish }, verdict, now_ms);
         self.hear(owner, wish.mode);
@@ -131,12 +133,12 @@ impl Oracle {
         }
     }
 
-    /// What somebody is told who means a hold that is not there.
+    /// The answer to a command that refers to a missing hold.
     fn no_hold(&self) -> Told {
         if self.is_missing() { Told::Refused } else { Told::NotOwner }
     }
 
-    /// The live hold that an owner means.
+    /// The live hold that a command refers to.
     fn use_hold(&mut self, owner: u8, mode: Mode, now_ms: u64) -> Option<usize> {
         self.act_on_what_was_told(now_ms);
         self.position(owner, mode).filter(|at| self.holds[*at].until_ms > now_ms)

@@ -1,5 +1,5 @@
-//! Locks released with KEEP: no owner holds them and no request is granted before they open. The former owner may repeat the
-//! release or free the lock.
+//! Locks released with KEEP: no owner holds them and no request is granted before they open. The
+//! former owner may repeat the release or free the lock.
 
 use super::Told;
 use super::repeats::{Mark, is_repeat};
@@ -14,13 +14,13 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// The lock as it is at a moment.
+    /// The kept lock at a moment.
     pub(super) fn at(kept: Option<Self>, now_ms: u64) -> Option<Self> {
         kept.filter(|kept| kept.until_ms > now_ms)
     }
 
-    /// The answer to a release of its former owner, with KEEP or without; `None` if the release does not mean a kept lock. One
-    /// without KEEP frees the lock.
+    /// The answer to a release of its former owner, with KEEP or without; `None` if the release
+    /// does not refer to a kept lock. Without KEEP it frees the lock.
     pub(super) fn release(
         kept: &mut Option<Self>,
         owner: u8,

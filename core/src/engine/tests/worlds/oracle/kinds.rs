@@ -1,4 +1,4 @@
-//! What is asked of a kind. The answers are in [`mutex`], [`read_write`] and [`semaphore`].
+//! The interface of a kind, implemented in [`mutex`], [`read_write`] and [`semaphore`].
 
 use std::vec::Vec;
 
@@ -10,12 +10,12 @@ use super::{Oracle, mutex, read_write, semaphore};
 pub(crate) enum Kind {
     Mutex,
     ReadWrite,
-    /// With so many permits, if there is one.
+    /// With this number of permits, if it exists.
     Semaphore(Option<u32>),
 }
 
 impl Oracle {
-    /// Whether what an owner wants can be granted beside all that is held.
+    /// Whether a request can be granted beside all current holds.
     pub(super) fn has_room(&self, owner: u8, wish: &Wish) -> bool {
         match self.kind {
             Kind::Mutex => self.kept.is_none() && mutex::has_room(&self.holds, owner),
@@ -24,7 +24,7 @@ impl Oracle {
         }
     }
 
-    /// Whether it can ever be granted, whoever gives back what.
+    /// Whether it can ever be granted, whichever holds end.
     pub(super) fn is_possible(&self, wish: &Wish) -> bool {
         match self.kind {
             Kind::Mutex | Kind::ReadWrite => true,
@@ -32,7 +32,7 @@ impl Oracle {
         }
     }
 
-    /// Whether an owner gets what it wants whoever waits.
+    /// Whether a request is granted ahead of all waiters.
     pub(super) fn passes(&self, owner: u8, wish: &Wish) -> bool {
         match self.kind {
             Kind::Mutex => mutex::passes(&self.holds, owner),
@@ -41,12 +41,12 @@ impl Oracle {
         }
     }
 
-    /// Whether an owner stands ahead of all for whom this does not hold.
+    /// Whether a waiter is ahead of all waiters for which this is false.
     pub(super) fn upgrades(&self, owner: u8, wish: &Wish) -> bool {
         self.kind == Kind::ReadWrite && read_write::upgrades(&self.holds, owner, wish.mode)
     }
 
-    /// Whether a hold is what its owner asks for with ONCE.
+    /// Whether a hold satisfies its owner's request with ONCE.
     pub(super) fn is_the_same(&self, held: &Held, wish: &Wish) -> bool {
         match self.kind {
             Kind::Mutex | Kind::ReadWrite => true,
@@ -54,12 +54,12 @@ impl Oracle {
         }
     }
 
-    /// Whether those who wait do so for anybody in particular.
-    pub(super) fn makes_circles(&self) -> bool {
+    /// Whether waiters wait for particular owners.
+    pub(super) fn makes_cycles(&self) -> bool {
         !matches!(self.kind, Kind::Semaphore(_))
     }
 
-    /// For whom somebody waits, of the holds that are live and of those who stand ahead.
+    /// The owners that a waiter waits for, among the live holders and the waiters ahead.
     pub(super) fn in_its_way(&self, wish: &Wish, holds: &[&Held], ahead: &[u8]) -> Vec<u8> {
         match self.kind {
             Kind::Mutex => mutex::waits_for(holds, ahead),

@@ -1,6 +1,8 @@
-//! The line of those who wait, and the one loop that serves it from its head: only who is first may be granted, so nobody is overtaken.
+//! The queue of waiters, and the one loop that serves it from its head: only the first waiter may
+//! be granted, so no waiter is overtaken.
 //!
-//! A wait whose time is over ends with the timer, or when it is first in line; until then its owner may send it again, or take it back.
+//! A timed-out wait ends with the timer, or when it is first in the queue; until then its owner may
+//! retry or cancel it.
 
 use std::vec::Vec;
 
@@ -15,16 +17,17 @@ pub(crate) struct InLine {
     pub(crate) owner: u8,
     pub(crate) wish: Wish,
     pub(crate) until_ms: u64,
-    /// A reader that wants to write.
+    /// A reader that waits for WRITE.
     pub(super) upgrades: bool,
-    /// It was searched for cycles before it entered: it took over the place of another request of its owner, or ended that one.
+    /// It was searched for cycles before it entered: it took over the place of its owner's earlier
+    /// request, or ended that one.
     pub(super) was_asked: bool,
-    /// It is asked once more when the timer goes off, see [`super::circles`], in this order.
+    /// It is checked again when the timer runs, see [`super::circles`], in this order.
     pub(super) suspect: Option<u64>,
 }
 
 impl Oracle {
-    /// What is due when the timer goes off: also waits whose time is over, wherever they stand.
+    /// Work of the timer, including timed-out waits anywhere in the queue.
     pub(super) fn run_timer(&mut self, now_ms: u64) {
         self.refuse_if_missing(now_ms);
         let over: Vec<InLine> = self.line.extract_if(.., |one| one.until_ms <= now_ms).collect();
@@ -33,7 +36,7 @@ impl Oracle {
         self.remove_unused(now_ms);
     }
 
-    /// Does what is due: holds end, and who waits is served.
+    /// Does due work: ends holds, and serves waiters.
     pub(super) fn settle(&mut self, now_ms: u64) {
         (self.is_told, self.is_gone) = (false, false);
         self.take_back(now_ms);
@@ -95,12 +98,12 @@ impl Oracle {
         Told::Waits
     }
 
-    /// Where an owner has to stand.
+    /// The position for an owner.
     fn end_of_line(&self, owner: u8, wish: &Wish) -> usize {
         if self.upgrades(owner, wish) { read_write::place_of_upgrade(&self.line) } else { self.line.len() }
     }
 
-    /// Who waits comes into line.
+    /// A waiter enters the queue.
     pub(super) fn stand(&mut self, owner: u8, wish: Wish, was_asked: bool, now_ms: u64) {
         let (at, upgrades) = (self.end_of_line(owner, &wish), self.upgrades(owner, &wish));
         let until_ms = now_ms.saturating_add(wish.wait_ms.unwrap_or(0));
@@ -108,7 +111,7 @@ impl Oracle {
         self.line.insert(at, InLine { owner, wish, until_ms, upgrades, was_asked, suspect });
     }
 
-    /// Who waits gives up.
+    /// A waiter gives up.
     pub(crate) fn cancel(&mut self, owner: u8, now_ms: u64) {
         self.settle(now_ms);
         if self.line.iter().any(|one| one.owner == owner) {
@@ -118,7 +121,7 @@ impl Oracle {
         }
     }
 
-    /// Somebody waits no more, and is not answered here.
+    /// A waiter leaves without an answer here.
     pub(crate) fn leave_line(&mut self, owner: u8) {
         self.line.retain(|one| one.owner != owner);
     }

@@ -1,27 +1,29 @@
-//! What locks do, as plainly as it can be said: beside each lock of the core stands one of these, and both have to come to the same.
+//! Simple oracles of the locks: one stands beside each lock of the core, and both must agree.
 //!
-//! What is special to a kind is a page: [`mutex`], [`read_write`], [`semaphore`] and [`fair`] say what it admits, whom it lets pass, and for
-//! whom its waiters wait. The first three are an [`Oracle`], a list of holds and a line of waiters:
+//! [`mutex`], [`read_write`], [`semaphore`] and [`fair`] describe one kind each: what it admits,
+//! which requests it grants ahead of the queue, and which owners its waiters wait for. The first
+//! three are an [`Oracle`], a list of holds and a queue of waiters:
 //!
-//! - [`kinds`]: what is asked of these pages;
-//! - [`wish`]: what ACQUIRE asks for;
-//! - [`line`]: who waits, and the one loop that serves the line from its head;
-//! - [`holds`]: what is granted, given back and renewed;
+//! - [`kinds`]: the interface of these modules;
+//! - [`wish`]: the options of ACQUIRE;
+//! - [`line`]: the waiters, and the one loop that serves the queue from its head;
+//! - [`holds`]: grants, releases and renewals;
 //! - [`kept`]: locks that a former owner keeps closed;
-//! - [`repeats`]: requests that are sent again, by REQ and ONCE;
+//! - [`repeats`]: retries with REQ and ONCE;
 //! - [`sessions`]: holds that end with a connection;
-//! - [`unheard`]: grants that are taken back, because nobody has heard of them;
-//! - [`events`]: what the server tells, to be acted upon later;
-//! - [`circles`]: who waits for itself, over several locks;
-//! - [`several`]: what is asked of one of them.
+//! - [`unheard`]: undone grants, whose answers did not arrive;
+//! - [`events`]: server events, processed later;
+//! - [`circles`]: deadlocks over several locks;
+//! - [`several`]: the interface for several locks.
 //!
-//! A fair lock is a holder and a line of places, which outlive connections: [`fair`] with [`fair_asking`], [`fair_places`], [`fair_hold`]
-//! and [`fair_leaving`].
+//! A fair lock is a holder and a queue of places, which outlive connections: [`fair`] with
+//! [`fair_asking`], [`fair_places`], [`fair_hold`] and [`fair_leaving`].
 //!
-//! Nothing is done by the way: what is due is done when somebody asks for the lock, when somebody uses a hold after the server has told
-//! something, and when the timer goes off.
+//! Due work happens only with a request for the lock, with a use of a hold after a server event,
+//! and with the timer.
 //!
-//! `verify/fuzz/` uses these files too: they know nothing of the engine, and of the crate only modes, and verbs of requests.
+//! `verify/fuzz/` uses these files too. They know nothing of the engine, and use only modes and
+//! request verbs of the crate.
 
 pub(crate) mod circles;
 mod events;
@@ -52,7 +54,7 @@ use self::line::InLine;
 use self::semaphore::Idle;
 use self::unheard::Grant;
 
-/// What somebody is told.
+/// The answer to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Told {
     Granted,
@@ -61,18 +63,18 @@ pub(crate) enum Told {
     Superseded,
     Cancelled,
     Deadlock,
-    /// An earlier request, or another one with a number that was used.
+    /// An earlier request, or another one with a used number.
     Stale,
     Refused,
-    /// Its time is over, and it waits for what is not there any more: which of both it is told is open.
+    /// It has timed out, and waits for a removed semaphore: either answer is correct.
     NilOrRefused,
     NotOwner,
     Left(u32),
-    /// So many permits; fewer than none if more are in use than there are.
+    /// This number of permits; negative if more are in use than there are.
     Free(i64),
 }
 
-/// Says what was open as the oracle does, so that the answers can be compared.
+/// Replaces an ambiguous answer with the oracle's, so that the answers can be compared.
 pub(crate) fn accept_what_is_open<Who: PartialEq>(told: &mut [(Who, Told)], expected: &[(Who, Told)]) {
     for (who, _) in expected.iter().filter(|(_, told)| *told == Told::NilOrRefused) {
         let is_either = |one: &&mut (Who, Told)| one.0 == *who && matches!(one.1, Told::Nil | Told::Refused);
@@ -90,23 +92,24 @@ pub(crate) struct Oracle {
     pub(crate) kept: Option<Kept>,
     idle: Option<Idle>,
     pub(crate) line: Vec<InLine>,
-    /// Grants after a wait of which it is not known that they were heard.
+    /// Unconfirmed grants after a wait.
     unheard: Vec<Grant>,
-    /// Of these, whose hold was over before anybody heard of it, and who holds anew: when they leave, the lock is told something.
+    /// Of these, owners whose hold ended before it was confirmed, and which hold again: when they
+    /// leave, the lock gets an event.
     over: Vec<u8>,
-    /// Grants that nobody will hear of, to be taken back.
+    /// Grants to undo, whose answers will not arrive.
     undone: Vec<Grant>,
-    /// The server has told something that was not acted upon.
+    /// There are unprocessed server events.
     is_told: bool,
-    /// A command of the server's has removed the value, or the server has taken over, and the lock was not looked at since: nobody waits here for
-    /// anybody.
+    /// A server command removed the value, or the server was promoted, and the lock was not
+    /// reviewed since: waiters here wait for no owner.
     is_gone: bool,
-    /// What waiters were answered.
+    /// The answers to waiters.
     pub(crate) answers: Vec<(u8, Told)>,
 }
 
 impl Oracle {
-    /// A lock that nobody holds.
+    /// Creates a lock without holds.
     pub(crate) fn new(kind: Kind) -> Self {
         let (holds, line, answers) = (Vec::new(), Vec::new(), Vec::new());
         let (unheard, over, undone) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,20 +1,20 @@
-//! A mutex: one owner holds it, as many times as it has asked.
+//! A mutex: one owner holds it, with a count.
 
 use std::vec::Vec;
 
 use super::holds::Held;
 
-/// It is free, or the owner's own.
+/// It is free, or held by the owner itself.
 pub(super) fn has_room(holds: &[Held], owner: u8) -> bool {
     holds.iter().all(|held| held.owner == owner)
 }
 
-/// Its holder gets it once more, whoever waits.
+/// Its holder is granted again, ahead of waiters.
 pub(super) fn passes(holds: &[Held], owner: u8) -> bool {
     holds.iter().any(|held| held.owner == owner)
 }
 
-/// Who waits does so for the holder, and for everybody ahead.
+/// A waiter waits for the holder, and for all waiters ahead.
 pub(super) fn waits_for(holds: &[&Held], ahead: &[u8]) -> Vec<u8> {
     holds.iter().map(|held| held.owner).chain(ahead.iter().copied()).collect()
 }

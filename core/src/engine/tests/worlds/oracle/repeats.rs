@@ -1,6 +1,7 @@
-//! Requests that are sent again. With a number (REQ) the last one of a hold is answered as before and done once, and an earlier one is refused;
-//! with ONCE an owner that holds gets no more. An owner waits with one request at most: a later one that waits, or that has the
-//! same number, ends it, and takes its place if it asks for the same.
+//! Retries. With a number (REQ), a repeat of a hold's last request gets the same answer without
+//! another effect, and an earlier one is refused; with ONCE an owner that holds the lock gets
+//! nothing further. An owner waits with at most one request: a later one that waits, or has the
+//! same number, ends it, and takes over its place if it asks for the same.
 
 use super::circles::NOT_NUMBERED;
 use super::line::InLine;
@@ -11,25 +12,26 @@ use crate::request::Verb;
 /// The last numbered request of a hold.
 pub(crate) type Mark = Option<(u64, Verb)>;
 
-/// What a lock says to a wish, whoever waits.
+/// The lock's answer to a wish, regardless of waiters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Grant,
     /// This very request was granted before.
     Repeat,
-    /// The owner has what it asks for once.
+    /// The owner already has what it asks for with ONCE.
     Has,
     Wait,
     /// With this answer.
     Refuse(Told),
 }
 
-/// How a new request relates to the request with which its owner waits, and the place of that one in the line.
+/// The relation of a new request to its owner's waiting request, and the position of that one in
+/// the queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
-    /// Nothing: that one goes on.
+    /// None: that one continues.
     Unrelated,
-    /// It has a lower number, or the same one for something else.
+    /// It has a lower number, or the same number but asks for something else.
     Stale,
     /// It asks for the same.
     TakesOver(usize),
@@ -37,7 +39,7 @@ pub(super) enum Again {
     Ends(usize),
 }
 
-/// Whether a numbered request is the last one of a hold once more; an error if it is an earlier one.
+/// Whether a numbered request repeats the last one of a hold; an error if it is an earlier one.
 pub(super) fn is_repeat(last: Mark, id: Option<u64>, verb: Verb) -> Result<bool, Told> {
     match (last, id) {
         (Some((last, by)), Some(id)) if id < last || (id == last && by != verb) => Err(Told::Stale),
@@ -68,7 +70,7 @@ impl Oracle {
         if self.has_room(owner, wish) { Verdict::Grant } else { Verdict::Wait }
     }
 
-    /// What a request is answered that was granted before, or cannot be.
+    /// The answer to a request that was granted before, or cannot be granted.
     pub(super) fn repeated(&mut self, owner: u8, wish: &Wish, now_ms: u64) -> Option<Told> {
         match self.verdict(owner, wish) {
             Verdict::Refuse(told) => Some(told),
@@ -80,7 +82,7 @@ impl Oracle {
         }
     }
 
-    /// How a new request relates to the request with which its owner waits.
+    /// The relation of a new request to its owner's waiting request.
     pub(super) fn again(&self, owner: u8, wish: &Wish) -> Again {
         let Some(at) = self.line.iter().position(|one| one.owner == owner) else { return Again::Unrelated };
         let earlier = &self.line[at].wish;
@@ -97,13 +99,13 @@ impl Oracle {
         }
     }
 
-    /// Whether a request ends one of its owner that waits for something else, to wait itself.
+    /// Whether a request that waits ends one of its owner that waits for something else.
     pub(super) fn waits_anew(&self, owner: u8, wish: &Wish) -> bool {
         let is_settled = matches!(self.verdict(owner, wish), Verdict::Refuse(_) | Verdict::Repeat | Verdict::Has);
         matches!(self.again(owner, wish), Again::Ends(_)) && !is_settled && !self.passes(owner, wish)
     }
 
-    /// Ends a request that waits, because of a later one.
+    /// Ends a waiting request because of a later one.
     pub(super) fn supersede(&mut self, at: usize, wish: &Wish) -> InLine {
         let earlier = self.line.remove(at);
         let is_same_channel = wish.is_notified && earlier.wish.is_notified;
@@ -113,7 +115,7 @@ impl Oracle {
         earlier
     }
 
-    /// A request takes the place of the one with which its owner waits.
+    /// A request takes over the place of its owner's waiting request.
     pub(super) fn take_over(&mut self, at: usize, owner: u8, wish: &Wish, now_ms: u64) -> Told {
         let verdict = self.verdict(owner, wish);
         if verdict == Verdict::Has || self.passes(owner, wish) {
@@ -126,7 +128,7 @@ impl Oracle {
             self.settle(now_ms);
             return Told::Nil;
         };
-        // It stands where it stood.
+        // It keeps the position.
         let is_suspect = earlier.suspect.is_some() || earlier.until_ms <= now_ms;
         let suspect = is_suspect.then_some(NOT_NUMBERED);
         let until_ms = now_ms.saturating_add(wait_ms);

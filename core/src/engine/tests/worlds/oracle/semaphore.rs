@@ -1,14 +1,15 @@
-//! A semaphore: so many permits, which owners take and give back. What an owner has taken is one hold.
+//! A semaphore: permits, which owners acquire and release. All permits of an owner are one hold.
 //!
-//! A holder that asks for more stands in line like any other. Nobody waits for anybody in particular, since any holder may give permits back:
-//! so there are no circles.
+//! A holder that asks for more waits like any other owner. A waiter waits for no particular owner,
+//! since any holder may release permits: so there are no cycles.
 //!
-//! It can be given another number of permits. Nobody loses any by that; but if more are in use than there are then, none is granted until enough came
-//! back, and who waits for more than there are is refused.
+//! RESIZE changes the number of permits. No owner loses permits by that; but if more are in use
+//! than there are then, none is granted until enough were released, and waiters that ask for more
+//! than there are get refused.
 //!
-//! Made with an idle time, it is removed after so long without holders and waiters, when the timer goes off.
+//! With an idle time, the timer removes it after that time without holders and waiters.
 //!
-//! It has to be made, and a command of the server's may remove it: then whoever asks is refused, and so is whoever waits.
+//! INIT must create it, and a server command may remove it: then requests and waiters are refused.
 
 use super::holds::Held;
 use super::line::InLine;
@@ -17,25 +18,26 @@ use super::wish::Wish;
 use super::{Kind, Oracle, Told};
 use crate::kind::Mode;
 
-/// For how long one stays without holders and waiters.
+/// The idle time: how long it stays without holders and waiters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Idle {
     idle_ms: u64,
     until_ms: u64,
 }
 
-/// So many are left.
+/// The permits left.
 pub(super) fn has_room(holds: &[Held], permits: u32, count: u32) -> bool {
     holds.iter().map(|held| held.count).sum::<u32>() + count <= permits
 }
 
-/// Asked with ONCE, an owner has what it wants if it has just as many; with another number of permits it is refused.
+/// With ONCE, an owner has what it asks for if it has exactly that number of permits; with another
+/// number it is refused.
 pub(super) fn is_the_same(held: &Held, count: u32) -> bool {
     held.count == count
 }
 
 impl Oracle {
-    /// INIT: a semaphore that exists keeps its permits, and its idle time begins again.
+    /// INIT: an existing semaphore keeps its permits, and its idle time begins again.
     pub(crate) fn init(&mut self, permits: u32, idle_ms: Option<u64>, now_ms: u64) {
         self.settle(now_ms);
         if self.is_missing() {
@@ -45,7 +47,7 @@ impl Oracle {
         self.idle = idle_ms.map(|idle_ms| Idle { idle_ms, until_ms: now_ms + idle_ms });
     }
 
-    /// A hold has ended.
+    /// A hold ended.
     pub(super) fn begin_idle_time(&mut self, now_ms: u64) {
         if let Some(idle) = self.idle.as_mut().filter(|_| self.holds.is_empty()) {
             idle.until_ms = now_ms + idle.idle_ms;
@@ -64,7 +66,7 @@ impl Oracle {
         }
     }
 
-    /// The number of permits of a semaphore that is there.
+    /// The number of permits, if the semaphore exists.
     pub(crate) fn permits(&self) -> Option<u32> {
         if let Kind::Semaphore(permits) = self.kind { permits } else { None }
     }
@@ -85,7 +87,7 @@ impl Oracle {
         Told::Free(i64::from(permits) - in_use)
     }
 
-    /// DRAIN: an owner gets all that are free, if nobody waits.
+    /// DRAIN: an owner gets all free permits, unless a request waits.
     pub(crate) fn drain(&mut self, owner: u8, lease_ms: u64, now_ms: u64) -> Told {
         self.settle(now_ms);
         let Kind::Semaphore(Some(permits)) = self.kind else { return Told::Refused };
@@ -110,7 +112,7 @@ impl Oracle {
         Told::Free(count.into())
     }
 
-    /// The value is gone: a lock of another kind is free then, and this is none.
+    /// The value was removed: a lock of another kind is free then, and a semaphore is missing.
     pub(super) fn unmake(&mut self) {
         if let Kind::Semaphore(permits) = &mut self.kind {
             *permits = None;
@@ -122,7 +124,8 @@ impl Oracle {
         self.kind == Kind::Semaphore(None)
     }
 
-    /// Nobody can wait for what is not there. The server may say so or nil, if the time is over too: it does both when it comes to it.
+    /// Refuses the waiters of a missing semaphore. The server may answer nil instead if the wait
+    /// has timed out too: it does both at the same time.
     pub(super) fn refuse_if_missing(&mut self, now_ms: u64) {
         if self.is_missing() {
             let told = |one: &InLine| if one.until_ms <= now_ms { Told::NilOrRefused } else { Told::Refused };

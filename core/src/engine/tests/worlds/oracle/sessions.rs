@@ -1,10 +1,11 @@
-//! Sessions: a hold that is bound to the connection of its owner ends soon after that has closed, unless it is bound anew before that is acted
-//! upon or its lease ends first. Here an owner has one connection at a time.
+//! Sessions: a hold bound to its owner's connection ends soon after the connection closed, unless
+//! it is bound again before that is processed, or its lease expires first. Here an owner has one
+//! connection at a time.
 
 use super::Oracle;
 use super::holds::Held;
 
-/// The session of a hold: how long it has when its connection has closed.
+/// The session of a hold: how long it lasts after its connection closed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Session {
     ms: u64,
@@ -14,13 +15,14 @@ pub(super) struct Session {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Connection {
     Open,
-    /// It has closed, and that was not acted upon.
+    /// It has closed, and that is not processed yet.
     Closed,
     Gone,
 }
 
 impl Held {
-    /// Its owner uses the hold over its connection, and may name another time. A hold without a session gets one only by being given that.
+    /// Its owner uses the hold over its connection, and may set another time. A hold without a
+    /// session gets one only this way.
     pub(super) fn bind(&mut self, ms: Option<u64>) {
         let ms = ms.or(self.session.map(|session| session.ms));
         self.session = ms.map(|ms| Session { ms, connection: Connection::Open });
@@ -34,7 +36,7 @@ impl Held {
         self.session.map(|session| session.ms)
     }
 
-    /// It has another time, or no session. To what it is bound stays.
+    /// It gets another time, or no session. Its bindings stay.
     pub(super) fn set_session_ms(&mut self, ms: Option<u64>) {
         let connection = self.session.map_or(Connection::Gone, |session| session.connection);
         self.session = ms.map(|ms| Session { ms, connection });
@@ -46,7 +48,7 @@ impl Held {
         }
     }
 
-    /// It has its time left and no more.
+    /// It has only its session time left.
     pub(super) fn end_session(&mut self, now_ms: u64) {
         if let Some(ms) = self.session_ms() {
             self.until_ms = self.until_ms.min(now_ms + ms);
@@ -63,7 +65,7 @@ impl Held {
 }
 
 impl Oracle {
-    /// The connection of an owner closes, with all that it waits for.
+    /// Closes the connection of an owner, with all its waits.
     pub(crate) fn close(&mut self, owner: u8) {
         self.leave(owner);
         for held in self.holds.iter_mut().filter(|held| held.owner == owner) {
@@ -71,12 +73,12 @@ impl Oracle {
         }
     }
 
-    /// No connection of the server before is one of this server.
+    /// Connections of the former server do not exist on this one.
     pub(super) fn close_all(&mut self) {
         self.holds.iter_mut().for_each(|held| _ = held.lose_connection());
     }
 
-    /// What was bound to connections that have closed has so much time left.
+    /// Holds bound to closed connections have only this time left.
     pub(super) fn end_sessions(&mut self, now_ms: u64) {
         for held in &mut self.holds {
             if held.session.is_some_and(|session| session.connection == Connection::Closed) {

@@ -1,4 +1,5 @@
-//! ACQUIRE where there are several locks: who would wait for itself, over all of them, is refused, and nothing has happened.
+//! ACQUIRE with several locks: an owner that would wait for itself, over all of them, is refused
+//! without any effect.
 
 use super::circles::{NOT_NUMBERED, over_all, waits_for_itself};
 use super::fair::FairOracle;
@@ -6,7 +7,7 @@ use super::fair_asking::FairWish;
 use super::wish::Wish;
 use super::{Oracle, Told};
 
-/// For all locks together so many may wait.
+/// The most waiters on all locks together.
 pub(crate) fn acquire(
     oracles: &mut [Oracle],
     key: usize,
@@ -19,10 +20,11 @@ pub(crate) fn acquire(
     let before = oracles[key].clone();
     let waits_anew = oracles[key].waits_anew(owner, &wish);
     if waits_anew {
-        // Before its wait with a lower number has ended, which may let others in: as if it had stood in line for this all the time.
+        // Before its wait with a lower number has ended, which may let others in: as if it had
+        // waited for this from the beginning.
         oracles[key].leave_line(owner);
         oracles[key].stand(owner, wish, true, now_ms);
-        let is_refused = closes_a_circle(oracles, key, owner, now_ms);
+        let is_refused = closes_a_cycle(oracles, key, owner, now_ms);
         oracles[key] = before.clone();
         if is_refused {
             return Told::Deadlock;
@@ -35,7 +37,7 @@ pub(crate) fn acquire(
     let waiting: usize = oracles.iter().map(|oracle| oracle.line.len()).sum();
     let refused = if waiting > most_waiting {
         Told::Refused
-    } else if !is_asked_later(oracles, key, owner) && closes_a_circle(oracles, key, owner, now_ms) {
+    } else if !is_asked_later(oracles, key, owner) && closes_a_cycle(oracles, key, owner, now_ms) {
         Told::Deadlock
     } else {
         return told;
@@ -44,24 +46,25 @@ pub(crate) fn acquire(
     refused
 }
 
-fn closes_a_circle(oracles: &[Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
-    oracles[key].makes_circles() && waits_for_itself(owner, |one| over_all(oracles, one, now_ms))
+fn closes_a_cycle(oracles: &[Oracle], key: usize, owner: u8, now_ms: u64) -> bool {
+    oracles[key].makes_cycles() && waits_for_itself(owner, |one| over_all(oracles, one, now_ms))
 }
 
-/// Whether who waits from now on was asked about circles before. It is asked again when the timer goes off, if anything has changed: it is given a number
-/// behind all others.
+/// Whether a new waiter was already checked for cycles. If anything has changed, the timer checks
+/// it again, with a number behind all others.
 fn is_asked_later(oracles: &mut [Oracle], key: usize, owner: u8) -> bool {
     let numbers = oracles.iter().flat_map(|oracle| &oracle.line).filter_map(|one| one.suspect);
     let next = numbers.filter(|number| *number != NOT_NUMBERED).max().map_or(0, |last| last + 1);
-    let makes_circles = oracles[key].makes_circles();
+    let makes_cycles = oracles[key].makes_cycles();
     let Some(one) = oracles[key].line.iter_mut().find(|one| one.owner == owner) else { return false };
     if one.suspect == Some(NOT_NUMBERED) {
-        one.suspect = makes_circles.then_some(next);
+        one.suspect = makes_cycles.then_some(next);
     }
     one.was_asked
 }
 
-/// ACQUIRE of one of several fair locks. Who would wait for itself is refused, and has the place that it had.
+/// ACQUIRE of one of several fair locks. An owner that would wait for itself is refused, and keeps
+/// its previous place.
 pub(crate) fn acquire_fair(oracles: &mut [FairOracle], key: usize, owner: u8, wish: FairWish, now_ms: u64) -> Told {
     oracles[key].settle(now_ms);
     let (line, answered) = (oracles[key].line.clone(), oracles[key].answers.len());

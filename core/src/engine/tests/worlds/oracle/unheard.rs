@@ -1,20 +1,21 @@
-//! Grants of who has waited. Until it is known that an owner has heard of its grant its connection may close, or nobody may listen on its
-//! channel: then the grant is taken back, as if it had not been. An owner that uses the hold knows of it.
+//! Grants of waiters. Until an owner has confirmed its grant, its connection may close, or its
+//! channel may have no subscriber: then the grant is undone, as if it had not happened. An owner
+//! that uses the hold confirms it.
 
 use super::Oracle;
 use super::holds::Held;
 use super::wish::Wish;
 use crate::kind::Mode;
 
-/// What a hold got, to be taken back.
+/// The effect of a grant on a hold, to undo it.
 #[derive(Clone, Debug)]
 pub(super) struct Grant {
     pub(super) owner: u8,
-    /// What was asked for.
+    /// The request.
     pub(super) wish: Wish,
-    /// How many it got: none, if its owner had what it asked for.
+    /// The count it added: 0 if its owner already had what it asked for.
     pub(super) count: u32,
-    /// The grant has bound the hold to the connection of its owner.
+    /// The grant bound the hold to its owner's connection.
     pub(super) has_bound: bool,
     /// The hold before, if there was one.
     pub(super) before: Option<Held>,
@@ -27,8 +28,8 @@ impl Grant {
 }
 
 impl Held {
-    /// What is left of the hold without the last of its grants: what that has said goes. It lasts as long as it did with it, unless that was for a
-    /// connection.
+    /// The hold without its last grant, whose options are removed. It lasts as long as with the
+    /// grant, unless that was due to a connection.
     fn take_back(&mut self, Grant { wish, has_bound, before, .. }: &Grant, now_ms: u64) {
         if *has_bound {
             self.unbind();
@@ -50,31 +51,32 @@ impl Held {
 }
 
 impl Oracle {
-    /// An owner uses its hold, and so knows of it.
+    /// An owner uses its hold, which confirms the grant.
     pub(super) fn hear(&mut self, owner: u8, mode: Mode) {
         self.unheard.retain(|one| !one.is_of(owner, mode));
     }
 
-    /// What was granted has reached everybody.
+    /// All grants were received.
     pub(crate) fn hear_all(&mut self) {
         self.unheard.clear();
         self.over.clear();
     }
 
-    /// Nobody has listened to what was published in this turn.
+    /// The answers published in this turn had no subscriber.
     pub(crate) fn nobody_hears(&mut self) {
         self.is_told |= !self.unheard.is_empty() || !self.over.is_empty();
         self.undone.append(&mut self.unheard);
         self.over.clear();
     }
 
-    /// An owner holds anew: what it was granted before is over, and nothing of that is taken back.
+    /// An owner holds again: its earlier grants have ended, and are not undone.
     pub(super) fn forget_earlier(&mut self, owner: u8, mode: Mode) {
         let earlier = self.unheard.extract_if(.., |one| one.is_of(owner, mode));
         self.over.extend(earlier.map(|one| one.owner));
     }
 
-    /// Takes back what nobody will hear of, the last first. A hold that is over by then is over.
+    /// Undoes the grants whose answers will not arrive, the last first. A hold that has expired by
+    /// then has ended.
     pub(super) fn take_back(&mut self, now_ms: u64) {
         for grant in std::mem::take(&mut self.undone).into_iter().rev() {
             let Some(at) = self.position(grant.owner, grant.wish.mode) else { continue };
