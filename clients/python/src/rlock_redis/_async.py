@@ -209,20 +209,24 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         return await connection.read_response()
 
     async def _call(
-        self, key: bytes, commands: Sequence[tuple[Any, ...]], timeout: float, asks: bool = False
+        self, key: bytes, commands: Sequence[tuple[Any, ...]], timeout: float, asks: Mailbox | None = None
     ) -> list[Any]:
         """In a task of its own: a cancelled caller does not leave half of an exchange behind."""
         task = self._spawn(self._call_now(key, commands, timeout, asks))
         timer = asyncio.get_running_loop().call_later(timeout, task.cancel)
         task.add_done_callback(lambda _: timer.cancel())
+        if asks is not None:
+            asks.call = task
         await asyncio.wait({task})
         if task.cancelled():
             raise Unavailable("the server did not answer in time")
         replies: list[Any] = task.result()
         return replies
 
-    async def _call_now(self, key: bytes, commands: Sequence[tuple[Any, ...]], timeout: float, asks: bool) -> list[Any]:
-        async with self._asking if asks else contextlib.nullcontext():
+    async def _call_now(
+        self, key: bytes, commands: Sequence[tuple[Any, ...]], timeout: float, asks: Mailbox | None
+    ) -> list[Any]:
+        async with self._asking if asks is not None else contextlib.nullcontext():
             return await super()._call(key, commands, timeout)
 
     def _subscriber(self, route: Route) -> _Subscriber:
@@ -233,6 +237,15 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _settle(self, attempt: Attempt) -> None:
+        """When the request of a cancelled caller is over, which must not arrive after its settlement."""
+        call = attempt.box.call
+        if call is None or call.done():
+            super()._settle(attempt)
+        else:
+            attempt.box.call = None
+            call.add_done_callback(lambda _: self._settle(attempt))
 
     def _wake(self) -> None:
         if self._timer is not None:

@@ -423,6 +423,7 @@ class Mailbox:
         self.put = messages.put_nowait
         self.messages, self.stopped = messages, stopped
         self.id, self.channel = 0, ""
+        self.call: Any = None  # The request that is under way, where a cancelled caller leaves it behind.
 
 
 class Attempt:
@@ -465,7 +466,7 @@ class Attempt:
 
     async def _call(self, request: tuple[Any, ...], timeout: float) -> Any:
         self.client._check(self.box)
-        return first(await self.client._call(self.target.keys[0], [request], timeout, asks=True))
+        return first(await self.client._call(self.target.keys[0], [request], timeout, self.box))
 
     async def _pause(self, seconds: float) -> None:
         """Ends early only if the attempt ends with it."""
@@ -808,7 +809,7 @@ class Base(Generic[H, L, S]):
         return Route(node.name, pool.connection_class, pool.connection_kwargs)
 
     async def _call(
-        self, key: bytes, commands: Sequence[tuple[Any, ...]], timeout: float, asks: bool = False
+        self, key: bytes, commands: Sequence[tuple[Any, ...]], timeout: float, asks: Mailbox | None = None
     ) -> list[Any]:
         """The replies, with the server's errors among them. Raises :class:`Unavailable` if there are none."""
         end = time.monotonic() + timeout
@@ -999,8 +1000,13 @@ class Base(Generic[H, L, S]):
             return hold
         finally:
             if attempt is not None and attempt.uncertain:
-                self._background(attempt.settlement())
-            self._boxes.discard(box)
+                self._settle(attempt)
+            else:
+                self._boxes.discard(box)
+
+    def _settle(self, attempt: Attempt) -> None:
+        self._background(attempt.settlement())
+        self._boxes.discard(attempt.box)
 
     async def _learn(self, key: bytes) -> None:
         """The longest lease that the server grants, if INFO tells it."""

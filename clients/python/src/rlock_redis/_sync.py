@@ -192,8 +192,10 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
         time.sleep(seconds)  # noqa: ASYNC251
 
     async def _read(self, connection: Any, end: float) -> Any:
-        if not connection.can_read(max(0.0, end - time.monotonic())):
-            raise Unavailable("the server did not answer in time")
+        while not connection.can_read(min(0.25, max(0.0, end - time.monotonic()))):
+            # In steps, because not all platforms interrupt the system call for a signal.
+            if time.monotonic() >= end:
+                raise Unavailable("the server did not answer in time")
         return connection.read_response()
 
     def _subscriber(self, route: Route) -> _Subscriber:
