@@ -9,7 +9,7 @@ with locks.lock("orders:42") as hold:
 """
 
 from ._async import AsyncHold, AsyncLock, AsyncRLockClient, AsyncSemaphore
-from ._core import Hold, Options
+from ._core import Hold, LockOptions
 from ._sync import Leader, Lock, RLockClient, Semaphore, SyncHold
 from .errors import (
     Closed,
@@ -38,10 +38,10 @@ __all__ = [
     "Lock",
     "LockError",
     "LockLost",
+    "LockOptions",
     "LockTimeout",
     "ModuleMissing",
     "ModuleTooOld",
-    "Options",
     "RLockClient",
     "Refused",
     "Semaphore",

@@ -8,10 +8,10 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from . import _core as c
 from ._core import (
-    FOREVER,
     LONG_PAUSE,
     PING,
     SHORT_PAUSE,
@@ -23,10 +23,12 @@ from ._core import (
     Message,
     Route,
     Subscriber,
-    done,
     log,
 )
 from .errors import LockLost, LockTimeout, Unavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_ASKING = 16  # Connections for requests that acquire; renewals and releases do not queue behind these.
 
@@ -53,7 +55,7 @@ class AsyncHold(Hold):
             try:
                 result = self._options.on_lost(self)
                 if inspect.isawaitable(result):
-                    self._client._spawn(done(result))
+                    self._client._spawn(c.done(result))
             except Exception:
                 log.exception("on_lost failed")
 
@@ -93,7 +95,7 @@ class _Subscriber(Subscriber):
                     await self._connected.send_command(self._command, channel, check_health=False)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(ready.wait(), timeout)
-        self._confirmed(channel, ready.is_set())
+        self._confirmed(ready.is_set())
 
     async def _run(self) -> None:
         pause = SHORT_PAUSE
@@ -144,8 +146,8 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
     :class:`RLockClient`, with a client of ``redis.asyncio`` or ``valkey.asyncio``.
     """
 
-    _hold_class = AsyncHold
-    _disconnect = {"nowait": True}  # noqa: RUF012
+    _hold_class, _subscriber_class = AsyncHold, _Subscriber
+    _disconnect: ClassVar[dict[str, bool]] = {"nowait": True}
 
     def _begin(self) -> None:
         super()._begin()
@@ -155,7 +157,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         self._asking = asyncio.Semaphore(MAX_ASKING)
 
     async def lead(
-        self, key: str | bytes, work: Callable[[AsyncHold], Coroutine[Any, Any, Any]], **options: Any
+        self, key: str | bytes, work: Callable[[AsyncHold], Coroutine[Any, Any, Any]], **options: Unpack[c.LockOptions]
     ) -> None:
         """Runs ``await work(hold)`` whenever this task is elected, until the task is cancelled.
 
@@ -188,7 +190,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         if task is None:
             raise RuntimeError("the owner of a lock is a task, and none is running")
         if task not in self._names:
-            self._names[task] = f"{self.id}:{next(self.owners)}"
+            self._names[task] = f"{self.id}:{next(self._numbers)}"
         return self._names[task]
 
     def _box(self) -> Mailbox:
@@ -197,7 +199,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
     async def _receive(self, box: Mailbox, timeout: float) -> Message | None:
         get = asyncio.ensure_future(box.messages.get())
         try:
-            await asyncio.wait({get}, timeout=None if timeout == FOREVER else timeout)
+            await asyncio.wait({get}, timeout=None if timeout == c.FOREVER else timeout)
             return get.result() if get.done() else None
         finally:
             get.cancel()
@@ -209,14 +211,14 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         return await connection.read_response()
 
     async def _call(
-        self, key: bytes, commands: Sequence[tuple[Any, ...]], timeout: float, asks: Mailbox | None = None
+        self, key: bytes, commands: Sequence[c.Command], timeout: float, box: Mailbox | None = None
     ) -> list[Any]:
         """In a task of its own: a cancelled caller does not leave half of an exchange behind."""
-        task = self._spawn(self._call_now(key, commands, timeout, asks))
+        task = self._spawn(self._call_now(key, commands, timeout, box))
         timer = asyncio.get_running_loop().call_later(timeout, task.cancel)
         task.add_done_callback(lambda _: timer.cancel())
-        if asks is not None:
-            asks.call = task
+        if box is not None:
+            box.call = task
         await asyncio.wait({task})
         if task.cancelled():
             raise Unavailable("the server did not answer in time")
@@ -224,13 +226,10 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         return replies
 
     async def _call_now(
-        self, key: bytes, commands: Sequence[tuple[Any, ...]], timeout: float, asks: Mailbox | None
+        self, key: bytes, commands: Sequence[c.Command], timeout: float, box: Mailbox | None
     ) -> list[Any]:
-        async with self._asking if asks is not None else contextlib.nullcontext():
+        async with self._asking if box is not None else contextlib.nullcontext():
             return await super()._call(key, commands, timeout)
-
-    def _subscriber(self, route: Route) -> _Subscriber:
-        return _Subscriber(self, route)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -257,7 +256,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
 
 
 class AsyncLock(LockBase[AsyncHold]):
-    """A lock of any kind, made by the methods of :class:`AsyncRLockClient`. Tasks may share the object.
+    """A lock of any kind, made by the methods of :class:`AsyncRLockClient`. Tbox may share the object.
 
     In ``async with lock`` the loss of the hold cancels the block, and the statement raises :class:`LockLost` instead
     of the cancellation.

@@ -11,27 +11,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ._core import (
-    CLOSE_WITHIN,
-    FOREVER,
-    LONG_PAUSE,
-    PING,
-    SHORT_PAUSE,
-    Attempt,
-    Base,
-    Client,
-    Hold,
-    LockBase,
-    Mailbox,
-    Message,
-    Route,
-    Subscriber,
-    log,
-    run,
-)
+from . import _core as c
+from ._core import LONG_PAUSE, SHORT_PAUSE, Attempt, Base, Hold, LockBase, Mailbox, Message, Route, Subscriber, log, run
 from .errors import LockLost, LockTimeout, Stopped, Unavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _thread(target: Callable[..., Any], *arguments: Any) -> threading.Thread:
@@ -76,12 +63,12 @@ class _Subscriber(Subscriber):
         ready = self._ready.setdefault(channel, threading.Event())
         if not ready.is_set():
             self._wake.send(b".")
-        self._confirmed(channel, ready.wait(timeout))
+        self._confirmed(ready.wait(timeout))
 
     def close(self) -> None:
         self._is_closed = True
         self._wake.send(b".")
-        self._thread.join(CLOSE_WITHIN)
+        self._thread.join(c.CLOSE_WITHIN)
         self._wake.close()
 
     def _run(self) -> None:
@@ -116,7 +103,7 @@ class _Subscriber(Subscriber):
                     is_asked = False
                     self._heard(connection.read_response())
                 self._asked &= set(self._ready)
-                if not selector.select(min(PING, self._client.command_timeout) if is_asked else PING):
+                if not selector.select(min(c.PING, self._client.command_timeout) if is_asked else c.PING):
                     if is_asked:
                         raise Unavailable("the subscriber's server does not answer")
                     connection.send_command("PING", check_health=False)
@@ -139,7 +126,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
     :param clock: for tests: a function that returns seconds, on a clock that never stands still.
     """
 
-    _hold_class = SyncHold
+    _hold_class, _subscriber_class = SyncHold, _Subscriber
 
     def __init__(self, redis: Any, **options: Any) -> None:
         super().__init__(redis, **options)
@@ -153,7 +140,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
         self._timer: threading.Thread | None = None
         self._poke = threading.Event()
 
-    def leader(self, key: str | bytes, work: Callable[[SyncHold], Any], **options: Any) -> Leader:
+    def leader(self, key: str | bytes, work: Callable[[SyncHold], Any], **options: Unpack[c.LockOptions]) -> Leader:
         """Runs ``work(hold)`` in one process at a time, see :class:`Leader`."""
         return Leader(self.lock(key, **options), work)
 
@@ -168,14 +155,14 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
         run(self._close())
         self._poke.set()
         if self._timer is not None:
-            self._timer.join(CLOSE_WITHIN)
+            self._timer.join(c.CLOSE_WITHIN)
         while self._subscribers:
             self._subscribers.popitem()[1].close()
 
     def _scope(self) -> str:
         name: str | None = getattr(self._local, "name", None)
         if name is None:
-            name = self._local.name = f"{self.id}:{next(self.owners)}"
+            name = self._local.name = f"{self.id}:{next(self._numbers)}"
         return name
 
     def _box(self) -> Mailbox:
@@ -183,7 +170,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
 
     async def _receive(self, box: Mailbox, timeout: float) -> Message | None:
         try:
-            message: Message = box.messages.get(timeout=None if timeout == FOREVER else timeout)
+            message: Message = box.messages.get(timeout=None if timeout == c.FOREVER else timeout)
             return message
         except queue.Empty:
             return None
@@ -197,9 +184,6 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
             if time.monotonic() >= end:
                 raise Unavailable("the server did not answer in time")
         return connection.read_response()
-
-    def _subscriber(self, route: Route) -> _Subscriber:
-        return _Subscriber(self, route)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         _thread(run, coroutine)
@@ -289,7 +273,7 @@ class Leader:
 
     def run(self) -> None:
         """Stands for election and works, until :meth:`stop` is called. An error of ``work`` ends it."""
-        local = self._lock._client._local
+        local = cast(RLockClient, self._lock._client)._local
         while not self.stopped.is_set():
             try:
                 local.stopped = self.stopped
@@ -304,8 +288,7 @@ class Leader:
     def stop(self) -> None:
         """Ends :meth:`run`, from any thread. Returns at once."""
         self.stopped.set()
-        client: Client = self._lock._client
-        for box in list(client._boxes):
+        for box in list(self._lock._client._boxes):
             if box.stopped is self.stopped:
                 box.put(Message("end", error=Stopped("the wait was stopped")))
 

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "Closed",
-    "Deadlock",
-    "LockError",
-    "LockLost",
-    "LockTimeout",
-    "ModuleMissing",
-    "ModuleTooOld",
-    "Refused",
-    "Superseded",
-    "Unavailable",
-]
-
 
 class LockError(Exception):
     """Base class of all errors of this package.
 
     ``code`` is the first word of the server's error, or an empty string.
     """
-
-    code: str = ""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -46,12 +31,12 @@ class Closed(LockError):
 class Unavailable(LockError):
     """The server could not be reached or cannot serve the request now; a later attempt may succeed.
 
-    ``code`` is empty if the connection failed. ``retry_after`` is the pause in seconds that the
-    server asked for, if it named one.
+    ``code`` is empty if the connection failed.
     """
 
     @property
     def retry_after(self) -> float | None:
+        """The pause in seconds that the server asked for, if it named one."""
         found = re.search(r"(\d+) ms", str(self)) if self.code == "QUARANTINE" else None
         return int(found[1]) / 1000 if found else None
 
@@ -84,7 +69,11 @@ class Stopped(LockError):
     """Internal: :meth:`Leader.stop` ended a wait."""
 
 
-_CODES = {  # redis-py and valkey-py keep the first word of these errors only in the class.
+_TYPES: dict[str, type[LockError]] = {"NOTOWNER": NotOwner, "DEADLOCK": Deadlock, "SUPERSEDED": Superseded}
+_RETRYABLE = (
+    "UNBLOCKED READONLY LOADING MASTERDOWN MISCONF OOM BUSY CLUSTERDOWN TRYAGAIN QUARANTINE NOREPLICAS MOVED ASK"
+)
+_CLASSES = {  # redis-py and valkey-py keep the first word of these errors only in the class.
     "AskError": "ASK",
     "AuthenticationError": "NOAUTH",
     "BusyLoadingError": "LOADING",
@@ -97,9 +86,6 @@ _CODES = {  # redis-py and valkey-py keep the first word of these errors only in
     "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN",
 }
-_RETRYABLE = (
-    "UNBLOCKED READONLY LOADING MASTERDOWN MISCONF OOM BUSY CLUSTERDOWN TRYAGAIN QUARANTINE NOREPLICAS MOVED ASK"
-)
 
 
 def code_of(error: BaseException) -> str:
@@ -108,38 +94,29 @@ def code_of(error: BaseException) -> str:
     if isinstance(code, str):
         return code
     names = [cls.__name__ for cls in type(error).__mro__]
-    for name in names:
-        if name in _CODES:
-            return _CODES[name]
-    if "ResponseError" not in names:
-        return ""
+    code = next((_CLASSES[name] for name in names if name in _CLASSES), "")
+    if code or "ResponseError" not in names:
+        return code
     word = (str(error).split() or ["ERR"])[0]
     return word if word.isupper() else "ERR"
 
 
 def error_of(code: str, text: str) -> LockError:
     """The typed error for a server's error."""
-    if code == "NOTOWNER":
-        return NotOwner(text, code)
     if not code or code in _RETRYABLE.split():
         return Unavailable(text, code)
-    if code == "DEADLOCK":
-        return Deadlock(text, code)
-    if code == "SUPERSEDED":
-        return Superseded(text, code)
     if code == "ERR" and "unknown command" in text:
         return ModuleMissing(text, code)
     if code == "ERR" and re.search(r"unknown option|is no option", text):
         return ModuleTooOld(text, code)
-    return Refused(text, code)
+    return _TYPES.get(code, Refused)(text, code)
 
 
 def typed(error: BaseException) -> LockError:
     """The typed error for an exception of the Redis client or of the network."""
     if isinstance(error, LockError):
         return error
-    code = code_of(error)
-    text = str(error) or type(error).__name__
-    typed = error_of(code, text if not code or text.startswith(code) else f"{code} {text}")
-    typed.__cause__ = error
-    return typed
+    code, text = code_of(error), str(error) or type(error).__name__
+    result = error_of(code, text if not code or text.startswith(code) else f"{code} {text}")
+    result.__cause__ = error
+    return result
