@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,19 +170,8 @@ def cluster() -> Iterator[list[Server]]:
         nodes = [f"127.0.0.1:{server.ready().port}" for server in servers]
         create = ["redis-cli", "--cluster", "create", *nodes, "--cluster-yes"]
         subprocess.run(create, check=True, stdout=subprocess.DEVNULL, timeout=30)
-        eventually(
-            lambda: all(
-                "cluster_state:ok" in s.admin.execute_command("CLUSTER INFO")
-                if isinstance(s.admin.execute_command("CLUSTER INFO"), str)
-                else s.admin.cluster("info").get("cluster_state") == "ok"
-                for s in servers
-            )
-        )
+        eventually(lambda: all(s.admin.cluster("info").get("cluster_state") == "ok" for s in servers))
         yield servers
     finally:
         for server in servers:
             server.stop()
-
-
-def paths() -> Path:
-    return Path(__file__).parent
