@@ -186,6 +186,9 @@ class TestLoss:
 
     @pytest.mark.parametrize("ours_first", [True, False])
     def test_cancellation_beside_a_loss_stays_a_cancellation(self, ours_first: bool, server: Server) -> None:
+        if ours_first and sys.version_info < (3, 11):
+            pytest.skip("Python 3.10 does not count cancellations")
+
         async def main() -> None:
             clock = Clock()
             async with client_of(server.port, clock=clock) as client:

@@ -83,7 +83,7 @@ def test_connections_are_made_with_the_applications_settings_and_without_its_ret
     assert (connection.host, connection.port, connection.db) == ("somewhere", 7000, 3)
     assert (connection.username, connection.password) == ("u", "p")
     assert connection.socket_timeout == connection.socket_connect_timeout == 0.5
-    assert connection.retry.get_retries() == 0
+    assert connection.retry._retries == 0
     assert not connection.encoder.decode_responses
 
 
