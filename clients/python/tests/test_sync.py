@@ -295,7 +295,7 @@ class TestOwners:
                     os._exit(status)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert hold.held
-            assert server.info("k")
+            assert server.holders("k") == 1
         owners = str(server.info("in-child"))
         assert client.id not in owners
 
@@ -396,9 +396,12 @@ class TestHolding:
 
 class TestReleasing:
     def test_release_with_keep_keeps_the_lock_closed(self, client: RLockClient, server: Server) -> None:
-        with client.lock("k") as hold:
-            client.lock("k").release(keep=0.5)
-            assert not hold.held
+        hold = client.lock("k").acquire()
+        client.lock("k").release(keep=0.5)
+        assert hold
+        assert not hold.held
+        with pytest.raises(RuntimeError, match="does not hold"):
+            client.lock("k").release()
         assert in_thread(lambda: client.lock("k").acquire(blocking=False)) is None
         assert in_thread(lambda: client.lock("k").acquire(timeout=5))
 
@@ -444,13 +447,13 @@ class TestConnections:
     def test_database_user_password_and_prefix_are_those_of_the_application(self, server: Server) -> None:
         server.admin.execute_command("ACL SETUSER locker on >secret ~app:* &rlock:* +@all")
         app = redis.Redis.from_url(f"redis://locker:secret@127.0.0.1:{server.port}/3")
-        with RLockClient(app, key_prefix="app:") as client, client.lock("k"):
+        with RLockClient(app, key_prefix="app:") as client:
             third = redis.Redis(port=server.port, db=3, decode_responses=True)
-            assert third.keys() == ["app:k"]
-            assert server.admin.keys() == []
-            waiter = Thread(lambda: client.lock("k").acquire(timeout=10))
-            eventually(lambda: third.execute_command("RLOCK.WAITERS", "app:k"))
-            client.lock("k").release()
+            with client.lock("k"):
+                assert third.keys() == ["app:k"]
+                assert server.admin.keys() == []
+                waiter = Thread(lambda: client.lock("k").acquire(timeout=10))
+                eventually(lambda: third.execute_command("RLOCK.WAITERS", "app:k"))
             assert waiter.ended()
             third.close()
 
@@ -466,10 +469,10 @@ class TestConnections:
 
     def test_decoded_replies_are_understood(self, server: Server) -> None:
         app = redis.Redis(port=server.port, decode_responses=True)
-        with RLockClient(app) as client, client.lock("k") as hold:
-            waiter = Thread(lambda: client.lock("k").acquire(timeout=10))
-            eventually(lambda: server.waiters("k") == 1)
-            client.lock("k").release()
+        with RLockClient(app) as client:
+            with client.lock("k") as hold:
+                waiter = Thread(lambda: client.lock("k").acquire(timeout=10))
+                eventually(lambda: server.waiters("k") == 1)
             assert waiter.ended().token > hold.token
 
     def test_server_without_the_module_is_named(self) -> None:

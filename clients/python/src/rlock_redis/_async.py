@@ -279,7 +279,8 @@ class AsyncLock(LockBase[AsyncHold]):
         return hold
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        await self._exit(error, lambda hold: hold._lost_instead(error))
+        hold = self._client._current(self._target, self._scope())
+        await self._exit(error, hold is not None and hold._lost_instead(error))
 
 
 class AsyncSemaphore(AsyncLock):

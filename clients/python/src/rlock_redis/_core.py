@@ -206,13 +206,9 @@ class Item:
     timeout = 1.0
     pause = SHORT_PAUSE
     what = ""
-
-    def commands(self) -> Sequence[Command]:
-        raise NotImplementedError
-
-    def take(self, replies: Sequence[Any], sent: float, now: float) -> bool:
-        """Takes the replies, and returns whether nothing more has to be sent."""
-        raise NotImplementedError
+    commands: Callable[[], Sequence[Command]]
+    # Takes the replies, the time before the request was sent, and now; returns whether nothing more has to be sent.
+    take: Callable[[Sequence[Any], float, float], bool]
 
     def retry(self, now: float) -> None:
         self.due, self.pause = min(self.due, now + self.pause), min(LONG_PAUSE, 2 * self.pause)
@@ -247,6 +243,8 @@ class Hold(Item):
     The client believes in the hold until its deadline: the moment before the last answered request was sent, plus
     the lease, minus 1 % of the lease and 2 ms.
     """
+
+    _ended: Callable[[bool], None]  # Tells whoever waits for the end of this hold whether it was lost.
 
     def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
         self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
@@ -309,10 +307,6 @@ class Hold(Item):
         until = min(self.until if self.until > now else now + self._lease, now + within)
         command = self._target.command("RELEASE", self.owner, *options)
         return Errand(self.key, [command], until, self.timeout, f"the release of {self._target}")
-
-    def _ended(self, lost: bool) -> None:
-        """Tells whoever waits for the end of this hold."""
-        raise NotImplementedError
 
 
 class Engine:
@@ -830,7 +824,7 @@ class Base(Generic[H, L, S]):
         """Tells losses and sends what is due. Returns the seconds until the next call, None for no limit."""
         lost, groups, pause = self._engine.poll()
         for hold in lost:
-            hold._ended(lost=True)
+            hold._ended(True)
         for timeout, items in groups.items():
             self._spawn(self._send(timeout, items))
         return pause
@@ -860,6 +854,11 @@ class Base(Generic[H, L, S]):
     def _slots(self, target: Target, scope: str) -> list[tuple[str, bytes, str]]:
         return [("mutex" if target.kind == "many" else target.kind, key, scope) for key in target.keys]
 
+    def _current(self, target: Target, scope: str) -> H | None:
+        """The innermost hold of this owner."""
+        stack = self._held.get(self._slots(target, scope)[0], ())
+        return next((hold for hold in reversed(stack) if hold._target == target), None)
+
     def _reenter(self, target: Target, scope: str) -> H | None:
         """The hold that this owner has already, counted once more."""
         with self._lock:
@@ -873,16 +872,17 @@ class Base(Generic[H, L, S]):
             return found[0]
 
     def _leave(self, target: Target, scope: str, keep: float | None) -> tuple[H, bool]:
-        """The innermost hold of this owner, and whether this release is the last one."""
+        """The hold that is released, and whether this release is the last one."""
         with self._lock:
-            slots = self._slots(target, scope)
-            hold = next((h for h in reversed(self._held.get(slots[0], [])) if h._target == target), None)
+            hold = self._current(target, scope)
+            if hold is None and self.closed:
+                raise LockLost("the client was closed")
             if hold is None:
                 raise RuntimeError(f"this thread or task does not hold {target}")
             if keep is not None and (hold._count > 1 or target.kind not in ("mutex", "fair")):
                 raise ValueError("keep is for the last release of a mutex or a fair lock")
             hold._count -= 1
-            for slot in slots if hold._count == 0 else ():
+            for slot in self._slots(target, scope) if hold._count == 0 else ():
                 self._held[slot].remove(hold)
                 if not self._held[slot]:
                     del self._held[slot]
@@ -933,7 +933,7 @@ class Base(Generic[H, L, S]):
         if not is_last:
             return hold.check()
         was_held = self._engine.end(hold)
-        hold._ended(lost=False)
+        hold._ended(False)
         errand, is_done = hold._release_errand(keep), False
         try:
             for is_repeated in (False, True) if was_held else ():
@@ -965,7 +965,7 @@ class Base(Generic[H, L, S]):
             self._held.clear()
         for hold in holds.values():
             if self._engine.end(hold):
-                hold._ended(lost=False)
+                hold._ended(False)
                 self._background(hold._release_errand(None, CLOSE_WITHIN))
         end = time.monotonic() + CLOSE_WITHIN
         while (self._boxes or self._engine.errands()) and time.monotonic() < end:
@@ -984,7 +984,6 @@ class LockBase(Generic[H]):
 
     def __init__(self, client: Base[Any, Any, Any], target: Target, options: Options) -> None:
         self._client, self._target, self._options = client, target, options
-        self._entered: dict[str, list[H]] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._target.kind} {self._target}>"
@@ -992,8 +991,8 @@ class LockBase(Generic[H]):
     @property
     def held(self) -> bool:
         """Whether the current thread or task holds this lock."""
-        stack = self._client._held.get(self._client._slots(self._target, self._scope())[0], [])
-        return any(hold._target == self._target and hold.held for hold in list(stack))
+        hold = self._client._current(self._target, self._scope())
+        return hold is not None and hold.held
 
     def _scope(self) -> str:
         return self._options.owner or self._client._scope()
@@ -1009,24 +1008,13 @@ class LockBase(Generic[H]):
         hold = await self._acquire()
         if hold is None:
             raise e.LockTimeout(f"{self!r} was not acquired within {self._options.timeout} s")
-        self._entered.setdefault(self._scope(), []).append(hold)
         return hold
 
-    async def _exit(self, error: BaseException | None, lost_instead: Callable[[H], bool]) -> None:
-        """Never replaces an error of the block, other than a cancellation by the loss itself."""
-        stack = self._entered.get(self._scope(), [])
-        hold, replaces = stack.pop() if stack else None, False
-        if not stack:
-            self._entered.pop(self._scope(), None)
+    async def _exit(self, error: BaseException | None, replaces: bool = False) -> None:
+        """Raises instead of an error of the block only if that is the cancellation by the loss itself."""
         try:
-            if hold is None or hold._process != self._client.id:
-                raise LockLost("the lock belongs to the parent process, or to another thread or task")
-            replaces = lost_instead(hold)
-            if self._client.closed:
-                raise LockLost("the client was closed")
-            if hold._state != "released":  # By the block itself, as with `keep`.
-                await self._release()
-        except LockError:
+            await self._release()
+        except (LockError, RuntimeError):
             if error is None or replaces:
                 raise
 

@@ -243,7 +243,7 @@ class Lock(LockBase[SyncHold]):
         return run(self._enter())
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        run(self._exit(error, lambda hold: False))
+        run(self._exit(error))
 
 
 class Semaphore(Lock):
