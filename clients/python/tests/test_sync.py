@@ -33,7 +33,7 @@ def client(server: Server) -> Iterator[RLockClient]:
 
 @pytest.fixture
 def proxied(proxy: Proxy) -> Iterator[RLockClient]:
-    with RLockClient(redis.Redis(port=proxy.port, socket_timeout=1)) as client:
+    with RLockClient(redis.Redis(port=proxy.port, socket_timeout=3)) as client:
         yield client
         proxy.stalled = proxy.deaf = proxy.refuses = False
 
@@ -132,6 +132,12 @@ class TestWaiting:
         setattr(proxy, fault, True)
         if fault == "refuses":
             proxy.cut()
+        began = time.monotonic()
+        assert proxied.lock("k").acquire(timeout=0.5) is None
+        assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
+
+    def test_first_wait_of_a_client_ends_in_time_too(self, proxied: RLockClient, proxy: Proxy) -> None:
+        proxy.stalled = True
         began = time.monotonic()
         assert proxied.lock("k").acquire(timeout=0.5) is None
         assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.

@@ -394,11 +394,10 @@ class Attempt:
 
     def __init__(self, client: Base[Any, Any, Any], target: Target, options: Options, owner: str, box: Mailbox) -> None:
         self.client, self.target, self.options, self.owner, self.box = client, target, options, owner, box
-        self.lease = min(options.lease, client.max_lease)
+        self.lease = options.lease
         self.id, self._end = next(_ids), FOREVER
         self.uncertain = self._lost_reply = False  # Whether the server may know of this attempt; and why.
-        self._words: Command = ("PX", milliseconds(self.lease))
-        self._words += () if options.session is None else ("SESSION", milliseconds(options.session))
+        self._words: Command = () if options.session is None else ("SESSION", milliseconds(options.session))
         self._words += () if options.note is None else ("NOTE", options.note)
 
     def settlement(self) -> Errand:
@@ -410,7 +409,8 @@ class Attempt:
     async def _ask(self, timeout: float, *options: Any) -> list[int]:
         """One request. An error that proves that the server knows nothing of it clears `uncertain`."""
         self.uncertain = True
-        request = self.target.command("ACQUIRE", self.owner, *self._words, *options, "REQ", self.id)
+        words: Command = ("PX", milliseconds(self.lease), *self._words, *options, "REQ", self.id)
+        request = self.target.command("ACQUIRE", self.owner, *words)
         try:
             tokens = tokens_of(await self._call(request, timeout))
         except LockError as error:
@@ -444,49 +444,47 @@ class Attempt:
         hold: Hold = self.client._hold_class(self, tokens, sent)
         return hold if hold.held else None
 
-    async def attempt(self) -> Hold | None:
-        """Asks once. A lost reply is repeated for as long as a command may take."""
+    async def acquire(self, wait: float | None) -> Hold | None:
+        """Waits for at most so many seconds. With 0 it asks once, and repeats that if the reply was lost."""
         clock, pause = self.client.clock, SHORT_PAUSE
-        end = clock() + self.client.command_timeout
-        while True:
-            sent = clock()
-            try:
-                tokens = await self._ask(max(SHORT_PAUSE, end - sent))
-                hold = self._hold(tokens, sent) if tokens else None
-                if hold or not tokens or clock() >= end:
-                    return hold
-            except Unavailable as error:
-                if error.code or clock() + pause >= end:
-                    raise
-            await self._pause(pause)
-            pause *= 2
-
-    async def wait(self, seconds: float | None) -> Hold | None:
-        """Waits for the lock, for at most `seconds`."""
-        clock, pause = self.client.clock, SHORT_PAUSE
-        self._end = FOREVER if seconds is None else clock() + seconds
-        self._words += ("CLAIM", milliseconds(min(CLAIM, self.lease)))
-        if self.options.grace is not None:
+        waits = wait is None or wait > 0
+        self._end = FOREVER if wait is None else clock() + (wait if waits else self.client.command_timeout)
+        if waits and self.options.grace is not None:
             self._words += ("GRACE", round(self.options.grace * 1000))
         while clock() < self._end:
             try:
-                channel = await self.client._listen(self.target.keys[0], self.box, self.id, self._timeout())
+                self.lease = min(self.options.lease, self.client.max_lease or await self._learn())
+                options: Command = ()
+                if waits:
+                    channel = await self.client._listen(self.target.keys[0], self.box, self.id, self._timeout())
+                    block = 0 if wait is None else math.ceil(max(1, (self._end - clock()) * 1000))
+                    options = ("BLOCK", block, "NOTIFY", channel, "CLAIM", milliseconds(min(CLAIM, self.lease)))
                 sent = clock()
-                block = 0 if self._end == FOREVER else math.ceil(max(1, (self._end - sent) * 1000))
-                tokens = await self._ask(self._timeout(), "BLOCK", block, "NOTIFY", channel)
+                tokens = await self._ask(self._timeout(), *options)
                 if tokens == WAITING:
-                    pause = SHORT_PAUSE
-                    tokens = await self._answer()
+                    pause, tokens = SHORT_PAUSE, await self._answer()
                     hold = await self._confirm(tokens) if tokens else None
                 else:
                     hold = self._hold(tokens, sent) if tokens else None
-                if hold:
+                if hold or not (tokens or waits):
                     return hold
             except Unavailable as error:
-                log.debug("waiting for %s: %s", self.target, error)
+                if not waits and (error.code or clock() + pause >= self._end):
+                    raise
+                log.debug("%s: %s", self.target, error)
                 await self._pause(min(pause, self._end - clock()))
                 pause = min(LONG_PAUSE, 2 * pause)
         return None
+
+    async def _learn(self) -> float:
+        """The longest lease that the server grants, if INFO tells it."""
+        found = None
+        with contextlib.suppress(e.Refused):
+            found = re.search(
+                rb"rlock_max_lease_ms:(\d+)", encoded(await self._call(("INFO", "rlock"), self._timeout()))
+            )
+        self.client.max_lease = int(found[1]) / 1000 if found and int(found[1]) else FOREVER
+        return self.client.max_lease
 
     def _timeout(self) -> float:
         """No request lasts so long that the wait would exceed its timeout by a second."""
@@ -895,12 +893,10 @@ class Base(Generic[H, L, S]):
         self._boxes.add(box)
         try:
             self._check(box)
-            if not self.max_lease:
-                await self._learn(target.keys[0])
             # A semaphore gives permits for each acquisition, so each is an owner of its own.
             owner = f"{scope}.{next(self._numbers)}" if target.kind == "semaphore" and not options.owner else scope
             attempt = Attempt(self, target, options, owner, box)
-            hold = cast("H | None", await (attempt.wait(wait) if wait is None or wait > 0 else attempt.attempt()))
+            hold = cast("H | None", await attempt.acquire(wait))
             if hold is not None:
                 with self._lock:
                     self._check(box)
@@ -919,14 +915,6 @@ class Base(Generic[H, L, S]):
     def _settle(self, attempt: Attempt) -> None:
         self._background(attempt.settlement())
         self._boxes.discard(attempt.box)
-
-    async def _learn(self, key: bytes) -> None:
-        """The longest lease that the server grants, if INFO tells it."""
-        self.max_lease = FOREVER
-        with contextlib.suppress(LockError):
-            reply = encoded(first(await self._call(key, [("INFO", "rlock")], self.command_timeout)))
-            found = re.search(rb"rlock_max_lease_ms:(\d+)", reply)
-            self.max_lease = int(found[1]) / 1000 if found and int(found[1]) else FOREVER
 
     async def _release(self, target: Target, scope: str, keep: float | None) -> None:
         hold, is_last = self._leave(target, scope, keep)
