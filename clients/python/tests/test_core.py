@@ -165,6 +165,14 @@ class TestHold:
         assert hold._client._engine.poll()[0] == [hold]
         assert hold.lost
 
+    def test_hold_has_at_most_two_renewals_under_way(self) -> None:
+        hold, now = self.make()
+        sent = 0
+        for _ in range(980):
+            now.time += 0.01
+            sent += len(hold._client._engine.poll()[1])
+        assert sent == 2
+
     def test_failed_renewals_are_repeated_with_growing_pauses(self) -> None:
         hold, now = self.make()
         now.time += 4

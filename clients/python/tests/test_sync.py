@@ -353,6 +353,15 @@ class TestHolding:
         time.sleep(4)
         assert [hold.held for hold in holds] == [True] * 60
 
+    def test_many_holds_on_a_stalled_server_need_few_threads(self, proxied: RLockClient, proxy: Proxy) -> None:
+        holds = [proxied.lock(f"k{n}", lease=1.5 + n / 200).acquire() for n in range(200)]
+        proxy.stalled = True
+        most = 0
+        while any(hold is not None and hold.held for hold in holds):
+            most = max(most, sum(thread.name == "rlock" for thread in threading.enumerate()))
+            time.sleep(0.02)
+        assert most < 50
+
     def test_stalled_server_does_not_lose_a_lock_on_another(
         self, proxied: RLockClient, proxy: Proxy, server: Server
     ) -> None:

@@ -206,12 +206,15 @@ class Item:
     timeout = 1.0
     pause = SHORT_PAUSE
     what = ""
+    under_way = 0
     commands: Callable[[], Sequence[Command]]
     # Takes the replies, the time before the request was sent, and now; returns whether nothing more has to be sent.
     take: Callable[[Sequence[Any], float, float], bool]
 
     def retry(self, now: float) -> None:
-        self.due, self.pause = min(self.due, now + self.pause), min(LONG_PAUSE, 2 * self.pause)
+        # On a common grid, so that requests that failed at different times share a pipeline.
+        due = math.ceil((now + self.pause) / SHORT_PAUSE) * SHORT_PAUSE
+        self.due, self.pause = min(self.due, due), min(LONG_PAUSE, 2 * self.pause)
 
 
 class Errand(Item):
@@ -257,7 +260,8 @@ class Hold(Item):
         self.until = self._deadline(sent)
         if self._options.renew:
             self.due = sent + self._belief / 3
-        self.timeout = min(self._client.command_timeout, self._belief / 3)
+        # Rounded down to one of a few values, so that holds with other leases share a pipeline.
+        self.timeout = 1.25 ** math.floor(math.log(min(self._client.command_timeout, self._belief / 3), 1.25))
 
     def _deadline(self, sent: float) -> float:
         return sent + self._belief * 0.99 - 0.002
@@ -341,10 +345,11 @@ class Engine:
                         log.warning("%s did not reach the server", item.what)
                     continue
                 # Requests that are due soon share the pipeline of those that are due now.
-                if item.due <= now + item.timeout / 10:
+                if item.due <= now + item.timeout / 10 and item.under_way < 2:
                     item.due = now + item.timeout + SHORT_PAUSE  # Unless an answer or an error comes first.
+                    item.under_way += 1
                     groups.setdefault(item.timeout, []).append(item)
-                wake = min(wake, item.until - now, item.due - now)
+                wake = min(wake, item.until - now, item.due - now if item.under_way < 2 else FOREVER)
             return lost, groups, max(0.0, wake) if self._items else None
 
     def answered(self, items: Iterable[Item], replies: Sequence[Any], sent: float) -> None:
@@ -353,6 +358,7 @@ class Engine:
         with self._lock:
             for item in items:
                 count = len(item.commands())
+                item.under_way -= 1
                 if item in self._items and item.take(replies[at : at + count], sent, now):
                     self._items.discard(item)
                 at += count
@@ -362,6 +368,7 @@ class Engine:
         now = self._clock()
         with self._lock:
             for item in items:
+                item.under_way -= 1
                 item.retry(now)
             for item in self._items:  # The lost connection may have been the last one of their session.
                 if isinstance(item, Hold) and item._options.session is not None and item._options.renew:
@@ -569,6 +576,7 @@ class Route:
         left_out = ("retry", "retry_on_timeout", "retry_on_error")
         settings = {k: v for k, v in self.settings.items() if k not in left_out and "maint_notifications" not in k}
         settings.update(decode_responses=False, protocol=2, health_check_interval=0, socket_timeout=timeout)
+        settings |= dict.fromkeys({"lib_name", "lib_version", "driver_info"} & settings.keys())  # Two round trips less.
         if "path" not in settings:
             settings["socket_connect_timeout"] = timeout
         return self.connection_class(**settings)
@@ -669,7 +677,7 @@ class Base(Generic[H, L, S]):
         self._channels: dict[int, str] = {}
         self._boxes: set[Mailbox] = set()
         self._subscribers: dict[str, Any] = {}
-        self._idle: dict[str, list[Any]] = {}
+        self._idle: dict[str, list[tuple[float, Any]]] = {}  # With the time of its last answer.
         self._is_refreshing = self._is_ended = False
 
     # -- the locks
@@ -747,9 +755,9 @@ class Base(Generic[H, L, S]):
     async def _exchange(self, route: Route, commands: Sequence[Command], end: float) -> list[Any]:
         with self._lock:
             idle = self._idle.setdefault(route.name, [])
-            connection = idle.pop() if idle else route.connection(max(SHORT_PAUSE, end - time.monotonic()))
+            connection = idle.pop()[1] if idle else route.connection(max(SHORT_PAUSE, end - time.monotonic()))
         replies: list[Any] = []
-        left_over = [connection]
+        began, left_over = time.monotonic(), [connection]
         try:
             await done(connection.connect())
             await done(connection.send_packed_command(connection.pack_commands(commands), check_health=False))
@@ -762,11 +770,12 @@ class Base(Generic[H, L, S]):
                     replies.append(error)
             with self._lock:
                 if len(idle) < MAX_IDLE and not self._is_ended:
-                    idle.append(left_over.pop())
+                    idle.append((time.monotonic(), left_over.pop()))
             return replies
         except BaseException:
-            with self._lock:  # The others may have been cut with it.
-                left_over += self._idle.pop(route.name, [])
+            with self._lock:  # Others may have been cut with it, unless they were heard of since.
+                left_over += [other for heard, other in idle if heard < began]
+                idle[:] = [(heard, other) for heard, other in idle if heard >= began]
             raise
         finally:
             for one in left_over:
@@ -834,8 +843,11 @@ class Base(Generic[H, L, S]):
                 servers.setdefault((await self._route(item.key)).name, []).append(item)
             except Unavailable:
                 self._engine.failed([item])
-        for batch in servers.values():  # No server delays the renewals of another one.
+        *others, last = servers.values() or [[]]
+        for batch in others:  # No server delays the renewals of another one.
             self._spawn(self._send_batch(timeout, batch))
+        if last:
+            await self._send_batch(timeout, last)
 
     async def _send_batch(self, timeout: float, items: list[Item]) -> None:
         sent = self.clock()
@@ -963,7 +975,7 @@ class Base(Generic[H, L, S]):
         with self._lock:
             self._is_ended = True
             idle, self._idle = self._idle, {}
-        for connection in itertools.chain(*idle.values()):
+        for _, connection in itertools.chain(*idle.values()):
             await done(connection.disconnect(**self._disconnect))
 
 
