@@ -116,7 +116,8 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
     """Locks on a server with the rlock module, for threads.
 
     The owner of a lock is the thread that acquired it. The client makes connections of its own, with the settings
-    of ``redis`` (address, database, credentials, TLS, Sentinel, cluster); ``redis`` itself stays open. After a fork the child has a new identity and none of its parent's locks.
+    of ``redis`` (address, database, credentials, TLS, Sentinel, cluster); ``redis`` itself stays open. After a fork
+    the child has a new identity and none of its parent's locks.
 
     :param redis: a client of redis-py or valkey-py: ``Redis``, ``RedisCluster``, or one of a Sentinel.
     :param key_prefix: put before each key.
