@@ -1,0 +1,294 @@
+"""The asyncio client, on redis-py or valkey-py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from . import _core as c
+from ._core import (
+    LONG_PAUSE,
+    PING,
+    SHORT_PAUSE,
+    Attempt,
+    Base,
+    Hold,
+    LockBase,
+    Mailbox,
+    Message,
+    Route,
+    Subscriber,
+    log,
+)
+from .errors import LockLost, LockTimeout, Unavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+MAX_ASKING = 16  # Connections for requests that acquire; renewals and releases do not queue behind these.
+
+
+class AsyncHold(Hold):
+    """A lock that a task holds."""
+
+    def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
+        super().__init__(attempt, tokens, sent)
+        self._end_event = asyncio.Event()
+        self._task: asyncio.Task[Any] | None = None  # The one that is in a block of this lock.
+        self._cancelling = 0
+        self._interrupted = False
+
+    async def wait(self) -> None:
+        """Waits until the hold has ended, by loss or release."""
+        await self._end_event.wait()
+
+    def _ended(self, lost: bool) -> None:
+        self._end_event.set()
+        if lost and self._task is not None and not _is_cancelled(self._task):
+            self._interrupted = self._task.cancel(self)
+        if lost and self._options.on_lost is not None:
+            try:
+                result = self._options.on_lost(self)
+                if inspect.isawaitable(result):
+                    self._client._spawn(c.done(result))
+            except Exception:
+                log.exception("on_lost failed")
+
+    def _lost_instead(self, error: BaseException | None) -> bool:
+        """Whether the cancellation that ends the block is ours alone."""
+        task, interrupted, self._interrupted = self._task, self._interrupted, False
+        if self._count == 1:
+            self._task = None
+        if not interrupted or task is None:
+            return False
+        if sys.version_info >= (3, 11):
+            return task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
+        # A later cancellation has replaced our message, an earlier one has kept us from cancelling.
+        return isinstance(error, asyncio.CancelledError) and error.args == (self,)
+
+
+def _is_cancelled(task: asyncio.Task[Any]) -> bool:
+    """Whether somebody else has cancelled the task, where tasks do not count that (Python 3.10)."""
+    waiter = getattr(task, "_fut_waiter", None)
+    is_cancelled = getattr(task, "_must_cancel", False) or (waiter is not None and waiter.cancelled())
+    return bool(is_cancelled) and sys.version_info < (3, 11)
+
+
+class _Subscriber(Subscriber):
+    def __init__(self, client: AsyncRLockClient, route: Route) -> None:
+        super().__init__(client, route)
+        self._connected: Any = None
+        client._spawn(self._run())
+
+    async def subscribe(self, channel: str, timeout: float) -> None:
+        """Returns when the server has confirmed the subscription."""
+        ready = self._ready.get(channel)
+        if ready is None:
+            ready = self._ready[channel] = asyncio.Event()
+            if self._connected is not None:
+                with contextlib.suppress(Exception):  # The reader sees the same error.
+                    await self._connected.send_command(self._command, channel, check_health=False)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ready.wait(), timeout)
+        self._confirmed(ready.is_set())
+
+    async def _run(self) -> None:
+        pause = SHORT_PAUSE
+        while True:
+            connection = self._connection()
+            try:
+                await connection.connect()
+                connection.socket_timeout = None  # A subscriber may hear nothing for long.
+                self._connected = connection
+                for channel in list(self._ready):
+                    await connection.send_command(self._command, channel, check_health=False)
+                await self._read(connection)
+            except Exception as error:
+                if self._error is None:
+                    pause = SHORT_PAUSE
+                self._failed(error)
+            finally:
+                self._connected = None
+                with contextlib.suppress(Exception):
+                    await connection.disconnect(nowait=True)
+            await asyncio.sleep(pause)
+            pause = min(LONG_PAUSE, 2 * pause)
+
+    async def _read(self, connection: Any) -> None:
+        is_asked, read = False, None
+        try:
+            while True:
+                read = read or asyncio.ensure_future(connection.read_response())
+                await asyncio.wait({read}, timeout=min(PING, self._client.command_timeout) if is_asked else PING)
+                if read.done():
+                    self._heard(read.result())
+                    is_asked, read = False, None
+                elif is_asked:
+                    raise Unavailable("the subscriber's server does not answer")
+                else:
+                    await connection.send_command("PING", check_health=False)
+                    is_asked = True
+        finally:
+            if read is not None:
+                read.cancel()
+                await asyncio.gather(read, return_exceptions=True)
+
+
+class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
+    """Locks on a server with the rlock module, for asyncio.
+
+    The owner of a lock is the task that acquired it. Use a client in one event loop. The parameters are those of
+    :class:`RLockClient`, with a client of ``redis.asyncio`` or ``valkey.asyncio``.
+    """
+
+    _hold_class, _subscriber_class = AsyncHold, _Subscriber
+    _disconnect: ClassVar[dict[str, bool]] = {"nowait": True}
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._names: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking = asyncio.Semaphore(MAX_ASKING)
+
+    async def lead(
+        self, key: str | bytes, work: Callable[[AsyncHold], Coroutine[Any, Any, Any]], **options: Unpack[c.LockOptions]
+    ) -> None:
+        """Runs ``await work(hold)`` whenever this task is elected, until the task is cancelled.
+
+        ``work`` is cancelled when the leadership is lost. When it returns, the task resigns and stands for election
+        again. An error of ``work`` ends it.
+        """
+        while True:
+            with contextlib.suppress(LockLost, LockTimeout):
+                async with self.lock(key, **options) as hold:
+                    await work(hold)
+
+    async def __aenter__(self) -> AsyncRLockClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends waits with :class:`Closed`, releases holds, and ends tasks and connections, within about 5 s."""
+        await self._close()
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _scope(self) -> str:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("the owner of a lock is a task, and none is running")
+        if task not in self._names:
+            self._names[task] = f"{self.id}:{next(self._numbers)}"
+        return self._names[task]
+
+    def _box(self) -> Mailbox:
+        return Mailbox(asyncio.Queue(), None)
+
+    async def _receive(self, box: Mailbox, timeout: float) -> Message | None:
+        get = asyncio.ensure_future(box.messages.get())
+        try:
+            await asyncio.wait({get}, timeout=None if timeout == c.FOREVER else timeout)
+            return get.result() if get.done() else None
+        finally:
+            get.cancel()
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _read(self, connection: Any, end: float) -> Any:
+        return await connection.read_response()
+
+    async def _call(
+        self, key: bytes, commands: Sequence[c.Command], timeout: float, box: Mailbox | None = None
+    ) -> list[Any]:
+        """In a task of its own: a cancelled caller does not leave half of an exchange behind."""
+        task = self._spawn(self._call_now(key, commands, timeout, box))
+        timer = asyncio.get_running_loop().call_later(timeout, task.cancel)
+        task.add_done_callback(lambda _: timer.cancel())
+        if box is not None:
+            box.call = task
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise Unavailable("the server did not answer in time")
+        replies: list[Any] = task.result()
+        return replies
+
+    async def _call_now(
+        self, key: bytes, commands: Sequence[c.Command], timeout: float, box: Mailbox | None
+    ) -> list[Any]:
+        async with self._asking if box is not None else contextlib.nullcontext():
+            return await super()._call(key, commands, timeout)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _settle(self, attempt: Attempt) -> None:
+        """When the request of a cancelled caller is over, which must not arrive after its settlement."""
+        call = attempt.box.call
+        if call is None or call.done():
+            super()._settle(attempt)
+        else:
+            attempt.box.call = None
+            call.add_done_callback(lambda _: self._settle(attempt))
+
+    def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pause = None if self._is_ended else self._poll()
+        if pause is not None:
+            self._timer = asyncio.get_running_loop().call_later(pause, self._wake)
+
+
+class AsyncLock(LockBase[AsyncHold]):
+    """A lock of any kind, made by the methods of :class:`AsyncRLockClient`. Tbox may share the object.
+
+    In ``async with lock`` the loss of the hold cancels the block, and the statement raises :class:`LockLost` instead
+    of the cancellation.
+    """
+
+    async def acquire(self, blocking: bool = True, timeout: float | None = None) -> AsyncHold | None:
+        """See :meth:`Lock.acquire`. A cancelled acquisition is taken back in the background."""
+        return await self._acquire(blocking, timeout)
+
+    async def release(self, keep: float | None = None) -> None:
+        """See :meth:`Lock.release`. A cancelled release is completed in the background."""
+        await self._release(keep)
+
+    async def __aenter__(self) -> AsyncHold:
+        hold = await self._enter()
+        if hold._task is None:
+            hold._task = asyncio.current_task()
+            if sys.version_info >= (3, 11) and hold._task is not None:
+                hold._cancelling = hold._task.cancelling()
+        return hold
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        hold = self._client._current(self._target, self._scope())
+        await self._exit(error, hold is not None and hold._lost_instead(error))
+
+
+class AsyncSemaphore(AsyncLock):
+    """A number of permits. Each acquisition takes its own, also by the same task."""
+
+    async def init(self, permits: int, idle: float | None = None) -> bool:
+        """See :meth:`Semaphore.init`."""
+        return await self._init(permits, idle)
+
+
+AsyncRLockClient._lock_class, AsyncRLockClient._semaphore_class = AsyncLock, AsyncSemaphore

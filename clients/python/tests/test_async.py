@@ -1,0 +1,446 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+import redis.asyncio
+from conftest import Clock, Proxy, Server
+
+from rlock_redis import AsyncRLockClient, Closed, Deadlock, LockLost, LockTimeout, Refused, Unavailable
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(main(), 30)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not [task for task in others if "bounded" not in repr(task)]
+
+    asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def client_of(port: int, **options: Any) -> AsyncIterator[AsyncRLockClient]:
+    app = redis.asyncio.Redis(port=port, socket_timeout=1, decode_responses=options.pop("decode_responses", False))
+    async with AsyncRLockClient(app, **options) as client:
+        yield client
+    await app.aclose()
+
+
+async def eventually(condition: Callable[[], Any], within: float = 10) -> Any:
+    end = time.monotonic() + within
+    while not (result := condition()):
+        assert time.monotonic() < end, f"not within {within} s"
+        await asyncio.sleep(0.01)
+    return result
+
+
+async def waits(server: Server, client: AsyncRLockClient, **options: Any) -> asyncio.Task[Any]:
+    async def acquire() -> Any:
+        return await client.lock("k", **options).acquire()
+
+    task = asyncio.create_task(acquire())
+    await eventually(lambda: server.waiters("k") > 0)
+    return task
+
+
+KINDS = {
+    "mutex": lambda c: c.lock("k"),
+    "fair": lambda c: c.fair_lock("k"),
+    "write": lambda c: c.write_lock("k"),
+    "semaphore": lambda c: c.semaphore("k"),
+    "many": lambda c: c.multi_lock(["k", "l"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("decode", [False, True])
+def test_each_kind_excludes_hands_over_and_leaves_nothing(kind: str, decode: bool, server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port, decode_responses=decode) as client:
+            lock = KINDS[kind](client)
+            if kind == "semaphore":
+                assert await lock.init(1)
+            async with lock as hold:
+                assert await asyncio.create_task(lock.acquire(blocking=False)) is None
+                assert await asyncio.create_task(lock.acquire(timeout=0.1)) is None
+
+                async def enter() -> int:
+                    async with lock as entered:
+                        return int(entered.token)
+
+                waiter = asyncio.create_task(enter())
+                await eventually(lambda: server.waiters("k") == 1)
+            assert await waiter > hold.token
+        assert server.is_clean("k")
+
+    run(main)
+
+
+def test_tasks_share_a_lock_object(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+            lock, inside, most = client.lock("k"), [], []
+
+            async def work() -> None:
+                async with lock:
+                    inside.append(1)
+                    most.append(len(inside))
+                    await asyncio.sleep(0)
+                    inside.pop()
+
+            before = server.admin.info("stats")["total_connections_received"]
+            await asyncio.gather(*[work() for _ in range(200)])
+            assert server.admin.info("stats")["total_connections_received"] - before < 60
+            assert max(most) == 1
+            assert len(most) == 200
+        assert server.is_clean("k")
+
+    run(main)
+
+
+def test_reentry_is_per_task(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+            lock = client.lock("k")
+            async with lock as outer:
+                async with lock as inner:
+                    assert inner is outer
+                    with pytest.raises(RuntimeError, match="does not hold"):
+                        await asyncio.create_task(lock.release())
+                assert outer.held
+            assert server.is_clean("k")
+
+    run(main)
+
+
+def test_circle_of_tasks_is_a_deadlock(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+            await client.lock("k").acquire()
+
+            async def other() -> None:
+                await client.lock("b").acquire()
+                await client.lock("k").acquire()
+
+            task = asyncio.create_task(other())
+            await eventually(lambda: server.waiters("k") == 1)
+            with pytest.raises(Deadlock):
+                await client.lock("b").acquire()
+            await client.lock("k").release()
+            await task
+
+    run(main)
+
+
+class TestLoss:
+    def test_loss_cancels_the_block_and_is_not_taken_for_a_cancellation(self, server: Server, proxy: Proxy) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port) as client:
+                told = []
+
+                async def tell(hold: Any) -> None:
+                    told.append(hold)
+
+                began, reached = time.monotonic(), []
+                with pytest.raises(LockLost):
+                    async with client.lock("k", lease=1, on_lost=tell) as hold:
+                        proxy.stalled = True
+                        try:
+                            await asyncio.sleep(20)
+                        except asyncio.CancelledError:
+                            reached.append(True)
+                            raise
+                assert time.monotonic() - began < 3
+                assert reached
+                await eventually(lambda: told == [hold])
+                assert hold.lost
+                task = asyncio.current_task()
+                if sys.version_info >= (3, 11):
+                    assert task is not None
+                    assert task.cancelling() == 0
+                await asyncio.sleep(0)
+                proxy.stalled = False
+
+        run(main)
+
+    def test_cancellation_by_another_is_not_replaced(self, server: Server) -> None:
+        async def main() -> None:
+            async with client_of(server.port) as client:
+
+                async def body() -> None:
+                    async with client.lock("k"):
+                        await asyncio.sleep(20)
+
+                task = asyncio.create_task(body())
+                await eventually(lambda: server.holders("k"))
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert server.is_clean("k")
+
+        run(main)
+
+    @pytest.mark.parametrize("ours_first", [True, False])
+    def test_cancellation_beside_a_loss_stays_a_cancellation(self, ours_first: bool, server: Server) -> None:
+        if ours_first and sys.version_info < (3, 11):
+            pytest.skip("Python 3.10 does not count cancellations")
+
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+
+                async def body() -> None:
+                    async with client.lock("k"):
+                        await asyncio.sleep(20)
+
+                task = asyncio.create_task(body())
+                await eventually(lambda: server.holders("k"))
+                await asyncio.sleep(0.1)
+                clock.ahead += 31
+                if ours_first:
+                    client._wake()  # Tells the loss, which cancels the task.
+                    task.cancel()
+                else:
+                    task.cancel()
+                    client._wake()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+        run(main)
+
+    def test_loss_inside_of_a_timeout_leaves_the_timeout_alone(self, server: Server) -> None:
+        async def main() -> None:
+            async with client_of(server.port) as client:
+
+                async def body() -> None:
+                    async with client.lock("k", lease=0.4, renew=False):
+                        await asyncio.sleep(20)
+
+                with pytest.raises(LockLost):
+                    await asyncio.wait_for(body(), 10)
+
+        run(main)
+
+    def test_loss_in_a_nested_block_passes_both(self, server: Server) -> None:
+        async def main() -> None:
+            async with client_of(server.port) as client:
+                lock = client.lock("k", lease=0.4, renew=False)
+                with pytest.raises(LockLost):
+                    async with lock, lock:
+                        await asyncio.sleep(20)
+                await asyncio.sleep(0.01)
+                async with lock:
+                    pass
+
+        run(main)
+
+    def test_block_that_ends_normally_after_the_loss_fails(self, server: Server) -> None:
+        async def main() -> None:
+            async with client_of(server.port) as client:
+                with pytest.raises(LockLost):
+                    async with client.lock("k", lease=0.4, renew=False):
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await asyncio.sleep(20)
+                await asyncio.sleep(0.01)
+
+        run(main)
+
+    def test_error_of_the_block_is_not_replaced(self, server: Server) -> None:
+        async def main() -> None:
+            async with client_of(server.port) as client:
+                with pytest.raises(ZeroDivisionError):
+                    async with client.lock("k", lease=0.4, renew=False):
+                        try:
+                            await asyncio.sleep(20)
+                        except asyncio.CancelledError:
+                            raise ZeroDivisionError from None
+                await asyncio.sleep(0.01)
+
+        run(main)
+
+
+class TestCancelling:
+    @pytest.mark.parametrize("granted", [False, True])
+    def test_cancelled_acquisition_leaves_nothing_at_any_stage(
+        self, granted: bool, server: Server, proxy: Proxy
+    ) -> None:
+        async def main() -> None:
+            proxy.delay = 0.003
+            async with client_of(proxy.port) as client:
+                for after in range(0, 40, 2):
+                    key = f"k{after}"
+                    if not granted:
+                        server.admin.execute_command("RLOCK.ACQUIRE", key, "somebody")
+                    task = asyncio.create_task(client.lock(key).acquire())
+                    await asyncio.sleep(after / 1000)
+                    task.cancel()
+                    result = (await asyncio.gather(task, return_exceptions=True))[0]
+                    if not granted:
+                        server.admin.execute_command("RLOCK.RELEASE", key, "somebody")
+                    if not isinstance(result, asyncio.CancelledError):
+                        server.admin.execute_command("RLOCK.FORCERELEASE", key)
+                for after in range(0, 40, 2):
+                    await eventually(lambda key=f"k{after}": server.is_clean(key))
+
+        run(main)
+
+    def test_cancelled_release_is_completed(self, server: Server, proxy: Proxy) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port) as client:
+                entered = asyncio.Event()
+
+                async def body() -> None:
+                    lock = client.lock("k")
+                    await lock.acquire()
+                    proxy.stalled = True
+                    entered.set()
+                    await lock.release()
+
+                task = asyncio.create_task(body())
+                await entered.wait()
+                await asyncio.sleep(0.05)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                proxy.stalled = False
+                await eventually(lambda: server.is_clean("k"))
+
+        run(main)
+
+    def test_stalled_server_does_not_keep_a_cancelled_caller(self, server: Server, proxy: Proxy) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port) as client:
+                await client.lock("other").acquire()
+                proxy.stalled = True
+                task = asyncio.create_task(client.lock("k").acquire())
+                await asyncio.sleep(0.1)
+                began = time.monotonic()
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                assert time.monotonic() - began < 0.5
+                proxy.stalled = False
+                await eventually(lambda: server.is_clean("k"))
+
+        run(main)
+
+
+def test_wait_survives_a_lost_subscriber(server: Server, proxy: Proxy) -> None:
+    async def main() -> None:
+        async with client_of(proxy.port) as client:
+            server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+            task = await waits(server, client)
+            proxy.cut()
+            server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
+            assert (await task).held
+
+    run(main)
+
+
+@pytest.mark.parametrize("fault", ["stalled", "deaf"])
+def test_wait_ends_in_time_whatever_the_network_does(fault: str, server: Server, proxy: Proxy) -> None:
+    async def main() -> None:
+        async with client_of(proxy.port) as client:
+            await client.lock("other").acquire()
+            setattr(proxy, fault, True)
+            began = time.monotonic()
+            with pytest.raises(LockTimeout):
+                async with client.lock("k", timeout=0.5):
+                    pass
+            assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
+            with pytest.raises(Unavailable):
+                await client.lock("k").acquire(blocking=False)
+            setattr(proxy, fault, False)
+
+    run(main)
+
+
+def test_sixty_locks_at_200_ms_stay_held(server: Server, proxy: Proxy) -> None:
+    async def main() -> None:
+        proxy.delay = 0.1
+        async with client_of(proxy.port) as client:
+            acquiring = [client.lock(f"k{n}", lease=2.5).acquire(timeout=20) for n in range(60)]
+            holds = await asyncio.gather(*acquiring)
+            await asyncio.sleep(4)
+            assert [hold is not None and hold.held for hold in holds] == [True] * 60
+            proxy.delay = 0
+
+    run(main)
+
+
+def test_close_ends_waits_releases_holds_and_leaves_no_task_or_connection(server: Server) -> None:
+    async def main() -> None:
+        before = len(server.admin.client_list())
+        client = AsyncRLockClient(redis.asyncio.Redis(port=server.port))
+        await client.lock("k").acquire()
+        task = await waits(server, client)
+        await client.aclose()
+        with pytest.raises(Closed):
+            await task
+        with pytest.raises(Closed):
+            await client.lock("k").acquire()
+        assert server.is_clean("k")
+        await eventually(lambda: len(server.admin.client_list()) <= before)
+
+    run(main)
+
+
+def test_loss_of_the_leadership_cancels_the_work_and_the_task_stands_again(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+            terms: list[int] = []
+
+            async def work(hold: Any) -> None:
+                terms.append(hold.token)
+                await asyncio.sleep(20)
+
+            task = asyncio.create_task(client.lead("k", work, lease=1))
+            await eventually(lambda: terms)
+            server.admin.execute_command("RLOCK.FORCERELEASE", "k")
+            await eventually(lambda: len(terms) == 2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert server.is_clean("k")
+
+    run(main)
+
+
+def test_missing_rights_are_refused_at_once(server: Server) -> None:
+    async def main() -> None:
+        server.admin.execute_command("ACL SETUSER mute on >secret ~* resetchannels +@all")
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        app = redis.asyncio.Redis(port=server.port, username="mute", password="secret")
+        async with AsyncRLockClient(app) as client:
+            with pytest.raises(Refused) as raised:
+                await client.lock("k").acquire(timeout=5)
+        assert raised.value.code == "NOPERM"
+
+    run(main)
+
+
+def test_valkey_client_works(server: Server) -> None:
+    valkey = pytest.importorskip("valkey.asyncio")
+
+    async def main() -> None:
+        async with AsyncRLockClient(valkey.Valkey(port=server.port)) as client, client.lock("k"):
+            assert await asyncio.create_task(client.lock("k").acquire(timeout=0.1)) is None
+
+    run(main)
+
+
+def test_many_waits_on_a_stalled_server_end_in_time(server: Server, proxy: Proxy) -> None:
+    async def main() -> None:
+        async with client_of(proxy.port) as client:
+            await client.lock("other").acquire()
+            proxy.stalled = True
+            began = time.monotonic()
+            tasks = [asyncio.create_task(client.lock("k").acquire(timeout=0.5)) for _ in range(60)]
+            assert await asyncio.gather(*tasks) == [None] * 60
+            assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
+            proxy.stalled = False
+
+    run(main)

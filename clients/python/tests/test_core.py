@@ -1,0 +1,206 @@
+"""What needs no server."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from redis import exceptions as x
+
+from rlock_redis import LockError, Refused, RLockClient, Unavailable, _core
+from rlock_redis._core import Attempt, Mailbox, Options, Route, SteadyClock, Target, slot_of, tag_of, tokens_of
+from rlock_redis.errors import ModuleMissing, ModuleTooOld, NotOwner, typed
+
+
+@pytest.mark.parametrize("reply", [7, b"7", "7"])
+def test_tokens_are_understood_as_numbers_and_as_text(reply: Any) -> None:
+    assert tokens_of(reply) == [7]
+    assert tokens_of([reply, reply]) == [7, 7]
+
+
+@pytest.mark.parametrize("reply", [0, "0", b"0"])
+def test_zero_is_no_token(reply: Any) -> None:
+    with pytest.raises(ModuleTooOld):
+        tokens_of(reply)
+
+
+@pytest.mark.parametrize("reply", [b"OK", -1, b"", 1.5, {"a": 1}])
+def test_other_replies_are_no_tokens(reply: Any) -> None:
+    with pytest.raises(Refused):
+        tokens_of(reply)
+
+
+def test_waiting_is_recognised_and_nil_is_empty() -> None:
+    assert tokens_of(b"WAITING") is _core.WAITING
+    assert tokens_of(None) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "code"),
+    [
+        (x.ConnectionError("gone"), Unavailable, ""),
+        (x.TimeoutError("late"), Unavailable, ""),
+        (OSError("refused"), Unavailable, ""),
+        (x.BusyLoadingError("Redis is loading"), Unavailable, "LOADING"),
+        (x.ReadOnlyError("You can't write"), Unavailable, "READONLY"),
+        (x.ResponseError("MISCONF disk"), Unavailable, "MISCONF"),
+        (x.ResponseError("QUARANTINE 1500 ms left"), Unavailable, "QUARANTINE"),
+        (x.AuthenticationError("required"), Refused, "NOAUTH"),
+        (x.NoPermissionError("no"), Refused, "NOPERM"),
+        (x.ResponseError("WRONGTYPE a list"), Refused, "WRONGTYPE"),
+        (x.ResponseError("NOTOWNER of k"), NotOwner, "NOTOWNER"),
+        (x.ResponseError("unknown command 'RLOCK.ACQUIRE'"), ModuleMissing, "ERR"),
+        (x.ResponseError("unknown option 'CLAIM'; expected PX"), ModuleTooOld, "ERR"),
+        (x.ResponseError("wrong number of arguments"), Refused, "ERR"),
+    ],
+)
+def test_errors_are_typed_with_their_code(error: Exception, expected: type[LockError], code: str) -> None:
+    found = typed(error)
+    assert type(found) is expected
+    assert found.code == code
+
+
+def test_quarantine_tells_how_long_to_wait() -> None:
+    error = typed(x.ResponseError("QUARANTINE 1500 ms left"))
+    assert isinstance(error, Unavailable)
+    assert error.retry_after == 1.5
+
+
+def test_channel_tags_have_the_slot_of_their_key() -> None:
+    for key in (b"orders", b"{a}b", b"x}y", b"{}z", b""):
+        assert slot_of(f"rlock:1:{{{tag_of(slot_of(key))}}}".encode()) == slot_of(key)
+    assert slot_of(b"foo{bar}") == slot_of(b"bar") == 5061
+
+
+def test_connections_are_made_with_the_applications_settings_and_without_its_retries() -> None:
+    app = redis.Redis.from_url("redis://u:p@somewhere:7000/3", decode_responses=True, retry_on_timeout=True)
+    pool = app.connection_pool
+    connection = Route("", pool.connection_class, pool.connection_kwargs).connection(0.5)
+    assert (connection.host, connection.port, connection.db) == ("somewhere", 7000, 3)
+    assert (connection.username, connection.password) == ("u", "p")
+    assert connection.socket_timeout == connection.socket_connect_timeout == 0.5
+    assert connection.retry._retries == 0
+    assert not connection.encoder.decode_responses
+
+
+class TestClock:
+    def test_clock_without_boottime_counts_suspend_and_steps_ahead(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = SimpleNamespace(steady=100.0, wall=1000.0)
+        monkeypatch.setattr(time, "monotonic", lambda: now.steady)
+        monkeypatch.setattr(time, "time", lambda: now.wall)
+        monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+        clock = SteadyClock()
+        start = clock()
+        now.steady += 1
+        now.wall += 1
+        assert clock() - start == pytest.approx(1)
+        now.wall += 60  # Suspended: only the wall clock went on.
+        assert clock() - start == pytest.approx(61)
+        now.wall -= 3600
+        now.steady += 1
+        assert clock() - start == pytest.approx(62)
+        now.wall += 30  # Suspended after a step back.
+        assert clock() - start == pytest.approx(92)
+
+
+class TestHold:
+    def make(self, **options: Any) -> tuple[Any, Any]:
+        now = SimpleNamespace(time=1000.0)
+        client = RLockClient(redis.Redis(), clock=lambda: now.time)
+        client.max_lease = _core.FOREVER
+        attempt = Attempt(client, Target("mutex", (b"k",)), Options(lease=10, **options), "me", Mailbox(_Box()))
+        hold = client._hold_class(attempt, [5], now.time)
+        client._engine.add(hold)
+        return hold, now
+
+    def test_deadline_leaves_a_margin_for_clocks_that_drift(self) -> None:
+        hold, now = self.make()
+        assert hold.until == pytest.approx(now.time + 9.898)
+
+    @pytest.mark.parametrize(
+        "text", ["READONLY x", "LOADING x", "MISCONF x", "NOPERM x", "ERR x", "WRONGTYPE x", "FOO x"]
+    )
+    def test_only_notowner_and_the_clock_end_a_hold(self, text: str) -> None:
+        hold, now = self.make()
+        now.time += 4
+        assert hold._client._engine.poll()[1] == {hold.timeout: [hold]}
+        hold._client._engine.answered([hold], [x.ResponseError(text)], now.time)
+        now.time += 1
+        lost, groups, _ = hold._client._engine.poll()
+        assert hold.held
+        assert not lost
+        assert groups, "the renewal goes on"
+        hold._client._engine.answered([hold], [x.ResponseError("NOTOWNER x")], now.time)
+        assert not hold.held
+        assert hold._client._engine.poll()[0] == [hold]
+
+    def test_renewal_prolongs_from_the_moment_before_it_was_sent(self) -> None:
+        hold, now = self.make()
+        sent = now.time + 4
+        now.time += 6
+        hold._client._engine.answered([hold], [10_000], sent)
+        assert hold.until == pytest.approx(sent + 9.898)
+        assert hold.due == pytest.approx(sent + 10 / 3)
+
+    def test_late_answer_prolongs_nothing(self) -> None:
+        hold, now = self.make()
+        now.time += 9.95
+        hold._client._engine.answered([hold], [10_000], now.time - 0.1)
+        assert not hold.held
+
+    def test_session_shortens_the_belief_and_the_renewal(self) -> None:
+        hold, now = self.make(session=3)
+        assert hold.until == pytest.approx(now.time + 2.968)
+        assert hold.due == pytest.approx(now.time + 1)
+
+    def test_fixed_lease_is_never_due_and_is_lost_in_time(self) -> None:
+        hold, now = self.make(renew=False)
+        now.time += 9.8
+        assert hold._client._engine.poll()[:2] == ([], {})
+        now.time += 0.2
+        assert hold._client._engine.poll()[0] == [hold]
+        assert hold.lost
+
+    def test_hold_has_at_most_two_renewals_under_way(self) -> None:
+        hold, now = self.make()
+        sent = 0
+        for _ in range(980):
+            now.time += 0.01
+            sent += len(hold._client._engine.poll()[1])
+        assert sent == 2
+
+    def test_failed_renewals_are_repeated_with_growing_pauses(self) -> None:
+        hold, now = self.make()
+        now.time += 4
+        pauses = []
+        for _ in range(7):
+            hold._client._engine.poll()
+            hold._client._engine.failed([hold])
+            pauses.append(round(hold.due - now.time, 3))
+            now.time = hold.due
+        assert pauses[:5] == [0.05, 0.1, 0.2, 0.4, 0.8]
+        assert max(pauses) == 1.0
+
+
+class _Box:
+    def put_nowait(self, message: Any) -> None:
+        raise AssertionError(message)
+
+
+def test_request_ids_begin_at_the_wall_clock_and_rise() -> None:
+    ids = list(itertools.islice(_core._ids, 3))
+    assert ids == sorted(ids)
+    assert abs(ids[0] / 1e6 - time.time()) < 3600
+
+
+def test_lease_and_client_are_checked() -> None:
+    with pytest.raises(ValueError, match="lease"):
+        RLockClient(redis.Redis()).lock("k", lease=0)
+    with pytest.raises(ValueError, match="one key"):
+        RLockClient(redis.Redis()).multi_lock([])
+    with pytest.raises(TypeError, match="redis-py"):
+        RLockClient("redis://")

@@ -1,0 +1,543 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from conftest import Clock, Proxy, Server, eventually
+
+from rlock_redis import (
+    Closed,
+    Deadlock,
+    LockLost,
+    LockTimeout,
+    ModuleMissing,
+    Refused,
+    RLockClient,
+    Superseded,
+    Unavailable,
+    _core,
+)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[RLockClient]:
+    with RLockClient(redis.Redis(port=server.port)) as client:
+        yield client
+
+
+@pytest.fixture
+def proxied(proxy: Proxy) -> Iterator[RLockClient]:
+    with RLockClient(redis.Redis(port=proxy.port, socket_timeout=3)) as client:
+        yield client
+        proxy.stalled = proxy.deaf = proxy.refuses = False
+
+
+class Thread(threading.Thread):
+    """Runs a function, and gives its result or error to `ended`."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._function, self.result, self.error = function, None, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._function()
+        except BaseException as error:
+            self.error = error
+
+    def ended(self, within: float = 10) -> Any:
+        self.join(within)
+        assert not self.is_alive(), f"not ended within {within} s"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    return Thread(function).ended()
+
+
+KINDS = {
+    "mutex": lambda c, **o: c.lock("k", **o),
+    "fair": lambda c, **o: c.fair_lock("k", **o),
+    "write": lambda c, **o: c.write_lock("k", **o),
+    "semaphore": lambda c, **o: c.semaphore("k", **o),
+    "many": lambda c, **o: c.multi_lock(["k", "l"], **o),
+}
+
+
+class TestKinds:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_each_kind_excludes_hands_over_and_leaves_nothing(
+        self, kind: str, client: RLockClient, server: Server
+    ) -> None:
+        lock = KINDS[kind](client, note="build 7")
+        if kind == "semaphore":
+            assert lock.init(1)
+            assert not lock.init(1)
+        with lock as hold:
+            assert hold.token > 0
+            assert server.info("k")["holders"][0]
+            assert in_thread(lambda: lock.acquire(blocking=False)) is None
+            waiter = Thread(lambda: lock.acquire().token or lock.release())
+            eventually(lambda: server.waiters("k") == 1)
+        assert waiter.ended() > hold.token
+        client.close()
+        eventually(lambda: server.is_clean("k") and server.is_clean("l"))
+
+    def test_readers_share_and_keep_writers_out(self, client: RLockClient) -> None:
+        with client.read_lock("k"):
+            assert in_thread(lambda: client.read_lock("k").acquire(blocking=False))
+            assert in_thread(lambda: client.write_lock("k").acquire(blocking=False)) is None
+
+    def test_semaphore_gives_permits_for_each_acquisition(self, client: RLockClient, server: Server) -> None:
+        semaphore = client.semaphore("k")
+        semaphore.init(3)
+        with semaphore, semaphore:
+            assert server.holders("k") == 2
+            assert client.semaphore("k", permits=2).acquire(blocking=False) is None
+        assert server.is_clean("k")
+
+    def test_tokens_of_several_keys(self, client: RLockClient, server: Server) -> None:
+        with client.multi_lock(["a", "b"]) as hold:
+            for key, token in zip("ab", hold.tokens, strict=True):
+                assert str(token) in str(server.info(key))
+
+    def test_semaphore_that_was_not_made_is_refused(self, client: RLockClient) -> None:
+        with pytest.raises(Refused) as raised:
+            client.semaphore("k").acquire()
+        assert raised.value.code == "NOSEMAPHORE"
+
+
+class TestWaiting:
+    def test_timeout_is_kept_and_leaves_no_waiter(self, client: RLockClient, server: Server) -> None:
+        client.lock("k").acquire()
+        began = time.monotonic()
+        assert in_thread(lambda: client.lock("k").acquire(timeout=0.3)) is None
+        assert 0.29 < time.monotonic() - began < 1.3
+        with pytest.raises(LockTimeout):
+            in_thread(lambda: client.lock("k", timeout=0.1).__enter__())
+        eventually(lambda: server.waiters("k") == 0)
+
+    @pytest.mark.parametrize("fault", ["stalled", "deaf", "refuses"])
+    def test_wait_ends_in_time_whatever_the_network_does(self, fault: str, proxied: RLockClient, proxy: Proxy) -> None:
+        proxied.lock("other").acquire()
+        setattr(proxy, fault, True)
+        if fault == "refuses":
+            proxy.cut()
+        began = time.monotonic()
+        assert proxied.lock("k").acquire(timeout=0.5) is None
+        assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
+
+    def test_first_wait_of_a_client_ends_in_time_too(self, proxied: RLockClient, proxy: Proxy) -> None:
+        proxy.stalled = True
+        began = time.monotonic()
+        assert proxied.lock("k").acquire(timeout=0.5) is None
+        assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
+
+    def test_lost_reply_leaves_no_hold(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
+        proxied.lock("other").acquire()
+        proxy.deaf = True
+        with pytest.raises(Unavailable):
+            proxied.lock("k").acquire(blocking=False)
+        assert server.holders("k") == 1, "the server has granted it"
+        proxy.cut()
+        proxy.deaf = False
+        eventually(lambda: server.is_clean("k"))
+
+    def test_wait_survives_a_lost_subscriber(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        waiter = Thread(lambda: proxied.lock("k").acquire(timeout=20))
+        eventually(lambda: server.waiters("k") == 1)
+        proxy.cut()
+        server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
+        assert waiter.ended(15).token
+
+    def test_idle_connections_that_were_cut_do_no_harm(self, server: Server) -> None:
+        with RLockClient(redis.Redis(port=server.port), command_timeout=0.3) as client:
+            gate = threading.Barrier(10)
+            for thread in [
+                Thread(lambda n=n: gate.wait() and client.lock(f"k{n}").acquire(timeout=5)) for n in range(10)
+            ]:
+                thread.join(10)
+            assert len(client._idle[""]) > 4
+            server.admin.client_kill_filter(_type="normal", skipme=True)
+            assert client.lock("k").acquire(blocking=False)
+
+    def test_expired_claim_is_not_entered(
+        self, client: RLockClient, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_core, "CLAIM", 0.1)
+        receive, slept = client._receive, []
+
+        async def sleeps_through_the_grant(box: Any, timeout: float) -> Any:
+            message = await receive(box, timeout)
+            if message and message.what == "granted" and not slept:
+                slept.append(message)
+                eventually(lambda: server.holders("k") == 0)
+                server.admin.execute_command("RLOCK.ACQUIRE", "k", "another")
+            return message
+
+        monkeypatch.setattr(client, "_receive", sleeps_through_the_grant)
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        waiter = Thread(lambda: client.lock("k").acquire())
+        eventually(lambda: server.waiters("k") == 1)
+        server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
+        eventually(lambda: slept and server.waiters("k") == 1)
+        assert waiter.is_alive()
+        server.admin.execute_command("RLOCK.RELEASE", "k", "another")
+        assert waiter.ended().held
+
+    def test_signal_ends_a_wait_and_leaves_nothing(self, client: RLockClient, server: Server) -> None:
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+
+        def raises(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGUSR1, raises)
+        main = threading.main_thread().ident
+        assert main is not None
+        Thread(lambda: eventually(lambda: server.waiters("k") == 1) and signal.pthread_kill(main, signal.SIGUSR1))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                client.lock("k").acquire()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        eventually(lambda: server.waiters("k") == 0)
+        server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
+        assert server.is_clean("k")
+
+    def test_circle_of_threads_is_a_deadlock(self, client: RLockClient, server: Server) -> None:
+        client.lock("a").acquire()
+
+        def other() -> None:
+            client.lock("b").acquire()
+            client.lock("a").acquire()
+
+        thread = Thread(other)
+        eventually(lambda: server.waiters("a") == 1)
+        with pytest.raises(Deadlock):
+            client.lock("b").acquire()
+        client.lock("a").release()
+        thread.ended()
+
+    def test_same_owner_name_in_two_clients_is_superseded(self, client: RLockClient, server: Server) -> None:
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        waiter = Thread(lambda: client.lock("k", owner="x").acquire())
+        eventually(lambda: server.waiters("k") == 1)
+        with RLockClient(redis.Redis(port=server.port)) as second:
+            assert second.lock("k", owner="x").acquire(timeout=0.3) is None
+            with pytest.raises(Superseded):
+                waiter.ended()
+
+
+class TestOwners:
+    def test_reentry_is_counted_in_the_client(self, client: RLockClient, server: Server) -> None:
+        lock = client.lock("k")
+        with lock as outer:
+            with client.lock("k") as inner:
+                assert inner is outer
+                assert server.admin.execute_command("RLOCK.HOLDS", "k", outer.owner) == 1
+            assert outer.held
+            assert lock.held
+        assert server.is_clean("k")
+        assert not lock.held
+
+    def test_threads_share_a_lock_object(self, client: RLockClient, server: Server) -> None:
+        lock, inside, most = client.lock("k"), [], []
+
+        def work() -> None:
+            for _ in range(10):
+                with lock:
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+
+        for thread in [Thread(work) for _ in range(8)]:
+            thread.ended(30)
+        assert max(most) == 1
+        assert len(most) == 80
+        assert server.is_clean("k")
+
+    def test_only_the_owner_releases(self, client: RLockClient) -> None:
+        lock = client.lock("k")
+        with lock as hold:
+            with pytest.raises(RuntimeError, match="does not hold"):
+                in_thread(lock.release)
+            assert hold.held
+
+    def test_mutex_inside_of_several_is_misuse(self, client: RLockClient) -> None:
+        with client.multi_lock(["a", "b"]), pytest.raises(RuntimeError, match="already holds"):
+            client.lock("a").acquire()
+
+    def test_reentry_of_a_lost_hold_fails(self, client: RLockClient, server: Server) -> None:
+        lock = client.lock("k", lease=0.6)
+        hold = lock.acquire()
+        assert hold
+        server.admin.execute_command("RLOCK.FORCERELEASE", "k")
+        assert hold.wait(5)
+        with pytest.raises(LockLost):
+            lock.acquire(blocking=False)
+        with pytest.raises(LockLost):
+            lock.release()
+        assert lock.acquire(blocking=False)
+
+    def test_forked_child_does_not_hold_and_can_lock(self, client: RLockClient, server: Server) -> None:
+        with client.lock("k") as hold:
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    status = 10 * hold.held + (not client.lock("in-child").acquire(timeout=5))
+                    assert client.lock("k").acquire(timeout=0.2) is None
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert hold.held
+            assert server.holders("k") == 1
+        owners = str(server.info("in-child"))
+        assert client.id not in owners
+
+
+class TestHolding:
+    def test_stalled_server_is_told_as_a_loss_before_the_lease_ends(
+        self, proxied: RLockClient, proxy: Proxy, server: Server
+    ) -> None:
+        lost: list[float] = []
+        with (
+            pytest.raises(LockLost),
+            proxied.lock("k", lease=1, on_lost=lambda _: lost.append(time.monotonic())) as hold,
+        ):
+            proxy.stalled = True
+            stalled = time.monotonic()
+            assert hold.wait(5)
+            assert hold.lost
+            assert not hold.held
+        eventually(lambda: lost)
+        assert lost[0] - stalled < 1.0 + 0.3  # The machine is busy.
+
+    def test_error_of_the_block_is_not_replaced(self, client: RLockClient, server: Server) -> None:
+        with pytest.raises(ZeroDivisionError), client.lock("k", lease=0.6) as hold:
+            server.admin.execute_command("RLOCK.FORCERELEASE", "k")
+            hold.wait(5)
+            raise ZeroDivisionError
+
+    def test_hold_survives_readonly(self) -> None:
+        own = Server().ready()
+        try:
+            with RLockClient(redis.Redis(port=own.port)) as client, client.lock("k", lease=1.5) as hold:
+                own.admin.replicaof("127.0.0.1", 1)
+                time.sleep(0.8)  # A renewal is due.
+                own.admin.replicaof("no", "one")
+                assert not hold.wait(2)
+                assert hold.held
+        finally:
+            own.stop()
+
+    def test_lock_that_was_forced_open_is_lost_soon(self, client: RLockClient, server: Server) -> None:
+        with pytest.raises(LockLost), client.lock("k", lease=3) as hold:
+            server.admin.execute_command("RLOCK.FORCERELEASE", "k")
+            assert hold.wait(2)
+
+    def test_sixty_locks_at_200_ms_stay_held(self, proxied: RLockClient, proxy: Proxy) -> None:
+        proxy.delay = 0.1
+        threads = [Thread(lambda n=n: proxied.lock(f"k{n}", lease=2.5).acquire(timeout=20)) for n in range(60)]
+        holds = [thread.ended(30) for thread in threads]
+        time.sleep(4)
+        assert [hold.held for hold in holds] == [True] * 60
+
+    def test_many_holds_on_a_stalled_server_need_few_threads(self, proxied: RLockClient, proxy: Proxy) -> None:
+        holds = [proxied.lock(f"k{n}", lease=1.5 + n / 200).acquire() for n in range(200)]
+        proxy.stalled = True
+        most = 0
+        while any(hold is not None and hold.held for hold in holds):
+            most = max(most, sum(thread.name == "rlock" for thread in threading.enumerate()))
+            time.sleep(0.02)
+        assert most < 50
+
+    def test_stalled_server_does_not_lose_a_lock_on_another(
+        self, proxied: RLockClient, proxy: Proxy, server: Server
+    ) -> None:
+        with RLockClient(redis.Redis(port=server.port)) as healthy, healthy.lock("healthy", lease=1) as hold:
+            stalled = proxied.lock("k", lease=1).acquire()
+            assert stalled
+            proxy.stalled = True
+            assert stalled.wait(5)
+            assert not hold.wait(1.5)
+
+    def test_clock_that_jumps_ends_the_hold_at_once(self, server: Server) -> None:
+        clock, lost = Clock(), threading.Event()
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            hold = client.lock("k", lease=30, on_lost=lambda _: lost.set()).acquire()
+            assert hold
+            assert hold.held
+            clock.ahead += 31
+            assert not hold.held
+            assert lost.wait(2)
+
+    def test_fixed_lease_ends(self, client: RLockClient, server: Server) -> None:
+        hold = client.lock("k", lease=0.4, renew=False).acquire()
+        assert hold
+        assert hold.wait(3)
+        eventually(lambda: server.is_clean("k"))
+
+    def test_session_ends_the_hold_of_a_client_that_is_gone(
+        self, proxied: RLockClient, proxy: Proxy, server: Server
+    ) -> None:
+        hold = proxied.lock("k", session=0.6).acquire()
+        assert hold
+        assert not hold.wait(1.5), "it is renewed"
+        proxy.refuses = True
+        proxy.cut()
+        eventually(lambda: server.is_clean("k"), 3)
+        assert hold.lost
+
+    def test_loss_callback_that_blocks_delays_no_other_loss(self, client: RLockClient) -> None:
+        ends = threading.Event()
+        first = client.lock("a", lease=0.3, renew=False, on_lost=lambda _: ends.wait(20)).acquire()
+        second = client.lock("b", lease=0.5, renew=False).acquire()
+        assert first
+        assert second
+        assert second.wait(3)
+        ends.set()
+
+
+class TestReleasing:
+    def test_release_with_keep_keeps_the_lock_closed(self, client: RLockClient, server: Server) -> None:
+        hold = client.lock("k").acquire()
+        client.lock("k").release(keep=0.5)
+        assert hold
+        assert not hold.held
+        with pytest.raises(RuntimeError, match="does not hold"):
+            client.lock("k").release()
+        assert in_thread(lambda: client.lock("k").acquire(blocking=False)) is None
+        assert in_thread(lambda: client.lock("k").acquire(timeout=5))
+
+    def test_keep_is_refused_where_it_does_not_exist(self, client: RLockClient) -> None:
+        with client.write_lock("k") as hold, pytest.raises(ValueError, match="keep"):
+            client.write_lock("k").release(keep=1)
+        with client.lock("m") as hold, client.lock("m"), pytest.raises(ValueError, match="keep"):
+            client.lock("m").release(keep=1)
+        assert not hold.held
+
+    def test_release_that_does_not_get_through_is_completed_in_the_background(
+        self, proxied: RLockClient, proxy: Proxy, server: Server
+    ) -> None:
+        with proxied.lock("k"):
+            proxy.refuses = True
+            proxy.cut()
+        assert server.holders("k") == 1
+        proxy.refuses = False
+        eventually(lambda: server.is_clean("k"))
+
+    def test_repeated_release_counts_as_done(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
+        with proxied.lock("k"):
+            proxy.deaf = True
+            Thread(lambda: eventually(lambda: server.is_clean("k")) and (proxy.cut(), setattr(proxy, "deaf", False)))
+
+    def test_close_ends_waits_releases_holds_and_leaves_no_thread_or_connection(self, server: Server) -> None:
+        before, threads = len(server.admin.client_list()), threading.active_count()
+        client = RLockClient(redis.Redis(port=server.port))
+        client.lock("k").acquire()
+        waiter = Thread(lambda: client.lock("k").acquire())
+        eventually(lambda: server.waiters("k") == 1)
+        client.close()
+        with pytest.raises(Closed):
+            waiter.ended()
+        with pytest.raises(Closed):
+            client.lock("k").acquire()
+        eventually(lambda: server.is_clean("k"))
+        eventually(lambda: threading.active_count() <= threads)
+        eventually(lambda: len(server.admin.client_list()) <= before)
+
+
+class TestConnections:
+    def test_database_user_password_and_prefix_are_those_of_the_application(self, server: Server) -> None:
+        server.admin.execute_command("ACL SETUSER locker on >secret ~app:* &rlock:* +@all")
+        app = redis.Redis.from_url(f"redis://locker:secret@127.0.0.1:{server.port}/3")
+        with RLockClient(app, key_prefix="app:") as client:
+            third = redis.Redis(port=server.port, db=3, decode_responses=True)
+            with client.lock("k"):
+                assert third.keys() == ["app:k"]
+                assert server.admin.keys() == []
+                waiter = Thread(lambda: client.lock("k").acquire(timeout=10))
+                eventually(lambda: third.execute_command("RLOCK.WAITERS", "app:k"))
+            assert waiter.ended()
+            third.close()
+
+    def test_missing_rights_are_refused_at_once(self, server: Server) -> None:
+        server.admin.execute_command("ACL SETUSER mute on >secret ~* resetchannels +@all")
+        app = redis.Redis(port=server.port, username="mute", password="secret")
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        began = time.monotonic()
+        with RLockClient(app) as client, pytest.raises(Refused) as raised:
+            client.lock("k").acquire(timeout=9)
+        assert raised.value.code == "NOPERM"
+        assert time.monotonic() - began < 3
+
+    def test_decoded_replies_are_understood(self, server: Server) -> None:
+        app = redis.Redis(port=server.port, decode_responses=True)
+        with RLockClient(app) as client:
+            with client.lock("k") as hold:
+                waiter = Thread(lambda: client.lock("k").acquire(timeout=10))
+                eventually(lambda: server.waiters("k") == 1)
+            assert waiter.ended().token > hold.token
+
+    def test_server_without_the_module_is_named(self) -> None:
+        own = Server(module=False).ready()
+        try:
+            with (
+                RLockClient(redis.Redis(port=own.port)) as client,
+                pytest.raises(ModuleMissing, match="unknown command"),
+            ):
+                client.lock("k").acquire()
+        finally:
+            own.stop()
+
+    def test_valkey_client_works(self, server: Server) -> None:
+        valkey = pytest.importorskip("valkey")
+        with RLockClient(valkey.Valkey(port=server.port)) as client, client.lock("k") as hold:
+            assert in_thread(lambda: client.lock("k").acquire(timeout=0.1)) is None
+            assert hold.held
+            server.admin.set("string", "x")
+            with pytest.raises(Refused) as raised:
+                client.lock("string").acquire()
+            assert raised.value.code == "WRONGTYPE"
+
+
+def test_one_leader_at_a_time(client: RLockClient, server: Server) -> None:
+    now, most, terms = [], [], []
+
+    def work(hold: Any) -> None:
+        now.append(1)
+        most.append(len(now))
+        hold.wait(0.05)
+        now.pop()
+        terms.append(threading.get_ident())
+
+    leaders = [client.leader("k", work) for _ in range(3)]
+    threads = [Thread(leader.run) for leader in leaders]
+    eventually(lambda: len(set(terms)) == 3)
+    for leader in leaders:
+        leader.stop()
+    for thread in threads:
+        thread.ended()
+    assert max(most) == 1
+    eventually(lambda: server.is_clean("k"))
+
+
+def test_stop_ends_the_wait_of_a_leader(client: RLockClient, server: Server) -> None:
+    server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+    leader = client.leader("k", lambda hold: None)
+    thread = Thread(leader.run)
+    eventually(lambda: server.waiters("k") == 1)
+    leader.stop()
+    thread.ended(3)
+    eventually(lambda: server.waiters("k") == 0)
