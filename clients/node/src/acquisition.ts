@@ -1,0 +1,208 @@
+import { type Instant, MAX_TIMER_MS, Pause, within } from './clock.js'
+import { firstKey, grant, integer, nextRequest, type Target, tokenOption, words } from './commands.js'
+import { Backoff, type Core } from './core.js'
+import { LockTimeout, LockError, Superseded, translate, Unavailable } from './errors.js'
+import type { HoldOptions } from './options.js'
+
+const CLAIM_MS = 2000
+const ASK_AGAIN_MS = 30_000
+// The server says when the time is up. This is how long its message may be on its way.
+const PATIENCE_MS = 500
+
+/** A hold that the server has confirmed. @internal */
+export interface Grant {
+  readonly tokens: number[]
+  /** Before the request was sent that the server answered. */
+  readonly since: Instant
+  /** The milliseconds that the lease lasts from `since`. */
+  readonly lease: number
+}
+
+/** One attempt to acquire, with all its requests. @internal */
+export class Acquisition {
+  readonly channel: string
+  readonly #key: string
+  readonly #started: Instant
+  // For a message, and after a failure.
+  readonly #silence = new Pause()
+  readonly #pause = new Pause()
+  readonly #backoff = new Backoff()
+  #request = nextRequest()
+  #since: Instant
+  #message: string | undefined
+  #again = false
+  #unsure = false
+  #lease: number
+  #failure: LockError | undefined
+  #stopped: Error | undefined
+  #reject: ((error: Error) => void) | undefined
+
+  /** `wait`: milliseconds, Infinity without a limit, undefined for a try. */
+  constructor(
+    private readonly core: Core,
+    private readonly target: Target,
+    private readonly owner: string,
+    private readonly options: HoldOptions,
+    private readonly wait: number | undefined,
+  ) {
+    this.#key = firstKey(target)
+    this.#started = this.#since = core.now()
+    this.#lease = options.fixedLease ?? options.lease
+    this.channel = wait === undefined ? '' : core.subscriptions.channel(this.#key)
+  }
+
+  /** The grant, or null if the lock was not granted. Leaves nothing on the server otherwise. */
+  async run(): Promise<Grant | null> {
+    const { core, wait } = this
+    core.acquisitions.add(this)
+    if (wait !== undefined) core.subscriptions.use(this.channel)
+    try {
+      const stopped = new Promise<never>((_, reject) => (this.#reject = reject))
+      const time = wait === undefined ? core.commandTimeout : wait + PATIENCE_MS
+      const late = () =>
+        wait === undefined
+          ? (this.#failure ?? new Unavailable(`no answer within ${String(time)} ms`))
+          : new LockTimeout(`not granted within ${String(wait)} ms`, this.#failure?.code, this.#failure)
+      const outcome = Promise.race([this.#obtain(), stopped])
+      const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, late)
+      if (this.#stopped) throw this.#stopped
+      return granted
+    } catch (error) {
+      // The newer request of the owner goes on, so its hold must not be released.
+      if (this.#unsure && !(error instanceof Superseded)) {
+        core.settle(this.target, this.owner, this.#request, this.#lease)
+      }
+      throw error
+    } finally {
+      this.stop(new LockError('the acquisition has ended'))
+      core.acquisitions.delete(this)
+      if (wait !== undefined) core.subscriptions.free(this.channel)
+    }
+  }
+
+  /** Ends the acquisition with an error. */
+  stop(error: Error): void {
+    this.#stopped ??= error
+    this.#reject?.(error)
+    this.#silence.cut()
+    this.#pause.cut()
+    this.core.waits.delete(this.#request)
+  }
+
+  /** A message for this wait. */
+  deliver(message: string): void {
+    this.#message = message
+    this.#silence.cut()
+  }
+
+  /** A message may have been lost, or the server has forgotten the wait. */
+  askAgain(): void {
+    this.#again = true
+    this.#silence.cut()
+  }
+
+  #left(): number {
+    return this.wait === undefined ? this.core.commandTimeout : this.wait - this.#started.elapsed()
+  }
+
+  // Of a wait without a limit, and one that is about to end, requests have time to be answered.
+  #timeout(): number {
+    return Math.min(this.core.commandTimeout, this.#left() + PATIENCE_MS)
+  }
+
+  async #obtain(): Promise<Grant | null> {
+    let tokens: number[] | null | undefined
+    let silent = false
+    for (;;) {
+      if (this.#stopped) throw this.#stopped
+      try {
+        if (tokens) return await this.#confirm(tokens)
+        const answer = await this.#ask(silent)
+        if (answer === 'WAITING') {
+          const ms = Math.min(ASK_AGAIN_MS, this.#left() + PATIENCE_MS)
+          if (this.#message === undefined && !this.#again) await this.#silence.wait(ms)
+          silent = this.#message === undefined
+          tokens = this.#read()
+          if (tokens === null) return null
+        } else {
+          if (answer === null) return null
+          if (this.#since.elapsed() < this.#lease) return { tokens: answer, since: this.#since, lease: this.#lease }
+          // The answer took a lease to arrive, or the process slept.
+          tokens = answer
+        }
+        this.#backoff.reset()
+      } catch (error) {
+        const failure = translate(error)
+        if (tokens && failure.code === 'NOTOWNER') {
+          // The claim has expired, and with it the place in the queue.
+          tokens = undefined
+          this.#renumber()
+          continue
+        }
+        if (!(failure instanceof Unavailable)) {
+          if (!tokens && failure.code !== undefined) this.#unsure = false
+          throw failure
+        }
+        this.#failure = failure
+        if (this.wait === undefined && failure.code !== undefined) throw failure
+        await this.#pause.wait(this.#backoff.next())
+      }
+    }
+  }
+
+  /** Sends the request, the first time or again. */
+  async #ask(probe: boolean): Promise<number[] | null | 'WAITING'> {
+    const { core, target, options } = this
+    this.#again = false
+    this.#lease = Math.min(this.#lease, await core.maxLease(this.#key, this.#timeout()))
+    const command = [...words('ACQUIRE', target, this.owner), 'PX', String(this.#lease), 'REQ', this.#request]
+    if (this.wait !== undefined) {
+      if (this.#stopped) throw this.#stopped
+      core.waits.set(this.#request, this)
+      await core.subscriptions.ready(this.#key, this.channel, probe)
+      const block = this.wait === Infinity ? 0 : Math.max(1, Math.ceil(this.#left()))
+      command.push('BLOCK', String(block), 'NOTIFY', this.channel)
+      command.push('CLAIM', String(Math.min(CLAIM_MS, this.#lease)))
+      if (options.grace !== undefined) command.push('GRACE', String(options.grace))
+    }
+    if (options.session !== undefined) command.push('SESSION', String(options.session))
+    if (options.note !== undefined) command.push('NOTE', options.note)
+    if (this.#stopped) throw this.#stopped
+    this.#unsure = true
+    this.#since = core.now()
+    const answer = grant(target, await core.send(this.#key, command, this.#timeout()))
+    if (answer === null) this.#unsure = false
+    return answer
+  }
+
+  /** What the message says: tokens, null if the time is up, undefined if there is none. */
+  #read(): number[] | null | undefined {
+    const [what, , ...rest] = this.#message?.split(' ') ?? []
+    this.#message = undefined
+    if (what === undefined) return undefined
+    if (what === 'granted') return grant(this.target, this.target.many ? rest : rest[0]) as number[]
+    if (what === 'nil') {
+      this.#unsure = false
+      return null
+    }
+    const failure = translate(rest.join(' '))
+    // A server that steps down may have granted the lock; the same request is answered so. Otherwise the
+    // number is used up.
+    if (failure.code !== 'UNBLOCKED') this.#renumber()
+    throw failure
+  }
+
+  /** A grant that came as a message expires soon unless it is claimed, and may have expired already. */
+  async #confirm(tokens: number[]): Promise<Grant> {
+    const since = this.core.now()
+    const renew = [...words('RENEW', this.target, this.owner), ...tokenOption(this.target, tokens)]
+    const left = integer(await this.core.send(this.#key, renew, this.#timeout()))
+    return { tokens, since, lease: Math.min(this.#lease, left ?? this.#lease) }
+  }
+
+  #renumber(): void {
+    this.core.waits.delete(this.#request)
+    this.#request = nextRequest()
+    this.#unsure = false
+  }
+}

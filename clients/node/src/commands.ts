@@ -1,0 +1,60 @@
+import { ModuleTooOld, Refused } from './errors.js'
+
+/** What is locked, and how its commands are spelled. @internal */
+export interface Target {
+  readonly family: 'RLOCK' | 'RFAIRLOCK' | 'RRWLOCK' | 'RSEMAPHORE'
+  /** With the prefix of the application's client. */
+  readonly keys: readonly string[]
+  readonly many?: boolean
+  readonly mode?: 'READ' | 'WRITE'
+  readonly permits?: number
+}
+
+/** The key that decides where the commands for a target go. @internal */
+export const firstKey = (target: Target): string => target.keys[0] ?? ''
+
+/** A command for a target, up to its options. @internal */
+export function words(command: 'ACQUIRE' | 'RELEASE' | 'RENEW' | 'CANCEL', target: Target, owner: string): string[] {
+  const { family, keys, many, mode, permits } = target
+  if (command === 'CANCEL') return [`${family}.CANCEL`, firstKey(target), owner]
+  if (many) return [`${family}.M${command}`, String(keys.length), ...keys, owner]
+  const start = [`${family}.${command}`, firstKey(target), owner]
+  if (mode) return [...start, mode]
+  return permits !== undefined && command !== 'RENEW' ? [...start, 'PERMITS', String(permits)] : start
+}
+
+/** The option that names the hold. @internal */
+export function tokenOption(target: Target, tokens: readonly number[]): string[] {
+  return [target.many ? 'TOKENS' : 'TOKEN', ...tokens.map(String)]
+}
+
+/**
+ * An integer reply, which arrives as a number, a string or a buffer depending on the options of the
+ * application's client; undefined for anything else. @internal
+ */
+export function integer(reply: unknown): number | undefined {
+  const number = /^-?\d+$/.test(String(reply)) ? Number(reply) : NaN
+  return Number.isSafeInteger(number) ? number : undefined
+}
+
+/** The answer to ACQUIRE: tokens, null if the lock was not granted, `WAITING` if the request waits. @internal */
+export function grant(target: Target, reply: unknown): number[] | null | 'WAITING' {
+  if (reply === null || reply === undefined) return null
+  if (String(reply) === 'WAITING') return 'WAITING'
+  const numbers = (target.many && Array.isArray(reply) ? reply : [reply]).map(integer)
+  const tokens = numbers.filter((number) => number !== undefined && number > 0) as number[]
+  if (tokens.length === target.keys.length) return tokens
+  const text = `the answer to ${target.family}.ACQUIRE is no fencing token: ${String(reply)}`
+  throw numbers[0] === 0 ? new ModuleTooOld(text) : new Refused(text)
+}
+
+// Shared by the ES module and the CommonJS module of this package, which one process may load both. It begins at
+// the wall clock in microseconds, so that a restarted process that names its owner uses higher ids.
+const REQUESTS = Symbol.for('rlock-redis.requests')
+const shared = globalThis as { [REQUESTS]?: number }
+
+/** A `REQ` id that no earlier request of this process has used. @internal */
+export function nextRequest(): string {
+  shared[REQUESTS] = (shared[REQUESTS] ?? Date.now() * 1000) + 1
+  return String(shared[REQUESTS])
+}

@@ -1,0 +1,145 @@
+import { randomBytes } from 'node:crypto'
+
+import type { Acquisition } from './acquisition.js'
+import { type Clock, Instant, within } from './clock.js'
+import { firstKey, nextRequest, type Target, words } from './commands.js'
+import type { Driver } from './driver.js'
+import { Closed, translate, Unavailable } from './errors.js'
+import type { Holding } from './hold.js'
+import { Subscriptions } from './subscriptions.js'
+
+const MAX_SETTLEMENTS = 1000
+const CLOSE_MS = 5000
+const FIRST_PAUSE_MS = 50
+const LAST_PAUSE_MS = 1000
+
+/** Pauses between attempts: from 50 ms to 1 s. @internal */
+export class Backoff {
+  #ms = FIRST_PAUSE_MS
+
+  next(): number {
+    const ms = this.#ms
+    this.#ms = Math.min(2 * ms, LAST_PAUSE_MS)
+    return ms
+  }
+
+  reset(): void {
+    this.#ms = FIRST_PAUSE_MS
+  }
+}
+
+/** What the locks of a client share. @internal */
+export class Core {
+  readonly id = randomBytes(16).toString('hex')
+  readonly subscriptions: Subscriptions
+  readonly holdings = new Set<Holding>()
+  /** By the `REQ` id of the request that waits. */
+  readonly waits = new Map<string, Acquisition>()
+  /** What named owners hold, acquire or release, by owner, kind and key. */
+  readonly named = new Map<string, Holding | Promise<unknown>>()
+  /** Every acquisition that has not ended. */
+  readonly acquisitions = new Set<Acquisition>()
+  /** How often a connection of the application's client was lost. */
+  losses = 0
+  closed = false
+  readonly #background = new Set<Promise<unknown>>()
+  readonly #unwatch: () => void
+  #owners = 0
+  #maxLease: number | undefined
+
+  constructor(
+    readonly driver: Driver,
+    readonly clock: Clock,
+    readonly commandTimeout: number,
+    readonly warn: (message: string, error?: unknown) => void,
+  ) {
+    this.subscriptions = new Subscriptions(driver, this.id, commandTimeout, this.#message, (channels) => {
+      for (const wait of this.waits.values()) if (channels.has(wait.channel)) wait.askAgain()
+    })
+    this.#unwatch = driver.watch((up) => {
+      if (!up) this.losses++
+      for (const holding of this.holdings) holding.connection(up)
+      // Waits end with the connection that asked.
+      if (up) for (const wait of this.waits.values()) wait.askAgain()
+    })
+  }
+
+  now(): Instant {
+    return new Instant(this.clock)
+  }
+
+  /** An owner name that was never used before. */
+  freshOwner(): string {
+    return `${this.id}:${String(++this.#owners)}`
+  }
+
+  /** Sends a command; rejects with a {@link LockError}, after `timeout` at the latest. */
+  async send(key: string, command: string[], timeout = this.commandTimeout): Promise<unknown> {
+    const late = () => new Unavailable(`no answer to ${String(command[0])} within ${String(Math.ceil(timeout))} ms`)
+    const sent = (async () => await this.driver.send(key, command))()
+    try {
+      return await within(sent, timeout, late)
+    } catch (error) {
+      throw translate(error)
+    }
+  }
+
+  /** The longest lease that the server grants. Asks it once. */
+  async maxLease(key: string, timeout: number): Promise<number> {
+    if (this.#maxLease === undefined) {
+      const info = await this.send(key, ['INFO', 'rlock'], timeout).catch((error: unknown) => {
+        if (error instanceof Unavailable) throw error
+        return '' // The user may not ask.
+      })
+      this.#maxLease = Number(/^rlock_max_lease_ms:(\d+)/m.exec(String(info))?.[1] ?? Infinity)
+    }
+    return this.#maxLease
+  }
+
+  /** Keeps {@link close} from returning before a promise has settled, for a while. */
+  background(task: Promise<unknown>): void {
+    const kept = task.catch(() => undefined).finally(() => this.#background.delete(kept))
+    this.#background.add(kept)
+  }
+
+  /** Withdraws a request whose outcome is unknown, and releases the hold if it was granted. */
+  settle(target: Target, owner: string, request: string, lease: number): void {
+    if (this.#background.size < MAX_SETTLEMENTS) this.background(this.#settle(target, owner, request, lease))
+  }
+
+  async #settle(target: Target, owner: string, request: string, lease: number): Promise<void> {
+    const since = this.now()
+    const backoff = new Backoff()
+    const cancel = [...words('CANCEL', target, owner), 'REQ', request]
+    const release = [...words('RELEASE', target, owner), 'REQ', nextRequest()]
+    do {
+      // The order matters: a request that still waits could be granted in between.
+      const sent = [this.send(firstKey(target), cancel), this.send(firstKey(target), release)]
+      const [cancelled, released] = await Promise.allSettled(sent)
+      if (cancelled?.status === 'fulfilled' && String(cancelled.value) === '1') return
+      if (released?.status !== 'rejected' || !(released.reason instanceof Unavailable)) return
+      await new Promise((resolve) => setTimeout(resolve, backoff.next()).unref())
+    } while (since.elapsed() < lease)
+  }
+
+  /** Ends waits, releases holds, settles what is pending and closes the subscribers. */
+  async close(): Promise<void> {
+    if (this.closed) return
+    this.closed = true
+    for (const acquisition of this.acquisitions) acquisition.stop(new Closed('the client was closed'))
+    for (const holding of this.holdings) void holding.release(undefined, new Closed('the client was closed'))
+    const since = this.now()
+    while (this.#background.size > 0 && since.elapsed() < CLOSE_MS) {
+      const late = () => new Unavailable('the server did not answer')
+      await within(Promise.all(this.#background), CLOSE_MS - since.elapsed(), late).catch(() => undefined)
+    }
+    this.#unwatch()
+    this.subscriptions.close()
+  }
+
+  // granted ID TOKEN… | nil ID | error ID CODE TEXT
+  readonly #message = (text: string): void => {
+    const id = text.split(' ', 2)[1]
+    if (id !== undefined) this.waits.get(id)?.deliver(text)
+  }
+}

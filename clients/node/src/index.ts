@@ -1,0 +1,23 @@
+/**
+ * Locks on Redis and Valkey servers that run the rlock module.
+ *
+ * @packageDocumentation
+ */
+export { RLockClient, type RedisClient } from './client.js'
+export { Lock, Semaphore } from './lock.js'
+export type { Hold } from './hold.js'
+export type { Clock } from './clock.js'
+export type { Driver, Subscriber } from './driver.js'
+export type { AcquireOptions, ClientOptions, FairLockOptions, LockOptions, SemaphoreOptions } from './options.js'
+export {
+  Closed,
+  Deadlock,
+  LockError,
+  LockLost,
+  LockTimeout,
+  ModuleMissing,
+  ModuleTooOld,
+  Refused,
+  Superseded,
+  Unavailable,
+} from './errors.js'

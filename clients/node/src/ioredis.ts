@@ -1,0 +1,132 @@
+import { type Driver, type Emitter, listen, slotOf, type Subscriber } from './driver.js'
+
+/** What the package uses of `Redis` of ioredis. */
+export interface IoredisClient extends Emitter {
+  call(command: string, ...args: string[]): Promise<unknown>
+  duplicate(...args: never[]): unknown
+  readonly status: string
+  readonly options: object
+}
+
+/** What the package uses of `Cluster` of ioredis. */
+export interface IoredisCluster extends IoredisClient {
+  readonly isCluster: boolean
+  readonly slots: string[][]
+  nodes(role?: 'master'): unknown[]
+}
+
+interface Node extends IoredisClient {
+  readonly options: { keyPrefix?: unknown; host?: string; port?: number }
+  duplicate(options: object): SubscribingNode
+}
+
+interface SubscribingNode extends Emitter {
+  readonly stream?: { unref?(): void }
+  connect(): Promise<unknown>
+  disconnect(): void
+  ping(): Promise<unknown>
+  subscribe(channel: string): Promise<unknown>
+  unsubscribe(channel: string): Promise<unknown>
+  ssubscribe(channel: string): Promise<unknown>
+  sunsubscribe(channel: string): Promise<unknown>
+}
+
+const nameOf = (node: Node) => `${String(node.options.host)}:${String(node.options.port)}`
+
+/** A driver on ioredis: a single server, Sentinel or a cluster. @internal */
+export class IoredisDriver implements Driver {
+  readonly cluster: boolean
+  readonly keyPrefix: string
+
+  constructor(private readonly client: IoredisClient | IoredisCluster) {
+    this.cluster = 'isCluster' in client && client.isCluster
+    // `call` prefixes only the keys of commands that ioredis knows.
+    this.keyPrefix = String((client as unknown as Node).options.keyPrefix ?? '')
+  }
+
+  async send(key: string, [command = '', ...args]: string[]): Promise<unknown> {
+    if (!this.cluster) return await this.client.call(command, ...args)
+    // A cluster client sends a command that it does not know to any node, and follows the redirection. That
+    // costs a round trip and the order of the commands for a key, so it is for redirections only.
+    const node = this.#master(key)
+    try {
+      if (node) return await node.call(command, ...args)
+    } catch (error) {
+      if (!/^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN) |^Connection is closed/.test((error as Error).message)) throw error
+    }
+    return await this.client.call(command, ...args)
+  }
+
+  node(key: string): string {
+    if (!this.cluster) return ''
+    const node = this.#master(key)
+    if (!node) throw new Error('the slots of the cluster are not known yet')
+    return nameOf(node)
+  }
+
+  #master(key: string): Node | undefined {
+    const cluster = this.client as IoredisCluster
+    const name = cluster.slots[slotOf(key)]?.[0]
+    return (cluster.nodes('master') as Node[]).find((node) => nameOf(node) === name)
+  }
+
+  async subscriber(key: string, onMessage: (text: string) => void, onLost: () => void): Promise<Subscriber> {
+    const { cluster } = this
+    const base = cluster ? this.#master(key) : (this.client as unknown as Node)
+    if (!base) throw new Error('the slots of the cluster are not known yet')
+    const own = { keyPrefix: '', lazyConnect: true, retryStrategy: null, autoResubscribe: false, readOnly: false }
+    const node = base.duplicate({ ...own, enableAutoPipelining: false, monitor: false })
+    const message = (_: string, text: string) => {
+      onMessage(text)
+    }
+    // `moved` and some of the errors mean that a subscription has ended, for which there is no event.
+    listen(node, { message, smessage: message, error: onLost, close: onLost, end: onLost, moved: onLost })
+    try {
+      await node.connect()
+    } catch (error) {
+      node.disconnect()
+      throw error
+    }
+    node.stream?.unref?.()
+    return {
+      subscribe: (channel) => (cluster ? node.ssubscribe(channel) : node.subscribe(channel)),
+      unsubscribe: (channel) => (cluster ? node.sunsubscribe(channel) : node.unsubscribe(channel)),
+      ping: () => node.ping(),
+      close: () => {
+        node.disconnect()
+      },
+    }
+  }
+
+  watch(listener: (up: boolean) => void): () => void {
+    const watched = new Map<unknown, () => void>()
+    const watch = (node: Emitter) => {
+      if (watched.has(node)) return
+      watched.set(
+        node,
+        listen(node, {
+          ready: () => {
+            listener(true)
+          },
+          close: () => {
+            listener(false)
+          },
+        }),
+      )
+    }
+    const unwatch = (node: Emitter) => {
+      watched.get(node)?.()
+      watched.delete(node)
+      listener(false)
+    }
+    let end: (() => void) | undefined
+    if (this.cluster) {
+      end = listen(this.client, { '+node': watch, '-node': unwatch })
+      for (const node of (this.client as IoredisCluster).nodes()) watch(node as Node)
+    } else watch(this.client)
+    return () => {
+      end?.()
+      for (const unlisten of watched.values()) unlisten()
+    }
+  }
+}

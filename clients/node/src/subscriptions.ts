@@ -1,0 +1,97 @@
+import { within } from './clock.js'
+import { type Driver, hashTag, slotOf, type Subscriber } from './driver.js'
+import { Unavailable } from './errors.js'
+
+interface Link {
+  readonly subscriber: Promise<Subscriber>
+  readonly channels: Map<string, Promise<unknown>>
+}
+
+/** The subscriptions of a client: one connection, in a cluster one for each node that is waited on. @internal */
+export class Subscriptions {
+  readonly #links = new Map<string, Link>()
+  readonly #uses = new Map<string, number>()
+
+  constructor(
+    private readonly driver: Driver,
+    private readonly clientId: string,
+    private readonly timeout: number,
+    private readonly onMessage: (text: string) => void,
+    private readonly onLost: (channels: ReadonlySet<string>) => void,
+  ) {}
+
+  /** The channel for waits on a key. In a cluster it has the slot of the key. */
+  channel(key: string): string {
+    if (!this.driver.cluster) return `rlock:${this.clientId}`
+    let tag = hashTag(key)
+    // The few keys that contain braces but no hash tag cannot be put between braces.
+    if (/[{}]/.test(tag)) {
+      const slot = slotOf(key)
+      for (let n = 0; slotOf((tag = String(n))) !== slot; n++);
+    }
+    return `rlock:${this.clientId}:{${tag}}`
+  }
+
+  /** Resolves when the channel is subscribed on the node that serves the key. With `probe` asks the connection. */
+  async ready(key: string, channel: string, probe: boolean): Promise<void> {
+    const name = this.driver.node(key)
+    let link = this.#links.get(name)
+    if (!link) {
+      const lost = () => {
+        if (created) this.#drop(name, created)
+      }
+      const created: Link = { subscriber: this.driver.subscriber(key, this.onMessage, lost), channels: new Map() }
+      this.#links.set(name, (link = created))
+    }
+    const late = () => new Unavailable(`the subscriber got no answer within ${String(this.timeout)} ms`)
+    try {
+      const subscriber = await within(link.subscriber, this.timeout, late)
+      const known = link.channels.get(channel)
+      const confirmed = known ?? subscriber.subscribe(channel)
+      link.channels.set(channel, confirmed)
+      await within(confirmed, this.timeout, late)
+      if (probe && known) await within(subscriber.ping(), this.timeout, late)
+    } catch (error) {
+      this.#drop(name, link)
+      // A command for the key makes the library look for the node that serves it now.
+      if (this.driver.cluster) this.driver.send(key, ['RLOCK.PTTL', key]).catch(() => undefined)
+      throw error
+    }
+    if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
+  }
+
+  /** Counts the waits that use a channel. */
+  use(channel: string): void {
+    this.#uses.set(channel, (this.#uses.get(channel) ?? 0) + 1)
+  }
+
+  /** The opposite of {@link use}. In a cluster there are too many channels to keep those without a wait. */
+  free(channel: string): void {
+    const left = (this.#uses.get(channel) ?? 1) - 1
+    if (left > 0) {
+      this.#uses.set(channel, left)
+      return
+    }
+    this.#uses.delete(channel)
+    if (!this.driver.cluster) return
+    for (const link of this.#links.values()) {
+      if (!link.channels.delete(channel)) continue
+      link.subscriber.then((subscriber) => subscriber.unsubscribe(channel)).catch(() => undefined)
+    }
+  }
+
+  close(): void {
+    for (const [name, link] of this.#links) this.#drop(name, link)
+  }
+
+  #drop(name: string, link: Link): void {
+    if (this.#links.get(name) !== link) return
+    this.#links.delete(name)
+    link.subscriber
+      .then((subscriber) => {
+        subscriber.close()
+      })
+      .catch(() => undefined)
+    this.onLost(new Set(link.channels.keys()))
+  }
+}
