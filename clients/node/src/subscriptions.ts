@@ -5,6 +5,8 @@ import { Unavailable } from './errors.js'
 interface Link {
   readonly subscriber: Promise<Subscriber>
   readonly channels: Map<string, Promise<unknown>>
+  /** Channels whose subscription is being ended. Libraries confuse it with a new one that overlaps. */
+  readonly leaving: Map<string, Promise<unknown>>
 }
 
 /** The subscriptions of a client: one connection, in a cluster one for each node that is waited on. @internal */
@@ -40,14 +42,18 @@ export class Subscriptions {
       const lost = () => {
         if (created) this.#drop(name, created)
       }
-      const created: Link = { subscriber: this.driver.subscriber(key, this.onMessage, lost), channels: new Map() }
+      const created: Link = {
+        subscriber: this.driver.subscriber(key, this.onMessage, lost),
+        channels: new Map(),
+        leaving: new Map(),
+      }
       this.#links.set(name, (link = created))
     }
     const late = () => new Unavailable(`the subscriber got no answer within ${String(this.timeout)} ms`)
     try {
       const subscriber = await within(link.subscriber, this.timeout, late)
       const known = link.channels.get(channel)
-      const confirmed = known ?? subscriber.subscribe(channel)
+      const confirmed = known ?? Promise.resolve(link.leaving.get(channel)).then(() => subscriber.subscribe(channel))
       link.channels.set(channel, confirmed)
       await within(confirmed, this.timeout, late)
       if (probe && known) await within(subscriber.ping(), this.timeout, late)
@@ -76,7 +82,9 @@ export class Subscriptions {
     if (!this.driver.cluster) return
     for (const link of this.#links.values()) {
       if (!link.channels.delete(channel)) continue
-      link.subscriber.then((subscriber) => subscriber.unsubscribe(channel)).catch(() => undefined)
+      const left = link.subscriber.then((subscriber) => subscriber.unsubscribe(channel)).catch(() => undefined)
+      link.leaving.set(channel, left)
+      void left.then(() => link.leaving.delete(channel))
     }
   }
 
