@@ -18,6 +18,11 @@ export interface Grant {
   readonly lease: number
 }
 
+/** For how long a lease is believed: the clocks of client and server may differ in speed. @internal */
+export const believed = (lease: number): number => lease * 0.99 - 2
+
+const isValid = ({ since, lease }: Grant) => since.elapsed() < believed(lease)
+
 /** One attempt to acquire, with all its requests. @internal */
 export class Acquisition {
   readonly channel: string
@@ -116,7 +121,11 @@ export class Acquisition {
     for (;;) {
       if (this.#stopped) throw this.#stopped
       try {
-        if (tokens) return await this.#confirm(tokens)
+        if (tokens) {
+          const grant = await this.#confirm(tokens)
+          if (isValid(grant)) return grant
+          continue
+        }
         const answer = await this.#ask(silent)
         if (answer === 'WAITING') {
           const ms = Math.min(ASK_AGAIN_MS, this.#left() + PATIENCE_MS)
@@ -126,7 +135,8 @@ export class Acquisition {
           if (tokens === null) return null
         } else {
           if (answer === null) return null
-          if (this.#since.elapsed() < this.#lease) return { tokens: answer, since: this.#since, lease: this.#lease }
+          const grant = { tokens: answer, since: this.#since, lease: this.#lease }
+          if (isValid(grant)) return grant
           // The answer took a lease to arrive, or the process slept.
           tokens = answer
         }

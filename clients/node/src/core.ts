@@ -60,7 +60,7 @@ export class Core {
       if (!up) this.losses++
       for (const holding of this.holdings) holding.connection(up)
       // Waits end with the connection that asked.
-      if (up) for (const wait of this.waits.values()) wait.askAgain()
+      if (up && this.losses > 0) for (const wait of this.waits.values()) wait.askAgain()
     })
   }
 

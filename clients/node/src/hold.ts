@@ -1,4 +1,4 @@
-import type { Grant } from './acquisition.js'
+import { believed, type Grant } from './acquisition.js'
 import { Pause, within } from './clock.js'
 import { firstKey, integer, nextRequest, type Target, tokenOption, words } from './commands.js'
 import { Backoff, type Core } from './core.js'
@@ -182,9 +182,6 @@ export class Holding {
     this.#look()
   }
 }
-
-// The clocks of client and server may differ in speed.
-const believed = (lease: number) => lease * 0.99 - 2
 
 /** A lock that is held. */
 export class Hold implements AsyncDisposable {
