@@ -65,7 +65,12 @@ async function connectNodeRedis({ url, cluster, sentinel, ca_file, key_prefix, d
   if (command_timeout_ms !== undefined) options.commandOptions.timeout = command_timeout_ms
   const socket = ca_file ? { tls: true, ca: readFileSync(ca_file) } : {}
   const { username, password } = new URL(url)
-  const defaults = { ...options, socket, username: decodeURIComponent(username), password: decodeURIComponent(password) }
+  const defaults = {
+    ...options,
+    socket,
+    username: decodeURIComponent(username),
+    password: decodeURIComponent(password),
+  }
   const client = quiet(
     cluster ? createCluster({ rootNodes: [{ url }], defaults, ...options }) : createClient({ ...options, url, socket }),
   )

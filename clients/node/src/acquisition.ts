@@ -1,7 +1,8 @@
-import { type Instant, MAX_TIMER_MS, Pause, within } from './clock.js'
+import { believed, type Instant, MAX_TIMER_MS, Pauses, within } from './clock.js'
 import { firstKey, grant, integer, nextRequest, type Target, tokenOption, words } from './commands.js'
-import { Backoff, type Core } from './core.js'
-import { LockTimeout, LockError, Superseded, translate, Unavailable } from './errors.js'
+import type { Core } from './core.js'
+import { LockError, LockLost, LockTimeout, Superseded, translate, Unavailable } from './errors.js'
+import { Holding } from './hold.js'
 import type { HoldOptions } from './options.js'
 
 const CLAIM_MS = 2000
@@ -18,9 +19,6 @@ export interface Grant {
   readonly lease: number
 }
 
-/** For how long a lease is believed: the clocks of client and server may differ in speed. @internal */
-export const believed = (lease: number): number => lease * 0.99 - 2
-
 const isValid = ({ since, lease }: Grant) => since.elapsed() < believed(lease)
 
 /** One attempt to acquire, with all its requests. @internal */
@@ -29,9 +27,8 @@ export class Acquisition {
   readonly #key: string
   readonly #started: Instant
   // For a message, and after a failure.
-  readonly #silence = new Pause()
-  readonly #pause = new Pause()
-  readonly #backoff = new Backoff()
+  readonly #silence = new Pauses()
+  readonly #pauses = new Pauses()
   #request = nextRequest()
   #since: Instant
   #message: string | undefined
@@ -49,6 +46,8 @@ export class Acquisition {
     private readonly owner: string,
     private readonly options: HoldOptions,
     private readonly wait: number | undefined,
+    /** The names of what a named owner asks for, in `core.named`. */
+    private readonly names: readonly string[],
   ) {
     this.#key = firstKey(target)
     this.#started = this.#since = core.now()
@@ -56,22 +55,21 @@ export class Acquisition {
     this.channel = wait === undefined ? '' : core.subscriptions.channel(this.#key)
   }
 
-  /** The grant, or null if the lock was not granted. Leaves nothing on the server otherwise. */
-  async run(): Promise<Grant | null> {
-    const { core, wait } = this
+  /** The hold, or null if the lock was not granted. Leaves nothing on the server otherwise. */
+  async run(): Promise<Holding | null> {
+    const { core, wait, names } = this
     core.acquisitions.add(this)
     if (wait !== undefined) core.subscriptions.use(this.channel)
+    let end: (() => void) | undefined
+    const ended = new Promise<void>((resolve) => (end = resolve))
     try {
       const stopped = new Promise<never>((_, reject) => (this.#reject = reject))
+      const outcome = Promise.race([this.#enter(ended), stopped])
       const time = wait === undefined ? core.commandTimeout : wait + PATIENCE_MS
-      const late = () =>
-        wait === undefined
-          ? (this.#failure ?? new Unavailable(`no answer within ${String(time)} ms`))
-          : new LockTimeout(`not granted within ${String(wait)} ms`, this.#failure?.code, this.#failure)
-      const outcome = Promise.race([this.#obtain(), stopped])
-      const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, late)
+      const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, () => this.#late())
       if (this.#stopped) throw this.#stopped
-      return granted
+      if (granted instanceof Holding) return this.#reenter(granted)
+      return granted && new Holding(core, this.target, this.owner, this.options, granted, names)
     } catch (error) {
       // The newer request of the owner goes on, so its hold must not be released.
       if (this.#unsure && !(error instanceof Superseded)) {
@@ -82,7 +80,37 @@ export class Acquisition {
       this.stop(new LockError('the acquisition has ended'))
       core.acquisitions.delete(this)
       if (wait !== undefined) core.subscriptions.free(this.channel)
+      core.unname(names, ended)
+      end?.()
     }
+  }
+
+  /** Waits until the owner has ended what it began under the same names, or finds that it holds already. */
+  async #enter(ended: Promise<void>): Promise<Grant | Holding | null> {
+    const { named } = this.core
+    for (let busy; (busy = this.names.map((name) => named.get(name)).find(Boolean)); await busy) {
+      if (busy instanceof Holding) return busy
+    }
+    if (this.#stopped) throw this.#stopped
+    for (const name of this.names) named.set(name, ended)
+    return await this.#obtain()
+  }
+
+  /** Re-entry is counted here, so that a lost answer cannot leave a second hold on the server. */
+  #reenter(holding: Holding): Holding {
+    const { permits, keys } = holding.target
+    if (permits !== this.target.permits || keys.join() !== this.target.keys.join()) {
+      throw new TypeError(`the owner ${this.owner} holds ${keys.join(', ')} already, but not the same`)
+    }
+    if (holding.remaining() <= 0) throw new LockLost(`the owner ${this.owner} has lost ${keys.join(', ')}`)
+    holding.count++
+    return holding
+  }
+
+  #late(): LockError {
+    const { wait } = this
+    if (wait !== undefined) return new LockTimeout(`not granted within ${wait} ms`, this.#failure?.code, this.#failure)
+    return this.#failure ?? new Unavailable(`no answer within ${this.core.commandTimeout} ms`)
   }
 
   /** Ends the acquisition with an error. */
@@ -90,7 +118,7 @@ export class Acquisition {
     this.#stopped ??= error
     this.#reject?.(error)
     this.#silence.cut()
-    this.#pause.cut()
+    this.#pauses.cut()
     this.core.waits.delete(this.#request)
   }
 
@@ -140,7 +168,7 @@ export class Acquisition {
           // The answer took a lease to arrive, or the process slept.
           tokens = answer
         }
-        this.#backoff.reset()
+        this.#pauses.reset()
       } catch (error) {
         const failure = translate(error)
         if (tokens && failure.code === 'NOTOWNER') {
@@ -155,7 +183,7 @@ export class Acquisition {
         }
         this.#failure = failure
         if (this.wait === undefined && failure.code !== undefined) throw failure
-        await this.#pause.wait(this.#backoff.next())
+        await this.#pauses.backOff()
       }
     }
   }

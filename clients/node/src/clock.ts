@@ -28,7 +28,7 @@ export class Instant {
   }
 }
 
-/** Never resolves before `ms`. Timers longer than 2^31 - 1 ms would fire at once. @internal */
+/** Timers longer than 2^31 - 1 ms would fire at once. @internal */
 export const MAX_TIMER_MS = 0x7fffffff
 
 /** Settles as `promise` does, or rejects with `late()` after `ms`. @internal */
@@ -49,23 +49,40 @@ export async function within<T>(promise: Promise<T>, ms: number, late: () => Err
   }
 }
 
-/** A pause that another part of the program can cut short. @internal */
-export class Pause {
-  #end: (() => void) | undefined
+const FIRST_PAUSE_MS = 50
+const LAST_PAUSE_MS = 1000
 
-  /** Resolves after `ms`, or at the next {@link cut}. */
+/** Pauses that another part of the program can cut short. @internal */
+export class Pauses {
+  #cut: (() => void) | undefined
+  #next = FIRST_PAUSE_MS
+
+  /** Resolves after `ms`, or when the pause is {@link cut}. */
   async wait(ms: number): Promise<void> {
+    let timer: NodeJS.Timeout | undefined
     await new Promise<void>((resolve) => {
-      const timer = setTimeout(resolve, Math.min(ms, MAX_TIMER_MS))
-      this.#end = () => {
-        clearTimeout(timer)
-        resolve()
-      }
+      this.#cut = resolve
+      timer = setTimeout(resolve, Math.min(ms, MAX_TIMER_MS))
     })
+    clearTimeout(timer)
   }
 
-  /** Ends the pause. */
+  /** A pause before the next attempt: 50 ms at first, 1 s later, `most` at most. */
+  async backOff(most = Infinity): Promise<void> {
+    const ms = this.#next
+    this.#next = Math.min(2 * ms, LAST_PAUSE_MS)
+    await this.wait(Math.min(ms, most))
+  }
+
+  /** The next {@link backOff} is the first one again. */
+  reset(): void {
+    this.#next = FIRST_PAUSE_MS
+  }
+
   cut(): void {
-    this.#end?.()
+    this.#cut?.()
   }
 }
+
+/** For how long a lease is believed: the clocks of client and server may differ in speed. @internal */
+export const believed = (lease: number): number => lease * 0.99 - 2

@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto'
 
 import type { Acquisition } from './acquisition.js'
-import { type Clock, Instant, within } from './clock.js'
-import { firstKey, nextRequest, type Target, words } from './commands.js'
+import { type Clock, Instant, Pauses, within } from './clock.js'
+import { firstKey, integer, nextRequest, type Target, words } from './commands.js'
 import type { Driver } from './driver.js'
 import { Closed, translate, Unavailable } from './errors.js'
 import type { Holding } from './hold.js'
@@ -10,24 +10,6 @@ import { Subscriptions } from './subscriptions.js'
 
 const MAX_SETTLEMENTS = 1000
 const CLOSE_MS = 5000
-const FIRST_PAUSE_MS = 50
-const LAST_PAUSE_MS = 1000
-
-/** Pauses between attempts: from 50 ms to 1 s. @internal */
-export class Backoff {
-  #ms = FIRST_PAUSE_MS
-
-  next(): number {
-    const ms = this.#ms
-    this.#ms = Math.min(2 * ms, LAST_PAUSE_MS)
-    return ms
-  }
-
-  reset(): void {
-    this.#ms = FIRST_PAUSE_MS
-  }
-}
-
 /** What the locks of a client share. @internal */
 export class Core {
   readonly id = randomBytes(16).toString('hex')
@@ -41,8 +23,9 @@ export class Core {
   readonly acquisitions = new Set<Acquisition>()
   /** How often a connection of the application's client was lost. */
   losses = 0
-  closed = false
   readonly #background = new Set<Promise<unknown>>()
+  #settling = 0
+  #closing: Promise<void> | undefined
   readonly #unwatch: () => void
   #owners = 0
   #maxLease: number | undefined
@@ -96,6 +79,11 @@ export class Core {
     return this.#maxLease
   }
 
+  /** Removes entries of {@link named}, unless they have become others. */
+  unname(names: readonly string[], entry: Holding | Promise<unknown>): void {
+    for (const name of names) if (this.named.get(name) === entry) this.named.delete(name)
+  }
+
   /** Keeps {@link close} from returning before a promise has settled, for a while. */
   background(task: Promise<unknown>): void {
     const kept = task.catch(() => undefined).finally(() => this.#background.delete(kept))
@@ -104,31 +92,42 @@ export class Core {
 
   /** Withdraws a request whose outcome is unknown, and releases the hold if it was granted. */
   settle(target: Target, owner: string, request: string, lease: number): void {
-    if (this.#background.size < MAX_SETTLEMENTS) this.background(this.#settle(target, owner, request, lease))
+    if (this.#settling >= MAX_SETTLEMENTS) return
+    this.#settling++
+    this.background(this.#settle(target, owner, request, lease).finally(() => this.#settling--))
   }
 
   async #settle(target: Target, owner: string, request: string, lease: number): Promise<void> {
     const since = this.now()
-    const backoff = new Backoff()
+    const pauses = new Pauses()
     const cancel = [...words('CANCEL', target, owner), 'REQ', request]
     const release = [...words('RELEASE', target, owner), 'REQ', nextRequest()]
-    do {
+    for (;;) {
       // The order matters: a request that still waits could be granted in between.
       const sent = [this.send(firstKey(target), cancel), this.send(firstKey(target), release)]
       const [cancelled, released] = await Promise.allSettled(sent)
-      if (cancelled?.status === 'fulfilled' && String(cancelled.value) === '1') return
+      if (cancelled?.status === 'fulfilled' && integer(cancelled.value) === 1) return
       if (released?.status !== 'rejected' || !(released.reason instanceof Unavailable)) return
-      await new Promise((resolve) => setTimeout(resolve, backoff.next()).unref())
-    } while (since.elapsed() < lease)
+      if (since.elapsed() > lease) return
+      await pauses.backOff()
+    }
+  }
+
+  get closed(): boolean {
+    return this.#closing !== undefined
   }
 
   /** Ends waits, releases holds, settles what is pending and closes the subscribers. */
-  async close(): Promise<void> {
-    if (this.closed) return
-    this.closed = true
+  close(): Promise<void> {
+    return (this.#closing ??= this.#close())
+  }
+
+  async #close(): Promise<void> {
+    const since = this.now()
     for (const acquisition of this.acquisitions) acquisition.stop(new Closed('the client was closed'))
     for (const holding of this.holdings) void holding.release(undefined, new Closed('the client was closed'))
-    const since = this.now()
+    // The acquisitions settle before this.
+    await new Promise(setImmediate)
     while (this.#background.size > 0 && since.elapsed() < CLOSE_MS) {
       const late = () => new Unavailable('the server did not answer')
       await within(Promise.all(this.#background), CLOSE_MS - since.elapsed(), late).catch(() => undefined)

@@ -1,7 +1,7 @@
-import { believed, type Grant } from './acquisition.js'
-import { Pause, within } from './clock.js'
+import type { Grant } from './acquisition.js'
+import { believed, Pauses, within } from './clock.js'
 import { firstKey, integer, nextRequest, type Target, tokenOption, words } from './commands.js'
-import { Backoff, type Core } from './core.js'
+import type { Core } from './core.js'
 import { LockLost, translate, Unavailable } from './errors.js'
 import { checkMs, type HoldOptions } from './options.js'
 
@@ -21,7 +21,7 @@ export class Holding {
   /** How many {@link Hold}s share it. */
   count = 1
   readonly #controller = new AbortController()
-  readonly #pause = new Pause()
+  readonly #pauses = new Pauses()
   readonly #period: number
   /** The deadline is `#valid` milliseconds after `#since`. */
   #since: Grant['since']
@@ -45,6 +45,7 @@ export class Holding {
     this.#valid = believed(grant.lease)
     this.#period = Math.min(grant.lease, options.session || grant.lease) / 3
     core.holdings.add(this)
+    for (const name of names) core.named.set(name, this)
     this.#look()
   }
 
@@ -79,7 +80,7 @@ export class Holding {
     const { core, names } = this
     if (this.remaining() <= 0) {
       this.#lose('its lease has expired')
-      for (const name of names) core.named.delete(name)
+      core.unname(names, this)
       return 'lost'
     }
     this.#end(reason)
@@ -87,9 +88,7 @@ export class Holding {
     core.background(sending)
     // The next request of a named owner is sent after this one has ended, so that they cannot be confused.
     for (const name of names) core.named.set(name, sending)
-    void sending.finally(() => {
-      for (const name of names) if (core.named.get(name) === sending) core.named.delete(name)
-    })
+    void sending.then(() => core.unname(names, sending))
     // The caller does not wait for a server that is silent.
     const late = () => new Unavailable('no answer')
     return await within(sending, core.commandTimeout, late).catch((): Released => 'unreached')
@@ -101,7 +100,8 @@ export class Holding {
     const command = [...words('RELEASE', target, this.owner), 'REQ', nextRequest(), ...kept]
     command.push(...tokenOption(target, this.grant.tokens))
     const { losses } = core
-    const backoff = new Backoff()
+    const pauses = this.#pauses
+    pauses.reset()
     let repeated = false
     let failure
     do {
@@ -115,7 +115,7 @@ export class Holding {
         if (!(failure instanceof Unavailable)) break
         repeated ||= failure.code === undefined
       }
-      await this.#pause.wait(Math.min(backoff.next(), this.#left()))
+      await pauses.backOff(this.#left())
     } while (this.#left() > 0)
     core.warn(`the release of ${target.keys.join(', ')} did not reach the server; the lease ends it`, failure)
     return 'unreached'
@@ -128,7 +128,7 @@ export class Holding {
   #end(reason?: Error): void {
     this.#over = true
     clearTimeout(this.#timer)
-    this.#pause.cut()
+    this.#pauses.cut()
     this.core.holdings.delete(this)
     if (reason) this.#controller.abort(reason)
   }
@@ -156,26 +156,33 @@ export class Holding {
   }
 
   async #renew(): Promise<void> {
-    this.#pause.cut()
-    if (this.#renewing || this.#over || this.options.fixedLease !== undefined) return
+    this.#pauses.cut()
+    if (this.#renewing || this.#over) return
     this.#renewing = true
-    const { core, target, grant } = this
-    const command = [...words('RENEW', target, this.owner), ...tokenOption(target, grant.tokens)]
-    const backoff = new Backoff()
+    this.#pauses.reset()
+    const { core, target, grant, options } = this
     while (this.remaining() > 0) {
       const since = core.now()
+      const command = [...words('RENEW', target, this.owner)]
+      let { lease } = grant
+      if (options.fixedLease !== undefined) {
+        // Binds the hold to the new connection, and restores the end that the loss of the old one brought nearer.
+        lease = Math.max(1, Math.floor(lease - grant.since.elapsed()))
+        command.push('PX', String(lease))
+      }
+      command.push(...tokenOption(target, grant.tokens))
       try {
         const timeout = Math.min(this.#period, core.commandTimeout, this.#left())
         const left = integer(await core.send(firstKey(target), command, timeout))
         // An answer that arrives after the deadline prolongs nothing.
         if (this.remaining() <= 0) break
         this.#since = this.#renewed = since
-        this.#valid = believed(Math.min(grant.lease, left ?? grant.lease))
+        this.#valid = believed(Math.min(lease, left ?? lease))
         break
       } catch (error) {
         const failure = translate(error)
         if (failure.code === 'NOTOWNER') this.#lose(failure.message)
-        else await this.#pause.wait(Math.min(backoff.next(), this.#left()))
+        else await this.#pauses.backOff(this.#left())
       }
     }
     this.#renewing = false

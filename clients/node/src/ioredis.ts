@@ -99,34 +99,10 @@ export class IoredisDriver implements Driver {
   }
 
   watch(listener: (up: boolean) => void): () => void {
-    const watched = new Map<unknown, () => void>()
-    const watch = (node: Emitter) => {
-      if (watched.has(node)) return
-      watched.set(
-        node,
-        listen(node, {
-          ready: () => {
-            listener(true)
-          },
-          close: () => {
-            listener(false)
-          },
-        }),
-      )
-    }
-    const unwatch = (node: Emitter) => {
-      watched.get(node)?.()
-      watched.delete(node)
-      listener(false)
-    }
-    let end: (() => void) | undefined
-    if (this.cluster) {
-      end = listen(this.client, { '+node': watch, '-node': unwatch })
-      for (const node of (this.client as IoredisCluster).nodes()) watch(node as Node)
-    } else watch(this.client)
-    return () => {
-      end?.()
-      for (const unlisten of watched.values()) unlisten()
-    }
+    const up = () => listener(true)
+    const down = () => listener(false)
+    // A node that was lost comes back as another one. Commands for it are queued until it is connected.
+    if (this.cluster) return listen(this.client, { '+node': up, '-node': down, 'node error': down })
+    return listen(this.client, { ready: up, close: down })
   }
 }

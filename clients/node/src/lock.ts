@@ -1,9 +1,8 @@
 import { Acquisition } from './acquisition.js'
-import { MAX_TIMER_MS, within } from './clock.js'
 import { integer, type Target } from './commands.js'
 import type { Core } from './core.js'
-import { Closed, LockLost, LockTimeout } from './errors.js'
-import { Hold, Holding } from './hold.js'
+import { Closed, LockTimeout } from './errors.js'
+import { Hold } from './hold.js'
 import {
   type AcquireOptions,
   checkMs,
@@ -12,6 +11,8 @@ import {
   merge,
   type SemaphoreOptions,
 } from './options.js'
+
+const LEAST_LEASE_MS = 10
 
 /** A lock. Made by {@link RLockClient}; making one costs nothing and tells the server nothing. */
 export class Lock<Options extends LockOptions = LockOptions> {
@@ -74,66 +75,23 @@ export class Lock<Options extends LockOptions = LockOptions> {
     const options = merge(this.options, own)
     const permits = (own as SemaphoreOptions).permits ?? this.target.permits
     const target = permits === undefined ? this.target : { ...this.target, permits }
-    checkMs('lease', options.lease, 1)
-    checkMs('fixedLease', options.fixedLease, 1)
+    checkMs('lease', options.lease, LEAST_LEASE_MS)
+    checkMs('fixedLease', options.fixedLease, LEAST_LEASE_MS)
     checkMs('session', options.session, 0)
     checkMs('grace', options.grace, 0)
     signal?.throwIfAborted()
     if (core.closed) throw new Closed('the client is closed')
-    const { owner } = options
-    if (owner === undefined) return await this.#request(target, core.freshOwner(), options, wait, signal, [])
-
+    const { owner = core.freshOwner() } = options
     const kind = `${target.family} ${target.mode ?? ''}`
-    const names = target.keys.map((key) => JSON.stringify([owner, kind, key]))
-    const since = core.now()
-    const left = () => (wait ?? core.commandTimeout) - since.elapsed()
-    // Until what this owner holds, acquires or releases under these keys has been taken into account.
-    for (let busy; (busy = names.map((name) => core.named.get(name)).find((entry) => entry !== undefined));) {
-      if (busy instanceof Holding) return this.#reenter(busy, target)
-      const late = () => new LockTimeout(`an earlier request of the owner ${owner} has not ended in time`)
-      await cancellable(within(busy, Math.min(left(), MAX_TIMER_MS), late), signal)
-    }
-    const pending = this.#request(target, owner, options, wait === undefined ? wait : left(), signal, names)
-    const ended = pending.catch(() => undefined)
-    for (const name of names) if (!core.named.has(name)) core.named.set(name, ended)
-    return await pending
-  }
-
-  /** Re-entry is counted here, so that a lost answer cannot leave a second hold on the server. */
-  #reenter(holding: Holding, target: Target): Hold {
-    if (holding.target.permits !== target.permits || holding.target.keys.join('\0') !== target.keys.join('\0')) {
-      throw new TypeError(`the owner ${holding.owner} holds ${holding.target.keys.join(', ')} in another way`)
-    }
-    if (holding.remaining() <= 0) throw new LockLost(`the owner ${holding.owner} has lost the lock`)
-    holding.count++
-    return new Hold(holding, this.keys)
-  }
-
-  async #request(
-    target: Target,
-    owner: string,
-    options: HoldOptions,
-    wait: number | undefined,
-    signal: AbortSignal | undefined,
-    names: readonly string[],
-  ): Promise<Hold | null> {
-    const { core } = this
-    const acquisition = new Acquisition(core, target, owner, options, wait)
-    const cancel = () => {
-      acquisition.stop(signal?.reason as Error)
-    }
-    signal?.addEventListener('abort', cancel, { once: true })
-    let holding: Holding | undefined
+    const names = options.owner === undefined ? [] : target.keys.map((key) => JSON.stringify([owner, kind, key]))
+    const acquisition = new Acquisition(core, target, owner, options, wait, names)
+    const cancel = () => acquisition.stop(signal?.reason as Error)
+    signal?.addEventListener('abort', cancel)
     try {
-      const grant = await acquisition.run()
-      if (grant) holding = new Holding(core, target, owner, options, grant, names)
-      return holding ? new Hold(holding, this.keys) : null
+      const holding = await acquisition.run()
+      return holding && new Hold(holding, this.keys)
     } finally {
       signal?.removeEventListener('abort', cancel)
-      for (const name of names) {
-        if (holding) core.named.set(name, holding)
-        else core.named.delete(name)
-      }
     }
   }
 }
@@ -152,22 +110,5 @@ export class Semaphore extends Lock<SemaphoreOptions> {
     const key = this.target.keys[0] ?? ''
     const command = ['RSEMAPHORE.INIT', key, String(permits), ...(idle === undefined ? [] : ['IDLE', String(idle)])]
     return integer(await this.core.send(key, command)) === 1
-  }
-}
-
-/** Settles as the promise does, or rejects with the reason of the signal. */
-async function cancellable<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
-  if (!signal) return await promise
-  let cancel: (() => void) | undefined
-  const cancelled = new Promise<never>((_, reject) => {
-    cancel = () => {
-      reject(signal.reason as Error)
-    }
-    signal.addEventListener('abort', cancel, { once: true })
-  })
-  try {
-    return await Promise.race([promise, cancelled])
-  } finally {
-    if (cancel) signal.removeEventListener('abort', cancel)
   }
 }

@@ -18,11 +18,9 @@ export interface NodeRedisCluster extends Emitter {
 
 interface SlotNode {
   readonly address: string
-  readonly client?: Node
 }
 
 interface Node extends Emitter {
-  readonly isReady: boolean
   readonly options?: { keyPrefix?: unknown; socket?: object }
   duplicate(overrides: object): SubscribingNode
 }
@@ -70,9 +68,7 @@ export class NodeRedisDriver implements Driver {
 
   async subscriber(key: string, onMessage: (text: string) => void, onLost: () => void): Promise<Subscriber> {
     const { cluster, client } = this
-    const base = ('masters' in client
-      ? await client.nodeClient(this.#master(client, key) as never)
-      : client) as unknown as Node
+    const base = ('masters' in client ? await client.nodeClient(this.#master(client, key) as never) : client) as Node
     const socket = { ...base.options?.socket, reconnectStrategy: false }
     const node = base.duplicate({ socket, commandOptions: undefined, disableOfflineQueue: false })
     listen(node, { error: onLost, end: onLost, 'sharded-channel-moved': onLost })
@@ -99,43 +95,11 @@ export class NodeRedisDriver implements Driver {
   }
 
   watch(listener: (up: boolean) => void): () => void {
-    const watched = new Map<Node, () => void>()
-    const watch = (node: Node) => {
-      if (watched.has(node)) return
-      const lost = () => {
-        if (!node.isReady) listener(false)
-      }
-      watched.set(
-        node,
-        listen(node, {
-          ready: () => {
-            listener(true)
-          },
-          error: lost,
-          end: lost,
-        }),
-      )
-    }
-    let end: (() => void) | undefined
     const { client } = this
-    if ('masters' in client) {
-      // A cluster tells of the first connection to each node only.
-      const watchAll = () => {
-        for (const { client: node } of client.masters as SlotNode[]) if (node) watch(node)
-      }
-      const lost = () => {
-        listener(false)
-      }
-      const ready = () => {
-        watchAll()
-        listener(true)
-      }
-      end = listen(client, { 'node-ready': ready, 'node-disconnect': lost })
-      watchAll()
-    } else watch(client as unknown as Node)
-    return () => {
-      end?.()
-      for (const unlisten of watched.values()) unlisten()
-    }
+    const up = () => listener(true)
+    const down = () => listener(false)
+    // A cluster tells that it connects to a node anew, not when it has. Commands are queued until then.
+    if ('masters' in client) return listen(client, { 'node-error': down, 'node-reconnecting': up, 'node-ready': up })
+    return listen(client, { ready: up, end: down, error: () => client.isReady || down() })
   }
 }

@@ -39,9 +39,7 @@ export class Subscriptions {
     const name = this.driver.node(key)
     let link = this.#links.get(name)
     if (!link) {
-      const lost = () => {
-        if (created) this.#drop(name, created)
-      }
+      const lost = () => this.#drop(name, created)
       const created: Link = {
         subscriber: this.driver.subscriber(key, this.onMessage, lost),
         channels: new Map(),

@@ -28,7 +28,14 @@ const nodeRedis = ({ createClient, createCluster }, name, extra = {}) => ({
   name,
   isIoredis: false,
   async connect({ port, password, username, db, ...options }) {
-    const client = createClient({ socket: { port, host: '127.0.0.1' }, password, username, database: db, ...extra, ...options })
+    const client = createClient({
+      socket: { port, host: '127.0.0.1' },
+      password,
+      username,
+      database: db,
+      ...extra,
+      ...options,
+    })
     client.on('error', ignore)
     await client.connect()
     return { client, send: (...words) => client.sendCommand(words.map(String)), end: async () => client.destroy() }
