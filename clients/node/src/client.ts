@@ -3,7 +3,7 @@ import { Core } from './core.js'
 import type { Target } from './commands.js'
 import type { Driver } from './driver.js'
 import type { Hold } from './hold.js'
-import { IoredisDriver, type IoredisClient, type IoredisCluster } from './ioredis.js'
+import { IoredisDriver, type IoredisClient } from './ioredis.js'
 import { Lock, Semaphore } from './lock.js'
 import { type NodeRedisClient, type NodeRedisCluster, NodeRedisDriver } from './node-redis.js'
 import {
@@ -17,7 +17,7 @@ import {
 } from './options.js'
 
 /** A client of ioredis or node-redis, of a single server or a cluster. */
-export type RedisClient = IoredisClient | IoredisCluster | NodeRedisClient | NodeRedisCluster
+export type RedisClient = IoredisClient | NodeRedisClient | NodeRedisCluster
 
 /**
  * Locks over an application's connection. One client serves a whole program: thousands of waits share the
@@ -38,9 +38,8 @@ export class RLockClient {
     checkMs('commandTimeout', commandTimeout, 1)
     const warn =
       options.onWarning ??
-      ((message: string, error?: unknown) => {
-        process.emitWarning(error instanceof Error ? `${message}: ${error.message}` : message, 'RLockWarning')
-      })
+      ((message: string, error?: unknown) =>
+        process.emitWarning(error instanceof Error ? `${message}: ${error.message}` : message, 'RLockWarning'))
     this.#lease = lease
     this.#core = new Core(driverOf(client), clock, commandTimeout, warn)
   }
@@ -94,9 +93,7 @@ export class RLockClient {
     for (;;) {
       const hold = await this.lock(key).acquire(options)
       const controller = new AbortController()
-      const end = () => {
-        controller.abort(hold.signal.aborted ? hold.signal.reason : stop?.reason)
-      }
+      const end = () => controller.abort(hold.signal.aborted ? hold.signal.reason : stop?.reason)
       hold.signal.addEventListener('abort', end)
       stop?.addEventListener('abort', end)
       try {

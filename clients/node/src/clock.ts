@@ -35,12 +35,7 @@ export const MAX_TIMER_MS = 0x7fffffff
 export async function within<T>(promise: Promise<T>, ms: number, late: () => Error): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const timeout = new Promise<never>((_, reject) => {
-    timer = setTimeout(
-      () => {
-        reject(late())
-      },
-      Math.min(ms, MAX_TIMER_MS),
-    )
+    timer = setTimeout(() => reject(late()), Math.min(ms, MAX_TIMER_MS))
   })
   try {
     return await Promise.race([promise, timeout])

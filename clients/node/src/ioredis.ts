@@ -1,18 +1,13 @@
 import { type Driver, type Emitter, listen, slotOf, type Subscriber } from './driver.js'
 
-/** What the package uses of `Redis` of ioredis. */
+/** What the package uses of `Redis` and `Cluster` of ioredis. */
 export interface IoredisClient extends Emitter {
   call(command: string, ...args: string[]): Promise<unknown>
   duplicate(...args: never[]): unknown
-  readonly status: string
   readonly options: object
-}
-
-/** What the package uses of `Cluster` of ioredis. */
-export interface IoredisCluster extends IoredisClient {
-  readonly isCluster: boolean
-  readonly slots: string[][]
-  nodes(role?: 'master'): unknown[]
+  readonly isCluster?: boolean
+  readonly slots?: string[][]
+  nodes?(role?: 'master'): unknown[]
 }
 
 interface Node extends IoredisClient {
@@ -20,15 +15,13 @@ interface Node extends IoredisClient {
   duplicate(options: object): SubscribingNode
 }
 
-interface SubscribingNode extends Emitter {
+type Send = (channel: string) => Promise<unknown>
+
+interface SubscribingNode extends Emitter, Record<'subscribe' | 'unsubscribe' | 'ssubscribe' | 'sunsubscribe', Send> {
   readonly stream?: { unref?(): void }
   connect(): Promise<unknown>
   disconnect(): void
   ping(): Promise<unknown>
-  subscribe(channel: string): Promise<unknown>
-  unsubscribe(channel: string): Promise<unknown>
-  ssubscribe(channel: string): Promise<unknown>
-  sunsubscribe(channel: string): Promise<unknown>
 }
 
 const nameOf = (node: Node) => `${String(node.options.host)}:${String(node.options.port)}`
@@ -38,10 +31,10 @@ export class IoredisDriver implements Driver {
   readonly cluster: boolean
   readonly keyPrefix: string
 
-  constructor(private readonly client: IoredisClient | IoredisCluster) {
-    this.cluster = 'isCluster' in client && client.isCluster
+  constructor(private readonly client: IoredisClient) {
+    this.cluster = client.isCluster === true
     // `call` prefixes only the keys of commands that ioredis knows.
-    this.keyPrefix = String((client as unknown as Node).options.keyPrefix ?? '')
+    this.keyPrefix = String((client as Node).options.keyPrefix ?? '')
   }
 
   async send(key: string, [command = '', ...args]: string[]): Promise<unknown> {
@@ -58,27 +51,26 @@ export class IoredisDriver implements Driver {
   }
 
   node(key: string): string {
-    if (!this.cluster) return ''
+    return this.cluster ? nameOf(this.#known(key)) : ''
+  }
+
+  #known(key: string): Node {
     const node = this.#master(key)
     if (!node) throw new Error('the slots of the cluster are not known yet')
-    return nameOf(node)
+    return node
   }
 
   #master(key: string): Node | undefined {
-    const cluster = this.client as IoredisCluster
-    const name = cluster.slots[slotOf(key)]?.[0]
-    return (cluster.nodes('master') as Node[]).find((node) => nameOf(node) === name)
+    const name = this.client.slots?.[slotOf(key)]?.[0]
+    return (this.client.nodes?.('master') as Node[] | undefined)?.find((node) => nameOf(node) === name)
   }
 
   async subscriber(key: string, onMessage: (text: string) => void, onLost: () => void): Promise<Subscriber> {
     const { cluster } = this
-    const base = cluster ? this.#master(key) : (this.client as unknown as Node)
-    if (!base) throw new Error('the slots of the cluster are not known yet')
+    const base = cluster ? this.#known(key) : (this.client as Node)
     const own = { keyPrefix: '', lazyConnect: true, retryStrategy: null, autoResubscribe: false, readOnly: false }
     const node = base.duplicate({ ...own, enableAutoPipelining: false, monitor: false })
-    const message = (_: string, text: string) => {
-      onMessage(text)
-    }
+    const message = (_: string, text: string) => onMessage(text)
     // `moved` and some of the errors mean that a subscription has ended, for which there is no event.
     listen(node, { message, smessage: message, error: onLost, close: onLost, end: onLost, moved: onLost })
     try {
@@ -92,9 +84,7 @@ export class IoredisDriver implements Driver {
       subscribe: (channel) => (cluster ? node.ssubscribe(channel) : node.subscribe(channel)),
       unsubscribe: (channel) => (cluster ? node.sunsubscribe(channel) : node.unsubscribe(channel)),
       ping: () => node.ping(),
-      close: () => {
-        node.disconnect()
-      },
+      close: () => node.disconnect(),
     }
   }
 

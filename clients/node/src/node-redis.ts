@@ -25,15 +25,15 @@ interface Node extends Emitter {
   duplicate(overrides: object): SubscribingNode
 }
 
-interface SubscribingNode extends Emitter {
+type Listen = (channel: string, listener: (text: string) => void) => Promise<unknown>
+type Leave = (channel: string) => Promise<unknown>
+
+interface SubscribingNode
+  extends Emitter, Record<'subscribe' | 'sSubscribe', Listen>, Record<'unsubscribe' | 'sUnsubscribe', Leave> {
   connect(): Promise<unknown>
   destroy(): void
   unref(): void
   ping(): Promise<unknown>
-  subscribe(channel: string, listener: (text: string) => void): Promise<unknown>
-  unsubscribe(channel: string): Promise<unknown>
-  sSubscribe(channel: string, listener: (text: string) => void): Promise<unknown>
-  sUnsubscribe(channel: string): Promise<unknown>
 }
 
 // Replies in their plain types, whatever mapping the application has chosen for its client.

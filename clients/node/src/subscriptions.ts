@@ -93,11 +93,7 @@ export class Subscriptions {
   #drop(name: string, link: Link): void {
     if (this.#links.get(name) !== link) return
     this.#links.delete(name)
-    link.subscriber
-      .then((subscriber) => {
-        subscriber.close()
-      })
-      .catch(() => undefined)
+    link.subscriber.then((subscriber) => subscriber.close()).catch(() => undefined)
     this.onLost(new Set(link.channels.keys()))
   }
 }
