@@ -5,7 +5,7 @@ import type { Driver } from './driver.js'
 import type { Hold } from './hold.js'
 import { IoredisDriver, type IoredisClient } from './ioredis.js'
 import { Lock, Semaphore } from './lock.js'
-import { type NodeRedisClient, type NodeRedisCluster, NodeRedisDriver } from './node-redis.js'
+import { type NodeRedisClient, NodeRedisDriver } from './node-redis.js'
 import {
   type AcquireOptions,
   checkMs,
@@ -17,7 +17,7 @@ import {
 } from './options.js'
 
 /** A client of ioredis or node-redis, of a single server or a cluster. */
-export type RedisClient = IoredisClient | NodeRedisClient | NodeRedisCluster
+export type RedisClient = IoredisClient | NodeRedisClient
 
 /**
  * Locks over an application's connection. One client serves a whole program: thousands of waits share the
@@ -132,6 +132,5 @@ export class RLockClient {
 function driverOf(client: RedisClient | Driver): Driver {
   if ('subscriber' in client && 'watch' in client && 'keyPrefix' in client) return client
   if ('call' in client) return new IoredisDriver(client)
-  if ('sendCommand' in client && 'duplicate' in client) return new NodeRedisDriver(client)
-  throw new TypeError('expected a client of ioredis or node-redis, or a Driver')
+  return new NodeRedisDriver(client)
 }

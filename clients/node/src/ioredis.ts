@@ -1,18 +1,18 @@
 import { type Driver, type Emitter, listen, slotOf, type Subscriber } from './driver.js'
 
-/** What the package uses of `Redis` and `Cluster` of ioredis. */
-export interface IoredisClient extends Emitter {
+/** A `Redis` or `Cluster` of ioredis. */
+export interface IoredisClient {
   call(command: string, ...args: string[]): Promise<unknown>
-  duplicate(...args: never[]): unknown
   readonly options: object
-  readonly isCluster?: boolean
-  readonly slots?: string[][]
-  nodes?(role?: 'master'): unknown[]
 }
 
-interface Node extends IoredisClient {
+interface Node extends Emitter, IoredisClient {
   readonly options: { keyPrefix?: unknown; host?: string; port?: number }
   duplicate(options: object): SubscribingNode
+  // Of a cluster only:
+  readonly isCluster?: boolean
+  readonly slots?: string[][]
+  nodes?(role: 'master'): Node[]
 }
 
 type Send = (channel: string) => Promise<unknown>
@@ -31,10 +31,13 @@ export class IoredisDriver implements Driver {
   readonly cluster: boolean
   readonly keyPrefix: string
 
-  constructor(private readonly client: IoredisClient) {
-    this.cluster = client.isCluster === true
+  private readonly client: Node
+
+  constructor(client: IoredisClient) {
+    this.client = client as Node
+    this.cluster = this.client.isCluster === true
     // `call` prefixes only the keys of commands that ioredis knows.
-    this.keyPrefix = String((client as Node).options.keyPrefix ?? '')
+    this.keyPrefix = String(this.client.options.keyPrefix ?? '')
   }
 
   async send(key: string, [command = '', ...args]: string[]): Promise<unknown> {
@@ -62,12 +65,12 @@ export class IoredisDriver implements Driver {
 
   #master(key: string): Node | undefined {
     const name = this.client.slots?.[slotOf(key)]?.[0]
-    return (this.client.nodes?.('master') as Node[] | undefined)?.find((node) => nameOf(node) === name)
+    return this.client.nodes?.('master').find((node) => nameOf(node) === name)
   }
 
   async subscriber(key: string, onMessage: (text: string) => void, onLost: () => void): Promise<Subscriber> {
     const { cluster } = this
-    const base = cluster ? this.#known(key) : (this.client as Node)
+    const base = cluster ? this.#known(key) : this.client
     const own = { keyPrefix: '', lazyConnect: true, retryStrategy: null, autoResubscribe: false, readOnly: false }
     const node = base.duplicate({ ...own, enableAutoPipelining: false, monitor: false })
     const message = (_: string, text: string) => onMessage(text)

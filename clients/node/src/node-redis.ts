@@ -1,27 +1,27 @@
 import { type Driver, type Emitter, listen, slotOf, type Subscriber } from './driver.js'
 
-/** What the package uses of the client of node-redis. */
-export interface NodeRedisClient extends Emitter {
-  sendCommand(args: string[], options?: never): Promise<unknown>
-  duplicate(overrides?: never): unknown
-  readonly isReady: boolean
+/** A client or a cluster of node-redis. */
+export interface NodeRedisClient {
+  sendCommand(...args: never[]): Promise<unknown>
+  duplicate(...args: never[]): unknown
+  readonly isOpen: boolean
 }
 
-/** What the package uses of the cluster client of node-redis. */
-export interface NodeRedisCluster extends Emitter {
-  sendCommand(firstKey: string, isReadonly: boolean, args: string[], options?: never): Promise<unknown>
-  duplicate(overrides?: never): unknown
-  readonly slots: unknown[]
-  readonly masters: unknown[]
-  nodeClient(node: never): unknown
+interface Shard {
+  readonly master: { readonly address: string }
 }
 
-interface SlotNode {
-  readonly address: string
+interface Cluster extends Emitter {
+  readonly _keyPrefix?: unknown
+  readonly slots: readonly (Shard | undefined)[]
+  sendCommand(firstKey: string, isReadonly: boolean, args: string[], options: object): Promise<unknown>
+  nodeClient(node: object): Promise<Node>
 }
 
 interface Node extends Emitter {
+  readonly isReady: boolean
   readonly options?: { keyPrefix?: unknown; socket?: object }
+  sendCommand(args: string[], options: object): Promise<unknown>
   duplicate(overrides: object): SubscribingNode
 }
 
@@ -37,38 +37,41 @@ interface SubscribingNode
 }
 
 // Replies in their plain types, whatever mapping the application has chosen for its client.
-const PLAIN = { typeMapping: {} } as never
+const PLAIN = { typeMapping: {} }
 
 /** A driver on node-redis: a single server or a cluster. @internal */
 export class NodeRedisDriver implements Driver {
   readonly cluster: boolean
   readonly keyPrefix: string
+  readonly #client: Node | Cluster
 
-  constructor(private readonly client: NodeRedisClient | NodeRedisCluster) {
-    this.cluster = 'masters' in client
+  constructor(client: NodeRedisClient) {
+    this.#client = client as unknown as Node | Cluster
+    this.cluster = 'slots' in this.#client
     // `sendCommand` prefixes nothing. The cluster client has its prefix only here.
-    const { options, _keyPrefix } = client as unknown as Partial<Node> & { _keyPrefix?: unknown }
-    this.keyPrefix = String(options?.keyPrefix ?? _keyPrefix ?? '')
+    const prefix = 'slots' in this.#client ? this.#client._keyPrefix : this.#client.options?.keyPrefix
+    this.keyPrefix = String(prefix ?? '')
   }
 
   async send(key: string, words: string[]): Promise<unknown> {
-    if ('masters' in this.client) return await this.client.sendCommand(key, false, words, PLAIN)
-    return await this.client.sendCommand(words, PLAIN)
+    const client = this.#client
+    return await ('slots' in client ? client.sendCommand(key, false, words, PLAIN) : client.sendCommand(words, PLAIN))
   }
 
   node(key: string): string {
-    return 'masters' in this.client ? this.#master(this.client, key).address : ''
+    return 'slots' in this.#client ? this.#master(this.#client, key).address : ''
   }
 
-  #master(cluster: NodeRedisCluster, key: string): SlotNode {
-    const shard = cluster.slots[slotOf(key)] as { master: SlotNode } | undefined
+  #master(cluster: Cluster, key: string): Shard['master'] {
+    const shard = cluster.slots[slotOf(key)]
     if (!shard) throw new Error('the slots of the cluster are not known yet')
     return shard.master
   }
 
   async subscriber(key: string, onMessage: (text: string) => void, onLost: () => void): Promise<Subscriber> {
-    const { cluster, client } = this
-    const base = ('masters' in client ? await client.nodeClient(this.#master(client, key) as never) : client) as Node
+    const client = this.#client
+    const { cluster } = this
+    const base = 'slots' in client ? await client.nodeClient(this.#master(client, key)) : client
     const socket = { ...base.options?.socket, reconnectStrategy: false }
     const node = base.duplicate({ socket, commandOptions: undefined, disableOfflineQueue: false })
     listen(node, { error: onLost, end: onLost, 'sharded-channel-moved': onLost })
@@ -95,11 +98,11 @@ export class NodeRedisDriver implements Driver {
   }
 
   watch(listener: (up: boolean) => void): () => void {
-    const { client } = this
+    const client = this.#client
     const up = () => listener(true)
     const down = () => listener(false)
     // A cluster tells that it connects to a node anew, not when it has. Commands are queued until then.
-    if ('masters' in client) return listen(client, { 'node-error': down, 'node-reconnecting': up, 'node-ready': up })
+    if ('slots' in client) return listen(client, { 'node-error': down, 'node-reconnecting': up, 'node-ready': up })
     return listen(client, { ready: up, end: down, error: () => client.isReady || down() })
   }
 }
