@@ -216,7 +216,8 @@ for (const driver of drivers) {
       const hold = await own.lock('close').acquire()
       const waits = own.lock('close').acquire()
       await until(async () => (await redis('RLOCK.WAITERS', 'close')).length === 1)
-      const connections = async () => (await redis('CLIENT', 'LIST')).split('\n').filter((line) => /sub=1/.test(line)).length
+      const connections = async () =>
+        (await redis('CLIENT', 'LIST')).split('\n').filter((line) => /sub=1/.test(line)).length
       const subscribers = await connections()
       await Promise.all([own.close(), assert.rejects(waits, Closed)])
       assert.ok(hold.signal.reason instanceof Closed)
@@ -271,7 +272,10 @@ for (const driver of drivers) {
         const own = new RLockClient(other.client)
         const lock = own.multiLock(['n1', 'n2'])
         const hold = await lock.acquire()
-        assert.deepEqual(hold.tokens.map((token) => typeof token), ['number', 'number'])
+        assert.deepEqual(
+          hold.tokens.map((token) => typeof token),
+          ['number', 'number'],
+        )
         // Waits, and is not mistaken for granted.
         const waits = lock.acquire({ timeout: 10_000 })
         await until(async () => (await redis('RLOCK.WAITERS', 'n1')).length === 1)

@@ -77,10 +77,15 @@ export async function startProxy(target) {
   const pairs = new Set()
   const proxy = { delay: 0, stalled: false, refusing: false }
   const forward = (from, to) => {
-    from.on('data', async (data) => {
-      if (proxy.delay > 0) await sleep(proxy.delay)
-      while (proxy.stalled && !from.destroyed) await sleep(10)
-      if (!to.destroyed) to.write(data)
+    // In order, also when the delay changes.
+    let earlier = Promise.resolve()
+    from.on('data', (data) => {
+      const due = performance.now() + proxy.delay
+      earlier = earlier.then(async () => {
+        if (due > performance.now()) await sleep(due - performance.now())
+        while (proxy.stalled && !from.destroyed) await sleep(10)
+        if (!to.destroyed) to.write(data)
+      })
     })
   }
   const server = net.createServer((near) => {
