@@ -7,6 +7,9 @@ interface Link {
   readonly channels: Map<string, Promise<unknown>>
   /** Channels whose subscription is being ended. Libraries confuse it with a new one that overlaps. */
   readonly leaving: Map<string, Promise<unknown>>
+  /** Resolves when the link is dropped: ioredis 5 never answers a subscription that the server redirects. */
+  readonly dropped: Promise<void>
+  readonly drop: () => void
 }
 
 /** The subscriptions of a client: one connection, in a cluster one for each node that is waited on. @internal */
@@ -37,31 +40,31 @@ export class Subscriptions {
   /** Resolves when the channel is subscribed on the node that serves the key. With `probe` asks the connection. */
   async ready(key: string, channel: string, probe: boolean): Promise<void> {
     const name = this.driver.node(key)
-    let link = this.#links.get(name)
-    if (!link) {
-      const lost = () => this.#drop(name, created)
-      const created: Link = {
-        subscriber: this.driver.subscriber(key, this.onMessage, lost),
-        channels: new Map(),
-        leaving: new Map(),
-      }
-      this.#links.set(name, (link = created))
-    }
+    const link = this.#links.get(name) ?? this.#open(name, key)
     const late = () => new Unavailable(`the subscriber got no answer within ${String(this.timeout)} ms`)
     try {
       const subscriber = await within(link.subscriber, this.timeout, late)
       const known = link.channels.get(channel)
       const confirmed = known ?? Promise.resolve(link.leaving.get(channel)).then(() => subscriber.subscribe(channel))
       link.channels.set(channel, confirmed)
-      await within(confirmed, this.timeout, late)
+      await within(Promise.race([confirmed, link.dropped]), this.timeout, late)
       if (probe && known) await within(subscriber.ping(), this.timeout, late)
+      if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
     } catch (error) {
       this.#drop(name, link)
       // A command for the key makes the library look for the node that serves it now.
       if (this.driver.cluster) this.driver.send(key, ['RLOCK.PTTL', key]).catch(() => undefined)
       throw error
     }
-    if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
+  }
+
+  #open(name: string, key: string): Link {
+    let drop = () => {}
+    const dropped = new Promise<void>((resolve) => (drop = resolve))
+    const subscriber = this.driver.subscriber(key, this.onMessage, () => this.#drop(name, link))
+    const link: Link = { subscriber, channels: new Map(), leaving: new Map(), dropped, drop }
+    this.#links.set(name, link)
+    return link
   }
 
   /** Counts the waits that use a channel. */
@@ -93,6 +96,7 @@ export class Subscriptions {
   #drop(name: string, link: Link): void {
     if (this.#links.get(name) !== link) return
     this.#links.delete(name)
+    link.drop()
     link.subscriber.then((subscriber) => subscriber.close()).catch(() => undefined)
     this.onLost(new Set(link.channels.keys()))
   }
