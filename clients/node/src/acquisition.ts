@@ -1,7 +1,8 @@
-import { believed, type Instant, MAX_TIMER_MS, Pauses, within } from './clock.js'
+import { believed, type Stopwatch, MAX_TIMER_MS, Pauses, within } from './clock.js'
 import { firstKey, grant, integer, nextRequest, type Target, tokenOption, words } from './commands.js'
 import type { Core } from './core.js'
-import { LockError, LockLost, LockTimeout, Superseded, translate, Unavailable } from './errors.js'
+import { LockError, LockLost, LockTimeout, Superseded, Unavailable } from './errors.js'
+import { translate } from './translate.js'
 import { Holding } from './hold.js'
 import type { HoldOptions } from './options.js'
 
@@ -14,23 +15,23 @@ const PATIENCE_MS = 500
 export interface Grant {
   readonly tokens: number[]
   /** Before the request was sent that the server answered. */
-  readonly since: Instant
+  readonly since: Stopwatch
   /** The milliseconds that the lease lasts from `since`. */
   readonly lease: number
 }
 
-const isValid = ({ since, lease }: Grant) => since.elapsed() < believed(lease)
+const isValid = ({ since, lease }: Grant) => since() < believed(lease)
 
 /** One attempt to acquire, with all its requests. @internal */
 export class Acquisition {
   readonly channel: string
   readonly #key: string
-  readonly #started: Instant
+  readonly #started: Stopwatch
   // For a message, and after a failure.
   readonly #silence = new Pauses()
   readonly #pauses = new Pauses()
   #request = nextRequest()
-  #since: Instant
+  #since: Stopwatch
   #message: string | undefined
   #again = false
   #unsure = false
@@ -135,7 +136,7 @@ export class Acquisition {
   }
 
   #left(): number {
-    return this.wait === undefined ? this.core.commandTimeout : this.wait - this.#started.elapsed()
+    return this.wait === undefined ? this.core.commandTimeout : this.wait - this.#started()
   }
 
   // Of a wait without a limit, and one that is about to end, requests have time to be answered.

@@ -6,15 +6,8 @@ import type { Hold } from './hold.js'
 import { IoredisDriver, type IoredisClient } from './ioredis.js'
 import { Lock, Semaphore } from './lock.js'
 import { type NodeRedisClient, NodeRedisDriver } from './node-redis.js'
-import {
-  type AcquireOptions,
-  checkMs,
-  type ClientOptions,
-  type FairLockOptions,
-  type LockOptions,
-  merge,
-  type SemaphoreOptions,
-} from './options.js'
+import type { AcquireOptions, ClientOptions, FairLockOptions, LockOptions, SemaphoreOptions } from './options.js'
+import { checkMs, merge } from './options.js'
 
 /** A client of ioredis or node-redis, of a single server or a cluster. */
 export type RedisClient = IoredisClient | NodeRedisClient

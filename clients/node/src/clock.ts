@@ -9,23 +9,16 @@ export interface Clock {
 /** @internal */
 export const systemClock: Clock = { monotonic: () => performance.now(), wall: () => Date.now() }
 
-/** A moment on both clocks. @internal */
-export class Instant {
-  readonly #monotonic: number
-  readonly #wall: number
+/** The milliseconds since it was started. @internal */
+export type Stopwatch = () => number
 
-  constructor(private readonly clock: Clock) {
-    this.#monotonic = clock.monotonic()
-    this.#wall = clock.wall()
-  }
-
-  /**
-   * The milliseconds since then. Node has no clock that goes on during suspend and never steps, so the
-   * larger advance counts: a step of the wall clock can end a belief early, and a suspend cannot extend it.
-   */
-  elapsed(): number {
-    return Math.max(this.clock.monotonic() - this.#monotonic, this.clock.wall() - this.#wall)
-  }
+/**
+ * Node has no clock that goes on during suspend and never steps, so the larger advance counts: a step of the
+ * wall clock can end a belief early, and a suspend cannot extend it. @internal
+ */
+export function stopwatch(clock: Clock): Stopwatch {
+  const [monotonic, wall] = [clock.monotonic(), clock.wall()]
+  return () => Math.max(clock.monotonic() - monotonic, clock.wall() - wall)
 }
 
 /** Timers longer than 2^31 - 1 ms would fire at once. @internal */

@@ -1,10 +1,11 @@
 import { randomBytes } from 'node:crypto'
 
 import type { Acquisition } from './acquisition.js'
-import { type Clock, Instant, Pauses, within } from './clock.js'
+import { type Clock, Pauses, type Stopwatch, stopwatch, within } from './clock.js'
 import { firstKey, integer, nextRequest, type Target, words } from './commands.js'
 import type { Driver } from './driver.js'
-import { Closed, translate, Unavailable } from './errors.js'
+import { Closed, Unavailable } from './errors.js'
+import { translate } from './translate.js'
 import type { Holding } from './hold.js'
 import { Subscriptions } from './subscriptions.js'
 
@@ -47,8 +48,8 @@ export class Core {
     })
   }
 
-  now(): Instant {
-    return new Instant(this.clock)
+  now(): Stopwatch {
+    return stopwatch(this.clock)
   }
 
   /** An owner name that was never used before. */
@@ -108,7 +109,7 @@ export class Core {
       const [cancelled, released] = await Promise.allSettled(sent)
       if (cancelled?.status === 'fulfilled' && integer(cancelled.value) === 1) return
       if (released?.status !== 'rejected' || !(released.reason instanceof Unavailable)) return
-      if (since.elapsed() > lease) return
+      if (since() > lease) return
       await pauses.backOff()
     }
   }
@@ -128,9 +129,9 @@ export class Core {
     for (const holding of this.holdings) void holding.release(undefined, new Closed('the client was closed'))
     // The acquisitions settle before this.
     await new Promise(setImmediate)
-    while (this.#background.size > 0 && since.elapsed() < CLOSE_MS) {
+    while (this.#background.size > 0 && since() < CLOSE_MS) {
       const late = () => new Unavailable('the server did not answer')
-      await within(Promise.all(this.#background), CLOSE_MS - since.elapsed(), late).catch(() => undefined)
+      await within(Promise.all(this.#background), CLOSE_MS - since(), late).catch(() => undefined)
     }
     this.#unwatch()
     this.subscriptions.close()

@@ -1,8 +1,9 @@
 import type { Grant } from './acquisition.js'
-import { believed, Pauses, within } from './clock.js'
+import { believed, Pauses, type Stopwatch, within } from './clock.js'
 import { firstKey, integer, nextRequest, type Target, tokenOption, words } from './commands.js'
 import type { Core } from './core.js'
-import { LockLost, translate, Unavailable } from './errors.js'
+import { LockLost, Unavailable } from './errors.js'
+import { translate } from './translate.js'
 import { checkMs, type HoldOptions } from './options.js'
 
 // Timers stand still while the machine is suspended, so the clock is read this often.
@@ -24,9 +25,9 @@ export class Holding {
   readonly #pauses = new Pauses()
   readonly #period: number
   /** The deadline is `#valid` milliseconds after `#since`. */
-  #since: Grant['since']
+  #since: Stopwatch
   #valid: number
-  #renewed: Grant['since']
+  #renewed: Stopwatch
   #timer: NodeJS.Timeout | undefined
   #renewing = false
   #over = false
@@ -122,7 +123,7 @@ export class Holding {
   }
 
   #left(): number {
-    return Math.max(0, this.#valid - this.#since.elapsed())
+    return Math.max(0, this.#valid - this.#since())
   }
 
   #end(reason?: Error): void {
@@ -148,7 +149,7 @@ export class Holding {
     }
     let wait = Math.min(left, LOOK_MS)
     if (this.options.fixedLease === undefined && !this.#renewing) {
-      const due = this.#period - this.#renewed.elapsed()
+      const due = this.#period - this.#renewed()
       if (due <= 0) void this.#renew()
       else wait = Math.min(wait, due)
     }
@@ -167,7 +168,7 @@ export class Holding {
       let { lease } = grant
       if (options.fixedLease !== undefined) {
         // Binds the hold to the new connection, and restores the end that the loss of the old one brought nearer.
-        lease = Math.max(1, Math.floor(lease - grant.since.elapsed()))
+        lease = Math.max(1, Math.floor(lease - grant.since()))
         command.push('PX', String(lease))
       }
       command.push(...tokenOption(target, grant.tokens))

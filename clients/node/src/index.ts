@@ -9,15 +9,4 @@ export type { Hold } from './hold.js'
 export type { Clock } from './clock.js'
 export type { Driver, Subscriber } from './driver.js'
 export type { AcquireOptions, ClientOptions, FairLockOptions, LockOptions, SemaphoreOptions } from './options.js'
-export {
-  Closed,
-  Deadlock,
-  LockError,
-  LockLost,
-  LockTimeout,
-  ModuleMissing,
-  ModuleTooOld,
-  Refused,
-  Superseded,
-  Unavailable,
-} from './errors.js'
+export * from './errors.js'

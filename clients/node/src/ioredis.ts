@@ -76,12 +76,7 @@ export class IoredisDriver implements Driver {
     const message = (_: string, text: string) => onMessage(text)
     // `moved` and some of the errors mean that a subscription has ended, for which there is no event.
     listen(node, { message, smessage: message, error: onLost, close: onLost, end: onLost, moved: onLost })
-    try {
-      await node.connect()
-    } catch (error) {
-      node.disconnect()
-      throw error
-    }
+    await node.connect()
     node.stream?.unref?.()
     return {
       subscribe: (channel) => (cluster ? node.ssubscribe(channel) : node.subscribe(channel)),

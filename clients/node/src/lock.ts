@@ -3,14 +3,8 @@ import { integer, type Target } from './commands.js'
 import type { Core } from './core.js'
 import { Closed, LockTimeout } from './errors.js'
 import { Hold } from './hold.js'
-import {
-  type AcquireOptions,
-  checkMs,
-  type HoldOptions,
-  type LockOptions,
-  merge,
-  type SemaphoreOptions,
-} from './options.js'
+import type { AcquireOptions, HoldOptions, LockOptions, SemaphoreOptions } from './options.js'
+import { checkMs, merge } from './options.js'
 
 const LEAST_LEASE_MS = 10
 

@@ -82,12 +82,7 @@ export class NodeRedisDriver implements Driver {
         // It is closed already.
       }
     }
-    try {
-      await node.connect()
-    } catch (error) {
-      close()
-      throw error
-    }
+    await node.connect()
     node.unref()
     return {
       subscribe: (channel) => (cluster ? node.sSubscribe(channel, onMessage) : node.subscribe(channel, onMessage)),
