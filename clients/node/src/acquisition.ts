@@ -1,10 +1,9 @@
 import { believed, type Stopwatch, MAX_TIMER_MS, Pauses, within } from './clock.js'
-import { firstKey, grant, integer, nextRequest, type Target, tokenOption, words } from './commands.js'
+import { firstKey, grant, integer, nextRequest, option, type Request, tokenOption, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockError, LockLost, LockTimeout, Superseded, Unavailable } from './errors.js'
 import { translate } from './translate.js'
 import { Holding } from './hold.js'
-import type { HoldOptions } from './options.js'
 
 const CLAIM_MS = 2000
 const ASK_AGAIN_MS = 30_000
@@ -30,27 +29,22 @@ export class Acquisition {
   // For a message, and after a failure.
   readonly #silence = new Pauses()
   readonly #pauses = new Pauses()
-  #request = nextRequest()
+  #id = nextRequest()
   #since: Stopwatch
   #message: string | undefined
-  #again = false
+  #awake = false
   #unsure = false
   #lease: number
   #failure: LockError | undefined
   #stopped: Error | undefined
   #reject: ((error: Error) => void) | undefined
 
-  /** `wait`: milliseconds, Infinity without a limit, undefined for a try. */
   constructor(
     private readonly core: Core,
-    private readonly target: Target,
-    private readonly owner: string,
-    private readonly options: HoldOptions,
-    private readonly wait: number | undefined,
-    /** The names of what a named owner asks for, in `core.named`. */
-    private readonly names: readonly string[],
+    private readonly request: Request,
   ) {
-    this.#key = firstKey(target)
+    const { options, wait } = request
+    this.#key = firstKey(request)
     this.#started = this.#since = core.now()
     this.#lease = options.fixedLease ?? options.lease
     this.channel = wait === undefined ? '' : core.subscriptions.channel(this.#key)
@@ -58,7 +52,8 @@ export class Acquisition {
 
   /** The hold, or null if the lock was not granted. Leaves nothing on the server otherwise. */
   async run(): Promise<Holding | null> {
-    const { core, wait, names } = this
+    const { core, request } = this
+    const { wait, names } = request
     core.acquisitions.add(this)
     if (wait !== undefined) core.subscriptions.use(this.channel)
     let end: (() => void) | undefined
@@ -70,12 +65,10 @@ export class Acquisition {
       const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, () => this.#late())
       if (this.#stopped) throw this.#stopped
       if (granted instanceof Holding) return this.#reenter(granted)
-      return granted && new Holding(core, this.target, this.owner, this.options, granted, names)
+      return granted && new Holding(core, request, granted)
     } catch (error) {
       // The newer request of the owner goes on, so its hold must not be released.
-      if (this.#unsure && !(error instanceof Superseded)) {
-        core.settle(this.target, this.owner, this.#request, this.#lease)
-      }
+      if (this.#unsure && !(error instanceof Superseded)) core.settle(request, this.#id, this.#lease)
       throw error
     } finally {
       this.stop(new LockError('the acquisition has ended'))
@@ -89,27 +82,27 @@ export class Acquisition {
   /** Waits until the owner has ended what it began under the same names, or finds that it holds already. */
   async #enter(ended: Promise<void>): Promise<Grant | Holding | null> {
     const { named } = this.core
-    for (let busy; (busy = this.names.map((name) => named.get(name)).find(Boolean)); await busy) {
+    for (let busy; (busy = this.request.names.map((name) => named.get(name)).find(Boolean)); await busy) {
       if (busy instanceof Holding) return busy
     }
     if (this.#stopped) throw this.#stopped
-    for (const name of this.names) named.set(name, ended)
+    for (const name of this.request.names) named.set(name, ended)
     return await this.#obtain()
   }
 
   /** Re-entry is counted here, so that a lost answer cannot leave a second hold on the server. */
   #reenter(holding: Holding): Holding {
-    const { permits, keys } = holding.target
-    if (permits !== this.target.permits || keys.join() !== this.target.keys.join()) {
-      throw new TypeError(`the owner ${this.owner} holds ${keys.join(', ')} already, but not the same`)
+    const { permits, keys, owner } = holding.request
+    if (permits !== this.request.permits || keys.join() !== this.request.keys.join()) {
+      throw new TypeError(`the owner ${owner} holds ${keys.join(', ')} already, but not the same`)
     }
-    if (holding.remaining() <= 0) throw new LockLost(`the owner ${this.owner} has lost ${keys.join(', ')}`)
+    if (holding.remaining() <= 0) throw new LockLost(`the owner ${owner} has lost ${keys.join(', ')}`)
     holding.count++
     return holding
   }
 
   #late(): LockError {
-    const { wait } = this
+    const { wait } = this.request
     if (wait !== undefined) return new LockTimeout(`not granted within ${wait} ms`, this.#failure?.code, this.#failure)
     return this.#failure ?? new Unavailable(`no answer within ${this.core.commandTimeout} ms`)
   }
@@ -120,23 +113,19 @@ export class Acquisition {
     this.#reject?.(error)
     this.#silence.cut()
     this.#pauses.cut()
-    this.core.waits.delete(this.#request)
+    this.core.waits.delete(this.#id)
   }
 
-  /** A message for this wait. */
-  deliver(message: string): void {
-    this.#message = message
-    this.#silence.cut()
-  }
-
-  /** A message may have been lost, or the server has forgotten the wait. */
-  askAgain(): void {
-    this.#again = true
+  /** A message for this wait. Without one, it may have been lost, or the server has forgotten the wait. */
+  wake(message?: string): void {
+    this.#message ??= message
+    this.#awake = true
     this.#silence.cut()
   }
 
   #left(): number {
-    return this.wait === undefined ? this.core.commandTimeout : this.wait - this.#started()
+    const { wait = this.core.commandTimeout } = this.request
+    return wait - this.#started()
   }
 
   // Of a wait without a limit, and one that is about to end, requests have time to be answered.
@@ -158,7 +147,7 @@ export class Acquisition {
         const answer = await this.#ask(silent)
         if (answer === 'WAITING') {
           const ms = Math.min(ASK_AGAIN_MS, this.#left() + PATIENCE_MS)
-          if (this.#message === undefined && !this.#again) await this.#silence.wait(ms)
+          if (!this.#awake && this.#message === undefined) await this.#silence.wait(ms)
           silent = this.#message === undefined
           tokens = this.#read()
           if (tokens === null) return null
@@ -183,7 +172,7 @@ export class Acquisition {
           throw failure
         }
         this.#failure = failure
-        if (this.wait === undefined && failure.code !== undefined) throw failure
+        if (this.request.wait === undefined && failure.code !== undefined) throw failure
         await this.#pauses.backOff()
       }
     }
@@ -191,25 +180,24 @@ export class Acquisition {
 
   /** Sends the request, the first time or again. */
   async #ask(probe: boolean): Promise<number[] | null | 'WAITING'> {
-    const { core, target, options } = this
-    this.#again = false
+    const { core, request } = this
+    const { options, wait } = request
+    this.#awake = false
     this.#lease = Math.min(this.#lease, await core.maxLease(this.#key, this.#timeout()))
-    const command = [...words('ACQUIRE', target, this.owner), 'PX', String(this.#lease), 'REQ', this.#request]
-    if (this.wait !== undefined) {
+    const command = [...words('ACQUIRE', request), 'PX', String(this.#lease), 'REQ', this.#id]
+    if (wait !== undefined) {
       if (this.#stopped) throw this.#stopped
-      core.waits.set(this.#request, this)
+      core.waits.set(this.#id, this)
       await core.subscriptions.ready(this.#key, this.channel, probe)
-      const block = this.wait === Infinity ? 0 : Math.max(1, Math.ceil(this.#left()))
-      command.push('BLOCK', String(block), 'NOTIFY', this.channel)
-      command.push('CLAIM', String(Math.min(CLAIM_MS, this.#lease)))
-      if (options.grace !== undefined) command.push('GRACE', String(options.grace))
+      command.push(...option('BLOCK', wait === Infinity ? 0 : Math.max(1, Math.ceil(this.#left()))))
+      command.push('NOTIFY', this.channel, ...option('CLAIM', Math.min(CLAIM_MS, this.#lease)))
+      command.push(...option('GRACE', options.grace))
     }
-    if (options.session !== undefined) command.push('SESSION', String(options.session))
-    if (options.note !== undefined) command.push('NOTE', options.note)
+    command.push(...option('SESSION', options.session), ...option('NOTE', options.note))
     if (this.#stopped) throw this.#stopped
     this.#unsure = true
     this.#since = core.now()
-    const answer = grant(target, await core.send(this.#key, command, this.#timeout()))
+    const answer = grant(request, await core.send(this.#key, command, this.#timeout()))
     if (answer === null) this.#unsure = false
     return answer
   }
@@ -219,7 +207,7 @@ export class Acquisition {
     const [what, , ...rest] = this.#message?.split(' ') ?? []
     this.#message = undefined
     if (what === undefined) return undefined
-    if (what === 'granted') return grant(this.target, this.target.many ? rest : rest[0]) as number[]
+    if (what === 'granted') return grant(this.request, this.request.many ? rest : rest[0]) as number[]
     if (what === 'nil') {
       this.#unsure = false
       return null
@@ -234,14 +222,14 @@ export class Acquisition {
   /** A grant that came as a message expires soon unless it is claimed, and may have expired already. */
   async #confirm(tokens: number[]): Promise<Grant> {
     const since = this.core.now()
-    const renew = [...words('RENEW', this.target, this.owner), ...tokenOption(this.target, tokens)]
+    const renew = [...words('RENEW', this.request), ...tokenOption(this.request, tokens)]
     const left = integer(await this.core.send(this.#key, renew, this.#timeout()))
     return { tokens, since, lease: Math.min(this.#lease, left ?? this.#lease) }
   }
 
   #renumber(): void {
-    this.core.waits.delete(this.#request)
-    this.#request = nextRequest()
+    this.core.waits.delete(this.#id)
+    this.#id = nextRequest()
     this.#unsure = false
   }
 }

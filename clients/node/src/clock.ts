@@ -57,9 +57,14 @@ export class Pauses {
 
   /** A pause before the next attempt: 50 ms at first, 1 s later, `most` at most. */
   async backOff(most = Infinity): Promise<void> {
+    await this.wait(Math.min(this.next(), most))
+  }
+
+  /** The milliseconds of that pause. */
+  next(): number {
     const ms = this.#next
     this.#next = Math.min(2 * ms, LAST_PAUSE_MS)
-    await this.wait(Math.min(ms, most))
+    return ms
   }
 
   /** The next {@link backOff} is the first one again. */

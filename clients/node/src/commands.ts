@@ -1,3 +1,4 @@
+import type { HoldOptions } from './options.js'
 import { ModuleTooOld, Refused } from './errors.js'
 
 /** What is locked, and how its commands are spelled. @internal */
@@ -7,18 +8,32 @@ export interface Target {
   readonly keys: readonly string[]
   readonly many?: boolean
   readonly mode?: 'READ' | 'WRITE'
-  readonly permits?: number
+  readonly permits?: number | undefined
 }
+
+/** What an owner asks for. @internal */
+export interface Request extends Target {
+  readonly owner: string
+  readonly options: HoldOptions
+  /** Milliseconds, Infinity without a limit, undefined for a try. */
+  readonly wait: number | undefined
+  /** The entries of a named owner in `Core.named`. */
+  readonly names: readonly string[]
+}
+
+/** An option of a command, if it has a value. @internal */
+export const option = (name: string, value: number | string | undefined): string[] =>
+  value === undefined ? [] : [name, String(value)]
 
 /** The key that decides where the commands for a target go. @internal */
 export const firstKey = (target: Target): string => target.keys[0] ?? ''
 
 /** A command for a target, up to its options. @internal */
-export function words(command: 'ACQUIRE' | 'RELEASE' | 'RENEW' | 'CANCEL', target: Target, owner: string): string[] {
-  const { family, keys, many, mode, permits } = target
-  if (command === 'CANCEL') return [`${family}.CANCEL`, firstKey(target), owner]
+export function words(command: 'ACQUIRE' | 'RELEASE' | 'RENEW' | 'CANCEL', request: Request): string[] {
+  const { family, keys, many, mode, permits, owner } = request
+  if (command === 'CANCEL') return [`${family}.CANCEL`, firstKey(request), owner]
   if (many) return [`${family}.M${command}`, String(keys.length), ...keys, owner]
-  const start = [`${family}.${command}`, firstKey(target), owner]
+  const start = [`${family}.${command}`, firstKey(request), owner]
   if (mode) return [...start, mode]
   return permits !== undefined && command !== 'RENEW' ? [...start, 'PERMITS', String(permits)] : start
 }

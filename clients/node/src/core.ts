@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 
 import type { Acquisition } from './acquisition.js'
 import { type Clock, Pauses, type Stopwatch, stopwatch, within } from './clock.js'
-import { firstKey, integer, nextRequest, type Target, words } from './commands.js'
+import { firstKey, integer, nextRequest, type Request, words } from './commands.js'
 import type { Driver } from './driver.js'
 import { Closed, Unavailable } from './errors.js'
 import { translate } from './translate.js'
@@ -24,9 +24,9 @@ export class Core {
   readonly acquisitions = new Set<Acquisition>()
   /** How often a connection of the application's client was lost. */
   losses = 0
+  closing: Promise<void> | undefined
   readonly #background = new Set<Promise<unknown>>()
   #settling = 0
-  #closing: Promise<void> | undefined
   readonly #unwatch: () => void
   #owners = 0
   #maxLease: number | undefined
@@ -38,13 +38,13 @@ export class Core {
     readonly warn: (message: string, error?: unknown) => void,
   ) {
     this.subscriptions = new Subscriptions(driver, this.id, commandTimeout, this.#message, (channels) => {
-      for (const wait of this.waits.values()) if (channels.has(wait.channel)) wait.askAgain()
+      for (const wait of this.waits.values()) if (channels.has(wait.channel)) wait.wake()
     })
     this.#unwatch = driver.watch((up) => {
       if (!up) this.losses++
       for (const holding of this.holdings) holding.connection(up)
       // Waits end with the connection that asked.
-      if (up && this.losses > 0) for (const wait of this.waits.values()) wait.askAgain()
+      if (up && this.losses > 0) for (const wait of this.waits.values()) wait.wake()
     })
   }
 
@@ -92,20 +92,20 @@ export class Core {
   }
 
   /** Withdraws a request whose outcome is unknown, and releases the hold if it was granted. */
-  settle(target: Target, owner: string, request: string, lease: number): void {
+  settle(request: Request, id: string, lease: number): void {
     if (this.#settling >= MAX_SETTLEMENTS) return
     this.#settling++
-    this.background(this.#settle(target, owner, request, lease).finally(() => this.#settling--))
+    this.background(this.#settle(request, id, lease).finally(() => this.#settling--))
   }
 
-  async #settle(target: Target, owner: string, request: string, lease: number): Promise<void> {
+  async #settle(request: Request, id: string, lease: number): Promise<void> {
     const since = this.now()
     const pauses = new Pauses()
-    const cancel = [...words('CANCEL', target, owner), 'REQ', request]
-    const release = [...words('RELEASE', target, owner), 'REQ', nextRequest()]
+    const cancel = [...words('CANCEL', request), 'REQ', id]
+    const release = [...words('RELEASE', request), 'REQ', nextRequest()]
     for (;;) {
       // The order matters: a request that still waits could be granted in between.
-      const sent = [this.send(firstKey(target), cancel), this.send(firstKey(target), release)]
+      const sent = [this.send(firstKey(request), cancel), this.send(firstKey(request), release)]
       const [cancelled, released] = await Promise.allSettled(sent)
       if (cancelled?.status === 'fulfilled' && integer(cancelled.value) === 1) return
       if (released?.status !== 'rejected' || !(released.reason instanceof Unavailable)) return
@@ -114,13 +114,9 @@ export class Core {
     }
   }
 
-  get closed(): boolean {
-    return this.#closing !== undefined
-  }
-
   /** Ends waits, releases holds, settles what is pending and closes the subscribers. */
   close(): Promise<void> {
-    return (this.#closing ??= this.#close())
+    return (this.closing ??= this.#close())
   }
 
   async #close(): Promise<void> {
@@ -140,6 +136,6 @@ export class Core {
   // granted ID TOKEN… | nil ID | error ID CODE TEXT
   readonly #message = (text: string): void => {
     const id = text.split(' ', 2)[1]
-    if (id !== undefined) this.waits.get(id)?.deliver(text)
+    if (id !== undefined) this.waits.get(id)?.wake(text)
   }
 }

@@ -1,16 +1,13 @@
 import type { Grant } from './acquisition.js'
 import { believed, Pauses, type Stopwatch, within } from './clock.js'
-import { firstKey, integer, nextRequest, type Target, tokenOption, words } from './commands.js'
+import { firstKey, integer, nextRequest, option, type Request, tokenOption, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockLost, Unavailable } from './errors.js'
 import { translate } from './translate.js'
-import { checkMs, type HoldOptions } from './options.js'
+import { checkMs } from './options.js'
 
 // Timers stand still while the machine is suspended, so the clock is read this often.
 const LOOK_MS = 500
-
-/** What became of a release; `unreached` if the server has not answered. @internal */
-export type Released = 'released' | 'lost' | 'unreached'
 
 /** `await using` looks for this symbol, which Node has since 20.5. */
 const asyncDispose: typeof Symbol.asyncDispose =
@@ -21,32 +18,33 @@ const asyncDispose: typeof Symbol.asyncDispose =
 export class Holding {
   /** How many {@link Hold}s share it. */
   count = 1
+  /** Set once it is known that the hold has ended otherwise than by its release. */
+  lost: LockLost | undefined
   readonly #controller = new AbortController()
   readonly #pauses = new Pauses()
   readonly #period: number
   /** The deadline is `#valid` milliseconds after `#since`. */
   #since: Stopwatch
   #valid: number
-  #renewed: Stopwatch
-  #timer: NodeJS.Timeout | undefined
+  /** The next renewal is due `#wait` milliseconds after `#tried`. */
+  #tried: Stopwatch
+  #wait: number
   #renewing = false
+  #timer: NodeJS.Timeout | undefined
   #over = false
-  #released: Promise<Released> | undefined
+  #released: Promise<boolean> | undefined
 
   constructor(
     readonly core: Core,
-    readonly target: Target,
-    readonly owner: string,
-    readonly options: HoldOptions,
+    readonly request: Request,
     readonly grant: Grant,
-    /** Its entries in `core.named`. */
-    private readonly names: readonly string[],
   ) {
-    this.#since = this.#renewed = grant.since
+    const { fixedLease, session } = request.options
+    this.#since = this.#tried = grant.since
     this.#valid = believed(grant.lease)
-    this.#period = Math.min(grant.lease, options.session || grant.lease) / 3
+    this.#wait = this.#period = fixedLease === undefined ? Math.min(grant.lease, session || grant.lease) / 3 : Infinity
     core.holdings.add(this)
-    for (const name of names) core.named.set(name, this)
+    for (const name of request.names) core.named.set(name, this)
     this.#look()
   }
 
@@ -61,28 +59,26 @@ export class Holding {
 
   /** A connection of the application's client was lost, or is established. */
   connection(up: boolean): void {
-    const { session } = this.options
+    const { session } = this.request.options
     if (session === undefined) return
     const grace = Math.min(session, this.grant.lease)
-    if (up) void this.#renew()
-    else if (this.#left() > grace) {
-      this.#since = this.core.now()
-      this.#valid = grace
-      this.#look()
-    }
+    if (up) this.#wait = 0
+    else if (this.#left() > grace) [this.#since, this.#valid] = [this.core.now(), grace]
+    this.#look()
   }
 
   /** Ends the belief, with a reason if the application did not ask for it, and sends RELEASE. */
-  release(keep?: number, reason?: Error): Promise<Released> {
+  release(keep?: number, reason?: Error): Promise<boolean> {
     return (this.#released ??= this.#release(keep, reason))
   }
 
-  async #release(keep: number | undefined, reason: Error | undefined): Promise<Released> {
-    const { core, names } = this
+  async #release(keep: number | undefined, reason: Error | undefined): Promise<boolean> {
+    const { core, request } = this
+    const { names } = request
     if (this.remaining() <= 0) {
       this.#lose('its lease has expired')
       core.unname(names, this)
-      return 'lost'
+      return false
     }
     this.#end(reason)
     const sending = this.#send(keep)
@@ -92,34 +88,35 @@ export class Holding {
     void sending.then(() => core.unname(names, sending))
     // The caller does not wait for a server that is silent.
     const late = () => new Unavailable('no answer')
-    return await within(sending, core.commandTimeout, late).catch((): Released => 'unreached')
+    return await within(sending, core.commandTimeout, late).catch(() => false)
   }
 
-  async #send(keep: number | undefined): Promise<Released> {
-    const { core, target } = this
-    const kept = keep === undefined ? [] : ['KEEP', String(keep)]
-    const command = [...words('RELEASE', target, this.owner), 'REQ', nextRequest(), ...kept]
-    command.push(...tokenOption(target, this.grant.tokens))
+  async #send(keep: number | undefined): Promise<boolean> {
+    const { core, request, grant } = this
+    const command = [...words('RELEASE', request), 'REQ', nextRequest(), ...option('KEEP', keep)]
+    command.push(...tokenOption(request, grant.tokens))
     const { losses } = core
-    const pauses = this.#pauses
-    pauses.reset()
     let repeated = false
     let failure
     do {
       try {
-        await core.send(firstKey(target), command)
-        return 'released'
+        await core.send(firstKey(request), command)
+        return true
       } catch (error) {
         failure = translate(error)
-        // ioredis repeats by itself what a lost connection has not answered.
-        if (failure.code === 'NOTOWNER') return repeated || core.losses !== losses ? 'released' : 'lost'
+        if (failure.code === 'NOTOWNER') {
+          // ioredis repeats by itself what a lost connection has not answered.
+          if (repeated || core.losses !== losses) return true
+          this.lost = new LockLost(failure.message, failure.code)
+          return false
+        }
         if (!(failure instanceof Unavailable)) break
         repeated ||= failure.code === undefined
       }
-      await pauses.backOff(this.#left())
+      await this.#pauses.backOff(this.#left())
     } while (this.#left() > 0)
-    core.warn(`the release of ${target.keys.join(', ')} did not reach the server; the lease ends it`, failure)
-    return 'unreached'
+    core.warn(`the release of ${request.keys.join(', ')} did not reach the server; the lease ends it`, failure)
+    return false
   }
 
   #left(): number {
@@ -135,56 +132,44 @@ export class Holding {
   }
 
   #lose(why: string): void {
-    if (!this.#over) this.#end(new LockLost(`the lock on ${this.target.keys.join(', ')} was lost: ${why}`))
+    if (this.#over) return
+    this.lost = new LockLost(`the lock on ${this.request.keys.join(', ')} was lost: ${why}`)
+    this.#end(this.lost)
   }
 
   // The deadline depends on the clock alone: no answer, connection or renewal can keep this from being called.
   readonly #look = (): void => {
     clearTimeout(this.#timer)
-    if (this.#over) return
-    const left = this.#left()
+    const left = this.remaining()
     if (left <= 0) {
       this.#lose('its lease has expired')
       return
     }
-    let wait = Math.min(left, LOOK_MS)
-    if (this.options.fixedLease === undefined && !this.#renewing) {
-      const due = this.#period - this.#renewed()
-      if (due <= 0) void this.#renew()
-      else wait = Math.min(wait, due)
-    }
-    this.#timer = setTimeout(this.#look, wait)
+    const due = this.#wait - this.#tried()
+    this.#timer = setTimeout(this.#look, Math.min(left, LOOK_MS, due > 0 ? due : Infinity))
+    if (due <= 0 && !this.#renewing) void this.#renew()
   }
 
   async #renew(): Promise<void> {
-    this.#pauses.cut()
-    if (this.#renewing || this.#over) return
+    const { core, request, grant } = this
+    const isFixed = request.options.fixedLease !== undefined
+    // A fixed lease is bound to a new connection, which restores the end that the loss of the old one brought nearer.
+    const lease = isFixed ? Math.max(1, Math.floor(grant.lease - grant.since())) : grant.lease
+    const command = [...words('RENEW', request), ...option('PX', isFixed ? lease : undefined)]
+    command.push(...tokenOption(request, grant.tokens))
     this.#renewing = true
-    this.#pauses.reset()
-    const { core, target, grant, options } = this
-    while (this.remaining() > 0) {
-      const since = core.now()
-      const command = [...words('RENEW', target, this.owner)]
-      let { lease } = grant
-      if (options.fixedLease !== undefined) {
-        // Binds the hold to the new connection, and restores the end that the loss of the old one brought nearer.
-        lease = Math.max(1, Math.floor(lease - grant.since()))
-        command.push('PX', String(lease))
-      }
-      command.push(...tokenOption(target, grant.tokens))
-      try {
-        const timeout = Math.min(this.#period, core.commandTimeout, this.#left())
-        const left = integer(await core.send(firstKey(target), command, timeout))
-        // An answer that arrives after the deadline prolongs nothing.
-        if (this.remaining() <= 0) break
-        this.#since = this.#renewed = since
-        this.#valid = believed(Math.min(lease, left ?? lease))
-        break
-      } catch (error) {
-        const failure = translate(error)
-        if (failure.code === 'NOTOWNER') this.#lose(failure.message)
-        else await this.#pauses.backOff(this.#left())
-      }
+    const since = core.now()
+    const timeout = Math.min(this.#period, core.commandTimeout, this.#left())
+    try {
+      const left = integer(await core.send(firstKey(request), command, timeout)) ?? lease
+      // An answer that arrives after the deadline prolongs nothing.
+      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(Math.min(lease, left))]
+      ;[this.#tried, this.#wait] = [since, this.#period]
+      this.#pauses.reset()
+    } catch (error) {
+      const failure = translate(error)
+      if (failure.code === 'NOTOWNER') this.#lose(failure.message)
+      ;[this.#tried, this.#wait] = [core.now(), this.#pauses.next()]
     }
     this.#renewing = false
     this.#look()
@@ -193,7 +178,7 @@ export class Holding {
 
 /** A lock that is held. */
 export class Hold implements AsyncDisposable {
-  #released: Promise<Released> | undefined
+  #released: Promise<boolean> | undefined
 
   /** @internal */
   constructor(
@@ -214,7 +199,7 @@ export class Hold implements AsyncDisposable {
 
   /** The name of the owner. */
   get owner(): string {
-    return this.holding.owner
+    return this.holding.request.owner
   }
 
   /**
@@ -242,7 +227,7 @@ export class Hold implements AsyncDisposable {
    * holds several times only the last release is sent.
    */
   async release(): Promise<boolean> {
-    return (await this.#release()) === 'released'
+    return await this.#release()
   }
 
   /**
@@ -254,12 +239,12 @@ export class Hold implements AsyncDisposable {
    */
   async releaseAndKeep(ms: number): Promise<boolean> {
     checkMs('ms', ms, 1)
-    const { family, many } = this.holding.target
+    const { family, many } = this.holding.request
     if (many || (family !== 'RLOCK' && family !== 'RFAIRLOCK')) {
       throw new TypeError('only a mutex or a fair lock can be kept closed')
     }
     if (this.holding.count > 1) throw new TypeError('the owner holds the lock several times')
-    return (await this.#release(ms)) === 'released'
+    return await this.#release(ms)
   }
 
   /**
@@ -269,15 +254,14 @@ export class Hold implements AsyncDisposable {
    * language wraps both in a SuppressedError; {@link Lock.using} does not.
    */
   async [asyncDispose](): Promise<void> {
-    if ((await this.#release()) !== 'lost') return
-    const { reason } = this.signal as { reason: unknown }
-    throw reason instanceof LockLost ? reason : new LockLost(`the lock on ${this.keys.join(', ')} was lost`)
+    await this.#release()
+    if (this.holding.lost) throw this.holding.lost
   }
 
-  #release(keep?: number): Promise<Released> {
+  #release(keep?: number): Promise<boolean> {
     if (this.#released) return this.#released
     const { holding } = this
-    if (--holding.count <= 0) return (this.#released = holding.release(keep))
-    return (this.#released = Promise.resolve(holding.remaining() > 0 ? 'released' : 'lost'))
+    const isLast = --holding.count <= 0
+    return (this.#released = isLast ? holding.release(keep) : Promise.resolve(holding.remaining() > 0))
   }
 }

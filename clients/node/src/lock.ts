@@ -1,5 +1,5 @@
 import { Acquisition } from './acquisition.js'
-import { integer, type Target } from './commands.js'
+import { integer, option, type Target } from './commands.js'
 import type { Core } from './core.js'
 import { Closed, LockTimeout } from './errors.js'
 import { Hold } from './hold.js'
@@ -67,18 +67,18 @@ export class Lock<Options extends LockOptions = LockOptions> {
   async #acquire(wait: number | undefined, own: LockOptions, signal: AbortSignal | undefined): Promise<Hold | null> {
     const { core } = this
     const options = merge(this.options, own)
-    const permits = (own as SemaphoreOptions).permits ?? this.target.permits
-    const target = permits === undefined ? this.target : { ...this.target, permits }
+    const { target } = this
+    const { permits = target.permits } = own as SemaphoreOptions
     checkMs('lease', options.lease, LEAST_LEASE_MS)
     checkMs('fixedLease', options.fixedLease, LEAST_LEASE_MS)
     checkMs('session', options.session, 0)
     checkMs('grace', options.grace, 0)
     signal?.throwIfAborted()
-    if (core.closed) throw new Closed('the client is closed')
+    if (core.closing) throw new Closed('the client is closed')
     const { owner = core.freshOwner() } = options
     const kind = `${target.family} ${target.mode ?? ''}`
     const names = options.owner === undefined ? [] : target.keys.map((key) => JSON.stringify([owner, kind, key]))
-    const acquisition = new Acquisition(core, target, owner, options, wait, names)
+    const acquisition = new Acquisition(core, { ...target, permits, owner, options, wait, names })
     const cancel = () => acquisition.stop(signal?.reason as Error)
     signal?.addEventListener('abort', cancel)
     try {
@@ -102,7 +102,7 @@ export class Semaphore extends Lock<SemaphoreOptions> {
   async init(permits: number, { idle }: { idle?: number } = {}): Promise<boolean> {
     checkMs('idle', idle, 0)
     const key = this.target.keys[0] ?? ''
-    const command = ['RSEMAPHORE.INIT', key, String(permits), ...(idle === undefined ? [] : ['IDLE', String(idle)])]
+    const command = ['RSEMAPHORE.INIT', key, String(permits), ...option('IDLE', idle)]
     return integer(await this.core.send(key, command)) === 1
   }
 }
