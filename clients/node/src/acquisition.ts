@@ -1,8 +1,17 @@
 import { believed, type Stopwatch, MAX_TIMER_MS, Pauses, within } from './clock.js'
-import { firstKey, grant, integer, nextRequest, option, type Request, tokenOption, words } from './commands.js'
+import {
+  firstKey,
+  grant,
+  integer,
+  nextRequest,
+  option,
+  type Request,
+  tokenOption,
+  translate,
+  words,
+} from './commands.js'
 import type { Core } from './core.js'
 import { LockError, LockLost, LockTimeout, Superseded, Unavailable } from './errors.js'
-import { translate } from './translate.js'
 import { Holding } from './hold.js'
 
 const CLAIM_MS = 2000
@@ -61,8 +70,12 @@ export class Acquisition {
     try {
       const stopped = new Promise<never>((_, reject) => (this.#reject = reject))
       const outcome = Promise.race([this.#enter(ended), stopped])
+      const late = () =>
+        wait === undefined
+          ? (this.#failure ?? new Unavailable(`no answer within ${core.commandTimeout} ms`))
+          : new LockTimeout(`not granted within ${wait} ms`, this.#failure?.code, this.#failure)
       const time = wait === undefined ? core.commandTimeout : wait + PATIENCE_MS
-      const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, () => this.#late())
+      const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, late)
       if (this.#stopped) throw this.#stopped
       if (granted instanceof Holding) return this.#reenter(granted)
       return granted && new Holding(core, request, granted)
@@ -99,12 +112,6 @@ export class Acquisition {
     if (holding.remaining() <= 0) throw new LockLost(`the owner ${owner} has lost ${keys.join(', ')}`)
     holding.count++
     return holding
-  }
-
-  #late(): LockError {
-    const { wait } = this.request
-    if (wait !== undefined) return new LockTimeout(`not granted within ${wait} ms`, this.#failure?.code, this.#failure)
-    return this.#failure ?? new Unavailable(`no answer within ${this.core.commandTimeout} ms`)
   }
 
   /** Ends the acquisition with an error. */

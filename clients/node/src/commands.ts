@@ -1,5 +1,5 @@
 import type { HoldOptions } from './options.js'
-import { ModuleTooOld, Refused } from './errors.js'
+import { Deadlock, LockError, ModuleMissing, ModuleTooOld, Refused, Superseded, Unavailable } from './errors.js'
 
 /** What is locked, and how its commands are spelled. @internal */
 export interface Target {
@@ -72,4 +72,23 @@ const shared = globalThis as { [REQUESTS]?: number }
 export function nextRequest(): string {
   shared[REQUESTS] = (shared[REQUESTS] ?? Date.now() * 1000) + 1
   return String(shared[REQUESTS])
+}
+
+const RETRYABLE = new Set([
+  ...['READONLY', 'LOADING', 'MASTERDOWN', 'MISCONF', 'OOM', 'BUSY', 'QUARANTINE', 'NOREPLICAS', 'UNBLOCKED'],
+  ...['CLUSTERDOWN', 'TRYAGAIN', 'MOVED', 'ASK'],
+])
+
+/** Turns an error of the library, or the text of a server's error, into one of this package. @internal */
+export function translate(error: unknown): LockError {
+  if (error instanceof LockError) return error
+  const text = error instanceof Error ? error.message : String(error)
+  // Errors of the libraries themselves and of the system do not begin with a word in capitals.
+  const code = /^[A-Z][A-Z0-9]+(?= |$)/.exec(text)?.[0]
+  if (code === undefined) return new Unavailable(text || 'the connection to the server was lost', undefined, error)
+  if (code === 'DEADLOCK') return new Deadlock(text, code, error)
+  if (code === 'SUPERSEDED') return new Superseded(text, code, error)
+  if (code === 'ERR' && /unknown command/i.test(text)) return new ModuleMissing(text, code, error)
+  if (code === 'ERR' && /unknown option/i.test(text)) return new ModuleTooOld(text, code, error)
+  return RETRYABLE.has(code) ? new Unavailable(text, code, error) : new Refused(text, code, error)
 }

@@ -2,10 +2,9 @@ import { randomBytes } from 'node:crypto'
 
 import type { Acquisition } from './acquisition.js'
 import { type Clock, Pauses, type Stopwatch, stopwatch, within } from './clock.js'
-import { firstKey, integer, nextRequest, type Request, words } from './commands.js'
+import { firstKey, integer, nextRequest, type Request, translate, words } from './commands.js'
 import type { Driver } from './driver.js'
 import { Closed, Unavailable } from './errors.js'
-import { translate } from './translate.js'
 import type { Holding } from './hold.js'
 import { Subscriptions } from './subscriptions.js'
 
@@ -14,7 +13,7 @@ const CLOSE_MS = 5000
 /** What the locks of a client share. @internal */
 export class Core {
   readonly id = randomBytes(16).toString('hex')
-  readonly subscriptions: Subscriptions
+  readonly subscriptions = new Subscriptions(this)
   readonly holdings = new Set<Holding>()
   /** By the `REQ` id of the request that waits. */
   readonly waits = new Map<string, Acquisition>()
@@ -24,11 +23,14 @@ export class Core {
   readonly acquisitions = new Set<Acquisition>()
   /** How often a connection of the application's client was lost. */
   losses = 0
+  /** How many owner names were made. A name is never used again. */
+  owners = 0
   closing: Promise<void> | undefined
+  /** Nothing is repeated any more. */
+  ended = false
   readonly #background = new Set<Promise<unknown>>()
   #settling = 0
   readonly #unwatch: () => void
-  #owners = 0
   #maxLease: number | undefined
 
   constructor(
@@ -37,9 +39,6 @@ export class Core {
     readonly commandTimeout: number,
     readonly warn: (message: string, error?: unknown) => void,
   ) {
-    this.subscriptions = new Subscriptions(driver, this.id, commandTimeout, this.#message, (channels) => {
-      for (const wait of this.waits.values()) if (channels.has(wait.channel)) wait.wake()
-    })
     this.#unwatch = driver.watch((up) => {
       if (!up) this.losses++
       for (const holding of this.holdings) holding.connection(up)
@@ -52,14 +51,9 @@ export class Core {
     return stopwatch(this.clock)
   }
 
-  /** An owner name that was never used before. */
-  freshOwner(): string {
-    return `${this.id}:${String(++this.#owners)}`
-  }
-
   /** Sends a command; rejects with a {@link LockError}, after `timeout` at the latest. */
   async send(key: string, command: string[], timeout = this.commandTimeout): Promise<unknown> {
-    const late = () => new Unavailable(`no answer to ${String(command[0])} within ${String(Math.ceil(timeout))} ms`)
+    const late = () => new Unavailable(`no answer to ${String(command[0])} within ${Math.ceil(timeout)} ms`)
     const sent = (async () => await this.driver.send(key, command))()
     try {
       return await within(sent, timeout, late)
@@ -109,7 +103,7 @@ export class Core {
       const [cancelled, released] = await Promise.allSettled(sent)
       if (cancelled?.status === 'fulfilled' && integer(cancelled.value) === 1) return
       if (released?.status !== 'rejected' || !(released.reason instanceof Unavailable)) return
-      if (since() > lease) return
+      if (since() > lease || this.ended) return
       await pauses.backOff()
     }
   }
@@ -129,13 +123,18 @@ export class Core {
       const late = () => new Unavailable('the server did not answer')
       await within(Promise.all(this.#background), CLOSE_MS - since(), late).catch(() => undefined)
     }
+    this.ended = true
     this.#unwatch()
     this.subscriptions.close()
   }
 
-  // granted ID TOKEN… | nil ID | error ID CODE TEXT
-  readonly #message = (text: string): void => {
-    const id = text.split(' ', 2)[1]
-    if (id !== undefined) this.waits.get(id)?.wake(text)
+  /** A message: granted ID TOKEN… | nil ID | error ID CODE TEXT. */
+  heard(text: string): void {
+    this.waits.get(text.split(' ', 2)[1] ?? '')?.wake(text)
+  }
+
+  /** The subscription to these channels is lost. */
+  lost(channels: ReadonlyMap<string, unknown>): void {
+    for (const wait of this.waits.values()) if (channels.has(wait.channel)) wait.wake()
   }
 }

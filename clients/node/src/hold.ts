@@ -1,9 +1,8 @@
 import type { Grant } from './acquisition.js'
 import { believed, Pauses, type Stopwatch, within } from './clock.js'
-import { firstKey, integer, nextRequest, option, type Request, tokenOption, words } from './commands.js'
+import { firstKey, integer, nextRequest, option, type Request, tokenOption, translate, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockLost, Unavailable } from './errors.js'
-import { translate } from './translate.js'
 import { checkMs } from './options.js'
 
 // Timers stand still while the machine is suspended, so the clock is read this often.
@@ -21,6 +20,7 @@ export class Holding {
   /** Set once it is known that the hold has ended otherwise than by its release. */
   lost: LockLost | undefined
   readonly #controller = new AbortController()
+  readonly signal: AbortSignal = this.#controller.signal
   readonly #pauses = new Pauses()
   readonly #period: number
   /** The deadline is `#valid` milliseconds after `#since`. */
@@ -46,10 +46,6 @@ export class Holding {
     core.holdings.add(this)
     for (const name of request.names) core.named.set(name, this)
     this.#look()
-  }
-
-  get signal(): AbortSignal {
-    return this.#controller.signal
   }
 
   /** The milliseconds until the deadline; 0 after it, and once the release has begun. */
@@ -114,7 +110,7 @@ export class Holding {
         repeated ||= failure.code === undefined
       }
       await this.#pauses.backOff(this.#left())
-    } while (this.#left() > 0)
+    } while (this.#left() > 0 && !core.ended)
     core.warn(`the release of ${request.keys.join(', ')} did not reach the server; the lease ends it`, failure)
     return false
   }
@@ -178,6 +174,17 @@ export class Holding {
 
 /** A lock that is held. */
 export class Hold implements AsyncDisposable {
+  /** The fencing token; of several keys that of the first one. Higher than that of every hold before it. */
+  readonly token: number
+  /** The fencing tokens of all keys, in their order. */
+  readonly tokens: readonly number[]
+  /** The name of the owner. */
+  readonly owner: string
+  /**
+   * Aborts with {@link LockLost} when the lock is lost, at the deadline at the latest and whatever the network
+   * does; with {@link Closed} when the client is closed. A release does not abort it.
+   */
+  readonly signal: AbortSignal
   #released: Promise<boolean> | undefined
 
   /** @internal */
@@ -185,29 +192,11 @@ export class Hold implements AsyncDisposable {
     private readonly holding: Holding,
     /** The keys, without the prefix of the application's client. */
     readonly keys: readonly string[],
-  ) {}
-
-  /** The fencing token; of several keys that of the first one. Higher than that of every hold before it. */
-  get token(): number {
-    return this.holding.grant.tokens[0] ?? 0
-  }
-
-  /** The fencing tokens of all keys, in their order. */
-  get tokens(): readonly number[] {
-    return this.holding.grant.tokens
-  }
-
-  /** The name of the owner. */
-  get owner(): string {
-    return this.holding.request.owner
-  }
-
-  /**
-   * Aborts with {@link LockLost} when the lock is lost, at the deadline at the latest and whatever the network
-   * does; with {@link Closed} when the client is closed. A release does not abort it.
-   */
-  get signal(): AbortSignal {
-    return this.holding.signal
+  ) {
+    this.tokens = holding.grant.tokens
+    this.token = this.tokens[0] ?? 0
+    this.owner = holding.request.owner
+    this.signal = holding.signal
   }
 
   /** True until the deadline, the loss or the release. Reads the clock, so it is right even if timers are late. */

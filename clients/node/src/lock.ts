@@ -75,7 +75,7 @@ export class Lock<Options extends LockOptions = LockOptions> {
     checkMs('grace', options.grace, 0)
     signal?.throwIfAborted()
     if (core.closing) throw new Closed('the client is closed')
-    const { owner = core.freshOwner() } = options
+    const { owner = `${core.id}:${++core.owners}` } = options
     const kind = `${target.family} ${target.mode ?? ''}`
     const names = options.owner === undefined ? [] : target.keys.map((key) => JSON.stringify([owner, kind, key]))
     const acquisition = new Acquisition(core, { ...target, permits, owner, options, wait, names })

@@ -1,5 +1,6 @@
 import { within } from './clock.js'
-import { type Driver, hashTag, slotOf, type Subscriber } from './driver.js'
+import type { Core } from './core.js'
+import { hashTag, slotOf, type Subscriber } from './driver.js'
 import { Unavailable } from './errors.js'
 
 interface Link {
@@ -17,51 +18,51 @@ export class Subscriptions {
   readonly #links = new Map<string, Link>()
   readonly #uses = new Map<string, number>()
 
-  constructor(
-    private readonly driver: Driver,
-    private readonly clientId: string,
-    private readonly timeout: number,
-    private readonly onMessage: (text: string) => void,
-    private readonly onLost: (channels: ReadonlySet<string>) => void,
-  ) {}
+  constructor(private readonly core: Core) {}
 
   /** The channel for waits on a key. In a cluster it has the slot of the key. */
   channel(key: string): string {
-    if (!this.driver.cluster) return `rlock:${this.clientId}`
+    if (!this.core.driver.cluster) return `rlock:${this.core.id}`
     let tag = hashTag(key)
     // The few keys that contain braces but no hash tag cannot be put between braces.
     if (/[{}]/.test(tag)) {
       const slot = slotOf(key)
       for (let n = 0; slotOf((tag = String(n))) !== slot; n++);
     }
-    return `rlock:${this.clientId}:{${tag}}`
+    return `rlock:${this.core.id}:{${tag}}`
   }
 
   /** Resolves when the channel is subscribed on the node that serves the key. With `probe` asks the connection. */
   async ready(key: string, channel: string, probe: boolean): Promise<void> {
-    const name = this.driver.node(key)
+    const name = this.core.driver.node(key)
     const link = this.#links.get(name) ?? this.#open(name, key)
-    const late = () => new Unavailable(`the subscriber got no answer within ${String(this.timeout)} ms`)
+    const { driver, commandTimeout } = this.core
+    const late = () => new Unavailable(`the subscriber got no answer within ${commandTimeout} ms`)
     try {
-      const subscriber = await within(link.subscriber, this.timeout, late)
+      const subscriber = await within(link.subscriber, commandTimeout, late)
       const known = link.channels.get(channel)
       const confirmed = known ?? Promise.resolve(link.leaving.get(channel)).then(() => subscriber.subscribe(channel))
       link.channels.set(channel, confirmed)
-      await within(Promise.race([confirmed, link.dropped]), this.timeout, late)
-      if (probe && known) await within(subscriber.ping(), this.timeout, late)
+      await within(Promise.race([confirmed, link.dropped]), commandTimeout, late)
+      if (probe && known) await within(subscriber.ping(), commandTimeout, late)
       if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
     } catch (error) {
       this.#drop(name, link)
       // A command for the key makes the library look for the node that serves it now.
-      if (this.driver.cluster) this.driver.send(key, ['RLOCK.PTTL', key]).catch(() => undefined)
+      if (driver.cluster) driver.send(key, ['RLOCK.PTTL', key]).catch(() => undefined)
       throw error
     }
   }
 
   #open(name: string, key: string): Link {
+    const { driver } = this.core
     let drop = () => {}
     const dropped = new Promise<void>((resolve) => (drop = resolve))
-    const subscriber = this.driver.subscriber(key, this.onMessage, () => this.#drop(name, link))
+    const subscriber = driver.subscriber(
+      key,
+      (text) => this.core.heard(text),
+      () => this.#drop(name, link),
+    )
     const link: Link = { subscriber, channels: new Map(), leaving: new Map(), dropped, drop }
     this.#links.set(name, link)
     return link
@@ -80,7 +81,7 @@ export class Subscriptions {
       return
     }
     this.#uses.delete(channel)
-    if (!this.driver.cluster) return
+    if (!this.core.driver.cluster) return
     for (const link of this.#links.values()) {
       if (!link.channels.delete(channel)) continue
       const left = link.subscriber.then((subscriber) => subscriber.unsubscribe(channel)).catch(() => undefined)
@@ -98,6 +99,6 @@ export class Subscriptions {
     this.#links.delete(name)
     link.drop()
     link.subscriber.then((subscriber) => subscriber.close()).catch(() => undefined)
-    this.onLost(new Set(link.channels.keys()))
+    this.core.lost(link.channels)
   }
 }
