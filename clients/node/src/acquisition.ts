@@ -1,15 +1,5 @@
 import { believed, type Stopwatch, MAX_TIMER_MS, Pauses, within } from './clock.js'
-import {
-  firstKey,
-  grant,
-  integer,
-  nextRequest,
-  option,
-  type Request,
-  tokenOption,
-  translate,
-  words,
-} from './commands.js'
+import { firstKey, grant, integer, nextId, option, type Request, tokenOption, translate, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockError, LockLost, LockTimeout, Superseded, Unavailable } from './errors.js'
 import { Holding } from './hold.js'
@@ -38,7 +28,7 @@ export class Acquisition {
   // For a message, and after a failure.
   readonly #silence = new Pauses()
   readonly #pauses = new Pauses()
-  #id = nextRequest()
+  #id = nextId()
   #since: Stopwatch
   #message: string | undefined
   #awake = false
@@ -236,7 +226,7 @@ export class Acquisition {
 
   #renumber(): void {
     this.core.waits.delete(this.#id)
-    this.#id = nextRequest()
+    this.#id = nextId()
     this.#unsure = false
   }
 }

@@ -69,7 +69,7 @@ const REQUESTS = Symbol.for('rlock-redis.requests')
 const shared = globalThis as { [REQUESTS]?: number }
 
 /** A `REQ` id that no earlier request of this process has used. @internal */
-export function nextRequest(): string {
+export function nextId(): string {
   shared[REQUESTS] = (shared[REQUESTS] ?? Date.now() * 1000) + 1
   return String(shared[REQUESTS])
 }

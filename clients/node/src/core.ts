@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 
 import type { Acquisition } from './acquisition.js'
 import { type Clock, Pauses, type Stopwatch, stopwatch, within } from './clock.js'
-import { firstKey, integer, nextRequest, type Request, translate, words } from './commands.js'
+import { firstKey, integer, nextId, type Request, translate, words } from './commands.js'
 import type { Driver } from './driver.js'
 import { Closed, Unavailable } from './errors.js'
 import type { Holding } from './hold.js'
@@ -96,7 +96,7 @@ export class Core {
     const since = this.now()
     const pauses = new Pauses()
     const cancel = [...words('CANCEL', request), 'REQ', id]
-    const release = [...words('RELEASE', request), 'REQ', nextRequest()]
+    const release = [...words('RELEASE', request), 'REQ', nextId()]
     for (;;) {
       // The order matters: a request that still waits could be granted in between.
       const sent = [this.send(firstKey(request), cancel), this.send(firstKey(request), release)]

@@ -1,6 +1,6 @@
 import type { Grant } from './acquisition.js'
 import { believed, Pauses, type Stopwatch, within } from './clock.js'
-import { firstKey, integer, nextRequest, option, type Request, tokenOption, translate, words } from './commands.js'
+import { firstKey, integer, nextId, option, type Request, tokenOption, translate, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockLost, Unavailable } from './errors.js'
 import { checkMs } from './options.js'
@@ -89,7 +89,7 @@ export class Holding {
 
   async #send(keep: number | undefined): Promise<boolean> {
     const { core, request, grant } = this
-    const command = [...words('RELEASE', request), 'REQ', nextRequest(), ...option('KEEP', keep)]
+    const command = [...words('RELEASE', request), 'REQ', nextId(), ...option('KEEP', keep)]
     command.push(...tokenOption(request, grant.tokens))
     const { losses } = core
     let repeated = false

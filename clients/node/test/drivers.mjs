@@ -53,10 +53,11 @@ const nodeRedis = ({ createClient, createCluster }, name, extra = {}) => ({
   },
 })
 
+// DRIVER=redis runs the tests of those whose name contains it.
 export const drivers = [
   ioredis(ioredis5, 'ioredis 5'),
   ioredis(ioredis6, 'ioredis 6'),
   nodeRedis(redis5, 'node-redis 5'),
   nodeRedis(redis5, 'node-redis 5, RESP 3', { RESP: 3 }),
   nodeRedis(redis6, 'node-redis 6'),
-]
+].filter(({ name }) => name.includes(process.env.DRIVER ?? ''))

@@ -11,7 +11,7 @@ export function faults(driver) {
     let server, direct, redis
     before(async () => {
       server = await startServer()
-      direct = await drivers[0].connect({ port: server.port })
+      direct = await driver.connect({ port: server.port })
       redis = direct.send
     })
     after(async () => {
