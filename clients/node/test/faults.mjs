@@ -3,7 +3,6 @@ import assert from 'node:assert/strict'
 import { after, afterEach, before, beforeEach, describe, test } from 'node:test'
 
 import { LockLost, LockTimeout, Refused, Unavailable } from '../dist/esm/index.js'
-import { drivers } from './drivers.mjs'
 import { RLockClient, sleep, startProxy, startServer, TestClock, until } from './support.mjs'
 
 export function faults(driver) {

@@ -6,10 +6,12 @@ import net from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
 
 import { RLockClient } from '../dist/esm/index.js'
 
-const MODULE = process.env.RLOCK_MODULE ?? '/root/pack/rlock.so'
+const MODULE =
+  process.env.RLOCK_MODULE ?? fileURLToPath(new URL('../../../target/release/librlock.so', import.meta.url))
 const SERVER = process.env.RLOCK_SERVER ?? 'redis-server'
 const children = new Set()
 process.on('exit', () => {
