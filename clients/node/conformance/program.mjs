@@ -274,7 +274,9 @@ async function serve(request) {
   }
 }
 
-createInterface({ input: process.stdin }).on('line', (line) => {
+const lines = createInterface({ input: process.stdin })
+lines.on('close', () => process.exit(0))
+lines.on('line', (line) => {
   const request = JSON.parse(line)
   if (request.do === 'exit') process.exit(0)
   if (request.task === undefined) return void serve(request)

@@ -15,8 +15,13 @@ const MODULE =
 const SERVER = process.env.RLOCK_SERVER ?? 'redis-server'
 const children = new Set()
 process.on('exit', () => {
-  for (const child of children) child.kill('SIGKILL')
+  for (const { child, dir } of children) {
+    child.kill('SIGKILL')
+    rmSync(dir, { recursive: true, force: true })
+  }
 })
+// The test runner ends a file that takes too long by a signal, of which `exit` does not hear.
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.once(signal, () => process.exit(1))
 
 export async function freePort() {
   const server = net.createServer().listen(0, '127.0.0.1')
@@ -34,7 +39,8 @@ export async function startServer({ module = true, args = [] } = {}) {
   const load = module ? ['--loadmodule', MODULE] : []
   const base = ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--dir', dir, '--loglevel', 'warning']
   const child = spawn(SERVER, [...base, ...load, ...args], { stdio: 'ignore' })
-  children.add(child)
+  const entry = { child, dir }
+  children.add(entry)
   const exited = once(child, 'exit')
   await until(() => canConnect(port), `a server on port ${port}`)
   return {
@@ -44,7 +50,7 @@ export async function startServer({ module = true, args = [] } = {}) {
     async stop() {
       child.kill('SIGKILL')
       await exited
-      children.delete(child)
+      children.delete(entry)
       rmSync(dir, { recursive: true, force: true })
     },
   }
