@@ -1,0 +1,140 @@
+import { randomBytes } from 'node:crypto'
+
+import type { Acquisition } from './acquisition.js'
+import { type Clock, Pauses, type Stopwatch, stopwatch, within } from './clock.js'
+import { firstKey, integer, nextId, type Request, translate, words } from './commands.js'
+import type { Driver } from './driver.js'
+import { Closed, Unavailable } from './errors.js'
+import type { Holding } from './hold.js'
+import { Subscriptions } from './subscriptions.js'
+
+const MAX_SETTLEMENTS = 1000
+const CLOSE_MS = 5000
+/** What the locks of a client share. @internal */
+export class Core {
+  readonly id = randomBytes(16).toString('hex')
+  readonly subscriptions = new Subscriptions(this)
+  readonly holdings = new Set<Holding>()
+  /** By the `REQ` id of the request that waits. */
+  readonly waits = new Map<string, Acquisition>()
+  /** What named owners hold, acquire or release, by owner, kind and key. */
+  readonly named = new Map<string, Holding | Promise<unknown>>()
+  /** Every acquisition that has not ended. */
+  readonly acquisitions = new Set<Acquisition>()
+  /** How often a connection of the application's client was lost. */
+  losses = 0
+  /** How many owner names were made. A name is never used again. */
+  owners = 0
+  closing: Promise<void> | undefined
+  /** Nothing is repeated any more. */
+  ended = false
+  readonly #background = new Set<Promise<unknown>>()
+  #settling = 0
+  readonly #unwatch: () => void
+  #maxLease: number | undefined
+
+  constructor(
+    readonly driver: Driver,
+    readonly clock: Clock,
+    readonly commandTimeout: number,
+    readonly warn: (message: string, error?: unknown) => void,
+  ) {
+    this.#unwatch = driver.watch((up) => {
+      if (!up) this.losses++
+      for (const holding of this.holdings) holding.connection(up)
+      // Waits end with the connection that asked.
+      if (up && this.losses > 0) for (const wait of this.waits.values()) wait.wake()
+    })
+  }
+
+  now(): Stopwatch {
+    return stopwatch(this.clock)
+  }
+
+  /** Sends a command; rejects with a {@link LockError}, after `timeout` at the latest. */
+  async send(key: string, command: string[], timeout = this.commandTimeout): Promise<unknown> {
+    const late = () => new Unavailable(`no answer to ${String(command[0])} within ${Math.ceil(timeout)} ms`)
+    const sent = (async () => await this.driver.send(key, command))()
+    try {
+      return await within(sent, timeout, late)
+    } catch (error) {
+      throw translate(error)
+    }
+  }
+
+  /** The longest lease that the server grants. Asks it once. */
+  async maxLease(key: string, timeout: number): Promise<number> {
+    if (this.#maxLease === undefined) {
+      const info = await this.send(key, ['INFO', 'rlock'], timeout).catch((error: unknown) => {
+        if (error instanceof Unavailable) throw error
+        return '' // The user may not ask.
+      })
+      this.#maxLease = Number(/^rlock_max_lease_ms:(\d+)/m.exec(String(info))?.[1] ?? Infinity)
+    }
+    return this.#maxLease
+  }
+
+  /** Removes entries of {@link named}, unless they have become others. */
+  unname(names: readonly string[], entry: Holding | Promise<unknown>): void {
+    for (const name of names) if (this.named.get(name) === entry) this.named.delete(name)
+  }
+
+  /** Keeps {@link close} from returning before a promise has settled, for a while. */
+  background(task: Promise<unknown>): void {
+    const kept = task.catch(() => undefined).finally(() => this.#background.delete(kept))
+    this.#background.add(kept)
+  }
+
+  /** Withdraws a request whose outcome is unknown, and releases the hold if it was granted. */
+  settle(request: Request, id: string, lease: number): void {
+    if (this.#settling >= MAX_SETTLEMENTS) return
+    this.#settling++
+    this.background(this.#settle(request, id, lease).finally(() => this.#settling--))
+  }
+
+  async #settle(request: Request, id: string, lease: number): Promise<void> {
+    const since = this.now()
+    const pauses = new Pauses()
+    const cancel = [...words('CANCEL', request), 'REQ', id]
+    const release = [...words('RELEASE', request), 'REQ', nextId()]
+    for (;;) {
+      // The order matters: a request that still waits could be granted in between.
+      const sent = [this.send(firstKey(request), cancel), this.send(firstKey(request), release)]
+      const [cancelled, released] = await Promise.allSettled(sent)
+      if (cancelled?.status === 'fulfilled' && integer(cancelled.value) === 1) return
+      if (released?.status !== 'rejected' || !(released.reason instanceof Unavailable)) return
+      if (since() > lease || this.ended) return
+      await pauses.backOff()
+    }
+  }
+
+  /** Ends waits, releases holds, settles what is pending and closes the subscribers. */
+  close(): Promise<void> {
+    return (this.closing ??= this.#close())
+  }
+
+  async #close(): Promise<void> {
+    const since = this.now()
+    for (const acquisition of this.acquisitions) acquisition.stop(new Closed('the client was closed'))
+    for (const holding of this.holdings) void holding.release(undefined, new Closed('the client was closed'))
+    // The acquisitions settle before this.
+    await new Promise(setImmediate)
+    while (this.#background.size > 0 && since() < CLOSE_MS) {
+      const late = () => new Unavailable('the server did not answer')
+      await within(Promise.all(this.#background), CLOSE_MS - since(), late).catch(() => undefined)
+    }
+    this.ended = true
+    this.#unwatch()
+    this.subscriptions.close()
+  }
+
+  /** A message: granted ID TOKEN… | nil ID | error ID CODE TEXT. */
+  heard(text: string): void {
+    this.waits.get(text.split(' ', 2)[1] ?? '')?.wake(text)
+  }
+
+  /** The subscription to these channels is lost. */
+  lost(channels: ReadonlyMap<string, unknown>): void {
+    for (const wait of this.waits.values()) if (channels.has(wait.channel)) wait.wake()
+  }
+}

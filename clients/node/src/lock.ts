@@ -1,0 +1,108 @@
+import { Acquisition } from './acquisition.js'
+import { integer, option, type Target } from './commands.js'
+import type { Core } from './core.js'
+import { Closed, LockTimeout } from './errors.js'
+import { Hold } from './hold.js'
+import type { AcquireOptions, HoldOptions, LockOptions, SemaphoreOptions } from './options.js'
+import { checkMs, merge } from './options.js'
+
+const LEAST_LEASE_MS = 10
+
+/** A lock. Made by {@link RLockClient}; making one costs nothing and tells the server nothing. */
+export class Lock<Options extends LockOptions = LockOptions> {
+  /** @internal */
+  constructor(
+    protected readonly core: Core,
+    protected readonly target: Target,
+    /** The keys, without the prefix of the application's client. */
+    readonly keys: readonly string[],
+    private readonly options: HoldOptions,
+  ) {}
+
+  /**
+   * Waits until the lock is granted, in the order of arrival. Survives lost connections and failovers.
+   *
+   * A cancelled wait rejects with the reason of the signal at once, and the request is withdrawn in the
+   * background, so nothing stays behind on the server.
+   *
+   * @throws {@link LockTimeout} when `timeout` is over, {@link Deadlock}, {@link Superseded},
+   * {@link Refused}, {@link ModuleMissing}, {@link ModuleTooOld}, {@link Closed}; for a named owner
+   * {@link LockLost} if it has lost the lock and not released it yet
+   */
+  async acquire(options: AcquireOptions & Options = {} as AcquireOptions & Options): Promise<Hold> {
+    const { timeout = Infinity, signal, ...rest } = options
+    if (timeout !== Infinity) checkMs('timeout', timeout, 0)
+    const hold = await this.#acquire(timeout > 0 ? timeout : undefined, rest, signal)
+    if (hold) return hold
+    throw new LockTimeout(`the lock on ${this.keys.join(', ')} was not granted within ${String(timeout)} ms`)
+  }
+
+  /**
+   * Asks once. Resolves to null if the lock is not free.
+   *
+   * @throws {@link Unavailable} if the server cannot answer now, and the errors of {@link acquire}
+   */
+  async tryAcquire(options: Options = {} as Options): Promise<Hold | null> {
+    return await this.#acquire(undefined, options, undefined)
+  }
+
+  /**
+   * Acquires the lock, runs `work` and releases the lock. Resolves or rejects as `work` does, even if the lock
+   * was lost meanwhile: `signal` tells `work` of the loss.
+   *
+   * @throws what {@link acquire} and `work` throw
+   */
+  async using<T>(
+    work: (hold: Hold, signal: AbortSignal) => T | Promise<T>,
+    options?: AcquireOptions & Options,
+  ): Promise<T> {
+    const hold = await this.acquire(options)
+    try {
+      return await work(hold, hold.signal)
+    } finally {
+      await hold.release()
+    }
+  }
+
+  async #acquire(wait: number | undefined, own: LockOptions, signal: AbortSignal | undefined): Promise<Hold | null> {
+    const { core } = this
+    const options = merge(this.options, own)
+    const { target } = this
+    const { permits = target.permits } = own as SemaphoreOptions
+    checkMs('lease', options.lease, LEAST_LEASE_MS)
+    checkMs('fixedLease', options.fixedLease, LEAST_LEASE_MS)
+    checkMs('session', options.session, 0)
+    checkMs('grace', options.grace, 0)
+    signal?.throwIfAborted()
+    if (core.closing) throw new Closed('the client is closed')
+    const { owner = `${core.id}:${++core.owners}` } = options
+    const kind = `${target.family} ${target.mode ?? ''}`
+    const names = options.owner === undefined ? [] : target.keys.map((key) => JSON.stringify([owner, kind, key]))
+    const acquisition = new Acquisition(core, { ...target, permits, owner, options, wait, names })
+    const cancel = () => acquisition.stop(signal?.reason as Error)
+    signal?.addEventListener('abort', cancel)
+    try {
+      const holding = await acquisition.run()
+      return holding && new Hold(holding, this.keys)
+    } finally {
+      signal?.removeEventListener('abort', cancel)
+    }
+  }
+}
+
+/** A counting semaphore. It has to be made with {@link init} before it is used. */
+export class Semaphore extends Lock<SemaphoreOptions> {
+  /**
+   * Makes the semaphore with a number of permits; of an existing one it changes only the idle time.
+   *
+   * @param idle the server deletes the semaphore when it was unused for so many milliseconds
+   * @returns true if it was made, false if it existed
+   * @throws {@link Unavailable}, {@link Refused}, {@link ModuleMissing}, {@link ModuleTooOld}
+   */
+  async init(permits: number, { idle }: { idle?: number } = {}): Promise<boolean> {
+    checkMs('idle', idle, 0)
+    const key = this.target.keys[0] ?? ''
+    const command = ['RSEMAPHORE.INIT', key, String(permits), ...option('IDLE', idle)]
+    return integer(await this.core.send(key, command)) === 1
+  }
+}

@@ -1,0 +1,70 @@
+import type { Clock } from './clock.js'
+
+/** Options of a lock. Times are whole milliseconds. */
+export interface LockOptions {
+  /** The lease, which is renewed at a third of its length while the lock is held. Default: 30,000. */
+  lease?: number
+  /** A lease that is not renewed: the hold ends after it. Replaces `lease`. */
+  fixedLease?: number
+  /**
+   * Binds the hold to the application's connection: if that is lost and no new one is made, the hold ends
+   * after so many milliseconds instead of its lease. Needs a client with one connection.
+   */
+  session?: number
+  /**
+   * The name of the owner, which re-enters what it holds. One owner is one thread of control: its concurrent
+   * requests for the same lock run one after the other. Default: a fresh owner for each acquisition.
+   */
+  owner?: string
+  /** A text of up to 256 bytes that `RLOCK.INFO` shows, for people. */
+  note?: string
+}
+
+/** Options of a fair lock. */
+export interface FairLockOptions extends LockOptions {
+  /** How long the server keeps the place in the queue when the connection is lost, in milliseconds. */
+  grace?: number
+}
+
+/** Options of a semaphore. */
+export interface SemaphoreOptions extends LockOptions {
+  /** How many permits an acquisition takes. Default: 1. */
+  permits?: number
+}
+
+/** Options of a wait. */
+export interface AcquireOptions extends LockOptions {
+  /** How long to wait, in milliseconds. Default: no limit. */
+  timeout?: number
+  /** Cancels the wait. The request is withdrawn from the server in the background. */
+  signal?: AbortSignal
+}
+
+/** Options of {@link RLockClient}. */
+export interface ClientOptions {
+  /** The lease of locks that do not name one, in milliseconds. Default: 30,000. */
+  lease?: number
+  /** How long to wait for the answer to a command, in milliseconds. Default: 5,000. */
+  commandTimeout?: number
+  /** Hears of failures that no promise can report, such as a release that did not reach the server. Default: a process warning. */
+  onWarning?: (message: string, error?: unknown) => void
+  /** For tests: where the time comes from. */
+  clock?: Clock
+}
+
+/** @internal */
+export interface HoldOptions extends FairLockOptions {
+  lease: number
+}
+
+/** @internal */
+export function checkMs(name: string, ms: number | undefined, least: number): void {
+  if (ms !== undefined && !(Number.isSafeInteger(ms) && ms >= least)) {
+    throw new RangeError(`${name} is ${String(ms)}; expected whole milliseconds, ${String(least)} or more`)
+  }
+}
+
+/** Options that are undefined are not given. @internal */
+export function merge(base: HoldOptions, own: LockOptions): HoldOptions {
+  return { ...base, ...Object.fromEntries(Object.entries(own).filter(([, value]) => value !== undefined)) }
+}

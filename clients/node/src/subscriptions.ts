@@ -1,0 +1,104 @@
+import { within } from './clock.js'
+import type { Core } from './core.js'
+import { hashTag, slotOf, type Subscriber } from './driver.js'
+import { Unavailable } from './errors.js'
+
+interface Link {
+  readonly subscriber: Promise<Subscriber>
+  readonly channels: Map<string, Promise<unknown>>
+  /** Channels whose subscription is being ended. Libraries confuse it with a new one that overlaps. */
+  readonly leaving: Map<string, Promise<unknown>>
+  /** Resolves when the link is dropped: ioredis 5 never answers a subscription that the server redirects. */
+  readonly dropped: Promise<void>
+  readonly drop: () => void
+}
+
+/** The subscriptions of a client: one connection, in a cluster one for each node that is waited on. @internal */
+export class Subscriptions {
+  readonly #links = new Map<string, Link>()
+  readonly #uses = new Map<string, number>()
+
+  constructor(private readonly core: Core) {}
+
+  /** The channel for waits on a key. In a cluster it has the slot of the key. */
+  channel(key: string): string {
+    if (!this.core.driver.cluster) return `rlock:${this.core.id}`
+    let tag = hashTag(key)
+    // The few keys that contain braces but no hash tag cannot be put between braces.
+    if (/[{}]/.test(tag)) {
+      const slot = slotOf(key)
+      for (let n = 0; slotOf((tag = String(n))) !== slot; n++);
+    }
+    return `rlock:${this.core.id}:{${tag}}`
+  }
+
+  /** Resolves when the channel is subscribed on the node that serves the key. With `probe` asks the connection. */
+  async ready(key: string, channel: string, probe: boolean): Promise<void> {
+    const name = this.core.driver.node(key)
+    const link = this.#links.get(name) ?? this.#open(name, key)
+    const { driver, commandTimeout } = this.core
+    const late = () => new Unavailable(`the subscriber got no answer within ${commandTimeout} ms`)
+    try {
+      const subscriber = await within(link.subscriber, commandTimeout, late)
+      const known = link.channels.get(channel)
+      const confirmed = known ?? Promise.resolve(link.leaving.get(channel)).then(() => subscriber.subscribe(channel))
+      link.channels.set(channel, confirmed)
+      await within(Promise.race([confirmed, link.dropped]), commandTimeout, late)
+      if (probe && known) await within(subscriber.ping(), commandTimeout, late)
+      if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
+    } catch (error) {
+      this.#drop(name, link)
+      // A command for the key makes the library look for the node that serves it now.
+      if (driver.cluster) driver.send(key, ['RLOCK.PTTL', key]).catch(() => undefined)
+      throw error
+    }
+  }
+
+  #open(name: string, key: string): Link {
+    const { driver } = this.core
+    let drop = () => {}
+    const dropped = new Promise<void>((resolve) => (drop = resolve))
+    const subscriber = driver.subscriber(
+      key,
+      (text) => this.core.heard(text),
+      () => this.#drop(name, link),
+    )
+    const link: Link = { subscriber, channels: new Map(), leaving: new Map(), dropped, drop }
+    this.#links.set(name, link)
+    return link
+  }
+
+  /** Counts the waits that use a channel. */
+  use(channel: string): void {
+    this.#uses.set(channel, (this.#uses.get(channel) ?? 0) + 1)
+  }
+
+  /** The opposite of {@link use}. In a cluster there are too many channels to keep those without a wait. */
+  free(channel: string): void {
+    const left = (this.#uses.get(channel) ?? 1) - 1
+    if (left > 0) {
+      this.#uses.set(channel, left)
+      return
+    }
+    this.#uses.delete(channel)
+    if (!this.core.driver.cluster) return
+    for (const link of this.#links.values()) {
+      if (!link.channels.delete(channel)) continue
+      const left = link.subscriber.then((subscriber) => subscriber.unsubscribe(channel)).catch(() => undefined)
+      link.leaving.set(channel, left)
+      void left.then(() => link.leaving.delete(channel))
+    }
+  }
+
+  close(): void {
+    for (const [name, link] of this.#links) this.#drop(name, link)
+  }
+
+  #drop(name: string, link: Link): void {
+    if (this.#links.get(name) !== link) return
+    this.#links.delete(name)
+    link.drop()
+    link.subscriber.then((subscriber) => subscriber.close()).catch(() => undefined)
+    this.core.lost(link.channels)
+  }
+}
