@@ -1,0 +1,325 @@
+package rlock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// claimTime is how long a grant stays that its waiter has not confirmed.
+	claimTime = 2 * time.Second
+	// patience is how long a wait goes on for the server's own answer that its time has passed.
+	patience = 250 * time.Millisecond
+	// repeatAfter is when a wait is asked for again, since a message may have been lost.
+	repeatAfter = 30 * time.Second
+	// closeTime limits Close.
+	closeTime = 5 * time.Second
+	// maxSettlements limits the settlements of one client at a time.
+	maxSettlements = 1000
+)
+
+// Client acquires locks through the connections of a go-redis client. It is safe for concurrent use.
+// Make one for each go-redis client, and close it before that.
+type Client struct {
+	rdb     redis.UniversalClient
+	id      string
+	prefix  string
+	log     *slog.Logger
+	now     func() time.Duration
+	timeout time.Duration // Of one command.
+	feed    *feed
+	owners  atomic.Uint64
+
+	maxLease atomic.Int64 // In milliseconds; 0 until the server was asked.
+
+	open      context.Context // Ends with ErrClosed when Close begins.
+	close     context.CancelCauseFunc
+	life      context.Context // Of releases and settlements, which Close waits for.
+	terminate context.CancelFunc
+	work      sync.WaitGroup // Acquisitions, releases, settlements.
+
+	mu       sync.Mutex
+	closed   bool
+	grants   map[*grant]struct{}
+	slots    map[string]*slot // By key and named owner.
+	due      []*grant         // Renewals to be sent together.
+	settling int
+}
+
+// New returns a client on rdb, which may be a [redis.Client], also one that Sentinels fail over, or a
+// [redis.ClusterClient]. It uses the address, database, user, password and TLS of rdb. rdb stays the
+// application's own: [Client.Close] does not close it. New panics if rdb is a [redis.Ring], whose
+// servers do not share their waiters.
+func New(rdb redis.UniversalClient, options ...ClientOption) *Client {
+	if _, isRing := rdb.(*redis.Ring); isRing {
+		panic("rlock: a redis.Ring is not supported")
+	}
+	var id [16]byte
+	_, _ = rand.Read(id[:])
+	c := &Client{
+		rdb: rdb, id: hex.EncodeToString(id[:]), log: slog.Default(), now: systemClock(),
+		timeout: commandTimeout(rdb), grants: map[*grant]struct{}{}, slots: map[string]*slot{},
+	}
+	c.open, c.close = context.WithCancelCause(context.Background())
+	c.life, c.terminate = context.WithCancel(context.Background())
+	for _, option := range options {
+		option(c)
+	}
+	c.feed = newFeed(c)
+	return c
+}
+
+// commandTimeout is the application's own timeout for an answer.
+func commandTimeout(rdb redis.UniversalClient) time.Duration {
+	var timeout time.Duration
+	switch rdb := rdb.(type) {
+	case interface{ Options() *redis.Options }:
+		timeout = rdb.Options().ReadTimeout
+	case interface{ Options() *redis.ClusterOptions }:
+		timeout = rdb.Options().ReadTimeout
+	}
+	if timeout <= 0 {
+		return 5 * time.Second
+	}
+	return timeout
+}
+
+// Close ends all waits with [ErrClosed], releases all holds, and waits until what it gave up is
+// settled, for 5 s at most. It ends all goroutines and the subscriber's connection, but not the
+// go-redis client. Closing again does nothing.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	grants := c.grants
+	c.grants = nil
+	c.mu.Unlock()
+	c.close(ErrClosed)
+	for g := range grants {
+		g.end(ErrClosed)
+		c.work.Go(func() { _ = g.surrender(0) })
+	}
+	limit := time.AfterFunc(closeTime, c.terminate)
+	defer limit.Stop()
+	c.work.Wait()
+	c.terminate()
+	return nil
+}
+
+// enter counts an acquisition or a release that Close has to wait for.
+func (c *Client) enter() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.work.Add(1)
+	}
+	return !c.closed
+}
+
+// Lock acquires a mutex. Without [WithTimeout] it waits until ctx ends.
+//
+// Whenever it returns an error, nothing stays behind on the server: what was asked for is taken back
+// in the background, also after ctx has ended.
+func (c *Client) Lock(ctx context.Context, key string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, mutex, []string{key}, 0, options)
+}
+
+// TryLock acquires a mutex that is free. It fails with [ErrNotAcquired] if another owner holds it. It
+// is [Client.Lock] with a timeout of 0.
+func (c *Client) TryLock(ctx context.Context, key string, options ...Option) (*Hold, error) {
+	return c.Lock(ctx, key, append(options[:len(options):len(options)], WithTimeout(0))...)
+}
+
+// FairLock acquires a fair lock, whose queue survives restarts and failovers of the server.
+func (c *Client) FairLock(ctx context.Context, key string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, fair, []string{key}, 0, options)
+}
+
+// RLock acquires a read-write lock for reading, together with any number of readers.
+func (c *Client) RLock(ctx context.Context, key string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, read, []string{key}, 0, options)
+}
+
+// WLock acquires a read-write lock for writing.
+func (c *Client) WLock(ctx context.Context, key string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, write, []string{key}, 0, options)
+}
+
+// Acquire takes permits of a semaphore, which [Client.InitSemaphore] must have made. Release gives
+// all of them back.
+func (c *Client) Acquire(ctx context.Context, key string, permits int64, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, semaphore, []string{key}, permits, options)
+}
+
+// LockMany acquires the mutexes of all keys, at most 128, in one step: all of them or none. In a
+// cluster the keys must have one hash tag.
+func (c *Client) LockMany(ctx context.Context, keys []string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, many, keys, 0, options)
+}
+
+// InitSemaphore makes a semaphore, and reports whether there was none before. The server deletes it
+// when it has not been used for the time idle; with 0 it stays. A semaphore that is there already
+// keeps its permits, and an idle time above 0 replaces its own.
+func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, idle time.Duration) (bool, error) {
+	args := []any{"RSEMAPHORE.INIT", c.prefix + key, permits}
+	if idle > 0 {
+		args = append(args, "IDLE", max(1, idle.Milliseconds()))
+	}
+	reply, err := c.call(ctx, c.timeout, args)
+	if err != nil {
+		return false, classify(key, err)
+	}
+	return integer(reply) == 1, nil
+}
+
+// call sends a command and returns its reply. It returns when ctx or the time is over, also if
+// go-redis goes on waiting for a server that does not answer.
+func (c *Client) call(ctx context.Context, limit time.Duration, args []any) (any, error) {
+	reply, _, err := c.start(ctx, limit, args)
+	return reply, err
+}
+
+// start is call, and returns a channel as well that is closed when go-redis has finished.
+func (c *Client) start(ctx context.Context, limit time.Duration, args []any) (any, <-chan struct{}, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	cmd := newCommand(ctx, args)
+	done := make(chan struct{})
+	go func() {
+		defer cancel()
+		_ = c.rdb.Process(ctx, cmd)
+		close(done)
+	}()
+	select {
+	case <-done:
+		reply, err := cmd.Result()
+		return reply, done, err
+	case <-ctx.Done():
+		return nil, done, ctx.Err()
+	}
+}
+
+// capLease applies the longest lease that the server allows, if it tells one.
+func (c *Client) capLease(ctx context.Context, r *request) {
+	if c.maxLease.Load() == 0 {
+		reply, err := c.call(ctx, c.timeout, []any{"INFO", "rlock"})
+		if err != nil && code(err) == "" {
+			return // Unknown; the next acquisition asks again.
+		}
+		text, _ := reply.(string)
+		_, rest, _ := strings.Cut(text, "rlock_max_lease_ms:")
+		digits, _, _ := strings.Cut(rest, "\r\n")
+		ms, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil || ms <= 0 {
+			ms = -1
+		}
+		c.maxLease.Store(ms)
+	}
+	if ms := c.maxLease.Load(); ms > 0 {
+		r.lease = min(r.lease, time.Duration(ms)*time.Millisecond)
+	}
+}
+
+// settle takes back what a request may have been granted or may still wait for. It goes on in the
+// background until the server has answered, or the lease has passed. lost are the
+// commands of the request that may still arrive, each closed when it cannot any more.
+func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
+	release := nextID()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.settling == maxSettlements {
+		return // The lease, or the claim, ends what is left.
+	}
+	c.settling++
+	c.work.Go(func() { // An acquisition is counted already, so the counter is not 0.
+		ctx, cancel := context.WithTimeout(c.life, r.lease)
+		defer cancel()
+		for pause := (backoff{}); ctx.Err() == nil; pause.sleep(ctx) {
+			arrived := !slices.ContainsFunc(lost, func(done <-chan struct{}) bool { return !isClosed(done) })
+			pipe := c.rdb.Pipeline()
+			commands := []command{newCommand(ctx, r.cancel(id)), newCommand(ctx, r.release(release, nil, 0))}
+			for _, cmd := range commands {
+				_ = pipe.Process(ctx, cmd)
+			}
+			if !c.exec(ctx, c.timeout, pipe) || !settled(r, commands) {
+				continue
+			}
+			if arrived {
+				break
+			}
+			// The settlement may overtake the request. Settle again when that has arrived.
+			for _, done := range lost {
+				select {
+				case <-done:
+				case <-ctx.Done():
+				}
+			}
+		}
+		c.mu.Lock()
+		c.settling--
+		c.mu.Unlock()
+	})
+}
+
+func settled(r *request, commands []command) bool {
+	for _, cmd := range commands {
+		if err := cmd.Err(); err != nil && classify(r.keys[0], err).retryable() {
+			return false
+		}
+	}
+	return true
+}
+
+// exec sends a pipeline, and reports whether go-redis finished in time. Otherwise the commands must
+// not be read.
+func (c *Client) exec(ctx context.Context, limit time.Duration, pipe redis.Pipeliner) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	done := make(chan struct{})
+	go func() {
+		defer cancel()
+		_, _ = pipe.Exec(ctx)
+		close(done)
+	}()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func isClosed(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
+// backoff pauses from 50 ms to 1 s.
+type backoff struct{ pause time.Duration }
+
+func (b *backoff) next() time.Duration {
+	b.pause = min(max(2*b.pause, 50*time.Millisecond), time.Second)
+	return b.pause
+}
+
+func (b *backoff) sleep(ctx context.Context) {
+	select {
+	case <-time.After(b.next()):
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,150 @@
+package rlock
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The reasons of an [Error]. Test for them with [errors.Is].
+var (
+	// ErrNotAcquired: the lock is held by another owner, and the call was not to wait.
+	ErrNotAcquired = errors.New("not acquired")
+	// ErrTimeout: the time to wait has passed, or the deadline of the caller's context.
+	ErrTimeout = errors.New("timed out waiting for the lock")
+	// ErrLost: the hold ended before it was released. It is the cause of [Hold.Context] then.
+	ErrLost = errors.New("the lock was lost")
+	// ErrDeadlock: the owner would wait for itself through other owners. Release what it
+	// holds, and start again.
+	ErrDeadlock = errors.New("deadlock")
+	// ErrSuperseded: a newer request of the same owner for the same key ended this one.
+	ErrSuperseded = errors.New("superseded by a newer request of the same owner")
+	// ErrModuleMissing: the server does not know the commands of rlock.
+	ErrModuleMissing = errors.New("the server has no rlock module")
+	// ErrModuleTooOld: the server's module does not know an option that this package needs.
+	ErrModuleTooOld = errors.New("the server's rlock module is too old")
+	// ErrClosed: the [Client] was closed.
+	ErrClosed = errors.New("the client is closed")
+	// ErrUnavailable: the server could not be reached or does not serve at present. A later
+	// attempt may succeed; [Error.RetryAfter] is how long the server asks to wait, if it says.
+	ErrUnavailable = errors.New("unavailable")
+	// ErrRefused: the server refused the request, and would refuse it again. [Error.Code] says why.
+	ErrRefused = errors.New("refused")
+)
+
+// Error is every error of this package but misuse: invalid options are reported by plain errors.
+// [errors.Is] finds its Reason as well as its Err.
+type Error struct {
+	// Reason is one of the Err variables of this package, or [context.Canceled].
+	Reason error
+	// Key is the first key of the request.
+	Key string
+	// Code is the first word of the server's error, if there was one.
+	Code string
+	// RetryAfter is the time after which the server expects to serve again, 0 if unknown.
+	RetryAfter time.Duration
+	// Err is the underlying error, if there is one.
+	Err error
+}
+
+// Error returns the reason, the key and the text of the underlying error.
+func (e *Error) Error() string {
+	text := "rlock: " + e.Reason.Error() + ": " + strconv.Quote(e.Key)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
+}
+
+// Unwrap returns the reason and the underlying error.
+func (e *Error) Unwrap() []error {
+	if e.Err == nil {
+		return []error{e.Reason}
+	}
+	return []error{e.Reason, e.Err}
+}
+
+// serverError is an error that the server published instead of replying it.
+type serverError string
+
+func (e serverError) Error() string { return string(e) }
+func (serverError) RedisError()     {}
+
+var (
+	errSubscriptionLost = errors.New("the subscription was lost")
+	millisecondsLeft    = regexp.MustCompile(`(\d+) ms left`)
+)
+
+// reasons maps what a server may answer. Codes that are not listed are refusals.
+var reasons = map[string]error{
+	"DEADLOCK":    ErrDeadlock,
+	"SUPERSEDED":  ErrSuperseded,
+	"UNBLOCKED":   ErrUnavailable,
+	"READONLY":    ErrUnavailable,
+	"LOADING":     ErrUnavailable,
+	"MASTERDOWN":  ErrUnavailable,
+	"MISCONF":     ErrUnavailable,
+	"OOM":         ErrUnavailable,
+	"BUSY":        ErrUnavailable,
+	"CLUSTERDOWN": ErrUnavailable,
+	"TRYAGAIN":    ErrUnavailable,
+	"QUARANTINE":  ErrUnavailable,
+	"NOREPLICAS":  ErrUnavailable,
+	"MOVED":       ErrUnavailable,
+	"ASK":         ErrUnavailable,
+}
+
+// code returns the first word of the server's error, and "" for an error that is not the server's.
+func code(err error) string {
+	var answer redis.Error
+	if !errors.As(err, &answer) {
+		return ""
+	}
+	word, _, _ := strings.Cut(answer.Error(), " ")
+	return word
+}
+
+// classify wraps what a command failed with.
+func classify(key string, err error) *Error {
+	e := &Error{Reason: ErrUnavailable, Key: key, Code: code(err), Err: err}
+	switch {
+	case e.Code == "" || redis.IsMaxClientsError(err):
+	case e.Code == "ERR" && strings.Contains(err.Error(), "unknown command"):
+		e.Reason = ErrModuleMissing
+	case e.Code == "ERR" && (strings.Contains(err.Error(), "unknown option") || strings.Contains(err.Error(), "is no option")):
+		e.Reason = ErrModuleTooOld
+	case reasons[e.Code] == nil:
+		e.Reason = ErrRefused
+	default:
+		e.Reason = reasons[e.Code]
+		if found := millisecondsLeft.FindStringSubmatch(err.Error()); found != nil {
+			ms, _ := strconv.ParseInt(found[1], 10, 64)
+			e.RetryAfter = time.Duration(ms) * time.Millisecond
+		}
+	}
+	return e
+}
+
+// retryable reports whether the same request may succeed later.
+func (e *Error) retryable() bool {
+	return e.Reason == ErrUnavailable && !errors.Is(e.Err, redis.ErrClosed)
+}
+
+// ended wraps the end of a context. last is what the server could not do until then, if anything.
+func ended(ctx context.Context, key string, last error) *Error {
+	cause := context.Cause(ctx)
+	for _, reason := range []error{ErrClosed, ErrTimeout, ErrUnavailable} {
+		if cause == reason {
+			return &Error{Reason: reason, Key: key, Code: code(last), Err: last}
+		}
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return &Error{Reason: ErrTimeout, Key: key, Code: code(last), Err: errors.Join(cause, last)}
+	}
+	return &Error{Reason: context.Canceled, Key: key, Err: cause}
+}

@@ -1,0 +1,215 @@
+package rlock
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	pingEvery = 4 * time.Second
+	// silence is how long a subscriber's connection may be silent, with its pings unanswered.
+	silence = 10 * time.Second
+)
+
+// cluster is what a redis.ClusterClient has beside a redis.UniversalClient.
+type cluster interface {
+	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+	ReloadState(ctx context.Context)
+}
+
+// feed receives the answers to requests that wait: over one connection, or in a cluster over one for
+// each node, with a shard channel for each slot.
+type feed struct {
+	c       *Client
+	cluster cluster
+
+	mu      sync.Mutex
+	links   map[string]*link // By the node's address.
+	subs    map[string]*subscription
+	tags    map[uint16]string
+	waiters map[int64]chan string
+}
+
+// link is a connection. It is not mended: when it fails, all of its subscriptions are gone.
+type link struct {
+	address string
+	pubsub  *redis.PubSub
+	ctx     context.Context // Ends with the link.
+	end     context.CancelFunc
+}
+
+type subscription struct {
+	channel string
+	link    *link
+	ready   chan struct{} // Closed when the server has confirmed it.
+	gone    chan struct{} // Closed when it has ended.
+}
+
+func newFeed(c *Client) *feed {
+	f := &feed{
+		c: c, links: map[string]*link{}, subs: map[string]*subscription{},
+		tags: map[uint16]string{}, waiters: map[int64]chan string{},
+	}
+	f.cluster, _ = c.rdb.(cluster)
+	return f
+}
+
+// expect returns where the message with this id will arrive.
+func (f *feed) expect(id int64) <-chan string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	answers := make(chan string, 1)
+	f.waiters[id] = answers
+	return answers
+}
+
+func (f *feed) forget(id int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.waiters, id)
+}
+
+// subscribe returns the subscription for the key when the server has confirmed it.
+func (f *feed) subscribe(ctx context.Context, key string) (*subscription, error) {
+	channel, address := "rlock:"+f.c.id, ""
+	var client redis.UniversalClient = f.c.rdb
+	if f.cluster != nil {
+		channel += ":{" + f.tag(slotOf(key)) + "}"
+		node, err := f.cluster.MasterForKey(ctx, channel)
+		if err != nil {
+			return nil, err
+		}
+		client, address = node, node.Options().Addr
+	}
+	s := f.open(channel, address, client)
+	select {
+	case <-s.ready:
+		return s, nil
+	case <-s.gone:
+		return nil, errSubscriptionLost
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (f *feed) tag(slot uint16) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.tags[slot] == "" {
+		f.tags[slot] = tagOf(slot)
+	}
+	return f.tags[slot]
+}
+
+// open returns the subscription to the channel, and begins it if there is none.
+func (f *feed) open(channel, address string, client redis.UniversalClient) *subscription {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s := f.subs[channel]; s != nil {
+		return s
+	}
+	l := f.links[address]
+	if l == nil {
+		l = &link{address: address, pubsub: client.Subscribe(f.c.open)}
+		l.ctx, l.end = context.WithCancel(f.c.open)
+		// A read does not look at its context, so the end of the link closes the connection.
+		context.AfterFunc(l.ctx, func() { _ = l.pubsub.Close() })
+		f.links[address] = l
+		go f.read(l)
+		go l.ping()
+	}
+	s := &subscription{channel: channel, link: l, ready: make(chan struct{}), gone: make(chan struct{})}
+	f.subs[channel] = s
+	go func() {
+		subscribe := l.pubsub.Subscribe
+		if f.cluster != nil {
+			subscribe = l.pubsub.SSubscribe
+		}
+		if subscribe(l.ctx, channel) != nil {
+			f.drop(l)
+		}
+	}()
+	return s
+}
+
+func (f *feed) read(l *link) {
+	defer f.drop(l)
+	for {
+		message, err := l.pubsub.ReceiveTimeout(l.ctx, silence)
+		if err != nil {
+			if _, moved := redis.IsMovedError(err); moved && f.cluster != nil {
+				f.cluster.ReloadState(l.ctx)
+			}
+			return
+		}
+		switch message := message.(type) {
+		case *redis.Message:
+			f.deliver(message.Payload)
+		case *redis.Subscription:
+			f.confirm(message)
+		}
+	}
+}
+
+// ping makes the server answer, so that a connection that stalls is noticed.
+func (l *link) ping() {
+	ticker := time.NewTicker(pingEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-l.ctx.Done():
+			return
+		case <-ticker.C:
+			_ = l.pubsub.Ping(l.ctx)
+		}
+	}
+}
+
+// deliver gives a message to the request with its id.
+func (f *feed) deliver(text string) {
+	_, rest, _ := strings.Cut(text, " ")
+	digits, _, _ := strings.Cut(rest, " ")
+	id, _ := strconv.ParseInt(digits, 10, 64)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case f.waiters[id] <- text:
+	default: // Nobody waits for it any more.
+	}
+}
+
+// confirm notes that a subscription has begun, or that the server ended it because its slot moved.
+func (f *feed) confirm(m *redis.Subscription) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.subs[m.Channel]
+	switch {
+	case s == nil:
+	case strings.HasSuffix(m.Kind, "unsubscribe"):
+		delete(f.subs, m.Channel)
+		close(s.gone)
+	case !isClosed(s.ready):
+		close(s.ready)
+	}
+}
+
+// drop ends a connection and all of its subscriptions.
+func (f *feed) drop(l *link) {
+	l.end()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.links[l.address] == l {
+		delete(f.links, l.address)
+	}
+	for channel, s := range f.subs {
+		if s.link == l {
+			delete(f.subs, channel)
+			close(s.gone)
+		}
+	}
+}

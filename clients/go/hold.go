@@ -1,0 +1,369 @@
+package rlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var errReleased = errors.New("the lock was released")
+
+// Hold is a lock that is held. It is safe for concurrent use.
+type Hold struct {
+	grant    *grant
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	unlink   func() bool
+	released atomic.Bool
+}
+
+func newHold(ctx context.Context, g *grant) *Hold {
+	h := &Hold{grant: g}
+	h.ctx, h.cancel = context.WithCancelCause(ctx)
+	h.unlink = context.AfterFunc(g.ctx, func() { h.cancel(context.Cause(g.ctx)) })
+	return h
+}
+
+// Context is for the work under the lock. It ends when the hold is lost, with [ErrLost] as its
+// [context.Cause], when the hold is released, and with the context that the lock was acquired with.
+// The loss is told by the clock, also if the server cannot be reached.
+func (h *Hold) Context() context.Context { return h.ctx }
+
+// Token is the fencing token: higher than that of every hold before. Write it along with what the
+// lock protects, and let the store refuse lower ones. It is the first one of [Client.LockMany].
+func (h *Hold) Token() int64 { return h.grant.tokens[0] }
+
+// Tokens are the fencing tokens of all keys, in their order.
+func (h *Hold) Tokens() []int64 { return append([]int64(nil), h.grant.tokens...) }
+
+// Held reports whether the lock is held now. It asks the clock and not the server, so it is right
+// also when a timer is late.
+func (h *Hold) Held() bool { return h.Remaining() > 0 }
+
+// Remaining is the time until the hold is lost unless it is renewed, and 0 if it is not held.
+func (h *Hold) Remaining() time.Duration {
+	if h.released.Load() {
+		return 0
+	}
+	return h.grant.remaining()
+}
+
+// lost is whether the hold has ended before it was released.
+func (h *Hold) lost() bool { return !h.released.Load() && h.grant.remaining() == 0 }
+
+// Release gives the lock back. The hold ends at once, whatever the server answers: while the server
+// does not, Release repeats the command until the lease would have ended. If ctx ends before that,
+// Release returns, and the command is repeated in the background.
+//
+// It fails with [ErrLost] if the hold was lost before. Of several holds of one named owner the last
+// one gives the lock back. Releasing a hold again does nothing.
+func (h *Hold) Release(ctx context.Context) error { return h.release(ctx, 0) }
+
+// ReleaseAndKeep ends the hold and keeps the lock closed to all owners for the given time, so that a
+// job runs at most once in that time. It is for mutexes and fair locks, and for an owner's only hold.
+func (h *Hold) ReleaseAndKeep(ctx context.Context, d time.Duration) error {
+	g := h.grant
+	g.c.mu.Lock()
+	shared := g.count > 1
+	g.c.mu.Unlock()
+	if !g.r.keeps || shared {
+		return errors.New("rlock: ReleaseAndKeep is for the only hold of a mutex or a fair lock")
+	}
+	return h.release(ctx, d)
+}
+
+// Run calls work with the context of the hold, and releases the hold afterwards, also if work panics.
+// It returns the error of work. If work returned nil and the hold was lost before, it returns an error
+// that is [ErrLost]. A release that does not reach the server is logged.
+func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error) {
+	defer func() {
+		lost := h.lost()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), h.grant.c.timeout)
+		defer cancel()
+		if released := h.Release(ctx); err == nil && (lost || errors.Is(released, ErrLost)) {
+			err = &Error{Reason: ErrLost, Key: h.grant.r.keys[0]}
+		}
+	}()
+	return work(h.ctx, h)
+}
+
+func (h *Hold) release(ctx context.Context, keep time.Duration) error {
+	if h.released.Swap(true) {
+		return nil
+	}
+	g, c, key := h.grant, h.grant.c, h.grant.r.keys[0]
+	defer h.cancel(nil)
+	h.unlink()
+	c.mu.Lock()
+	g.count--
+	inner := g.count > 0
+	if !inner {
+		c.vacate(g.r)
+	}
+	c.mu.Unlock()
+	if inner {
+		if g.remaining() == 0 {
+			return &Error{Reason: ErrLost, Key: key}
+		}
+		return nil
+	}
+	cause := g.end(errReleased)
+	h.cancel(nil)
+	if cause == ErrClosed || !c.enter() {
+		return &Error{Reason: ErrClosed, Key: key}
+	}
+	result := make(chan error, 1)
+	go func() {
+		defer c.work.Done()
+		result <- g.surrender(keep)
+	}()
+	if cause != errReleased {
+		return &Error{Reason: ErrLost, Key: key}
+	}
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return ended(ctx, key, nil)
+	}
+}
+
+// grant is a hold on the server.
+type grant struct {
+	c      *Client
+	r      *request
+	tokens []int64
+	ctx    context.Context // Ends with the belief.
+	lose   context.CancelCauseFunc
+	count  int // Of re-entries, under c.mu.
+
+	mu       sync.Mutex
+	over     error         // Why the belief has ended.
+	gone     bool          // The server said so.
+	deadline time.Duration // On the client's clock, as all of these.
+	renewAt  time.Duration
+	pause    backoff
+	timer    *time.Timer
+}
+
+// newGrant makes a grant of an answer to a command that was sent at the given time. left is the
+// server's own count of milliseconds, negative if it gave none.
+func newGrant(c *Client, r *request, tokens []int64, sent time.Duration, left int64) *grant {
+	g := &grant{c: c, r: r, tokens: tokens, count: 1}
+	g.ctx, g.lose = context.WithCancelCause(context.Background())
+	g.deadline = g.validUntil(sent, left)
+	g.renewAt = sent + r.effective()/3
+	return g
+}
+
+// validUntil allows for a clock that is slower than the server's.
+func (g *grant) validUntil(sent time.Duration, left int64) time.Duration {
+	valid := g.r.effective()
+	if left >= 0 {
+		valid = min(valid, time.Duration(left)*time.Millisecond)
+	}
+	return sent + valid - valid/100 - 2*time.Millisecond
+}
+
+// hold begins to watch and renew a grant. It is false if the client was closed.
+func (c *Client) hold(g *grant) bool {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return false
+	}
+	c.grants[g] = struct{}{}
+	c.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.over == nil {
+		g.timer = time.AfterFunc(time.Hour, g.tick)
+		g.arm(c.now())
+	}
+	return true
+}
+
+// remaining is 0 when the belief has ended.
+func (g *grant) remaining() time.Duration {
+	now := g.c.now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.over != nil {
+		return 0
+	}
+	return max(0, g.deadline-now)
+}
+
+// arm sets the timer for what is due next. It wakes once a second at least, because timers of Go
+// stand still during suspend.
+func (g *grant) arm(now time.Duration) {
+	next := min(g.deadline, now+time.Second)
+	if !g.r.fixed {
+		next = min(next, g.renewAt)
+	}
+	g.timer.Reset(max(0, next-now))
+}
+
+// tick ends the belief or asks for a renewal when it is time. It does no I/O.
+func (g *grant) tick() {
+	now := g.c.now()
+	g.mu.Lock()
+	lost := g.over == nil && now >= g.deadline
+	due := false
+	if g.over == nil && !lost {
+		if due = !g.r.fixed && now >= g.renewAt; due {
+			g.renewAt = now + min(g.r.effective()/3, g.c.timeout) // How long this attempt may take.
+		}
+		g.arm(now)
+	}
+	g.mu.Unlock()
+	if lost {
+		g.end(ErrLost)
+	}
+	if due {
+		g.c.renew(g)
+	}
+}
+
+// end ends the belief, and returns why it has ended: a release that comes after the deadline finds
+// the hold lost.
+func (g *grant) end(cause error) error {
+	now := g.c.now()
+	g.mu.Lock()
+	if g.over == nil {
+		if g.over = cause; now >= g.deadline {
+			g.over = ErrLost
+		}
+		if g.timer != nil {
+			g.timer.Stop()
+		}
+	}
+	cause = g.over
+	g.mu.Unlock()
+	g.lose(cause)
+	g.c.mu.Lock()
+	delete(g.c.grants, g)
+	g.c.mu.Unlock()
+	return cause
+}
+
+// renewed takes the answer to a RENEW that was sent at the given time.
+func (g *grant) renewed(sent time.Duration, left any, err error) {
+	now := g.c.now()
+	if err != nil && code(err) == "NOTOWNER" {
+		g.mu.Lock()
+		g.gone = true
+		g.mu.Unlock()
+		g.end(ErrLost)
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.over != nil || now >= g.deadline:
+		return // Too late to prolong anything.
+	case err != nil:
+		g.renewAt = now + g.pause.next()
+	default:
+		g.deadline = max(g.deadline, g.validUntil(sent, integer(left)))
+		g.renewAt = sent + g.r.effective()/3
+		g.pause = backoff{}
+	}
+	g.arm(now)
+}
+
+// surrender releases the hold on the server, until it has answered or the lease has passed.
+func (g *grant) surrender(keep time.Duration) error {
+	now := g.c.now()
+	g.mu.Lock()
+	left, gone := g.deadline-now, g.gone
+	g.mu.Unlock()
+	switch {
+	case gone:
+		return nil
+	case left <= 0: // The belief was shorter than the lease may be on the server.
+		keep, left = 0, g.r.lease
+	}
+	ctx, cancel := context.WithTimeout(g.c.life, left)
+	defer cancel()
+	key := g.r.keys[0]
+	args := g.r.release(nextID(), g.tokens, keep)
+	repeated := false
+	var last error
+	for pause := (backoff{}); ctx.Err() == nil; pause.sleep(ctx) {
+		_, err := g.c.call(ctx, g.c.timeout, args)
+		switch code(err) {
+		case "NOTOWNER":
+			if !repeated {
+				return &Error{Reason: ErrLost, Key: key, Code: "NOTOWNER", Err: err}
+			}
+			return nil // An earlier attempt released it.
+		case "STALE":
+			return nil // A newer request of this owner has taken the hold over.
+		}
+		if err == nil {
+			return nil
+		}
+		e := classify(key, err)
+		if !e.retryable() {
+			g.c.log.Warn("rlock: the lock was not released", "key", key, "error", err)
+			return e
+		}
+		last = err
+		repeated = repeated || e.Code == ""
+	}
+	g.c.log.Warn("rlock: the lock was not released", "key", key, "error", last)
+	return &Error{Reason: ErrUnavailable, Key: key, Code: code(last), Err: last}
+}
+
+// renew sends a renewal, together with those that are due in the same millisecond.
+func (c *Client) renew(g *grant) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.due = append(c.due, g)
+	if len(c.due) == 1 {
+		time.AfterFunc(time.Millisecond, c.flush)
+	}
+}
+
+// flush sends a pipeline to each server: one that stalls must not delay the answers of another.
+func (c *Client) flush() {
+	c.mu.Lock()
+	due := c.due
+	c.due = nil
+	c.mu.Unlock()
+	groups := map[any][]*grant{}
+	for _, g := range due {
+		var node any
+		if c.feed.cluster != nil {
+			node, _ = c.feed.cluster.MasterForKey(c.open, g.r.keys[0])
+		}
+		groups[node] = append(groups[node], g)
+	}
+	for _, group := range groups {
+		go c.renewAll(group)
+	}
+}
+
+func (c *Client) renewAll(group []*grant) {
+	var limit time.Duration
+	for _, g := range group {
+		limit = max(limit, g.r.effective()/3)
+	}
+	ctx, cancel := context.WithTimeout(c.open, limit)
+	defer cancel()
+	pipe := c.rdb.Pipeline()
+	commands := make([]command, len(group))
+	for i, g := range group {
+		commands[i] = newCommand(ctx, g.r.renew(g.tokens))
+		_ = pipe.Process(ctx, commands[i])
+	}
+	sent := c.now()
+	_, _ = pipe.Exec(ctx)
+	for i, g := range group {
+		left, err := commands[i].Result()
+		g.renewed(sent, left, err)
+	}
+}
