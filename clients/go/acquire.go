@@ -220,7 +220,7 @@ func (a *attempt) ask(ctx context.Context) (*grant, error) {
 		a.id = nextID()
 		return nil, &Error{Reason: ErrUnavailable, Key: key, Err: errors.New("the server did not let the request wait")}
 	case redis.IsReadOnlyError(err):
-		a.c.feed.drop(sub.link) // The subscription is at a server that was demoted.
+		a.c.feed.drop(sub.link, err) // The subscription is at a server that was demoted.
 	}
 	if reply != "WAITING" {
 		return a.granted(sent, reply, err)
@@ -231,7 +231,7 @@ func (a *attempt) ask(ctx context.Context) (*grant, error) {
 	case text := <-answers:
 		return a.answered(ctx, text)
 	case <-sub.gone:
-		return nil, errSubscriptionLost
+		return nil, sub.err
 	case <-again.C:
 	case <-ctx.Done():
 	}

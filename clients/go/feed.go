@@ -48,6 +48,7 @@ type subscription struct {
 	link    *link
 	ready   chan struct{} // Closed when the server has confirmed it.
 	gone    chan struct{} // Closed when it has ended.
+	err     error         // Why it has ended, set before gone is closed.
 }
 
 func newFeed(c *Client) *feed {
@@ -91,7 +92,7 @@ func (f *feed) subscribe(ctx context.Context, key string) (*subscription, error)
 	case <-s.ready:
 		return s, nil
 	case <-s.gone:
-		return nil, errSubscriptionLost
+		return nil, s.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -130,21 +131,21 @@ func (f *feed) open(channel, address string, client redis.UniversalClient) *subs
 		if f.cluster != nil {
 			subscribe = l.pubsub.SSubscribe
 		}
-		if subscribe(l.ctx, channel) != nil {
-			f.drop(l)
+		if err := subscribe(l.ctx, channel); err != nil {
+			f.drop(l, err)
 		}
 	}()
 	return s
 }
 
 func (f *feed) read(l *link) {
-	defer f.drop(l)
 	for {
 		message, err := l.pubsub.ReceiveTimeout(l.ctx, silence)
 		if err != nil {
 			if _, moved := redis.IsMovedError(err); moved && f.cluster != nil {
 				f.cluster.ReloadState(l.ctx)
 			}
+			f.drop(l, err)
 			return
 		}
 		switch message := message.(type) {
@@ -191,25 +192,29 @@ func (f *feed) confirm(m *redis.Subscription) {
 	switch {
 	case s == nil:
 	case strings.HasSuffix(m.Kind, "unsubscribe"):
-		delete(f.subs, m.Channel)
-		close(s.gone)
+		f.lose(s, errSubscriptionLost)
 	case !isClosed(s.ready):
 		close(s.ready)
 	}
 }
 
 // drop ends a connection and all of its subscriptions.
-func (f *feed) drop(l *link) {
-	l.end()
+func (f *feed) drop(l *link, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.links[l.address] == l {
 		delete(f.links, l.address)
 	}
-	for channel, s := range f.subs {
+	for _, s := range f.subs {
 		if s.link == l {
-			delete(f.subs, channel)
-			close(s.gone)
+			f.lose(s, err)
 		}
 	}
+	l.end()
+}
+
+func (f *feed) lose(s *subscription, err error) {
+	delete(f.subs, s.channel)
+	s.err = err
+	close(s.gone)
 }
