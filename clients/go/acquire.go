@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -23,15 +22,19 @@ func (c *Client) acquire(ctx context.Context, k kind, keys []string, permits int
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(c.open, func() { cancel(ErrClosed) })()
-	a := attempt{c: c, r: r, id: nextID()}
-	limit, cause := c.timeout, ErrUnavailable // A lost reply is asked for again for so long.
-	if r.timeout > 0 {
-		a.until = time.Now().Add(r.timeout)
-		limit, cause = r.timeout+patience, ErrTimeout
-	}
-	if r.timeout >= 0 {
+	a := attempt{c: c, r: r}
+	a.until, _ = ctx.Deadline()
+	switch {
+	case r.timeout == 0: // A lost reply is asked for again for so long.
 		var stop context.CancelFunc
-		limited, stop = context.WithTimeoutCause(limited, limit, cause)
+		limited, stop = context.WithTimeoutCause(limited, c.timeout, ErrUnavailable)
+		defer stop()
+	case r.timeout > 0:
+		if until := time.Now().Add(r.timeout); a.until.IsZero() || until.Before(a.until) {
+			a.until = until
+		}
+		var stop context.CancelFunc
+		limited, stop = context.WithTimeoutCause(limited, r.timeout+patience, ErrTimeout)
 		defer stop()
 	}
 	g, err := c.admit(limited, &a)
@@ -46,73 +49,71 @@ func (c *Client) acquire(ctx context.Context, k kind, keys []string, permits int
 	return h, nil
 }
 
-// slot is what a named owner holds or acquires. It has an entry for each of its keys.
+// slot is what a named owner holds, acquires or releases.
 type slot struct {
-	request string
-	done    chan struct{} // Closed when the acquisition has ended.
-	grant   *grant
+	done  chan struct{} // Closed when the acquisition or the release has ended.
+	grant *grant        // Nil while it acquires or releases.
 }
 
 // admit counts a re-entry of a named owner, and lets its acquisitions wait for each other.
 func (c *Client) admit(ctx context.Context, a *attempt) (*grant, error) {
-	r := a.r
-	if !r.named {
+	name, key := a.r.name, a.r.keys[0]
+	if name == "" {
 		return a.obtain(ctx)
 	}
-	s := &slot{request: fmt.Sprint(r.kind, r.keys, r.permits), done: make(chan struct{})}
 	for {
-		other, g := c.enroll(r, s)
-		switch {
-		case other == s:
+		c.mu.Lock()
+		s := c.slots[name]
+		if s != nil && s.grant != nil {
+			s.grant.count++
+			c.mu.Unlock()
+			return s.grant, nil
+		}
+		if s == nil {
+			s = &slot{done: make(chan struct{})}
+			c.slots[name] = s
+			c.mu.Unlock()
 			g, err := a.obtain(ctx)
+			if err != nil {
+				c.vacate(name)
+				return nil, err
+			}
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if s.grant = g; err != nil {
-				c.vacate(r)
-			}
+			s.grant = g
 			close(s.done)
-			return g, err
-		case other.request != s.request:
-			return nil, fmt.Errorf("rlock: owner %q uses key %q with another request", r.owner, r.keys[0])
-		case g != nil:
 			return g, nil
-		case r.timeout == 0:
-			return nil, &Error{Reason: ErrNotAcquired, Key: r.keys[0]}
+		}
+		c.mu.Unlock()
+		if a.r.timeout == 0 {
+			return nil, &Error{Reason: ErrNotAcquired, Key: key}
 		}
 		select {
-		case <-other.done:
+		case <-s.done:
 		case <-ctx.Done():
-			return nil, ended(ctx, r.keys[0], nil)
+			return nil, ended(ctx, key, nil)
 		}
 	}
 }
 
-// enroll makes s the slot of the request, or returns the slot that is there with its grant, which it
-// counts.
-func (c *Client) enroll(r *request, s *slot) (*slot, *grant) {
+// leave takes one off the count of a grant, and reports whether that was the last one. Its slot stays
+// taken until vacate: a new request of the owner must not overtake the RELEASE.
+func (c *Client) leave(g *grant) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, name := range r.slots() {
-		if other := c.slots[name]; other != nil {
-			if other.grant != nil && other.request == s.request {
-				other.grant.count++
-				return other, other.grant
-			}
-			return other, nil
-		}
+	g.count--
+	if g.count == 0 && g.r.name != "" {
+		c.slots[g.r.name] = &slot{done: make(chan struct{})}
 	}
-	for _, name := range r.slots() {
-		c.slots[name] = s
-	}
-	return s, nil
+	return g.count == 0
 }
 
-// vacate removes the slot of the request. The caller holds c.mu.
-func (c *Client) vacate(r *request) {
-	if r.named {
-		for _, name := range r.slots() {
-			delete(c.slots, name)
-		}
+func (c *Client) vacate(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.slots[name]; s != nil {
+		delete(c.slots, name)
+		close(s.done)
 	}
 }
 
@@ -131,42 +132,35 @@ type attempt struct {
 // obtain asks until there is a grant, the context ends or the server refuses. What ends without a
 // grant is settled.
 func (a *attempt) obtain(ctx context.Context) (*grant, error) {
-	key := a.r.keys[0]
-	a.c.capLease(ctx, a.r)
+	c, key := a.c, a.r.keys[0]
+	a.id = nextID()
+	c.capLease(ctx, a.r)
 	var pause backoff
 	var last error
 	for ctx.Err() == nil {
 		g, err := a.ask(ctx)
-		if g != nil && ctx.Err() == nil {
-			if a.c.now() >= g.deadline { // The process slept, or the server did.
-				a.id = nextID()
+		switch {
+		case ctx.Err() != nil:
+		case g != nil && c.now() >= g.deadline: // The process slept, or the server did.
+			a.id = nextID()
+		case g != nil && c.hold(g):
+			return g, nil
+		case err != nil:
+			e := classify(key, err)
+			if e.retryable() && (a.r.timeout != 0 || e.Code == "") {
+				last = err
+				pause.sleep(ctx)
 				continue
 			}
-			if !a.c.hold(g) {
-				break
+			if e.Reason == ErrTimeout {
+				e.Err = last
 			}
-			return g, nil
-		}
-		if err == nil || ctx.Err() != nil {
-			pause = backoff{}
-			continue
-		}
-		var e *Error
-		if !errors.As(err, &e) {
-			e = classify(key, err)
-		}
-		if e.Reason == ErrTimeout {
-			e.Err = last
-		}
-		if !e.retryable() || a.r.timeout == 0 && e.Code != "" {
-			// Superseded: a newer request of this owner waits, and may be granted the lock.
-			if e.Reason != ErrSuperseded {
+			if e.Reason != ErrSuperseded { // Then a newer request of this owner waits or holds.
 				a.settle()
 			}
 			return nil, e
 		}
-		last = err
-		pause.sleep(ctx)
+		pause = backoff{}
 	}
 	a.settle()
 	return nil, ended(ctx, key, last)
@@ -178,135 +172,104 @@ func (a *attempt) settle() {
 	}
 }
 
-// left is what is left of the time to wait, 0 without a limit. It is false when none is left.
-func (a *attempt) left(ctx context.Context) (time.Duration, bool) {
-	until := a.until
-	if until.IsZero() {
-		until, _ = ctx.Deadline()
-	}
-	if until.IsZero() {
-		return 0, true
-	}
-	left := time.Until(until)
-	return max(left, time.Millisecond), left > 0
-}
-
 // ask sends the request once and waits for its answer. Without a grant and an error it is to be sent
 // again.
 func (a *attempt) ask(ctx context.Context) (*grant, error) {
-	key := a.r.keys[0]
-	if a.r.timeout == 0 {
-		sent := a.c.now()
-		reply, err := a.send(ctx, a.r.acquire(a.id))
-		if errors.Is(err, redis.Nil) {
-			return nil, &Error{Reason: ErrNotAcquired, Key: key}
+	c, r, key := a.c, a.r, a.r.keys[0]
+	var sub *subscription
+	var answers <-chan string
+	args := r.acquire(a.id)
+	if r.timeout != 0 {
+		var block int64
+		if !a.until.IsZero() {
+			left := time.Until(a.until)
+			if left <= 0 {
+				return nil, &Error{Reason: ErrTimeout, Key: key}
+			}
+			block = max(1, left.Milliseconds())
 		}
-		return a.granted(sent, reply, err)
+		var err error
+		if sub, err = c.feed.subscribe(ctx, key); err != nil {
+			return nil, err
+		}
+		answers = c.feed.expect(a.id)
+		defer c.feed.forget(a.id)
+		args = r.wait(a.id, block, sub.channel)
 	}
-	left, ok := a.left(ctx)
-	if !ok {
-		return nil, &Error{Reason: ErrTimeout, Key: key}
-	}
-	sub, err := a.c.feed.subscribe(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	answers := a.c.feed.expect(a.id)
-	defer a.c.feed.forget(a.id)
-	sent := a.c.now()
-	reply, err := a.send(ctx, a.r.wait(a.id, left, sub.channel))
+	a.open = true
+	replies, done := c.send(ctx, c.timeout, args)
+	value, err := replies[0].value, replies[0].err
+	tokens := r.tokens(value)
 	switch {
 	case errors.Is(err, redis.Nil):
-		a.id = nextID()
-		return nil, &Error{Reason: ErrUnavailable, Key: key, Err: errors.New("the server did not let the request wait")}
-	case redis.IsReadOnlyError(err):
-		a.c.feed.drop(sub.link, err) // The subscription is at a server that was demoted.
+		a.used()
+		if sub == nil {
+			return nil, &Error{Reason: ErrNotAcquired, Key: key}
+		}
+		return nil, errors.New("the server does not let the request wait")
+	case err != nil && code(err) == "":
+		a.lost = append(a.lost, done)
+		return nil, err
+	case err != nil:
+		a.open = false
+		if sub != nil && redis.IsReadOnlyError(err) { // The subscription may be at this server too.
+			c.feed.drop(sub.link, err)
+		}
+		return nil, err
+	case tokens != nil:
+		return newGrant(c, r, tokens, replies[0].sent, -1), nil
+	case value != "WAITING" || sub == nil:
+		return nil, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", value)}
 	}
-	if reply != "WAITING" {
-		return a.granted(sent, reply, err)
-	}
-	again := time.NewTimer(repeatAfter)
-	defer again.Stop()
 	select {
 	case text := <-answers:
 		return a.answered(ctx, text)
 	case <-sub.gone:
 		return nil, sub.err
-	case <-again.C:
+	case <-time.After(repeatAfter):
 	case <-ctx.Done():
 	}
 	return nil, nil
 }
 
-// send sends the request and notes whether it may have effects that were not answered.
-func (a *attempt) send(ctx context.Context, args []any) (any, error) {
-	a.open = true
-	reply, done, err := a.c.start(ctx, a.c.timeout, args)
-	if errors.Is(err, redis.Nil) || code(err) != "" {
-		a.open = false
-	} else if err != nil {
-		a.lost = append(a.lost, done)
-	}
-	return reply, err
-}
-
-// granted is the grant of a reply.
-func (a *attempt) granted(sent time.Duration, reply any, err error) (*grant, error) {
-	if err != nil {
-		return nil, err
-	}
-	tokens := a.r.tokens(reply)
-	if tokens == nil {
-		return nil, &Error{Reason: ErrModuleTooOld, Key: a.r.keys[0], Err: fmt.Errorf("the answer was %v", reply)}
-	}
-	return newGrant(a.c, a.r, tokens, sent, -1), nil
+// used notes that the request with this number has ended without a grant.
+func (a *attempt) used() {
+	a.open = false
+	a.id = nextID()
 }
 
 // answered takes a message: granted ID TOKEN…, nil ID, or error ID CODE TEXT.
 func (a *attempt) answered(ctx context.Context, text string) (*grant, error) {
-	what, rest, _ := strings.Cut(text, " ")
-	_, rest, _ = strings.Cut(rest, " ")
-	if what == "granted" {
+	words := strings.SplitN(text+"  ", " ", 3)
+	rest := strings.TrimSpace(words[2])
+	switch words[0] {
+	case "granted":
 		var replies []any
 		for word := range strings.FieldsSeq(rest) {
 			replies = append(replies, word)
 		}
-		var reply any = replies
-		if !a.r.many {
-			reply = rest
+		tokens := a.r.tokens(replies)
+		if tokens == nil {
+			return nil, fmt.Errorf("unexpected message %q", text)
 		}
-		if tokens := a.r.tokens(reply); tokens != nil {
-			return a.claim(ctx, tokens)
+		return a.claim(ctx, tokens)
+	case "error":
+		err := serverError(rest)
+		if code(err) != "UNBLOCKED" { // A server that steps down may have granted the request.
+			a.used()
 		}
-		return nil, fmt.Errorf("unexpected message %s", strconv.Quote(text))
-	}
-	err := serverError(rest)
-	if what == "error" && code(err) == "UNBLOCKED" {
-		return nil, err // A server that steps down may have granted the request: the number stays.
-	}
-	a.open = false
-	a.id = nextID()
-	if what == "error" {
 		return nil, err
 	}
+	a.used()
 	return nil, nil
 }
 
 // claim confirms a grant that came as a message: it may have expired meanwhile.
 func (a *attempt) claim(ctx context.Context, tokens []int64) (*grant, error) {
-	var pause backoff
-	for ; ctx.Err() == nil; pause.sleep(ctx) {
-		sent := a.c.now()
-		left, err := a.c.call(ctx, min(a.c.timeout, claimTime/2), a.r.renew(tokens))
-		switch {
-		case err == nil:
-			return newGrant(a.c, a.r, tokens, sent, integer(left)), nil
-		case code(err) == "NOTOWNER":
-			a.id = nextID()
-			return nil, nil
-		case !classify(a.r.keys[0], err).retryable():
-			return nil, err
-		}
+	answer, _ := a.c.persist(ctx, min(a.c.timeout, claimTime/2), a.r.renew(tokens))
+	if code(answer.err) == "NOTOWNER" {
+		a.used()
+		return nil, nil
 	}
-	return nil, nil
+	return newGrant(a.c, a.r, tokens, answer.sent, integer(answer.value)), answer.err
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"log/slog"
-	"slices"
-	"strconv"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,7 +51,7 @@ type Client struct {
 	mu       sync.Mutex
 	closed   bool
 	grants   map[*grant]struct{}
-	slots    map[string]*slot // By key and named owner.
+	slots    map[string]*slot // Of named owners.
 	due      []*grant         // Renewals to be sent together.
 	settling int
 }
@@ -178,65 +178,35 @@ func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, i
 	if idle > 0 {
 		args = append(args, "IDLE", max(1, idle.Milliseconds()))
 	}
-	reply, err := c.call(ctx, c.timeout, args)
-	if err != nil {
+	replies, _ := c.send(ctx, c.timeout, args)
+	if err := replies[0].err; err != nil {
 		return false, classify(key, err)
 	}
-	return integer(reply) == 1, nil
-}
-
-// call sends a command and returns its reply. It returns when ctx or the time is over, also if
-// go-redis goes on waiting for a server that does not answer.
-func (c *Client) call(ctx context.Context, limit time.Duration, args []any) (any, error) {
-	reply, _, err := c.start(ctx, limit, args)
-	return reply, err
-}
-
-// start is call, and returns a channel as well that is closed when go-redis has finished.
-func (c *Client) start(ctx context.Context, limit time.Duration, args []any) (any, <-chan struct{}, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	cmd := newCommand(ctx, args)
-	done := make(chan struct{})
-	go func() {
-		defer cancel()
-		_ = c.rdb.Process(ctx, cmd)
-		close(done)
-	}()
-	select {
-	case <-done:
-		reply, err := cmd.Result()
-		return reply, done, err
-	case <-ctx.Done():
-		return nil, done, ctx.Err()
-	}
+	return integer(replies[0].value) == 1, nil
 }
 
 // capLease applies the longest lease that the server allows, if it tells one.
 func (c *Client) capLease(ctx context.Context, r *request) {
 	if c.maxLease.Load() == 0 {
-		reply, err := c.call(ctx, c.timeout, []any{"INFO", "rlock"})
-		if err != nil && code(err) == "" {
-			return // Unknown; the next acquisition asks again.
+		replies, _ := c.send(ctx, c.timeout, []any{"INFO", "rlock"})
+		longest := int64(math.MaxInt64 / time.Millisecond)
+		_, rest, _ := strings.Cut(fmt.Sprint(replies[0].value), "rlock_max_lease_ms:")
+		if _, _ = fmt.Sscan(rest, &longest); replies[0].err == nil || code(replies[0].err) != "" {
+			c.maxLease.Store(longest)
 		}
-		text, _ := reply.(string)
-		_, rest, _ := strings.Cut(text, "rlock_max_lease_ms:")
-		digits, _, _ := strings.Cut(rest, "\r\n")
-		ms, err := strconv.ParseInt(digits, 10, 64)
-		if err != nil || ms <= 0 {
-			ms = -1
-		}
-		c.maxLease.Store(ms)
 	}
-	if ms := c.maxLease.Load(); ms > 0 {
-		r.lease = min(r.lease, time.Duration(ms)*time.Millisecond)
+	if longest := c.maxLease.Load(); longest > 0 {
+		r.lease = min(r.lease, time.Duration(longest)*time.Millisecond)
 	}
 }
 
 // settle takes back what a request may have been granted or may still wait for. It goes on in the
-// background until the server has answered, or the lease has passed. lost are the
-// commands of the request that may still arrive, each closed when it cannot any more.
+// background until the server has answered, or the lease has passed. lost are the commands of the
+// request without a reply, each closed when go-redis has finished it.
 func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
-	release := nextID()
+	settlement := [][]any{
+		{strings.TrimSuffix(r.family, "M") + "CANCEL", r.keys[0], r.owner, "REQ", id}, r.command("RELEASE", "REQ", nextID()),
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.settling == maxSettlements {
@@ -246,26 +216,15 @@ func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
 	c.work.Go(func() { // An acquisition is counted already, so the counter is not 0.
 		ctx, cancel := context.WithTimeout(c.life, r.lease)
 		defer cancel()
-		for pause := (backoff{}); ctx.Err() == nil; pause.sleep(ctx) {
-			arrived := !slices.ContainsFunc(lost, func(done <-chan struct{}) bool { return !isClosed(done) })
-			pipe := c.rdb.Pipeline()
-			commands := []command{newCommand(ctx, r.cancel(id)), newCommand(ctx, r.release(release, nil, 0))}
-			for _, cmd := range commands {
-				_ = pipe.Process(ctx, cmd)
+		c.persist(ctx, c.timeout, settlement...)
+		for _, done := range lost {
+			select {
+			case <-done:
+			case <-ctx.Done():
 			}
-			if !c.exec(ctx, c.timeout, pipe) || !settled(r, commands) {
-				continue
-			}
-			if arrived {
-				break
-			}
-			// The settlement may overtake the request. Settle again when that has arrived.
-			for _, done := range lost {
-				select {
-				case <-done:
-				case <-ctx.Done():
-				}
-			}
+		}
+		if len(lost) > 0 { // The settlement may have overtaken the request.
+			c.persist(ctx, c.timeout, settlement...)
 		}
 		c.mu.Lock()
 		c.settling--
@@ -273,20 +232,24 @@ func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
 	})
 }
 
-func settled(r *request, commands []command) bool {
-	for _, cmd := range commands {
-		if err := cmd.Err(); err != nil && classify(r.keys[0], err).retryable() {
-			return false
-		}
-	}
-	return true
+// reply is what became of a command.
+type reply struct {
+	value any
+	err   error
+	sent  time.Duration // On the client's clock.
 }
 
-// exec sends a pipeline, and reports whether go-redis finished in time. Otherwise the commands must
-// not be read.
-func (c *Client) exec(ctx context.Context, limit time.Duration, pipe redis.Pipeliner) bool {
+// send sends commands together, and returns when ctx or the time is over, also if go-redis goes on
+// waiting for a server that does not answer. The channel is closed when go-redis has finished.
+func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([]reply, <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	done := make(chan struct{})
+	pipe := c.rdb.Pipeline()
+	commands, replies, done := make([]command, len(all)), make([]reply, len(all)), make(chan struct{})
+	for i, args := range all {
+		commands[i] = newCommand(ctx, args)
+		_ = pipe.Process(ctx, commands[i])
+		replies[i] = reply{sent: c.now()}
+	}
 	go func() {
 		defer cancel()
 		_, _ = pipe.Exec(ctx)
@@ -294,10 +257,36 @@ func (c *Client) exec(ctx context.Context, limit time.Duration, pipe redis.Pipel
 	}()
 	select {
 	case <-done:
-		return true
-	case <-ctx.Done():
-		return false
+		for i := range replies {
+			replies[i].value, replies[i].err = commands[i].Result()
+		}
+	case <-ctx.Done(): // The commands belong to go-redis still.
+		for i := range replies {
+			replies[i].err = ctx.Err()
+		}
 	}
+	return replies, done
+}
+
+// persist sends commands until the server has answered all of them for good, or ctx ends. It returns
+// the last reply, and whether one was lost before.
+func (c *Client) persist(ctx context.Context, limit time.Duration, all ...[]any) (last reply, lost bool) {
+	last.err = ErrUnavailable
+	var pause backoff
+	for again := true; again && ctx.Err() == nil; {
+		replies, _ := c.send(ctx, limit, all...)
+		again = false
+		for _, last = range replies {
+			if last.err != nil && classify("", last.err).retryable() {
+				again = true
+				lost = lost || code(last.err) == ""
+			}
+		}
+		if again {
+			pause.sleep(ctx)
+		}
+	}
+	return last, lost
 }
 
 func isClosed(done <-chan struct{}) bool {

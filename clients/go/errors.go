@@ -3,7 +3,7 @@ package rlock
 import (
 	"context"
 	"errors"
-	"regexp"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -75,29 +75,8 @@ type serverError string
 func (e serverError) Error() string { return string(e) }
 func (serverError) RedisError()     {}
 
-var (
-	errSubscriptionLost = errors.New("the subscription was lost")
-	millisecondsLeft    = regexp.MustCompile(`(\d+) ms left`)
-)
-
-// reasons maps what a server may answer. Codes that are not listed are refusals.
-var reasons = map[string]error{
-	"DEADLOCK":    ErrDeadlock,
-	"SUPERSEDED":  ErrSuperseded,
-	"UNBLOCKED":   ErrUnavailable,
-	"READONLY":    ErrUnavailable,
-	"LOADING":     ErrUnavailable,
-	"MASTERDOWN":  ErrUnavailable,
-	"MISCONF":     ErrUnavailable,
-	"OOM":         ErrUnavailable,
-	"BUSY":        ErrUnavailable,
-	"CLUSTERDOWN": ErrUnavailable,
-	"TRYAGAIN":    ErrUnavailable,
-	"QUARANTINE":  ErrUnavailable,
-	"NOREPLICAS":  ErrUnavailable,
-	"MOVED":       ErrUnavailable,
-	"ASK":         ErrUnavailable,
-}
+// retried are the codes of errors that may pass.
+const retried = " UNBLOCKED READONLY LOADING MASTERDOWN MISCONF OOM BUSY CLUSTERDOWN TRYAGAIN QUARANTINE NOREPLICAS MOVED ASK "
 
 // code returns the first word of the server's error, and "" for an error that is not the server's.
 func code(err error) string {
@@ -112,20 +91,24 @@ func code(err error) string {
 // classify wraps what a command failed with.
 func classify(key string, err error) *Error {
 	e := &Error{Reason: ErrUnavailable, Key: key, Code: code(err), Err: err}
+	text := err.Error()
 	switch {
+	case errors.As(err, &e): // It is one already.
 	case e.Code == "" || redis.IsMaxClientsError(err):
-	case e.Code == "ERR" && strings.Contains(err.Error(), "unknown command"):
+	case e.Code == "DEADLOCK":
+		e.Reason = ErrDeadlock
+	case e.Code == "SUPERSEDED":
+		e.Reason = ErrSuperseded
+	case strings.HasPrefix(text, "ERR unknown command"):
 		e.Reason = ErrModuleMissing
-	case e.Code == "ERR" && (strings.Contains(err.Error(), "unknown option") || strings.Contains(err.Error(), "is no option")):
+	case strings.HasPrefix(text, "ERR unknown option"):
 		e.Reason = ErrModuleTooOld
-	case reasons[e.Code] == nil:
+	case !strings.Contains(retried, " "+e.Code+" "):
 		e.Reason = ErrRefused
-	default:
-		e.Reason = reasons[e.Code]
-		if found := millisecondsLeft.FindStringSubmatch(err.Error()); found != nil {
-			ms, _ := strconv.ParseInt(found[1], 10, 64)
-			e.RetryAfter = time.Duration(ms) * time.Millisecond
-		}
+	case e.Code == "QUARANTINE": // … ; N ms left
+		_, text, _ = strings.Cut(text, "; ")
+		_, _ = fmt.Sscan(text, &e.RetryAfter)
+		e.RetryAfter *= time.Duration(time.Millisecond)
 	}
 	return e
 }

@@ -2,6 +2,8 @@ package rlock
 
 import (
 	"context"
+	"errors"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -10,11 +12,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	pingEvery = 4 * time.Second
-	// silence is how long a subscriber's connection may be silent, with its pings unanswered.
-	silence = 10 * time.Second
-)
+// silence is after which time a subscriber's connection is pinged, and given up if that has no answer.
+const silence = 5 * time.Second
+
+var errSubscriptionLost = errors.New("the subscription was lost")
 
 // cluster is what a redis.ClusterClient has beside a redis.UniversalClient.
 type cluster interface {
@@ -122,7 +123,6 @@ func (f *feed) open(channel, address string, client redis.UniversalClient) *subs
 		context.AfterFunc(l.ctx, func() { _ = l.pubsub.Close() })
 		f.links[address] = l
 		go f.read(l)
-		go l.ping()
 	}
 	s := &subscription{channel: channel, link: l, ready: make(chan struct{}), gone: make(chan struct{})}
 	f.subs[channel] = s
@@ -139,8 +139,14 @@ func (f *feed) open(channel, address string, client redis.UniversalClient) *subs
 }
 
 func (f *feed) read(l *link) {
+	pinged := false
 	for {
 		message, err := l.pubsub.ReceiveTimeout(l.ctx, silence)
+		var failure net.Error
+		if !pinged && errors.As(err, &failure) && failure.Timeout() && l.pubsub.Ping(l.ctx) == nil {
+			pinged = true
+			continue
+		}
 		if err != nil {
 			if _, moved := redis.IsMovedError(err); moved && f.cluster != nil {
 				f.cluster.ReloadState(l.ctx)
@@ -148,25 +154,12 @@ func (f *feed) read(l *link) {
 			f.drop(l, err)
 			return
 		}
+		pinged = false
 		switch message := message.(type) {
 		case *redis.Message:
 			f.deliver(message.Payload)
 		case *redis.Subscription:
 			f.confirm(message)
-		}
-	}
-}
-
-// ping makes the server answer, so that a connection that stalls is noticed.
-func (l *link) ping() {
-	ticker := time.NewTicker(pingEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-l.ctx.Done():
-			return
-		case <-ticker.C:
-			_ = l.pubsub.Ping(l.ctx)
 		}
 	}
 }

@@ -68,7 +68,7 @@ func (h *Hold) ReleaseAndKeep(ctx context.Context, d time.Duration) error {
 	g.c.mu.Lock()
 	shared := g.count > 1
 	g.c.mu.Unlock()
-	if !g.r.keeps || shared {
+	if shared || g.r.kind != mutex && g.r.kind != fair {
 		return errors.New("rlock: ReleaseAndKeep is for the only hold of a mutex or a fair lock")
 	}
 	return h.release(ctx, d)
@@ -96,14 +96,7 @@ func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 	g, c, key := h.grant, h.grant.c, h.grant.r.keys[0]
 	defer h.cancel(nil)
 	h.unlink()
-	c.mu.Lock()
-	g.count--
-	inner := g.count > 0
-	if !inner {
-		c.vacate(g.r)
-	}
-	c.mu.Unlock()
-	if inner {
+	if !c.leave(g) {
 		if g.remaining() == 0 {
 			return &Error{Reason: ErrLost, Key: key}
 		}
@@ -112,12 +105,15 @@ func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 	cause := g.end(errReleased)
 	h.cancel(nil)
 	if cause == ErrClosed || !c.enter() {
+		c.vacate(g.r.name)
 		return &Error{Reason: ErrClosed, Key: key}
 	}
 	result := make(chan error, 1)
 	go func() {
 		defer c.work.Done()
-		result <- g.surrender(keep)
+		err := g.surrender(keep)
+		c.vacate(g.r.name)
+		result <- err
 	}()
 	if cause != errReleased {
 		return &Error{Reason: ErrLost, Key: key}
@@ -249,10 +245,10 @@ func (g *grant) end(cause error) error {
 	return cause
 }
 
-// renewed takes the answer to a RENEW that was sent at the given time.
-func (g *grant) renewed(sent time.Duration, left any, err error) {
+// renewed takes the answer to a RENEW.
+func (g *grant) renewed(answer reply) {
 	now := g.c.now()
-	if err != nil && code(err) == "NOTOWNER" {
+	if code(answer.err) == "NOTOWNER" {
 		g.mu.Lock()
 		g.gone = true
 		g.mu.Unlock()
@@ -264,11 +260,11 @@ func (g *grant) renewed(sent time.Duration, left any, err error) {
 	switch {
 	case g.over != nil || now >= g.deadline:
 		return // Too late to prolong anything.
-	case err != nil:
+	case answer.err != nil:
 		g.renewAt = now + g.pause.next()
 	default:
-		g.deadline = max(g.deadline, g.validUntil(sent, integer(left)))
-		g.renewAt = sent + g.r.effective()/3
+		g.deadline = max(g.deadline, g.validUntil(answer.sent, integer(answer.value)))
+		g.renewAt = answer.sent + g.r.effective()/3
 		g.pause = backoff{}
 	}
 	g.arm(now)
@@ -288,34 +284,21 @@ func (g *grant) surrender(keep time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(g.c.life, left)
 	defer cancel()
-	key := g.r.keys[0]
-	args := g.r.release(nextID(), g.tokens, keep)
-	repeated := false
-	var last error
-	for pause := (backoff{}); ctx.Err() == nil; pause.sleep(ctx) {
-		_, err := g.c.call(ctx, g.c.timeout, args)
-		switch code(err) {
-		case "NOTOWNER":
-			if !repeated {
-				return &Error{Reason: ErrLost, Key: key, Code: "NOTOWNER", Err: err}
-			}
-			return nil // An earlier attempt released it.
-		case "STALE":
-			return nil // A newer request of this owner has taken the hold over.
-		}
-		if err == nil {
-			return nil
-		}
-		e := classify(key, err)
-		if !e.retryable() {
-			g.c.log.Warn("rlock: the lock was not released", "key", key, "error", err)
-			return e
-		}
-		last = err
-		repeated = repeated || e.Code == ""
+	args := g.r.about(g.tokens, g.r.command("RELEASE", "REQ", nextID()))
+	if keep > 0 {
+		args = append(args, "KEEP", max(1, keep.Milliseconds()))
 	}
-	g.c.log.Warn("rlock: the lock was not released", "key", key, "error", last)
-	return &Error{Reason: ErrUnavailable, Key: key, Code: code(last), Err: last}
+	answer, repeated := g.c.persist(ctx, g.c.timeout, args)
+	switch word := code(answer.err); {
+	case answer.err == nil || word == "STALE": // Then a newer request of this owner has the hold.
+		return nil
+	case word == "NOTOWNER" && repeated: // An earlier attempt released it.
+		return nil
+	case word == "NOTOWNER":
+		return &Error{Reason: ErrLost, Key: g.r.keys[0], Code: word, Err: answer.err}
+	}
+	g.c.log.Warn("rlock: the lock was not released", "key", g.r.keys[0], "error", answer.err)
+	return classify(g.r.keys[0], answer.err)
 }
 
 // renew sends a renewal, together with those that are due in the same millisecond.
@@ -349,21 +332,13 @@ func (c *Client) flush() {
 
 func (c *Client) renewAll(group []*grant) {
 	var limit time.Duration
-	for _, g := range group {
+	commands := make([][]any, len(group))
+	for i, g := range group {
 		limit = max(limit, g.r.effective()/3)
+		commands[i] = g.r.renew(g.tokens)
 	}
-	ctx, cancel := context.WithTimeout(c.open, limit)
-	defer cancel()
-	pipe := c.rdb.Pipeline()
-	commands := make([]command, len(group))
+	replies, _ := c.send(c.open, limit, commands...)
 	for i, g := range group {
-		commands[i] = newCommand(ctx, g.r.renew(g.tokens))
-		_ = pipe.Process(ctx, commands[i])
-	}
-	sent := c.now()
-	_, _ = pipe.Exec(ctx)
-	for i, g := range group {
-		left, err := commands[i].Result()
-		g.renewed(sent, left, err)
+		g.renewed(replies[i])
 	}
 }

@@ -1,7 +1,6 @@
 package rlock
 
 import (
-	"errors"
 	"log/slog"
 	"time"
 )
@@ -29,34 +28,24 @@ func WithClock(now func() time.Duration) ClientOption {
 }
 
 // Option configures one acquisition.
-type Option func(*settings)
-
-type settings struct {
-	lease   time.Duration
-	fixed   bool
-	timeout time.Duration // Negative: no limit.
-	session time.Duration // Negative: none.
-	grace   time.Duration // Negative: the server's.
-	owner   string
-	note    string
-}
+type Option func(*request)
 
 // WithLease sets the lease, which is renewed at a third of its length until the hold is released.
 // The default is [DefaultLease]. The server ends a hold whose lease is not renewed any more, so the
 // lease is how long a lock stays held after its holder crashed.
 func WithLease(lease time.Duration) Option {
-	return func(s *settings) { s.lease, s.fixed = lease, false }
+	return func(r *request) { r.lease, r.fixed = lease, false }
 }
 
 // WithFixedLease sets a lease that is not renewed. The hold is lost when it ends.
 func WithFixedLease(lease time.Duration) Option {
-	return func(s *settings) { s.lease, s.fixed = lease, true }
+	return func(r *request) { r.lease, r.fixed = lease, true }
 }
 
 // WithTimeout limits how long an acquisition waits. It fails with [ErrTimeout] then. 0 tries once,
 // and fails with [ErrNotAcquired] if the lock is held. Without it the context alone limits the wait.
 func WithTimeout(timeout time.Duration) Option {
-	return func(s *settings) { s.timeout = max(0, timeout) }
+	return func(r *request) { r.timeout = max(0, timeout) }
 }
 
 // WithSession ends the hold this long after the last of the connections that used it has closed, so
@@ -64,7 +53,7 @@ func WithTimeout(timeout time.Duration) Option {
 // the hold is renewed at a third of the smaller of lease and grace, and counts as lost when that
 // smaller time has passed without an answer. It needs a renewed lease.
 func WithSession(grace time.Duration) Option {
-	return func(s *settings) { s.session = max(0, grace) }
+	return func(r *request) { r.session = max(0, grace) }
 }
 
 // WithOwner names the owner. Acquiring again what this owner holds already through the same [Client]
@@ -72,30 +61,16 @@ func WithSession(grace time.Duration) Option {
 // an owner of its own. Name one owner for one thread of control only: concurrent requests of one owner
 // for one key wait for each other, and those of different clients end each other with [ErrSuperseded].
 func WithOwner(owner string) Option {
-	return func(s *settings) { s.owner = owner }
+	return func(r *request) { r.owner = owner }
 }
 
 // WithNote stores a text of at most 256 bytes with the hold, which RLOCK.INFO shows.
 func WithNote(note string) Option {
-	return func(s *settings) { s.note = note }
+	return func(r *request) { r.note = note }
 }
 
 // WithGrace sets how long the server keeps the place of a waiter of a fair lock whose connection has
 // closed. The default is the server's rlock.fair-grace-ms.
 func WithGrace(grace time.Duration) Option {
-	return func(s *settings) { s.grace = max(0, grace) }
-}
-
-const shortest = 10 * time.Millisecond
-
-func (s *settings) check() error {
-	switch {
-	case s.lease < shortest:
-		return errors.New("rlock: the lease must be at least 10ms, not " + s.lease.String())
-	case s.session >= 0 && s.session < shortest:
-		return errors.New("rlock: the session's grace must be at least 10ms, not " + s.session.String())
-	case s.session >= 0 && s.fixed:
-		return errors.New("rlock: WithSession needs a lease that is renewed, not WithFixedLease")
-	}
-	return nil
+	return func(r *request) { r.grace = max(0, grace) }
 }

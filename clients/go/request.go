@@ -2,10 +2,9 @@ package rlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -13,37 +12,30 @@ import (
 )
 
 // kind is a kind of lock: the family of its commands, and the mode that follows the owner.
-type kind struct {
-	family, mode  string
-	many, permits bool
-	keeps         bool // Whether its RELEASE takes KEEP.
-}
+type kind struct{ family, mode, token string }
 
 var (
-	mutex     = kind{family: "RLOCK", keeps: true}
-	fair      = kind{family: "RFAIRLOCK", keeps: true}
-	read      = kind{family: "RRWLOCK", mode: "READ"}
-	write     = kind{family: "RRWLOCK", mode: "WRITE"}
-	semaphore = kind{family: "RSEMAPHORE", permits: true}
-	many      = kind{family: "RLOCK", many: true}
+	mutex     = kind{"RLOCK.", "", "TOKEN"}
+	fair      = kind{"RFAIRLOCK.", "", "TOKEN"}
+	read      = kind{"RRWLOCK.", "READ", "TOKEN"}
+	write     = kind{"RRWLOCK.", "WRITE", "TOKEN"}
+	semaphore = kind{"RSEMAPHORE.", "", "TOKEN"}
+	many      = kind{"RLOCK.M", "", "TOKENS"}
 )
 
 // request is what one acquisition asks for.
 type request struct {
-	settings
 	kind
 	keys    []string
 	permits int64
-	named   bool // Whether the caller named the owner.
-}
-
-// slots names what a named owner may hold once.
-func (r *request) slots() []string {
-	var names []string
-	for _, key := range r.keys {
-		names = append(names, strings.Join([]string{r.family, r.mode, r.owner, key}, "\x00"))
-	}
-	return names
+	lease   time.Duration
+	fixed   bool
+	timeout time.Duration // Negative: no limit.
+	session time.Duration // Negative: none.
+	grace   time.Duration // Negative: the server's.
+	owner   string
+	note    string
+	name    string // What a named owner holds once, and "" for others.
 }
 
 // lastID numbers requests (REQ). It begins at the wall clock, so that a restarted process that names
@@ -54,29 +46,35 @@ func init() { lastID.Store(time.Now().UnixMicro()) }
 
 func nextID() int64 { return lastID.Add(1) }
 
+// shortest is the shortest lease and grace that leaves time for a renewal.
+const shortest = 10 * time.Millisecond
+
 func (c *Client) newRequest(k kind, keys []string, permits int64, options []Option) (*request, error) {
-	r := &request{
-		settings: settings{lease: DefaultLease, timeout: -1, session: -1, grace: -1},
-		kind:     k, permits: permits,
-	}
+	r := &request{kind: k, permits: permits, lease: DefaultLease, timeout: -1, session: -1, grace: -1}
 	for _, option := range options {
-		option(&r.settings)
-	}
-	if r.named = r.owner != ""; !r.named {
-		r.owner = c.id + ":" + strconv.FormatUint(c.owners.Add(1), 10)
+		option(r)
 	}
 	for _, key := range keys {
 		r.keys = append(r.keys, c.prefix+key)
 	}
+	if r.owner == "" {
+		r.owner = fmt.Sprintf("%s:%d", c.id, c.owners.Add(1))
+	} else {
+		r.name = fmt.Sprintf("%v %q %q %d", k, r.keys, r.owner, permits)
+	}
 	switch {
 	case len(keys) == 0:
-		return nil, fmt.Errorf("rlock: no key was given")
-	case k.permits && (permits < 1 || permits > math.MaxUint32):
-		return nil, fmt.Errorf("rlock: permits must be 1 to %d, not %d", uint32(math.MaxUint32), permits)
+		return nil, errors.New("rlock: no key was given")
+	case k == semaphore && permits < 1:
+		return nil, fmt.Errorf("rlock: permits must be at least 1, not %d", permits)
 	case r.grace >= 0 && k != fair:
-		return nil, fmt.Errorf("rlock: WithGrace is for fair locks only")
+		return nil, errors.New("rlock: WithGrace is for fair locks only")
+	case r.lease < shortest || r.session >= 0 && r.session < shortest:
+		return nil, fmt.Errorf("rlock: the lease and the grace of a session must be at least %v", shortest)
+	case r.session >= 0 && r.fixed:
+		return nil, errors.New("rlock: WithSession needs a lease that is renewed, not WithFixedLease")
 	}
-	return r, r.check()
+	return r, nil
 }
 
 // effective is the time for which an answer keeps the hold alive whatever the connections do.
@@ -89,9 +87,9 @@ func (r *request) effective() time.Duration {
 
 // command is the verb with the keys, the owner and what the kind adds.
 func (r *request) command(verb string, rest ...any) []any {
-	args := []any{r.family + "." + verb}
-	if r.many {
-		args = []any{r.family + ".M" + verb, len(r.keys)}
+	args := []any{r.family + verb}
+	if r.kind == many {
+		args = append(args, len(r.keys))
 	}
 	for _, key := range r.keys {
 		args = append(args, key)
@@ -100,14 +98,14 @@ func (r *request) command(verb string, rest ...any) []any {
 	if r.mode != "" {
 		args = append(args, r.mode)
 	}
-	if r.kind.permits && verb != "RENEW" {
+	if r.kind == semaphore && verb != "RENEW" {
 		args = append(args, "PERMITS", r.permits)
 	}
 	return append(args, rest...)
 }
 
 func (r *request) acquire(id int64) []any {
-	// ONCE: an owner whose earlier release has not arrived yet does not count twice.
+	// ONCE: an owner whose former hold is not settled yet does not count twice.
 	args := r.command("ACQUIRE", "PX", r.lease.Milliseconds(), "REQ", id, "ONCE")
 	if r.session >= 0 {
 		args = append(args, "SESSION", r.session.Milliseconds())
@@ -118,51 +116,32 @@ func (r *request) acquire(id int64) []any {
 	return args
 }
 
-func (r *request) wait(id int64, block time.Duration, channel string) []any {
-	args := append(r.acquire(id), "BLOCK", block.Milliseconds(), "NOTIFY", channel,
-		"CLAIM", min(claimTime, r.lease).Milliseconds())
+func (r *request) wait(id, block int64, channel string) []any {
+	args := append(r.acquire(id), "BLOCK", block, "NOTIFY", channel, "CLAIM", min(claimTime, r.lease).Milliseconds())
 	if r.grace >= 0 {
 		args = append(args, "GRACE", r.grace.Milliseconds())
 	}
 	return args
 }
 
-func (r *request) renew(tokens []int64) []any {
-	return r.withTokens(r.command("RENEW", "PX", r.lease.Milliseconds()), tokens)
-}
-
-func (r *request) release(id int64, tokens []int64, keep time.Duration) []any {
-	args := r.withTokens(r.command("RELEASE", "REQ", id), tokens)
-	if keep > 0 {
-		args = append(args, "KEEP", max(1, keep.Milliseconds()))
-	}
-	return args
-}
-
-func (r *request) withTokens(args []any, tokens []int64) []any {
-	if len(tokens) == 0 {
-		return args
-	}
-	if r.many {
-		args = append(args, "TOKENS")
-	} else {
-		args = append(args, "TOKEN")
-	}
+// about adds the tokens of the hold that the command is about.
+func (r *request) about(tokens []int64, args []any) []any {
+	args = append(args, r.token)
 	for _, token := range tokens {
 		args = append(args, token)
 	}
 	return args
 }
 
-func (r *request) cancel(id int64) []any {
-	return []any{r.family + ".CANCEL", r.keys[0], r.owner, "REQ", id}
+func (r *request) renew(tokens []int64) []any {
+	return r.about(tokens, r.command("RENEW", "PX", r.lease.Milliseconds()))
 }
 
 // tokens reads the tokens of a reply, one for each key. It is nil if the reply is anything else.
 func (r *request) tokens(reply any) []int64 {
-	replies := []any{reply}
-	if r.many {
-		replies, _ = reply.([]any)
+	replies, isList := reply.([]any)
+	if !isList {
+		replies = []any{reply}
 	}
 	if len(replies) != len(r.keys) {
 		return nil
