@@ -143,7 +143,8 @@ func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 		case ctx.Err() != nil:
 		case g != nil && c.now() >= g.deadline: // The process slept, or the server did.
 			a.id = nextID()
-		case g != nil && c.hold(g):
+		case g != nil:
+			g.begin()
 			return g, nil
 		case err != nil:
 			e := classify(key, err)
@@ -217,7 +218,7 @@ func (a *attempt) ask(ctx context.Context) (*grant, error) {
 		}
 		return nil, err
 	case tokens != nil:
-		return newGrant(c, r, tokens, replies[0].sent, -1), nil
+		return newGrant(c, r, tokens, replies[0], -1), nil
 	case value != "WAITING" || sub == nil:
 		return nil, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", value)}
 	}
@@ -271,5 +272,5 @@ func (a *attempt) claim(ctx context.Context, tokens []int64) (*grant, error) {
 		a.used()
 		return nil, nil
 	}
-	return newGrant(a.c, a.r, tokens, answer.sent, integer(answer.value)), answer.err
+	return newGrant(a.c, a.r, tokens, answer, integer(answer.value)), answer.err
 }

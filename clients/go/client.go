@@ -38,6 +38,7 @@ type Client struct {
 	now     func() time.Duration
 	timeout time.Duration // Of one command.
 	feed    *feed
+	settles chan struct{} // Limits the settlements at a time.
 	owners  atomic.Uint64
 
 	maxLease atomic.Int64 // In milliseconds; 0 until the server was asked.
@@ -48,12 +49,10 @@ type Client struct {
 	terminate context.CancelFunc
 	work      sync.WaitGroup // Acquisitions, releases, settlements.
 
-	mu       sync.Mutex
-	closed   bool
-	grants   map[*grant]struct{}
-	slots    map[string]*slot // Of named owners.
-	due      []*grant         // Renewals to be sent together.
-	settling int
+	mu     sync.Mutex
+	closed bool
+	slots  map[string]*slot // Of named owners.
+	due    []*grant         // Renewals to be sent together.
 }
 
 // New returns a client on rdb, which may be a [redis.Client], also one that Sentinels fail over, or a
@@ -68,7 +67,14 @@ func New(rdb redis.UniversalClient, options ...ClientOption) *Client {
 	_, _ = rand.Read(id[:])
 	c := &Client{
 		rdb: rdb, id: hex.EncodeToString(id[:]), log: slog.Default(), now: systemClock(),
-		timeout: commandTimeout(rdb), grants: map[*grant]struct{}{}, slots: map[string]*slot{},
+		timeout: 5 * time.Second, slots: map[string]*slot{},
+		settles: make(chan struct{}, maxSettlements),
+	}
+	if o, ok := rdb.(interface{ Options() *redis.Options }); ok && o.Options().ReadTimeout > 0 {
+		c.timeout = o.Options().ReadTimeout
+	}
+	if o, ok := rdb.(interface{ Options() *redis.ClusterOptions }); ok && o.Options().ReadTimeout > 0 {
+		c.timeout = o.Options().ReadTimeout
 	}
 	c.open, c.close = context.WithCancelCause(context.Background())
 	c.life, c.terminate = context.WithCancel(context.Background())
@@ -79,39 +85,14 @@ func New(rdb redis.UniversalClient, options ...ClientOption) *Client {
 	return c
 }
 
-// commandTimeout is the application's own timeout for an answer.
-func commandTimeout(rdb redis.UniversalClient) time.Duration {
-	var timeout time.Duration
-	switch rdb := rdb.(type) {
-	case interface{ Options() *redis.Options }:
-		timeout = rdb.Options().ReadTimeout
-	case interface{ Options() *redis.ClusterOptions }:
-		timeout = rdb.Options().ReadTimeout
-	}
-	if timeout <= 0 {
-		return 5 * time.Second
-	}
-	return timeout
-}
-
 // Close ends all waits with [ErrClosed], releases all holds, and waits until what it gave up is
 // settled, for 5 s at most. It ends all goroutines and the subscriber's connection, but not the
 // go-redis client. Closing again does nothing.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil
-	}
 	c.closed = true
-	grants := c.grants
-	c.grants = nil
 	c.mu.Unlock()
 	c.close(ErrClosed)
-	for g := range grants {
-		g.end(ErrClosed)
-		c.work.Go(func() { _ = g.surrender(0) })
-	}
 	limit := time.AfterFunc(closeTime, c.terminate)
 	defer limit.Stop()
 	c.work.Wait()
@@ -119,7 +100,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// enter counts an acquisition or a release that Close has to wait for.
+// enter counts an acquisition that Close has to wait for.
 func (c *Client) enter() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,12 +188,11 @@ func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
 	settlement := [][]any{
 		{strings.TrimSuffix(r.family, "M") + "CANCEL", r.keys[0], r.owner, "REQ", id}, r.command("RELEASE", "REQ", nextID()),
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.settling == maxSettlements {
+	select {
+	case c.settles <- struct{}{}:
+	default:
 		return // The lease, or the claim, ends what is left.
 	}
-	c.settling++
 	c.work.Go(func() { // An acquisition is counted already, so the counter is not 0.
 		ctx, cancel := context.WithTimeout(c.life, r.lease)
 		defer cancel()
@@ -226,9 +206,7 @@ func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
 		if len(lost) > 0 { // The settlement may have overtaken the request.
 			c.persist(ctx, c.timeout, settlement...)
 		}
-		c.mu.Lock()
-		c.settling--
-		c.mu.Unlock()
+		<-c.settles
 	})
 }
 
@@ -287,15 +265,6 @@ func (c *Client) persist(ctx context.Context, limit time.Duration, all ...[]any)
 		}
 	}
 	return last, lost
-}
-
-func isClosed(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
-	}
 }
 
 // backoff pauses from 50 ms to 1 s.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -54,20 +53,14 @@ type Error struct {
 
 // Error returns the reason, the key and the text of the underlying error.
 func (e *Error) Error() string {
-	text := "rlock: " + e.Reason.Error() + ": " + strconv.Quote(e.Key)
-	if e.Err != nil {
-		text += ": " + e.Err.Error()
+	if e.Err == nil {
+		return fmt.Sprintf("rlock: %v: %q", e.Reason, e.Key)
 	}
-	return text
+	return fmt.Sprintf("rlock: %v: %q: %v", e.Reason, e.Key, e.Err)
 }
 
 // Unwrap returns the reason and the underlying error.
-func (e *Error) Unwrap() []error {
-	if e.Err == nil {
-		return []error{e.Reason}
-	}
-	return []error{e.Reason, e.Err}
-}
+func (e *Error) Unwrap() []error { return []error{e.Reason, e.Err} }
 
 // serverError is an error that the server published instead of replying it.
 type serverError string

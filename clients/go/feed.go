@@ -45,11 +45,12 @@ type link struct {
 }
 
 type subscription struct {
-	channel string
-	link    *link
-	ready   chan struct{} // Closed when the server has confirmed it.
-	gone    chan struct{} // Closed when it has ended.
-	err     error         // Why it has ended, set before gone is closed.
+	channel   string
+	link      *link
+	confirmed bool
+	ready     chan struct{} // Closed when the server has confirmed it.
+	gone      chan struct{} // Closed when it has ended.
+	err       error         // Why it has ended, set before gone is closed.
 }
 
 func newFeed(c *Client) *feed {
@@ -78,15 +79,13 @@ func (f *feed) forget(id int64) {
 
 // subscribe returns the subscription for the key when the server has confirmed it.
 func (f *feed) subscribe(ctx context.Context, key string) (*subscription, error) {
-	channel, address := "rlock:"+f.c.id, ""
-	var client redis.UniversalClient = f.c.rdb
+	channel := "rlock:" + f.c.id
 	if f.cluster != nil {
 		channel += ":{" + f.tag(slotOf(key)) + "}"
-		node, err := f.cluster.MasterForKey(ctx, channel)
-		if err != nil {
-			return nil, err
-		}
-		client, address = node, node.Options().Addr
+	}
+	client, address, err := f.node(ctx, channel)
+	if err != nil {
+		return nil, err
 	}
 	s := f.open(channel, address, client)
 	select {
@@ -97,6 +96,18 @@ func (f *feed) subscribe(ctx context.Context, key string) (*subscription, error)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// node returns the node that serves the key, and its address: "" outside a cluster.
+func (f *feed) node(ctx context.Context, key string) (redis.UniversalClient, string, error) {
+	if f.cluster == nil {
+		return f.c.rdb, "", nil
+	}
+	node, err := f.cluster.MasterForKey(ctx, key)
+	if err != nil {
+		return nil, "", err
+	}
+	return node, node.Options().Addr, nil
 }
 
 func (f *feed) tag(slot uint16) string {
@@ -186,7 +197,8 @@ func (f *feed) confirm(m *redis.Subscription) {
 	case s == nil:
 	case strings.HasSuffix(m.Kind, "unsubscribe"):
 		f.lose(s, errSubscriptionLost)
-	case !isClosed(s.ready):
+	case !s.confirmed:
+		s.confirmed = true
 		close(s.ready)
 	}
 }

@@ -93,31 +93,27 @@ func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 	if h.released.Swap(true) {
 		return nil
 	}
-	g, c, key := h.grant, h.grant.c, h.grant.r.keys[0]
+	g := h.grant
+	key := g.r.keys[0]
 	defer h.cancel(nil)
 	h.unlink()
-	if !c.leave(g) {
+	if !g.c.leave(g) {
 		if g.remaining() == 0 {
 			return &Error{Reason: ErrLost, Key: key}
 		}
 		return nil
 	}
-	cause := g.end(errReleased)
-	h.cancel(nil)
-	if cause == ErrClosed || !c.enter() {
-		c.vacate(g.r.name)
-		return &Error{Reason: ErrClosed, Key: key}
-	}
+	cause := g.end(errReleased, keep)
 	result := make(chan error, 1)
 	go func() {
-		defer c.work.Done()
-		err := g.surrender(keep)
-		c.vacate(g.r.name)
+		err := <-g.result
+		g.c.vacate(g.r.name)
 		result <- err
 	}()
 	if cause != errReleased {
-		return &Error{Reason: ErrLost, Key: key}
+		return &Error{Reason: cause, Key: key}
 	}
+	h.cancel(nil)
 	select {
 	case err := <-result:
 		return err
@@ -128,57 +124,50 @@ func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 
 // grant is a hold on the server.
 type grant struct {
-	c      *Client
-	r      *request
-	tokens []int64
-	ctx    context.Context // Ends with the belief.
-	lose   context.CancelCauseFunc
-	count  int // Of re-entries, under c.mu.
+	c       *Client
+	r       *request
+	tokens  []int64
+	ctx     context.Context // Ends with the belief.
+	lose    context.CancelCauseFunc
+	unwatch func() bool // Ends the watch of the client's end.
+	result  chan error  // Of the release.
+	count   int         // Of re-entries, under c.mu.
 
 	mu       sync.Mutex
 	over     error         // Why the belief has ended.
-	gone     bool          // The server said so.
-	deadline time.Duration // On the client's clock, as all of these.
+	deadline time.Duration // On the client's clock, as renewAt.
 	renewAt  time.Duration
 	pause    backoff
 	timer    *time.Timer
 }
 
-// newGrant makes a grant of an answer to a command that was sent at the given time. left is the
-// server's own count of milliseconds, negative if it gave none.
-func newGrant(c *Client, r *request, tokens []int64, sent time.Duration, left int64) *grant {
-	g := &grant{c: c, r: r, tokens: tokens, count: 1}
+// newGrant makes a grant of the answer to a command. left is the server's own count of milliseconds,
+// negative if it gave none.
+func newGrant(c *Client, r *request, tokens []int64, answer reply, left int64) *grant {
+	g := &grant{c: c, r: r, tokens: tokens, count: 1, result: make(chan error, 1)}
 	g.ctx, g.lose = context.WithCancelCause(context.Background())
-	g.deadline = g.validUntil(sent, left)
-	g.renewAt = sent + r.effective()/3
+	g.extend(answer, left)
 	return g
 }
 
-// validUntil allows for a clock that is slower than the server's.
-func (g *grant) validUntil(sent time.Duration, left int64) time.Duration {
+// extend sets the deadline, which allows for a clock that is slower than the server's.
+func (g *grant) extend(answer reply, left int64) {
 	valid := g.r.effective()
+	g.renewAt = answer.sent + valid/3
 	if left >= 0 {
 		valid = min(valid, time.Duration(left)*time.Millisecond)
 	}
-	return sent + valid - valid/100 - 2*time.Millisecond
+	g.deadline = max(g.deadline, answer.sent+valid-valid/100-2*time.Millisecond)
 }
 
-// hold begins to watch and renew a grant. It is false if the client was closed.
-func (c *Client) hold(g *grant) bool {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return false
-	}
-	c.grants[g] = struct{}{}
-	c.mu.Unlock()
+// begin begins to watch and renew the grant. The caller is counted in c.work.
+func (g *grant) begin() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.over == nil {
-		g.timer = time.AfterFunc(time.Hour, g.tick)
-		g.arm(c.now())
-	}
-	return true
+	g.c.work.Add(1) // Until it is released on the server.
+	g.timer = time.AfterFunc(time.Hour, g.tick)
+	g.unwatch = context.AfterFunc(g.c.open, func() { g.end(ErrClosed, 0) })
+	g.arm(g.c.now())
 }
 
 // remaining is 0 when the belief has ended.
@@ -206,55 +195,28 @@ func (g *grant) arm(now time.Duration) {
 func (g *grant) tick() {
 	now := g.c.now()
 	g.mu.Lock()
-	lost := g.over == nil && now >= g.deadline
-	due := false
+	lost := now >= g.deadline
+	due := !g.r.fixed && now >= g.renewAt
 	if g.over == nil && !lost {
-		if due = !g.r.fixed && now >= g.renewAt; due {
+		if due {
 			g.renewAt = now + min(g.r.effective()/3, g.c.timeout) // How long this attempt may take.
+			g.c.renew(g)
 		}
 		g.arm(now)
 	}
 	g.mu.Unlock()
 	if lost {
-		g.end(ErrLost)
+		g.end(ErrLost, 0)
 	}
-	if due {
-		g.c.renew(g)
-	}
-}
-
-// end ends the belief, and returns why it has ended: a release that comes after the deadline finds
-// the hold lost.
-func (g *grant) end(cause error) error {
-	now := g.c.now()
-	g.mu.Lock()
-	if g.over == nil {
-		if g.over = cause; now >= g.deadline {
-			g.over = ErrLost
-		}
-		if g.timer != nil {
-			g.timer.Stop()
-		}
-	}
-	cause = g.over
-	g.mu.Unlock()
-	g.lose(cause)
-	g.c.mu.Lock()
-	delete(g.c.grants, g)
-	g.c.mu.Unlock()
-	return cause
 }
 
 // renewed takes the answer to a RENEW.
 func (g *grant) renewed(answer reply) {
-	now := g.c.now()
 	if code(answer.err) == "NOTOWNER" {
-		g.mu.Lock()
-		g.gone = true
-		g.mu.Unlock()
-		g.end(ErrLost)
+		g.end(ErrLost, 0)
 		return
 	}
+	now := g.c.now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -263,31 +225,46 @@ func (g *grant) renewed(answer reply) {
 	case answer.err != nil:
 		g.renewAt = now + g.pause.next()
 	default:
-		g.deadline = max(g.deadline, g.validUntil(answer.sent, integer(answer.value)))
-		g.renewAt = answer.sent + g.r.effective()/3
+		g.extend(answer, integer(answer.value))
 		g.pause = backoff{}
 	}
 	g.arm(now)
 }
 
-// surrender releases the hold on the server, until it has answered or the lease has passed.
-func (g *grant) surrender(keep time.Duration) error {
+// end ends the belief, releases the hold on the server in the background, and returns why the belief
+// has ended: a release that comes after the deadline finds the hold lost.
+func (g *grant) end(cause error, keep time.Duration) error {
 	now := g.c.now()
 	g.mu.Lock()
-	left, gone := g.deadline-now, g.gone
-	g.mu.Unlock()
-	switch {
-	case gone:
-		return nil
-	case left <= 0: // The belief was shorter than the lease may be on the server.
-		keep, left = 0, g.r.lease
+	defer g.mu.Unlock()
+	if g.over == nil {
+		left := g.deadline - now
+		if left <= 0 {
+			cause = ErrLost
+		}
+		g.over = cause
+		g.timer.Stop()
+		g.unwatch()
+		g.lose(cause)
+		go func() {
+			defer g.c.work.Done()
+			g.result <- g.surrender(left, keep)
+		}()
+	}
+	return g.over
+}
+
+// surrender releases the hold on the server, until it has answered or the lease has passed.
+func (g *grant) surrender(left, keep time.Duration) error {
+	key := g.r.keys[0]
+	args := g.r.about(g.tokens, g.r.command("RELEASE", "REQ", nextID()))
+	if left <= 0 { // With a session, or after a jump of the clock, the server may hold it still.
+		left = g.r.lease
+	} else if keep > 0 {
+		args = append(args, "KEEP", max(1, keep.Milliseconds()))
 	}
 	ctx, cancel := context.WithTimeout(g.c.life, left)
 	defer cancel()
-	args := g.r.about(g.tokens, g.r.command("RELEASE", "REQ", nextID()))
-	if keep > 0 {
-		args = append(args, "KEEP", max(1, keep.Milliseconds()))
-	}
 	answer, repeated := g.c.persist(ctx, g.c.timeout, args)
 	switch word := code(answer.err); {
 	case answer.err == nil || word == "STALE": // Then a newer request of this owner has the hold.
@@ -295,10 +272,10 @@ func (g *grant) surrender(keep time.Duration) error {
 	case word == "NOTOWNER" && repeated: // An earlier attempt released it.
 		return nil
 	case word == "NOTOWNER":
-		return &Error{Reason: ErrLost, Key: g.r.keys[0], Code: word, Err: answer.err}
+		return &Error{Reason: ErrLost, Key: key, Code: word, Err: answer.err}
 	}
-	g.c.log.Warn("rlock: the lock was not released", "key", g.r.keys[0], "error", answer.err)
-	return classify(g.r.keys[0], answer.err)
+	g.c.log.Warn("rlock: the lock was not released", "key", key, "error", answer.err)
+	return classify(key, answer.err)
 }
 
 // renew sends a renewal, together with those that are due in the same millisecond.
@@ -317,28 +294,23 @@ func (c *Client) flush() {
 	due := c.due
 	c.due = nil
 	c.mu.Unlock()
-	groups := map[any][]*grant{}
+	groups := map[string][]*grant{}
 	for _, g := range due {
-		var node any
-		if c.feed.cluster != nil {
-			node, _ = c.feed.cluster.MasterForKey(c.open, g.r.keys[0])
-		}
-		groups[node] = append(groups[node], g)
+		_, address, _ := c.feed.node(c.open, g.r.keys[0])
+		groups[address] = append(groups[address], g)
 	}
 	for _, group := range groups {
-		go c.renewAll(group)
-	}
-}
-
-func (c *Client) renewAll(group []*grant) {
-	var limit time.Duration
-	commands := make([][]any, len(group))
-	for i, g := range group {
-		limit = max(limit, g.r.effective()/3)
-		commands[i] = g.r.renew(g.tokens)
-	}
-	replies, _ := c.send(c.open, limit, commands...)
-	for i, g := range group {
-		g.renewed(replies[i])
+		go func() {
+			var limit time.Duration
+			commands := make([][]any, len(group))
+			for i, g := range group {
+				limit = max(limit, g.r.effective()/3)
+				commands[i] = g.r.renew(g.tokens)
+			}
+			replies, _ := c.send(c.open, limit, commands...)
+			for i, g := range group {
+				g.renewed(replies[i])
+			}
+		}()
 	}
 }

@@ -23,7 +23,7 @@ func TestSlots(t *testing.T) {
 
 func TestTokensAreWholeNumbersAboveZero(t *testing.T) {
 	one, two := &request{keys: []string{"a"}}, &request{kind: many, keys: []string{"a", "b"}}
-	for _, reply := range []any{int64(0), "0", int64(-1), "WAITING", nil, "", "1.5", []any{int64(1)}} {
+	for _, reply := range []any{int64(0), "0", int64(-1), "WAITING", nil, "", "1.5", []any{"1", "2"}} {
 		if one.tokens(reply) != nil {
 			t.Errorf("%v is taken for a token", reply)
 		}
