@@ -268,9 +268,12 @@ func (a *attempt) answered(ctx context.Context, text string) (*grant, error) {
 // claim confirms a grant that came as a message: it may have expired meanwhile.
 func (a *attempt) claim(ctx context.Context, tokens []int64) (*grant, error) {
 	answer, _ := a.c.persist(ctx, min(a.c.timeout, claimTime/2), a.r.renew(tokens))
-	if code(answer.err) == "NOTOWNER" {
+	switch {
+	case answer.err == nil:
+		return newGrant(a.c, a.r, tokens, answer, integer(answer.value)), nil
+	case code(answer.err) == "NOTOWNER":
 		a.used()
 		return nil, nil
 	}
-	return newGrant(a.c, a.r, tokens, answer, integer(answer.value)), answer.err
+	return nil, answer.err
 }

@@ -3,6 +3,7 @@ package rlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,7 +37,7 @@ func (h *Hold) Context() context.Context { return h.ctx }
 func (h *Hold) Token() int64 { return h.grant.tokens[0] }
 
 // Tokens are the fencing tokens of all keys, in their order.
-func (h *Hold) Tokens() []int64 { return append([]int64(nil), h.grant.tokens...) }
+func (h *Hold) Tokens() []int64 { return slices.Clone(h.grant.tokens) }
 
 // Held reports whether the lock is held now. It asks the clock and not the server, so it is right
 // also when a timer is late.
@@ -260,6 +261,7 @@ func (g *grant) surrender(left, keep time.Duration) error {
 	args := g.r.about(g.tokens, g.r.command("RELEASE", "REQ", nextID()))
 	if left <= 0 { // With a session, or after a jump of the clock, the server may hold it still.
 		left = g.r.lease
+		time.Sleep(min(g.r.effective()/100, time.Second)) // The work stops meanwhile.
 	} else if keep > 0 {
 		args = append(args, "KEEP", max(1, keep.Milliseconds()))
 	}
