@@ -24,17 +24,16 @@ func (c *Client) acquire(ctx context.Context, k kind, keys []string, permits int
 	defer context.AfterFunc(c.open, func() { cancel(ErrClosed) })()
 	a := attempt{c: c, r: r}
 	a.until, _ = ctx.Deadline()
-	switch {
-	case r.timeout == 0: // A lost reply is asked for again for so long.
-		var stop context.CancelFunc
-		limited, stop = context.WithTimeoutCause(limited, c.timeout, ErrUnavailable)
-		defer stop()
-	case r.timeout > 0:
+	limit, cause := c.timeout, ErrUnavailable // A lost reply is asked for again for so long.
+	if r.timeout > 0 {
+		limit, cause = r.timeout+patience, ErrTimeout
 		if until := time.Now().Add(r.timeout); a.until.IsZero() || until.Before(a.until) {
 			a.until = until
 		}
+	}
+	if r.timeout >= 0 {
 		var stop context.CancelFunc
-		limited, stop = context.WithTimeoutCause(limited, r.timeout+patience, ErrTimeout)
+		limited, stop = context.WithTimeoutCause(limited, limit, cause)
 		defer stop()
 	}
 	g, err := c.admit(limited, &a)

@@ -112,6 +112,7 @@ func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 		result <- err
 	}()
 	if cause != errReleased {
+		h.cancel(cause)
 		return &Error{Reason: cause, Key: key}
 	}
 	h.cancel(nil)

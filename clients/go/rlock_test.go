@@ -433,6 +433,19 @@ func TestExpiredClaimIsNotEntered(t *testing.T) {
 	b.free("k")
 }
 
+func TestRefusedClaimIsNotEntered(t *testing.T) {
+	b := newBench(t)
+	holder := must(b.Lock(ctx, "k"))(t)
+	b.do("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-rlock.renew")
+	c := newClient(t, &redis.UniversalOptions{Addrs: []string{b.Addr}, Username: "app", Password: "secret"})
+	waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k") })
+	b.waiting("k", 1)
+	_ = holder.Release(ctx)
+	_, err := waiting(t)
+	wants(t, err, rlock.ErrRefused)
+	b.free("k")
+}
+
 func TestLostRepliesLeaveOneHold(t *testing.T) {
 	b := newBench(t)
 	proxy := testserver.StartProxy(t, b.Addr)
@@ -489,7 +502,11 @@ func TestWaitEndsInTimeWithoutServer(t *testing.T) {
 
 func TestCancelLeavesNothing(t *testing.T) {
 	for stage, harm := range map[string]func(*testserver.Proxy){
-		"waiting":      func(*testserver.Proxy) {},
+		"waiting": func(*testserver.Proxy) {},
+		"overtaken": func(p *testserver.Proxy) { // The settlement arrives before the request.
+			p.Delay(time.Second)
+			time.AfterFunc(40*time.Millisecond, func() { p.Delay(0) })
+		},
 		"reply on way": func(p *testserver.Proxy) { p.Delay(400 * time.Millisecond) },
 		"stalled":      func(p *testserver.Proxy) { p.Stall(true); time.AfterFunc(time.Second, func() { p.Stall(false) }) },
 		"reply lost":   func(p *testserver.Proxy) { p.LoseReplies(1) },
@@ -523,7 +540,7 @@ func TestCancelLeavesNothing(t *testing.T) {
 				if key != "taken" {
 					b.free(key)
 				}
-				time.Sleep(300 * time.Millisecond) // What was on its way has arrived.
+				time.Sleep(700 * time.Millisecond) // What was on its way has arrived.
 				b.waiting("taken", 0)
 				if key != "taken" {
 					b.free(key)
@@ -639,15 +656,28 @@ func TestErrorsAreTyped(t *testing.T) {
 	wants(t, err, rlock.ErrDeadlock)
 	_ = orders.Release(ctx)
 	must(waiting(t))(t)
+}
 
+func TestSupersededRequestLeavesTheNewerOneAlone(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	c, alice := b.client(proxy.Addr), rlock.WithOwner("alice")
+	_, err := c.Lock(ctx, "warm", rlock.WithTimeout(time.Second))
+	wants(t, err, nil)
 	must(b.Lock(ctx, "k"))(t)
-	older := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k", alice) })
+	proxy.LoseReplies(1) // So that the older request has something to settle.
+	older := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k", alice) })
+	testserver.Eventually(t, func() bool { return !proxy.LosesReplies() })
 	b.waiting("k", 1)
-	newer := later(func() (*rlock.Hold, error) { return b.client(b.Addr).Lock(ctx, "k", alice) })
+	newer := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k", alice) })
 	_, err = older(t)
 	wants(t, err, rlock.ErrSuperseded)
 	b.do("RLOCK.FORCERELEASE", "k")
-	must(newer(t))(t)
+	hold := must(newer(t))(t)
+	time.Sleep(100 * time.Millisecond)
+	if err := hold.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestQuarantineIsUnavailable(t *testing.T) {
