@@ -152,7 +152,9 @@ func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 				pause.sleep(ctx)
 				continue
 			}
-			if e.Reason == ErrTimeout {
+			if e.Reason == ErrTimeout && a.r.timeout < 0 { // The limit was that of the context.
+				e.Err = errors.Join(context.DeadlineExceeded, last)
+			} else if e.Reason == ErrTimeout {
 				e.Err = last
 			}
 			if e.Reason != ErrSuperseded { // Then a newer request of this owner waits or holds.
