@@ -67,15 +67,18 @@ func StartPlain(t testing.TB, options ...string) *Server {
 	return nil
 }
 
+// up waits until this very process serves the port: two servers may have been given the same one.
 func (s *Server) up(exited <-chan struct{}) bool {
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr})
+	defer func() { _ = rdb.Close() }()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		select {
 		case <-exited:
 			return false
 		default:
 		}
-		if conn, err := net.Dial("tcp", s.Addr); err == nil {
-			_ = conn.Close()
+		info, _ := rdb.Info(context.Background(), "server").Result()
+		if strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", s.Process.Pid)) {
 			return true
 		}
 	}
