@@ -1,0 +1,280 @@
+package rlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func (c *Client) acquire(ctx context.Context, k kind, keys []string, permits int64, options []Option) (*Hold, error) {
+	r, err := c.newRequest(k, keys, permits, options)
+	if err != nil {
+		return nil, err
+	}
+	if !c.enter() {
+		return nil, &Error{Reason: ErrClosed, Key: r.keys[0]}
+	}
+	defer c.work.Done()
+	limited, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(c.open, func() { cancel(ErrClosed) })()
+	a := attempt{c: c, r: r}
+	a.until, _ = ctx.Deadline()
+	limit, cause := c.timeout, ErrUnavailable // A lost reply is asked for again for so long.
+	if r.timeout > 0 {
+		limit, cause = r.timeout+patience, ErrTimeout
+		if until := time.Now().Add(r.timeout); a.until.IsZero() || until.Before(a.until) {
+			a.until = until
+		}
+	}
+	if r.timeout >= 0 {
+		var stop context.CancelFunc
+		limited, stop = context.WithTimeoutCause(limited, limit, cause)
+		defer stop()
+	}
+	g, err := c.admit(limited, &a)
+	if err != nil {
+		return nil, err
+	}
+	h := newHold(ctx, g)
+	if !h.Held() { // Only a re-entry can find that.
+		_ = h.Release(ctx)
+		return nil, &Error{Reason: ErrLost, Key: r.keys[0]}
+	}
+	return h, nil
+}
+
+// slot is what a named owner holds, acquires or releases.
+type slot struct {
+	done  chan struct{} // Closed when the acquisition or the release has ended.
+	grant *grant        // Nil while it acquires or releases.
+}
+
+// admit counts a re-entry of a named owner, and lets its acquisitions wait for each other.
+func (c *Client) admit(ctx context.Context, a *attempt) (*grant, error) {
+	name, key := a.r.name, a.r.keys[0]
+	if name == "" {
+		return a.obtain(ctx)
+	}
+	for {
+		c.mu.Lock()
+		s := c.slots[name]
+		if s != nil && s.grant != nil {
+			s.grant.count++
+			c.mu.Unlock()
+			return s.grant, nil
+		}
+		if s == nil {
+			s = &slot{done: make(chan struct{})}
+			c.slots[name] = s
+			c.mu.Unlock()
+			g, err := a.obtain(ctx)
+			if err != nil {
+				c.vacate(name)
+				return nil, err
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			s.grant = g
+			close(s.done)
+			return g, nil
+		}
+		c.mu.Unlock()
+		if a.r.timeout == 0 {
+			return nil, &Error{Reason: ErrNotAcquired, Key: key}
+		}
+		select {
+		case <-s.done:
+		case <-ctx.Done():
+			return nil, ended(ctx, key, nil)
+		}
+	}
+}
+
+// leave takes one off the count of a grant, and reports whether that was the last one. Its slot stays
+// taken until vacate: a new request of the owner must not overtake the RELEASE.
+func (c *Client) leave(g *grant) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g.count--
+	if g.count == 0 && g.r.name != "" {
+		c.slots[g.r.name] = &slot{done: make(chan struct{})}
+	}
+	return g.count == 0
+}
+
+func (c *Client) vacate(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.slots[name]; s != nil {
+		delete(c.slots, name)
+		close(s.done)
+	}
+}
+
+// attempt is an acquisition on its way.
+type attempt struct {
+	c     *Client
+	r     *request
+	id    int64
+	until time.Time // Zero: no limit but that of the context.
+	// open is whether the request may be waiting or granted on the server.
+	open bool
+	// lost are the commands without a reply: whatever is answered later, they may still arrive.
+	lost []<-chan struct{}
+}
+
+// obtain asks until there is a grant, the context ends or the server refuses. What ends without a
+// grant is settled.
+func (a *attempt) obtain(ctx context.Context) (*grant, error) {
+	c, key := a.c, a.r.keys[0]
+	a.id = nextID()
+	c.capLease(ctx, a.r)
+	var pause backoff
+	var last error
+	for ctx.Err() == nil {
+		g, err := a.ask(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case g != nil && c.now() >= g.deadline: // The process slept, or the server did.
+			a.id = nextID()
+		case g != nil:
+			g.begin()
+			return g, nil
+		case err != nil:
+			e := classify(key, err)
+			if e.retryable() && (a.r.timeout != 0 || e.Code == "") {
+				last = err
+				pause.sleep(ctx)
+				continue
+			}
+			if e.Reason == ErrTimeout && a.r.timeout < 0 { // The limit was that of the context.
+				e.Err = errors.Join(context.DeadlineExceeded, last)
+			} else if e.Reason == ErrTimeout {
+				e.Err = last
+			}
+			if e.Reason != ErrSuperseded { // Then a newer request of this owner waits or holds.
+				a.settle()
+			}
+			return nil, e
+		}
+		pause = backoff{}
+	}
+	a.settle()
+	return nil, ended(ctx, key, last)
+}
+
+func (a *attempt) settle() {
+	if a.open || len(a.lost) > 0 {
+		a.c.settle(a.r, a.id, a.lost)
+	}
+}
+
+// ask sends the request once and waits for its answer. Without a grant and an error it is to be sent
+// again.
+func (a *attempt) ask(ctx context.Context) (*grant, error) {
+	c, r, key := a.c, a.r, a.r.keys[0]
+	var sub *subscription
+	var answers <-chan string
+	args := r.acquire(a.id)
+	if r.timeout != 0 {
+		var block int64
+		if !a.until.IsZero() {
+			left := time.Until(a.until)
+			if left <= 0 {
+				return nil, &Error{Reason: ErrTimeout, Key: key}
+			}
+			block = max(1, left.Milliseconds())
+		}
+		var err error
+		if sub, err = c.feed.subscribe(ctx, key); err != nil {
+			return nil, err
+		}
+		answers = c.feed.expect(a.id)
+		defer c.feed.forget(a.id)
+		args = r.wait(a.id, block, sub.channel)
+	}
+	a.open = true
+	replies, done := c.send(ctx, c.timeout, args)
+	value, err := replies[0].value, replies[0].err
+	tokens := r.tokens(value)
+	switch {
+	case errors.Is(err, redis.Nil):
+		a.used()
+		if sub == nil {
+			return nil, &Error{Reason: ErrNotAcquired, Key: key}
+		}
+		return nil, errors.New("the server does not let the request wait")
+	case err != nil && code(err) == "":
+		a.lost = append(a.lost, done)
+		return nil, err
+	case err != nil:
+		a.open = false
+		if sub != nil && redis.IsReadOnlyError(err) { // The subscription may be at this server too.
+			c.feed.drop(sub.link, err)
+		}
+		return nil, err
+	case tokens != nil:
+		return newGrant(c, r, tokens, replies[0], -1), nil
+	case value != "WAITING" || sub == nil:
+		return nil, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", value)}
+	}
+	select {
+	case text := <-answers:
+		return a.answered(ctx, text)
+	case <-sub.gone:
+		return nil, sub.err
+	case <-time.After(repeatAfter):
+	case <-ctx.Done():
+	}
+	return nil, nil
+}
+
+// used notes that the request with this number has ended without a grant.
+func (a *attempt) used() {
+	a.open = false
+	a.id = nextID()
+}
+
+// answered takes a message: granted ID TOKEN…, nil ID, or error ID CODE TEXT.
+func (a *attempt) answered(ctx context.Context, text string) (*grant, error) {
+	words := strings.SplitN(text+"  ", " ", 3)
+	rest := strings.TrimSpace(words[2])
+	switch words[0] {
+	case "granted":
+		var replies []any
+		for word := range strings.FieldsSeq(rest) {
+			replies = append(replies, word)
+		}
+		tokens := a.r.tokens(replies)
+		if tokens == nil {
+			return nil, fmt.Errorf("unexpected message %q", text)
+		}
+		return a.claim(ctx, tokens)
+	case "error":
+		err := serverError(rest)
+		if code(err) != "UNBLOCKED" { // A server that steps down may have granted the request.
+			a.used()
+		}
+		return nil, err
+	}
+	a.used()
+	return nil, nil
+}
+
+// claim confirms a grant that came as a message: it may have expired meanwhile.
+func (a *attempt) claim(ctx context.Context, tokens []int64) (*grant, error) {
+	answer, _ := a.c.persist(ctx, min(a.c.timeout, claimTime/2), a.r.renew(tokens))
+	switch {
+	case answer.err == nil:
+		return newGrant(a.c, a.r, tokens, answer, integer(answer.value)), nil
+	case code(answer.err) == "NOTOWNER":
+		a.used()
+		return nil, nil
+	}
+	return nil, answer.err
+}

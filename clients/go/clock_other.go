@@ -1,0 +1,7 @@
+//go:build !linux
+
+package rlock
+
+import "time"
+
+func systemClock() func() time.Duration { return combinedClock() }

@@ -1,0 +1,48 @@
+package rlock
+
+import (
+	"testing"
+	"time"
+)
+
+func TestSlots(t *testing.T) {
+	for key, slot := range map[string]uint16{"123456789": 12739, "foo": 12182, "{foo}1": 12182, "a{}b": 3388, "x{foo": 0} {
+		if got := slotOf(key); slot != 0 && key != "a{}b" && got != slot {
+			t.Errorf("%s is in slot %d, not %d", key, got, slot)
+		}
+	}
+	if slotOf("a{}b") != crc16("a{}b")%slots || slotOf("k}{foo}") != slotOf("foo") {
+		t.Error("hash tags")
+	}
+	for _, slot := range []uint16{0, 1, 8191, 16383} {
+		if slotOf("rlock:id:{"+tagOf(slot)+"}") != slot {
+			t.Error(slot)
+		}
+	}
+}
+
+func TestTokensAreWholeNumbersAboveZero(t *testing.T) {
+	one, two := &request{keys: []string{"a"}}, &request{kind: many, keys: []string{"a", "b"}}
+	for _, reply := range []any{int64(0), "0", int64(-1), "WAITING", nil, "", "1.5", []any{"1", "2"}} {
+		if one.tokens(reply) != nil {
+			t.Errorf("%v is taken for a token", reply)
+		}
+	}
+	for _, reply := range []any{int64(7), "7"} {
+		if tokens := one.tokens(reply); len(tokens) != 1 || tokens[0] != 7 {
+			t.Error(reply)
+		}
+	}
+	if two.tokens([]any{int64(1)}) != nil || two.tokens([]any{"1", "0"}) != nil || two.tokens([]any{"1", int64(2)}) == nil {
+		t.Error("tokens of many keys")
+	}
+}
+
+func TestCombinedClockFollowsTheFasterClock(t *testing.T) {
+	now := combinedClock()
+	first := now()
+	time.Sleep(20 * time.Millisecond)
+	if advance := now() - first; advance < 20*time.Millisecond {
+		t.Error(advance)
+	}
+}

@@ -1,0 +1,76 @@
+package rlock
+
+import (
+	"log/slog"
+	"time"
+)
+
+// DefaultLease is the lease of a hold unless an option names another one.
+const DefaultLease = 30 * time.Second
+
+// ClientOption configures a [Client].
+type ClientOption func(*Client)
+
+// WithPrefix puts a prefix before every key, as an application does that prefixes its own keys.
+func WithPrefix(prefix string) ClientOption {
+	return func(c *Client) { c.prefix = prefix }
+}
+
+// WithLogger logs releases that did not reach the server. The default is [slog.Default].
+func WithLogger(logger *slog.Logger) ClientOption {
+	return func(c *Client) { c.log = logger }
+}
+
+// WithClock replaces the clock that leases are counted on. It is for tests. The clock must not go
+// back; timers look at it at least once a second.
+func WithClock(now func() time.Duration) ClientOption {
+	return func(c *Client) { c.now = now }
+}
+
+// Option configures one acquisition.
+type Option func(*request)
+
+// WithLease sets the lease, which is renewed at a third of its length until the hold is released.
+// The default is [DefaultLease]. The server ends a hold whose lease is not renewed any more, so the
+// lease is how long a lock stays held after its holder crashed.
+func WithLease(lease time.Duration) Option {
+	return func(r *request) { r.lease, r.fixed = lease, false }
+}
+
+// WithFixedLease sets a lease that is not renewed. The hold is lost when it ends.
+func WithFixedLease(lease time.Duration) Option {
+	return func(r *request) { r.lease, r.fixed = lease, true }
+}
+
+// WithTimeout limits how long an acquisition waits. It fails with [ErrTimeout] then. 0 tries once,
+// and fails with [ErrNotAcquired] if the lock is held. Without it the context alone limits the wait.
+func WithTimeout(timeout time.Duration) Option {
+	return func(r *request) { r.timeout = max(0, timeout) }
+}
+
+// WithSession ends the hold this long after the last of the connections that used it has closed, so
+// that a crash is noticed sooner than by the lease. Connections of the pool may close at any time, so
+// the hold is renewed at a third of the smaller of lease and grace, and counts as lost when that
+// smaller time has passed without an answer. It needs a renewed lease.
+func WithSession(grace time.Duration) Option {
+	return func(r *request) { r.session = max(0, grace) }
+}
+
+// WithOwner names the owner. Acquiring again what this owner holds already through the same [Client]
+// counts a re-entry: the lock is released with the last of the holds. Without it every acquisition has
+// an owner of its own. Name one owner for one thread of control only: concurrent requests of one owner
+// for one key wait for each other, and those of different clients end each other with [ErrSuperseded].
+func WithOwner(owner string) Option {
+	return func(r *request) { r.owner = owner }
+}
+
+// WithNote stores a text of at most 256 bytes with the hold, which RLOCK.INFO shows.
+func WithNote(note string) Option {
+	return func(r *request) { r.note = note }
+}
+
+// WithGrace sets how long the server keeps the place of a waiter of a fair lock whose connection has
+// closed. The default is the server's rlock.fair-grace-ms.
+func WithGrace(grace time.Duration) Option {
+	return func(r *request) { r.grace = max(0, grace) }
+}

@@ -1,0 +1,880 @@
+package rlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/rlock-redis/rlock-go"
+	"github.com/rlock-redis/rlock-go/internal/testserver"
+)
+
+var ctx = context.Background()
+
+// bench is a server, a connection of the test's own, and a client.
+type bench struct {
+	*testing.T
+	*testserver.Server
+	direct *redis.Client
+	*rlock.Client
+}
+
+func newBench(t *testing.T, options ...string) *bench {
+	t.Parallel()
+	server := testserver.Start(t, options...)
+	b := &bench{T: t, Server: server, direct: redis.NewClient(&redis.Options{Addr: server.Addr})}
+	t.Cleanup(func() { _ = b.direct.Close() })
+	b.Client = b.client(server.Addr)
+	return b
+}
+
+// client returns a further client, which is closed with the test.
+func (b *bench) client(addr string, options ...rlock.ClientOption) *rlock.Client {
+	return newClient(b.T, &redis.UniversalOptions{Addrs: []string{addr}}, options...)
+}
+
+func newClient(t *testing.T, o *redis.UniversalOptions, options ...rlock.ClientOption) *rlock.Client {
+	rdb := redis.NewUniversalClient(o)
+	c := rlock.New(rdb, options...)
+	t.Cleanup(func() {
+		_ = c.Close()
+		_ = rdb.Close()
+	})
+	return c
+}
+
+func (b *bench) do(args ...any) any {
+	b.Helper()
+	reply, err := b.direct.Do(ctx, args...).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		b.Fatalf("%v: %v", args, err)
+	}
+	return reply
+}
+
+// holders and waiters of a key, of whatever kind.
+func count(rdb redis.UniversalClient, key string) (holders, waiters int) {
+	info, _ := rdb.Do(ctx, "RLOCK.INFO", key).Result()
+	text := fmt.Sprint(info)
+	_, _ = fmt.Sscan(after(text, "holders-count"), &holders)
+	_, _ = fmt.Sscan(after(text, "waiters"), &waiters)
+	return holders, waiters
+}
+
+func after(text, word string) string {
+	_, rest, _ := strings.Cut(text, word)
+	return strings.TrimLeft(rest, ": ")
+}
+
+func (b *bench) waiting(key string, n int) {
+	b.Helper()
+	testserver.Eventually(b, func() bool {
+		_, waiters := count(b.direct, key)
+		return waiters == n
+	})
+}
+
+// free waits until nobody holds the key or waits for it.
+func (b *bench) free(key string) {
+	b.Helper()
+	testserver.Eventually(b, func() bool {
+		holders, waiters := count(b.direct, key)
+		return holders == 0 && waiters == 0
+	})
+}
+
+func must[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
+func wants(t testing.TB, err, reason error) {
+	t.Helper()
+	if !errors.Is(err, reason) {
+		t.Fatalf("the error is %v, not %v", err, reason)
+	}
+}
+
+func lost(t testing.TB, hold *rlock.Hold, within time.Duration) {
+	t.Helper()
+	select {
+	case <-hold.Context().Done():
+		wants(t, context.Cause(hold.Context()), rlock.ErrLost)
+	case <-time.After(within):
+		t.Fatal("the loss is not told")
+	}
+	if hold.Held() {
+		t.Fatal("it believes to hold after the loss was told")
+	}
+}
+
+func held(t testing.TB, hold *rlock.Hold) {
+	t.Helper()
+	if !hold.Held() || hold.Context().Err() != nil {
+		t.Fatalf("it is not held: %v", context.Cause(hold.Context()))
+	}
+}
+
+// later runs an acquisition in a goroutine.
+func later(acquire func() (*rlock.Hold, error)) func(testing.TB) (*rlock.Hold, error) {
+	type result struct {
+		hold *rlock.Hold
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		hold, err := acquire()
+		done <- result{hold, err}
+	}()
+	return func(t testing.TB) (*rlock.Hold, error) {
+		t.Helper()
+		select {
+		case r := <-done:
+			return r.hold, r.err
+		case <-time.After(30 * time.Second):
+			t.Fatal("the acquisition does not end")
+			return nil, nil
+		}
+	}
+}
+
+type acquire func(c *rlock.Client, options ...rlock.Option) (*rlock.Hold, error)
+
+var kinds = map[string]acquire{
+	"mutex": func(c *rlock.Client, o ...rlock.Option) (*rlock.Hold, error) { return c.Lock(ctx, "mutex", o...) },
+	"fair":  func(c *rlock.Client, o ...rlock.Option) (*rlock.Hold, error) { return c.FairLock(ctx, "fair", o...) },
+	"write": func(c *rlock.Client, o ...rlock.Option) (*rlock.Hold, error) { return c.WLock(ctx, "write", o...) },
+	"semaphore": func(c *rlock.Client, o ...rlock.Option) (*rlock.Hold, error) {
+		return c.Acquire(ctx, "semaphore", 2, o...)
+	},
+	"many": func(c *rlock.Client, o ...rlock.Option) (*rlock.Hold, error) {
+		return c.LockMany(ctx, []string{"many", "many2"}, o...)
+	},
+}
+
+func TestEveryKindExcludesAndHandsOver(t *testing.T) {
+	b := newBench(t)
+	must(b.InitSemaphore(ctx, "semaphore", 3, 0))(t)
+	for key, acquire := range kinds {
+		first := must(acquire(b.Client, rlock.WithTimeout(0)))(t)
+		held(t, first)
+		_, err := acquire(b.Client, rlock.WithTimeout(0))
+		wants(t, err, rlock.ErrNotAcquired)
+		_, err = acquire(b.Client, rlock.WithTimeout(50*time.Millisecond))
+		wants(t, err, rlock.ErrTimeout)
+		b.waiting(key, 0)
+		second := later(func() (*rlock.Hold, error) { return acquire(b.Client) })
+		b.waiting(key, 1)
+		if err := first.Release(ctx); err != nil {
+			t.Fatal(key, err)
+		}
+		if first.Held() {
+			t.Fatal("it is held after its release")
+		}
+		hold := must(second(t))(t)
+		if hold.Token() <= first.Token() {
+			t.Fatalf("%s: token %d after %d", key, hold.Token(), first.Token())
+		}
+		if err := hold.Release(ctx); err != nil {
+			t.Fatal(key, err)
+		}
+		b.free(key)
+	}
+}
+
+func TestReadersShareAndKeepWritersOut(t *testing.T) {
+	b := newBench(t)
+	one, other := must(b.RLock(ctx, "k"))(t), must(b.RLock(ctx, "k"))(t)
+	_, err := b.WLock(ctx, "k", rlock.WithTimeout(0))
+	wants(t, err, rlock.ErrNotAcquired)
+	_, _ = one.Release(ctx), other.Release(ctx)
+	b.free("k")
+}
+
+func TestSemaphoreIsInitialisedOnce(t *testing.T) {
+	b := newBench(t)
+	_, err := b.Acquire(ctx, "k", 1)
+	wants(t, err, rlock.ErrRefused)
+	if !must(b.InitSemaphore(ctx, "k", 2, time.Minute))(t) || must(b.InitSemaphore(ctx, "k", 2, 0))(t) {
+		t.Fatal("it was made twice or not at all")
+	}
+	var refused *rlock.Error
+	if _, err = b.Acquire(ctx, "k", 3); !errors.As(err, &refused) || refused.Code != "ERR" {
+		t.Fatal(err)
+	}
+}
+
+func TestInvalidOptionsAreMisuse(t *testing.T) {
+	b := newBench(t)
+	for _, option := range []rlock.Option{rlock.WithLease(0), rlock.WithGrace(0), rlock.WithSession(0)} {
+		var asked *rlock.Error
+		if _, err := b.Lock(ctx, "k", option); err == nil || errors.As(err, &asked) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.LockMany(ctx, nil); err == nil {
+		t.Fatal("no keys are accepted")
+	}
+}
+
+func TestNoteAndLeaseReachTheServer(t *testing.T) {
+	b := newBench(t)
+	must(b.Lock(ctx, "k", rlock.WithNote("build 7"), rlock.WithLease(time.Hour)))(t)
+	if info := fmt.Sprint(b.do("RLOCK.INFO", "k")); !strings.Contains(info, "build 7") {
+		t.Fatal(info)
+	}
+	if left := b.do("RLOCK.PTTL", "k").(int64); left < 3500_000 {
+		t.Fatal(left)
+	}
+}
+
+func TestNamedOwnerEntersAgain(t *testing.T) {
+	b := newBench(t)
+	alice := rlock.WithOwner("alice")
+	outer, inner := must(b.TryLock(ctx, "k", alice))(t), must(b.TryLock(ctx, "k", alice))(t)
+	if outer.Token() != inner.Token() || b.do("RLOCK.HOLDS", "k", "alice") != int64(1) {
+		t.Fatal("the re-entry is not counted in the client")
+	}
+	for range 2 { // The second time does nothing.
+		if err := outer.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held(t, inner)
+	_, err := b.TryLock(ctx, "k")
+	wants(t, err, rlock.ErrNotAcquired)
+	if err := inner.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.free("k")
+}
+
+func TestReentryOfLostHoldFails(t *testing.T) {
+	b := newBench(t)
+	alice := rlock.WithOwner("alice")
+	hold := must(b.Lock(ctx, "k", alice, rlock.WithFixedLease(100*time.Millisecond)))(t)
+	lost(t, hold, 10*time.Second)
+	_, err := b.Lock(ctx, "k", alice)
+	wants(t, err, rlock.ErrLost)
+	wants(t, hold.Release(ctx), rlock.ErrLost)
+	must(b.Lock(ctx, "k", alice))(t)
+}
+
+func TestGoroutinesOfOneOwnerLeaveNothing(t *testing.T) {
+	b := newBench(t)
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			for range 10 {
+				hold, err := b.Lock(ctx, "k", rlock.WithOwner("one"))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := hold.Release(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	b.free("k")
+}
+
+func TestContentionExcludes(t *testing.T) {
+	b := newBench(t)
+	var inside, entered atomic.Int32
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			for range 4 {
+				err := b.Client.Run(ctx, "k", func(context.Context, *rlock.Hold) error {
+					if inside.Add(1) != 1 {
+						t.Error("two are inside")
+					}
+					entered.Add(1)
+					inside.Add(-1)
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if entered.Load() != 200 {
+		t.Fatal(entered.Load())
+	}
+	b.free("k")
+}
+
+func TestFixedLeaseIsLostAtItsDeadline(t *testing.T) {
+	b := newBench(t)
+	hold := must(b.Lock(ctx, "k", rlock.WithFixedLease(400*time.Millisecond)))(t)
+	lost(t, hold, 10*time.Second)
+	wants(t, hold.Release(ctx), rlock.ErrLost)
+	b.free("k")
+}
+
+func TestLossIsToldBeforeTheLeaseEndsWhileTheServerStalls(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	hold := must(b.client(proxy.Addr).Lock(ctx, "k", rlock.WithLease(3*time.Second)))(t)
+	proxy.Stall(true)
+	lost(t, hold, 10*time.Second)
+	if left := b.do("RLOCK.PTTL", "k").(int64); left < 0 {
+		t.Fatal("the loss was told after the lease has ended")
+	}
+	proxy.Stall(false)
+	wants(t, hold.Release(ctx), rlock.ErrLost)
+	b.free("k")
+}
+
+func TestRenewalOutlivesErrors(t *testing.T) {
+	b := newBench(t)
+	hold := must(b.Lock(ctx, "k", rlock.WithLease(4*time.Second)))(t)
+	b.do("REPLICAOF", "127.0.0.1", "1") // READONLY
+	time.Sleep(2 * time.Second)
+	b.do("REPLICAOF", "NO", "ONE")
+	time.Sleep(3 * time.Second)
+	held(t, hold)
+	if err := hold.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.free("k")
+}
+
+func TestRenewalOutlivesCutConnections(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	hold := must(b.client(proxy.Addr).Lock(ctx, "k", rlock.WithLease(time.Second)))(t)
+	for range 20 {
+		proxy.Cut()
+		time.Sleep(100 * time.Millisecond)
+	}
+	held(t, hold)
+}
+
+func TestForcedReleaseIsTold(t *testing.T) {
+	b := newBench(t)
+	hold := must(b.Lock(ctx, "k", rlock.WithLease(2*time.Second)))(t)
+	other := must(b.Lock(ctx, "other"))(t)
+	b.do("RLOCK.FORCERELEASE", "k")
+	b.do("RLOCK.FORCERELEASE", "other")
+	wants(t, other.Release(ctx), rlock.ErrLost)
+	lost(t, hold, 1500*time.Millisecond)
+}
+
+func TestClockJumpIsALoss(t *testing.T) {
+	b := newBench(t)
+	var ahead atomic.Int64
+	began := time.Now()
+	clock := func() time.Duration { return time.Since(began) + time.Duration(ahead.Load()) }
+	hold := must(b.client(b.Addr, rlock.WithClock(clock)).Lock(ctx, "k"))(t)
+	held(t, hold)
+	ahead.Store(int64(time.Hour))
+	if hold.Held() {
+		t.Fatal("it believes to hold after an hour")
+	}
+	lost(t, hold, 5*time.Second)
+}
+
+func TestReplyThatComesAfterItsLeaseIsNoGrant(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	var ahead atomic.Int64
+	began := time.Now()
+	c := b.client(proxy.Addr, rlock.WithClock(func() time.Duration { return time.Since(began) + time.Duration(ahead.Load()) }))
+	must(c.Lock(ctx, "warm"))(t)
+	proxy.Delay(300 * time.Millisecond)
+	acquiring := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k") })
+	testserver.Eventually(t, func() bool { holders, _ := count(b.direct, "k"); return holders == 1 })
+	ahead.Store(int64(time.Hour)) // The process sleeps before it reads the reply.
+	hold := must(acquiring(t))(t)
+	held(t, hold)
+	if err := hold.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.free("k")
+}
+
+func TestExpiredClaimIsNotEntered(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	c := b.client(proxy.Addr)
+	holder := must(b.Lock(ctx, "k"))(t)
+	waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k", rlock.WithLease(500*time.Millisecond)) })
+	b.waiting("k", 1)
+	proxy.Stall(true)
+	_ = holder.Release(ctx)
+	other := must(b.Lock(ctx, "k"))(t) // After the claim has expired.
+	proxy.Stall(false)
+	b.waiting("k", 1)
+	held(t, other)
+	_ = other.Release(ctx)
+	hold := must(waiting(t))(t)
+	if hold.Token() <= other.Token() {
+		t.Fatal("it entered with the grant that had expired")
+	}
+	_ = hold.Release(ctx)
+	b.free("k")
+}
+
+func TestRefusedClaimIsNotEntered(t *testing.T) {
+	b := newBench(t)
+	holder := must(b.Lock(ctx, "k"))(t)
+	b.do("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-rlock.renew")
+	c := newClient(t, &redis.UniversalOptions{Addrs: []string{b.Addr}, Username: "app", Password: "secret"})
+	waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k") })
+	b.waiting("k", 1)
+	_ = holder.Release(ctx)
+	_, err := waiting(t)
+	wants(t, err, rlock.ErrRefused)
+	b.free("k")
+}
+
+func TestLostRepliesLeaveOneHold(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	c := b.client(proxy.Addr)
+	must(c.Lock(ctx, "warm"))(t)
+	for range 5 {
+		proxy.LoseReplies(1)
+		hold := must(c.Lock(ctx, "k"))(t)
+		proxy.LoseReplies(1)
+		if err := hold.Release(ctx); err != nil || proxy.LosesReplies() {
+			t.Fatal(err)
+		}
+		b.free("k")
+		proxy.LoseReplies(1)
+		hold = must(c.TryLock(ctx, "k"))(t)
+		proxy.LoseReplies(1)
+		if err := hold.ReleaseAndKeep(ctx, 20*time.Millisecond); err != nil || proxy.LosesReplies() {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWaitSurvivesLostConnections(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	holder := must(b.Lock(ctx, "k"))(t)
+	c := b.client(proxy.Addr)
+	waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k") })
+	for range 3 {
+		b.waiting("k", 1)
+		proxy.Cut()
+		b.waiting("k", 0)
+	}
+	b.waiting("k", 1)
+	_ = holder.Release(ctx)
+	must(waiting(t))(t)
+}
+
+func TestWaitEndsInTimeWithoutServer(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	c := b.client(proxy.Addr)
+	must(c.Lock(ctx, "warm"))(t)
+	proxy.Stall(true)
+	began := time.Now()
+	_, err := c.Lock(ctx, "k", rlock.WithTimeout(500*time.Millisecond))
+	wants(t, err, rlock.ErrTimeout)
+	if took := time.Since(began); took > 1500*time.Millisecond {
+		t.Fatal(took)
+	}
+	proxy.Stall(false)
+	b.free("k")
+}
+
+func TestCancelLeavesNothing(t *testing.T) {
+	for stage, harm := range map[string]func(*testserver.Proxy){
+		"waiting": func(*testserver.Proxy) {},
+		"overtaken": func(p *testserver.Proxy) { // The settlement arrives before the request.
+			p.Delay(time.Second)
+			time.AfterFunc(40*time.Millisecond, func() { p.Delay(0) })
+		},
+		"reply on way": func(p *testserver.Proxy) { p.Delay(400 * time.Millisecond) },
+		"stalled":      func(p *testserver.Proxy) { p.Stall(true); time.AfterFunc(time.Second, func() { p.Stall(false) }) },
+		"reply lost":   func(p *testserver.Proxy) { p.LoseReplies(1) },
+	} {
+		t.Run(stage, func(t *testing.T) {
+			b := newBench(t)
+			proxy := testserver.StartProxy(t, b.Addr)
+			c := b.client(proxy.Addr)
+			must(c.Lock(ctx, "warm"))(t)
+			must(b.Lock(ctx, "taken"))(t)
+			for key, acquire := range map[string]func(context.Context) (*rlock.Hold, error){
+				"taken": func(ctx context.Context) (*rlock.Hold, error) { return c.Lock(ctx, "taken") },
+				"free":  func(ctx context.Context) (*rlock.Hold, error) { return c.TryLock(ctx, "free") },
+				"rest":  func(ctx context.Context) (*rlock.Hold, error) { return c.LockMany(ctx, []string{"rest", "taken"}) },
+			} {
+				harm(proxy)
+				cancellable, cancel := context.WithCancel(ctx)
+				result := later(func() (*rlock.Hold, error) { return acquire(cancellable) })
+				time.Sleep(50 * time.Millisecond)
+				cancel()
+				began := time.Now()
+				if hold, err := result(t); err == nil {
+					_ = hold.Release(cancellable) // It was granted before: the release goes on without the context.
+				} else {
+					wants(t, err, context.Canceled)
+				}
+				if took := time.Since(began); took > 2*time.Second {
+					t.Fatal("cancelling takes", took)
+				}
+				b.waiting("taken", 0)
+				if key != "taken" {
+					b.free(key)
+				}
+				time.Sleep(700 * time.Millisecond) // What was on its way has arrived.
+				b.waiting("taken", 0)
+				if key != "taken" {
+					b.free(key)
+				}
+			}
+		})
+	}
+}
+
+func TestContextDeadlineIsATimeout(t *testing.T) {
+	b := newBench(t)
+	must(b.Lock(ctx, "k"))(t)
+	limited, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	_, err := b.Lock(limited, "k")
+	wants(t, err, rlock.ErrTimeout)
+	wants(t, err, context.DeadlineExceeded)
+	b.waiting("k", 0)
+}
+
+func TestHoldEndsWithTheCallersContext(t *testing.T) {
+	b := newBench(t)
+	cancellable, cancel := context.WithCancelCause(ctx)
+	hold := must(b.Lock(cancellable, "k"))(t)
+	stop := errors.New("stop")
+	cancel(stop)
+	<-hold.Context().Done()
+	wants(t, context.Cause(hold.Context()), stop)
+	if !hold.Held() {
+		t.Fatal("the lock itself is released by its owner only")
+	}
+	_ = hold.Release(cancellable)
+	b.free("k")
+}
+
+func TestCloseLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	hold := must(b.Lock(ctx, "held"))(t)
+	must(b.client(b.Addr).TryLock(ctx, "taken"))(t) // No wait, no subscriber.
+	waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "taken") })
+	b.waiting("taken", 1)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := waiting(t)
+	wants(t, err, rlock.ErrClosed)
+	wants(t, context.Cause(hold.Context()), rlock.ErrClosed)
+	b.free("held")
+	b.waiting("taken", 0)
+	_, err = b.Lock(ctx, "k")
+	wants(t, err, rlock.ErrClosed)
+	testserver.Eventually(t, func() bool {
+		clients := b.do("CLIENT", "LIST", "TYPE", "pubsub").(string)
+		return clients == ""
+	})
+}
+
+func TestCloseIsShortWithoutServer(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	c := b.client(proxy.Addr)
+	must(c.Lock(ctx, "k"))(t)
+	proxy.Stall(true)
+	began := time.Now()
+	_ = c.Close()
+	if took := time.Since(began); took > 8*time.Second {
+		t.Fatal(took)
+	}
+}
+
+func TestReleaseAndKeepClosesTheLock(t *testing.T) {
+	b := newBench(t)
+	hold := must(b.Lock(ctx, "k"))(t)
+	if err := hold.ReleaseAndKeep(ctx, 200*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.TryLock(ctx, "k")
+	wants(t, err, rlock.ErrNotAcquired)
+	must(b.Lock(ctx, "k"))(t)
+	reader := must(b.RLock(ctx, "r"))(t)
+	if reader.ReleaseAndKeep(ctx, time.Second) == nil || !reader.Held() {
+		t.Fatal("a reader cannot keep the lock closed")
+	}
+}
+
+func TestSessionEndsWithTheProcess(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	hold := must(b.client(proxy.Addr).Lock(ctx, "k", rlock.WithLease(time.Hour), rlock.WithSession(time.Second)))(t)
+	proxy.Cut()
+	time.Sleep(1500 * time.Millisecond)
+	held(t, hold) // It was renewed over another connection.
+	proxy.Stall(true)
+	lost(t, hold, 10*time.Second)
+	proxy.Cut()
+	b.free("k")
+}
+
+func TestErrorsAreTyped(t *testing.T) {
+	b := newBench(t)
+	b.do("SET", "text", "1")
+	var refused *rlock.Error
+	if _, err := b.Lock(ctx, "text"); !errors.As(err, &refused) || refused.Code != "WRONGTYPE" {
+		t.Fatal(err)
+	}
+
+	alice, bob := rlock.WithOwner("alice"), rlock.WithOwner("bob")
+	must(b.Lock(ctx, "stock", alice))(t)
+	orders := must(b.Lock(ctx, "orders", bob))(t)
+	waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "orders", alice) })
+	b.waiting("orders", 1)
+	_, err := b.Lock(ctx, "stock", bob)
+	wants(t, err, rlock.ErrDeadlock)
+	_ = orders.Release(ctx)
+	must(waiting(t))(t)
+}
+
+func TestSupersededRequestLeavesTheNewerOneAlone(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	c, alice := b.client(proxy.Addr), rlock.WithOwner("alice")
+	_, err := c.Lock(ctx, "warm", rlock.WithTimeout(time.Second))
+	wants(t, err, nil)
+	must(b.Lock(ctx, "k"))(t)
+	proxy.LoseReplies(1) // So that the older request has something to settle.
+	older := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k", alice) })
+	testserver.Eventually(t, func() bool { return !proxy.LosesReplies() })
+	b.waiting("k", 1)
+	proxy.Delay(400 * time.Millisecond) // It hears of its end when the newer one holds.
+	newer := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k", alice, rlock.WithNote("newer")) })
+	testserver.Eventually(t, func() bool { return strings.Contains(fmt.Sprint(b.do("RLOCK.WAITERS", "k")), "newer") })
+	b.do("RLOCK.FORCERELEASE", "k")
+	hold := must(newer(t))(t)
+	_, err = older(t)
+	wants(t, err, rlock.ErrSuperseded)
+	time.Sleep(500 * time.Millisecond)
+	if err := hold.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestQuarantineIsUnavailable(t *testing.T) {
+	b := newBench(t)
+	b.do("CONFIG", "SET", "rlock.quarantine-ms", "3600000")
+	var e *rlock.Error
+	if _, err := b.TryLock(ctx, "k"); !errors.As(err, &e) || e.Reason != rlock.ErrUnavailable || e.RetryAfter < time.Minute {
+		t.Fatal(err)
+	}
+	waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k") })
+	time.Sleep(100 * time.Millisecond)
+	b.do("CONFIG", "SET", "rlock.quarantine-ms", "0")
+	must(waiting(t))(t)
+}
+
+func TestServerWithoutTheModule(t *testing.T) {
+	t.Parallel()
+	server := testserver.StartPlain(t)
+	c := newClient(t, &redis.UniversalOptions{Addrs: []string{server.Addr}})
+	_, err := c.Lock(ctx, "k")
+	wants(t, err, rlock.ErrModuleMissing)
+}
+
+func TestRunReturnsWhatTheWorkReturns(t *testing.T) {
+	b := newBench(t)
+	failure := errors.New("failure")
+	fails := func(context.Context, *rlock.Hold) error { return failure }
+	if err := b.Client.Run(ctx, "k", fails); err != failure {
+		t.Fatal(err)
+	}
+	takes := func(ctx context.Context, hold *rlock.Hold) error {
+		b.do("RLOCK.FORCERELEASE", "k")
+		<-ctx.Done()
+		return nil
+	}
+	wants(t, b.Client.Run(ctx, "k", takes, rlock.WithLease(300*time.Millisecond)), rlock.ErrLost)
+	func() {
+		defer func() { _ = recover() }()
+		_ = b.Client.Run(ctx, "k", func(context.Context, *rlock.Hold) error { panic("panic") })
+	}()
+	b.free("k")
+}
+
+func TestLeaderIsReelectedAfterALoss(t *testing.T) {
+	b := newBench(t)
+	cancellable, cancel := context.WithCancel(ctx)
+	defer cancel()
+	elected := make(chan int64)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- b.Lead(cancellable, "k", func(ctx context.Context, hold *rlock.Hold) error {
+			elected <- hold.Token()
+			<-ctx.Done()
+			return ctx.Err()
+		}, rlock.WithLease(300*time.Millisecond))
+	}()
+	first := <-elected
+	b.do("RLOCK.FORCERELEASE", "k")
+	if second := <-elected; second <= first {
+		t.Fatal(second)
+	}
+	cancel()
+	wants(t, <-ended, context.Canceled)
+	b.free("k")
+	failure := errors.New("failure")
+	if err := b.Lead(ctx, "k", func(context.Context, *rlock.Hold) error { return failure }); err != failure {
+		t.Fatal(err)
+	}
+}
+
+func TestManyLocksAreRenewedOverASlowNetwork(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	c := newClient(t, &redis.UniversalOptions{Addrs: []string{proxy.Addr}})
+	proxy.Delay(200 * time.Millisecond)
+	var all sync.WaitGroup
+	holds := make([]*rlock.Hold, 60)
+	for i := range holds {
+		all.Go(func() { holds[i], _ = c.Lock(ctx, fmt.Sprint("k", i), rlock.WithLease(3*time.Second)) })
+	}
+	all.Wait()
+	for range 40 {
+		time.Sleep(100 * time.Millisecond)
+		for _, hold := range holds {
+			held(t, hold)
+		}
+	}
+}
+
+func TestConnectionIsTheApplications(t *testing.T) {
+	b := newBench(t)
+	b.do("ACL", "SETUSER", "app", "on", ">secret", "~app:*", "&*", "+@all")
+	b.do("CONFIG", "SET", "requirepass", "other")
+	o := &redis.UniversalOptions{Addrs: []string{b.Addr}, DB: 3, Username: "app", Password: "secret"}
+	c := newClient(t, o, rlock.WithPrefix("app:"))
+	hold := must(c.Lock(ctx, "k"))(t)
+	waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k") })
+	admin := redis.NewClient(&redis.Options{Addr: b.Addr, DB: 3, Password: "other"})
+	defer func() { _ = admin.Close() }()
+	testserver.Eventually(t, func() bool { _, waiters := count(admin, "app:k"); return waiters == 1 })
+	_ = hold.Release(ctx)
+	hold = must(waiting(t))(t)
+	_ = hold.Release(ctx)
+	if keys := must(admin.DBSize(ctx).Result())(t); keys != 0 {
+		t.Fatal(keys)
+	}
+	o.Password = "wrong"
+	_, err := newClient(t, o).Lock(ctx, "k")
+	wants(t, err, rlock.ErrRefused)
+}
+
+func TestPoolOfOneConnectionSuffices(t *testing.T) {
+	b := newBench(t)
+	c := newClient(t, &redis.UniversalOptions{Addrs: []string{b.Addr}, PoolSize: 1, Protocol: 2})
+	hold := must(c.Lock(ctx, "k", rlock.WithLease(time.Second)))(t)
+	var waits []func(testing.TB) (*rlock.Hold, error)
+	for range 30 {
+		waits = append(waits, later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k") }))
+	}
+	b.waiting("k", 30)
+	time.Sleep(1500 * time.Millisecond)
+	held(t, hold)
+	_ = hold.Release(ctx)
+	var all sync.WaitGroup
+	for _, wait := range waits {
+		all.Go(func() {
+			if hold, err := wait(t); err != nil {
+				t.Error(err)
+			} else {
+				_ = hold.Release(ctx)
+			}
+		})
+	}
+	all.Wait()
+	b.free("k")
+}
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	nodes := testserver.StartCluster(t)
+	var addrs []string
+	for _, node := range nodes {
+		addrs = append(addrs, node.Addr)
+	}
+	o := &redis.UniversalOptions{Addrs: addrs, IsClusterMode: true}
+	direct := redis.NewUniversalClient(o)
+	defer func() { _ = direct.Close() }()
+	c := newClient(t, o)
+	var all sync.WaitGroup
+	for i := range 30 {
+		all.Go(func() {
+			key := fmt.Sprint("k}", i) // No hash tag.
+			hold, err := c.Lock(ctx, key, rlock.WithLease(time.Second))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, key) })
+			testserver.Eventually(t, func() bool { _, waiters := count(direct, key); return waiters == 1 })
+			time.Sleep(1500 * time.Millisecond)
+			held(t, hold)
+			_ = hold.Release(ctx)
+			if hold, err = waiting(t); err != nil {
+				t.Error(err)
+				return
+			}
+			_ = hold.Release(ctx)
+		})
+	}
+	all.Wait()
+	keys := []string{"{tag}1", "{tag}2"}
+	both := must(c.LockMany(ctx, keys))(t)
+	waiting := later(func() (*rlock.Hold, error) { return c.LockMany(ctx, keys) })
+	testserver.Eventually(t, func() bool { _, waiters := count(direct, keys[1]); return waiters == 1 })
+	_ = both.Release(ctx)
+	must(waiting(t))(t)
+	_, err := c.LockMany(ctx, []string{"a", "b"})
+	wants(t, err, rlock.ErrRefused)
+
+	// A node that stalls loses its own locks only.
+	var holds []*rlock.Hold
+	masters := map[string]string{}
+	cluster := direct.(*redis.ClusterClient)
+	for i := range 12 {
+		key := fmt.Sprint("stall", i)
+		holds = append(holds, must(c.Lock(ctx, key, rlock.WithLease(1500*time.Millisecond)))(t))
+		masters[key] = must(cluster.MasterForKey(ctx, key))(t).Options().Addr
+	}
+	_ = nodes[0].Process.Signal(syscall.SIGSTOP)
+	defer func() { _ = nodes[0].Process.Signal(syscall.SIGCONT) }()
+	time.Sleep(3 * time.Second)
+	for i, hold := range holds {
+		if onStalled := masters[fmt.Sprint("stall", i)] == nodes[0].Addr; hold.Held() == onStalled {
+			t.Fatalf("on the stalled node: %v, held: %v", onStalled, hold.Held())
+		}
+	}
+}
