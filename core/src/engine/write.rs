@@ -190,8 +190,9 @@ impl Engine {
             if tx.limits.may_grant != MayGrant::Yes
                 && let Value::Lock(lock) = tx.keys.value(id)
             {
-                // What is due but has to wait, as a free fair lock does for its head, is looked at again.
-                self.alarms.delay_due(lock.alarm(), tx.now, tx.now.after_ms(PAUSED_RETRY_MS));
+                // A free fair lock is due until it is reserved for its head, which has to wait.
+                let until_us = lock.next_end_us().unwrap_or(tx.now.after_ms(PAUSED_RETRY_MS));
+                self.alarms.delay_due(lock.alarm(), tx.now, until_us);
             }
             if let Some(name) = self.name(&mut tx.at(id)) {
                 self.registry.tidy(name);

@@ -314,6 +314,11 @@ impl Lock {
         if self.holds().is_empty() && self.queue().is_some_and(|queue| queue.reserved_until_us().is_none()) {
             return Some(0);
         }
+        self.next_end_us()
+    }
+
+    /// When the next lease, place or reservation ends.
+    pub(crate) fn next_end_us(&self) -> Option<u64> {
         let lease_us = match self.index() {
             Some(index) => index.first_deadline_us(),
             None => self.holds().iter().map(Hold::deadline_us).min(),
