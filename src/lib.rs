@@ -15,6 +15,7 @@
 )]
 
 mod arguments;
+mod channels;
 mod clock;
 mod commands;
 mod configuration;

@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 
 use super::callbacks::OWN_DELETE;
 use super::{Arg, Ctx, OwnedString, api, datatype};
+use crate::channels;
 use crate::commands;
-use crate::notices;
 
 /// How many keys of the server have expired.
 static EXPIRED: AtomicU64 = AtomicU64::new(0);
@@ -305,7 +305,7 @@ impl Keyspace for Keys<'_> {
         // The owner, for which any word will do.
         words.push(name.arg());
         words.extend(mode.as_ref().map(OwnedString::arg));
-        let channel = request.notify.and_then(|channel| notices::name_of(self.ctx, channel));
+        let channel = request.notify.and_then(|channel| channels::name_of(self.ctx, channel));
         self.ctx.client_may_run(client, &words, channel.as_ref().map(OwnedString::arg), self.db)
     }
 }
