@@ -24,6 +24,7 @@ mod eviction;
 mod execute;
 mod ffi;
 mod info;
+mod jobs;
 mod load;
 mod notices;
 mod options;

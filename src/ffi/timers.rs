@@ -45,7 +45,7 @@ pub(crate) fn has_keys() -> bool {
 #[derive(Clone, Copy)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
 
-/// Starts a timer that calls `timer::on_timer` after `delay_ms`.
+/// Starts a timer that calls `jobs::on_timer` after `delay_ms`.
 pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
     let ctx = DETACHED.load(Ordering::Relaxed);
     if ctx.is_null() {
@@ -87,6 +87,6 @@ pub(crate) fn stop_timer(timer: TimerId) {
 unsafe extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
     guard((), || {
         // SAFETY: the server gives a context that is alive during the callback.
-        crate::timer::on_timer(unsafe { Ctx::new(ctx) });
+        crate::jobs::on_timer(unsafe { Ctx::new(ctx) });
     });
 }
