@@ -41,7 +41,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     timer::went_off();
     if HAS_RUN.swap(true, Ordering::Relaxed) {
         // There the server has read the clock anew.
-        ffi::arm_in_next_turn();
+        ffi::in_next_turn(timer::arm_soon);
         return;
     }
     let flags = ctx.flags();

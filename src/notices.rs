@@ -18,7 +18,7 @@ use rlock_core::{Answer, Channel, Engine, Notice, Told, US_PER_MS};
 
 use crate::channels;
 use crate::clock;
-use crate::ffi::{self, Ctx, MainThread};
+use crate::ffi::{Ctx, MainThread};
 use crate::reply;
 use crate::server;
 use crate::shard_channels;
@@ -169,7 +169,7 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
     }
     publish_some(ctx);
     if outgoing() > 0 {
-        ffi::wake_event_loop();
+        turn::wake_event_loop();
     } else {
         with(Notices::forget_closed);
     }
@@ -230,7 +230,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
 fn take_back(ticket: u64, why: fn(&mut Engine, u64)) {
     state::tell(|engine| why(engine, ticket));
     timer::arm_soon();
-    ffi::wake_event_loop();
+    turn::wake_event_loop();
 }
 
 fn publish(ctx: Ctx<'_>, notice: Notice, answer: Answer) {

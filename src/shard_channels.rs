@@ -19,10 +19,11 @@ use rlock_core::{Channel, slot_of};
 
 use crate::channels;
 use crate::clock;
-use crate::ffi::{self, Ctx, MainThread};
+use crate::ffi::{Ctx, MainThread};
 use crate::server;
 use crate::state;
 use crate::timer;
+use crate::turn;
 
 /// How long a round may take in one turn of the event loop.
 const BUDGET: Duration = Duration::from_millis(1);
@@ -153,7 +154,7 @@ pub(crate) fn go_on(ctx: Ctx<'_>) {
     let start_us = clock::mono_us();
     while look_at_next(ctx) {
         if Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET {
-            ffi::wake_event_loop();
+            turn::wake_event_loop();
             return;
         }
     }
