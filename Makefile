@@ -110,11 +110,12 @@ test: build ## Test the core, the module, the client and the command line tool, 
 test-all: build ## The same, and the module with waiters by NOTIFY, the tools' own tests, and the examples in doc comments
 	SERVER=$(SERVER) ./scripts/test core module client cli notify tools docs
 
-lint: ## Check format, lints, and the subjects of new commits
+lint: ## Check format, lints, that no modules use each other in a circle, and the subjects of new commits
 	@$(NEED) build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features rlock-client/tls-rustls -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --features tls-rustls
+	./scripts/circles core/src src client/src cli/src
 	./scripts/commits
 
 lines: ## Count the lines of code, by crate and folder

@@ -4,7 +4,6 @@
 use rlock_core::{MAX_OWNER_BYTES, Mode};
 
 use crate::ffi::{Arg, Args};
-use crate::options::{Opt, Options, options};
 use crate::reply::shown;
 
 /// Why arguments are refused: the text of the error.
@@ -49,23 +48,6 @@ fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
     } else {
         Err(ArgumentError::new(format!("the owner has 1 to {MAX_OWNER_BYTES} bytes, not {}", owner.len())))
     }
-}
-
-/// Reads the options of a command for many keys. If they are refused, and the owner has the name of an option, the owner was
-/// forgotten.
-pub(crate) fn options_of_many<'a>(
-    args: Args<'a>,
-    many: &KeysAndOwner<'_>,
-    known: &[Opt],
-) -> Result<Options<'a>, ArgumentError> {
-    options(args, many.options_at, known).map_err(|error| {
-        let names = |option: &Opt| many.owner.eq_ignore_ascii_case(option.row().word.to_bytes());
-        if known.iter().any(names) {
-            ArgumentError::new(format!("the owner is missing: '{}' is in its place", shown(many.owner)))
-        } else {
-            error
-        }
-    })
 }
 
 /// The owner behind several keys. If it is forgotten, the last key or nothing is in its place.

@@ -6,6 +6,7 @@ use crate::clock;
 use crate::eviction;
 use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
+use crate::jobs;
 use crate::notices;
 use crate::propagation;
 use crate::quarantine;
@@ -59,7 +60,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::look_at_files(ctx);
             propagation::on_tick(ctx);
             shard_channels::on_tick(ctx);
-            return timer::on_tick(ctx);
+            return jobs::on_tick(ctx);
         }
         ServerEvent::BeforeSleep => {
             shard_channels::go_on(ctx);
@@ -76,7 +77,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
 fn on_turn(ctx: Ctx<'_>) {
     turn::begin();
     clock::begin_turn();
-    timer::begin_turn();
+    jobs::begin_turn();
     quarantine::look(ctx);
     state::tell(|engine| {
         engine.begin_turn();

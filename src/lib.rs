@@ -1,8 +1,21 @@
 //! rlock: distributed locks inside Redis, as a loadable module.
 //!
-//! How a request travels: `commands` parses and replies, [`execute`] runs it through the engine of `rlock-core` and does
-//! what that decided, `ffi` is the only place that talks to the server's C API. The server's callbacks (timer,
-//! disconnects, notifications) take the same way through [`execute`].
+//! The path of a request: [`commands`] parses it and replies, [`execute`] passes it to the engine of `rlock-core` and carries out
+//! the decision. Jobs of the timer take the same path, from [`jobs`]. Only [`ffi`] talks to the server's C API.
+//!
+//! The layers, from bottom to top. A module uses only modules that this table names before it; `scripts/circles` checks that
+//! there are no circles.
+//!
+//! | layer | modules |
+//! |---|---|
+//! | the server's C API | [`ffi`] |
+//! | clocks, configuration, the state of the server and of the engine | [`clock`], [`configuration`], [`eviction`], [`server`], [`state`], [`turn`], [`propagation`], [`quarantine`] |
+//! | the timer | [`timer`] |
+//! | arguments, replies, values | [`reply`], [`arguments`], [`options`], [`value`] |
+//! | blocked and notified waiters | [`waiting`], [`channels`], [`shard_channels`], [`notices`] |
+//! | execution of requests and jobs | [`execute`], [`jobs`] |
+//! | commands, events and INFO | [`commands`], [`events`], [`info`] |
+//! | loading | [`load`] |
 
 // The server does nothing else while a table is copied into a larger one.
 #![deny(clippy::disallowed_types)]
@@ -15,6 +28,7 @@
 )]
 
 mod arguments;
+mod channels;
 mod clock;
 mod commands;
 mod configuration;
@@ -23,6 +37,7 @@ mod eviction;
 mod execute;
 mod ffi;
 mod info;
+mod jobs;
 mod load;
 mod notices;
 mod options;

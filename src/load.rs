@@ -1,33 +1,62 @@
-//! What `MODULE LOAD` does.
+//! `MODULE LOAD`: registers the module, and gives `ffi` the functions that the server's callbacks call.
 
 use crate::commands;
 use crate::configuration;
+use crate::events;
 use crate::eviction;
-use crate::ffi::{self, Args, LoadError, Registrar, Type};
+use crate::ffi::{self, Args, BlockedCallbacks, Listeners, LoadError, Methods, Registrar, Type};
+use crate::info;
+use crate::jobs;
 use crate::server;
 use crate::state;
 use crate::value;
+use crate::waiting;
+
+ffi::entry_point!(version: MODULE_VERSION, load: load);
 
 /// The version that MODULE LIST shows: major * 10000 + minor * 100 + patch.
-pub(crate) const MODULE_VERSION: i32 = number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+const MODULE_VERSION: i32 = number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
     + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
     + number(env!("CARGO_PKG_VERSION_PATCH"));
 
 /// The name of the data type, as TYPE and SCAN … TYPE show it.
 const TYPE_NAME: &std::ffi::CStr = c"RedisLock";
 
-pub(crate) fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
+/// The functions for the server's callbacks on values.
+static METHODS: Methods = Methods {
+    load: value::load,
+    save: value::save,
+    rewrite: value::rewrite,
+    memory_usage: value::memory_usage,
+    free_effort: value::free_effort,
+    digest: value::digest,
+    begin_file: value::begin_file,
+    end_file: value::end_file,
+    load_aux: value::load_aux,
+    on_unlink: events::on_unlink,
+};
+
+const LISTENERS: Listeners =
+    Listeners { on_server_event: events::on_server_event, on_keyspace_event: events::on_keyspace_event };
+
+const BLOCKED: BlockedCallbacks =
+    BlockedCallbacks { on_answer: waiting::on_answer, on_gone: waiting::on_gone, on_freed: waiting::on_freed };
+
+fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
+    ffi::set_on_timer(jobs::on_timer);
+    ffi::set_blocked_callbacks(BLOCKED);
+    ffi::set_permission_check(commands::is_permitted);
     registrar.set_options();
     configuration::register(registrar, args)?;
-    Type::register(registrar.ctx(), TYPE_NAME, value::PAYLOAD_VERSION).map_err(|_| {
+    Type::register(registrar.ctx(), TYPE_NAME, value::PAYLOAD_VERSION, &METHODS).map_err(|_| {
         LoadError("the server refuses the data type RedisLock; is another module using the name?".into())
     })?;
     registrar.category();
     commands::register(registrar)?;
-    if !ffi::subscribe(registrar.ctx()) {
+    if !ffi::subscribe(registrar.ctx(), LISTENERS) {
         return Err(LoadError("the server refuses a subscription to its events".into()));
     }
-    registrar.info();
+    registrar.info(info::write);
     eviction::look(registrar.ctx());
     server::look(registrar.ctx());
     server::look_at_settings(registrar.ctx());

@@ -9,17 +9,16 @@
 //!
 //! There may be millions of requests, and all of them may end at once. So what is kept here is in lists and trees, of which no
 //! insertion copies everything, and nothing that is large is dropped at once.
-//!
-//! Invariant: a channel is known as long as a request waits for an answer on it, or a message for it waits here.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, LinkedList};
 use std::time::Duration;
 
-use rlock_core::{Answer, Channel, Channels, Engine, Notice, Told, US_PER_MS};
+use rlock_core::{Answer, Channel, Engine, Notice, Told, US_PER_MS};
 
+use crate::channels;
 use crate::clock;
-use crate::ffi::{self, Ctx, MainThread, OwnedString};
+use crate::ffi::{Ctx, MainThread};
 use crate::reply;
 use crate::server;
 use crate::shard_channels;
@@ -30,13 +29,6 @@ use crate::turn;
 /// How many messages go out in one turn, and how long that may take.
 const AT_ONCE: usize = 1_000;
 const BUDGET: Duration = Duration::from_millis(2);
-
-/// Whether somebody listened to a channel, in the turn with this number.
-#[derive(Default)]
-struct Heard {
-    turn: u64,
-    is_heard: bool,
-}
 
 struct Message {
     /// Messages are counted from the start.
@@ -70,15 +62,12 @@ impl Again {
 
 #[derive(Default)]
 struct Notices {
-    /// Each is held by the requests that wait and the messages that it is known for.
-    channels: Channels<Heard>,
     outgoing: LinkedList<Message>,
     posted: u64,
     /// The requests that the messages are about, by their channels and ids.
     asked: BTreeMap<(Channel, u64), Asked>,
     /// Connections that closed while messages waited. Their numbers do not come again.
     closed: BTreeSet<u64>,
-    turn: u64,
 }
 
 static NOTICES: MainThread<Option<Notices>> = MainThread::new(None);
@@ -88,25 +77,6 @@ fn with<R>(body: impl FnOnce(&mut Notices) -> R) -> Option<R> {
 }
 
 impl Notices {
-    fn hold(&mut self, name: &[u8]) -> Option<Channel> {
-        let channel = match self.channels.find(name) {
-            Some(channel) => channel,
-            None => {
-                let channel = self.channels.add(name)?;
-                shard_channels::add(channel, name);
-                channel
-            }
-        };
-        self.channels.hold(channel);
-        Some(channel)
-    }
-
-    fn let_go(&mut self, channel: Channel) {
-        if let Some(name) = self.channels.let_go(channel) {
-            shard_channels::remove(channel, &name);
-        }
-    }
-
     fn post(&mut self, Told { ticket, answer, .. }: Told, notice: Notice) {
         self.posted = self.posted.saturating_add(1);
         let asked = self.asked.entry((notice.channel, notice.id)).or_default();
@@ -143,12 +113,18 @@ impl Notices {
 /// The number of a channel on which a request is to be answered. It is known until [`let_go`], or until the answer to the
 /// request that waits was published. `None` if there is no number for it.
 pub(crate) fn hold(name: &[u8]) -> Option<Channel> {
-    with(|notices| notices.hold(name)).flatten()
+    let (channel, is_new) = channels::hold(name)?;
+    if is_new {
+        shard_channels::add(channel, name);
+    }
+    Some(channel)
 }
 
 /// The request does not wait: its channel is of no interest any more.
 pub(crate) fn let_go(channel: Channel) {
-    with(|notices| notices.let_go(channel));
+    if let Some(name) = channels::let_go(channel) {
+        shard_channels::remove(channel, &name);
+    }
 }
 
 /// Takes an answer, to be published when the turn ends.
@@ -193,7 +169,7 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
     }
     publish_some(ctx);
     if outgoing() > 0 {
-        ffi::wake_event_loop();
+        turn::wake_event_loop();
     } else {
         with(Notices::forget_closed);
     }
@@ -201,7 +177,7 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
 
 fn publish_some(ctx: Ctx<'_>) {
     let start_us = clock::mono_us();
-    with(|notices| notices.turn = notices.turn.wrapping_add(1));
+    channels::begin_turn();
     for _ in 0..AT_ONCE {
         // One message may have thousands of subscribers.
         if Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET {
@@ -236,7 +212,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
         answer => answer,
     };
     let is_expired = answer == Answer::Expired;
-    let is_heard = is_heard(ctx, notice.channel);
+    let is_heard = channels::is_heard(ctx, notice.channel);
     if is_heard {
         publish(ctx, notice, answer);
     }
@@ -254,40 +230,12 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
 fn take_back(ticket: u64, why: fn(&mut Engine, u64)) {
     state::tell(|engine| why(engine, ticket));
     timer::arm_soon();
-    ffi::wake_event_loop();
-}
-
-/// Whether anybody listens to a channel. It is asked once a turn.
-fn is_heard(ctx: Ctx<'_>, channel: Channel) -> bool {
-    let known = with(|notices| {
-        let turn = notices.turn;
-        let (name, heard) = notices.channels.get(channel)?;
-        Some(if heard.turn == turn { Err(heard.is_heard) } else { Ok(Box::<[u8]>::from(name)) })
-    });
-    match known.flatten() {
-        None => false,
-        Some(Err(is_heard)) => is_heard,
-        Some(Ok(name)) => {
-            let is_heard = ctx.listeners(ctx.string(&name).arg(), server::is_cluster()) > 0;
-            with(|notices| {
-                let turn = notices.turn;
-                if let Some(heard) = notices.channels.note_mut(channel) {
-                    *heard = Heard { turn, is_heard };
-                }
-            });
-            is_heard
-        }
-    }
-}
-
-/// The name of a channel that is known.
-pub(crate) fn name_of(ctx: Ctx<'_>, channel: Channel) -> Option<OwnedString<'_>> {
-    with(|notices| notices.channels.get(channel).map(|(name, _)| ctx.string(name))).flatten()
+    turn::wake_event_loop();
 }
 
 fn publish(ctx: Ctx<'_>, notice: Notice, answer: Answer) {
     let message = reply::message(ctx, notice, answer);
-    if let Some(name) = name_of(ctx, notice.channel) {
+    if let Some(name) = channels::name_of(ctx, notice.channel) {
         ctx.publish(name.arg(), ctx.string(message.as_bytes()).arg(), server::is_cluster());
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use rlock_core::{MAX_LEASE_MS, MAX_NOTE_BYTES, MAX_OWNER_BYTES, MAX_TOKEN};
 use smallvec::SmallVec;
 
-use crate::arguments::{ArgumentError, MAX_PERMITS, integer, key_count};
+use crate::arguments::{ArgumentError, KeysAndOwner, MAX_PERMITS, integer, key_count};
 use crate::ffi::Args;
 use crate::reply::shown;
 
@@ -162,6 +162,23 @@ pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result
         read(args, first, known, &mut options)?;
     }
     Ok(options)
+}
+
+/// Reads the options of a command for many keys. If they are refused, and the owner has the name of an option, the owner was
+/// forgotten.
+pub(crate) fn options_of_many<'a>(
+    args: Args<'a>,
+    many: &KeysAndOwner<'_>,
+    known: &[Opt],
+) -> Result<Options<'a>, ArgumentError> {
+    options(args, many.options_at, known).map_err(|error| {
+        let names = |option: &Opt| many.owner.eq_ignore_ascii_case(option.row().word.to_bytes());
+        if known.iter().any(names) {
+            ArgumentError::new(format!("the owner is missing: '{}' is in its place", shown(many.owner)))
+        } else {
+            error
+        }
+    })
 }
 
 fn read<'a>(args: Args<'a>, first: usize, known: &[Opt], options: &mut Options<'a>) -> Result<(), ArgumentError> {

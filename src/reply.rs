@@ -6,7 +6,9 @@ use rlock_core::{Answer, Kind, Notice, Refusal, WaitEdge};
 
 use crate::ffi::Ctx;
 
-pub(crate) const INTERNAL_ERROR: &str = "ERR rlock caught a bug of its own; outcome unknown; see the server's log";
+// The reply to a command that panicked.
+pub(crate) use crate::ffi::INTERNAL_ERROR;
+
 pub(crate) const WHILE_FINISHING: &str =
     "ERR commands of rlock cannot run while it creates or deletes a key: call them after the event";
 pub(crate) const READONLY: &str = "READONLY You can't write against a read only replica.";

@@ -9,7 +9,7 @@
 //! nobody. A channel to which nobody listens any more is lost. Each visit begins where the last one ended, so if some listeners are back
 //! already, the others are missed a tick or a few later.
 //!
-//! Invariant: each channel that `notices` knows is here, under its slot, and no other one.
+//! Invariant: each channel that `channels` knows is here, under its slot, and no other one. `notices` sees to that.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,12 +17,13 @@ use std::time::Duration;
 
 use rlock_core::{Channel, slot_of};
 
+use crate::channels;
 use crate::clock;
-use crate::ffi::{self, Ctx, MainThread};
-use crate::notices;
+use crate::ffi::{Ctx, MainThread};
 use crate::server;
 use crate::state;
 use crate::timer;
+use crate::turn;
 
 /// How long a round may take in one turn of the event loop.
 const BUDGET: Duration = Duration::from_millis(1);
@@ -119,7 +120,7 @@ pub(crate) fn waited_for(ctx: Ctx<'_>, channel: Channel) {
     if !server::is_cluster() {
         return;
     }
-    let Some(name) = notices::name_of(ctx, channel) else {
+    let Some(name) = channels::name_of(ctx, channel) else {
         return;
     };
     let slot = slot_of(name.arg().bytes());
@@ -153,7 +154,7 @@ pub(crate) fn go_on(ctx: Ctx<'_>) {
     let start_us = clock::mono_us();
     while look_at_next(ctx) {
         if Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET {
-            ffi::wake_event_loop();
+            turn::wake_event_loop();
             return;
         }
     }
@@ -185,7 +186,7 @@ fn look(ctx: Ctx<'_>, slot: u16, channel: Channel, subscribers: Subscribers) -> 
     if subscribers == Subscribers::Gone {
         return Some(false);
     }
-    let name = notices::name_of(ctx, channel)?;
+    let name = channels::name_of(ctx, channel)?;
     if ctx.listeners(name.arg(), true) > 0 {
         with(|known| known.set(slot, channel, Subscribers::Present));
         return Some(true);

@@ -25,15 +25,21 @@ pub(crate) fn end() {
     IS_OVER.store(true, Ordering::Relaxed);
 }
 
+/// Lets the event loop run once more without sleeping. Redis 7.0 has looked at its timers already when it says that it is about to
+/// sleep: one that is started then goes off when the sleep ends.
+pub(crate) fn wake_event_loop() {
+    ffi::in_next_turn(on_wake);
+}
+
 /// The event loop has woken. It may have done so while a script goes on for long, and then it is still the same turn: what comes after that wakes it again.
 /// What the script itself has left waits for the server's tick.
-pub(crate) fn on_wake() {
+fn on_wake() {
     HAS_MORE.store(false, Ordering::Relaxed);
 }
 
 /// Something was left for the end of this turn, or for a timer: if it is too late for that, another turn comes at once.
 pub(crate) fn expect_more() {
     if IS_OVER.load(Ordering::Relaxed) && !HAS_MORE.swap(true, Ordering::Relaxed) {
-        ffi::wake_event_loop();
+        wake_event_loop();
     }
 }

@@ -12,7 +12,7 @@ use super::{Failure, check_master, owner_argument, reply_failure, with_options};
 use crate::arguments::{self, KeysAndOwner};
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
-use crate::options::Opt;
+use crate::options::{Opt, options_of_many};
 use crate::reply;
 use crate::server;
 
@@ -41,7 +41,7 @@ impl Command for Acquire {
 
 fn acquire(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let options = arguments::options_of_many(args, &many, Mutex::ACQUIRE_OPTIONS)?;
+    let options = options_of_many(args, &many, Mutex::ACQUIRE_OPTIONS)?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_slot(ctx, &keys)?;
     let wanted = Wanted { verb: Verb::AcquireMany, kind: Kind::Mutex, mode: Mode::Exclusive };
@@ -69,7 +69,7 @@ impl Command for Release {
 
 fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let options = arguments::options_of_many(args, &many, RELEASE_OPTIONS)?;
+    let options = options_of_many(args, &many, RELEASE_OPTIONS)?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     check_slot(ctx, &keys)?;
@@ -109,7 +109,7 @@ impl Command for Renew {
 
 fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let many = arguments::keys_and_owner(args)?;
-    let options = arguments::options_of_many(args, &many, RENEW_OPTIONS)?;
+    let options = options_of_many(args, &many, RENEW_OPTIONS)?;
     let KeysAndOwner { keys, owner, .. } = many;
     check_master()?;
     check_slot(ctx, &keys)?;

@@ -10,6 +10,7 @@ mod holds;
 mod info;
 mod init;
 mod many;
+mod permission;
 mod pttl;
 mod release;
 mod renew;
@@ -17,14 +18,13 @@ mod resize;
 mod top;
 mod waiters;
 
-use std::ffi::CStr;
-
-use rlock_core::{KeyRef, Keyspace, Kind, Lock, Now, Refusal, Request, Value, Verb};
+use rlock_core::{KeyRef, Keyspace, Lock, Now, Refusal, Value};
 
 use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
+pub(crate) use self::permission::is_permitted;
 use crate::arguments::ArgumentError;
 use crate::execute::KEY;
-use crate::ffi::{Arg, ArgumentSpec, Command, Ctx, Keys, LoadError, Registrar, ValueSpec};
+use crate::ffi::{Arg, ArgumentSpec, Ctx, Keys, LoadError, Registrar, ValueSpec};
 use crate::options::{Opt, Row, Takes};
 use crate::quarantine;
 use crate::reply;
@@ -56,17 +56,6 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
     registrar.command::<pttl::Pttl<F>>()?;
     registrar.command::<info::Info<F>>()?;
     registrar.command::<waiters::Waiters<F>>()
-}
-
-/// The name of the command that made a request.
-pub(crate) fn acquire_name(request: &Request) -> &'static CStr {
-    match (request.verb, request.kind) {
-        (Verb::AcquireMany, _) => many::Acquire::SPEC.name,
-        (_, Kind::Mutex) => Mutex::NAMES.acquire,
-        (_, Kind::Fair) => Fair::NAMES.acquire,
-        (_, Kind::RwLock) => RwLock::NAMES.acquire,
-        (_, Kind::Semaphore) => Semaphore::NAMES.acquire,
-    }
 }
 
 /// Why a command is answered with an error.

@@ -9,14 +9,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
 
+use super::at_load::AtLoad;
 use super::call_reply::text_of;
 use super::{Arg, Ctx, api, blocking_key, guard};
-use crate::waiting;
 
-/// The server's handle of a blocked client. Valid until its disconnect callback ran or it was unblocked;
-/// `crate::waiting` keeps it no longer.
+/// The server's handle of a blocked client. Valid until [`BlockedCallbacks::on_gone`] was called or the client was unblocked;
+/// nothing keeps it longer.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocked(*mut raw::RedisModuleBlockedClient);
+
+/// The functions that hear of blocked clients, by the tickets that [`block`] was given.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockedCallbacks {
+    /// The server asks for the answer.
+    pub(crate) on_answer: fn(Ctx<'_>, u64),
+    /// The connection has closed.
+    pub(crate) on_gone: fn(u64),
+    /// The server has forgotten the client; whether its connection is still there.
+    pub(crate) on_freed: fn(u64, bool),
+}
+
+static CALLBACKS: AtLoad<BlockedCallbacks> = AtLoad::new();
+
+/// Gives the functions that hear of blocked clients.
+pub(crate) fn set_blocked_callbacks(callbacks: BlockedCallbacks) {
+    CALLBACKS.set(callbacks);
+}
 
 static IS_VALKEY: AtomicBool = AtomicBool::new(false);
 
@@ -158,14 +176,14 @@ unsafe extern "C" fn on_answer(
     guard((), || {
         // SAFETY: the server passes the context of the blocked client.
         let (ctx, ticket) = unsafe { (Ctx::new(ctx), ticket_of(ctx)) };
-        waiting::on_answer(ctx, ticket);
+        (CALLBACKS.get().on_answer)(ctx, ticket);
     });
     raw::REDISMODULE_OK as c_int
 }
 
 unsafe extern "C" fn on_gone(ctx: *mut raw::RedisModuleCtx, _handle: *mut raw::RedisModuleBlockedClient) {
     // SAFETY: the server passes the context of the blocked client.
-    guard((), || waiting::on_gone(unsafe { ticket_of(ctx) }));
+    guard((), || (CALLBACKS.get().on_gone)(unsafe { ticket_of(ctx) }));
 }
 
 /// The last that is heard of a blocked client.
@@ -176,6 +194,6 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
     guard((), || {
         // SAFETY: the server passes a context that lives as long as the callback.
         let is_gone = unsafe { api!(RedisModule_BlockedClientDisconnected, ctx) } != 0;
-        waiting::on_freed(data.addr() as u64, !is_gone);
+        (CALLBACKS.get().on_freed)(data.addr() as u64, !is_gone);
     });
 }

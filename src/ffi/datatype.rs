@@ -1,17 +1,45 @@
-//! The data type `RedisLock`: the server's callbacks on values, as calls of `crate::value`.
+//! The data type of locks: the server's callbacks on values, as calls of the module's [`Methods`].
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use redis_module::raw;
-use rlock_core::{Arguments, Lock};
+use rlock_core::{Alarm, Arguments, KeyRef, Lock};
 
+use super::at_load::AtLoad;
 use super::context::effect_format;
+use super::main_thread::MainThreadNumber;
 use super::{Arg, Ctx, api, guard};
-use crate::value;
 
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(ptr::null_mut());
+
+/// The address of the value that the module itself is deleting: the engine knows of that deletion, and of no other that
+/// another module may make meanwhile.
+pub(super) static OWN_DELETE: MainThreadNumber = MainThreadNumber::new();
+
+/// The functions of the module for values.
+pub(crate) struct Methods {
+    /// Reads a value of a payload with this version. `None` refuses it.
+    pub(crate) load: fn(&Load, c_int) -> Option<Lock>,
+    pub(crate) save: fn(&Save, &Lock),
+    /// Writes the effects that make the value of a key anew.
+    pub(crate) rewrite: fn(&Save, Arg<'_>, &Lock),
+    pub(crate) memory_usage: fn(&Lock) -> usize,
+    /// How many allocations freeing takes, roughly: UNLINK frees what has many on another thread.
+    pub(crate) free_effort: fn(&Lock) -> usize,
+    pub(crate) digest: fn(&Digest, &Lock),
+    /// An RDB file is begun, before its first key.
+    pub(crate) begin_file: fn(),
+    /// An RDB file ends, behind its last key.
+    pub(crate) end_file: fn(&Save),
+    /// Reads what `end_file` wrote into a file with this version. `false` refuses it.
+    pub(crate) load_aux: fn(&Load, c_int) -> bool,
+    /// The server takes a value away from its key; the module's own deletions are left out.
+    pub(crate) on_unlink: fn(KeyRef<'_>, Alarm, &Lock),
+}
+
+static METHODS: AtLoad<&'static Methods> = AtLoad::new();
 
 /// The type as the server knows it; null before it was registered.
 pub(super) fn raw_type() -> *mut raw::RedisModuleType {
@@ -26,7 +54,13 @@ pub(crate) struct TypeError;
 
 impl Type {
     /// Registers the type. `name` has nine characters; `version` is that of the payload.
-    pub(crate) fn register(ctx: Ctx<'_>, name: &'static std::ffi::CStr, version: i32) -> Result<(), TypeError> {
+    pub(crate) fn register(
+        ctx: Ctx<'_>,
+        name: &'static CStr,
+        version: c_int,
+        methods: &'static Methods,
+    ) -> Result<(), TypeError> {
+        METHODS.set(methods);
         let mut methods = raw::RedisModuleTypeMethods {
             version: u64::from(raw::REDISMODULE_TYPE_METHOD_VERSION),
             rdb_load: Some(rdb_load),
@@ -45,7 +79,7 @@ impl Type {
             defrag: None,
             mem_usage2: None,
             free_effort2: None,
-            unlink2: Some(super::callbacks::unlink),
+            unlink2: Some(unlink),
             copy2: Some(copy),
             // From Redis 7.2: leaves the field out where nothing is written. Older servers do not look at it.
             aux_save2: Some(aux_save),
@@ -170,31 +204,31 @@ unsafe fn lock<'v>(value: *const c_void) -> &'v Lock {
 
 unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        value::load(&Load(io), version).map_or(ptr::null_mut(), |lock| Box::into_raw(Box::new(lock)).cast())
+        (METHODS.get().load)(&Load(io), version).map_or(ptr::null_mut(), |lock| Box::into_raw(Box::new(lock)).cast())
     })
 }
 
 unsafe extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
-    guard((), || value::save(&Save(io), unsafe { lock(value) }));
+    guard((), || (METHODS.get().save)(&Save(io), unsafe { lock(value) }));
 }
 
 unsafe extern "C" fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
     guard((), || {
         // SAFETY: the server passes a live key and a value of our type, and changes nothing meanwhile.
         let (key, lock) = unsafe { (Arg::new(key), lock(value)) };
-        value::rewrite(&Save(io), key, lock);
+        (METHODS.get().rewrite)(&Save(io), key, lock);
     });
 }
 
 unsafe extern "C" fn mem_usage(value: *const c_void) -> usize {
     // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
-    guard(0, || value::memory_usage(unsafe { lock(value) }))
+    guard(0, || (METHODS.get().memory_usage)(unsafe { lock(value) }))
 }
 
 unsafe extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
     // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
-    guard((), || value::digest(&Digest(digest), unsafe { lock(value) }));
+    guard((), || (METHODS.get().digest)(&Digest(digest), unsafe { lock(value) }));
 }
 
 /// May run on another thread: frees plain data and looks at nothing else.
@@ -203,10 +237,29 @@ unsafe extern "C" fn free(value: *mut c_void) {
     guard((), || drop(unsafe { Box::from_raw(value.cast::<Lock>()) }));
 }
 
-/// How many allocations freeing takes, roughly: UNLINK frees what has many on another thread.
 unsafe extern "C" fn free_effort(_key: *mut raw::RedisModuleString, value: *const c_void) -> usize {
     // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
-    guard(1, || value::free_effort(unsafe { lock(value) }))
+    guard(1, || (METHODS.get().free_effort)(unsafe { lock(value) }))
+}
+
+/// A value goes away: by DEL, UNLINK, an overwrite, EXPIRE or eviction, and as the first half of RENAME and MOVE.
+unsafe extern "C" fn unlink(keys: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
+    guard((), || {
+        // SAFETY: the server passes the name and database of the key, alive during the callback. The value is of our
+        // type, and this runs under the server's lock with no other reference to it: the engine's own deletions, during
+        // which the engine may have one, return at once.
+        let (name, db, alarm, lock) = unsafe {
+            if OWN_DELETE.get() == value.addr() {
+                return;
+            }
+            let name = Arg::new(api!(RedisModule_GetKeyNameFromOptCtx, keys).cast_mut());
+            let db = api!(RedisModule_GetDbIdFromOptCtx, keys);
+            let lock = &mut *value.cast_mut().cast::<Lock>();
+            (name, db, lock.take_alarm(), &*lock)
+        };
+        let key = KeyRef { name: name.bytes(), db: u32::try_from(db).unwrap_or(0) };
+        (METHODS.get().on_unlink)(key, alarm, lock);
+    });
 }
 
 unsafe extern "C" fn copy(_keys: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) -> *mut c_void {
@@ -221,16 +274,16 @@ unsafe extern "C" fn copy(_keys: *mut raw::RedisModuleKeyOptCtx, value: *const c
 unsafe extern "C" fn aux_save(io: *mut raw::RedisModuleIO, when: c_int) {
     guard((), || {
         if when == raw::REDISMODULE_AUX_BEFORE_RDB as c_int {
-            value::begin_file();
+            (METHODS.get().begin_file)();
         } else {
-            value::end_file(&Save(io));
+            (METHODS.get().end_file)(&Save(io));
         }
     });
 }
 
 unsafe extern "C" fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _when: c_int) -> c_int {
     guard(raw::REDISMODULE_ERR as c_int, || {
-        let loaded = value::load_aux(&Load(io), version);
+        let loaded = (METHODS.get().load_aux)(&Load(io), version);
         (if loaded { raw::REDISMODULE_OK } else { raw::REDISMODULE_ERR }) as c_int
     })
 }

@@ -8,13 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{iter, mem};
 
 use redis_module::raw;
-use rlock_core::{KeyId, KeyRef, Keyspace, Kind, Lock, Request, Value, Verb};
-use smallvec::SmallVec;
+use rlock_core::{KeyId, KeyRef, Keyspace, Lock, Request, Value};
 
-use super::callbacks::OWN_DELETE;
-use super::{Arg, Ctx, OwnedString, api, datatype};
-use crate::commands;
-use crate::notices;
+use super::at_load::AtLoad;
+use super::datatype::{self, OWN_DELETE};
+use super::{Arg, Ctx, api};
 
 /// How many keys of the server have expired.
 static EXPIRED: AtomicU64 = AtomicU64::new(0);
@@ -22,6 +20,16 @@ static EXPIRED: AtomicU64 = AtomicU64::new(0);
 /// A key of the server has expired.
 pub(super) fn on_expired() {
     EXPIRED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether the user of a connection may still make a request for keys that are open.
+type IsPermitted = fn(&Keys<'_>, u64, &Request) -> bool;
+
+static IS_PERMITTED: AtLoad<IsPermitted> = AtLoad::new();
+
+/// Gives the function that [`Keyspace::is_permitted`] asks.
+pub(crate) fn set_permission_check(is_permitted: IsPermitted) {
+    IS_PERMITTED.set(is_permitted);
 }
 
 enum Found {
@@ -130,6 +138,20 @@ impl<'c> Keys<'c> {
 
     fn iter(&self) -> impl Iterator<Item = &Open<'c>> {
         iter::once(&self.first).chain(&self.rest)
+    }
+
+    pub(crate) fn ctx(&self) -> Ctx<'c> {
+        self.ctx
+    }
+
+    /// The number of the database that the keys are in.
+    pub(crate) fn db(&self) -> u32 {
+        self.db
+    }
+
+    /// The names of the keys, in their order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = Arg<'c>> {
+        self.iter().map(|open| open.name)
     }
 
     /// Gives the keyspace the new values, and has it delete the removed ones.
@@ -293,19 +315,6 @@ impl Keyspace for Keys<'_> {
     }
 
     fn is_permitted(&self, client: u64, request: &Request) -> bool {
-        let name = self.ctx.string(commands::acquire_name(request).to_bytes());
-        let is_many = request.verb == Verb::AcquireMany;
-        let count = is_many.then(|| self.ctx.string(self.count().to_string().as_bytes()));
-        let has_mode = request.kind == Kind::RwLock;
-        let mode = has_mode.then(|| self.ctx.string(request.mode.name().as_bytes()));
-        let mut words: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
-        words.push(name.arg());
-        words.extend(count.as_ref().map(OwnedString::arg));
-        words.extend(self.iter().map(|open| open.name));
-        // The owner, for which any word will do.
-        words.push(name.arg());
-        words.extend(mode.as_ref().map(OwnedString::arg));
-        let channel = request.notify.and_then(|channel| notices::name_of(self.ctx, channel));
-        self.ctx.client_may_run(client, &words, channel.as_ref().map(OwnedString::arg), self.db)
+        (IS_PERMITTED.get())(self, client, request)
     }
 }

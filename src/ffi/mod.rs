@@ -1,5 +1,7 @@
 //! The only `unsafe` code: the server's C API behind safe functions.
 //!
+//! It uses nothing of the rest of the module. `load` gives it the functions that the server's callbacks call.
+//!
 //! What makes them safe, beyond what each SAFETY comment says:
 //!
 //! 1. Callbacks run on the thread that holds the server's global lock, one at a time. The one exception is the `free`
@@ -7,37 +9,43 @@
 //! 2. A [`Ctx`], an [`Arg`] or a [`Keys`] is alive only while the callback that it was made for runs.
 //! 3. No panic leaves a callback ([`guard`]): it would take the server down, with everybody's data.
 
+mod at_load;
 mod blocked;
 mod blocking_key;
 mod call_reply;
-mod callbacks;
 mod channels;
 mod command_info;
 mod context;
 mod datatype;
+mod entry;
 mod keys;
 mod listeners;
 mod main_thread;
 mod memory_policy;
 mod permissions;
 mod registration;
+mod server_events;
 mod timers;
 mod write_policy;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-pub(crate) use blocked::{Blocked, answers_at_once, block, keeps_answers_back, unblock, valkey_version};
-pub(crate) use callbacks::{ServerEvent, subscribe};
+pub(crate) use blocked::{
+    Blocked, BlockedCallbacks, answers_at_once, block, keeps_answers_back, set_blocked_callbacks, unblock,
+    valkey_version,
+};
 pub(crate) use command_info::{Access, ArgumentSpec, CommandSpec, KeyArguments, ValueSpec};
 pub(crate) use context::{Arg, Args, Ctx, OwnedString, log_notice, log_warning};
-pub(crate) use datatype::{Digest, Load, Save, Type};
-pub(crate) use keys::{Asks, Keys};
+pub(crate) use datatype::{Digest, Load, Methods, Save, Type};
+pub(crate) use entry::{entry_point, on_load};
+pub(crate) use keys::{Asks, Keys, set_permission_check};
 pub(crate) use main_thread::{MainThread, MainThreadNumber};
 pub(crate) use registration::{Command, ConfigSpec, InfoCtx, LoadError, Registrar};
-pub(crate) use timers::{TimerId, arm_in_next_turn, has_keys, start_timer, stop_timer, wake_event_loop};
+pub(crate) use server_events::{Listeners, ServerEvent, subscribe};
+pub(crate) use timers::{TimerId, has_keys, in_next_turn, set_on_timer, start_timer, stop_timer};
 
 /// Calls a function of the server's API. All that are used are there on every server that is supported: `OnLoad`
-/// refuses to load otherwise (see `registration::missing_function`).
+/// refuses to load otherwise (see `entry::missing_function`).
 macro_rules! api {
     ($name:ident $( , $arg:expr )* $(,)?) => {
         match redis_module::raw::$name {
@@ -54,6 +62,9 @@ pub(crate) use api;
 fn missing(name: &str) -> ! {
     panic!("this server has no {name}")
 }
+
+/// The reply to a command that panicked.
+pub(crate) const INTERNAL_ERROR: &str = "ERR rlock caught a bug of its own; outcome unknown; see the server's log";
 
 /// Runs the body of a callback. A panic is logged, and `otherwise` is answered.
 pub(crate) fn guard<R>(otherwise: R, body: impl FnOnce() -> R) -> R {

@@ -1,4 +1,4 @@
-//! Loading: the API's functions, commands, configuration, INFO.
+//! Registration of commands, configuration and INFO with the server.
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
 use std::ptr;
@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use redis_module::raw;
 
+use super::at_load::AtLoad;
 use super::command_info::{Access, CommandSpec, KeyArguments, set_command_info};
-use super::{Args, Ctx, api, guard, timers};
+use super::{Args, Ctx, INTERNAL_ERROR, api, guard};
 
 /// A command of the module.
 pub(crate) trait Command {
@@ -46,6 +47,10 @@ pub(crate) struct Registrar<'c> {
 }
 
 impl<'c> Registrar<'c> {
+    pub(super) fn new(ctx: Ctx<'c>) -> Self {
+        Self { ctx }
+    }
+
     pub(crate) fn ctx(&self) -> Ctx<'c> {
         self.ctx
     }
@@ -133,7 +138,9 @@ impl<'c> Registrar<'c> {
         }
     }
 
-    pub(crate) fn info(&self) {
+    /// Gives the function that writes the module's section of INFO.
+    pub(crate) fn info(&self, write: fn(&InfoCtx)) {
+        WRITE_INFO.set(write);
         // SAFETY: the context is alive.
         unsafe { api!(RedisModule_RegisterInfoFunc, self.ctx.raw(), Some(on_info)) };
     }
@@ -197,7 +204,7 @@ unsafe extern "C" fn entry<C: Command>(
         true
     });
     if !ran {
-        ctx.reply_error(crate::reply::INTERNAL_ERROR);
+        ctx.reply_error(INTERNAL_ERROR);
     }
     raw::REDISMODULE_OK as c_int
 }
@@ -218,6 +225,8 @@ unsafe extern "C" fn set_config(
     raw::REDISMODULE_OK as c_int
 }
 
+static WRITE_INFO: AtLoad<fn(&InfoCtx)> = AtLoad::new();
+
 /// The INFO section that is being written.
 pub(crate) struct InfoCtx(*mut raw::RedisModuleInfoCtx);
 
@@ -233,158 +242,7 @@ unsafe extern "C" fn on_info(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_repor
         // SAFETY: the context lives as long as the callback; no name stands for the module's own section.
         let wanted = unsafe { api!(RedisModule_InfoAddSection, ctx, ptr::null()) };
         if wanted == raw::REDISMODULE_OK as c_int {
-            crate::info::write(&InfoCtx(ctx));
+            (WRITE_INFO.get())(&InfoCtx(ctx));
         }
     });
-}
-
-/// The entry point of `MODULE LOAD`.
-#[unsafe(no_mangle)]
-#[allow(non_snake_case, reason = "the name that the server looks for")]
-unsafe extern "C" fn RedisModule_OnLoad(
-    ctx: *mut raw::RedisModuleCtx,
-    argv: *mut *mut raw::RedisModuleString,
-    argc: c_int,
-) -> c_int {
-    // SAFETY: the context is that of the load, and the name ends with a zero.
-    let status = unsafe {
-        raw::Export_RedisModule_Init(
-            ctx,
-            c"rlock".as_ptr(),
-            crate::load::MODULE_VERSION,
-            raw::REDISMODULE_APIVER_1 as c_int,
-        )
-    };
-    if status != raw::REDISMODULE_OK as c_int {
-        return status;
-    }
-    guard(raw::REDISMODULE_ERR as c_int, || {
-        // SAFETY: the context and arguments live as long as the load.
-        let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
-        let loaded = match missing_function() {
-            Some(name) => {
-                Err(LoadError(format!("this server is too old: it lacks {name}. Redis 7.0 or Valkey 7.2 is needed")))
-            }
-            None => {
-                timers::init(ctx);
-                super::blocked::init(ctx);
-                crate::load::load(&Registrar { ctx }, args)
-            }
-        };
-        match loaded {
-            Ok(()) => raw::REDISMODULE_OK as c_int,
-            Err(LoadError(message)) => {
-                timers::give_back();
-                super::log_warning(&format!("not loaded: {message}"));
-                raw::REDISMODULE_ERR as c_int
-            }
-        }
-    })
-}
-
-/// A function that the module needs and this server lacks.
-fn missing_function() -> Option<&'static str> {
-    macro_rules! first_missing {
-        ($($name:ident),* $(,)?) => {
-            $(
-                // SAFETY: the pointer is only read, and set once before.
-                let function = unsafe { raw::$name };
-                if function.is_none() {
-                    return Some(stringify!($name));
-                }
-            )*
-        };
-    }
-    first_missing!(
-        RedisModule_ACLAddLogEntry,
-        RedisModule_ACLCheckChannelPermissions,
-        RedisModule_ACLCheckCommandPermissions,
-        RedisModule_ACLCheckKeyPermissions,
-        RedisModule_AvoidReplicaTraffic,
-        RedisModule_BlockClientOnKeys,
-        RedisModule_BlockedClientDisconnected,
-        RedisModule_Call,
-        RedisModule_CallReplyArrayElement,
-        RedisModule_CallReplyInteger,
-        RedisModule_CallReplyStringPtr,
-        RedisModule_CallReplyType,
-        RedisModule_CloseKey,
-        RedisModule_CreateCommand,
-        RedisModule_CreateDataType,
-        RedisModule_CreateString,
-        RedisModule_CreateTimer,
-        RedisModule_DbSize,
-        RedisModule_DeleteKey,
-        RedisModule_DigestAddStringBuffer,
-        RedisModule_DigestEndSequence,
-        RedisModule_EmitAOF,
-        RedisModule_EventLoopAddOneShot,
-        RedisModule_Free,
-        RedisModule_FreeCallReply,
-        RedisModule_FreeModuleUser,
-        RedisModule_FreeServerInfo,
-        RedisModule_FreeString,
-        RedisModule_FreeThreadSafeContext,
-        RedisModule_GetBlockedClientPrivateData,
-        RedisModule_GetClientId,
-        RedisModule_GetClientUserNameById,
-        RedisModule_GetCommand,
-        RedisModule_GetContextFlags,
-        RedisModule_GetContextFromIO,
-        RedisModule_GetDbIdFromIO,
-        RedisModule_GetDbIdFromModuleKey,
-        RedisModule_GetDbIdFromOptCtx,
-        RedisModule_GetDetachedThreadSafeContext,
-        RedisModule_GetExpire,
-        RedisModule_GetKeyNameFromIO,
-        RedisModule_GetKeyNameFromOptCtx,
-        RedisModule_GetModuleUserFromUserName,
-        RedisModule_GetRandomBytes,
-        RedisModule_GetServerInfo,
-        RedisModule_InfoAddFieldULongLong,
-        RedisModule_InfoAddSection,
-        RedisModule_IsIOError,
-        RedisModule_IsKeysPositionRequest,
-        RedisModule_KeyAtPos,
-        RedisModule_KeyType,
-        RedisModule_LoadConfigs,
-        RedisModule_LoadStringBuffer,
-        RedisModule_LoadUnsigned,
-        RedisModule_Log,
-        RedisModule_ModuleTypeGetType,
-        RedisModule_ModuleTypeGetValue,
-        RedisModule_ModuleTypeSetValue,
-        RedisModule_NotifyKeyspaceEvent,
-        RedisModule_OpenKey,
-        RedisModule_PublishMessage,
-        RedisModule_PublishMessageShard,
-        RedisModule_RegisterInfoFunc,
-        RedisModule_RegisterNumericConfig,
-        RedisModule_Replicate,
-        RedisModule_ReplicateVerbatim,
-        RedisModule_ReplyWithArray,
-        RedisModule_ReplyWithError,
-        RedisModule_ReplyWithLongLong,
-        RedisModule_ReplyWithMap,
-        RedisModule_ReplyWithNull,
-        RedisModule_ReplyWithSimpleString,
-        RedisModule_ReplyWithStringBuffer,
-        RedisModule_SaveStringBuffer,
-        RedisModule_SaveUnsigned,
-        RedisModule_SelectDb,
-        RedisModule_ServerInfoGetFieldC,
-        RedisModule_ServerInfoGetFieldUnsigned,
-        RedisModule_SetCommandInfo,
-        RedisModule_SetDisconnectCallback,
-        RedisModule_SetExpire,
-        RedisModule_SetModuleOptions,
-        RedisModule_SignalModifiedKey,
-        RedisModule_StopTimer,
-        RedisModule_StringPtrLen,
-        RedisModule_SubscribeToKeyspaceEvents,
-        RedisModule_SubscribeToServerEvent,
-        RedisModule_UnblockClient,
-        RedisModule_WrongArity,
-    );
-    None
 }

@@ -1,15 +1,23 @@
-//! The server's timers.
+//! The server's timers, and calls in the next turn of its event loop.
 
 use std::ffi::c_void;
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{mem, ptr};
 
 use redis_module::raw;
 
+use super::at_load::AtLoad;
 use super::{Ctx, api, guard};
 
 /// A context that lives as long as the module: timers are also started from callbacks that have none.
 static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
+
+static ON_TIMER: AtLoad<fn(Ctx<'_>)> = AtLoad::new();
+
+/// Gives the function that timers call.
+pub(crate) fn set_on_timer(on_timer: fn(Ctx<'_>)) {
+    ON_TIMER.set(on_timer);
+}
 
 /// Makes the context for timers. Called once, from `OnLoad`.
 pub(super) fn init(ctx: Ctx<'_>) {
@@ -45,7 +53,7 @@ pub(crate) fn has_keys() -> bool {
 #[derive(Clone, Copy)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
 
-/// Starts a timer that calls `timer::on_timer` after `delay_ms`.
+/// Starts a timer that goes off after `delay_ms`: see [`set_on_timer`].
 pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
     let ctx = DETACHED.load(Ordering::Relaxed);
     if ctx.is_null() {
@@ -55,26 +63,15 @@ pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
     Some(TimerId(unsafe { api!(RedisModule_CreateTimer, ctx, delay_ms, Some(on_timer), ptr::null_mut()) }))
 }
 
-/// Lets the event loop run once more without sleeping. Redis 7.0 has looked at its timers already when it says that it is about to
-/// sleep: one that is started then goes off when the sleep ends.
-pub(crate) fn wake_event_loop() {
-    unsafe extern "C" fn on_wake(_data: *mut c_void) {
-        crate::turn::on_wake();
+/// Calls `callback` in the next turn of the event loop, before the server looks at its timers. The loop does not sleep until then.
+pub(crate) fn in_next_turn(callback: fn()) {
+    unsafe extern "C" fn on_next_turn(callback: *mut c_void) {
+        // SAFETY: `in_next_turn` made the pointer of a function of this type.
+        let callback = unsafe { mem::transmute::<*mut c_void, fn()>(callback) };
+        guard((), callback);
     }
-    in_next_turn(on_wake);
-}
-
-/// Arms the timer in the next turn of the event loop, before the server looks at its timers.
-pub(crate) fn arm_in_next_turn() {
-    unsafe extern "C" fn on_next_turn(_data: *mut c_void) {
-        guard((), crate::timer::arm_soon);
-    }
-    in_next_turn(on_next_turn);
-}
-
-fn in_next_turn(callback: unsafe extern "C" fn(*mut c_void)) {
-    // SAFETY: the callbacks of this file take a null pointer, and have no use for it.
-    unsafe { api!(RedisModule_EventLoopAddOneShot, Some(callback), ptr::null_mut()) };
+    // SAFETY: the callback takes the pointer as what it is.
+    unsafe { api!(RedisModule_EventLoopAddOneShot, Some(on_next_turn), callback as *mut c_void) };
 }
 
 /// Stops a timer.
@@ -87,6 +84,6 @@ pub(crate) fn stop_timer(timer: TimerId) {
 unsafe extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
     guard((), || {
         // SAFETY: the server gives a context that is alive during the callback.
-        crate::timer::on_timer(unsafe { Ctx::new(ctx) });
+        (ON_TIMER.get())(unsafe { Ctx::new(ctx) });
     });
 }

@@ -1,18 +1,11 @@
-//! What the server tells on its own: server events, keyspace notifications, values that go away. What each means
-//! is in `crate::events`; nothing is decided here.
+//! Server events and keyspace notifications, as calls of the functions that the module subscribes. Nothing is decided here.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use redis_module::raw;
-use rlock_core::{KeyRef, Lock};
 
-use super::main_thread::MainThreadNumber;
+use super::at_load::AtLoad;
 use super::{Arg, Ctx, api, guard, keys};
-use crate::events;
-
-/// The address of the value that the module itself is deleting: the engine knows of that deletion, and of no other that
-/// another module may make meanwhile.
-pub(super) static OWN_DELETE: MainThreadNumber = MainThreadNumber::new();
 
 /// A key that is gone with its slot, from Redis 8.4; the header that we have is older. Redis moves slots by itself since then. What it leaves behind
 /// it drops at once in another thread, without a word, but key by key where a module asks to be told.
@@ -51,8 +44,19 @@ pub(crate) enum ServerEvent {
     AfterSleep,
 }
 
+/// The functions that hear of everything in this file.
+#[derive(Clone, Copy)]
+pub(crate) struct Listeners {
+    pub(crate) on_server_event: fn(Ctx<'_>, ServerEvent),
+    /// The name of the event, and the key that it is about.
+    pub(crate) on_keyspace_event: fn(Ctx<'_>, &[u8], Arg<'_>),
+}
+
+static LISTENERS: AtLoad<Listeners> = AtLoad::new();
+
 /// Subscribes to everything in this file. `false` if the server refuses.
-pub(crate) fn subscribe(ctx: Ctx<'_>) -> bool {
+pub(crate) fn subscribe(ctx: Ctx<'_>, listeners: Listeners) -> bool {
+    LISTENERS.set(listeners);
     let ids = [
         raw::REDISMODULE_EVENT_CLIENT_CHANGE,
         raw::REDISMODULE_EVENT_FLUSHDB,
@@ -91,7 +95,7 @@ unsafe extern "C" fn on_server_event(
         guard((), || {
             // SAFETY: the context lives as long as the callback.
             let ctx = unsafe { Ctx::new(ctx) };
-            events::on_server_event(ctx, event);
+            (LISTENERS.get().on_server_event)(ctx, event);
         });
     }
 }
@@ -160,33 +164,13 @@ unsafe extern "C" fn on_keyspace_event(
         return raw::REDISMODULE_OK as c_int;
     }
     if class == NOTIFY_KEY_TRIMMED {
-        // Its value has gone through `unlink`.
+        // Its value has gone through the data type's `unlink`.
         return raw::REDISMODULE_OK as c_int;
     }
     guard((), || {
         // SAFETY: the context, the event's name and the key live as long as the callback.
         let (ctx, event, key) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event), Arg::new(key)) };
-        events::on_keyspace_event(ctx, event.to_bytes(), key);
+        (LISTENERS.get().on_keyspace_event)(ctx, event.to_bytes(), key);
     });
     raw::REDISMODULE_OK as c_int
-}
-
-/// A value goes away: by DEL, UNLINK, an overwrite, EXPIRE or eviction, and as the first half of RENAME and MOVE.
-pub(super) unsafe extern "C" fn unlink(keys: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
-    guard((), || {
-        // SAFETY: the server passes the name and database of the key, alive during the callback. The value is of our
-        // type, and this runs under the server's lock with no other reference to it: the engine's own deletions, during
-        // which the engine may have one, return at once.
-        let (name, db, alarm, lock) = unsafe {
-            if OWN_DELETE.get() == value.addr() {
-                return;
-            }
-            let name = Arg::new(api!(RedisModule_GetKeyNameFromOptCtx, keys).cast_mut());
-            let db = api!(RedisModule_GetDbIdFromOptCtx, keys);
-            let lock = &mut *value.cast_mut().cast::<Lock>();
-            (name, db, lock.take_alarm(), &*lock)
-        };
-        let key = KeyRef { name: name.bytes(), db: u32::try_from(db).unwrap_or(0) };
-        events::on_unlink(key, alarm, lock);
-    });
 }
