@@ -1,8 +1,10 @@
 //! The configuration: `CONFIG GET rlock.*`, the configuration file, and arguments of `loadmodule`.
 
+use std::ffi::CStr;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rlock_core::{Limits, MAX_LEASE_MS};
+use rlock_core::{Limits, MAX_LEASE_MS, MayGrant};
 
 use crate::ffi::{Args, ConfigSpec, LoadError, Registrar};
 
@@ -11,17 +13,46 @@ static MAX_WAITERS: AtomicI64 = AtomicI64::new(0);
 static MAX_PLACES: AtomicI64 = AtomicI64::new(0);
 static FAIR_GRACE_MS: AtomicI64 = AtomicI64::new(0);
 static QUARANTINE_MS: AtomicI64 = AtomicI64::new(0);
+static QUARANTINE_AFTER: AtomicI64 = AtomicI64::new(0);
+static MAX_LEASE: AtomicI64 = AtomicI64::new(YEAR_MS);
+static MIN_REPLICAS: AtomicI64 = AtomicI64::new(0);
+static MAX_REPLICA_LAG_MS: AtomicI64 = AtomicI64::new(0);
 
 const YEAR_MS: i64 = MAX_LEASE_MS.cast_signed();
 
 /// Every number that can be configured. redis.conf.example explains each.
-const SPECS: [ConfigSpec; 5] = [
-    ConfigSpec { name: c"default-lease-ms", default: 30_000, min: 1, max: YEAR_MS, place: &DEFAULT_LEASE_MS },
-    ConfigSpec { name: c"max-waiters", default: 1_000_000, min: 0, max: 10_000_000, place: &MAX_WAITERS },
-    ConfigSpec { name: c"max-places", default: 1_000_000, min: 0, max: 100_000_000, place: &MAX_PLACES },
-    ConfigSpec { name: c"fair-grace-ms", default: 5000, min: 1, max: YEAR_MS, place: &FAIR_GRACE_MS },
-    ConfigSpec { name: c"quarantine-ms", default: 0, min: 0, max: YEAR_MS, place: &QUARANTINE_MS },
+const SPECS: [ConfigSpec; 9] = [
+    number(c"default-lease-ms", 30_000, 1..=YEAR_MS, &DEFAULT_LEASE_MS),
+    number(c"max-lease-ms", YEAR_MS, 1..=YEAR_MS, &MAX_LEASE),
+    number(c"max-waiters", 1_000_000, 0..=10_000_000, &MAX_WAITERS),
+    number(c"max-places", 1_000_000, 0..=100_000_000, &MAX_PLACES),
+    number(c"fair-grace-ms", 5000, 1..=YEAR_MS, &FAIR_GRACE_MS),
+    number(c"quarantine-ms", 0, 0..=YEAR_MS, &QUARANTINE_MS),
+    ConfigSpec {
+        words: &[c"empty", c"restart", c"failover"],
+        ..number(c"quarantine-after", 0, 0..=2, &QUARANTINE_AFTER)
+    },
+    number(c"min-replicas", 0, 0..=1000, &MIN_REPLICAS),
+    // A replica acknowledges once a second what a ping each second has written.
+    number(c"max-replica-lag-ms", 3000, 3000..=YEAR_MS, &MAX_REPLICA_LAG_MS),
 ];
+
+const fn number(
+    name: &'static CStr,
+    default: i64,
+    range: RangeInclusive<i64>,
+    place: &'static AtomicI64,
+) -> ConfigSpec {
+    ConfigSpec { name, default, min: *range.start(), max: *range.end(), place, words: &[] }
+}
+
+/// After which events a quarantine begins: see `crate::quarantine`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QuarantineAfter {
+    Empty,
+    Restart,
+    Failover,
+}
 
 /// Registers the configuration. Arguments of `loadmodule` (`name value …`) stand in for the defaults; the configuration
 /// file and CONFIG SET have the last word.
@@ -37,13 +68,7 @@ pub(crate) fn register(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), 
             .ok_or_else(|| LoadError(format!("there is no argument {name}; known are {}", known_names())))?;
         let value =
             args.get(index.saturating_add(1)).ok_or_else(|| LoadError(format!("the argument {name} has no value")))?;
-        *default = std::str::from_utf8(value.bytes())
-            .ok()
-            .and_then(|value| value.parse().ok())
-            .filter(|value| (spec.min..=spec.max).contains(value))
-            .ok_or_else(|| {
-                LoadError(format!("the argument {name} must be a whole number from {} to {}", spec.min, spec.max))
-            })?;
+        *default = parsed(spec, value.bytes())?;
         index = index.saturating_add(2);
     }
     for (spec, default) in SPECS.iter().zip(defaults) {
@@ -52,26 +77,99 @@ pub(crate) fn register(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), 
     registrar.load_configs()
 }
 
+/// The value of an argument of `loadmodule`.
+fn parsed(spec: &ConfigSpec, value: &[u8]) -> Result<i64, LoadError> {
+    let name = spec.name.to_string_lossy();
+    if !spec.words.is_empty() {
+        let index = spec.words.iter().position(|word| word.to_bytes().eq_ignore_ascii_case(value));
+        let known = || spec.words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(", ");
+        return index
+            .and_then(|index| i64::try_from(index).ok())
+            .ok_or_else(|| LoadError(format!("the argument {name} must be one of {}", known())));
+    }
+    let number = std::str::from_utf8(value).ok().and_then(|value| value.parse().ok());
+    number.filter(|value| (spec.min..=spec.max).contains(value)).ok_or_else(|| {
+        LoadError(format!("the argument {name} must be a whole number from {} to {}", spec.min, spec.max))
+    })
+}
+
 fn known_names() -> String {
     SPECS.map(|spec| spec.name.to_string_lossy().into_owned()).join(", ")
 }
 
 /// The lease of an ACQUIRE that names none.
 pub(crate) fn default_lease_ms() -> u64 {
-    DEFAULT_LEASE_MS.load(Ordering::Relaxed).unsigned_abs()
+    read(&DEFAULT_LEASE_MS).min(max_lease_ms())
 }
 
-/// How long nothing is granted after the data set was found empty.
+/// The longest lease.
+pub(crate) fn max_lease_ms() -> u64 {
+    read(&MAX_LEASE)
+}
+
+/// How long a quarantine lasts.
 pub(crate) fn quarantine_ms() -> u64 {
-    QUARANTINE_MS.load(Ordering::Relaxed).unsigned_abs()
+    read(&QUARANTINE_MS)
 }
 
-/// What the server allows.
-pub(crate) fn limits(is_quarantined: bool) -> Limits {
+/// After which events a quarantine begins.
+pub(crate) fn quarantine_after() -> QuarantineAfter {
+    match read(&QUARANTINE_AFTER) {
+        0 => QuarantineAfter::Empty,
+        1 => QuarantineAfter::Restart,
+        _ => QuarantineAfter::Failover,
+    }
+}
+
+/// How many replicas must follow this master for it to grant.
+pub(crate) fn min_replicas() -> u64 {
+    read(&MIN_REPLICAS)
+}
+
+/// How long a master may grant after the last moment at which they followed.
+pub(crate) fn max_replica_lag_ms() -> u64 {
+    read(&MAX_REPLICA_LAG_MS)
+}
+
+/// The limits of the server.
+pub(crate) fn limits(may_grant: MayGrant) -> Limits {
     Limits {
         max_waiters: usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(0),
         max_places: usize::try_from(MAX_PLACES.load(Ordering::Relaxed)).unwrap_or(0),
-        fair_grace_ms: FAIR_GRACE_MS.load(Ordering::Relaxed).unsigned_abs(),
-        is_quarantined,
+        fair_grace_ms: read(&FAIR_GRACE_MS),
+        max_lease_ms: max_lease_ms(),
+        may_grant,
+        marks_unclaimed: quarantine_after() != QuarantineAfter::Empty,
     }
+}
+
+/// What is wrong with the settings together, if anything is: with them two owners may hold after a restart or a failover.
+pub(crate) fn contradiction(ping_period_s: Option<u64>) -> Option<String> {
+    const MARGIN_MS: u64 = 1000;
+    let lag_ms = match quarantine_after() {
+        QuarantineAfter::Empty => return None,
+        QuarantineAfter::Restart => 0,
+        QuarantineAfter::Failover => max_replica_lag_ms(),
+    };
+    let needed_ms = max_lease_ms().saturating_add(lag_ms).saturating_add(MARGIN_MS);
+    if quarantine_ms() < needed_ms {
+        return Some(format!(
+            "rlock.quarantine-ms is {}, and must be at least {needed_ms}: rlock.max-lease-ms {} + {lag_ms} + {MARGIN_MS}",
+            quarantine_ms(),
+            max_lease_ms()
+        ));
+    }
+    if quarantine_after() == QuarantineAfter::Failover && min_replicas() == 0 {
+        return Some("rlock.min-replicas is 0, so a former master goes on granting after a failover".to_owned());
+    }
+    if min_replicas() > 0 && ping_period_s.is_some_and(|period_s| period_s > 1) {
+        return Some(
+            "rlock.min-replicas needs repl-ping-replica-period 1, so that the stream grows each second".to_owned(),
+        );
+    }
+    None
+}
+
+fn read(place: &AtomicI64) -> u64 {
+    place.load(Ordering::Relaxed).unsigned_abs()
 }

@@ -37,6 +37,9 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         ServerEvent::Promoted | ServerEvent::LoadEnded => {
             server::look(ctx);
             propagation::resume();
+            if event == ServerEvent::Promoted {
+                quarantine::on_promoted();
+            }
             state::tell(Engine::promoted);
         }
         ServerEvent::Demoted => {
@@ -51,6 +54,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         ServerEvent::Configured => {
             propagation::on_configured();
             server::look_at_settings(ctx);
+            server::warn_of_contradictions(ctx);
             return eviction::look(ctx);
         }
         ServerEvent::Forked => return propagation::on_fork(),
@@ -60,6 +64,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::look_at_files(ctx);
             propagation::on_tick(ctx);
             shard_channels::on_tick(ctx);
+            quarantine::on_tick(ctx);
             return jobs::on_tick(ctx);
         }
         ServerEvent::BeforeSleep => {

@@ -154,7 +154,8 @@ fn transact<'c, R>(
 ) -> Option<(R, Next)> {
     let (first, rest) = names.split_first()?;
     let mut keys = Keys::open(ctx, *first, rest, asks);
-    let (now, limits) = (clock::now(), configuration::limits(quarantine::remaining_ms() > 0));
+    let now = clock::now();
+    let limits = configuration::limits(quarantine::may_grant(now.mono_us));
     let db = keys.key(KEY).db;
     let result = guard(None, || {
         state::with_engine(|engine| {

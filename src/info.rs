@@ -2,14 +2,16 @@
 
 use std::ffi::CString;
 
-use rlock_core::Kind;
+use rlock_core::{Kind, MayGrant};
 
 use crate::clock;
+use crate::configuration;
 use crate::eviction;
 use crate::ffi::InfoCtx;
 use crate::notices;
 use crate::propagation;
 use crate::quarantine;
+use crate::right_to_grant;
 use crate::state;
 
 pub(crate) fn write(info: &InfoCtx) {
@@ -43,6 +45,9 @@ pub(crate) fn write(info: &InfoCtx) {
     });
     info.add(c"notices_queued", notices::outgoing() as u64);
     info.add(c"quarantine_left_ms", quarantine::remaining_ms());
+    info.add(c"may_grant", (quarantine::may_grant(clock::mono_us()) == MayGrant::Yes).into());
+    info.add(c"replicas_following", right_to_grant::following());
+    info.add(c"max_lease_ms", configuration::max_lease_ms());
     info.add(c"propagating", propagation::is_on().into());
     info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());
 }

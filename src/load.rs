@@ -57,6 +57,7 @@ fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
         return Err(LoadError("the server refuses a subscription to its events".into()));
     }
     registrar.info(info::write);
+    server::warn_of_contradictions(registrar.ctx());
     eviction::look(registrar.ctx());
     server::look(registrar.ctx());
     server::look_at_settings(registrar.ctx());

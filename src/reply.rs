@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use rlock_core::{Answer, Kind, Notice, Refusal, WaitEdge};
 
 use crate::ffi::Ctx;
+use crate::quarantine;
 
 // The reply to a command that panicked.
 pub(crate) use crate::ffi::INTERNAL_ERROR;
@@ -143,17 +144,16 @@ fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str
             format!("MAXWAITERS {limit} places are all that the queue of this lock may have, see rlock.max-places")
                 .into()
         }
+        Refusal::Quarantine { left_ms } => format!(
+            "QUARANTINE {}, and locks that were granted before may still be held; {left_ms} ms left",
+            quarantine::reason()
+        )
+        .into(),
+        Refusal::NoReplicas => "NOREPLICAS too few replicas follow this master, see rlock.min-replicas".into(),
         Refusal::MaxWaiters { limit } => {
             format!("MAXWAITERS {limit} requests may wait at once on this server, see rlock.max-waiters").into()
         }
     }
-}
-
-/// Nothing is granted for a while: see `crate::quarantine`.
-pub(crate) fn quarantine(ctx: Ctx<'_>, left_ms: u64) {
-    ctx.reply_error(&format!(
-        "QUARANTINE this server started without data, and locks that it gave before may still be in use; {left_ms} ms left"
-    ));
 }
 
 /// What a waiter is told in the end.

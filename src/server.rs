@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::configuration;
 use crate::ffi::{self, Arg, Ctx, log_warning};
 
 static IS_MASTER: AtomicBool = AtomicBool::new(false);
@@ -52,6 +53,14 @@ pub(crate) fn look_at_settings(ctx: Ctx<'_>) {
     SNAPSHOTS_COUNT.store(stops && saves, Ordering::Relaxed);
     let reads = ctx.setting(c"cluster-allow-reads-when-down").is_none_or(|answer| answer == "yes");
     READS_WHEN_DOWN.store(reads, Ordering::Relaxed);
+}
+
+/// Warns if the settings together do not keep what they promise.
+pub(crate) fn warn_of_contradictions(ctx: Ctx<'_>) {
+    let ping_period_s = ctx.setting(c"repl-ping-replica-period").and_then(|number| number.parse().ok());
+    if let Some(text) = configuration::contradiction(ping_period_s) {
+        log_warning(&format!("two owners may hold a lock after a restart or failover: {text}"));
+    }
 }
 
 /// Looks whether the server can write its files: at each regular tick.

@@ -2,7 +2,7 @@
 
 use rlock_core::{Ask, Kind, Mode, Request, Verb};
 
-use super::{Failure, check_may_grant, owner_argument, reply_failure, with_options};
+use super::{Failure, check_granting_master, lease_ms, owner_argument, reply_failure, with_options};
 use crate::arguments;
 use crate::configuration;
 use crate::execute;
@@ -34,13 +34,13 @@ impl Command for Drain {
 fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let (key, owner) = arguments::key_and_owner(args)?;
     let options = options(args, 3, OPTIONS)?;
-    check_may_grant(ctx)?;
+    check_granting_master(ctx)?;
     let request = Request {
         verb: Verb::Acquire,
         kind: Kind::Semaphore,
         mode: Mode::Permits,
         count: 1,
-        lease_ms: options.lease_ms().unwrap_or_else(configuration::default_lease_ms),
+        lease_ms: lease_ms(&options)?.unwrap_or_else(configuration::default_lease_ms),
         request_id: None,
         session_ms: None,
         claim_ms: None,

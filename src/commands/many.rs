@@ -8,7 +8,7 @@ use rlock_core::{Kind, Mode, Refusal, Verb, slot_of};
 use super::acquire::{Wanted, acquire_keys};
 use super::family::{Family, Mutex};
 use super::renew::renew_keys;
-use super::{Failure, check_master, owner_argument, reply_failure, with_options};
+use super::{Failure, check_master, lease_ms, owner_argument, reply_failure, with_options};
 use crate::arguments::{self, KeysAndOwner};
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
@@ -114,7 +114,7 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     check_master()?;
     check_slot(ctx, &keys)?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-    let request = rlock_core::Renew { kind, owner, mode, lease_ms: options.lease_ms(), tokens: options.tokens() };
+    let request = rlock_core::Renew { kind, owner, mode, lease_ms: lease_ms(&options)?, tokens: options.tokens() };
     execute::on_keys(
         ctx,
         &keys,

@@ -23,9 +23,10 @@ use rlock_core::{KeyRef, Keyspace, Lock, Now, Refusal, Value};
 use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
 pub(crate) use self::permission::is_permitted;
 use crate::arguments::ArgumentError;
+use crate::configuration;
 use crate::execute::KEY;
 use crate::ffi::{Arg, ArgumentSpec, Ctx, Keys, LoadError, Registrar, ValueSpec};
-use crate::options::{Opt, Row, Takes};
+use crate::options::{Opt, Options, Row, Takes};
 use crate::quarantine;
 use crate::reply;
 use crate::server;
@@ -62,10 +63,6 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
 enum Failure {
     Arguments(ArgumentError),
     Refused(Refusal),
-    /// Nothing is granted for so many milliseconds.
-    Quarantine {
-        left_ms: u64,
-    },
     Text(&'static str),
 }
 
@@ -87,7 +84,6 @@ fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
         Ok(()) => {}
         Err(Failure::Arguments(error)) => ctx.reply_error(error.text()),
         Err(Failure::Refused(refusal)) => reply::refusal(ctx, refusal),
-        Err(Failure::Quarantine { left_ms }) => reply::quarantine(ctx, left_ms),
         Err(Failure::Text(text)) => ctx.reply_error(text),
     }
 }
@@ -97,12 +93,23 @@ fn check_master() -> Result<(), Failure> {
     if server::decides() { Ok(()) } else { Err(Failure::Text(reply::READONLY)) }
 }
 
-/// The one door of every command that acquires: see [`quarantine`].
-fn check_may_grant(ctx: Ctx<'_>) -> Result<(), Failure> {
+/// The same for a command that acquires. What this command adds does not count when the data set is looked at.
+fn check_granting_master(ctx: Ctx<'_>) -> Result<(), Failure> {
     check_master()?;
-    match quarantine::left_ms(ctx) {
-        0 => Ok(()),
-        left_ms => Err(Failure::Quarantine { left_ms }),
+    quarantine::look(ctx);
+    Ok(())
+}
+
+/// The lease of PX or EX, if the server allows it.
+fn lease_ms(options: &Options<'_>) -> Result<Option<u64>, Failure> {
+    let (lease_ms, longest_ms) = (options.lease_ms(), configuration::max_lease_ms());
+    match lease_ms {
+        Some(lease_ms) if lease_ms > longest_ms => {
+            let text =
+                format!("the lease of {lease_ms} ms is longer than rlock.max-lease-ms, which is {longest_ms} ms");
+            Err(ArgumentError::new(text).into())
+        }
+        lease_ms => Ok(lease_ms),
     }
 }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use rlock_core::{Engine, Refusal, Transaction};
 
 use super::family::{Family, RENEW_OPTIONS, arguments_of_hold, target, words_of_hold};
-use super::{Failure, check_master, reply_failure};
+use super::{Failure, check_master, lease_ms, reply_failure};
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
 use crate::options::{Opt, options};
@@ -38,7 +38,7 @@ fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         kind: F::KIND,
         owner: target.owner,
         mode: target.mode,
-        lease_ms: options.lease_ms(),
+        lease_ms: lease_ms(&options)?,
         tokens: options.tokens(),
     };
     execute::on_key(

@@ -143,6 +143,7 @@ fn missing_function() -> Option<&'static str> {
         RedisModule_PublishMessage,
         RedisModule_PublishMessageShard,
         RedisModule_RegisterInfoFunc,
+        RedisModule_RegisterEnumConfig,
         RedisModule_RegisterNumericConfig,
         RedisModule_Replicate,
         RedisModule_ReplicateVerbatim,

@@ -24,6 +24,7 @@ mod main_thread;
 mod memory_policy;
 mod permissions;
 mod registration;
+mod replication;
 mod server_events;
 mod timers;
 mod write_policy;

@@ -28,6 +28,8 @@ pub(crate) struct ConfigSpec {
     pub(crate) min: i64,
     pub(crate) max: i64,
     pub(crate) place: &'static AtomicI64,
+    /// The words that stand for the numbers from 0 on; none if the value is a number.
+    pub(crate) words: &'static [&'static CStr],
 }
 
 /// The server said no; the text says to what.
@@ -104,6 +106,9 @@ impl<'c> Registrar<'c> {
 
     pub(crate) fn config(&self, spec: &ConfigSpec, default: i64) -> Result<(), LoadError> {
         spec.place.store(default, Ordering::Relaxed);
+        if !spec.words.is_empty() {
+            return self.enum_config(spec, default);
+        }
         // SAFETY: the context is alive, the name is static, and so is the place that the callbacks get.
         let status = unsafe {
             api!(
@@ -116,6 +121,34 @@ impl<'c> Registrar<'c> {
                 spec.max,
                 Some(get_config),
                 Some(set_config),
+                None,
+                ptr::from_ref(spec.place).cast_mut().cast::<c_void>()
+            )
+        };
+        if status == raw::REDISMODULE_OK as c_int {
+            Ok(())
+        } else {
+            Err(LoadError(format!("cannot register the configuration {}", spec.name.to_string_lossy())))
+        }
+    }
+
+    fn enum_config(&self, spec: &ConfigSpec, default: i64) -> Result<(), LoadError> {
+        let mut words: Vec<*const c_char> = spec.words.iter().map(|word| word.as_ptr()).collect();
+        let numbers: Vec<c_int> = (0..).take(words.len()).collect();
+        // SAFETY: the context is alive; name and words are static, and so is the place that the callbacks get. The server copies both
+        // lists, which have as many entries as it is told.
+        let status = unsafe {
+            api!(
+                RedisModule_RegisterEnumConfig,
+                self.ctx.raw(),
+                spec.name.as_ptr(),
+                c_int::try_from(default).unwrap_or(0),
+                raw::REDISMODULE_CONFIG_DEFAULT,
+                words.as_mut_ptr(),
+                numbers.as_ptr(),
+                c_int::try_from(words.len()).unwrap_or(0),
+                Some(get_enum_config),
+                Some(set_enum_config),
                 None,
                 ptr::from_ref(spec.place).cast_mut().cast::<c_void>()
             )
@@ -212,6 +245,23 @@ unsafe extern "C" fn entry<C: Command>(
 unsafe extern "C" fn get_config(_name: *const c_char, place: *mut c_void) -> c_longlong {
     // SAFETY: `place` is the static of the `ConfigSpec`.
     unsafe { &*place.cast::<AtomicI64>() }.load(Ordering::Relaxed)
+}
+
+unsafe extern "C" fn get_enum_config(_name: *const c_char, place: *mut c_void) -> c_int {
+    // SAFETY: `place` is the static of the `ConfigSpec`.
+    let value = unsafe { &*place.cast::<AtomicI64>() }.load(Ordering::Relaxed);
+    c_int::try_from(value).unwrap_or(0)
+}
+
+unsafe extern "C" fn set_enum_config(
+    _name: *const c_char,
+    value: c_int,
+    place: *mut c_void,
+    _error: *mut *mut raw::RedisModuleString,
+) -> c_int {
+    // SAFETY: `place` is the static of the `ConfigSpec`. The server passes one of the numbers of the words.
+    unsafe { &*place.cast::<AtomicI64>() }.store(value.into(), Ordering::Relaxed);
+    raw::REDISMODULE_OK as c_int
 }
 
 unsafe extern "C" fn set_config(
