@@ -52,6 +52,7 @@ final class Acquisition {
     private boolean lostAnswer;
     private boolean waiting;
     private boolean confirming;
+    private boolean interrupted;
     private CompletableFuture<Object> sent = CompletableFuture.completedFuture(null);
     private Future<?> timer = CompletableFuture.completedFuture(null);
     private Future<?> limit = CompletableFuture.completedFuture(null);
@@ -85,8 +86,11 @@ final class Acquisition {
         client.execute(() -> finish(null, new CancellationException()));
     }
 
-    void ask(String interruptedChannel) {
-        if (waiting && (interruptedChannel == null || interruptedChannel.equals(channel))) attempt();
+    /** Messages of a channel, or of all (null), may have been lost. */
+    void interrupted(String channel) {
+        if (channel != null && !channel.equals(this.channel)) return;
+        interrupted = true;
+        if (waiting) attempt();
     }
 
     private void number() {
@@ -107,7 +111,7 @@ final class Acquisition {
     private void attempt() {
         if (result.isDone()) return;
         timer.cancel(false);
-        waiting = confirming = false;
+        waiting = confirming = interrupted = false;
         int round = ++this.round;
         var ready = client.wire.ready();
         client.then(
@@ -147,6 +151,10 @@ final class Acquisition {
 
     private void answered(Object reply, Deadline deadline) {
         if ("WAITING".equals(reply)) {
+            if (interrupted) {
+                attempt();
+                return;
+            }
             waiting = true;
             timer = client.schedule(this::attempt, ASK_AGAIN_MS);
         } else if (reply == null) {
@@ -219,9 +227,10 @@ final class Acquisition {
         lastError = RLockException.of(cause);
         boolean answered = !lastError.code().isEmpty();
         // A server that steps down may have granted what it calls UNBLOCKED.
-        if (!answered || lastError.code().equals("UNBLOCKED")) lostAnswer = true;
+        if (unsure && (!answered || lastError.code().equals("UNBLOCKED"))) lostAnswer = true;
         unsure = lostAnswer;
-        if (lastError instanceof UnavailableException && (wait != 0 || !answered)) {
+        boolean retry = wait != 0 || unsure && !answered;
+        if (retry && lastError instanceof UnavailableException) {
             timer.cancel(false);
             timer = client.schedule(this::attempt, pause);
             pause = RLockClient.longer(pause);

@@ -1,5 +1,6 @@
 package io.github.rlockredis;
 
+import io.github.rlockredis.RLockException.ClosedException;
 import io.github.rlockredis.RLockException.LockTimeoutException;
 import java.time.Duration;
 import java.util.Optional;
@@ -126,6 +127,7 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
         Hold hold = reentrant && !client.isClosed() ? client.heldBy(owner, resource) : null;
         if (hold != null && hold.enter()) request.result.complete(hold);
         else client.execute(request::start);
+        if (client.isEnded()) request.result.completeExceptionally(new ClosedException());
         return request;
     }
 

@@ -316,7 +316,6 @@ public final class RLockClient implements AutoCloseable {
         }
         execute(wire::close);
         steps.shutdown();
-        steps.getQueue().clear();
         deadlines.shutdownNow();
         executor.shutdown();
     }
@@ -339,6 +338,11 @@ public final class RLockClient implements AutoCloseable {
         var error = (RuntimeException) failed.getCause();
         error.fillInStackTrace();
         return error;
+    }
+
+    /** Steps have no effect any more. */
+    boolean isEnded() {
+        return steps.isShutdown();
     }
 
     boolean isClosed() {
@@ -464,7 +468,7 @@ public final class RLockClient implements AutoCloseable {
 
     /** Messages may have been lost, on one channel or on all of them (null). */
     void interrupted(String channel) {
-        List.copyOf(waits.values()).forEach(wait -> wait.ask(channel));
+        List.copyOf(waits.values()).forEach(wait -> wait.interrupted(channel));
     }
 
     void connected() {

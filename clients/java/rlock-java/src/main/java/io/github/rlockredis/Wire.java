@@ -2,6 +2,7 @@ package io.github.rlockredis;
 
 import io.lettuce.core.RedisChannelHandler;
 import io.lettuce.core.RedisConnectionStateListener;
+import io.lettuce.core.RedisException;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.api.StatefulConnection;
 import io.lettuce.core.cluster.SlotHash;
@@ -221,6 +222,8 @@ final class Wire {
         public void onRedisDisconnected(RedisChannelHandler<?, ?> connection) {
             client.execute(() -> {
                 if (connection instanceof StatefulRedisPubSubConnection) {
+                    var interrupted = new RedisException("the subscription was interrupted");
+                    channels.values().forEach(pending -> pending.completeExceptionally(interrupted));
                     channels.clear();
                     client.interrupted(null);
                 } else {

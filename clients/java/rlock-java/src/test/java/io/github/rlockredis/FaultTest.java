@@ -242,12 +242,12 @@ class FaultTest {
         var clock = new TestClock();
         try (var sleeper = RLockClient.builder(proxied).clock(clock).build()) {
             sleeper.lock("warm").acquire().close();
-            proxy.stall(true);
+            proxy.stallReplies(true);
             var request = sleeper.lock("k").with(lease(3_000)).acquireAsync();
             await("it is granted", () -> Probe.holders(redis, "k") == 1);
             clock.advance(60_000); // The process sleeps before the answer arrives.
             assertFalse(request.isDone());
-            proxy.stall(false);
+            proxy.stallReplies(false);
             Hold hold = request.get(10, TimeUnit.SECONDS);
             assertTrue(hold.isHeld());
             assertTrue(hold.remaining().toMillis() > 1_000);

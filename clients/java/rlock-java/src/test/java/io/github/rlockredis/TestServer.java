@@ -133,6 +133,7 @@ public final class TestServer implements AutoCloseable {
         private final List<Socket> sockets = new ArrayList<>();
         private final int target;
         private volatile boolean stalled;
+        private volatile boolean repliesStalled;
         private volatile boolean refusing;
         private volatile long delay;
 
@@ -172,15 +173,15 @@ public final class TestServer implements AutoCloseable {
 
         private record Chunk(byte[] bytes, long due) {}
 
-        private void pump(Socket from, Socket to, boolean delayed) {
+        private void pump(Socket from, Socket to, boolean requests) {
             var chunks = new java.util.concurrent.LinkedBlockingQueue<Chunk>();
-            start(() -> forward(chunks, to));
+            start(() -> forward(chunks, to, requests));
             try {
                 InputStream in = from.getInputStream();
                 var buffer = new byte[65536];
                 int n;
                 while ((n = in.read(buffer)) > 0) {
-                    long due = System.nanoTime() + (delayed ? TimeUnit.MILLISECONDS.toNanos(delay) : 0);
+                    long due = System.nanoTime() + (requests ? TimeUnit.MILLISECONDS.toNanos(delay) : 0);
                     chunks.add(new Chunk(java.util.Arrays.copyOf(buffer, n), due));
                 }
             } catch (IOException ended) {
@@ -189,7 +190,7 @@ public final class TestServer implements AutoCloseable {
             chunks.add(new Chunk(new byte[0], 0));
         }
 
-        private void forward(java.util.concurrent.BlockingQueue<Chunk> chunks, Socket to) {
+        private void forward(java.util.concurrent.BlockingQueue<Chunk> chunks, Socket to, boolean requests) {
             try {
                 OutputStream out = to.getOutputStream();
                 while (true) {
@@ -197,7 +198,7 @@ public final class TestServer implements AutoCloseable {
                     if (chunk.bytes.length == 0) break;
                     long early = chunk.due - System.nanoTime();
                     if (early > 0) TimeUnit.NANOSECONDS.sleep(early);
-                    while (stalled) Thread.sleep(5);
+                    while (stalled || !requests && repliesStalled) Thread.sleep(5);
                     out.write(chunk.bytes);
                 }
             } catch (IOException | InterruptedException ended) {
@@ -218,6 +219,10 @@ public final class TestServer implements AutoCloseable {
             stalled = on;
         }
 
+        public void stallReplies(boolean on) {
+            repliesStalled = on;
+        }
+
         public void refuse(boolean on) {
             refusing = on;
         }
@@ -236,7 +241,7 @@ public final class TestServer implements AutoCloseable {
         @Override
         public void close() throws IOException {
             listener.close();
-            stalled = false;
+            stalled = repliesStalled = false;
             cut();
         }
     }
