@@ -1,7 +1,6 @@
 package io.github.rlockredis;
 
 import java.time.Duration;
-import java.util.Objects;
 
 /**
  * How a lock is acquired and held. Immutable; start from {@link #DEFAULT}.
@@ -19,17 +18,6 @@ public record LockOptions(
         Duration lease, boolean renewed, Duration session, Duration grace, String owner, String note) {
     /** A lease of 30 s that is renewed, and nothing else. */
     public static final LockOptions DEFAULT = new LockOptions(Duration.ofSeconds(30), true, null, null, null, null);
-
-    /**
-     * Checks the lease.
-     *
-     * @throws IllegalArgumentException if the lease is below 1 ms
-     */
-    public LockOptions {
-        if (Objects.requireNonNull(lease, "lease").toMillis() < 1) {
-            throw new IllegalArgumentException("lease " + lease + " is below 1 ms");
-        }
-    }
 
     /**
      * A renewed lease.

@@ -23,6 +23,7 @@ public abstract sealed class RLockException extends RuntimeException {
             "NOREPLICAS");
     private static final Pattern MILLISECONDS_LEFT = Pattern.compile("(\\d+) ms left");
 
+    /** The first word of the server, or empty. */
     private final String code;
 
     private RLockException(String code, String message, Throwable cause) {

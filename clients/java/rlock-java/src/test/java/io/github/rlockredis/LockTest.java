@@ -562,8 +562,8 @@ class LockTest {
         Hold theirs = inThread(() -> client.lock("b").acquire()).get();
         assertNotEquals(mine.owner(), theirs.owner());
         assertEquals(mine.owner().split(":")[0], theirs.owner().split(":")[0]);
-        assertTrue(
-                RLockClient.nextRequest() > TimeUnit.MILLISECONDS.toMicros(System.currentTimeMillis()) - 3_600_000_000L);
+        assertTrue(RLockClient.nextRequest()
+                > TimeUnit.MILLISECONDS.toMicros(System.currentTimeMillis()) - 3_600_000_000L);
         mine.close();
         theirs.close();
     }
