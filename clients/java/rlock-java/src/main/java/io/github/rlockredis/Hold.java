@@ -38,7 +38,7 @@ public final class Hold implements AutoCloseable {
     private final List<Long> tokens;
     private final long lease;
     private final long period;
-    private final Deadline end;
+    private volatile Deadline end;
     private final AtomicInteger count = new AtomicInteger(1);
     private final AtomicReference<State> state = new AtomicReference<>(State.HELD);
     private final CompletableFuture<Hold> lost = new CompletableFuture<>();
@@ -167,6 +167,20 @@ public final class Hold implements AutoCloseable {
         return release(0);
     }
 
+    /**
+     * Makes a fixed lease end later. A lease never ends earlier than it was to.
+     *
+     * @param lease from now on
+     * @throws LockLostException if the hold was lost
+     * @throws RLockException if the request fails; the hold stays as it is
+     */
+    public void extend(Duration lease) {
+        if (!isHeld()) throw lostException();
+        Deadline longer = Deadline.in(client.clock, RLockClient.believed(lease.toMillis()));
+        client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
+        if (longer.left() > deadline.left()) deadline = end = longer;
+    }
+
     /** Counts a further acquisition of the owner; false if the hold is being released. */
     boolean enter() {
         if (count.getAndUpdate(n -> n == 0 ? 0 : n + 1) == 0) return false;
@@ -206,7 +220,7 @@ public final class Hold implements AutoCloseable {
 
     void disconnected() {
         if (options.session() == null) return;
-        long left = Math.min(deadline.left(), sessionLease());
+        long left = Math.min(deadline.left(), RLockClient.believed(sessionLease()));
         deadline = Deadline.in(client.clock, left);
         client.watch(this::watch, Math.max(0, left));
         renew();

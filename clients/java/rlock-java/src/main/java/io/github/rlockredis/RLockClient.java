@@ -17,6 +17,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -326,7 +327,7 @@ public final class RLockClient implements AutoCloseable {
 
     /** How long a lease is relied on: less what two clocks may drift apart. */
     static long believed(long lease) {
-        return lease - lease / 100 - 2;
+        return Math.max(1, lease - lease / 100 - 2);
     }
 
     static long longer(long pause) {
@@ -334,7 +335,7 @@ public final class RLockClient implements AutoCloseable {
     }
 
     /** The error of a future, with the stack of the caller. */
-    static RuntimeException here(ExecutionException failed) {
+    static RuntimeException here(Exception failed) {
         var error = (RuntimeException) failed.getCause();
         error.fillInStackTrace();
         return error;
@@ -383,6 +384,21 @@ public final class RLockClient implements AutoCloseable {
                 log.error("a step of the lock client failed", bug);
             }
         };
+    }
+
+    /** Sends a command and waits for its answer, also if the thread is interrupted. */
+    Object ask(Resource.Call call) {
+        var answer = new CompletableFuture<Object>();
+        execute(() -> then(wire.send(call, Long.MAX_VALUE), (reply, error) -> {
+            if (error == null) answer.complete(reply);
+            else answer.completeExceptionally(RLockException.of(error));
+        }));
+        if (isEnded()) answer.completeExceptionally(new RLockException.ClosedException());
+        try {
+            return answer.join();
+        } catch (CompletionException failed) {
+            throw here(failed);
+        }
     }
 
     /** The hold that covers what is asked for, or null. */

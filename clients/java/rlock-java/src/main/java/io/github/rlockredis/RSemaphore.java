@@ -1,8 +1,6 @@
 package io.github.rlockredis;
 
 import java.time.Duration;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
 
 /**
  * A number of permits that many processes share, first come, first served. Each acquisition is a
@@ -43,9 +41,8 @@ public final class RSemaphore extends Lockable {
      *
      * @param permits how many there are
      * @return false if it was there; then it is left as it is
-     * @throws InterruptedException if the thread is interrupted
      */
-    public boolean init(int permits) throws InterruptedException {
+    public boolean init(int permits) {
         return init(permits, Duration.ZERO);
     }
 
@@ -55,19 +52,8 @@ public final class RSemaphore extends Lockable {
      * @param permits how many there are
      * @param idle the server deletes it after so long without holders and waiters; zero for never
      * @return false if it was there; then only its idle time changes
-     * @throws InterruptedException if the thread is interrupted
      */
-    public boolean init(int permits, Duration idle) throws InterruptedException {
-        var call = resource.init(permits, idle.toMillis());
-        var made = new CompletableFuture<Object>();
-        client.execute(() -> client.then(client.wire.send(call, Long.MAX_VALUE), (reply, error) -> {
-            if (error == null) made.complete(reply);
-            else made.completeExceptionally(RLockException.of(error));
-        }));
-        try {
-            return made.get().toString().equals("1");
-        } catch (ExecutionException failed) {
-            throw RLockClient.here(failed);
-        }
+    public boolean init(int permits, Duration idle) {
+        return client.ask(resource.init(permits, idle.toMillis())).toString().equals("1");
     }
 }
