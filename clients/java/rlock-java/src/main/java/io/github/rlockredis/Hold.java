@@ -2,6 +2,8 @@ package io.github.rlockredis;
 
 import io.github.rlockredis.RLockException.LockLostException;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
@@ -29,7 +31,6 @@ public final class Hold implements AutoCloseable {
 
     private static final Logger log = LoggerFactory.getLogger(Hold.class);
     private static final long LONGEST_SLEEP_MS = 1_000;
-    private static final Object[] NO_WORDS = {};
 
     final Resource resource;
     final String owner;
@@ -181,12 +182,13 @@ public final class Hold implements AutoCloseable {
         if (longer.left() > deadline.left()) deadline = end = longer;
     }
 
-    /** Counts a further acquisition of the owner; false if the hold is being released. */
+    /** Counts a further acquisition of the owner; false if it is lost or being released. */
     boolean enter() {
-        if (count.getAndUpdate(n -> n == 0 ? 0 : n + 1) == 0) return false;
-        if (isHeld()) return true;
-        count.decrementAndGet();
-        throw lostException();
+        return isHeld() && count.getAndUpdate(n -> n == 0 ? 0 : n + 1) > 0;
+    }
+
+    boolean isLost() {
+        return state.get() != State.RELEASED && !isHeld();
     }
 
     boolean has(List<Long> others) {
@@ -199,11 +201,14 @@ public final class Hold implements AutoCloseable {
         if (options.renewed()) renewWhenDue();
     }
 
-    // On the thread that watches deadlines, which sends nothing.
+    // These two run on the thread that watches deadlines, which sends nothing.
     private void watch() {
-        if (state.get() != State.HELD) return;
+        look();
         if (isHeld()) client.watch(this::watch, Math.min(deadline.left(), LONGEST_SLEEP_MS));
-        else lose("its lease has ended without an answer to a renewal", true);
+    }
+
+    private void look() {
+        if (!isHeld()) lose("its lease has ended without an answer to a renewal", true);
     }
 
     // The timer does not count while the machine is suspended, so it sleeps for a second at most.
@@ -222,7 +227,7 @@ public final class Hold implements AutoCloseable {
         if (options.session() == null) return;
         long left = Math.min(deadline.left(), RLockClient.believed(sessionLease()));
         deadline = Deadline.in(client.clock, left);
-        client.watch(this::watch, Math.max(0, left));
+        client.watch(this::look, Math.max(0, left));
         renew();
     }
 
@@ -269,10 +274,10 @@ public final class Hold implements AutoCloseable {
 
     /** Ends it when the client is closed: to its holder that is a loss. */
     void endWithClient() {
-        if (lose("the client was closed", false)) sendRelease(new CompletableFuture<>());
+        if (lose("the client was closed", false)) sendRelease(new CompletableFuture<>(), 0);
     }
 
-    private LockLostException lostException() {
+    LockLostException lostException() {
         return new LockLostException("", "the hold of " + resource + " was lost");
     }
 
@@ -288,14 +293,15 @@ public final class Hold implements AutoCloseable {
         if (!state.compareAndSet(State.HELD, State.RELEASED)) {
             return CompletableFuture.failedFuture(lostException());
         }
-        client.execute(() -> sendRelease(done, keep > 0 ? new Object[] {"KEEP", keep} : NO_WORDS));
+        client.execute(() -> sendRelease(done, keep));
         return done;
     }
 
-    private void sendRelease(CompletableFuture<Void> done, Object... words) {
+    private void sendRelease(CompletableFuture<Void> done, long keep) {
         client.holds.remove(this);
-        var call = resource.call("RELEASE", owner, tokens, words);
-        call.arguments().addValue("REQ").addValue(Long.toString(RLockClient.nextRequest()));
+        var words = new ArrayList<Object>(List.of("REQ", RLockClient.nextRequest()));
+        if (keep > 0) Collections.addAll(words, "KEEP", keep);
+        var call = resource.call("RELEASE", owner, tokens, words.toArray());
         long doubts = client.wire.doubts();
         var answered = new CompletableFuture<Void>();
         client.then(answered, (released, error) -> {

@@ -106,9 +106,9 @@ public final class RLockClient implements AutoCloseable {
     }
 
     private static ScheduledThreadPoolExecutor thread(String name) {
-        var executor = new ScheduledThreadPoolExecutor(1, daemons(name));
+        // What comes after the client was closed has no effect.
+        var executor = new ScheduledThreadPoolExecutor(1, daemons(name), new ThreadPoolExecutor.DiscardPolicy());
         executor.setRemoveOnCancelPolicy(true);
-        executor.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy()); // Closed.
         return executor;
     }
 
@@ -413,7 +413,7 @@ public final class RLockClient implements AutoCloseable {
     Hold hold(Acquisition granted, List<Long> tokens, long lease, Deadline sent) {
         var places = granted.resource.places(granted.owner);
         Hold known = held.get(places.get(0));
-        if (known != null && known.has(tokens) && known.isHeld() && known.enter()) return known;
+        if (known != null && known.has(tokens) && known.enter()) return known;
         var hold = new Hold(this, granted, tokens, lease, sent);
         if (granted.reentrant) places.forEach(place -> held.put(place, hold));
         holds.add(hold);
@@ -434,14 +434,11 @@ public final class RLockClient implements AutoCloseable {
         settlements++;
         var calls = new ArrayList<Resource.Call>();
         if (request != 0) calls.add(resource.call("CANCEL", owner, "REQ", request));
-        long id = nextRequest();
+        Object[] words = {"REQ", nextRequest()};
         var parts = resource.each();
         for (int i = 0; i < parts.size(); i++) {
-            Object[] words = {"REQ", id};
-            calls.add(
-                    tokens == null
-                            ? parts.get(i).call("RELEASE", owner, words)
-                            : parts.get(i).call("RELEASE", owner, List.of(tokens.get(i)), words));
+            var one = tokens == null ? null : tokens.subList(i, i + 1);
+            calls.add(parts.get(i).call("RELEASE", owner, one, words));
         }
         var done = new CompletableFuture<Void>();
         then(done, (settled, error) -> settlements--);
@@ -452,26 +449,28 @@ public final class RLockClient implements AutoCloseable {
     void insist(List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done) {
         pending.add(done);
         // Sent one behind the other, they keep their order only over a connection that is there.
-        then(
-                wire.ready(),
-                (ready, unready) -> then(
-                        unready != null
-                                ? CompletableFuture.failedFuture(unready)
-                                : CompletableFuture.allOf(calls.stream()
-                                        .map(call -> wire.send(call, Math.max(1, until.left())))
-                                        .toArray(CompletableFuture<?>[]::new)),
-                        (answers, error) -> {
-                            if (error != null
-                                    && RLockException.of(error) instanceof UnavailableException
-                                    && until.left() > pause) {
-                                wire.doubt();
-                                schedule(() -> insist(calls, until, longer(pause), done), pause);
-                                return;
-                            }
-                            pending.remove(done);
-                            if (error == null) done.complete(null);
-                            else done.completeExceptionally(RLockException.of(error));
-                        }));
+        then(wire.ready(), (ready, unready) -> {
+            if (unready != null) answered(calls, until, pause, done, unready);
+            else {
+                var sent = calls.stream().map(call -> wire.send(call, until.left()));
+                then(
+                        CompletableFuture.allOf(sent.toArray(CompletableFuture<?>[]::new)),
+                        (answers, error) -> answered(calls, until, pause, done, error));
+            }
+        });
+    }
+
+    private void answered(
+            List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done, Throwable error) {
+        var failure = error == null ? null : RLockException.of(error);
+        if (failure instanceof UnavailableException && until.left() > pause) {
+            wire.doubt();
+            schedule(() -> insist(calls, until, longer(pause), done), pause);
+            return;
+        }
+        pending.remove(done);
+        if (failure == null) done.complete(null);
+        else done.completeExceptionally(failure);
     }
 
     // What happens on the connections:

@@ -62,9 +62,10 @@ record Resource(Kind kind, List<String> keys, int permits) {
         return new Call(kind.family + "." + (many ? "M" : "") + verb, keys.get(0), arguments);
     }
 
-    /** With the tokens of a hold, so that a late command cannot hit a newer one. */
+    /** With the tokens of a hold, if there are any, so that a late command cannot hit a newer one. */
     Call call(String verb, String owner, List<Long> tokens, Object... words) {
         Call call = call(verb, owner, words);
+        if (tokens == null) return call;
         call.arguments.addValue(kind == Kind.MANY ? "TOKENS" : "TOKEN");
         tokens.forEach(token -> call.arguments.addValue(token.toString()));
         return call;
